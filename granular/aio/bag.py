@@ -1,0 +1,323 @@
+"""Bags: records one after the other, and a table of their limits. docs/format.md describes the bytes."""
+
+import os
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final, Self, SupportsIndex, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granular import layout
+from granular.aio.fanout import Job, read_all
+from granular.aio.indexing import index_of, indices_of
+from granular.aio.lifecycle import Opened
+from granular.aio.loops import gather, need_loop, running_loop
+from granular.aio.path import Path
+from granular.aio.stores.local import files
+from granular.aio.reply import Reply, counters
+from granular.config import KiB, MiB
+from granular.errors import CorruptBagError, InvalidArgumentError, NotFoundError
+
+Ints = NDArray[np.int64]
+Buffer = bytes | bytearray | memoryview
+
+_WINDOW: Final = 64 * MiB  # of a table, read at a time beside the array that it goes into
+_IN_PLACE: Final = 256 * KiB  # a record up to here is read from a local disk without leaving the thread
+
+
+class BagReader(Opened):
+    """Random access to the records of a bag of any version, from a place or from bytes.
+
+    Opening takes one round trip, or two if the table is larger than ``IOConfig.tail``. Memory: 8 bytes a record with
+    ``cache_index``; with ``cache_data`` the whole bag.
+
+    Args:
+      source: the ``.bag`` file, or its content.
+      index: the ``.idx`` file of a bag of version 3, or its content; by default it is looked for beside the bag.
+      cache_index: keep the table of limits, so that a read is one request. Without it, only the limits needed are read.
+      cache_data: keep the records.
+    """
+
+    def __init__(
+        self,
+        source: Path | str | os.PathLike[str] | Buffer | Any,
+        index: Path | str | os.PathLike[str] | Buffer | Any = None,
+        cache_index: bool = True,
+        cache_data: bool = False,
+    ) -> None:
+        super().__init__()
+        self._data: bytes | None = bytes(source) if isinstance(source, Buffer) else None
+        self._index: bytes | None = bytes(index) if isinstance(index, Buffer) else None
+        self._path = None if self._data is not None else Path(source)
+        self._index_path = None if index is None or self._index is not None else Path(index)
+        self._split: bool | None = None if index is None else True
+        self.cache_index, self.cache_data = cache_index, cache_data
+        self.name = f'<{len(source)} bytes>' if isinstance(source, Buffer) else str(self._path)
+        self._limits: Ints | None = None
+        self._view: memoryview | None = None
+        self._version = self._length = self._datasize = self._size = 0
+        self._pin: str | None = None
+        self._handle: tuple[str, str] | None = None
+        self._table: tuple[Path, int, str | None] | None = None
+
+    @classmethod
+    def of_version(cls, path: Path, split: bool, cache_index: bool, cache_data: bool) -> Self:
+        """A bag known to be of version 3 (``split``) or not, as a dataset knows it from its layout."""
+        reader = cls(path, None, cache_index, cache_data)
+        reader._split = split
+        return reader
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        source = self._path if self._path is not None else self._data
+        index = self._index_path if self._index is None else self._index
+        return type(self), (source, index, self.cache_index, self.cache_data)
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self.name!r})'
+
+    # --- opening
+
+    async def _open(self) -> None:
+        if self._path is None:
+            await self._open_buffer(self._data or b'')
+            return
+        if not self._path.store.local:
+            await need_loop()
+        tail = self._path.store.config.tail
+        index = self._index_path or self._path.with_suffix('.idx')
+        asked = [self._path.store.read(self._path.key, -tail)]
+        if self._split is not False and self._index is None and index != self._path:
+            asked.append(_or_none(index, tail, missing_ok=self._split is None))
+        replies = await gather(asked)
+        end, index_end = replies[0], replies[1] if len(replies) > 1 else None
+        self._pin = end.version
+        if self._pin is not None:
+            self._handle = self._path.key, self._pin
+        if index_end is not None or self._index is not None:
+            await self._open_split(end, index, index_end)
+        else:
+            await self._open_single(end)
+        if self.cache_data:
+            head = await self._path.read_ranges([0], [end.start], version=self._pin)
+            self._data = head[0] + end.data if end.start else end.data
+
+    async def _open_buffer(self, data: bytes) -> None:
+        end = Reply(data, 0, len(data), None)
+        if self._index is not None or self._index_path is not None:
+            index_end = None if self._index_path is None else await self._index_path.store.read(self._index_path.key)
+            await self._open_split(end, self._index_path, index_end)
+        else:
+            await self._open_single(end)
+
+    async def _open_single(self, end: Reply) -> None:
+        self._size = end.size
+        if not end.size:
+            self._version, self._view = 2, _view(layout.blank_limits(0))
+            self._limits = layout.blank_limits(0)
+            return
+        start = self._datasize = layout.table_start(end.data, end.size, self.name)
+        if self.cache_index or self._data is not None or self.cache_data:
+            filled = await self._table_into(self._path, start, end)
+            self._version, self._limits = layout.finish_limits(filled, start, self.name)
+            self._length, self._view = len(self._limits) - 1, _view(self._limits)
+            return
+        path = self._require_path()
+        if start >= end.start:
+            first = end.data[start - end.start : start - end.start + layout.LIMIT]
+        else:
+            first = (await path.read_ranges([start], [start + layout.LIMIT], version=self._pin))[0]
+        self._version = 1 if not int.from_bytes(first, 'little') else 2
+        skip = layout.LIMIT if self._version == 1 else 0
+        self._length = (end.size - start - skip) // layout.LIMIT
+        self._table = (path, start + skip, self._pin)
+
+    async def _open_split(self, end: Reply, index: Path | None, index_end: Reply | None) -> None:
+        if index_end is None:
+            index_end = Reply(self._index or b'', 0, len(self._index or b''), None)
+        self._version, self._datasize = 3, end.size
+        self._length = index_end.size // layout.LIMIT
+        self._size = end.size + index_end.size
+        if self.cache_index or self.cache_data or index is None or not self._length:
+            usable = self._length * layout.LIMIT
+            kept = index_end._replace(data=index_end.data[: max(0, usable - index_end.start)], size=usable)
+            filled = await self._table_into(index, 0, kept)
+            self._limits = layout.check_limits(filled, end.size, self.name)
+            self._view = _view(self._limits)
+        else:
+            self._table = (index, 0, index_end.version)
+
+    async def _table_into(self, path: Path | None, start: int, end: Reply) -> Ints:
+        """The limits from ``start`` to the end of a file of which ``end`` is read already, behind a zero."""
+        filled = layout.blank_limits((end.size - start) // layout.LIMIT)
+        target = memoryview(filled[1:]).cast('B')
+        have = max(start, end.start)
+        target[have - start :] = memoryview(end.data)[have - end.start :]
+        for at in range(start, have, _WINDOW):
+            stop = min(at + _WINDOW, have)
+            table = path or self._require_path()
+            target[at - start : stop - start] = (await table.read_ranges([at], [stop], version=end.version))[0]
+        return filled
+
+    def _require_path(self) -> Path:
+        if self._path is None:
+            raise InvalidArgumentError(f'{self.name}: has no place')
+        return self._path
+
+    async def _close(self) -> None:
+        self._limits = self._view = None
+        self._data = None if self._path is not None else self._data
+
+    def copy(self) -> Self:
+        """Another reader of the same bag, with a life of its own, that shares what is cached."""
+        self._check_open()
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+    # --- what it is
+
+    @property
+    def version(self) -> int:
+        """1, 2 or 3."""
+        self._check_open()
+        return self._version
+
+    @property
+    def size(self) -> int:
+        """Bytes of records and table."""
+        self._check_open()
+        return self._size
+
+    def __len__(self) -> int:
+        self._check_open()
+        return self._length
+
+    @property
+    def immediate(self) -> bool:
+        """Whether a record is had without waiting: it is in memory or on a local disk, and its limits are known."""
+        return self._view is not None and (self._data is not None or self._require_path().store.local)
+
+    # --- reading
+
+    @overload
+    async def get(self, index: SupportsIndex) -> bytes: ...
+    @overload
+    async def get(self, index: slice | range) -> list[bytes]: ...
+    async def get(self, index: SupportsIndex | slice | range) -> bytes | list[bytes]:
+        """The record at an index, or the records of a slice.
+
+        Raises:
+          OutOfRangeError: an ``IndexError``.
+        """
+        await self._ensure_open()
+        if isinstance(index, slice | range):
+            return await self.fetch(index)
+        place = index_of(index, self._length, self.name)
+        if self.immediate and (running_loop() is None or self.length_of(place) <= _IN_PLACE):
+            return self.get_now(place)
+        return (await read_records([(self, np.array([place]))]))[0][0]
+
+    async def fetch(self, indices: Any) -> list[bytes]:
+        """The records at many indices, with neighbours in one request; repeated and negative ones are welcome."""
+        await self._ensure_open()
+        return (await read_records([(self, indices_of(indices, self._length, self.name))]))[0]
+
+    def length_of(self, place: int) -> int:
+        """The bytes of a record of an immediate bag."""
+        view: Any = self._view
+        return int(view[place + 1] - view[place])
+
+    def get_now(self, place: int) -> bytes:
+        """A record of an immediate bag."""
+        view: Any = self._view
+        start, stop = view[place], view[place + 1]
+        if self._data is not None:
+            return self._data[start:stop]
+        handle: Any = self._handle
+        file = files.opened.get(handle) or files.pinned(*handle)
+        data = os.pread(file.fd, stop - start, start)
+        if len(data) != stop - start:
+            data = file.exactly(handle[0], start, stop)
+        counters.ranges += 1
+        counters.requests += 1
+        counters.bytes += stop - start
+        return data
+
+    def limits(self, places: Ints) -> tuple[Ints, Ints] | None:
+        """Where records lie, if the table is cached."""
+        self._check_open()
+        return None if self._limits is None else (self._limits[places], self._limits[places + 1])
+
+    def table_job(self, places: Ints) -> Job:
+        """The part of the table that tells where records lie, if it is not cached."""
+        if self._table is None:
+            raise InvalidArgumentError(f'{self.name}: its table is cached')
+        path, start, pin = self._table
+        at = start + layout.LIMIT * places
+        return Job(path.key, np.where(places > 0, at - layout.LIMIT, at), at + layout.LIMIT, pin)
+
+    def limits_in(self, places: Ints, pieces: Sequence[bytes]) -> tuple[Ints, Ints]:
+        """Where records lie, from what ``table_job`` brought."""
+        flat = np.frombuffer(b''.join(pieces), '<i8')
+        # The first record's start is not written: it has one limit where the others have two.
+        behind = np.cumsum(np.where(places > 0, 2, 1)) - 1
+        stops = flat[behind]
+        starts = np.where(places > 0, flat[behind - 1], 0)
+        bad = (starts < 0) | (stops < starts) | (stops > self._datasize)
+        if bad.any():
+            i = int(np.argmax(bad))
+            raise CorruptBagError(
+                f'{self.name}: record {places[i]} has limits {starts[i]} to {stops[i]} in {self._datasize} bytes of records'
+            )
+        return starts, stops
+
+    def data_job(self, starts: Ints, stops: Ints) -> Job:
+        """The bytes of records."""
+        return Job(self._require_path().key, starts, stops, self._pin)
+
+    def in_memory(self, starts: Ints, stops: Ints) -> list[bytes] | None:
+        """The bytes of records, if they are cached."""
+        data = self._data
+        if data is None:
+            return None
+        return [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        await self._ensure_open()
+        for start in range(0, self._length, 256):
+            for record in await self.fetch(range(start, min(start + 256, self._length))):
+                yield record
+
+
+async def read_records(wanted: Sequence[tuple[BagReader, Ints]]) -> list[list[bytes]]:
+    """Records of many bags of one store, by index: one fan-out for the limits that are not cached, one for the data."""
+    limits = [bag.limits(places) for bag, places in wanted]
+    unknown = [i for i, found in enumerate(limits) if found is None]
+    remote = next((bag for bag, _ in wanted if bag._path is not None), None)
+    store = None if remote is None else remote._require_path().store
+    if unknown and store is not None:
+        tables = await read_all(store, [wanted[i][0].table_job(wanted[i][1]) for i in unknown])
+        for i, pieces in zip(unknown, tables, strict=True):
+            limits[i] = wanted[i][0].limits_in(wanted[i][1], pieces)
+    known = [found for found in limits if found is not None]
+    out = [bag.in_memory(*found) for (bag, _), found in zip(wanted, known, strict=True)]
+    absent = [i for i, records in enumerate(out) if records is None]
+    if absent and store is not None:
+        pieces_of = await read_all(store, [wanted[i][0].data_job(*known[i]) for i in absent])
+        for i, records in zip(absent, pieces_of, strict=True):
+            out[i] = records
+    return [records for records in out if records is not None]
+
+
+async def _or_none(path: Path, tail: int, missing_ok: bool) -> Any:
+    try:
+        return await path.store.read(path.key, -tail)
+    except NotFoundError:
+        if not missing_ok:
+            raise
+        return None
+
+
+def _view(limits: Ints) -> memoryview:
+    # Indexing a memoryview gives a Python int in a third of the time that an array takes to give a numpy one.
+    return memoryview(limits).cast('B').cast('q')

@@ -1,0 +1,233 @@
+"""Writing bags: streamed as they grow, published when they are closed."""
+
+import array
+import os
+from typing import Any, BinaryIO, Final, Literal
+
+import numpy as np
+
+from granular import layout
+from granular.aio.lifecycle import Opened
+from granular.aio.loops import gather, offload
+from granular.aio.path import Path
+from granular.aio.stores import ObjectWriter
+from granular.aio.stores.local import LocalStore
+from granular.config import MiB
+from granular.errors import (
+    AlreadyExistsError,
+    ClosedError,
+    CorruptBagError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfRangeError,
+)
+
+_PENDING: Final = MiB  # bytes held back before they are handed on, however rarely the user flushes
+
+
+class BagWriter(Opened):
+    """Appends records to a new bag, or to a local one of version 3.
+
+    A bag of version 1 or 2, and any bag in a bucket, appears when it is closed. A local bag of version 3 can be read
+    as it grows, up to the last flush, and be opened again to append.
+
+    Args:
+      path: the ``.bag`` file, which must not exist (but see above).
+      version: 1, 2 or 3. A bag asked for as 2 that holds an empty record is written as version 1, which can say so.
+      resume: what to do with bytes behind the last limit of a version 3 bag, as a crash leaves them: ``'check'`` that
+        the records appended next are those bytes, or ``'discard'`` them.
+    """
+
+    def __init__(
+        self,
+        path: Path | str | os.PathLike[str] | Any,
+        version: int = 2,
+        resume: Literal['check', 'discard'] = 'check',
+    ) -> None:
+        super().__init__()
+        if version not in (1, 2, 3):
+            raise InvalidArgumentError(f'{path}: bags have version 1, 2 or 3, not {version!r}')
+        if resume not in ('check', 'discard'):
+            raise InvalidArgumentError(f"{path}: resume is {resume!r}: want 'check' or 'discard'")
+        self.path, self.version, self.resume = Path(path), version, resume
+        self._index_path = self.path.with_suffix('.idx')
+        self._length = self._offset = 0
+        self._ends = array.array('q')  # of all records, or for version 3 of those not flushed
+        self._pending: list[bytes] = []
+        self._pending_size = 0
+        self._writers: list[ObjectWriter] = []
+        self._files: list[BinaryIO] = []
+        self._tail: _Tail | None = None
+        self._failed = False
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({str(self.path)!r})'
+
+    async def _open(self) -> None:
+        if self.version == 3 and isinstance(self.path.store, LocalStore):
+            await self._open_local(self.path.store)
+            return
+        places = [self.path] if self.version < 3 else [self.path, self._index_path]
+        for place in places:
+            if await place.exists():
+                raise AlreadyExistsError(f'{place}: exists already, and bags in a bucket cannot be appended to')
+        self._writers = [await place.store.open_writer(place.key) for place in places]
+
+    async def _open_local(self, store: LocalStore) -> None:
+        try:
+            index = await self._index_path.read_bytes()
+        except NotFoundError:
+            index = b''
+        try:
+            datasize = (await self.path.stat()).size
+        except NotFoundError:
+            datasize = 0
+        self._length = len(index) // layout.LIMIT
+        filled = layout.blank_limits(self._length)
+        memoryview(filled[1:]).cast('B')[:] = memoryview(index)[: self._length * layout.LIMIT]
+        self._offset = int(layout.check_limits(filled, datasize, str(self.path))[-1])
+        if datasize > self._offset and self.resume == 'check':
+            self._tail = _Tail(self.path.key, self._offset, datasize)
+        keep = self._offset if self._tail is None else datasize
+        self._files = [
+            await store.open_appender(self.path.key, keep),
+            await store.open_appender(self._index_path.key, self._length * layout.LIMIT),
+        ]
+
+    # --- what it is
+
+    @property
+    def size(self) -> int:
+        """Bytes of the records appended and of their table."""
+        return self._offset + layout.LIMIT * (self._length + (self.version == 1))
+
+    def __len__(self) -> int:
+        return self._length
+
+    # --- appending
+
+    async def append(self, record: bytes | bytearray | memoryview, flush: bool = True) -> int:
+        """Append a record; returns its index.
+
+        Args:
+          record: its bytes.
+          flush: hand it on now. To a bucket, bytes go in parts, whenever one is full.
+
+        Raises:
+          InvalidArgumentError: if it is no bytes.
+          OutOfRangeError: if the bag is full, at 2**32 - 1 records.
+        """
+        if self._state != 'open':
+            await self._ensure_open()
+        self.add(record)
+        if flush or self._pending_size >= _PENDING:
+            await self.flush()
+        return self._length - 1
+
+    def add(self, record: bytes | bytearray | memoryview) -> None:
+        """Append a record without handing it on."""
+        self._check_usable()
+        if not isinstance(record, bytes | bytearray | memoryview):
+            raise InvalidArgumentError(f'{self.path}: want bytes for a record, got {type(record).__name__}')
+        if self._length >= layout.MAX_RECORDS:
+            raise OutOfRangeError(f'{self.path}: the bag is full: it holds {layout.MAX_RECORDS} records')
+        record = bytes(record)
+        if self._tail is not None:
+            record_left = self._tail.check(record, self._length)
+        else:
+            record_left = record
+        if not record and self.version == 2:
+            self.version = 1
+        self._length += 1
+        self._offset += len(record)
+        self._ends.append(self._offset)
+        if record_left:
+            self._pending.append(record_left)
+            self._pending_size += len(record_left)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much is held back that it should be handed on."""
+        return self._pending_size >= _PENDING
+
+    async def flush(self) -> None:
+        """Hand on what was appended: to the file, or to the part of the upload that is being filled."""
+        if self._state != 'open':
+            await self._ensure_open()
+        self._check_usable()
+        data = self._pending[0] if len(self._pending) == 1 else b''.join(self._pending)
+        self._failed = True  # until it is seen to have worked: what was half handed on cannot be gone on with
+        if self._files:
+            ends, self._ends = self._ends, array.array('q')
+            await offload(self._write_files, data, layout.table_of(np.frombuffer(ends, np.int64), 3) if ends else b'')
+        elif data:
+            await self._writers[0].write(data)
+        self._failed = False
+        self._pending.clear()
+        self._pending_size = 0
+
+    def _write_files(self, data: bytes, table: bytes) -> None:
+        for file, part in zip(self._files, (data, table), strict=True):
+            if part:
+                file.write(part)
+            file.flush()
+
+    async def _close(self) -> None:
+        self._state = 'open'
+        try:
+            await self.flush()
+            if self._tail is not None and self._tail.left:
+                raise CorruptBagError(
+                    f'{self.path}: {self._tail.left} bytes behind its last record were not appended again: go on where '
+                    f"the writer before was, or pass resume='discard'"
+                )
+            if self._files:
+                for file in self._files:
+                    file.close()
+                return
+            table = layout.table_of(np.frombuffer(self._ends, np.int64), self.version)
+            if self._length or self.version == 1:
+                await self._writers[-1].write(table)
+            await gather([writer.close() for writer in self._writers])
+        except BaseException:
+            await self._abort()
+            raise
+        finally:
+            self._state = 'closed'
+
+    async def _abort(self) -> None:
+        for file in self._files:
+            file.close()
+        await gather([writer.abort() for writer in self._writers])
+
+    def _check_usable(self) -> None:
+        self._check_open()
+        if self._failed:
+            raise ClosedError(f'{self.path}: a write failed before: close it, or abort')
+
+
+class _Tail:
+    """The bytes behind the last limit of a bag, which a writer that goes on must write again."""
+
+    def __init__(self, key: str, start: int, stop: int) -> None:
+        self._key, self._at, self._stop = key, start, stop
+
+    @property
+    def left(self) -> int:
+        return self._stop - self._at
+
+    def check(self, record: bytes, index: int) -> bytes:
+        """What of a record is not there yet."""
+        size = min(len(record), self.left)
+        with open(self._key, 'rb') as file:
+            file.seek(self._at)
+            there = file.read(size)
+        if there != record[:size]:
+            raise CorruptBagError(
+                f'{self._key}: record {index} differs from the {self.left} bytes that a writer before left behind the '
+                f"last limit: append the same records, or pass resume='discard'"
+            )
+        self._at += size
+        return record[size:]
+
+

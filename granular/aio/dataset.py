@@ -1,0 +1,439 @@
+"""Datasets: one bag per key, in either layout. docs/format.md describes the files."""
+
+import os
+import warnings
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Self, SupportsIndex
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from granular.aio.bag import BagReader, read_records
+from granular.aio.codec import Decoder, Field, decode, fields_of
+from granular.aio.indexing import index_of, indices_of
+from granular.aio.lifecycle import Opened
+from granular.aio.loops import gather, need_loop, running_loop
+from granular.aio.path import Path
+from granular.config import KiB
+from granular.errors import (
+    CorruptBagError,
+    CorruptDatasetError,
+    DecodeError,
+    GranularError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfRangeError,
+    UnknownKeyError,
+)
+from granular.layout import Layout, Spec, parse_spec, unpack_refs
+
+Ints = NDArray[np.int64]
+Mask = Mapping[str, bool | range | slice] | Iterable[str] | None
+Datapoint = dict[str, Any]
+
+_IN_PLACE = 256 * KiB
+_PAGE = 256  # datapoints fetched at a time by iteration
+
+
+class Choice(NamedTuple):
+    """A field that is to be read, where its reference stands, and how much of it."""
+
+    field: Field
+    place: int
+    want: bool | range | slice
+
+
+class DatasetReader(Opened):
+    """Random access to the datapoints of a dataset of either layout.
+
+    Opening takes three round trips: the spec with the references, the bags, and what of their tables is longer than
+    ``IOConfig.tail``. Memory: 8 bytes per key and datapoint with ``cache_index``, and the bags of ``cache_keys``.
+
+    Args:
+      directory: the dataset's folder: a string, a path, or a path object of somebody else's.
+      decoders: by type, the function that makes a value of a record's bytes; None for raw bytes.
+      cache_index: keep the tables, so that a read is one request per value. Without it only the limits needed are read.
+      cache_keys: keys whose bags are kept in memory; ``'refs'`` keeps the references of the refs layout.
+      parallel: accepted for code written for granular 0.21; reads are always concurrent.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str | os.PathLike[str] | Any,
+        decoders: Mapping[str, Decoder | Any] | None,
+        cache_index: bool = True,
+        cache_keys: Sequence[str] = (),
+        parallel: bool = False,
+    ) -> None:
+        super().__init__()
+        if isinstance(cache_keys, str):
+            raise InvalidArgumentError(f'cache_keys is {cache_keys!r}: want a sequence of keys')
+        self.directory = Path(directory)
+        self._decoders = decoders
+        self._options = (cache_index, tuple(cache_keys), parallel)
+        self._name = str(self.directory)
+        self._spec: Spec = {}
+        self._layout: Layout = 'columns'
+        self._length = 0
+        self._refs: BagReader | None = None
+        self._spans: tuple[Ints, Ints] | None = None  # the references, parsed, if they are cached
+        self._bags: dict[str, BagReader] = {}
+        self._all: list[Choice] = []
+        self._quick = False
+        self._light = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.directory, self._decoders, *self._options)
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self._name!r})'
+
+    # --- opening
+
+    async def _open(self) -> None:
+        store = self.directory.store
+        if not store.local:
+            await need_loop()
+        cache_index, cache_keys, _ = self._options
+        refs = BagReader.of_version(self.directory / 'refs.bag', False, cache_index, False)
+        content, found = await gather([self._read_spec(), _try_open(refs)])
+        self._spec = parse_spec(content, str(self.directory / 'spec.json'))
+        self._layout = 'columns' if 'refs' in self._spec or isinstance(found, NotFoundError) else 'refs'
+        if self._layout == 'refs' and found is not None:
+            raise found
+        if unknown := set(cache_keys) - set(self._spec) - {'refs'}:
+            raise UnknownKeyError(f'{self._name}: cache_keys has {sorted(unknown)}, the spec has {list(self._spec)}')
+        fields = fields_of(self._spec, self._decoders, self._layout, self._name)
+        self._all = [Choice(field, i, True) for i, field in enumerate(fields)]
+        self._light = all(field.light for field in fields)
+        self._bags = {
+            key: BagReader.of_version(
+                self.directory / f'{key}.bag', self._layout == 'columns', cache_index, key in cache_keys
+            )
+            for key in self._spec
+        }
+        await gather([self._open_bag(key, bag) for key, bag in self._bags.items()])
+        if self._layout == 'refs':
+            self._refs, self._length = refs, len(refs)
+            if 'refs' in cache_keys:
+                self._spans = unpack_refs(await refs.fetch(range(len(refs))), self._spec, refs.name)
+        else:
+            lengths = {key: len(bag) for key, bag in self._bags.items()}
+            self._length = min(lengths.values())
+            if self._length != max(lengths.values()):
+                warnings.warn(
+                    f'{self._name}: columns differ in length, as after a crash: {lengths}; reading {self._length}',
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        self._quick = all(bag.immediate for bag in self._bags.values()) and (
+            self._refs is None or self._spans is not None or self._refs.immediate
+        )
+
+    async def _read_spec(self) -> bytes:
+        try:
+            return await (self.directory / 'spec.json').read_bytes()
+        except NotFoundError as error:
+            if 'bucket' in str(error):
+                raise
+            raise NotFoundError(
+                f'{self._name}: has no spec.json: it is no dataset, or one that its writer has not finished'
+            ) from error
+
+    async def _open_bag(self, key: str, bag: BagReader) -> None:
+        try:
+            await bag._ensure_open()
+        except NotFoundError as error:
+            raise CorruptDatasetError(
+                f'{self._name}: the spec has key {key!r}, but its bag is missing: {error}'
+            ) from error
+
+    async def _close(self) -> None:
+        for bag in (*self._bags.values(), *([] if self._refs is None else [self._refs])):
+            await bag.aclose()
+        self._spans = None
+
+    # --- what it is
+
+    @property
+    def spec(self) -> dict[str, str]:
+        """The type of each key, sorted by key."""
+        self._check_open()
+        return dict(self._spec)
+
+    @property
+    def layout(self) -> str:
+        """``'refs'`` or ``'columns'``."""
+        self._check_open()
+        return self._layout
+
+    @property
+    def size(self) -> int:
+        """Bytes of all bags and their tables."""
+        self._check_open()
+        return sum(bag.size for bag in self._bags.values()) + (0 if self._refs is None else self._refs.size)
+
+    @property
+    def bags(self) -> dict[str, BagReader]:
+        """The bags by key, with ``'refs'`` in the refs layout."""
+        self._check_open()
+        return self._bags if self._refs is None else {'refs': self._refs, **self._bags}
+
+    def __len__(self) -> int:
+        self._check_open()
+        return self._length
+
+    def copy(self) -> Self:
+        """Another reader of the same dataset, with a life of its own, that shares what is cached."""
+        self._check_open()
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin._bags = {key: bag.copy() for key, bag in self._bags.items()}
+        twin._refs = None if self._refs is None else self._refs.copy()
+        return twin
+
+    # --- reading
+
+    async def get(self, index: SupportsIndex | slice, mask: Mask = None) -> Any:
+        """A datapoint, or ``{key: [values]}`` for a slice.
+
+        Args:
+          index: an integer, negative from the end, or a slice.
+          mask: the keys wanted; or a mapping from keys to True, or to the range of a sequence's values that is wanted.
+
+        Raises:
+          OutOfRangeError: an ``IndexError``, for an index or a mask's range beyond what is there.
+          UnknownKeyError: a ``KeyError``, for a key that the spec does not have.
+        """
+        if self._state != 'open':
+            await self._ensure_open()
+        if isinstance(index, slice | range):
+            chosen = self.choose(mask)
+            columns = await read_columns([(self, indices_of(index, self._length, self._name))], chosen)
+            return {choice.field.key: column for choice, column in zip(chosen, columns, strict=True)}
+        place = index_of(index, self._length, self._name)
+        chosen = self._all if mask is None else self.choose(mask)
+        if self._quick and (running_loop() is None or (self._light and self._is_small(place, chosen))):
+            return self._get_now(place, chosen)
+        return (await fetch_points([(self, np.array([place]))], chosen))[0]
+
+    async def fetch(self, indices: Any, mask: Mask = None) -> list[Datapoint]:
+        """Many datapoints in one fan-out: all their values are asked for at once, neighbours in one request.
+
+        Args:
+          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
+          mask: as for ``get``.
+
+        Returns:
+          The datapoints, in the order asked.
+        """
+        if self._state != 'open':
+            await self._ensure_open()
+        return await fetch_points([(self, indices_of(indices, self._length, self._name))], self.choose(mask))
+
+    async def available(self, index: SupportsIndex) -> dict[str, bool | range]:
+        """What a mask can ask of a datapoint: True, or for a sequence the range of its values."""
+        await self._ensure_open()
+        place = index_of(index, self._length, self._name)
+        if self._refs is None:
+            return dict.fromkeys(self._spec, True)
+        _, counts = (await locate([(self, np.array([place]))]))[0]
+        return {
+            choice.field.key: range(int(counts[0, choice.place])) if choice.field.many else True for choice in self._all
+        }
+
+    async def __aiter__(self) -> AsyncIterator[Datapoint]:
+        await self._ensure_open()
+        for start in range(0, self._length, _PAGE):
+            for point in await self.fetch(range(start, min(start + _PAGE, self._length))):
+                yield point
+
+    def choose(self, mask: Mask) -> list[Choice]:
+        """What a mask asks for.
+
+        Raises:
+          UnknownKeyError: for a key that the spec does not have.
+          InvalidArgumentError: for a range of a key that is no sequence, or one with a step.
+        """
+        if mask is None:
+            return self._all
+        wants: Mapping[str, bool | range | slice]
+        wants = mask if isinstance(mask, Mapping) else dict.fromkeys([mask] if isinstance(mask, str) else mask, True)
+        if unknown := [key for key in wants if key not in self._spec]:
+            raise UnknownKeyError(f'{self._name}: the mask has {unknown}, the spec has {list(self._spec)}')
+        chosen = []
+        for choice in self._all:
+            want = wants.get(choice.field.key, False)
+            if want is False:
+                continue
+            if want is not True:
+                _check_want(want, choice.field, self._name)
+            chosen.append(choice._replace(want=want))
+        return chosen
+
+    # --- reading on this thread, what lies in memory or on a local disk
+
+    def _is_small(self, place: int, chosen: list[Choice]) -> bool:
+        if self._refs is not None:
+            return False
+        return sum(self._bags[choice.field.key].length_of(place) for choice in chosen) <= _IN_PLACE
+
+    def _get_now(self, place: int, chosen: list[Choice]) -> Datapoint:
+        bags = self._bags
+        refs = None if self._refs is None else self._refs_now(place)
+        point: Datapoint = {}
+        for field, column, want in chosen:
+            key = field.key
+            if refs is None:
+                record = bags[key].get_now(place)
+            elif field.many:
+                first, count = span(refs[column], want, key, place, self._name)
+                self._check_ref(key, place, first, first + count)
+                records = [bags[key].get_now(i) for i in range(first, first + count)]
+                point[key] = [self._decode_now(field, record, place) for record in records]
+                continue
+            else:
+                at = refs[column][0]
+                self._check_ref(key, place, at, at + 1)
+                record = bags[key].get_now(at)
+            try:
+                point[key] = field.fn(record)
+            except Exception:
+                self._decode_now(field, record, place)
+                raise
+        return point
+
+    def _decode_now(self, field: Field, record: bytes, place: int) -> Any:
+        try:
+            return field.fn(record)
+        except Exception as error:
+            raise DecodeError(
+                f'{self._name}: datapoint {place}, key {field.key!r}: not decoded as {field.kind!r}: {error}'
+            ) from error
+
+    def _refs_now(self, place: int) -> list[tuple[int, int]]:
+        if self._spans is not None:
+            firsts, counts = self._spans
+            return list(zip(firsts[place].tolist(), counts[place].tolist(), strict=True))
+        refs: Any = self._refs
+        firsts, counts = unpack_refs([refs.get_now(place)], self._spec, refs.name)
+        return list(zip(firsts[0].tolist(), counts[0].tolist(), strict=True))
+
+    def _check_ref(self, key: str, place: int, first: int, stop: int) -> None:
+        if not 0 <= first <= stop <= self._bags[key]._length:
+            raise CorruptDatasetError(
+                f'{self._name}: datapoint {place} refers to records {first} to {stop} of key {key!r}, whose bag has '
+                f'{self._bags[key]._length}'
+            )
+
+
+# --- many datapoints of many datasets at once -------------------------------------------------------------------------
+
+Part = tuple[DatasetReader, Ints]
+
+
+async def fetch_points(parts: Sequence[Part], chosen: Sequence[Choice]) -> list[Datapoint]:
+    """The datapoints of all parts, one part after the other, in one fan-out. The parts share a spec and a store."""
+    columns = await read_columns(parts, chosen)
+    keys = [choice.field.key for choice in chosen]
+    if not columns:
+        return [{} for _, places in parts for _ in range(len(places))]
+    return [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+async def read_columns(parts: Sequence[Part], chosen: Sequence[Choice]) -> list[list[Any]]:
+    """By choice, the values of all parts' datapoints."""
+    name = parts[0][0]._name if len(parts) == 1 else f'{parts[0][0]._name} and {len(parts) - 1} more'
+    spans = await locate(parts)
+    wanted: list[tuple[BagReader, Ints]] = []
+    counts: list[list[Ints]] = [[] for _ in chosen]
+    for i, choice in enumerate(chosen):
+        for (reader, places), (firsts, many) in zip(parts, spans, strict=True):
+            bag = reader._bags[choice.field.key]
+            records, count = _records(reader, places, choice, firsts, many)
+            bad = (records < 0) | (records >= bag._length)
+            if bad.any():
+                reader._check_ref(choice.field.key, int(places[0]), int(records[bad][0]), int(records[bad][0]) + 1)
+            wanted.append((bag, records))
+            counts[i].append(count)
+    pieces = await read_records(wanted)
+    flat = [_chain(pieces[i * len(parts) : (i + 1) * len(parts)]) for i in range(len(chosen))]
+    columns = await decode([choice.field for choice in chosen], flat, name)
+    return [
+        _split(column, np.concatenate(count).tolist()) if choice.field.many else column
+        for choice, column, count in zip(chosen, columns, counts, strict=True)
+    ]
+
+
+async def locate(parts: Sequence[Part]) -> list[tuple[Ints, Ints]]:
+    """Of each part the first record and the number of records, both of shape (datapoints, keys)."""
+    asked = [(reader._refs, places) for reader, places in parts if reader._refs is not None and reader._spans is None]
+    brought = iter(await read_records(asked)) if asked else iter(())
+    out = []
+    for reader, places in parts:
+        if reader._refs is None:
+            out.append((places[:, None], np.ones((1, 1), np.int64)))
+        elif reader._spans is not None:
+            out.append((reader._spans[0][places], reader._spans[1][places]))
+        else:
+            out.append(unpack_refs(next(brought), reader._spec, reader._refs.name))
+    return out
+
+
+def span(ref: tuple[int, int], want: bool | range | slice, key: str, place: int, name: str) -> tuple[int, int]:
+    """The first record and the number of records that are wanted of a sequence."""
+    first, count = ref
+    if want is True:
+        return first, count
+    if isinstance(want, slice):
+        start, stop, _ = want.indices(count)
+        return first + start, max(0, stop - start)
+    if not isinstance(want, range) or want.stop > count:
+        raise OutOfRangeError(f'{name}: datapoint {place}, key {key!r}: the mask wants {want}, it has {count} values')
+    return first + want.start, want.stop - want.start
+
+
+def _records(reader: DatasetReader, places: Ints, choice: Choice, firsts: Ints, many: Ints) -> tuple[Ints, Ints]:
+    """The records of a choice, one after the other, and how many of them each datapoint has."""
+    if reader._refs is None:
+        return places, many[:, 0]
+    first, count = firsts[:, choice.place], many[:, choice.place]
+    if not choice.field.many:
+        return first, count
+    if choice.want is not True:
+        rows = zip(first.tolist(), count.tolist(), places.tolist(), strict=True)
+        cut = [span((f, c), choice.want, choice.field.key, place, reader._name) for f, c, place in rows]
+        first, count = np.array(cut, np.int64).reshape(-1, 2).T
+    ends = np.cumsum(count)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - ends + count, count), count
+
+
+def _chain(pieces: Sequence[list[bytes]]) -> list[bytes]:
+    return pieces[0] if len(pieces) == 1 else [record for piece in pieces for record in piece]
+
+
+def _split(values: list[Any], counts: list[int]) -> list[list[Any]]:
+    out, at = [], 0
+    for count in counts:
+        out.append(values[at : at + count])
+        at += count
+    return out
+
+
+def _check_want(want: Any, field: Field, name: str) -> None:
+    if not field.many:
+        raise InvalidArgumentError(f'{name}: key {field.key!r} is no sequence: the mask can be True, not {want!r}')
+    if not isinstance(want, range | slice) or want.step not in (None, 1):
+        raise InvalidArgumentError(f'{name}: key {field.key!r}: want True or a range without a step, not {want!r}')
+    if isinstance(want, range) and not 0 <= want.start <= want.stop:
+        raise InvalidArgumentError(f'{name}: key {field.key!r}: want 0 <= start <= stop, got {want!r}')
+
+
+async def _try_open(bag: BagReader) -> GranularError | None:
+    """Open a bag that may not be there, or be none."""
+    try:
+        await bag._ensure_open()
+    except (NotFoundError, CorruptBagError) as error:
+        return error
+    return None

@@ -1,0 +1,210 @@
+"""Writing datasets: every bag streams as it grows, and ``spec.json`` comes last."""
+
+import os
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from granular.aio.bagwriter import BagWriter
+from granular.aio.codec import Encoder, encode, fields_of
+from granular.aio.lifecycle import Opened
+from granular.aio.loops import gather
+from granular.aio.path import Path
+from granular.aio.stores.local import LocalStore
+from granular.errors import (
+    AlreadyExistsError,
+    ClosedError,
+    CorruptDatasetError,
+    DatapointError,
+    NotFoundError,
+    SpecError,
+    UnknownKeyError,
+)
+from granular.layout import LIMIT, Layout, Spec, check_spec, dump_spec, pack_refs, parse_spec
+
+
+class DatasetWriter(Opened):
+    """Appends datapoints to a new dataset, or to a local one in the columns layout.
+
+    ``spec.json`` is written when the writer is closed. If its block ends with an error, what it wrote is removed.
+
+    Args:
+      directory: the dataset's folder, which must not exist; in the columns layout on a local disk it may, if the spec
+        agrees, and is appended to.
+      spec: the type of each key. In the refs layout, a type that ends in ``[]`` is a sequence.
+      encoders: by type, the function that makes bytes of a value; None if the values are bytes.
+      layout: ``'refs'``, which granular 0.21 writes, or ``'columns'``, which 0.22 and later write.
+      resume: for a columns dataset that a writer left in the middle: ``'check'`` that the datapoints appended next are
+        the ones it was writing, or ``'discard'`` what it left half written.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str | os.PathLike[str] | Any,
+        spec: Mapping[str, str],
+        encoders: Mapping[str, Encoder | Any] | None,
+        layout: Layout = 'refs',
+        resume: Literal['check', 'discard'] = 'check',
+    ) -> None:
+        super().__init__()
+        self.directory = Path(directory)
+        self._name = str(self.directory)
+        self._layout = layout
+        self._spec = check_spec(spec, layout)
+        self._fields = fields_of(self._spec, encoders, layout, self._name)
+        versions = {key: 2 if layout == 'refs' else 3 for key in self._spec}
+        self._bags = {key: BagWriter(self.directory / f'{key}.bag', v, resume) for key, v in versions.items()}
+        self._refs = BagWriter(self.directory / 'refs.bag') if layout == 'refs' else None
+        self._length = 0
+        self._fresh = True  # whether all that lies in the folder is ours to remove
+        self._failed = False
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self._name!r})'
+
+    @property
+    def _writers(self) -> list[BagWriter]:
+        return [*self._bags.values(), *([] if self._refs is None else [self._refs])]
+
+    async def _open(self) -> None:
+        try:
+            there = await self.directory.stat()
+        except NotFoundError:
+            there = None
+        if there is not None:
+            if self._layout == 'refs' or not there.is_dir or not isinstance(self.directory.store, LocalStore):
+                raise AlreadyExistsError(
+                    f'{self._name}: exists already: choose another folder or remove this one; only a local dataset in '
+                    f'the columns layout can be appended to'
+                )
+            await self._check_existing()
+        await self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            await gather([writer._ensure_open() for writer in self._writers])
+        except BaseException:
+            await self._abort()
+            raise
+        # After a crash between two columns some are ahead: what is appended first is checked against them.
+        self._length = min(len(bag) for bag in self._bags.values())
+
+    async def _check_existing(self) -> None:
+        names = [path.name async for path in self.directory.iterdir()]
+        ours = {f'{key}{end}' for key in self._spec for end in ('.bag', '.idx')} | {'spec.json'}
+        self._fresh = not names
+        if 'spec.json' in names:
+            place = self.directory / 'spec.json'
+            existing = parse_spec(await place.read_bytes(), str(place))
+            if existing != self._spec:
+                raise SpecError(f'{self._name}: exists with spec {existing}, which is not {self._spec}')
+        if strange := [name for name in names if name not in ours and not name.startswith('.')]:
+            raise AlreadyExistsError(f'{self._name}: exists and holds what is no part of this dataset: {strange[:5]}')
+
+    # --- what it is
+
+    @property
+    def spec(self) -> dict[str, str]:
+        """The type of each key, sorted by key."""
+        return dict(self._spec)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all bags and their tables."""
+        return sum(writer.size for writer in self._writers)
+
+    def __len__(self) -> int:
+        return self._length
+
+    # --- appending
+
+    async def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:
+        """Append a datapoint; returns its index. All of its values are encoded before any of them is written.
+
+        Args:
+          datapoint: a value for each key of the spec; for a sequence any iterable of values.
+          flush: hand it on now. To a bucket, bytes go in parts, whenever one is full.
+
+        Raises:
+          DatapointError: if its keys are not those of the spec.
+          EncodeError: if an encoder refuses a value.
+        """
+        if self._state != 'open':
+            await self._ensure_open()
+        if self._failed:
+            raise ClosedError(f'{self._name}: a write failed before: close it, or abort')
+        if not isinstance(datapoint, Mapping):
+            raise DatapointError(f'{self._name}: want a mapping for a datapoint, got {type(datapoint).__name__}')
+        if datapoint.keys() != self._spec.keys():
+            missing, extra = sorted(self._spec.keys() - datapoint.keys()), sorted(datapoint.keys() - self._spec.keys())
+            raise _KeysError(f'{self._name}: datapoint {self._length}: keys are missing {missing} or too many {extra}')
+        records = await encode(self._fields, datapoint, self._name, self._length)
+        self._failed = True  # until every bag has it
+        refs: list[Any] = []
+        for field, values in zip(self._fields, records, strict=True):
+            bag = self._bags[field.key]
+            if self._refs is None and len(bag) > self._length:
+                await self._verify(field.key, values[0])
+                continue
+            refs.append(([len(bag), len(values)] if values else []) if field.many else len(bag))
+            for value in values:
+                bag.add(value)
+        if self._refs is not None:
+            self._refs.add(pack_refs(refs))
+        self._length += 1
+        if flush or any(writer.crowded for writer in self._writers):
+            await self._flush()
+        self._failed = False
+        return self._length - 1
+
+    async def _verify(self, key: str, record: bytes) -> None:
+        """That a column which is ahead of the others holds what is appended again."""
+        path = self.directory / f'{key}.idx'
+        at = LIMIT * self._length
+        table = await path.read_range(max(0, at - LIMIT), at + LIMIT)
+        start = int.from_bytes(table[: LIMIT], 'little') if at else 0
+        stop = int.from_bytes(table[-LIMIT :], 'little')
+        if await (self.directory / f'{key}.bag').read_range(start, stop) != record:
+            raise CorruptDatasetError(
+                f'{self._name}: datapoint {self._length}, key {key!r}: the column holds {stop - start} bytes that are '
+                f'not the {len(record)} appended: append the same datapoints as the writer before'
+            )
+
+    async def flush(self) -> None:
+        """Hand on what was appended."""
+        if self._state != 'open':
+            await self._ensure_open()
+        if self._failed:
+            raise ClosedError(f'{self._name}: a write failed before: close it, or abort')
+        await self._flush()
+
+    async def _flush(self) -> None:
+        for writer in self._writers:
+            await writer.flush()
+
+    async def _close(self) -> None:
+        try:
+            if self._failed:
+                raise ClosedError(f'{self._name}: a write failed before, so it is not published')
+            ahead = {key: len(bag) for key, bag in self._bags.items() if self._refs is None and len(bag) > self._length}
+            if ahead:
+                raise CorruptDatasetError(
+                    f'{self._name}: columns are ahead of the {self._length} datapoints: {ahead}: append the same '
+                    f'datapoints as the writer before'
+                )
+            await gather([writer.aclose() for writer in self._writers])
+            await (self.directory / 'spec.json').write_bytes(dump_spec(self._spec))
+        except BaseException:
+            await self._abort()
+            raise
+
+    async def _abort(self) -> None:
+        await gather([writer.abort() for writer in self._writers])
+        if not self._fresh:
+            return
+        places = [writer.path for writer in self._writers]
+        places += [bag.path.with_suffix('.idx') for bag in self._bags.values() if self._refs is None]
+        await self.directory.store.delete([path.key for path in places])
+        if isinstance(self.directory.store, LocalStore) and await self.directory.exists():
+            await self.directory.rmtree()
+
+
+class _KeysError(DatapointError, UnknownKeyError):
+    """A datapoint whose keys are not those of the spec."""

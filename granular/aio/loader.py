@@ -1,0 +1,249 @@
+"""The loader: batches in order, prefetched, resumable from a step."""
+
+import asyncio
+import collections
+import concurrent.futures
+import functools
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granular.aio.loops import current_pool, need_loop, offload
+from granular.aio.sources import Source, convert, length_of
+from granular.errors import ClosedError, DatapointError, InvalidArgumentError, StateError, UnsupportedError
+
+Batch = dict[str, NDArray[Any]]
+Spec = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
+
+
+
+class Loader:
+    """Batches of a source, in order, the same for the same seed and step however they are fetched.
+
+    Batch ``k`` of shard ``s`` holds the source's steps from ``(k * num_shards + s) * batch`` on. Over an endless source
+    (``Epochs``, ``Sample``) it goes on for ever; over a finite one it ends with the last step that gives every shard
+    a whole batch.
+
+    Memory is bounded by ``prefetch + 1`` batches and what is in flight for them.
+
+    Args:
+      source: anything that :func:`granular.aio.sources.convert` takes; its datapoints are dicts of numbers and arrays.
+      batch: datapoints in a batch.
+      prefetch: batches that are fetched ahead.
+      workers: threads that decode and transform. Reads need none: they are the event loop's.
+      recycle_after: use the memory of a batch again after this many more were handed out; False for fresh memory.
+      shard_id, num_shards: which of several loaders this is, each of which gets its own part of every global batch.
+      mp: reserved for worker processes.
+
+    Raises (while iterating):
+      DatapointError: for a datapoint whose keys, dtypes or shapes are not those of the first. Never is one cast or cut.
+      Exception: what the source raised, as it was raised, with a note of the step. The loader stays at the batch that
+        failed: to go on behind it, ``load`` a later step.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        batch: int,
+        prefetch: int = 8,
+        workers: int = 32,
+        recycle_after: int | bool = False,
+        shard_id: int = 0,
+        num_shards: int = 1,
+        mp: Any = None,
+    ) -> None:
+        for name, value, least in (('batch', batch, 1), ('prefetch', prefetch, 0), ('workers', workers, 1)):
+            if not isinstance(value, int) or value < least:
+                raise InvalidArgumentError(f'{name} is {value!r}: want an integer from {least} on')
+        if not 0 <= shard_id < num_shards:
+            raise InvalidArgumentError(f'want 0 <= shard_id < num_shards, got {shard_id} and {num_shards}')
+        if mp is not None:
+            raise UnsupportedError('worker processes (mp=) are not available yet: leave mp=None for threads')
+        self.source: Source = convert(source)
+        self.batch, self.prefetch, self.workers = batch, prefetch, workers
+        self.shard_id, self.num_shards, self.recycle_after = shard_id, num_shards, recycle_after
+        self._stride = batch * num_shards
+        self._step = 0  # of the batch that is handed out next
+        self._ahead: collections.deque[asyncio.Task[Batch]] = collections.deque()
+        self._recycled: collections.deque[Batch] = collections.deque()
+        self._pool: concurrent.futures.ThreadPoolExecutor | None = None
+        self._spec: Spec | None = None
+        self._spec_lock = asyncio.Lock()
+        self._closed = False
+        self._counts = {'batches': 0, 'datapoints': 0, 'bytes': 0, 'wait_seconds': 0.0}
+
+    # --- state
+
+    @functools.cached_property
+    def _limit(self) -> int | None:
+        """The step behind the last batch; None if there is no end."""
+        return None if self.source.endless else length_of(self.source) // self._stride * self._stride
+
+    def save(self) -> dict[str, int]:
+        """The state: plain JSON, of the batch that comes next, whatever is prefetched."""
+        return {'step': self._step, 'seed': self.source.seed}
+
+    def load(self, state: Mapping[str, int]) -> None:
+        """Go on from a state, also while running: what was prefetched is dropped.
+
+        Raises:
+          StateError: if it is no state, or one of another seed or other batches.
+        """
+        step, seed = state.get('step'), state.get('seed', self.source.seed)
+        if not isinstance(step, int) or step < 0:
+            raise StateError(f'want a state such as {self.save()}, got {dict(state)}')
+        if seed != self.source.seed:
+            raise StateError(f'the state was saved with seed {seed}, this source has {self.source.seed}')
+        self._drop()
+        self._step = step
+
+    state_dict = save
+    load_state_dict = load
+
+    def stats(self) -> dict[str, float]:
+        """Batches, datapoints and bytes handed out, seconds the consumer waited, and batches in flight or ready."""
+        ready = sum(task.done() for task in self._ahead)
+        return {**self._counts, 'ready': ready, 'in_flight': len(self._ahead) - ready}
+
+    # --- batches
+
+    async def spec(self) -> Spec:
+        """Of each key the dtype and shape of a datapoint, learned from the first one."""
+        await need_loop()
+        async with self._spec_lock:
+            if self._spec is None:
+                with self._using_pool():
+                    point = (await self.source.fetch([0]))[0]
+                self._spec = {key: (value.dtype, value.shape) for key, value in _arrays(point, 0).items()}
+        return self._spec
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch:
+        await need_loop()
+        if self._closed:
+            raise ClosedError('the loader is closed')
+        self._request()
+        if not self._ahead:
+            raise StopAsyncIteration
+        began = time.perf_counter()
+        task = self._ahead[0]
+        try:
+            batch = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if task.cancelled() and current is not None and not current.cancelling():
+                return await self.__anext__()  # a state was loaded meanwhile
+            raise  # the consumer gave up waiting; the batch is kept for whoever asks next
+        except BaseException:
+            self._drop()
+            raise
+        if not self._ahead or self._ahead[0] is not task:
+            return await self.__anext__()  # a state was loaded meanwhile
+        self._ahead.popleft()
+        self._step += self._stride
+        self._request()
+        self._counts['wait_seconds'] += time.perf_counter() - began
+        self._counts['batches'] += 1
+        self._counts['datapoints'] += self.batch
+        self._counts['bytes'] += sum(array.nbytes for array in batch.values())
+        if self.recycle_after:
+            self._recycled.append(batch)
+        return batch
+
+    def _request(self) -> None:
+        """Begin to fetch what is not yet, up to ``prefetch`` batches behind the next one."""
+        wanted = self.prefetch + 1
+        while len(self._ahead) < wanted:
+            step = self._step + len(self._ahead) * self._stride
+            if self._limit is not None and step >= self._limit:
+                return
+            self._ahead.append(asyncio.create_task(self._fetch(step + self.shard_id * self.batch)))
+
+    async def _fetch(self, first: int) -> Batch:
+        spec = await self.spec()
+        with self._using_pool():
+            steps = np.arange(first, first + self.batch)
+            points = await self.source.fetch(steps)
+            return await offload(self._assemble, points, first, spec)
+
+    def _assemble(self, points: list[Any], first: int, spec: Spec) -> Batch:
+        out = self._memory(spec)
+        for i, point in enumerate(points):
+            arrays = _arrays(point, first + i)
+            if arrays.keys() != spec.keys():
+                raise DatapointError(f'step {first + i}: keys are {sorted(arrays)}, those of the first {sorted(spec)}')
+            for key, value in arrays.items():
+                dtype, shape = spec[key]
+                if value.dtype != dtype or value.shape != shape:
+                    raise DatapointError(
+                        f'step {first + i}, key {key!r}: dtype {value.dtype} and shape {value.shape}, the first has '
+                        f'{dtype} and {shape}: make them equal in a transform'
+                    )
+                out[key][i] = value
+        return out
+
+    def _memory(self, spec: Spec) -> Batch:
+        if self.recycle_after and len(self._recycled) > self.recycle_after:
+            return self._recycled.popleft()
+        return {key: np.empty((self.batch, *shape), dtype) for key, (dtype, shape) in spec.items()}
+
+    def _using_pool(self) -> '_Using':
+        if self._pool is None:
+            self._pool = concurrent.futures.ThreadPoolExecutor(self.workers, 'granular-loader')
+        return _Using(self._pool)
+
+    # --- end
+
+    def _drop(self) -> None:
+        while self._ahead:
+            self._ahead.pop().cancel()
+
+    async def aclose(self) -> None:
+        """End: cancel what is being fetched and its threads. More than once is no error."""
+        await need_loop()
+        self._closed = True
+        tasks = list(self._ahead)
+        self._drop()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class _Using:
+    """Within its block, the loader's threads do what blocks."""
+
+    def __init__(self, pool: concurrent.futures.Executor) -> None:
+        self._pool = pool
+
+    def __enter__(self) -> None:
+        self._token = current_pool.set(self._pool)
+
+    def __exit__(self, *args: object) -> None:
+        current_pool.reset(self._token)
+
+
+def _arrays(point: Any, step: int) -> Batch:
+    if not isinstance(point, Mapping):
+        raise DatapointError(f'step {step}: want a dict for a datapoint, got {type(point).__name__}')
+    arrays = {key: np.asarray(value) for key, value in point.items()}
+    for key, value in arrays.items():
+        if value.dtype == object:
+            raise DatapointError(f'step {step}, key {key!r}: makes no array of numbers: leave it out in a transform')
+    return arrays
+
+

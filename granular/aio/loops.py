@@ -1,0 +1,204 @@
+"""What the async core needs of event loops: hopping onto one, resources that end with it, and pools beside it.
+
+A coroutine of this library that never waits needs no loop: a local read runs to its end on the thread that asked
+(:mod:`granular.bridge`). One that must wait says so first, with ``await need_loop()``; under a running loop that is
+free, elsewhere it is where the bridge takes over.
+"""
+
+import asyncio
+import concurrent.futures
+import contextvars
+import os
+import types
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Hashable, Iterable
+from typing import Any, Final, TypeVar, TypeVarTuple, cast
+
+T = TypeVar('T')
+Ts = TypeVarTuple('Ts')
+
+
+class Hop:
+    """What a coroutine yields that needs a loop and has none."""
+
+
+HOP: Final = Hop()
+
+running_loop = asyncio._get_running_loop
+
+
+@types.coroutine
+def need_loop() -> Generator[Any, Any, None]:
+    """Return under a running event loop: at once if there is one, on the bridge's otherwise."""
+    if running_loop() is None:
+        yield HOP
+
+
+# --- waiting for several --------------------------------------------------------------------------------------------
+
+
+async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of coroutines, in order, run concurrently under a loop and one by one without.
+
+    The first error cancels the others, waits for them and is raised as itself.
+    """
+    coros = list(coroutines)
+    if len(coros) == 1 or running_loop() is None:
+        try:
+            return [await coro for coro in coros]
+        finally:
+            for coro in coros:
+                coro.close()
+    tasks = [asyncio.ensure_future(coro) for coro in coros]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+async def for_each(items: AsyncIterator[T], fn: Callable[[T], Coroutine[Any, Any, None]], limit: int) -> None:
+    """Run a coroutine for each item as they come, at most ``limit`` at a time. The first error ends them all."""
+    await need_loop()
+    running: set[asyncio.Task[None]] = set()
+    try:
+        async for item in items:
+            if len(running) >= limit:
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            running.add(asyncio.create_task(fn(item)))
+        await asyncio.gather(*running)
+    except BaseException:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        raise
+
+
+# --- threads --------------------------------------------------------------------------------------------------------
+
+_pool: concurrent.futures.ThreadPoolExecutor | None = None
+current_pool: contextvars.ContextVar[concurrent.futures.Executor | None] = contextvars.ContextVar('pool', default=None)
+"""The pool of the loader whose batch is being read, if one is; the process's own otherwise."""
+
+
+def pool() -> concurrent.futures.Executor:
+    """The threads that decode, transform and wait for what blocks."""
+    global _pool  # noqa: PLW0603
+    if (chosen := current_pool.get()) is not None:
+        return chosen
+    if _pool is None:
+        _pool = concurrent.futures.ThreadPoolExecutor(min(32, 4 * (os.cpu_count() or 1)), 'granular')
+    return _pool
+
+
+async def offload(fn: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Call a blocking function: in the pool under a loop, so that the loop is never blocked, and in place without."""
+    loop = running_loop()
+    if loop is None:
+        return fn(*args)
+    return await loop.run_in_executor(pool(), fn, *args)
+
+
+def after_fork() -> None:
+    """In a forked child: the parent's threads and sockets are not ours."""
+    global _pool  # noqa: PLW0603
+    _pool = None
+    _graveyard.append(dict(_scopes))
+    _scopes.clear()
+
+
+os.register_at_fork(after_in_child=after_fork)
+
+
+# --- resources that end with their loop -----------------------------------------------------------------------------
+
+
+class Scope:
+    """What was opened under one event loop, such as HTTP sessions, closed when the loop ends or on :func:`aclose`."""
+
+    def __init__(self) -> None:
+        self._opened: dict[Hashable, asyncio.Future[Any]] = {}
+        self._closers: list[Callable[[], Awaitable[None]]] = []
+
+    async def get(self, key: Hashable, create: Callable[['Scope'], Coroutine[Any, Any, T]]) -> T:
+        """The resource of that key, created by the first who asks while the others wait for it."""
+        future = self._opened.get(key)
+        if future is None:
+            future = self._opened[key] = asyncio.ensure_future(create(self))
+        elif future.done():
+            return cast(T, future.result())
+        try:
+            # One who gives up waiting must not take the resource from the others.
+            return cast(T, await asyncio.shield(future))
+        except BaseException:
+            if future.done() and (future.cancelled() or future.exception()) and self._opened.get(key) is future:
+                del self._opened[key]
+            raise
+
+    def peek(self, key: Hashable) -> Any | None:
+        """The resource of that key, if it is open."""
+        future = self._opened.get(key)
+        return future.result() if future is not None and future.done() and not future.exception() else None
+
+    def on_close(self, closer: Callable[[], Awaitable[None]]) -> None:
+        """Have something called when the loop ends, in reverse order."""
+        self._closers.append(closer)
+
+    async def aclose(self) -> None:
+        """Close all that was opened."""
+        for future in self._opened.values():
+            future.cancel()
+        await asyncio.gather(*self._opened.values(), return_exceptions=True)
+        self._opened.clear()
+        while self._closers:
+            await self._closers.pop()()
+
+
+_scopes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Scope, AsyncGenerator[None, None]]]
+_scopes = weakref.WeakKeyDictionary()
+_graveyard: list[Any] = []  # what a forked child must neither use nor collect
+
+
+def peek_scope() -> Scope | None:
+    """The running loop's scope, if it has one already."""
+    loop = running_loop()
+    entry = None if loop is None else _scopes.get(loop)
+    return None if entry is None else entry[0]
+
+
+async def scope() -> Scope:
+    """The running loop's scope."""
+    await need_loop()
+    loop = asyncio.get_running_loop()
+    entry = _scopes.get(loop)
+    if entry is None:
+        opened = Scope()
+        keeper = _keep(opened, weakref.ref(loop))
+        entry = _scopes[loop] = (opened, keeper)
+        await anext(keeper)
+    return entry[0]
+
+
+async def _keep(opened: Scope, loop: weakref.ref[asyncio.AbstractEventLoop]) -> AsyncGenerator[None, None]:
+    # asyncio.run and every other runner close the async generators of a loop while it still runs: the one hook that
+    # a loop has for those who want to leave no socket behind.
+    try:
+        yield
+    finally:
+        if (ended := loop()) is not None:
+            _scopes.pop(ended, None)
+        await opened.aclose()
+
+
+async def aclose() -> None:
+    """Close what this library opened under the running loop: its HTTP sessions and their sockets.
+
+    Loops that end as ``asyncio.run`` ends them do it by themselves.
+    """
+    loop = asyncio.get_running_loop()
+    if (entry := _scopes.get(loop)) is not None:
+        await entry[1].aclose()

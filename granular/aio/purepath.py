@@ -1,0 +1,218 @@
+"""The half of a path that needs no I/O: joining, parts, names, matching. Both faces of ``Path`` have it."""
+
+import os
+import pathlib
+import re
+import urllib.parse
+from functools import lru_cache
+from typing import Any, Self
+
+from granular.aio.stores import Store, resolve
+from granular.config import IOConfig
+from granular.errors import InvalidArgumentError
+
+
+class PurePath:
+    """A place on a disk, in a bucket or on a server, named by its address.
+
+    Args:
+      place: a path (``./data``), an address (``s3://bucket/data``), an ``os.PathLike``, a ``granular`` path, or a path
+        object of somebody else's that has ``/``, ``name``, ``parent``, ``exists``, ``open('rb')`` and ``glob``.
+      config: the knobs of reading and writing.
+      options: for the store, such as ``endpoint_url``, ``anon``, or the ``key`` and ``secret`` of S3. A pickled path
+        keeps all of them but credentials.
+    """
+
+    __slots__ = ('_key', '_store')
+
+    _store: Store
+    _key: str
+
+    def __init__(self, place: Any, *, config: IOConfig | None = None, **options: Any) -> None:
+        if isinstance(place, PurePath):
+            if config is not None or options:
+                place = str(place)
+            else:
+                self._store, self._key = place._store, place._key
+                return
+        self._store, self._key = resolve(place, config or IOConfig(), options)
+
+    @classmethod
+    def of(cls, store: Store, key: str) -> Self:
+        """The path of a key in a store."""
+        path = cls.__new__(cls)
+        path._store, path._key = store, key
+        return path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self._store, self._key)
+
+    @property
+    def store(self) -> Store:
+        """What answers for this path."""
+        return self._store
+
+    @property
+    def key(self) -> str:
+        """The path within its store: below the bucket or the host."""
+        return self._key
+
+    # --- names
+
+    def __str__(self) -> str:
+        return self._store.url(self._key)
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({str(self)!r})'
+
+    def __fspath__(self) -> str:
+        if not self._store.local:
+            raise InvalidArgumentError(f'{self}: has no path on the local disk')
+        return self._key
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PurePath):
+            return NotImplemented
+        return self._key == other._key and self._store == other._store
+
+    def __hash__(self) -> int:
+        return hash((self._store, self._key))
+
+    def __lt__(self, other: 'PurePath') -> bool:
+        return str(self) < str(other)
+
+    def __truediv__(self, other: str | os.PathLike[str]) -> Self:
+        tail = os.fspath(other)
+        if not isinstance(tail, str):
+            raise InvalidArgumentError(f'{self}: can be joined with str, not {type(tail).__name__}')
+        if self._store.local:
+            joined = os.path.join(self._key, tail) if self._key != '.' or tail.startswith('/') else tail
+            return type(self)(joined or '.', config=self._store.config)
+        if tail.startswith('/'):
+            raise InvalidArgumentError(f'{self}: cannot be joined with an absolute path: {tail!r}')
+        tail = tail.rstrip('/')
+        return type(self).of(self._store, f'{self._key}/{tail}' if self._key and tail else self._key or tail)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The components: the root (``/``, ``s3://bucket``), then each name."""
+        root = ('/' if self._key.startswith('/') else '') if self._store.local else self._store.root
+        names = [] if self._key == '.' else [name for name in self._key.split('/') if name or not self._store.local]
+        return (root, *filter(None, names)) if root else tuple(filter(None, names))
+
+    @property
+    def name(self) -> str:
+        """The last component; of a bucket its name."""
+        if self._key in ('', '.', '/'):
+            return '' if self._store.local else self._store.root.rpartition('/')[2]
+        return self._key.rpartition('/')[2]
+
+    @property
+    def stem(self) -> str:
+        """The name without its suffix."""
+        return self.name[: -len(self.suffix)] if self.suffix else self.name
+
+    @property
+    def suffix(self) -> str:
+        """The end of the name from its last dot on, as pathlib has it."""
+        stem, dot, end = self.name.rpartition('.')
+        return dot + end if stem.strip('.') and end else ''
+
+    @property
+    def parent(self) -> Self:
+        """The place that this one lies in; a root is its own."""
+        head = self._key.rpartition('/')[0]
+        if self._store.local:
+            head = head or ('/' if self._key.startswith('/') else '.')
+        return type(self).of(self._store, head)
+
+    @property
+    def parents(self) -> tuple[Self, ...]:
+        """All places that this one lies in, the nearest first."""
+        found: list[Self] = []
+        path = self
+        while path.parent != path:
+            path = path.parent
+            found.append(path)
+        return tuple(found)
+
+    def with_name(self, name: str) -> Self:
+        """The same place under another name."""
+        if not name or '/' in name or not self._key.strip('./'):
+            raise InvalidArgumentError(f'{self}: cannot be named {name!r}')
+        return type(self).of(self._store, self._key[: len(self._key) - len(self.name)] + name)
+
+    def with_suffix(self, suffix: str) -> Self:
+        """The same place with another suffix, ``''`` for none."""
+        if suffix and (not suffix.startswith('.') or suffix == '.' or '/' in suffix):
+            raise InvalidArgumentError(f'{self}: {suffix!r} is no suffix')
+        return self.with_name(self.stem + suffix)
+
+    def relative_to(self, other: 'PurePath | str') -> pathlib.PurePosixPath:
+        """The rest of this path below another.
+
+        Raises:
+          InvalidArgumentError: if it does not lie below it.
+        """
+        base = other if isinstance(other, PurePath) else type(self)(other, config=self._store.config)
+        if str(self) == str(base):
+            return pathlib.PurePosixPath()
+        head = str(base).rstrip('/') + '/'
+        if str(base) == '.' and not self._key.startswith('/'):
+            head = ''
+        if not str(self).startswith(head):
+            raise InvalidArgumentError(f'{self}: does not lie below {base}')
+        return pathlib.PurePosixPath(str(self)[len(head) :])
+
+    def is_relative_to(self, other: 'PurePath | str') -> bool:
+        """Whether this path lies below another."""
+        try:
+            self.relative_to(other)
+        except InvalidArgumentError:
+            return False
+        return True
+
+    def match(self, pattern: str) -> bool:
+        """Whether the last components match a pattern, each on its own; an absolute pattern must match them all."""
+        wanted = [part for part in pattern.split('/') if part]
+        have = [part for part in self._key.split('/') if part]
+        if not wanted:
+            raise InvalidArgumentError('the pattern is empty')
+        if len(wanted) > len(have) or (pattern.startswith('/') and len(wanted) != len(have)):
+            return False
+        return all(glob_regex(p).fullmatch(h) for p, h in zip(wanted, have[-len(wanted) :], strict=True))
+
+    def as_posix(self) -> str:
+        """The address, with forward slashes."""
+        return str(self)
+
+    def as_uri(self) -> str:
+        """The address as a URI, ``file://`` for a local path, with what URIs cannot hold escaped."""
+        if self._store.local:
+            return 'file://' + urllib.parse.quote(os.path.abspath(self._key))
+        root = self._store.url('')
+        return root + urllib.parse.quote(str(self)[len(root) :])
+
+
+@lru_cache(maxsize=256)
+def glob_regex(pattern: str) -> re.Pattern[str]:
+    """One component of a glob pattern as a regular expression: ``*``, ``?``, ``[ab]``, ``[!ab]``."""
+    out, i = '', 0
+    while i < len(pattern):
+        char = pattern[i]
+        i += 1
+        if char == '*':
+            out += '[^/]*'
+        elif char == '?':
+            out += '[^/]'
+        elif char == '[' and (end := pattern.find(']', i + 1 + (pattern[i : i + 1] == '!'))) > 0:
+            inside = pattern[i:end].replace('\\', r'\\').replace('[', r'\[')
+            out += '[' + ('^' + inside[1:] if inside.startswith('!') else inside.replace('^', r'\^')) + ']'
+            i = end + 1
+        else:
+            out += re.escape(char)
+    return re.compile(out, re.DOTALL)
+
+
+def _rebuild(cls: type[PurePath], store: Store, key: str) -> PurePath:
+    return cls.of(store, key)

@@ -1,0 +1,55 @@
+"""What a read brings, and the count of what was read. Light, so that local files need no HTTP client."""
+
+import dataclasses
+from typing import NamedTuple
+
+from granular.errors import ObjectChangedError
+
+
+class Reply(NamedTuple):
+    """What a store answered to a read.
+
+    Attributes:
+      data: the bytes.
+      start: where in the object they begin.
+      size: the object's bytes.
+      version: the object's ETag or generation; None where the store gives none.
+    """
+
+    data: bytes
+    start: int
+    size: int
+    version: str | None
+
+
+@dataclasses.dataclass(slots=True)
+class Counters:
+    """What was read since the process started, over all stores.
+
+    Attributes:
+      ranges: byte ranges that were asked for, such as records.
+      requests: requests that were sent for them, retries included.
+      retries: requests that were sent again.
+      bytes: bytes of replies.
+    """
+
+    ranges: int = 0
+    requests: int = 0
+    retries: int = 0
+    bytes: int = 0
+
+
+counters = Counters()
+
+
+def io_stats() -> dict[str, int]:
+    """Ranges asked for, requests sent, retries among them, and bytes received, since the process started.
+
+    Reads of local files and of schemes that go through fsspec count as one request each.
+    """
+    return dataclasses.asdict(counters)
+
+
+def changed(name: str, before: str, now: str | None) -> ObjectChangedError:
+    """The error for an object that was replaced."""
+    return ObjectChangedError(f'{name}: it was replaced while it was being read: version {before} became {now}')

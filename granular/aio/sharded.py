@@ -1,0 +1,333 @@
+"""Sharded datasets: one folder per shard, each a dataset of its own."""
+
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Self, SupportsIndex
+
+import numpy as np
+
+from granular.aio.codec import Decoder, Encoder, fields_of
+from granular.aio.dataset import _PAGE, Datapoint, DatasetReader, Mask, Part, fetch_points, read_columns
+from granular.aio.datasetwriter import DatasetWriter
+from granular.aio.indexing import Ints, index_of, indices_of
+from granular.aio.lifecycle import Opened
+from granular.aio.loops import gather, need_loop
+from granular.aio.path import Path
+from granular.errors import (
+    AlreadyExistsError,
+    CorruptDatasetError,
+    InvalidArgumentError,
+    NotFoundError,
+    SpecError,
+)
+from granular.layout import Layout, Spec, check_spec, parse_spec, shard_name, shard_number
+
+
+class ShardedDatasetReader(Opened):
+    """Random access to the datapoints of all shards, or of every ``shardstep``-th from ``shardstart`` on.
+
+    Opening lists the folder and then opens all shards at once. Arguments and memory are those of ``DatasetReader``.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str | os.PathLike[str] | Any,
+        decoders: Mapping[str, Decoder | Any] | None,
+        cache_index: bool = True,
+        cache_keys: Sequence[str] = (),
+        parallel: bool = False,
+        shardstart: int = 0,
+        shardstep: int = 1,
+    ) -> None:
+        super().__init__()
+        _check_steps(shardstart, shardstep)
+        self.directory = Path(directory)
+        self._name = str(self.directory)
+        self._args = (decoders, cache_index, tuple(cache_keys), parallel)
+        self._steps = (shardstart, shardstep)
+        self._readers: list[DatasetReader] = []
+        self._stops: Ints = np.zeros(0, np.int64)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.directory, *self._args, *self._steps)
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self._name!r})'
+
+    async def _open(self) -> None:
+        if not self.directory.store.local:
+            await need_loop()
+        numbers = await shards_in(self.directory)
+        if not numbers:
+            raise NotFoundError(f'{self._name}: holds no shards: want folders such as {shard_name(0)}')
+        if numbers != list(range(len(numbers))):
+            missing = next(i for i in range(numbers[-1]) if i not in set(numbers))
+            raise CorruptDatasetError(
+                f'{self._name}: shard {shard_name(missing)} is missing, of {numbers[-1] + 1}: its writer has '
+                f'not finished, or it was removed'
+            )
+        start, step = self._steps
+        chosen = numbers[start::step]
+        if not chosen:
+            raise NotFoundError(f'{self._name}: has {len(numbers)} shards, none from {start} on in steps of {step}')
+        self._readers = [DatasetReader(self.directory / shard_name(i), *self._args) for i in chosen]
+        await gather([reader._ensure_open() for reader in self._readers])
+        first = self._readers[0]
+        for reader in self._readers:
+            if reader._spec != first._spec or reader._layout != first._layout:
+                raise CorruptDatasetError(
+                    f'{reader._name}: has spec {reader._spec} in layout {reader._layout!r}, but {first._name} has '
+                    f'{first._spec} in {first._layout!r}'
+                )
+        self._stops = np.cumsum([reader._length for reader in self._readers], dtype=np.int64)
+
+    async def _close(self) -> None:
+        for reader in self._readers:
+            await reader.aclose()
+
+    # --- what it is
+
+    @property
+    def spec(self) -> dict[str, str]:
+        """The type of each key, sorted by key."""
+        self._check_open()
+        return self._readers[0].spec
+
+    @property
+    def layout(self) -> str:
+        """``'refs'`` or ``'columns'``."""
+        self._check_open()
+        return self._readers[0].layout
+
+    @property
+    def size(self) -> int:
+        """Bytes of all bags of all shards and their tables."""
+        self._check_open()
+        return sum(reader.size for reader in self._readers)
+
+    @property
+    def shards(self) -> int:
+        """How many shards are read."""
+        self._check_open()
+        return len(self._readers)
+
+    @property
+    def readers(self) -> list[DatasetReader]:
+        """The shards' own readers."""
+        self._check_open()
+        return list(self._readers)
+
+    def __len__(self) -> int:
+        self._check_open()
+        return int(self._stops[-1])
+
+    def copy(self) -> Self:
+        """Another reader of the same shards, with a life of its own, that shares what is cached."""
+        self._check_open()
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin._readers = [reader.copy() for reader in self._readers]
+        return twin
+
+    # --- reading
+
+    async def get(self, index: SupportsIndex | slice, mask: Mask = None) -> Any:
+        """A datapoint, or ``{key: [values]}`` for a slice; as ``DatasetReader.get``."""
+        if self._state != 'open':
+            await self._ensure_open()
+        if isinstance(index, slice | range):
+            chosen = self._readers[0].choose(mask)
+            parts, order = self._parts(indices_of(index, len(self), self._name))
+            columns = await read_columns(parts, chosen) if parts else [[] for _ in chosen]
+            return {c.field.key: _reorder(column, order) for c, column in zip(chosen, columns, strict=True)}
+        place = index_of(index, int(self._stops[-1]), self._name)
+        shard = int(np.searchsorted(self._stops, place, side='right'))
+        reader = self._readers[shard]
+        return await reader.get(place - int(self._stops[shard]) + reader._length, mask)
+
+    async def fetch(self, indices: Any, mask: Mask = None) -> list[Datapoint]:
+        """Many datapoints in one fan-out over all keys and shards; as ``DatasetReader.fetch``."""
+        if self._state != 'open':
+            await self._ensure_open()
+        parts, order = self._parts(indices_of(indices, len(self), self._name))
+        return _reorder(await fetch_points(parts, self._readers[0].choose(mask)), order) if parts else []
+
+    async def available(self, index: SupportsIndex) -> dict[str, bool | range]:
+        """What a mask can ask of a datapoint; as ``DatasetReader.available``."""
+        await self._ensure_open()
+        parts, _ = self._parts(np.array([index_of(index, len(self), self._name)]))
+        reader, places = parts[0]
+        return await reader.available(int(places[0]))
+
+    async def __aiter__(self) -> AsyncIterator[Datapoint]:
+        await self._ensure_open()
+        for start in range(0, len(self), _PAGE):
+            for point in await self.fetch(range(start, min(start + _PAGE, len(self)))):
+                yield point
+
+    def _parts(self, places: Ints) -> tuple[list[Part], Ints | None]:
+        """The places by shard, and where each of them was asked for; None if they are in order already."""
+        shards = np.searchsorted(self._stops, places, side='right')
+        order = None
+        if (np.diff(shards) < 0).any():
+            order = np.argsort(shards, kind='stable')
+            places, shards = places[order], shards[order]
+        edges = np.flatnonzero(np.diff(shards)) + 1
+        parts = []
+        for group, shard in zip(np.split(places, edges), shards[np.concatenate(([0], edges))] if len(shards) else (), strict=False):
+            reader = self._readers[shard]
+            parts.append((reader, group - (self._stops[shard] - reader._length)))
+        return parts, order
+
+
+def _reorder(values: list[Any], order: Ints | None) -> list[Any]:
+    if order is None:
+        return values
+    out = [None] * len(values)
+    for place, value in zip(order.tolist(), values, strict=True):
+        out[place] = value
+    return out
+
+
+class ShardedDatasetWriter(Opened):
+    """Appends datapoints to shards of ``shardlen`` datapoints, one after the other.
+
+    Opened again, it goes on behind the last of its shards; one that is not full is filled if it is a local dataset in
+    the columns layout, and left as it is otherwise. No shard is ever overwritten.
+
+    Args:
+      directory: the folder of the shards; it may exist.
+      spec, encoders, layout: as for ``DatasetWriter``.
+      shardlen: datapoints in a shard; None for a single shard without end.
+      shardstart: the first shard to write, as one of several writers.
+      shardstep: how many shards lie between two of this writer's.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str | os.PathLike[str] | Any,
+        spec: Mapping[str, str],
+        encoders: Mapping[str, Encoder | Any] | None,
+        shardlen: int | None = None,
+        shardstart: int = 0,
+        shardstep: int = 1,
+        layout: Layout = 'refs',
+    ) -> None:
+        super().__init__()
+        _check_steps(shardstart, shardstep)
+        if shardlen is not None and shardlen < 1:
+            raise InvalidArgumentError(f'shardlen is {shardlen}: a shard has 1 datapoint or more')
+        if shardlen is None and (shardstart > 0 or shardstep > 1):
+            raise InvalidArgumentError('shardstart and shardstep need a shardlen: without it there is one shard')
+        self.directory = Path(directory)
+        self._args = (spec, encoders, layout)
+        self._spec = check_spec(spec, layout)
+        fields_of(self._spec, encoders, layout, str(self.directory))  # refuses an unknown type before a shard is begun
+        self._layout = layout
+        self._shardlen, self._next, self._step = shardlen, shardstart, shardstep
+        self._writer: DatasetWriter | None = None
+        self._done = [0, 0, 0]  # shards, bytes and datapoints of the shards that were filled
+        self._resumed = 0
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({str(self.directory)!r})'
+
+    async def _open(self) -> None:
+        await self.directory.mkdir(parents=True, exist_ok=True)
+        mine = [n for n in await shards_in(self.directory) if n >= self._next and not (n - self._next) % self._step]
+        if not mine:
+            return
+        last = self.directory / shard_name(mine[-1])
+        if self._shardlen is None:
+            raise AlreadyExistsError(f'{last}: exists already: pass shardlen to write further shards')
+        if not await (last / 'spec.json').exists() and self._layout == 'refs':
+            raise AlreadyExistsError(
+                f'{last}: has no spec.json: another writer is writing it, or one died: remove it to write it again'
+            )
+        self._next = mine[-1] + self._step
+        if self._layout == 'columns' and last.store.local:
+            writer = await DatasetWriter.open(last, *self._args)
+            if len(writer) < self._shardlen:
+                self._writer, self._resumed = writer, len(writer)
+            else:
+                await writer.aclose()
+        elif (existing := await _read_spec(last)) != self._spec:
+            raise SpecError(f'{last}: exists with spec {existing}, which is not {self._spec}')
+
+    # --- what it is
+
+    @property
+    def spec(self) -> dict[str, str]:
+        """The type of each key, sorted by key."""
+        return dict(self._spec)
+
+    @property
+    def shards(self) -> int:
+        """How many shards this writer has begun."""
+        return self._done[0] + (self._writer is not None)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the shards that this writer has begun."""
+        return self._done[1] + (0 if self._writer is None else self._writer.size)
+
+    def __len__(self) -> int:
+        return self._done[2] + (0 if self._writer is None else len(self._writer) - self._resumed)
+
+    # --- appending
+
+    async def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:
+        """Append a datapoint; returns how many this writer had appended before. As ``DatasetWriter.append``."""
+        if self._state != 'open':
+            await self._ensure_open()
+        if self._writer is None:
+            folder = self.directory / shard_name(self._next)
+            self._writer = await DatasetWriter.open(folder, *self._args)
+            self._next += self._step
+        await self._writer.append(datapoint, flush)
+        index = len(self) - 1
+        if self._shardlen is not None and len(self._writer) >= self._shardlen:
+            await self._finish()
+        return index
+
+    async def flush(self) -> None:
+        """Hand on what was appended."""
+        self._check_open()
+        if self._writer is not None:
+            await self._writer.flush()
+
+    async def _finish(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            self._done = [self._done[0] + 1, self._done[1] + writer.size, self._done[2] + len(writer) - self._resumed]
+            self._resumed = 0
+            await writer.aclose()
+
+    async def _close(self) -> None:
+        await self._finish()
+
+    async def _abort(self) -> None:
+        if self._writer is not None:
+            await self._writer.abort()
+
+
+async def shards_in(directory: Path) -> list[int]:
+    """The numbers of the shards in a folder, sorted; what else lies there is ignored."""
+    found = []
+    async for entry in directory.store.scan(directory.key):
+        number = shard_number(entry.key.rpartition('/')[2])
+        if entry.is_dir and number is not None:
+            found.append(number)
+    return sorted(found)
+
+
+async def _read_spec(folder: Path) -> Spec:
+    place = folder / 'spec.json'
+    return parse_spec(await place.read_bytes(), str(place))
+
+
+def _check_steps(start: int, step: int) -> None:
+    if start < 0 or step < 1:
+        raise InvalidArgumentError(f'want shardstart >= 0 and shardstep >= 1, got {start} and {step}')
+
+

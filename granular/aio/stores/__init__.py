@@ -1,0 +1,78 @@
+"""One file per kind of store, and which of them an address means."""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
+from granular.config import IOConfig
+from granular.errors import InvalidArgumentError
+
+__all__ = ['Entry', 'ObjectWriter', 'Request', 'Stat', 'Store', 'resolve']
+
+_URL: Final = re.compile(r'([A-Za-z][A-Za-z0-9+.-]+)://(.*)', re.DOTALL)
+_FOREIGN: Final = ('name', 'parent', 'exists', 'open', 'glob', '__truediv__')
+
+
+def resolve(place: object, config: IOConfig, options: Mapping[str, Any]) -> tuple[Store, str]:
+    """The store and the key that an address means; nothing is asked of the store.
+
+    Args:
+      place: a string, an ``os.PathLike``, or a path object of somebody else's.
+      config: the knobs.
+      options: passed to the store.
+
+    Raises:
+      UnknownSchemeError: if there is no store for the scheme.
+      MissingExtraError: if the package for it is not installed.
+      InvalidArgumentError: for an address without a bucket, or with a password in it.
+    """
+    if not isinstance(place, str):
+        if isinstance(place, os.PathLike):
+            place = os.fsdecode(place)
+        elif all(hasattr(place, name) for name in _FOREIGN):
+            from granular.aio.stores.threaded import ForeignStore
+
+            return ForeignStore(str(place), config, {'path': place}), ''
+        else:
+            raise InvalidArgumentError(f'want an address or a path, got {type(place).__name__}')
+    match = _URL.fullmatch(place)
+    if match is None or match[1].lower() == 'file':
+        from granular.aio.stores.local import LocalStore
+
+        if options:
+            raise InvalidArgumentError(f'{place}: a local path takes no storage options, got {sorted(options)}')
+        return LocalStore('', config), _local_key(place if match is None else match[2])
+    scheme, rest = match[1].lower(), match[2]
+    root, _, key = rest.partition('/')
+    if scheme in ('s3', 's3a', 'gs', 'gcs', 'http', 'https'):
+        if not root:
+            raise InvalidArgumentError(f'{place}: names no {"host" if scheme.startswith("http") else "bucket"}')
+        if '@' in root:
+            raise InvalidArgumentError(f'{scheme}://...: pass credentials as options, not in the address')
+        key = key.strip('/') if scheme.startswith('http') else key.rstrip('/')
+    match scheme:
+        case 's3' | 's3a':
+            from granular.aio.stores.s3 import S3Store
+
+            return S3Store(f's3://{root}', config, options), key
+        case 'gs' | 'gcs':
+            from granular.aio.stores.gcs import GCSStore
+
+            return GCSStore(f'gs://{root}', config, options), key
+        case 'http' | 'https':
+            from granular.aio.stores.http import HTTPStore
+
+            return HTTPStore(f'{scheme}://{root}', config, options), key
+        case _:
+            from granular.aio.stores.threaded import FsspecStore, fsspec_root
+
+            base = fsspec_root(place)
+            return FsspecStore(base, config, options), f'{scheme}://{rest}'.removeprefix(base).strip('/')
+
+
+def _local_key(path: str) -> str:
+    """A local path without doubled slashes and single dots, as pathlib has it; '..' stays, for what links mean."""
+    parts = [part for part in path.split('/') if part not in ('', '.')]
+    return ('/' if path.startswith('/') else '') + '/'.join(parts) or '.'

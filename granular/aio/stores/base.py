@@ -1,0 +1,294 @@
+"""What a store can do. One class per kind of store; one instance per bucket (or host, or disk) and set of options."""
+
+import abc
+import asyncio
+import dataclasses
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from granular.aio.loops import gather
+from granular.aio.reply import Reply
+from granular.config import IOConfig, Merge, store_defaults
+from granular.errors import UnsupportedError
+
+_SECRET: Final = re.compile(r'key|secret|token|pass|cred|auth|sas|sign|conn|header|user', re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    """One name in a listing.
+
+    Attributes:
+      key: the full key in the store, without a trailing slash.
+      is_dir: whether it is a folder.
+      size: bytes of a file; 0 for a folder.
+    """
+
+    key: str
+    is_dir: bool
+    size: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stat:
+    """What is known of a file or folder.
+
+    Attributes:
+      size: bytes of a file; 0 for a folder.
+      modified: seconds since the epoch; None where the store gives none.
+      version: ETag or generation; None where the store gives none.
+      is_dir: whether it is a folder.
+    """
+
+    size: int
+    modified: float | None = None
+    version: str | None = None
+    is_dir: bool = False
+
+    @property
+    def st_size(self) -> int:
+        """The size, by pathlib's name."""
+        return self.size
+
+    @property
+    def st_mtime(self) -> float | None:
+        """The time of the last change, by pathlib's name."""
+        return self.modified
+
+
+class Request(NamedTuple):
+    """A byte range of an object, which must be of the version given, if one is."""
+
+    key: str
+    start: int
+    stop: int
+    version: str | None = None
+
+
+class ObjectWriter(abc.ABC):
+    """An object that is being written: it appears whole, at ``close``, or not at all."""
+
+    @abc.abstractmethod
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append bytes."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Publish the object."""
+
+    @abc.abstractmethod
+    async def abort(self) -> None:
+        """Leave nothing behind."""
+
+
+class Store(abc.ABC):
+    """A place that holds files or objects. Pickles to its root and options, without credentials.
+
+    Args:
+      root: what the addresses of its files begin with, such as ``s3://bucket``.
+      config: the knobs.
+      options: what the user passed on, such as ``endpoint_url``.
+    """
+
+    local = False
+    """Whether reads are answered without waiting, on the thread that asks."""
+
+    def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
+        self.root = root
+        self.config = config
+        self.options = dict(options)
+        self.merge: Merge = store_defaults(config, local=self.local)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.root, self.config, without_secrets(self.options))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Store) and type(self) is type(other) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.root))
+
+    def _identity(self) -> tuple[str, IOConfig, dict[str, Any]]:
+        return self.root, self.config, self.options
+
+    def url(self, key: str) -> str:
+        """The address of a key, as a user would write it."""
+        return f'{self.root}/{key}' if key else self.root
+
+    # --- reading
+
+    @abc.abstractmethod
+    async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
+        """One byte range; all of it by default. A negative start means that many bytes of the end.
+
+        Raises:
+          OutOfRangeError: if the object ends before ``stop``.
+          ObjectChangedError: if it is not of the version given.
+        """
+
+    async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
+        """Several byte ranges, of one object or of many, concurrently."""
+        replies = await gather([self.read(*request) for request in requests])
+        return [reply.data for reply in replies]
+
+    @abc.abstractmethod
+    async def stat(self, key: str) -> Stat:
+        """What is known of a file or folder.
+
+        Raises:
+          NotFoundError: if there is neither.
+        """
+
+    @abc.abstractmethod
+    def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
+        """The entries of a folder, page by page.
+
+        Args:
+          key: the folder.
+          prefix: what the names begin with; a store that cannot choose by it gives all.
+
+        Raises:
+          NotFoundError: if there is no such folder.
+        """
+
+    async def scan_tree(self, key: str) -> AsyncIterator[Entry]:
+        """All files and folders below a folder, page by page."""
+        folders = [key]
+        while folders:
+            async for entry in self.scan(folders.pop()):
+                yield entry
+                if entry.is_dir:
+                    folders.append(entry.key)
+
+    # --- writing
+
+    async def open_writer(self, key: str) -> ObjectWriter:
+        """Begin to write an object, replacing what is there at ``close``."""
+        raise self._unsupported('writing', key)
+
+    async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
+        """Make a folder. Object stores have none: there, a folder is what keys begin with."""
+        raise self._unsupported('making a folder', key)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Delete files. One that is not there is no error."""
+        raise self._unsupported('deleting', keys[0] if keys else '')
+
+    async def delete_tree(self, key: str) -> None:
+        """Delete a folder and all below it."""
+        raise self._unsupported('deleting', key)
+
+    async def copy_within(self, source: str, target: str) -> bool:
+        """Copy a file without moving its bytes through here; False if this store cannot."""
+        return False
+
+    def _unsupported(self, what: str, key: str) -> UnsupportedError:
+        return UnsupportedError(f'{self.url(key)}: {what} is not possible on {type(self).__name__}')
+
+
+class PartWriter(ObjectWriter):
+    """An upload in parts of equal size, of which a bounded number is in flight.
+
+    Memory is bounded by (``parallel`` + 2) parts. Parts double in size every 1,000, so that the 10,000 that S3 allows
+    reach 5 TiB.
+    """
+
+    def __init__(self, part_size: int, parallel: int) -> None:
+        self._part_size, self._parallel = part_size, parallel
+        self._buffer = bytearray()
+        self._parts = 0
+        self._started = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @abc.abstractmethod
+    async def begin(self) -> None:
+        """Start an upload in parts."""
+
+    @abc.abstractmethod
+    async def send(self, number: int, data: bytes, last: bool) -> None:
+        """Send a part, numbered from 0."""
+
+    @abc.abstractmethod
+    async def finish(self) -> None:
+        """Publish the parts sent."""
+
+    @abc.abstractmethod
+    async def discard(self) -> None:
+        """Drop the parts sent."""
+
+    @abc.abstractmethod
+    async def put(self, data: bytes) -> None:
+        """Publish an object small enough for one request."""
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._buffer += data
+        # One byte is kept back: the last part is known as such when it is sent.
+        while len(self._buffer) > self._part_size:
+            part = bytes(memoryview(self._buffer)[: self._part_size])
+            del self._buffer[: self._part_size]
+            await self._emit(part, last=False)
+
+    async def close(self) -> None:
+        if self._started:
+            await self._emit(bytes(self._buffer), last=True)
+            while self._tasks:
+                await self._settle()
+            await self.finish()
+        else:
+            await self.put(bytes(self._buffer))
+        self._buffer.clear()
+
+    async def abort(self) -> None:
+        self._buffer.clear()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        if self._started:
+            await self.discard()
+
+    async def _emit(self, part: bytes, last: bool) -> None:
+        if not self._started:
+            await self.begin()
+            self._started = True
+        while len(self._tasks) >= self._parallel:
+            await self._settle()
+        self._tasks.add(asyncio.ensure_future(self.send(self._parts, part, last)))
+        self._parts += 1
+        if self._parts % 1000 == 0:
+            self._part_size *= 2
+
+    async def _settle(self) -> None:
+        done, self._tasks = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+
+class Folders:
+    """The folders that sorted keys lie in, each when the first key in it comes: flat listings name none.
+
+    Args:
+      base: the folder that was listed.
+    """
+
+    def __init__(self, base: str) -> None:
+        self._base = len(base) + 1 if base else 0
+        self._last = ''
+
+    def of(self, key: str) -> list[Entry]:
+        """The folders above a key that no key before lay in."""
+        ends = [i for i, char in enumerate(key) if char == '/' and i >= self._base]
+        new = [Entry(key[:i], True) for i in ends if not self._last.startswith(key[: i + 1])]
+        self._last = key
+        return new
+
+
+def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options without what may be a credential, by name, however deep."""
+    clean: dict[str, Any] = {}
+    for name, value in options.items():
+        if _SECRET.search(name):
+            continue
+        clean[name] = without_secrets(value) if isinstance(value, Mapping) else value
+    return clean

@@ -1,0 +1,282 @@
+"""Google Cloud Storage: reads through aiohttp with the token of gcsfs's credentials, all else through gcsfs."""
+
+import asyncio
+import contextlib
+import datetime
+import ipaddress
+import os
+import urllib.parse
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any
+
+import aiohttp
+import yarl
+
+from granular.aio.loops import Scope, gather, offload
+from granular.aio.stores.base import Entry, Folders, ObjectWriter, PartWriter, Stat
+from granular.aio.stores.remote import Client, RemoteStore
+from granular.aio.transport import Transport
+from granular.errors import (
+    AccessDeniedError,
+    AlreadyExistsError,
+    GranularError,
+    InvalidArgumentError,
+    MissingExtraError,
+    NotFoundError,
+    StoreError,
+)
+
+_BATCH = 100  # keys in one delete request
+_RENEW = 300.0  # seconds before a token's end
+
+
+class GCSStore(RemoteStore):
+    """One bucket.
+
+    Options: ``token``, ``project``, ``anon``, ``endpoint_url``, ``requester_pays``, and what else
+    :class:`gcsfs.GCSFileSystem` takes. Where they are silent, STORAGE_EMULATOR_HOST and gcsfs's chain speak.
+    """
+
+    @property
+    def bucket(self) -> str:
+        """The bucket's name."""
+        return self.root.removeprefix('gs://')
+
+    async def open_client(self, opened: Scope) -> 'GCSClient':
+        # Importing gcsfs and finding credentials takes a while: not on the loop.
+        client = await offload(GCSClient, self, asyncio.get_running_loop())
+        client.transport = Transport(self.config, 'x-goog-generation')
+        opened.on_close(client.aclose)
+        return client
+
+    async def client(self) -> 'GCSClient':
+        client: GCSClient = await super().client()
+        return client
+
+    async def stat(self, key: str) -> Stat:
+        client = await self.client()
+        with translated(self.url(key)):
+            if key:
+                with contextlib.suppress(FileNotFoundError):
+                    item = await client.call('GET', 'b/{}/o/{}', self.bucket, key, json_out=True)
+                    when = datetime.datetime.fromisoformat(item['updated']).timestamp() if 'updated' in item else None
+                    return Stat(int(item['size']), when, item['generation'])
+            prefix = f'{key}/' if key else None
+            page = await client.call('GET', 'b/{}/o', self.bucket, prefix=prefix, maxResults=1, json_out=True)
+        if not key or page.get('items') or page.get('prefixes'):
+            return Stat(0, is_dir=True)
+        raise NotFoundError(f'{self.url(key)}: no such object or folder')
+
+    async def _pages(self, key: str, prefix: str, **options: Any) -> AsyncIterator[dict[str, Any]]:
+        client = await self.client()
+        start = f'{key}/{prefix}' if key else prefix
+        found, token = not key or bool(prefix), None
+        while True:
+            with translated(self.url(key)):
+                page: dict[str, Any] = await client.call(
+                    'GET', 'b/{}/o', self.bucket, prefix=start or None, maxResults=1000, pageToken=token,
+                    json_out=True, **options,
+                )  # fmt: skip
+            if not found and not page.get('prefixes') and not page.get('items'):
+                raise NotFoundError(f'{self.url(key)}: no such folder')
+            found = True
+            yield page
+            token = page.get('nextPageToken')
+            if not token:
+                return
+
+    async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
+        async for page in self._pages(key, prefix, delimiter='/'):
+            for folder in page.get('prefixes', ()):
+                yield Entry(folder[:-1], True)
+            for item in page.get('items', ()):
+                # A key that ends in a slash marks a folder, and the folder itself is no entry of it.
+                if not item['name'].endswith('/'):
+                    yield Entry(item['name'], False, int(item['size']))
+
+    async def scan_tree(self, key: str) -> AsyncIterator[Entry]:
+        folders = Folders(key)
+        async for page in self._pages(key, ''):
+            for item in page.get('items', ()):
+                for folder in folders.of(item['name']):
+                    yield folder
+                if not item['name'].endswith('/'):
+                    yield Entry(item['name'], False, int(item['size']))
+
+    async def open_writer(self, key: str) -> ObjectWriter:
+        return GCSWriter(self, (await self.client()).fs, key)
+
+    async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
+        client = await self.client()
+        if not key:
+            with translated(self.root):
+                try:
+                    await client.call('GET', 'b/{}', self.bucket, json_out=True)
+                except FileNotFoundError:
+                    body = {'name': self.bucket}
+                    await client.call('POST', 'b/', project=client.fs.project, json=body, json_out=True)
+                    return
+            if not exist_ok:
+                raise AlreadyExistsError(f'{self.root}: exists already')
+        elif not exist_ok:
+            with contextlib.suppress(NotFoundError):
+                await self.stat(key)
+                raise AlreadyExistsError(f'{self.url(key)}: exists already')
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        client = await self.client()
+
+        async def one(key: str) -> None:
+            with translated(self.url(key)), contextlib.suppress(FileNotFoundError):
+                await client.call('DELETE', 'b/{}/o/{}', self.bucket, key)
+
+        for i in range(0, len(keys), _BATCH):
+            await gather([one(key) for key in keys[i : i + _BATCH]])
+
+    async def delete_tree(self, key: str) -> None:
+        async for page in self._pages(key, ''):
+            await self.delete([item['name'] for item in page.get('items', ())])
+
+    async def copy_within(self, source: str, target: str) -> bool:
+        client = await self.client()
+        with translated(self.url(source)):
+            await client.fs._cp_file(f'{self.bucket}/{source}', f'{self.bucket}/{target}')
+        return True
+
+
+class GCSClient(Client):
+    """A bucket under one event loop. Made on a worker thread, as finding credentials blocks."""
+
+    def __init__(self, store: GCSStore, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        try:
+            # Not gcsfs.GCSFileSystem, which asks a gRPC endpoint for the kind of each bucket: emulators have none.
+            from gcsfs.core import GCSFileSystem
+        except ImportError as error:
+            raise MissingExtraError("gs:// needs gcsfs: pip install 'granular[gcs]'") from error
+        self._store = store
+        options = dict(store.options)
+        if options.pop('anon', False):
+            options['token'] = 'anon'
+        emulated = options.get('endpoint_url') or os.environ.get('STORAGE_EMULATOR_HOST') not in (None, '', 'default')
+        if emulated and not os.environ.get('GOOGLE_APPLICATION_CREDENTIALS'):
+            options.setdefault('token', 'anon')
+        with translated(store.root):
+            self.fs = GCSFileSystem(
+                **options, asynchronous=True, loop=loop, skip_instance_cache=True, use_listings_cache=False
+            )
+        self._location = str(self.fs._location).rstrip('/')
+        parts = urllib.parse.urlsplit(self._location)
+        if parts.scheme not in ('http', 'https') or parts.username or parts.password:
+            raise InvalidArgumentError(f'{store.root}: endpoint_url must be http(s)://host, without credentials')
+        if parts.scheme == 'http' and self.fs.credentials.credentials is not None and not _loopback(parts.hostname):
+            raise InvalidArgumentError(f'{store.root}: a token is not sent over plain http to {parts.hostname}: use https')
+
+    async def sign(self, key: str) -> tuple[yarl.URL, Mapping[str, str]]:
+        bucket, name = self._store.bucket, urllib.parse.quote(key, safe='')
+        url = f'{self._location}/download/storage/v1/b/{bucket}/o/{name}?alt=media'
+        headers = await self._headers()
+        if payer := self._store.options.get('requester_pays'):
+            url += '&userProject=' + urllib.parse.quote(payer if isinstance(payer, str) else self.fs.project)
+        return yarl.URL(url, encoded=True), headers
+
+    async def _headers(self) -> dict[str, str]:
+        # What is stored compressed is given as it is stored: ranges of it would mean nothing otherwise.
+        headers = {'Accept-Encoding': 'gzip'}
+        token = self.fs.credentials.credentials
+        if token is not None:
+            with translated(self._store.root):
+                left = token.expiry and token.expiry.replace(tzinfo=datetime.UTC) - datetime.datetime.now(datetime.UTC)
+                if not token.valid or (left and left.total_seconds() < _RENEW):
+                    await offload(self.fs.credentials.maybe_refresh, _RENEW)
+                token.apply(headers)
+        return headers
+
+    async def call(self, *args: Any, **kwargs: Any) -> Any:
+        """A call of the JSON API, through gcsfs; its token is renewed off the loop first."""
+        await self._headers()
+        return await self.fs._call(*args, **kwargs)
+
+    async def aclose(self) -> None:
+        """Close the sessions."""
+        await self.transport.aclose()
+        if self.fs._session is not None:
+            await self.fs._session.close()
+
+
+class GCSWriter(PartWriter):
+    """A resumable upload, whose parts follow one another, or a single put if one part is enough."""
+
+    def __init__(self, store: GCSStore, fs: Any, key: str) -> None:
+        super().__init__(store.config.part_size, parallel=1)
+        self._name, self._fs, self._bucket, self._key = store.url(key), fs, store.bucket, key
+        self._location = ''
+        self._offset = 0
+
+    async def begin(self) -> None:
+        from gcsfs.core import initiate_upload
+
+        with translated(self._name):
+            self._location = await initiate_upload(self._fs, self._bucket, self._key)
+
+    async def send(self, number: int, data: bytes, last: bool) -> None:
+        from gcsfs.core import upload_chunk
+
+        begin, self._offset = self._offset, self._offset + len(data)
+        size = self._offset if last else '*'
+        headers = {
+            'Content-Range': f'bytes {begin}-{self._offset - 1}/{size}',
+            'Content-Type': 'application/octet-stream',
+            'Content-Length': str(len(data)),
+        }
+        with translated(self._name):
+            if last:
+                await upload_chunk(self._fs, self._location, data, begin, self._offset, 'application/octet-stream')
+            else:
+                await self._fs._call('POST', self._location, headers=headers, data=data)
+
+    async def finish(self) -> None:
+        """The last part has finished the upload."""
+
+    async def discard(self) -> None:
+        with translated(self._name), contextlib.suppress(FileNotFoundError):
+            # GCS answers 499 to a cancelled upload; what is not cancelled expires after a week, and never appears.
+            session: aiohttp.ClientSession = self._fs.session
+            async with session.delete(self._location):
+                pass
+
+    async def put(self, data: bytes) -> None:
+        from gcsfs.core import simple_upload
+
+        with translated(self._name):
+            await simple_upload(self._fs, self._bucket, self._key, data)
+
+
+def _loopback(host: str | None) -> bool:
+    if host is None or host == 'localhost':
+        return host is not None
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@contextlib.contextmanager
+def translated(name: str) -> Iterator[None]:
+    """Turn the errors of gcsfs and of Google's libraries into ours."""
+    from gcsfs.retry import HttpError
+    from google.auth.exceptions import GoogleAuthError
+
+    try:
+        yield
+    except GranularError:
+        raise
+    except FileNotFoundError as error:
+        raise NotFoundError(f'{name}: no such bucket or object') from error
+    except GoogleAuthError as error:
+        raise AccessDeniedError(f'{name}: {error}') from error
+    except (HttpError, OSError, aiohttp.ClientError, TimeoutError) as error:
+        code = getattr(error, 'code', None)
+        if code in (401, 403) or 'orbidden' in str(error):
+            raise AccessDeniedError(f'{name}: access denied ({error}): check the credentials and their rights') from error
+        raise StoreError(f'{name}: {type(error).__name__}: {error}') from error

@@ -1,0 +1,95 @@
+"""Files on a web server, read only: reads through aiohttp, listing through fsspec, which reads the links of a page."""
+
+import contextlib
+import email.utils
+import urllib.parse
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import yarl
+
+from granular.aio.loops import Scope
+from granular.aio.stores.base import Entry, Stat
+from granular.aio.stores.remote import Client, RemoteStore
+from granular.aio.transport import Transport
+from granular.errors import AccessDeniedError, NotFoundError, StoreError
+
+
+class HTTPStore(RemoteStore):
+    """One host. Options: ``headers`` to send with each request, and what else fsspec's HTTPFileSystem takes."""
+
+    async def open_client(self, opened: Scope) -> 'HTTPClient':
+        client = HTTPClient(self)
+        client.transport = Transport(self.config, 'ETag', redirects=True)
+        opened.on_close(client.aclose)
+        return client
+
+    async def client(self) -> 'HTTPClient':
+        client: HTTPClient = await super().client()
+        return client
+
+    async def stat(self, key: str) -> Stat:
+        client = await self.client()
+        try:
+            head = await client.head(key, self.url(key))
+        except NotFoundError:
+            head = None
+        # A server's page for a folder, with or without the slash, is its listing.
+        if head is None or head.get('Content-Type', '').startswith('text/html'):
+            with contextlib.suppress(NotFoundError):
+                if await self._links(key):
+                    return Stat(0, is_dir=True)
+        if head is None:
+            raise NotFoundError(f'{self.url(key)}: no such object (status 404)')
+        when = email.utils.parsedate_to_datetime(head['Last-Modified']).timestamp() if 'Last-Modified' in head else None
+        if 'Content-Length' not in head:
+            raise StoreError(f'{self.url(key)}: the server does not say its size')
+        return Stat(int(head['Content-Length']), when, head.get('ETag'))
+
+    async def _links(self, key: str) -> list[str]:
+        fs = (await self.client()).filesystem()
+        url = self.url(key).rstrip('/') + '/'
+        try:
+            links: list[str] = await fs._ls(url, detail=False)
+        except FileNotFoundError as error:
+            raise NotFoundError(f'{url}: no such folder') from error
+        except (OSError, ValueError) as error:
+            if getattr(error, 'status', None) in (401, 403):
+                raise AccessDeniedError(f'{url}: access denied: the server lists no folders') from error
+            raise StoreError(f'{url}: {error}') from error
+        return sorted(link for link in links if link.startswith(url) and link != url)
+
+    async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
+        for link in await self._links(key):
+            yield Entry(urllib.parse.unquote(link.removeprefix(self.root).strip('/')), link.endswith('/'))
+
+
+class HTTPClient(Client):
+    """A host under one event loop."""
+
+    def __init__(self, store: HTTPStore) -> None:
+        super().__init__()
+        self._store = store
+        self._fs: Any = None
+
+    async def sign(self, key: str) -> tuple[yarl.URL, Mapping[str, str]]:
+        path, mark, query = key.partition('?')
+        url = f'{self._store.root}/{urllib.parse.quote(path, safe="/~-_.")}{mark}{query}'
+        return yarl.URL(url, encoded=True), self._store.options.get('headers', {})
+
+    def filesystem(self) -> Any:
+        """The fsspec filesystem that lists."""
+        if self._fs is None:
+            from fsspec.implementations.http import HTTPFileSystem
+
+            self._fs = HTTPFileSystem(
+                asynchronous=True, skip_instance_cache=True, use_listings_cache=False,
+                client_kwargs={'headers': self._store.options.get('headers', {})},
+            )  # fmt: skip
+        return self._fs
+
+    async def aclose(self) -> None:
+        """Close the sessions."""
+        await self.transport.aclose()
+        if self._fs is not None and self._fs._session is not None:
+            await self._fs._session.close()

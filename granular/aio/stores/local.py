@@ -1,0 +1,298 @@
+"""Files on a local disk, read without waiting by ``os.pread``."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, BinaryIO
+
+from granular.aio.loops import offload, running_loop
+from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
+from granular.aio.reply import Reply, changed, counters
+from granular.config import IOConfig, KiB, MiB
+from granular.errors import AccessDeniedError, AlreadyExistsError, NotFoundError, OutOfRangeError, StoreError
+
+# Up to here a read under an event loop is done in place: it takes less time than a thread takes to begin.
+_IN_PLACE = 256 * KiB
+# Linux reads at most 2 GiB - 4 KiB in one call.
+_MAX_READ = 1 << 30
+
+
+class File:
+    """An open file, closed when the last who reads it lets go."""
+
+    __slots__ = ('fd', 'size', 'version')
+
+    def __init__(self, path: str) -> None:
+        self.fd = -1
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        info = os.fstat(self.fd)
+        self.size = info.st_size
+        self.version = version_of(info)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # The default stays when modules are cleared at exit.
+        if self.fd >= 0:
+            close(self.fd)
+
+    def exactly(self, key: str, start: int, stop: int) -> bytes:
+        """The bytes from start to stop, all of them."""
+        parts, at = [], start
+        while at < stop:
+            parts.append(os.pread(self.fd, min(stop - at, _MAX_READ), at))
+            if not parts[-1]:
+                size = os.fstat(self.fd).st_size
+                raise OutOfRangeError(f'{key}: bytes {start} to {stop} were asked for, but it has {size}')
+            at += len(parts[-1])
+        return parts[0] if len(parts) == 1 else b''.join(parts)
+
+
+def version_of(info: os.stat_result) -> str:
+    """What tells one version of a file from the next."""
+    return f'{info.st_ino:x}-{info.st_size:x}-{info.st_mtime_ns:x}'
+
+
+class Files:
+    """The files that were read last, kept open: at most ``limit`` of them, however many shards there are.
+
+    They are kept by path and version, so that a reader of a file that was replaced since goes on with what it opened.
+    """
+
+    def __init__(self, limit: int = 512) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self.opened: dict[tuple[str, str], File] = {}
+
+    def current(self, path: str) -> File:
+        """The file as it is now."""
+        return self.opened.get((path, version_of(os.stat(path)))) or self._keep(path, File(path))
+
+    def pinned(self, path: str, version: str) -> File:
+        """The file of that version.
+
+        Raises:
+          ObjectChangedError: if it was replaced, and what it was before is not open any more.
+        """
+        file = self.opened.get((path, version))
+        if file is None:
+            file = self._keep(path, File(path))
+            if file.version != version:
+                raise changed(path, version, file.version)
+        return file
+
+    def _keep(self, path: str, file: File) -> File:
+        with self._lock:
+            while len(self.opened) >= self._limit:
+                del self.opened[next(iter(self.opened))]
+            self.opened[path, file.version] = file
+        return file
+
+    def get(self, path: str, version: str | None) -> File:
+        """The file of that version, or as it is now if any version will do."""
+        return self.current(path) if version is None else self.pinned(path, version)
+
+    def forget(self, path: str) -> None:
+        """Let go of a file, as before it is deleted."""
+        with self._lock:
+            for key in [key for key in self.opened if key[0] == path]:
+                del self.opened[key]
+
+
+files = Files()
+
+
+@contextlib.contextmanager
+def translated(path: str) -> Any:
+    """Turn the system's errors into ours."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise NotFoundError(f'{path}: no such file or folder') from error
+    except NotADirectoryError as error:
+        raise NotFoundError(f'{path}: no such folder: a part of it is a file') from error
+    except FileExistsError as error:
+        raise AlreadyExistsError(f'{path}: exists already') from error
+    except PermissionError as error:
+        raise AccessDeniedError(f'{path}: permission denied') from error
+    except IsADirectoryError as error:
+        raise StoreError(f'{path}: is a folder, not a file') from error
+    except OSError as error:
+        if isinstance(error, StoreError | OutOfRangeError):
+            raise
+        raise StoreError(f'{path}: {error.strerror or error}') from error
+
+
+class LocalStore(Store):
+    """The local disk. Keys are paths as the operating system takes them."""
+
+    local = True
+
+    def __init__(self, root: str = '', config: IOConfig | None = None, options: Mapping[str, Any] = {}) -> None:
+        super().__init__(root, config or IOConfig(), options)
+
+    def url(self, key: str) -> str:
+        return key
+
+    # --- reading
+
+    async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
+        if running_loop() is not None and (stop is None or stop - start > _IN_PLACE):
+            return await offload(self.read_now, key, start, stop, version)
+        return self.read_now(key, start, stop, version)
+
+    def read_now(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
+        """Read on this thread."""
+        with translated(key):
+            file = files.get(key, version)
+            first = max(0, file.size + start) if start < 0 else start
+            data = file.exactly(key, first, max(first, file.size) if stop is None else stop)
+        counters.requests += 1
+        counters.bytes += len(data)
+        return Reply(data, first, file.size, file.version)
+
+    async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
+        if running_loop() is not None and sum(stop - start for _, start, stop, _ in requests) > _IN_PLACE:
+            return await offload(self.read_many_now, requests)
+        return self.read_many_now(requests)
+
+    def read_many_now(self, requests: Sequence[Request]) -> list[bytes]:
+        """Several byte ranges, on this thread."""
+        pread = os.pread
+        replies: list[bytes] = []
+        last, file, total = None, None, 0
+        for key, start, stop, version in requests:
+            if key is not last or file is None:
+                with translated(key):
+                    file, last = files.get(key, version), key
+                fd = file.fd
+            size = stop - start
+            data = pread(fd, size, start)
+            if len(data) != size:
+                data = file.exactly(key, start, stop)
+            replies.append(data)
+            total += size
+        counters.requests += len(replies)
+        counters.bytes += total
+        return replies
+
+    async def stat(self, key: str) -> Stat:
+        def call() -> Stat:
+            with translated(key):
+                info = os.stat(key)
+            is_dir = os.path.isdir(key)
+            return Stat(0 if is_dir else info.st_size, info.st_mtime, version_of(info), is_dir)
+
+        return await offload(call)
+
+    async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
+        def call() -> list[Entry]:
+            with translated(key), os.scandir(key) as found:
+                entries = [
+                    Entry(item.name if key == '.' else os.path.join(key, item.name), item.is_dir(),
+                          item.stat().st_size if item.is_file() else 0)
+                    for item in found
+                ]  # fmt: skip
+            return sorted(entries, key=lambda entry: entry.key)
+
+        for entry in await offload(call):
+            yield entry
+
+    # --- writing
+
+    async def open_writer(self, key: str) -> ObjectWriter:
+        return await offload(LocalWriter, key)
+
+    async def open_appender(self, key: str, size: int) -> BinaryIO:
+        """A file open for appending behind its first ``size`` bytes; what lies there is cut off."""
+
+        def call() -> BinaryIO:
+            with translated(key):
+                file = open(key, 'ab')  # noqa: SIM115
+                if file.tell() != size:
+                    file.truncate(size)
+            return file
+
+        return await offload(call)
+
+    async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
+        def call() -> None:
+            with translated(key):
+                if parents:
+                    os.makedirs(key, exist_ok=exist_ok)
+                else:
+                    try:
+                        os.mkdir(key)
+                    except FileExistsError:
+                        if not exist_ok or not os.path.isdir(key):
+                            raise
+
+        await offload(call)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        def call() -> None:
+            for key in keys:
+                files.forget(key)
+                with translated(key), contextlib.suppress(FileNotFoundError):
+                    os.unlink(key)
+
+        await offload(call)
+
+    async def delete_tree(self, key: str) -> None:
+        def call() -> None:
+            with translated(key):
+                shutil.rmtree(key)
+
+        await offload(call)
+
+    async def copy_within(self, source: str, target: str) -> bool:
+        def call() -> bool:
+            with translated(source):
+                draft = draft_of(target)
+                try:
+                    shutil.copyfile(source, draft)
+                    os.replace(draft, target)
+                finally:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(draft)
+            return True
+
+        return await offload(call)
+
+
+def draft_of(key: str) -> str:
+    """A name beside the file, for what is to replace it at once."""
+    folder, name = os.path.split(key)
+    return os.path.join(folder, f'.{name}.{secrets.token_hex(4)}.part')
+
+
+class LocalWriter(ObjectWriter):
+    """A file written beside its place and moved there when it is whole, as an object of a bucket appears."""
+
+    def __init__(self, key: str) -> None:
+        self._key, self._draft = key, draft_of(key)
+        with translated(key):
+            self._file = open(self._draft, 'xb', buffering=MiB)  # noqa: SIM115
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        if len(data) > _IN_PLACE:
+            await offload(self._file.write, data)
+        else:
+            self._file.write(data)
+
+    async def close(self) -> None:
+        def call() -> None:
+            with translated(self._key):
+                self._file.close()
+                os.replace(self._draft, self._key)
+
+        await offload(call)
+
+    async def abort(self) -> None:
+        def call() -> None:
+            self._file.close()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._draft)
+
+        await offload(call)

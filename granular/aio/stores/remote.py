@@ -1,0 +1,70 @@
+"""What buckets and web servers share: one client per event loop, whose reads are bare GETs."""
+
+import abc
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import yarl
+
+from granular.aio.loops import Scope, peek_scope, scope
+from granular.aio.reply import Reply
+from granular.aio.stores.base import Store
+from granular.aio.transport import Transport
+
+# A signature of S3 is good for 15 minutes; a token is renewed some minutes before its end.
+_SIGNED_FOR: Final = 240.0
+_REMEMBERED: Final = 65536
+
+
+class Client(abc.ABC):
+    """A store under one event loop: its session and what it knows of its objects."""
+
+    transport: Transport
+
+    def __init__(self) -> None:
+        self._ready: dict[str, tuple[float, tuple[yarl.URL, Mapping[str, str]]]] = {}
+
+    @abc.abstractmethod
+    async def sign(self, key: str) -> tuple[yarl.URL, Mapping[str, str]]:
+        """The address of an object and the headers that open it, good for some minutes and any range."""
+
+    async def prepare(self, key: str) -> tuple[yarl.URL, Mapping[str, str]]:
+        """As ``sign``, remembered."""
+        now = time.monotonic()
+        entry = self._ready.get(key)
+        if entry is not None and now - entry[0] < _SIGNED_FOR:
+            return entry[1]
+        signed = await self.sign(key)
+        if len(self._ready) >= _REMEMBERED:
+            self._ready.clear()
+        self._ready[key] = (now, signed)
+        return signed
+
+    async def read(self, key: str, name: str, start: int, stop: int | None, version: str | None) -> Reply:
+        """One byte range of an object."""
+        return await self.transport.read(lambda: self.prepare(key), name, start, stop, version)
+
+    async def head(self, key: str, name: str) -> Mapping[str, str]:
+        """The headers of an object."""
+        return await self.transport.head(lambda: self.prepare(key), name)
+
+
+class RemoteStore(Store):
+    """A store that is read through a client."""
+
+    @abc.abstractmethod
+    async def open_client(self, opened: Scope) -> Any:
+        """A new client; what it opens is closed by ``opened.on_close``."""
+
+    async def client(self) -> Any:
+        """The running loop's client."""
+        opened = peek_scope()
+        if opened is not None and (client := opened.peek(self)) is not None:
+            return client
+        opened = await scope()
+        return await opened.get(self, self.open_client)
+
+    async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
+        client: Client = await self.client()
+        return await client.read(key, self.url(key), start, stop, version)

@@ -1,0 +1,316 @@
+"""S3 and what speaks its protocol: reads through aiohttp with a signature per object, all else through s3fs."""
+
+import contextlib
+import os
+import urllib.parse
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any
+
+import yarl
+
+from granular.aio.loops import Scope, offload
+from granular.aio.stores.base import Entry, Folders, ObjectWriter, PartWriter, Stat
+from granular.aio.stores.remote import Client, RemoteStore
+from granular.aio.transport import Transport
+from granular.errors import (
+    AccessDeniedError,
+    AlreadyExistsError,
+    GranularError,
+    InvalidArgumentError,
+    MissingExtraError,
+    NotFoundError,
+    StoreError,
+)
+
+_BATCH = 1000  # keys in one delete request
+
+
+class S3Store(RemoteStore):
+    """One bucket.
+
+    Options: ``key``, ``secret``, ``token``, ``profile``, ``anon``, ``endpoint_url``, ``region``, ``requester_pays``, and
+    what else :class:`s3fs.S3FileSystem` takes. Where they are silent, the environment and botocore's chain speak.
+    """
+
+    @property
+    def bucket(self) -> str:
+        """The bucket's name."""
+        return self.root.removeprefix('s3://')
+
+    async def open_client(self, opened: Scope) -> 'S3Client':
+        # Importing botocore and loading its models takes a while: not on the loop.
+        client = await offload(S3Client, self)
+        client.transport = Transport(self.config, 'ETag')
+        opened.on_close(client.aclose)
+        return client
+
+    async def client(self) -> 'S3Client':
+        client: S3Client = await super().client()
+        return client
+
+    async def stat(self, key: str) -> Stat:
+        client = await self.client()
+        fs = await client.filesystem()
+        with translated(self.url(key)):
+            if key:
+                with contextlib.suppress(FileNotFoundError, NotFoundError):
+                    head = await fs._call_s3('head_object', Bucket=self.bucket, Key=key, **fs.req_kw)
+                    return Stat(head['ContentLength'], head['LastModified'].timestamp(), head['ETag'])
+            prefix = f'{key}/' if key else ''
+            page = await fs._call_s3('list_objects_v2', Bucket=self.bucket, Prefix=prefix, MaxKeys=1)
+        if not key or page.get('KeyCount', len(page.get('Contents', ()))):
+            return Stat(0, is_dir=True)
+        raise NotFoundError(f'{self.url(key)}: no such object or folder')
+
+    async def _pages(self, key: str, prefix: str, **options: Any) -> AsyncIterator[dict[str, Any]]:
+        client = await self.client()
+        fs = await client.filesystem()
+        options = {'Bucket': self.bucket, 'Prefix': f'{key}/{prefix}' if key else prefix, **options}
+        found = not key or bool(prefix)
+        while True:
+            with translated(self.url(key)):
+                page: dict[str, Any] = await fs._call_s3('list_objects_v2', **options)
+            if not found and not page.get('CommonPrefixes') and not page.get('Contents'):
+                raise NotFoundError(f'{self.url(key)}: no such folder')
+            found = True
+            yield page
+            if not page.get('IsTruncated'):
+                return
+            options['ContinuationToken'] = page['NextContinuationToken']
+
+    async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
+        async for page in self._pages(key, prefix, Delimiter='/'):
+            for folder in page.get('CommonPrefixes', ()):
+                yield Entry(folder['Prefix'][:-1], True)
+            for item in page.get('Contents', ()):
+                # A key that ends in a slash marks a folder, and the folder itself is no entry of it.
+                if not item['Key'].endswith('/'):
+                    yield Entry(item['Key'], False, item['Size'])
+
+    async def scan_tree(self, key: str) -> AsyncIterator[Entry]:
+        folders = Folders(key)
+        async for page in self._pages(key, ''):
+            for item in page.get('Contents', ()):
+                for folder in folders.of(item['Key']):
+                    yield folder
+                if not item['Key'].endswith('/'):
+                    yield Entry(item['Key'], False, item['Size'])
+
+    async def open_writer(self, key: str) -> ObjectWriter:
+        client = await self.client()
+        return S3Writer(self, await client.filesystem(), key)
+
+    async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
+        client = await self.client()
+        fs = await client.filesystem()
+        if not key:
+            with translated(self.root):
+                try:
+                    await fs._mkdir(self.bucket, create_parents=True)
+                except FileExistsError:
+                    if not exist_ok:
+                        raise
+        elif not exist_ok:
+            with contextlib.suppress(NotFoundError):
+                await self.stat(key)
+                raise AlreadyExistsError(f'{self.url(key)}: exists already')
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        client = await self.client()
+        fs = await client.filesystem()
+        with translated(self.url(keys[0]) if keys else self.root):
+            if len(keys) == 1:
+                await fs._call_s3('delete_object', Bucket=self.bucket, Key=keys[0])
+                return
+            for i in range(0, len(keys), _BATCH):
+                objects = [{'Key': key} for key in keys[i : i + _BATCH]]
+                out = await fs._call_s3('delete_objects', Bucket=self.bucket, Delete={'Objects': objects})
+                if failed := out.get('Errors'):
+                    raise StoreError(
+                        f'{self.url(failed[0]["Key"])}: not deleted: {failed[0].get("Code")} ({len(failed)} of {len(objects)})'
+                    )
+
+    async def delete_tree(self, key: str) -> None:
+        async for page in self._pages(key, ''):
+            await self.delete([item['Key'] for item in page.get('Contents', ())])
+
+    async def copy_within(self, source: str, target: str) -> bool:
+        client = await self.client()
+        fs = await client.filesystem()
+        with translated(self.url(source)):
+            await fs._cp_file(f'{self.bucket}/{source}', f'{self.bucket}/{target}')
+        return True
+
+
+class S3Client(Client):
+    """A bucket under one event loop. Made on a worker thread, as botocore reads files and services for it."""
+
+    def __init__(self, store: S3Store) -> None:
+        super().__init__()
+        try:
+            import s3fs  # noqa: F401
+            from aiobotocore.session import AioSession
+            from botocore.session import Session
+        except ImportError as error:
+            raise MissingExtraError("s3:// needs s3fs: pip install 'granular[s3]'") from error
+        self._store = store
+        options = dict(store.options)
+        self._anon = bool(options.get('anon'))
+        profile = options.pop('profile', None)
+        self._session = Session(profile=profile)
+        self._fs_session = AioSession(profile=profile)
+        self._fs_session.get_component('data_loader').load_service_model('s3', 'service-2')
+        self._fs: Any = None
+        env = os.environ.get
+        with translated(store.root):
+            configured = self._session.get_scoped_config()
+            self._endpoint = (
+                options.pop('endpoint_url', None)
+                or env('AWS_ENDPOINT_URL_S3')
+                or env('AWS_ENDPOINT_URL')
+                or configured.get('endpoint_url')
+            )
+            self._region = (
+                options.pop('region', None)
+                or options.get('client_kwargs', {}).get('region_name')
+                or env('AWS_REGION')
+                or env('AWS_DEFAULT_REGION')
+                or configured.get('region')
+                or 'us-east-1'
+            )
+            if 'key' in options and 'secret' in options:
+                self._session.set_credentials(options['key'], options['secret'], options.get('token'))
+            self._credentials = None if self._anon else self._session.get_credentials()
+        if self._credentials is None and not self._anon:
+            raise AccessDeniedError(
+                f'{store.root}: found no AWS credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile, '
+                f'pass key= and secret=, or anon=True for a public bucket'
+            )
+        self._options = options
+        self._base = self._address()
+
+    def _address(self) -> str:
+        bucket = self._store.bucket
+        if self._endpoint:
+            parts = urllib.parse.urlsplit(self._endpoint)
+            if parts.scheme not in ('http', 'https') or parts.username or parts.password:
+                raise InvalidArgumentError(f'{self._store.root}: endpoint_url must be http(s)://host, without credentials')
+            return f'{self._endpoint.rstrip("/")}/{bucket}'
+        domain = 'amazonaws.com.cn' if self._region.startswith('cn-') else 'amazonaws.com'
+        if '.' in bucket:  # its certificate would not match
+            return f'https://s3.{self._region}.{domain}/{bucket}'
+        return f'https://{bucket}.s3.{self._region}.{domain}'
+
+    async def sign(self, key: str) -> tuple[yarl.URL, Mapping[str, str]]:
+        url = f'{self._base}/{urllib.parse.quote(key, safe="/~-_.")}'
+        if self._credentials is None:
+            return yarl.URL(url, encoded=True), {}
+        with translated(self._store.url(key)):
+            if getattr(self._credentials, 'refresh_needed', bool)():
+                await offload(self._credentials.get_frozen_credentials)
+            frozen = self._credentials.get_frozen_credentials()
+        return yarl.URL(url, encoded=True), self._signature(url, frozen)
+
+    def _signature(self, url: str, frozen: Any) -> dict[str, str]:
+        """Headers signed for the object, not for a range of it: Range is added later and may be any."""
+        from botocore.auth import S3SigV4Auth
+        from botocore.awsrequest import AWSRequest
+
+        fixed = {'x-amz-request-payer': 'requester'} if self._options.get('requester_pays') else {}
+        request = AWSRequest('GET', url, headers=fixed)
+        S3SigV4Auth(frozen, 's3', self._region).add_auth(request)
+        return dict(request.headers.items())
+
+    async def filesystem(self) -> Any:
+        """The s3fs that lists, writes, copies and deletes."""
+        if self._fs is None:
+            import s3fs
+
+            options = {name: value for name, value in self._options.items() if name != 'client_kwargs'}
+            config: dict[str, Any] = {'max_pool_connections': 32, **options.pop('config_kwargs', {})}
+            if self._endpoint:
+                # Servers of others know the protocol of old: no trailing checksums, no bucket in the host's name.
+                config.setdefault('s3', {'addressing_style': 'path'})
+                config.setdefault('request_checksum_calculation', 'when_required')
+                config.setdefault('response_checksum_validation', 'when_required')
+            self._fs = s3fs.S3FileSystem(
+                **options,
+                endpoint_url=self._endpoint,
+                session=self._fs_session,
+                client_kwargs={**self._options.get('client_kwargs', {}), 'region_name': self._region},
+                config_kwargs=config,
+                asynchronous=True,
+                skip_instance_cache=True,
+                use_listings_cache=False,
+            )
+        with translated(self._store.root):
+            await self._fs.set_session()
+        return self._fs
+
+    async def aclose(self) -> None:
+        """Close the sessions."""
+        await self.transport.aclose()
+        if self._fs is not None and self._fs._s3 is not None:
+            await self._fs._s3creator.__aexit__(None, None, None)
+
+
+class S3Writer(PartWriter):
+    """A multipart upload, or a single put if one part is enough."""
+
+    def __init__(self, store: S3Store, fs: Any, key: str) -> None:
+        super().__init__(store.config.part_size, store.config.upload_concurrency)
+        self._name, self._fs = store.url(key), fs
+        self._target = {'Bucket': store.bucket, 'Key': key}
+        self._upload: dict[str, Any] = {}
+        self._etags: dict[int, str] = {}
+
+    async def begin(self) -> None:
+        with translated(self._name):
+            reply = await self._fs._call_s3('create_multipart_upload', **self._target)
+        self._upload = {**self._target, 'UploadId': reply['UploadId']}
+
+    async def send(self, number: int, data: bytes, last: bool) -> None:
+        with translated(self._name):
+            reply = await self._fs._call_s3('upload_part', **self._upload, PartNumber=number + 1, Body=data)
+        self._etags[number + 1] = reply['ETag']
+
+    async def finish(self) -> None:
+        parts = [{'PartNumber': number, 'ETag': self._etags[number]} for number in sorted(self._etags)]
+        with translated(self._name):
+            await self._fs._call_s3('complete_multipart_upload', **self._upload, MultipartUpload={'Parts': parts})
+
+    async def discard(self) -> None:
+        with translated(self._name):
+            await self._fs._call_s3('abort_multipart_upload', **self._upload)
+
+    async def put(self, data: bytes) -> None:
+        with translated(self._name):
+            await self._fs._call_s3('put_object', **self._target, Body=data)
+
+
+@contextlib.contextmanager
+def translated(name: str) -> Iterator[None]:
+    """Turn the errors of botocore and s3fs into ours."""
+    import botocore.exceptions as botocore
+
+    try:
+        yield
+    except GranularError:
+        raise
+    except FileNotFoundError as error:
+        raise NotFoundError(f'{name}: no such bucket or object') from error
+    except FileExistsError as error:
+        raise AlreadyExistsError(f'{name}: exists already') from error
+    except PermissionError as error:
+        raise AccessDeniedError(f'{name}: access denied ({error}): check the credentials and their rights') from error
+    except botocore.ClientError as error:
+        code = error.response.get('Error', {}).get('Code', '')
+        if code in ('404', 'NoSuchKey', 'NoSuchBucket', 'NoSuchUpload'):
+            raise NotFoundError(f'{name}: no such bucket or object ({code})') from error
+        if code in ('401', '403', 'AccessDenied', 'InvalidAccessKeyId', 'SignatureDoesNotMatch', 'ExpiredToken'):
+            raise AccessDeniedError(f'{name}: access denied ({code}): check the credentials and their rights') from error
+        raise StoreError(f'{name}: {error}') from error
+    except (botocore.NoCredentialsError, botocore.PartialCredentialsError, botocore.ProfileNotFound) as error:
+        raise AccessDeniedError(f'{name}: {error}') from error
+    except (botocore.BotoCoreError, OSError) as error:
+        raise StoreError(f'{name}: {type(error).__name__}: {error}') from error

@@ -1,0 +1,299 @@
+"""What has no asynchronous reads of its own: every other fsspec scheme, and path objects of others, through threads."""
+
+import contextlib
+import io
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from granular.aio.loops import need_loop, offload
+from granular.aio.stores.base import Entry, ObjectWriter, Stat, Store
+from granular.aio.reply import Reply, counters
+from granular.config import IOConfig, MiB
+from granular.errors import (
+    AccessDeniedError,
+    AlreadyExistsError,
+    GranularError,
+    MissingExtraError,
+    NotFoundError,
+    OutOfRangeError,
+    StoreError,
+    UnknownSchemeError,
+)
+
+T = TypeVar('T')
+
+
+class ThreadedStore(Store):
+    """Calls that block, made in the pool."""
+
+    async def call(self, key: str, fn: Callable[[], T]) -> T:
+        """A blocking call, in a thread, with its errors turned into ours."""
+        await need_loop()
+
+        def guarded() -> T:
+            with translated(self.url(key)):
+                return fn()
+
+        return await offload(guarded)
+
+    def slice_of(self, key: str, start: int, stop: int | None, size: int, version: str | None) -> tuple[int, int]:
+        """The bytes meant by a read, checked against the object's size."""
+        first = max(0, size + start) if start < 0 else start
+        behind = size if stop is None else stop
+        if first > size or behind > size:
+            raise OutOfRangeError(f'{self.url(key)}: bytes {start} to {stop} were asked for, but it has {size}')
+        return first, behind
+
+
+class FsspecStore(ThreadedStore):
+    """A filesystem of fsspec, such as ``memory://``, ``abfs://`` or ``hf://``."""
+
+    def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
+        super().__init__(root, config, options)
+        cls, _ = _filesystem_class(root)
+        with translated(root):
+            self._fs = cls(**{**cls._get_kwargs_from_urls(root), **options})
+        self._cut = len(cls._strip_protocol(root).strip('/'))
+
+    def url(self, key: str) -> str:
+        return f'{self.root}{key}' if self.root.endswith('://') else super().url(key)
+
+    def _path(self, key: str) -> str:
+        return f'{self._fs.root_marker}{key}'
+
+    def _key(self, name: str) -> str:
+        return name.strip('/')[self._cut :].strip('/')
+
+    async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
+        def fn() -> Reply:
+            size = self._fs.size(self._path(key))
+            if size is None:
+                raise StoreError(f'{self.url(key)}: its size is unknown')
+            first, behind = self.slice_of(key, start, stop, size, version)
+            data = self._fs.cat_file(self._path(key), first, behind) if behind > first else b''
+            if len(data) != behind - first:
+                raise StoreError(f'{self.url(key)}: {len(data)} bytes came instead of {behind - first}')
+            counters.requests += 1
+            counters.bytes += len(data)
+            return Reply(bytes(data), first, size, None)
+
+        return await self.call(key, fn)
+
+    async def stat(self, key: str) -> Stat:
+        def fn() -> Stat:
+            info = self._fs.info(self._path(key))
+            if info['type'] == 'directory':
+                return Stat(0, is_dir=True)
+            when = info.get('created') or info.get('mtime')
+            return Stat(info['size'], when.timestamp() if hasattr(when, 'timestamp') else when)
+
+        return await self.call(key, fn)
+
+    async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
+        def fn(folder: str) -> list[Entry]:
+            infos = self._fs.ls(self._path(folder), detail=True)
+            if len(infos) == 1 and infos[0]['type'] == 'file' and self._key(infos[0]['name']) == folder:
+                raise NotFoundError(f'{self.url(folder)}: is a file, not a folder')
+            entries = [
+                Entry(self._key(info['name']), info['type'] == 'directory', info.get('size') or 0) for info in infos
+            ]
+            return sorted(entries, key=lambda entry: entry.key)
+
+        for entry in await self.call(key, lambda: fn(key)):
+            yield entry
+
+    async def open_writer(self, key: str) -> ObjectWriter:
+        def fn() -> Any:
+            parent = os.path.dirname(self._path(key))
+            if parent:
+                self._fs.makedirs(parent, exist_ok=True)
+            return self._fs.open(self._path(key), 'wb')
+
+        return ThreadedWriter(self, key, await self.call(key, fn), lambda: self._fs.rm_file(self._path(key)))
+
+    async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
+        def fn() -> None:
+            if self._fs.exists(self._path(key)):
+                if not exist_ok:
+                    raise FileExistsError(key)
+                return
+            self._fs.mkdir(self._path(key), create_parents=parents)
+
+        await self.call(key, fn)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        def fn() -> None:
+            for key in keys:
+                with contextlib.suppress(FileNotFoundError):
+                    self._fs.rm_file(self._path(key))
+
+        await self.call(keys[0] if keys else '', fn)
+
+    async def delete_tree(self, key: str) -> None:
+        await self.call(key, lambda: self._fs.rm(self._path(key), recursive=True))
+
+    async def copy_within(self, source: str, target: str) -> bool:
+        await self.call(source, lambda: self._fs.cp_file(self._path(source), self._path(target)))
+        return True
+
+
+class ForeignStore(ThreadedStore):
+    """A path object of somebody else's, such as that of PyPI's ``elements``: keys are joined to it with ``/``.
+
+    It needs ``/``, ``name``, ``parent``, ``exists``, ``open('rb')`` and ``glob``; to write, also ``open('wb')`` and
+    ``mkdir``.
+    """
+
+    def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
+        super().__init__(root, config, options)
+        self._base = options['path']
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.root, self.config, self.options)
+
+    def _path(self, key: str) -> Any:
+        return self._base / key if key else self._base
+
+    async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
+        def fn() -> Reply:
+            with self._path(key).open('rb') as file:
+                size = file.seek(0, io.SEEK_END)
+                size = file.tell() if size is None else size
+                first, behind = self.slice_of(key, start, stop, size, version)
+                file.seek(first)
+                data = file.read(behind - first)
+            if len(data) != behind - first:
+                raise StoreError(f'{self.url(key)}: {len(data)} bytes came instead of {behind - first}')
+            counters.requests += 1
+            counters.bytes += len(data)
+            return Reply(data, first, size, None)
+
+        return await self.call(key, fn)
+
+    async def stat(self, key: str) -> Stat:
+        def fn() -> Stat:
+            path = self._path(key)
+            if not path.exists():
+                raise NotFoundError(f'{self.url(key)}: no such file or folder')
+            try:
+                with path.open('rb') as file:
+                    file.seek(0, io.SEEK_END)
+                    return Stat(file.tell())
+            except OSError:
+                return Stat(0, is_dir=True)
+
+        return await self.call(key, fn)
+
+    async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
+        def fn(folder: str) -> list[Entry]:
+            found = list(self._path(folder).glob('*'))
+            if not found and not self._path(folder).exists():
+                raise NotFoundError(f'{self.url(folder)}: no such folder')
+            keys = {path.name: f'{folder}/{path.name}'.strip('/') for path in found}
+            return sorted((Entry(keys[p.name], _is_dir(p)) for p in found), key=lambda entry: entry.key)
+
+        for entry in await self.call(key, lambda: fn(key)):
+            yield entry
+
+    async def open_writer(self, key: str) -> ObjectWriter:
+        file = await self.call(key, lambda: self._path(key).open('wb'))
+        return ThreadedWriter(self, key, file, lambda: self._remove(key))
+
+    def _remove(self, key: str) -> None:
+        path = self._path(key)
+        (path.remove if hasattr(path, 'remove') else path.unlink)()
+
+    async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
+        def fn() -> None:
+            if self._path(key).exists():
+                if not exist_ok:
+                    raise FileExistsError(key)
+                return
+            self._path(key).mkdir()
+
+        await self.call(key, fn)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        def fn() -> None:
+            for key in keys:
+                if self._path(key).exists():
+                    self._remove(key)
+
+        await self.call(keys[0] if keys else '', fn)
+
+
+class ThreadedWriter(ObjectWriter):
+    """A file object written in a thread, a megabyte at a time."""
+
+    def __init__(self, store: ThreadedStore, key: str, file: Any, remove: Callable[[], object]) -> None:
+        self._store, self._key, self._file, self._remove = store, key, file, remove
+        self._buffer = bytearray()
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._buffer += data
+        if len(self._buffer) >= MiB:
+            await self._drain()
+
+    async def _drain(self) -> None:
+        data, self._buffer = bytes(self._buffer), bytearray()
+        await self._store.call(self._key, lambda: self._file.write(data))
+
+    async def close(self) -> None:
+        await self._drain()
+        await self._store.call(self._key, self._file.close)
+
+    async def abort(self) -> None:
+        def fn() -> None:
+            if hasattr(self._file, 'discard'):
+                self._file.discard()
+            with contextlib.suppress(OSError):
+                self._file.close()
+            with contextlib.suppress(FileNotFoundError):
+                self._remove()
+
+        self._buffer.clear()
+        await self._store.call(self._key, fn)
+
+
+def _filesystem_class(root: str) -> tuple[Any, str]:
+    import fsspec
+
+    protocol = root.partition('://')[0]
+    try:
+        return fsspec.get_filesystem_class(protocol), protocol
+    except ImportError as error:
+        raise MissingExtraError(f'{root}: {error}') from error
+    except ValueError as error:
+        raise UnknownSchemeError(f'{root}: there is no store for scheme {protocol!r}: {error}') from error
+
+
+def fsspec_root(url: str) -> str:
+    """The part of an address that names its filesystem: the scheme, with the host where the scheme has one."""
+    cls, protocol = _filesystem_class(url)
+    host = cls._get_kwargs_from_urls(url).get('host')
+    return f'{protocol}://{url.partition("://")[2].split("/")[0]}' if host else f'{protocol}://'
+
+
+def _is_dir(path: Any) -> bool:
+    for name in ('is_dir', 'isdir'):
+        if hasattr(path, name):
+            return bool(getattr(path, name)())
+    return not path.suffix
+
+
+@contextlib.contextmanager
+def translated(name: str) -> Iterator[None]:
+    """Turn the builtin errors of others into ours."""
+    try:
+        yield
+    except GranularError:
+        raise
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotFoundError(f'{name}: no such file or folder') from error
+    except FileExistsError as error:
+        raise AlreadyExistsError(f'{name}: exists already') from error
+    except PermissionError as error:
+        raise AccessDeniedError(f'{name}: access denied: {error}') from error
+    except OSError as error:
+        raise StoreError(f'{name}: {type(error).__name__}: {error}') from error

@@ -1,0 +1,262 @@
+"""The hot path: bare GETs of byte ranges over one aiohttp session, with limits, retries and a check of every reply."""
+
+import asyncio
+import collections
+import logging
+import random
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, TypeVar
+
+import aiohttp
+import yarl
+
+from granular.aio.reply import Reply, changed, counters
+from granular.config import IOConfig
+from granular.errors import (
+    AccessDeniedError,
+    BadReplyError,
+    GranularError,
+    NotFoundError,
+    OutOfRangeError,
+    StoreError,
+    StoreTimeoutError,
+)
+
+logger = logging.getLogger('granular')
+
+RETRIED: Final = frozenset((408, 429, 500, 502, 503, 504))
+_CONTENT_RANGE: Final = re.compile(r'bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)')
+_CODE: Final = re.compile(rb'<Code>(\w+)</Code>')
+
+
+class Limit:
+    """Requests and bytes in flight, first come first served. A request larger than all memory goes alone."""
+
+    def __init__(self, requests: int, memory: int) -> None:
+        self._requests = requests
+        self._memory = self._free = memory
+        self._waiting: collections.deque[tuple[int, asyncio.Future[None]]] = collections.deque()
+
+    async def acquire(self, size: int) -> int:
+        """Wait for a place; returns the bytes to release later."""
+        size = min(size, self._memory)
+        if self._requests and self._free >= size and not self._waiting:
+            self._requests -= 1
+            self._free -= size
+            return size
+        future = asyncio.get_running_loop().create_future()
+        entry = (size, future)
+        self._waiting.append(entry)
+        try:
+            await future
+        except BaseException:
+            if future.done() and not future.cancelled():
+                self.release(size)
+            else:
+                self._waiting.remove(entry)
+                self._admit()  # the one behind may fit where this one did not
+            raise
+        return size
+
+    def release(self, size: int) -> None:
+        """Give a place back."""
+        self._requests += 1
+        self._free += size
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and self._requests and self._free >= self._waiting[0][0]:
+            size, future = self._waiting.popleft()
+            if not future.done():
+                self._requests -= 1
+                self._free -= size
+                future.set_result(None)
+
+
+Prepare = Callable[[], Awaitable[tuple[yarl.URL, Mapping[str, str]]]]
+"""Gives the address and the signed headers of an object at the time that its request is sent."""
+
+T = TypeVar('T')
+
+
+class Transport:
+    """One aiohttp session and its limits, under one event loop.
+
+    Args:
+      config: the knobs.
+      version_header: the reply header that tells one version of an object from the next.
+      redirects: whether to follow a Location header. Buckets are never left: their requests are signed.
+    """
+
+    def __init__(self, config: IOConfig, version_header: str, redirects: bool = False) -> None:
+        self._config = config
+        self._version_header = version_header
+        self._redirects = redirects
+        self._limit = Limit(config.concurrency, config.memory)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=config.connect_timeout, sock_read=config.read_timeout
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            read_bufsize=1 << 20,
+            headers={'Accept-Encoding': 'identity', 'User-Agent': 'granular'},
+        )
+
+    async def aclose(self) -> None:
+        """Close the session and its sockets."""
+        await self._session.close()
+
+    async def read(self, prepare: Prepare, name: str, start: int, stop: int | None, version: str | None) -> Reply:
+        """One byte range of an object.
+
+        Args:
+          prepare: gives address and headers.
+          name: the object, for errors.
+          start: the first byte, or, if negative, how many bytes of the object's end.
+          stop: behind the last byte; None for all that follows.
+          version: what the reply's version must be; None for any.
+
+        Raises:
+          OutOfRangeError: if the object ends before ``stop``, or before ``start``.
+          ObjectChangedError: if the reply is of another version.
+          NotFoundError, AccessDeniedError, StoreError: for what the store says.
+        """
+        asked = f'bytes={start}' if start < 0 else f'bytes={start}-{"" if stop is None else stop - 1}'
+        weight = -start if start < 0 else (1 << 20 if stop is None else stop - start)
+        reply = await self._retry(lambda: self._get(prepare, name, asked, start, stop), name, weight)
+        counters.bytes += len(reply.data)
+        if version is not None and reply.version != version:
+            raise changed(name, version, reply.version)
+        if stop is not None and len(reply.data) != stop - start:
+            raise OutOfRangeError(f'{name}: bytes {start} to {stop} were asked for, but it has {reply.size}')
+        return reply
+
+    async def head(self, prepare: Prepare, name: str) -> Mapping[str, str]:
+        """The headers of an object."""
+
+        async def attempt() -> Mapping[str, str]:
+            url, headers = await prepare()
+            async with self._session.head(url, headers=headers, allow_redirects=self._redirects) as response:
+                if response.status != 200:
+                    raise await _refusal(response, name)
+                return response.headers
+
+        return await self._retry(attempt, name, 0)
+
+    async def _get(self, prepare: Prepare, name: str, asked: str, start: int, stop: int | None) -> Reply:
+        url, headers = await prepare()
+        response = await self._session.get(
+            url, headers={**headers, 'Range': asked}, allow_redirects=self._redirects
+        )
+        try:
+            status, got = response.status, response.headers
+            version = got.get(self._version_header)
+            if status == 206:
+                match = _CONTENT_RANGE.fullmatch(got.get('Content-Range', ''))
+                if match is None or match[1] is None or match[3] == '*':
+                    raise BadReplyError(f'{name}: status 206 with Content-Range {got.get("Content-Range")!r}')
+                first, behind, size = int(match[1]), int(match[2]) + 1, int(match[3])
+                want = max(0, size + start) if start < 0 else start
+                if first != want or (stop is not None and behind != min(stop, size)):
+                    raise BadReplyError(f'{name}: {asked} was answered with {got["Content-Range"]}')
+                data = await response.read()
+                if len(data) != behind - first:
+                    raise BadReplyError(f'{name}: {asked}: {len(data)} bytes came instead of {behind - first}')
+                return Reply(data, first, size, version)
+            if status == 200:
+                # The store ignores ranges, or the object is empty: cut what was asked out of the whole.
+                whole = await response.read()
+                size = len(whole)
+                if 'Content-Length' in got and int(got['Content-Length']) != size:
+                    raise BadReplyError(f'{name}: {size} bytes came instead of {got["Content-Length"]}')
+                first = max(0, size + start) if start < 0 else min(start, size)
+                return Reply(whole[first:stop], first, size, version)
+            if status == 416:
+                match = _CONTENT_RANGE.fullmatch(got.get('Content-Range', ''))
+                size = int(match[3]) if match is not None and match[3] != '*' else -1
+                # Nothing can be the end of an empty object, so stores refuse to give it. S3 does not say its size.
+                if size <= 0 and start <= 0 and stop is None:
+                    return Reply(b'', 0, 0, version)
+                known = f'but it has {size}' if size >= 0 else 'which lie beyond its end'
+                raise OutOfRangeError(f'{name}: bytes {start} to {stop} were asked for, {known}')
+            raise await _refusal(response, name)
+        finally:
+            response.release() if response.content.at_eof() else response.close()
+
+    async def _retry(self, attempt: Callable[[], Awaitable[T]], name: str, weight: int) -> T:
+        """Try until it works, the error is permanent, or the attempts or the time are used up."""
+        config, tries, began = self._config, 0, time.monotonic()
+        while True:
+            tries += 1
+            counters.requests += 1
+            base, least, permitted = config.backoff, 0.0, config.attempts
+            held = await self._limit.acquire(weight)
+            try:
+                return await attempt()
+            except BadReplyError as bad:
+                # Once more, on another connection; a store that answers wrongly twice will not do better.
+                error, cause, permitted = bad, None, min(2, permitted)
+            except GranularError:
+                raise
+            except _Again as again:
+                error, cause, least = again.error, None, again.after
+                base = max(base, 1.0) if again.throttled else base
+            except (aiohttp.ClientConnectorCertificateError, aiohttp.InvalidURL) as permanent:
+                raise StoreError(f'{name}: {permanent}') from permanent
+            except TimeoutError as late:
+                error, cause = StoreTimeoutError(f'{name}: no answer: {late or type(late).__name__}'), late
+            except (aiohttp.ClientError, OSError) as failed:
+                error, cause = StoreError(f'{name}: {type(failed).__name__}: {failed}'), failed
+            finally:
+                self._limit.release(held)
+            wait = max(least, random.uniform(0, min(config.backoff_cap, base * 2 ** (tries - 1))))
+            spent = time.monotonic() - began
+            if tries >= permitted or spent + wait > config.retry_time:
+                error.add_note(f'gave up after {tries} attempts in {spent:.1f} s')
+                raise error from cause
+            counters.retries += 1
+            logger.info('attempt %d failed, once more in %.2f s: %s', tries, wait, error)
+            await asyncio.sleep(wait)
+
+
+class _Again(Exception):
+    """A reply after which a request is worth another try."""
+
+    def __init__(self, error: StoreError, throttled: bool, after: float) -> None:
+        super().__init__(str(error))
+        self.error, self.throttled, self.after = error, throttled, after
+
+
+async def _refusal(response: aiohttp.ClientResponse, name: str) -> Exception:
+    """What a reply means that is neither success nor a matter of ranges."""
+    status, body = response.status, b''
+    if response.method != 'HEAD':
+        body = await response.content.read(4096)
+    code = _CODE.search(body)
+    said = code[1].decode() if code else _text(body) or response.reason or ''
+    if status in (404, 410):
+        what = 'no such bucket' if 'NoSuchBucket' in said else 'no such object'
+        return NotFoundError(f'{name}: {what} (status {status})')
+    if status in (401, 403):
+        return AccessDeniedError(
+            f'{name}: access denied (status {status}, {said}): check the credentials and their right to read it, '
+            f'or pass anon=True for a public bucket'
+        )
+    if status == 412:
+        return changed(name, 'asked for', None)
+    region = response.headers.get('x-amz-bucket-region')
+    if status in (301, 307, 400) and region:
+        return StoreError(f'{name}: the bucket is in region {region} (status {status}, {said}): pass region={region!r}')
+    error = StoreError(f'{name}: status {status}, {said}')
+    if status not in RETRIED:
+        return error
+    after = response.headers.get('Retry-After', '')
+    return _Again(error, throttled=status in (429, 503), after=float(after) if after.isdecimal() else 0.0)
+
+
+def _text(body: bytes) -> str:
+    return ' '.join(body.decode(errors='replace').split())[:200]

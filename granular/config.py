@@ -1,0 +1,82 @@
+"""The knobs of reading and writing, in one frozen object, and what each kind of store uses where none is turned."""
+
+import dataclasses
+import os
+from typing import Final
+
+from granular.errors import InvalidArgumentError
+
+KiB: Final = 1 << 10
+MiB: Final = 1 << 20
+
+
+def _knob(name: str, default: float | int, doc: str) -> object:
+    """A field that falls back on the environment variable GRANULAR_<NAME>, read when the config is constructed."""
+    variable = f'GRANULAR_{name.upper()}'
+
+    def read() -> float | int:
+        text = os.environ.get(variable)
+        if text is None:
+            return default
+        try:
+            return type(default)(text)
+        except ValueError:
+            raise InvalidArgumentError(f'{variable}={text!r} is not a number like {default!r}') from None
+
+    return dataclasses.field(default_factory=read, metadata={'variable': variable, 'doc': doc})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class IOConfig:
+    """How a store is read and written. Every field has its environment variable, ``GRANULAR_`` and its name in capitals.
+
+    Hand one to a path, ``granular.Path('s3://bucket/data', config=granular.IOConfig(concurrency=64))``, and all that
+    is opened under that path uses it. ``-1`` for ``max_gap`` and ``max_request`` stands for the store's own default
+    (:func:`store_defaults`).
+    """
+
+    concurrency: int = _knob('concurrency', 256, 'requests in flight per store and event loop')  # type: ignore[assignment]
+    memory: int = _knob('memory', 512 * MiB, 'bytes of replies in flight per store and event loop')  # type: ignore[assignment]
+    max_gap: int = _knob('max_gap', -1, 'bytes between two ranges that are read along rather than asked apart')  # type: ignore[assignment]
+    max_request: int = _knob('max_request', -1, 'bytes above which one range becomes several requests')  # type: ignore[assignment]
+    tail: int = _knob('tail', 64 * KiB, "bytes of a bag's end asked for when it is opened")  # type: ignore[assignment]
+    connect_timeout: float = _knob('connect_timeout', 5.0, 'seconds until a connection must stand')  # type: ignore[assignment]
+    read_timeout: float = _knob('read_timeout', 10.0, 'seconds without a byte after which a request has failed')  # type: ignore[assignment]
+    attempts: int = _knob('attempts', 10, 'times a request is tried')  # type: ignore[assignment]
+    retry_time: float = _knob('retry_time', 180.0, 'seconds after which a request is not tried again')  # type: ignore[assignment]
+    backoff: float = _knob('backoff', 0.1, 'seconds before the first retry; doubles, with full jitter')  # type: ignore[assignment]
+    backoff_cap: float = _knob('backoff_cap', 20.0, 'seconds that a single wait never passes')  # type: ignore[assignment]
+    part_size: int = _knob('part_size', 8 * MiB, 'bytes of an upload part; doubles every 1,000 parts')  # type: ignore[assignment]
+    upload_concurrency: int = _knob('upload_concurrency', 4, 'parts of one object in flight while it is written')  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value, least = getattr(self, field.name), -1 if field.name in ('max_gap', 'max_request') else 0
+            if value < least or (value == 0 and field.name not in ('max_gap', 'backoff', 'backoff_cap', 'retry_time')):
+                raise InvalidArgumentError(f'IOConfig.{field.name} is {value!r}: {field.metadata["doc"]}')
+        # S3 refuses parts below 5 MiB, and GCS wants multiples of 256 KiB.
+        if self.part_size < 5 * MiB or self.part_size % (256 * KiB):
+            raise InvalidArgumentError(f'IOConfig.part_size is {self.part_size}: a multiple of 256 KiB from 5 MiB on')
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Merge:
+    """When ranges are merged and split: both in bytes, for :func:`granular.aio.ranges.plan`."""
+
+    max_gap: int
+    max_request: int
+
+
+# A request to a bucket costs some 70 us of processor time, in which a connection brings about 64 KiB; above 4 MiB a
+# second connection brings more than a longer reply. A local read costs a system call: nothing is worth reading along.
+_REMOTE: Final = Merge(max_gap=64 * KiB, max_request=4 * MiB)
+_LOCAL: Final = Merge(max_gap=4 * KiB, max_request=64 * MiB)
+
+
+def store_defaults(config: IOConfig, *, local: bool) -> Merge:
+    """The merging that a store uses: what the config says, else the default for its kind."""
+    default = _LOCAL if local else _REMOTE
+    return Merge(
+        max_gap=default.max_gap if config.max_gap < 0 else config.max_gap,
+        max_request=default.max_request if config.max_request < 0 else config.max_request,
+    )

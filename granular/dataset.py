@@ -1,0 +1,182 @@
+"""Datasets, with I/O that blocks: the synchronous face of :mod:`granular.aio.dataset`."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, Self, SupportsIndex
+
+from granular.aio import dataset as aio
+from granular.aio import datasetwriter as aiowriter
+from granular.aio.codec import Decoder, Encoder
+from granular.aio.dataset import Datapoint, Mask
+from granular.aio.purepath import PurePath
+from granular.bridge import iterate, run
+from granular.face import A, Face, Reader
+from granular.layout import Layout
+
+
+class Datasets(Reader[A]):
+    """What readers of one dataset and of several shards have in common."""
+
+    aio: Any
+
+    @property
+    def spec(self) -> dict[str, str]:
+        """The type of each key, sorted by key."""
+        return self.aio.spec  # type: ignore[no-any-return]
+
+    @property
+    def layout(self) -> str:
+        """``'refs'`` or ``'columns'``."""
+        return self.aio.layout  # type: ignore[no-any-return]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all bags and their tables."""
+        return self.aio.size  # type: ignore[no-any-return]
+
+    def __len__(self) -> int:
+        return len(self.aio)
+
+    def __getitem__(self, index: SupportsIndex | slice | tuple[SupportsIndex | slice, Mask]) -> Any:
+        if isinstance(index, tuple):
+            return run(self.aio.get(*index))
+        return run(self.aio.get(index))
+
+    def get(self, index: SupportsIndex | slice, mask: Mask = None) -> Any:
+        """A datapoint, or ``{key: [values]}`` for a slice; as ``reader[index, mask]``.
+
+        Args:
+          index: an integer, negative from the end, or a slice.
+          mask: the keys wanted; or a mapping from keys to True, or to the range of a sequence's values that is wanted.
+
+        Raises:
+          OutOfRangeError: an ``IndexError``, for an index or a mask's range beyond what is there.
+          UnknownKeyError: a ``KeyError``, for a key that the spec does not have.
+        """
+        return run(self.aio.get(index, mask))
+
+    def fetch(self, indices: Any, mask: Mask = None) -> list[Datapoint]:
+        """Many datapoints in one fan-out: all their values are asked for at once, neighbours in one request.
+
+        Args:
+          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
+          mask: as for ``get``.
+
+        Returns:
+          The datapoints, in the order asked.
+        """
+        return run(self.aio.fetch(indices, mask))  # type: ignore[no-any-return]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Datapoint]:
+        # By this name PyTorch's loaders ask for a batch.
+        return self.fetch(indices)
+
+    def _getitems(self, indices: Sequence[int]) -> list[Datapoint]:
+        # By this name Grain's loaders ask for a batch.
+        return self.fetch(indices)
+
+    def available(self, index: SupportsIndex) -> dict[str, bool | range]:
+        """What a mask can ask of a datapoint: True, or for a sequence the range of its values."""
+        return run(self.aio.available(index))  # type: ignore[no-any-return]
+
+    def copy(self) -> Self:
+        """Another reader of the same place, with a life of its own, that shares what is cached."""
+        twin = type(self).__new__(type(self))
+        twin.aio = self.aio.copy()
+        return twin
+
+    def __iter__(self) -> Iterator[Datapoint]:
+        return iterate(self.aio.__aiter__)
+
+
+class DatasetReader(Datasets[aio.DatasetReader]):
+    """Random access to the datapoints of a dataset of either layout.
+
+    ``reader[i]``, ``reader[-1]``, ``reader[i, {'frames': range(3, 9)}]``, ``reader[i, ('title',)]``, ``reader[10:20]``.
+    Memory: 8 bytes per key and datapoint with ``cache_index``, and the bags of ``cache_keys``.
+
+    Args:
+      directory: the dataset's folder: a string, a path, or a path object of somebody else's.
+      decoders: by type, the function that makes a value of a record's bytes; None for raw bytes.
+      cache_index: keep the tables, so that a read is one request per value. Without it only the limits needed are read.
+      cache_keys: keys whose bags are kept in memory; ``'refs'`` keeps the references of the refs layout.
+      parallel: accepted for code written for granular 0.21; reads are always concurrent.
+    """
+
+    aio: aio.DatasetReader
+
+    def __init__(
+        self,
+        directory: PurePath | str | os.PathLike[str] | Any,
+        decoders: Mapping[str, Decoder | Any] | None,
+        cache_index: bool = True,
+        cache_keys: Sequence[str] = (),
+        parallel: bool = False,
+    ) -> None:
+        self._open(aio.DatasetReader(directory, decoders, cache_index, cache_keys, parallel))
+
+
+class Appending(Face[A]):
+    """What writers of one dataset and of several shards have in common."""
+
+    aio: Any
+
+    @property
+    def spec(self) -> dict[str, str]:
+        """The type of each key, sorted by key."""
+        return self.aio.spec  # type: ignore[no-any-return]
+
+    @property
+    def size(self) -> int:
+        """Bytes of what was written."""
+        return self.aio.size  # type: ignore[no-any-return]
+
+    def __len__(self) -> int:
+        return len(self.aio)
+
+    def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:
+        """Append a datapoint; returns its index. All of its values are encoded before any of them is written.
+
+        Args:
+          datapoint: a value for each key of the spec; for a sequence any iterable of values.
+          flush: hand it on now. To a bucket, bytes go in parts, whenever one is full.
+
+        Raises:
+          DatapointError: if its keys are not those of the spec.
+          EncodeError: if an encoder refuses a value.
+        """
+        return run(self.aio.append(datapoint, flush))  # type: ignore[no-any-return]
+
+    def flush(self) -> None:
+        """Hand on what was appended."""
+        run(self.aio.flush())
+
+
+class DatasetWriter(Appending[aiowriter.DatasetWriter]):
+    """Appends datapoints to a new dataset, or to a local one in the columns layout.
+
+    ``spec.json`` is written when the writer is closed. If its block ends with an error, what it wrote is removed.
+
+    Args:
+      directory: the dataset's folder, which must not exist; in the columns layout on a local disk it may, if the spec
+        agrees, and is appended to.
+      spec: the type of each key. In the refs layout, a type that ends in ``[]`` is a sequence.
+      encoders: by type, the function that makes bytes of a value; None if the values are bytes.
+      layout: ``'refs'``, which granular 0.21 writes, or ``'columns'``, which 0.22 and later write.
+      resume: for a columns dataset that a writer left in the middle: ``'check'`` that the datapoints appended next are
+        the ones it was writing, or ``'discard'`` what it left half written.
+    """
+
+    aio: aiowriter.DatasetWriter
+
+    def __init__(
+        self,
+        directory: PurePath | str | os.PathLike[str] | Any,
+        spec: Mapping[str, str],
+        encoders: Mapping[str, Encoder | Any] | None,
+        layout: Layout = 'refs',
+        resume: Literal['check', 'discard'] = 'check',
+    ) -> None:
+        self._open(aiowriter.DatasetWriter(directory, spec, encoders, layout, resume))
+
+

@@ -1,0 +1,187 @@
+"""Bytes of bags and datasets to numpy and back: pure functions, no I/O. docs/format.md describes the bytes.
+
+A bag's *limits* are kept as one int64 array of N + 1 offsets, the first of them 0, so that record i is the bytes
+``limits[i]`` to ``limits[i + 1]``, in whichever version they were written.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from granular.errors import CorruptBagError, CorruptDatasetError, InvalidArgumentError, SpecError
+
+Ints = NDArray[np.int64]
+Layout = Literal['refs', 'columns']
+Spec = dict[str, str]
+
+MAX_RECORDS: Final = 2**32 - 1
+LIMIT: Final = 8  # bytes of a limit
+
+_KEY: Final = re.compile(r'[a-z_][A-Za-z0-9_.-]*')
+_SHARD: Final = re.compile(r'\d{6,}')
+
+
+# --- bags ---------------------------------------------------------------------------------------------------------
+
+
+def table_start(tail: bytes, size: int, name: str) -> int:
+    """Where the table of a bag of version 1 or 2 starts.
+
+    Args:
+      tail: the file's last bytes, 8 or more of them.
+      size: the file's bytes.
+      name: the file, for the error.
+    """
+    if size < LIMIT:
+        raise CorruptBagError(f'{name}: {size} bytes are too few for a bag, which ends in a table of 8-byte limits')
+    start = int.from_bytes(tail[-LIMIT:], 'little')
+    if start > size - LIMIT or (size - start) % LIMIT:
+        raise CorruptBagError(
+            f'{name}: its last 8 bytes say that the table starts at {start}, which leaves no whole number of limits '
+            f'in a file of {size} bytes: it is cut short, or no bag'
+        )
+    return start
+
+
+def blank_limits(count: int) -> Ints:
+    """An array for ``count`` limits as they stand in a file, behind a zero: fill ``[1:]``, then ``finish_limits``."""
+    limits = np.empty(count + 1, np.int64)
+    limits[0] = 0
+    return limits
+
+
+def finish_limits(filled: Ints, datasize: int, name: str) -> tuple[int, Ints]:
+    """The version (1 or 2) and the limits of a single-file bag, or the limits of a version 3 bag, once they are read.
+
+    Args:
+      filled: what ``blank_limits`` gave, filled. A table that itself begins with a zero is one of version 1.
+      datasize: the bytes of records there are; the last limit must not pass them.
+      name: the file, for the error.
+    """
+    version = 1 if len(filled) > 1 and filled[1] == 0 else 2
+    return version, check_limits(filled[1:] if version == 1 else filled, datasize, name)
+
+
+def check_limits(limits: Ints, datasize: int, name: str) -> Ints:
+    """The limits, if they do not decrease and stay within the data."""
+    falls = np.flatnonzero(limits[1:] < limits[:-1])
+    if falls.size:
+        i = int(falls[0])
+        raise CorruptBagError(f'{name}: the limits of record {i} decrease, from {limits[i]} to {limits[i + 1]}')
+    if limits[-1] > datasize:
+        raise CorruptBagError(f'{name}: its last limit is {limits[-1]}, but there are only {datasize} bytes of records')
+    return limits
+
+
+def table_of(ends: Ints, version: int) -> bytes:
+    """The table that a writer puts behind the records (1, 2) or into the ``.idx`` file (3)."""
+    table = ends.astype('<i8', copy=False).tobytes()
+    return bytes(LIMIT) + table if version == 1 else table
+
+
+# --- refs ---------------------------------------------------------------------------------------------------------
+
+
+def pack_refs(refs: list[Any]) -> bytes:
+    """The record of one datapoint in ``refs.bag``: an index per scalar, ``[first, count]`` or ``[]`` per sequence."""
+    packed: bytes = msgpack.packb(refs)
+    return packed
+
+
+def unpack_refs(records: Iterable[bytes], spec: Mapping[str, str], name: str) -> tuple[Ints, Ints]:
+    """Where the values of datapoints lie in their bags.
+
+    Args:
+      records: of each datapoint, its record in ``refs.bag``.
+      spec: the dataset's spec, in sorted order.
+      name: the file, for the error.
+
+    Returns:
+      The first record and the number of records, both of shape (datapoints, keys). A scalar has one record.
+    """
+    sequence = [is_sequence(kind) for kind in spec.values()]
+    flat: list[tuple[int, int]] = []
+    unpack = msgpack.unpackb
+    for i, record in enumerate(records):
+        try:
+            refs = unpack(record)
+            row = [
+                ((ref[0], ref[1]) if ref else (0, 0)) if many else (ref + 0, 1)
+                for many, ref in zip(sequence, refs, strict=True)
+            ]
+        except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
+            raise CorruptDatasetError(f'{name}: reference {i} of those read does not fit the spec {spec}') from error
+        flat.extend(row)
+    try:
+        table = np.array(flat, np.int64).reshape(-1, len(sequence), 2)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise CorruptDatasetError(f'{name}: references must be integers') from error
+    return table[:, :, 0], table[:, :, 1]
+
+
+# --- datasets -----------------------------------------------------------------------------------------------------
+
+
+def is_sequence(kind: str) -> bool:
+    """Whether a type is a list of values, as ``utf8[]`` is. Only the refs layout has such types."""
+    return kind.endswith('[]')
+
+
+def element(kind: str) -> str:
+    """The type of a sequence's values, or the type itself."""
+    return kind[:-2] if is_sequence(kind) else kind
+
+
+def check_spec(spec: Mapping[str, str], layout: Layout) -> Spec:
+    """The spec of a new dataset, sorted by key.
+
+    Raises:
+      SpecError: for a key that cannot be a file name, or one that the layout keeps for itself.
+    """
+    if layout not in ('refs', 'columns'):
+        raise InvalidArgumentError(f"layout is {layout!r}: want 'refs' or 'columns'")
+    if not isinstance(spec, Mapping) or not spec:
+        raise SpecError(f'a spec maps each key to its type, got {spec!r}')
+    for key, kind in spec.items():
+        if not isinstance(key, str) or not _KEY.fullmatch(key):
+            raise SpecError(f'key {key!r} cannot be a file name: want [a-z_] and then [A-Za-z0-9_.-]')
+        if not isinstance(kind, str) or not re.match(r'[a-z_]', kind):
+            raise SpecError(f'the type of key {key!r} is {kind!r}: want a name such as "utf8" or "utf8[]"')
+        if layout == 'refs' and key == 'refs':
+            raise SpecError("key 'refs' is taken: the refs layout keeps its references in refs.bag")
+        if layout == 'columns' and is_sequence(kind):
+            raise SpecError(f'key {key!r} has type {kind!r}: the columns layout holds no sequences, the refs layout does')
+    return dict(sorted(spec.items()))
+
+
+def dump_spec(spec: Spec) -> bytes:
+    """The content of ``spec.json``."""
+    return json.dumps(spec).encode()
+
+
+def parse_spec(content: bytes, name: str) -> Spec:
+    """The spec in ``spec.json``, sorted by key."""
+    try:
+        spec = json.loads(content)
+    except ValueError as error:
+        raise CorruptDatasetError(f'{name}: is not JSON: {error}') from error
+    if not isinstance(spec, dict) or not spec or not all(isinstance(kind, str) for kind in spec.values()):
+        raise CorruptDatasetError(f'{name}: a spec maps each key to the name of its type, got {spec!r:.200}')
+    if bad := [key for key in spec if not _KEY.fullmatch(key)]:
+        raise CorruptDatasetError(f'{name}: keys {bad} cannot be file names')
+    return dict(sorted(spec.items()))
+
+
+def shard_name(number: int) -> str:
+    """The folder of a shard."""
+    return f'{number:06}'
+
+
+def shard_number(name: str) -> int | None:
+    """The shard that a folder holds, or None if it is no shard's folder."""
+    return int(name) if _SHARD.fullmatch(name) and shard_name(int(name)) == name else None

@@ -1,0 +1,241 @@
+"""Places, with I/O that blocks: the synchronous face of :mod:`granular.aio.path`."""
+
+import io
+from collections.abc import Iterator
+from types import TracebackType
+from typing import BinaryIO, Self, cast
+
+from numpy.typing import ArrayLike
+
+from granular.aio import path as aio
+from granular.aio.path import Progress
+from granular.aio.purepath import PurePath
+from granular.aio.stores import Stat
+from granular.bridge import iterate, run
+from granular.config import MiB
+
+
+class Path(PurePath):
+    """A place on a local disk, in ``s3://`` or ``gs://``, on ``http(s)://`` (read only), or in any fsspec scheme.
+
+    Object stores have no folders: there, one exists while a key begins with it. ``granular.aio.Path`` has the same
+    names, and its I/O is awaited.
+    """
+
+    __slots__ = ()
+
+    @property
+    def aio(self) -> aio.Path:
+        """The same place, asynchronous."""
+        return aio.Path.of(self._store, self._key)
+
+    # --- asking
+
+    def stat(self) -> Stat:
+        """Size, time of change and version.
+
+        Raises:
+          NotFoundError: if there is neither a file nor a folder.
+        """
+        return run(self.aio.stat())
+
+    def exists(self) -> bool:
+        """Whether there is a file or a folder."""
+        return run(self.aio.exists())
+
+    def is_file(self) -> bool:
+        """Whether there is a file."""
+        return run(self.aio.is_file())
+
+    def is_dir(self) -> bool:
+        """Whether there is a folder."""
+        return run(self.aio.is_dir())
+
+    # --- reading
+
+    def read_bytes(self) -> bytes:
+        """The whole content."""
+        return run(self.aio.read_bytes())
+
+    def read_text(self, encoding: str = 'utf-8') -> str:
+        """The whole content as text."""
+        return run(self.aio.read_text(encoding))
+
+    def read_range(self, start: int, end: int | None = None) -> bytes:
+        """The bytes from ``start`` to before ``end``, or to the last.
+
+        Raises:
+          OutOfRangeError: if the file ends before.
+        """
+        return run(self.aio.read_range(start, end))
+
+    def read_ranges(self, starts: ArrayLike, ends: ArrayLike, *, version: str | None = None) -> list[bytes]:
+        """Many byte ranges at once, in any order: neighbours share a request, large ones become several.
+
+        Args:
+          starts, ends: the ranges ``[start, end)``, 1-D integers; they may overlap, repeat and be empty.
+          version: the ETag or generation that the file must have; None for any.
+
+        Returns:
+          The bytes of each range, in the order asked.
+
+        Raises:
+          OutOfRangeError: if the file ends before one of them.
+          ObjectChangedError: if it is of another version.
+        """
+        return run(self.aio.read_ranges(starts, ends, version=version))
+
+    # --- writing
+
+    def write_bytes(self, data: bytes | bytearray | memoryview) -> int:
+        """Write a whole file, replacing what is there at the end; returns the bytes written."""
+        return run(self.aio.write_bytes(data))
+
+    def write_text(self, text: str, encoding: str = 'utf-8') -> int:
+        """Write a whole file of text; returns the bytes written."""
+        return run(self.aio.write_text(text, encoding))
+
+    def open(self, mode: str = 'rb') -> BinaryIO:
+        """A buffered binary file, ``'rb'`` to read at any place or ``'wb'`` to write a new one from its beginning.
+
+        What is written appears when the file is closed, and not at all if its block ends with an error.
+        """
+        file = run(self.aio.open(mode))
+        return cast(BinaryIO, _Reader(_RawReader(file), MiB) if mode == 'rb' else _Writer(_RawWriter(file), MiB))
+
+    def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
+        """Make a folder; on a bucket's root the bucket. Below it there is nothing to make: keys bring their folders.
+
+        Raises:
+          AlreadyExistsError: if there is something and not ``exist_ok``.
+        """
+        run(self.aio.mkdir(parents, exist_ok))
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        """Delete a file.
+
+        Raises:
+          NotFoundError: if there is none and not ``missing_ok``.
+        """
+        run(self.aio.unlink(missing_ok))
+
+    def rmtree(self) -> None:
+        """Delete a folder and all below it.
+
+        Raises:
+          NotFoundError: if there is none.
+          UnsupportedError: for the root of a bucket or disk.
+        """
+        run(self.aio.rmtree())
+
+    def copy(self, target: 'Path | aio.Path | str', *, progress: Progress | None = None) -> 'Path':
+        """Copy a file, or a folder with all below it; within one store its bytes stay there.
+
+        ``spec.json`` files come last, so that half a copy of a dataset does not look complete.
+
+        Args:
+          target: the file or folder to write.
+          progress: called with the bytes of each piece copied, on the library's thread.
+
+        Returns:
+          The target.
+        """
+        done = run(self.aio.copy(aio.Path(target), progress=progress))
+        return Path.of(done.store, done.key)
+
+    # --- listing
+
+    def iterdir(self) -> Iterator[Self]:
+        """What lies in a folder, page by page.
+
+        Raises:
+          NotFoundError: if there is no such folder.
+        """
+        for path in iterate(self.aio.iterdir):
+            yield type(self).of(path.store, path.key)
+
+    def glob(self, pattern: str) -> Iterator[Self]:
+        """What matches a pattern below this folder, page by page: ``*``, ``?``, ``[ab]``, and ``**`` for any depth."""
+        for path in iterate(lambda: self.aio.glob(pattern)):
+            yield type(self).of(path.store, path.key)
+
+    def rglob(self, pattern: str) -> Iterator[Self]:
+        """As ``glob``, at any depth."""
+        for path in iterate(lambda: self.aio.rglob(pattern)):
+            yield type(self).of(path.store, path.key)
+
+    def walk(self) -> Iterator[tuple[Self, list[str], list[str]]]:
+        """Each folder with the names of the folders and of the files in it, from the top, as ``pathlib`` does."""
+        for path, folders, files in iterate(self.aio.walk):
+            yield type(self).of(path.store, path.key), folders, files
+
+
+class _RawReader(io.RawIOBase):
+    def __init__(self, file: aio.File) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer)  # type: ignore[arg-type]
+        data = run(self._file.read(len(view)))
+        view[: len(data)] = data
+        return len(data)
+
+    def readall(self) -> bytes:
+        return run(self._file.read())
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        if not self.closed:
+            run(self._file.aclose())
+        super().close()
+
+
+class _Reader(io.BufferedReader):
+    """A buffered reader."""
+
+
+class _RawWriter(io.RawIOBase):
+    def __init__(self, file: aio.File) -> None:
+        self.file = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        return run(self.file.write(bytes(memoryview(data))))  # type: ignore[arg-type]
+
+    def tell(self) -> int:
+        return self.file.tell()
+
+    def close(self) -> None:
+        if not self.closed:
+            run(self.file.aclose())
+        super().close()
+
+
+class _Writer(io.BufferedWriter):
+    """A buffered writer that drops what was written if its block ends with an error."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            raw = self.raw
+            if isinstance(raw, _RawWriter):
+                run(raw.file.abort())
+                self.detach()
+                return
+        super().__exit__(kind, error, trace)
+
+

@@ -1,0 +1,72 @@
+"""Sharded datasets, with I/O that blocks: the synchronous face of :mod:`granular.aio.sharded`."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from granular.aio import sharded as aio
+from granular.aio.codec import Decoder, Encoder
+from granular.aio.purepath import PurePath
+from granular.dataset import Appending, Datasets
+from granular.layout import Layout
+
+
+class ShardedDatasetReader(Datasets[aio.ShardedDatasetReader]):
+    """Random access to the datapoints of all shards, or of every ``shardstep``-th from ``shardstart`` on.
+
+    Opening lists the folder and then opens all shards at once. Arguments and memory are those of ``DatasetReader``.
+    """
+
+    aio: aio.ShardedDatasetReader
+
+    def __init__(
+        self,
+        directory: PurePath | str | os.PathLike[str] | Any,
+        decoders: Mapping[str, Decoder | Any] | None,
+        cache_index: bool = True,
+        cache_keys: Sequence[str] = (),
+        parallel: bool = False,
+        shardstart: int = 0,
+        shardstep: int = 1,
+    ) -> None:
+        args = directory, decoders, cache_index, cache_keys, parallel, shardstart, shardstep
+        self._open(aio.ShardedDatasetReader(*args))
+
+    @property
+    def shards(self) -> int:
+        """How many shards are read."""
+        return self.aio.shards
+
+
+class ShardedDatasetWriter(Appending[aio.ShardedDatasetWriter]):
+    """Appends datapoints to shards of ``shardlen`` datapoints, one after the other.
+
+    Opened again, it goes on behind the last of its shards; one that is not full is filled if it is a local dataset in
+    the columns layout, and left as it is otherwise. No shard is ever overwritten.
+
+    Args:
+      directory: the folder of the shards; it may exist.
+      spec, encoders, layout: as for ``DatasetWriter``.
+      shardlen: datapoints in a shard; None for a single shard without end.
+      shardstart: the first shard to write, as one of several writers.
+      shardstep: how many shards lie between two of this writer's.
+    """
+
+    aio: aio.ShardedDatasetWriter
+
+    def __init__(
+        self,
+        directory: PurePath | str | os.PathLike[str] | Any,
+        spec: Mapping[str, str],
+        encoders: Mapping[str, Encoder | Any] | None,
+        shardlen: int | None = None,
+        shardstart: int = 0,
+        shardstep: int = 1,
+        layout: Layout = 'refs',
+    ) -> None:
+        self._open(aio.ShardedDatasetWriter(directory, spec, encoders, shardlen, shardstart, shardstep, layout))
+
+    @property
+    def shards(self) -> int:
+        """How many shards this writer has begun."""
+        return self.aio.shards
