@@ -81,8 +81,7 @@ class BagReader(Opened):
         if self._path is None:
             await self._open_buffer(self._data or b'')
             return
-        if not self._path.store.local:
-            await need_loop()
+        await self._path.store.ready()
         tail = self._path.store.config.tail
         index = self._index_path or self._path.with_suffix('.idx')
         asked = [self._path.store.read(self._path.key, -tail)]

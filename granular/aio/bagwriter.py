@@ -173,6 +173,7 @@ class BagWriter(Opened):
             file.flush()
 
     async def _close(self) -> None:
+        await self.path.store.ready()
         self._state = 'open'
         try:
             await self.flush()
@@ -196,6 +197,7 @@ class BagWriter(Opened):
             self._state = 'closed'
 
     async def _abort(self) -> None:
+        await self.path.store.ready()
         for file in self._files:
             file.close()
         await gather([writer.abort() for writer in self._writers])

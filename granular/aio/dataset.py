@@ -92,9 +92,7 @@ class DatasetReader(Opened):
     # --- opening
 
     async def _open(self) -> None:
-        store = self.directory.store
-        if not store.local:
-            await need_loop()
+        await self.directory.store.ready()
         cache_index, cache_keys, _ = self._options
         refs = BagReader.of_version(self.directory / 'refs.bag', False, cache_index, False)
         content, found = await gather([self._read_spec(), _try_open(refs)])

@@ -66,6 +66,7 @@ class DatasetWriter(Opened):
         return [*self._bags.values(), *([] if self._refs is None else [self._refs])]
 
     async def _open(self) -> None:
+        await self.directory.store.ready()
         try:
             there = await self.directory.stat()
         except NotFoundError:
@@ -180,6 +181,7 @@ class DatasetWriter(Opened):
             await writer.flush()
 
     async def _close(self) -> None:
+        await self.directory.store.ready()
         try:
             if self._failed:
                 raise ClosedError(f'{self._name}: a write failed before, so it is not published')
@@ -196,6 +198,7 @@ class DatasetWriter(Opened):
             raise
 
     async def _abort(self) -> None:
+        await self.directory.store.ready()
         await gather([writer.abort() for writer in self._writers])
         if not self._fresh:
             return

@@ -55,8 +55,7 @@ class ShardedDatasetReader(Opened):
         return f'{type(self).__name__}({self._name!r})'
 
     async def _open(self) -> None:
-        if not self.directory.store.local:
-            await need_loop()
+        await self.directory.store.ready()
         numbers = await shards_in(self.directory)
         if not numbers:
             raise NotFoundError(f'{self._name}: holds no shards: want folders such as {shard_name(0)}')
@@ -234,7 +233,11 @@ class ShardedDatasetWriter(Opened):
 
     async def _open(self) -> None:
         await self.directory.mkdir(parents=True, exist_ok=True)
-        mine = [n for n in await shards_in(self.directory) if n >= self._next and not (n - self._next) % self._step]
+        try:
+            there = await shards_in(self.directory)
+        except NotFoundError:
+            there = []  # a bucket has no empty folders
+        mine = [number for number in there if number >= self._next and not (number - self._next) % self._step]
         if not mine:
             return
         last = self.directory / shard_name(mine[-1])

@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from granular.aio.loops import gather
+from granular.aio.loops import gather, need_loop
 from granular.aio.reply import Reply
 from granular.config import IOConfig, Merge, store_defaults
 from granular.errors import UnsupportedError
@@ -115,6 +115,11 @@ class Store(abc.ABC):
     def url(self, key: str) -> str:
         """The address of a key, as a user would write it."""
         return f'{self.root}/{key}' if key else self.root
+
+    async def ready(self) -> None:
+        """Be where this store's calls can wait: under a loop, unless they never do."""
+        if not self.local:
+            await need_loop()
 
     # --- reading
 
@@ -230,6 +235,7 @@ class PartWriter(ObjectWriter):
             await self._emit(part, last=False)
 
     async def close(self) -> None:
+        await need_loop()
         if self._started:
             await self._emit(bytes(self._buffer), last=True)
             while self._tasks:
@@ -240,6 +246,7 @@ class PartWriter(ObjectWriter):
         self._buffer.clear()
 
     async def abort(self) -> None:
+        await need_loop()
         self._buffer.clear()
         for task in self._tasks:
             task.cancel()
@@ -249,6 +256,7 @@ class PartWriter(ObjectWriter):
             await self.discard()
 
     async def _emit(self, part: bytes, last: bool) -> None:
+        await need_loop()
         if not self._started:
             await self.begin()
             self._started = True

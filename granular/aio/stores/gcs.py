@@ -28,6 +28,7 @@ from granular.errors import (
 
 _BATCH = 100  # keys in one delete request
 _RENEW = 300.0  # seconds before a token's end
+_BINARY = {'Content-Type': 'application/octet-stream'}
 
 
 class GCSStore(RemoteStore):
@@ -220,20 +221,24 @@ class GCSWriter(PartWriter):
             self._location = await initiate_upload(self._fs, self._bucket, self._key)
 
     async def send(self, number: int, data: bytes, last: bool) -> None:
-        from gcsfs.core import upload_chunk
+        start, self._offset = self._offset, self._offset + len(data)
+        size = str(self._offset) if last else '*'
+        while start < self._offset:
+            body = data[len(data) - (self._offset - start) :]
+            headers = {'Content-Range': f'bytes {start}-{self._offset - 1}/{size}', **_BINARY}
+            reply = await self._post(self._location, body, headers)
+            if last and 'Range' not in reply:
+                return
+            # The store says how far it got: the last byte it has.
+            start = int(reply.get('Range', f'bytes=0-{start - 1}').rpartition('-')[2]) + 1
 
-        begin, self._offset = self._offset, self._offset + len(data)
-        size = self._offset if last else '*'
-        headers = {
-            'Content-Range': f'bytes {begin}-{self._offset - 1}/{size}',
-            'Content-Type': 'application/octet-stream',
-            'Content-Length': str(len(data)),
-        }
+    async def _post(self, url: str, data: bytes, headers: dict[str, str], **params: str) -> Mapping[str, str]:
+        from gcsfs.core import UnclosableBytesIO
+
         with translated(self._name):
-            if last:
-                await upload_chunk(self._fs, self._location, data, begin, self._offset, 'application/octet-stream')
-            else:
-                await self._fs._call('POST', self._location, headers=headers, data=data)
+            reply: Mapping[str, str]
+            reply, _ = await self._fs._call('POST', url, headers=headers, data=UnclosableBytesIO(data), **params)
+        return reply
 
     async def finish(self) -> None:
         """The last part has finished the upload."""
@@ -246,10 +251,8 @@ class GCSWriter(PartWriter):
                 pass
 
     async def put(self, data: bytes) -> None:
-        from gcsfs.core import simple_upload
-
-        with translated(self._name):
-            await simple_upload(self._fs, self._bucket, self._key, data)
+        url = f'{self._fs._location}/upload/storage/v1/b/{self._bucket}/o'
+        await self._post(url, data, dict(_BINARY), uploadType='media', name=self._key)
 
 
 def _loopback(host: str | None) -> bool:

@@ -106,10 +106,15 @@ class S3Store(RemoteStore):
         if not key:
             with translated(self.root):
                 try:
-                    await fs._mkdir(self.bucket, create_parents=True)
-                except FileExistsError:
-                    if not exist_ok:
-                        raise
+                    await fs._call_s3('head_bucket', Bucket=self.bucket)
+                except FileNotFoundError:
+                    place = {'CreateBucketConfiguration': {'LocationConstraint': client.region}}
+                    await fs._call_s3(
+                        'create_bucket', Bucket=self.bucket, **({} if client.region == 'us-east-1' else place)
+                    )
+                    return
+            if not exist_ok:
+                raise AlreadyExistsError(f'{self.root}: exists already')
         elif not exist_ok:
             with contextlib.suppress(NotFoundError):
                 await self.stat(key)
@@ -170,7 +175,7 @@ class S3Client(Client):
                 or env('AWS_ENDPOINT_URL')
                 or configured.get('endpoint_url')
             )
-            self._region = (
+            self.region = (
                 options.pop('region', None)
                 or options.get('client_kwargs', {}).get('region_name')
                 or env('AWS_REGION')
@@ -196,10 +201,10 @@ class S3Client(Client):
             if parts.scheme not in ('http', 'https') or parts.username or parts.password:
                 raise InvalidArgumentError(f'{self._store.root}: endpoint_url must be http(s)://host, without credentials')
             return f'{self._endpoint.rstrip("/")}/{bucket}'
-        domain = 'amazonaws.com.cn' if self._region.startswith('cn-') else 'amazonaws.com'
+        domain = 'amazonaws.com.cn' if self.region.startswith('cn-') else 'amazonaws.com'
         if '.' in bucket:  # its certificate would not match
-            return f'https://s3.{self._region}.{domain}/{bucket}'
-        return f'https://{bucket}.s3.{self._region}.{domain}'
+            return f'https://s3.{self.region}.{domain}/{bucket}'
+        return f'https://{bucket}.s3.{self.region}.{domain}'
 
     async def sign(self, key: str) -> tuple[yarl.URL, Mapping[str, str]]:
         url = f'{self._base}/{urllib.parse.quote(key, safe="/~-_.")}'
@@ -218,7 +223,7 @@ class S3Client(Client):
 
         fixed = {'x-amz-request-payer': 'requester'} if self._options.get('requester_pays') else {}
         request = AWSRequest('GET', url, headers=fixed)
-        S3SigV4Auth(frozen, 's3', self._region).add_auth(request)
+        S3SigV4Auth(frozen, 's3', self.region).add_auth(request)
         return dict(request.headers.items())
 
     async def filesystem(self) -> Any:
@@ -237,7 +242,7 @@ class S3Client(Client):
                 **options,
                 endpoint_url=self._endpoint,
                 session=self._fs_session,
-                client_kwargs={**self._options.get('client_kwargs', {}), 'region_name': self._region},
+                client_kwargs={**self._options.get('client_kwargs', {}), 'region_name': self.region},
                 config_kwargs=config,
                 asynchronous=True,
                 skip_instance_cache=True,
