@@ -2,17 +2,17 @@
 
 import os
 from collections.abc import Iterator
-from typing import Any, Literal, Self, SupportsIndex, overload
+from typing import Any, Literal, Self, SupportsIndex, cast, overload
 
-from granular.aio import bag as aio
-from granular.aio import bagwriter as aiowriter
+from granular.aio import bag as core
+from granular.aio import bagwriter as corewriter
 from granular.aio.bag import Buffer
 from granular.aio.purepath import PurePath
 from granular.bridge import iterate, run
 from granular.face import Face, Reader
 
 
-class BagReader(Reader[aio.BagReader]):
+class BagReader(Reader[core.BagReader]):
     """Random access to the records of a bag of any version, from a place or from bytes.
 
     Args:
@@ -29,7 +29,7 @@ class BagReader(Reader[aio.BagReader]):
         cache_index: bool = True,
         cache_data: bool = False,
     ) -> None:
-        self._open(aio.BagReader(source, index, cache_index, cache_data))
+        self._open(core.BagReader(source, index, cache_index, cache_data))
 
     @property
     def version(self) -> int:
@@ -49,11 +49,11 @@ class BagReader(Reader[aio.BagReader]):
     @overload
     def __getitem__(self, index: slice | range) -> list[bytes]: ...
     def __getitem__(self, index: SupportsIndex | slice | range) -> bytes | list[bytes]:
-        return run(self.aio.get(index))
+        return cast(bytes | list[bytes], run(self.aio.get(index)))
 
     def get(self, index: SupportsIndex | slice | range) -> bytes | list[bytes]:
         """The record at an index, or the records of a slice; as ``reader[index]``."""
-        return run(self.aio.get(index))
+        return cast(bytes | list[bytes], run(self.aio.get(index)))
 
     def fetch(self, indices: Any) -> list[bytes]:
         """The records at many indices, with neighbours in one request; repeated and negative ones are welcome."""
@@ -69,7 +69,7 @@ class BagReader(Reader[aio.BagReader]):
         return iterate(self.aio.__aiter__)
 
 
-class BagWriter(Face[aiowriter.BagWriter]):
+class BagWriter(Face[corewriter.BagWriter]):
     """Appends records to a new bag, or to a local one of version 3.
 
     Args:
@@ -85,7 +85,7 @@ class BagWriter(Face[aiowriter.BagWriter]):
         version: int = 2,
         resume: Literal['check', 'discard'] = 'check',
     ) -> None:
-        self._open(aiowriter.BagWriter(path, version, resume))
+        self._open(corewriter.BagWriter(path, version, resume))
 
     @property
     def size(self) -> int:

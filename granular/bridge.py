@@ -127,7 +127,8 @@ async def _next(items: AsyncIterator[T]) -> T:
 
 
 async def _resumed(coro: Coroutine[Any, Any, T]) -> T:
-    return await _Rest(coro)
+    value: T = await _Rest(coro)
+    return value
 
 
 class _Rest:

@@ -28,7 +28,7 @@ def _knob(name: str, default: float | int, doc: str) -> object:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class IOConfig:
-    """How a store is read and written. Every field has its environment variable, ``GRANULAR_`` and its name in capitals.
+    """How a store is read and written. Each field has an environment variable, ``GRANULAR_`` and its name in capitals.
 
     Hand one to a path, ``granular.Path('s3://bucket/data', config=granular.IOConfig(concurrency=64))``, and all that
     is opened under that path uses it. ``-1`` for ``max_gap`` and ``max_request`` stands for the store's own default

@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Self, SupportsIndex
 
-from granular.aio import dataset as aio
-from granular.aio import datasetwriter as aiowriter
+from granular.aio import dataset as core
+from granular.aio import datasetwriter as corewriter
 from granular.aio.codec import Decoder, Encoder
 from granular.aio.dataset import Datapoint, Mask
 from granular.aio.purepath import PurePath
@@ -65,7 +65,7 @@ class Datasets(Reader[A]):
         Returns:
           The datapoints, in the order asked.
         """
-        return run(self.aio.fetch(indices, mask))  # type: ignore[no-any-return]
+        return run(self.aio.fetch(indices, mask))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Datapoint]:
         # By this name PyTorch's loaders ask for a batch.
@@ -77,7 +77,7 @@ class Datasets(Reader[A]):
 
     def available(self, index: SupportsIndex) -> dict[str, bool | range]:
         """What a mask can ask of a datapoint: True, or for a sequence the range of its values."""
-        return run(self.aio.available(index))  # type: ignore[no-any-return]
+        return run(self.aio.available(index))
 
     def copy(self) -> Self:
         """Another reader of the same place, with a life of its own, that shares what is cached."""
@@ -89,7 +89,7 @@ class Datasets(Reader[A]):
         return iterate(self.aio.__aiter__)
 
 
-class DatasetReader(Datasets[aio.DatasetReader]):
+class DatasetReader(Datasets[core.DatasetReader]):
     """Random access to the datapoints of a dataset of either layout.
 
     ``reader[i]``, ``reader[-1]``, ``reader[i, {'frames': range(3, 9)}]``, ``reader[i, ('title',)]``, ``reader[10:20]``.
@@ -103,7 +103,7 @@ class DatasetReader(Datasets[aio.DatasetReader]):
       parallel: accepted for code written for granular 0.21; reads are always concurrent.
     """
 
-    aio: aio.DatasetReader
+    aio: core.DatasetReader
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class DatasetReader(Datasets[aio.DatasetReader]):
         cache_keys: Sequence[str] = (),
         parallel: bool = False,
     ) -> None:
-        self._open(aio.DatasetReader(directory, decoders, cache_index, cache_keys, parallel))
+        self._open(core.DatasetReader(directory, decoders, cache_index, cache_keys, parallel))
 
 
 class Appending(Face[A]):
@@ -152,7 +152,7 @@ class Appending(Face[A]):
         run(self.aio.flush())
 
 
-class DatasetWriter(Appending[aiowriter.DatasetWriter]):
+class DatasetWriter(Appending[corewriter.DatasetWriter]):
     """Appends datapoints to a new dataset, or to a local one in the columns layout.
 
     ``spec.json`` is written when the writer is closed. If its block ends with an error, what it wrote is removed.
@@ -167,7 +167,7 @@ class DatasetWriter(Appending[aiowriter.DatasetWriter]):
         the ones it was writing, or ``'discard'`` what it left half written.
     """
 
-    aio: aiowriter.DatasetWriter
+    aio: corewriter.DatasetWriter
 
     def __init__(
         self,
@@ -177,6 +177,4 @@ class DatasetWriter(Appending[aiowriter.DatasetWriter]):
         layout: Layout = 'refs',
         resume: Literal['check', 'discard'] = 'check',
     ) -> None:
-        self._open(aiowriter.DatasetWriter(directory, spec, encoders, layout, resume))
-
-
+        self._open(corewriter.DatasetWriter(directory, spec, encoders, layout, resume))

@@ -47,4 +47,4 @@ class Reader(Face[A]):
     """A reader pickles to its address and options, and is opened again where it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.aio.__reduce__()[1]  # type: ignore[index]
+        return type(self), self.aio.__reduce__()[1]

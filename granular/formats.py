@@ -333,14 +333,14 @@ decoders: dict[str, Decoder] = {
     'webm': decode_video,
 }
 
-_LIGHT: Final = frozenset(
-    (encode_bytes, encode_utf8, encode_int, encode_msgpack, encode_array, encode_tree)
-    + (decode_bytes, decode_utf8, decode_int, decode_msgpack, decode_array, decode_tree)
+_LIGHT: Final[tuple[Callable[..., Any], ...]] = (
+    *(encode_bytes, encode_utf8, encode_int, encode_msgpack, encode_array, encode_tree),
+    *(decode_bytes, decode_utf8, decode_int, decode_msgpack, decode_array, decode_tree),
 )
 
 
 def inline_safe(fn: Callable[..., Any]) -> bool:
-    """Whether a function is one of ours that is cheap enough for an event loop: neither images, videos, nor a user's."""
+    """Whether a function is one of ours that is cheap enough for an event loop: not images, videos or a user's."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    return fn in _LIGHT
+    return any(fn is light for light in _LIGHT)

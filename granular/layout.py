@@ -155,7 +155,9 @@ def check_spec(spec: Mapping[str, str], layout: Layout) -> Spec:
         if layout == 'refs' and key == 'refs':
             raise SpecError("key 'refs' is taken: the refs layout keeps its references in refs.bag")
         if layout == 'columns' and is_sequence(kind):
-            raise SpecError(f'key {key!r} has type {kind!r}: the columns layout holds no sequences, the refs layout does')
+            raise SpecError(
+                f'key {key!r} has type {kind!r}: the columns layout holds no sequences, the refs layout does'
+            )
     return dict(sorted(spec.items()))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from granular.aio import loader as aio
+from granular.aio import loader as core
 from granular.aio.loader import Batch, Spec
 from granular.aio.loops import need_loop
 from granular.bridge import run
@@ -46,7 +46,7 @@ class Loader:
         num_shards: int = 1,
         mp: Any = None,
     ) -> None:
-        self.aio = aio.Loader(source, batch, prefetch, workers, recycle_after, shard_id, num_shards, mp)
+        self.aio = core.Loader(source, batch, prefetch, workers, recycle_after, shard_id, num_shards, mp)
 
     @property
     def spec(self) -> Spec:

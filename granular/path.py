@@ -7,7 +7,7 @@ from typing import BinaryIO, Self, cast
 
 from numpy.typing import ArrayLike
 
-from granular.aio import path as aio
+from granular.aio import path as core
 from granular.aio.path import Progress
 from granular.aio.purepath import PurePath
 from granular.aio.stores import Stat
@@ -25,9 +25,9 @@ class Path(PurePath):
     __slots__ = ()
 
     @property
-    def aio(self) -> aio.Path:
+    def aio(self) -> core.Path:
         """The same place, asynchronous."""
-        return aio.Path.of(self._store, self._key)
+        return core.Path.of(self._store, self._key)
 
     # --- asking
 
@@ -128,7 +128,7 @@ class Path(PurePath):
         """
         run(self.aio.rmtree())
 
-    def copy(self, target: 'Path | aio.Path | str', *, progress: Progress | None = None) -> 'Path':
+    def copy(self, target: 'Path | core.Path | str', *, progress: Progress | None = None) -> 'Path':
         """Copy a file, or a folder with all below it; within one store its bytes stay there.
 
         ``spec.json`` files come last, so that half a copy of a dataset does not look complete.
@@ -140,7 +140,7 @@ class Path(PurePath):
         Returns:
           The target.
         """
-        done = run(self.aio.copy(aio.Path(target), progress=progress))
+        done = run(self.aio.copy(core.Path(target), progress=progress))
         return Path.of(done.store, done.key)
 
     # --- listing
@@ -171,7 +171,7 @@ class Path(PurePath):
 
 
 class _RawReader(io.RawIOBase):
-    def __init__(self, file: aio.File) -> None:
+    def __init__(self, file: core.File) -> None:
         self._file = file
 
     def readable(self) -> bool:
@@ -206,7 +206,7 @@ class _Reader(io.BufferedReader):
 
 
 class _RawWriter(io.RawIOBase):
-    def __init__(self, file: aio.File) -> None:
+    def __init__(self, file: core.File) -> None:
         self.file = file
 
     def writable(self) -> bool:
@@ -237,5 +237,3 @@ class _Writer(io.BufferedWriter):
                 self.detach()
                 return
         super().__exit__(kind, error, trace)
-
-

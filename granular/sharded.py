@@ -4,20 +4,20 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from granular.aio import sharded as aio
+from granular.aio import sharded as core
 from granular.aio.codec import Decoder, Encoder
 from granular.aio.purepath import PurePath
 from granular.dataset import Appending, Datasets
 from granular.layout import Layout
 
 
-class ShardedDatasetReader(Datasets[aio.ShardedDatasetReader]):
+class ShardedDatasetReader(Datasets[core.ShardedDatasetReader]):
     """Random access to the datapoints of all shards, or of every ``shardstep``-th from ``shardstart`` on.
 
     Opening lists the folder and then opens all shards at once. Arguments and memory are those of ``DatasetReader``.
     """
 
-    aio: aio.ShardedDatasetReader
+    aio: core.ShardedDatasetReader
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class ShardedDatasetReader(Datasets[aio.ShardedDatasetReader]):
         shardstep: int = 1,
     ) -> None:
         args = directory, decoders, cache_index, cache_keys, parallel, shardstart, shardstep
-        self._open(aio.ShardedDatasetReader(*args))
+        self._open(core.ShardedDatasetReader(*args))
 
     @property
     def shards(self) -> int:
@@ -38,7 +38,7 @@ class ShardedDatasetReader(Datasets[aio.ShardedDatasetReader]):
         return self.aio.shards
 
 
-class ShardedDatasetWriter(Appending[aio.ShardedDatasetWriter]):
+class ShardedDatasetWriter(Appending[core.ShardedDatasetWriter]):
     """Appends datapoints to shards of ``shardlen`` datapoints, one after the other.
 
     Opened again, it goes on behind the last of its shards; one that is not full is filled if it is a local dataset in
@@ -52,7 +52,7 @@ class ShardedDatasetWriter(Appending[aio.ShardedDatasetWriter]):
       shardstep: how many shards lie between two of this writer's.
     """
 
-    aio: aio.ShardedDatasetWriter
+    aio: core.ShardedDatasetWriter
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class ShardedDatasetWriter(Appending[aio.ShardedDatasetWriter]):
         shardstep: int = 1,
         layout: Layout = 'refs',
     ) -> None:
-        self._open(aio.ShardedDatasetWriter(directory, spec, encoders, shardlen, shardstart, shardstep, layout))
+        self._open(core.ShardedDatasetWriter(directory, spec, encoders, shardlen, shardstart, shardstep, layout))
 
     @property
     def shards(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from granular.aio import sources as aio
+from granular.aio import sources as core
 from granular.bridge import run
 from granular.shuffle import Order
 
@@ -21,7 +21,7 @@ class Source:
       aio: the asynchronous twin, which does the work.
     """
 
-    aio: aio.Source
+    aio: core.Source
 
     def __len__(self) -> int:
         return len(self.aio)
@@ -63,35 +63,35 @@ class Epochs(Source):
     """
 
     def __init__(self, source: Any, length: int | None = None, shuffle: bool | Order = True, seed: int = 0) -> None:
-        self.aio = aio.Epochs(source, length, shuffle, seed)
+        self.aio = core.Epochs(source, length, shuffle, seed)
 
 
 class Transform(Source):
     """A function of each datapoint: ``fn(datapoint, seed=[seed, step])``, called in threads."""
 
     def __init__(self, source: Any, fn: Callable[..., Any], seed: int = 0) -> None:
-        self.aio = aio.Transform(source, fn, seed)
+        self.aio = core.Transform(source, fn, seed)
 
 
 class Sample(Source):
     """Datapoints drawn at random with replacement, each a function of (seed, step)."""
 
     def __init__(self, source: Any, length: int | None = None, seed: int = 0) -> None:
-        self.aio = aio.Sample(source, length, seed)
+        self.aio = core.Sample(source, length, seed)
 
 
 class Truncate(Source):
     """The first ``limit`` datapoints, again and again."""
 
     def __init__(self, source: Any, limit: int, length: int | None = None) -> None:
-        self.aio = aio.Truncate(source, limit, length)
+        self.aio = core.Truncate(source, limit, length)
 
 
 class Interleave(Source):
     """A datapoint of each source in turn. Its length is what the shortest source allows."""
 
     def __init__(self, sources: Sequence[Any]) -> None:
-        self.aio = aio.Interleave(sources)
+        self.aio = core.Interleave(sources)
 
 
 class Mix(Source):
@@ -104,4 +104,4 @@ class Mix(Source):
     """
 
     def __init__(self, sources: Sequence[Any], weights: Sequence[float], seed: int = 0) -> None:
-        self.aio = aio.Mix(sources, weights, seed)
+        self.aio = core.Mix(sources, weights, seed)

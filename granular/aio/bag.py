@@ -11,10 +11,10 @@ from granular import layout
 from granular.aio.fanout import Job, read_all
 from granular.aio.indexing import index_of, indices_of
 from granular.aio.lifecycle import Opened
-from granular.aio.loops import gather, need_loop, running_loop
+from granular.aio.loops import gather, running_loop
 from granular.aio.path import Path
-from granular.aio.stores.local import files
 from granular.aio.reply import Reply, counters
+from granular.aio.stores.local import files
 from granular.config import KiB, MiB
 from granular.errors import CorruptBagError, InvalidArgumentError, NotFoundError
 
@@ -148,7 +148,7 @@ class BagReader(Opened):
     async def _table_into(self, path: Path | None, start: int, end: Reply) -> Ints:
         """The limits from ``start`` to the end of a file of which ``end`` is read already, behind a zero."""
         filled = layout.blank_limits((end.size - start) // layout.LIMIT)
-        target = memoryview(filled[1:]).cast('B')
+        target = memoryview(filled[1:].data).cast('B')
         have = max(start, end.start)
         target[have - start :] = memoryview(end.data)[have - end.start :]
         for at in range(start, have, _WINDOW):
@@ -266,7 +266,7 @@ class BagReader(Opened):
         if bad.any():
             i = int(np.argmax(bad))
             raise CorruptBagError(
-                f'{self.name}: record {places[i]} has limits {starts[i]} to {stops[i]} in {self._datasize} bytes of records'
+                f'{self.name}: record {places[i]} has limits {starts[i]} to {stops[i]}, of {self._datasize} bytes'
             )
         return starts, stops
 
@@ -319,4 +319,4 @@ async def _or_none(path: Path, tail: int, missing_ok: bool) -> Any:
 
 def _view(limits: Ints) -> memoryview:
     # Indexing a memoryview gives a Python int in a third of the time that an array takes to give a numpy one.
-    return memoryview(limits).cast('B').cast('q')
+    return memoryview(limits.data).cast('B').cast('q')

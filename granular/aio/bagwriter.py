@@ -84,7 +84,7 @@ class BagWriter(Opened):
             datasize = 0
         self._length = len(index) // layout.LIMIT
         filled = layout.blank_limits(self._length)
-        memoryview(filled[1:]).cast('B')[:] = memoryview(index)[: self._length * layout.LIMIT]
+        memoryview(filled[1:].data).cast('B')[:] = memoryview(index)[: self._length * layout.LIMIT]
         self._offset = int(layout.check_limits(filled, datasize, str(self.path))[-1])
         if datasize > self._offset and self.resume == 'check':
             self._tail = _Tail(self.path.key, self._offset, datasize)
@@ -132,18 +132,15 @@ class BagWriter(Opened):
         if self._length >= layout.MAX_RECORDS:
             raise OutOfRangeError(f'{self.path}: the bag is full: it holds {layout.MAX_RECORDS} records')
         record = bytes(record)
-        if self._tail is not None:
-            record_left = self._tail.check(record, self._length)
-        else:
-            record_left = record
+        fresh = record if self._tail is None else self._tail.check(record, self._length)
         if not record and self.version == 2:
             self.version = 1
         self._length += 1
         self._offset += len(record)
         self._ends.append(self._offset)
-        if record_left:
-            self._pending.append(record_left)
-            self._pending_size += len(record_left)
+        if fresh:
+            self._pending.append(fresh)
+            self._pending_size += len(fresh)
 
     @property
     def crowded(self) -> bool:
@@ -231,5 +228,3 @@ class _Tail:
             )
         self._at += size
         return record[size:]
-
-

@@ -5,7 +5,6 @@ import warnings
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, SupportsIndex
 
-import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,7 +12,7 @@ from granular.aio.bag import BagReader, read_records
 from granular.aio.codec import Decoder, Field, decode, fields_of
 from granular.aio.indexing import index_of, indices_of
 from granular.aio.lifecycle import Opened
-from granular.aio.loops import gather, need_loop, running_loop
+from granular.aio.loops import gather, running_loop
 from granular.aio.path import Path
 from granular.config import KiB
 from granular.errors import (
@@ -95,6 +94,8 @@ class DatasetReader(Opened):
         await self.directory.store.ready()
         cache_index, cache_keys, _ = self._options
         refs = BagReader.of_version(self.directory / 'refs.bag', False, cache_index, False)
+        content: Any
+        found: Any  # why there are no references, or None
         content, found = await gather([self._read_spec(), _try_open(refs)])
         self._spec = parse_spec(content, str(self.directory / 'spec.json'))
         self._layout = 'columns' if 'refs' in self._spec or isinstance(found, NotFoundError) else 'refs'

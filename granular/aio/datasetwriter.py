@@ -19,7 +19,7 @@ from granular.errors import (
     SpecError,
     UnknownKeyError,
 )
-from granular.layout import LIMIT, Layout, Spec, check_spec, dump_spec, pack_refs, parse_spec
+from granular.layout import LIMIT, Layout, check_spec, dump_spec, pack_refs, parse_spec
 
 
 class DatasetWriter(Opened):
@@ -51,7 +51,7 @@ class DatasetWriter(Opened):
         self._layout = layout
         self._spec = check_spec(spec, layout)
         self._fields = fields_of(self._spec, encoders, layout, self._name)
-        versions = {key: 2 if layout == 'refs' else 3 for key in self._spec}
+        versions = dict.fromkeys(self._spec, 2 if layout == 'refs' else 3)
         self._bags = {key: BagWriter(self.directory / f'{key}.bag', v, resume) for key, v in versions.items()}
         self._refs = BagWriter(self.directory / 'refs.bag') if layout == 'refs' else None
         self._length = 0
@@ -160,8 +160,8 @@ class DatasetWriter(Opened):
         path = self.directory / f'{key}.idx'
         at = LIMIT * self._length
         table = await path.read_range(max(0, at - LIMIT), at + LIMIT)
-        start = int.from_bytes(table[: LIMIT], 'little') if at else 0
-        stop = int.from_bytes(table[-LIMIT :], 'little')
+        start = int.from_bytes(table[:LIMIT], 'little') if at else 0
+        stop = int.from_bytes(table[-LIMIT:], 'little')
         if await (self.directory / f'{key}.bag').read_range(start, stop) != record:
             raise CorruptDatasetError(
                 f'{self._name}: datapoint {self._length}, key {key!r}: the column holds {stop - start} bytes that are '

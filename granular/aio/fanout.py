@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular.aio import ranges
-from granular.aio.stores import Request, Store
 from granular.aio.reply import counters
+from granular.aio.stores import Request, Store
 from granular.errors import OutOfRangeError
 
 Ints = NDArray[np.int64]

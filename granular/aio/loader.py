@@ -20,7 +20,6 @@ Batch = dict[str, NDArray[Any]]
 Spec = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
 
-
 class Loader:
     """Batches of a source, in order, the same for the same seed and step however they are fetched.
 
@@ -245,5 +244,3 @@ def _arrays(point: Any, step: int) -> Batch:
         if value.dtype == object:
             raise DatapointError(f'step {step}, key {key!r}: makes no array of numbers: leave it out in a transform')
     return arrays
-
-

@@ -11,13 +11,11 @@ from granular.aio import ranges
 from granular.aio.fanout import Job, read_all
 from granular.aio.loops import for_each
 from granular.aio.purepath import PurePath, glob_regex
-from granular.aio.stores import Entry, ObjectWriter, Stat, Store
 from granular.aio.reply import counters
+from granular.aio.stores import Entry, ObjectWriter, Stat, Store
 from granular.config import MiB
 from granular.errors import (
-    AlreadyExistsError,
     ClosedError,
-    GranularError,
     InvalidArgumentError,
     NotFoundError,
     StoreError,
@@ -250,7 +248,8 @@ class Path(PurePath):
 
     async def walk(self) -> AsyncIterator[tuple[Self, list[str], list[str]]]:
         """Each folder with the names of the folders and of the files in it, from the top, as ``pathlib`` does."""
-        folders, files = [], []
+        folders: list[str] = []
+        files: list[str] = []
         async for entry in self._store.scan(self._key):
             (folders if entry.is_dir else files).append(entry.key.rpartition('/')[2])
         yield self, folders, files

@@ -11,7 +11,7 @@ from granular.aio.dataset import _PAGE, Datapoint, DatasetReader, Mask, Part, fe
 from granular.aio.datasetwriter import DatasetWriter
 from granular.aio.indexing import Ints, index_of, indices_of
 from granular.aio.lifecycle import Opened
-from granular.aio.loops import gather, need_loop
+from granular.aio.loops import gather
 from granular.aio.path import Path
 from granular.errors import (
     AlreadyExistsError,
@@ -173,7 +173,9 @@ class ShardedDatasetReader(Opened):
             places, shards = places[order], shards[order]
         edges = np.flatnonzero(np.diff(shards)) + 1
         parts = []
-        for group, shard in zip(np.split(places, edges), shards[np.concatenate(([0], edges))] if len(shards) else (), strict=False):
+        for group, shard in zip(
+            np.split(places, edges), shards[np.concatenate(([0], edges))] if len(shards) else (), strict=False
+        ):
             reader = self._readers[shard]
             parts.append((reader, group - (self._stops[shard] - reader._length)))
         return parts, order
@@ -332,5 +334,3 @@ async def _read_spec(folder: Path) -> Spec:
 def _check_steps(start: int, step: int) -> None:
     if start < 0 or step < 1:
         raise InvalidArgumentError(f'want shardstart >= 0 and shardstep >= 1, got {start} and {step}')
-
-

@@ -47,9 +47,6 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def __len__(self) -> int: ...
 
-    async def aclose(self) -> None:
-        """Nothing is held open."""
-
 
 def convert(source: Any) -> Source:
     """Anything that can be a source, as one.

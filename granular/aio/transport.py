@@ -149,9 +149,7 @@ class Transport:
 
     async def _get(self, prepare: Prepare, name: str, asked: str, start: int, stop: int | None) -> Reply:
         url, headers = await prepare()
-        response = await self._session.get(
-            url, headers={**headers, 'Range': asked}, allow_redirects=self._redirects
-        )
+        response = await self._session.get(url, headers={**headers, 'Range': asked}, allow_redirects=self._redirects)
         try:
             status, got = response.status, response.headers
             version = got.get(self._version_header)
@@ -194,6 +192,8 @@ class Transport:
             tries += 1
             counters.requests += 1
             base, least, permitted = config.backoff, 0.0, config.attempts
+            error: StoreError
+            cause: Exception | None
             held = await self._limit.acquire(weight)
             try:
                 return await attempt()
@@ -202,7 +202,7 @@ class Transport:
                 error, cause, permitted = bad, None, min(2, permitted)
             except GranularError:
                 raise
-            except _Again as again:
+            except _RetryableError as again:
                 error, cause, least = again.error, None, again.after
                 base = max(base, 1.0) if again.throttled else base
             except (aiohttp.ClientConnectorCertificateError, aiohttp.InvalidURL) as permanent:
@@ -223,7 +223,7 @@ class Transport:
             await asyncio.sleep(wait)
 
 
-class _Again(Exception):
+class _RetryableError(Exception):
     """A reply after which a request is worth another try."""
 
     def __init__(self, error: StoreError, throttled: bool, after: float) -> None:
@@ -255,7 +255,7 @@ async def _refusal(response: aiohttp.ClientResponse, name: str) -> Exception:
     if status not in RETRIED:
         return error
     after = response.headers.get('Retry-After', '')
-    return _Again(error, throttled=status in (429, 503), after=float(after) if after.isdecimal() else 0.0)
+    return _RetryableError(error, throttled=status in (429, 503), after=float(after) if after.isdecimal() else 0.0)
 
 
 def _text(body: bytes) -> str:

@@ -171,7 +171,9 @@ class GCSClient(Client):
         if parts.scheme not in ('http', 'https') or parts.username or parts.password:
             raise InvalidArgumentError(f'{store.root}: endpoint_url must be http(s)://host, without credentials')
         if parts.scheme == 'http' and self.fs.credentials.credentials is not None and not _loopback(parts.hostname):
-            raise InvalidArgumentError(f'{store.root}: a token is not sent over plain http to {parts.hostname}: use https')
+            raise InvalidArgumentError(
+                f'{store.root}: a token is not sent over plain http to {parts.hostname}: use https'
+            )
 
     async def sign(self, key: str) -> tuple[yarl.URL, Mapping[str, str]]:
         bucket, name = self._store.bucket, urllib.parse.quote(key, safe='')
@@ -281,5 +283,7 @@ def translated(name: str) -> Iterator[None]:
     except (HttpError, OSError, aiohttp.ClientError, TimeoutError) as error:
         code = getattr(error, 'code', None)
         if code in (401, 403) or 'orbidden' in str(error):
-            raise AccessDeniedError(f'{name}: access denied ({error}): check the credentials and their rights') from error
+            raise AccessDeniedError(
+                f'{name}: access denied ({error}): check the credentials and their rights'
+            ) from error
         raise StoreError(f'{name}: {type(error).__name__}: {error}') from error

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from granular.aio.loops import offload, running_loop
-from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
 from granular.aio.reply import Reply, changed, counters
+from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
 from granular.config import IOConfig, KiB, MiB
 from granular.errors import AccessDeniedError, AlreadyExistsError, NotFoundError, OutOfRangeError, StoreError
 

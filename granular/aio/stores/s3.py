@@ -28,8 +28,8 @@ _BATCH = 1000  # keys in one delete request
 class S3Store(RemoteStore):
     """One bucket.
 
-    Options: ``key``, ``secret``, ``token``, ``profile``, ``anon``, ``endpoint_url``, ``region``, ``requester_pays``, and
-    what else :class:`s3fs.S3FileSystem` takes. Where they are silent, the environment and botocore's chain speak.
+    Options: ``key``, ``secret``, ``token``, ``profile``, ``anon``, ``endpoint_url``, ``region``, ``requester_pays``,
+    and what else :class:`s3fs.S3FileSystem` takes. Where they are silent, the environment and botocore's chain speak.
     """
 
     @property
@@ -132,7 +132,8 @@ class S3Store(RemoteStore):
                 out = await fs._call_s3('delete_objects', Bucket=self.bucket, Delete={'Objects': objects})
                 if failed := out.get('Errors'):
                     raise StoreError(
-                        f'{self.url(failed[0]["Key"])}: not deleted: {failed[0].get("Code")} ({len(failed)} of {len(objects)})'
+                        f'{self.url(failed[0]["Key"])}: not deleted: {failed[0].get("Code")}, as {len(failed)} of '
+                        f'{len(objects)} objects'
                     )
 
     async def delete_tree(self, key: str) -> None:
@@ -188,7 +189,7 @@ class S3Client(Client):
             self._credentials = None if self._anon else self._session.get_credentials()
         if self._credentials is None and not self._anon:
             raise AccessDeniedError(
-                f'{store.root}: found no AWS credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile, '
+                f'{store.root}: no AWS credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile, '
                 f'pass key= and secret=, or anon=True for a public bucket'
             )
         self._options = options
@@ -199,7 +200,9 @@ class S3Client(Client):
         if self._endpoint:
             parts = urllib.parse.urlsplit(self._endpoint)
             if parts.scheme not in ('http', 'https') or parts.username or parts.password:
-                raise InvalidArgumentError(f'{self._store.root}: endpoint_url must be http(s)://host, without credentials')
+                raise InvalidArgumentError(
+                    f'{self._store.root}: endpoint_url must be http(s)://host, without credentials'
+                )
             return f'{self._endpoint.rstrip("/")}/{bucket}'
         domain = 'amazonaws.com.cn' if self.region.startswith('cn-') else 'amazonaws.com'
         if '.' in bucket:  # its certificate would not match
@@ -313,7 +316,9 @@ def translated(name: str) -> Iterator[None]:
         if code in ('404', 'NoSuchKey', 'NoSuchBucket', 'NoSuchUpload'):
             raise NotFoundError(f'{name}: no such bucket or object ({code})') from error
         if code in ('401', '403', 'AccessDenied', 'InvalidAccessKeyId', 'SignatureDoesNotMatch', 'ExpiredToken'):
-            raise AccessDeniedError(f'{name}: access denied ({code}): check the credentials and their rights') from error
+            raise AccessDeniedError(
+                f'{name}: access denied ({code}): check the credentials and their rights'
+            ) from error
         raise StoreError(f'{name}: {error}') from error
     except (botocore.NoCredentialsError, botocore.PartialCredentialsError, botocore.ProfileNotFound) as error:
         raise AccessDeniedError(f'{name}: {error}') from error

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from granular.aio.loops import need_loop, offload
-from granular.aio.stores.base import Entry, ObjectWriter, Stat, Store
 from granular.aio.reply import Reply, counters
+from granular.aio.stores.base import Entry, ObjectWriter, Stat, Store
 from granular.config import IOConfig, MiB
 from granular.errors import (
     AccessDeniedError,
