@@ -67,12 +67,19 @@ class Server:
     scheme: str
     endpoint: str
     options: dict[str, Any]
+    _bucket: granular.Path | None = None
 
     def start(self) -> None:
         raise NotImplementedError
 
     def stop(self) -> None:
         raise NotImplementedError
+
+    def place(self) -> granular.Path:
+        """An empty place in a bucket that all share, which costs nothing."""
+        if self._bucket is None:
+            self._bucket = self.new_bucket()
+        return self._bucket / uuid.uuid4().hex[:12]
 
     def new_bucket(self) -> granular.Path:
         """A bucket of its own."""
@@ -161,9 +168,9 @@ class SeaweedServer(ProcessServer):
         self._config = file.name
         self.launch(
             str(binary), '-logtostderr=false', '-logdir={folder}', 'server', '-dir={folder}', '-ip=127.0.0.1',
-            '-ip.bind=127.0.0.1', f'-master.port={master}', f'-volume.port={volume}', '-volume.max=16', '-filer',
+            '-ip.bind=127.0.0.1', f'-master.port={master}', f'-volume.port={volume}', '-volume.max=200', '-filer',
             f'-filer.port={filer}', '-s3', f'-s3.port={s3}', f'-s3.config={file.name}', '-master.volumeSizeLimitMB=64',
-            url=self.endpoint,
+            url=self.endpoint, env={**os.environ, 'WEED_MASTER_VOLUME_GROWTH_COPY_1': '1'},
         )  # fmt: skip
 
     def new_bucket(self) -> granular.Path:

@@ -1,0 +1,98 @@
+"""Real servers, one of each per run, and a watch over event loops."""
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import granular
+from tests.oracles import Oracle
+from tests.servers import FakeGCSServer, HTTPServer, MotoServer, SeaweedServer, Server
+
+STORES = ('local', 'memory', 'moto', 'seaweed', 'fakegcs')
+BUCKETS = ('moto', 'seaweed', 'fakegcs')
+BLOCKED = 0.5  # seconds for which no callback may hold an event loop
+
+
+@pytest.fixture(scope='session', autouse=True)
+def hermetic() -> Iterator[None]:
+    """No credentials, addresses or knobs of whoever runs the tests."""
+    patch = pytest.MonkeyPatch()
+    for name in list(os.environ):
+        if name.startswith(('AWS_', 'GOOGLE_', 'GRANULAR_', 'STORAGE_EMULATOR', 'GCS')):
+            patch.delenv(name)
+    patch.setenv('AWS_EC2_METADATA_DISABLED', 'true')
+    patch.setenv('NO_GCE_CHECK', 'true')
+    yield
+    patch.undo()
+
+
+@pytest.fixture(autouse=True)
+def unblocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fails a test whose event loop was held by one callback for too long."""
+    slow: list[str] = []
+    run = asyncio.Handle._run
+
+    def timed(self: asyncio.Handle) -> None:
+        began = time.thread_time()  # of this thread alone: the machine may be busy
+        run(self)
+        if (spent := time.thread_time() - began) > BLOCKED:
+            slow.append(f'{spent:.2f} s in {self!r}')
+
+    monkeypatch.setattr(asyncio.Handle, '_run', timed)
+    yield
+    assert not slow, f'the event loop was blocked: {slow}'
+
+
+@pytest.fixture(scope='session')
+def moto() -> Iterator[MotoServer]:
+    with MotoServer() as server:
+        yield server
+
+
+@pytest.fixture(scope='session')
+def seaweed() -> Iterator[SeaweedServer]:
+    with SeaweedServer() as server:
+        yield server
+
+
+@pytest.fixture(scope='session')
+def fakegcs() -> Iterator[FakeGCSServer]:
+    with FakeGCSServer() as server:
+        yield server
+
+
+@pytest.fixture
+def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HTTPServer]:
+    with HTTPServer(tmp_path_factory.mktemp('http')) as server:
+        yield server
+
+
+@pytest.fixture(params=STORES)
+def root(request: pytest.FixtureRequest, tmp_path: os.PathLike[str]) -> granular.Path:
+    """An empty place to write to, in every kind of store."""
+    if request.param == 'local':
+        return granular.Path(tmp_path)
+    if request.param == 'memory':
+        return granular.Path(f'memory://{request.node.name.replace("[", "-").replace("]", "")}-{time.time_ns()}')
+    server: Server = request.getfixturevalue(request.param)
+    return server.place()
+
+
+@pytest.fixture(params=BUCKETS)
+def bucket(request: pytest.FixtureRequest) -> granular.Path:
+    """An empty place in a bucket, in every kind of object store."""
+    server: Server = request.getfixturevalue(request.param)
+    return server.place()
+
+
+@pytest.fixture(scope='session')
+def oracle21() -> Oracle:
+    return Oracle('0.21.1')
+
+
+@pytest.fixture(scope='session')
+def oracle24() -> Oracle:
+    return Oracle('0.24.2')

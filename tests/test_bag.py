@@ -1,0 +1,301 @@
+import os
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import granular
+from granular import aio
+from granular.errors import (
+    AlreadyExistsError,
+    ClosedError,
+    CorruptBagError,
+    InvalidArgumentError,
+    NotFoundError,
+    ObjectChangedError,
+    OutOfRangeError,
+)
+
+RECORDS = st.lists(st.binary(max_size=30), max_size=25)
+anew = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+def fill(path, records, version=2):
+    with granular.BagWriter(path, version) as writer:
+        for i, record in enumerate(records):
+            assert writer.append(record, flush=i % 3 == 0) == i
+        assert len(writer) == len(records)
+        size = writer.size
+    return size
+
+
+@anew
+@given(RECORDS, st.sampled_from([1, 2, 3]), st.booleans(), st.booleans(), st.data())
+def test_any_records_in_any_version(tmp_path, records, version, cache_index, cache_data, data):
+    path = tmp_path / f'{len(os.listdir(tmp_path))}.bag'
+    size = fill(path, records, version)
+    with granular.BagReader(path, cache_index=cache_index, cache_data=cache_data) as reader:
+        assert len(reader) == len(records)
+        assert list(reader) == records
+        assert [reader[i] for i in range(len(records))] == records
+        assert reader.version == (1 if version == 2 and b'' in records else version)
+        assert reader.size == size
+        picks = data.draw(st.lists(st.integers(-len(records), len(records) - 1), max_size=9)) if records else []
+        assert reader.fetch(picks) == [records[i] for i in picks]
+        cut = data.draw(st.slices(len(records)))
+        assert reader[cut] == records[cut]
+
+
+@pytest.mark.parametrize(
+    ('version', 'content'), [(1, bytes(8)), (2, b''), (3, b'')], ids=['version 1', 'version 2', 'version 3']
+)
+def test_an_empty_bag(tmp_path, version, content):
+    fill(tmp_path / 'x.bag', [], version)
+    assert (tmp_path / 'x.bag').read_bytes() == content
+    with granular.BagReader(tmp_path / 'x.bag') as reader:
+        assert len(reader) == 0
+        assert list(reader) == []
+        with pytest.raises(IndexError):
+            reader[0]
+
+
+def test_the_bytes_of_each_version(tmp_path):
+    def limits(*ends):
+        return np.array(ends, '<u8').tobytes()
+
+    for version in (1, 2, 3):
+        fill(tmp_path / f'{version}.bag', [b'ab', b'c'], version)
+    assert (tmp_path / '1.bag').read_bytes() == b'abc' + limits(0, 2, 3)
+    assert (tmp_path / '2.bag').read_bytes() == b'abc' + limits(2, 3)
+    assert (tmp_path / '3.bag').read_bytes() == b'abc'
+    assert (tmp_path / '3.idx').read_bytes() == limits(2, 3)
+
+
+def test_a_bag_in_memory():
+    content = b'abc' + np.array([2, 3], '<u8').tobytes()
+    assert list(granular.BagReader(content)) == [b'ab', b'c']
+    assert list(granular.BagReader(b'abc', index=np.array([2, 3], '<u8').tobytes())) == [b'ab', b'c']
+    assert list(pickle.loads(pickle.dumps(granular.BagReader(content)))) == [b'ab', b'c']
+
+
+@pytest.mark.parametrize('version', [1, 2, 3])
+@pytest.mark.parametrize('cache_index', [True, False])
+def test_every_store(root, version, cache_index):
+    records = [os.urandom(i % 50 + 1) for i in range(200)]
+    root.mkdir(parents=True, exist_ok=True)
+    fill(root / 'x.bag', records, version)
+    with granular.BagReader(root / 'x.bag', cache_index=cache_index) as reader:
+        assert list(reader) == records
+        assert reader.fetch([7, 3, -1, 3]) == [records[i] for i in (7, 3, -1, 3)]
+        with pytest.raises(OutOfRangeError, match='200'):
+            reader[200]
+
+
+@pytest.mark.parametrize(('records', 'most'), [(100, 1), (20_000, 2)])
+@pytest.mark.parametrize('version', [1, 2])
+def test_opening_takes_at_most_two_round_trips(http, records, most, version):
+    fill(http.folder / 'x.bag', [b'x'] * records, version)
+    reader = granular.BagReader(f'{http.endpoint}/x.bag')
+    asked = [path for _, path, _ in http.requests if path == '/x.bag']
+    assert len(asked) == most
+    assert len(reader) == records
+    reader.close()
+
+
+def test_reading_without_a_cached_index_asks_for_the_limits_it_needs(http):
+    records = [os.urandom(10_000) for _ in range(100)]
+    fill(http.folder / 'x.bag', records)
+    config = granular.IOConfig(tail=64, max_gap=0)
+    with granular.BagReader(granular.Path(f'{http.endpoint}/x.bag', config=config), cache_index=False) as reader:
+        http.requests.clear()
+        assert reader.fetch([10, 11, 12, 50]) == [records[i] for i in (10, 11, 12, 50)]
+        table = 1_000_000
+        asked = [tuple(map(int, r.removeprefix('bytes=').split('-'))) for _, _, r in http.requests]
+        assert sorted(b - a + 1 for a, b in asked if a >= table) == [16, 32]
+        assert len(asked) == 4
+
+
+def test_a_range_of_records_is_one_request(http):
+    records = [os.urandom(1000) for _ in range(100)]
+    fill(http.folder / 'x.bag', records)
+    with granular.BagReader(f'{http.endpoint}/x.bag') as reader:
+        http.requests.clear()
+        assert reader[20:60] == records[20:60]
+        assert len(http.requests) == 1
+
+
+# --- corrupt bags
+
+
+@pytest.mark.parametrize(
+    ('content', 'match'),
+    [
+        (b'abc', '3 bytes'),
+        (b'abc' + np.array([2, 99], '<u8').tobytes(), 'starts at 99'),
+        (b'abcd' + np.array([2, 3], '<u8').tobytes(), 'starts at 3'),
+        (b'abc' + np.array([3, 2, 3], '<u8').tobytes(), 'decrease, from 3 to 2'),
+        (b'abc' + np.array([2**63 + 1, 3], '<u8').tobytes(), 'decrease'),
+    ],
+)
+def test_a_corrupt_bag(tmp_path, content, match):
+    (tmp_path / 'x.bag').write_bytes(content)
+    with pytest.raises(CorruptBagError, match=match) as caught:
+        granular.BagReader(tmp_path / 'x.bag')
+    assert 'x.bag' in str(caught.value)
+
+
+def test_a_last_limit_beyond_the_data(tmp_path):
+    (tmp_path / 'x.bag').write_bytes(b'abc')
+    (tmp_path / 'x.idx').write_bytes(np.array([2, 5], '<u8').tobytes())
+    with pytest.raises(CorruptBagError, match='last limit is 5, but there are only 3'):
+        granular.BagReader(tmp_path / 'x.bag')
+
+
+def test_a_corrupt_table_that_is_not_cached(tmp_path):
+    (tmp_path / 'x.bag').write_bytes(b'abc' + np.array([2, 1, 3], '<u8').tobytes())
+    with granular.BagReader(tmp_path / 'x.bag', cache_index=False) as reader:
+        assert reader[0] == b'ab'
+        with pytest.raises(CorruptBagError, match='record 1 has limits 2 to 1'):
+            reader[1]
+
+
+def test_a_crashed_version_3_bag_is_read_up_to_its_last_whole_limit(tmp_path):
+    (tmp_path / 'x.bag').write_bytes(b'abcdef')
+    (tmp_path / 'x.idx').write_bytes(np.array([2, 3], '<u8').tobytes() + b'\x07\x00\x00')
+    for cache_index in (True, False):
+        with granular.BagReader(tmp_path / 'x.bag', cache_index=cache_index) as reader:
+            assert list(reader) == [b'ab', b'c']
+
+
+# --- version 3 goes on
+
+
+def test_appending(tmp_path):
+    fill(tmp_path / 'x.bag', [b'ab', b'c'], 3)
+    with granular.BagReader(tmp_path / 'x.bag') as early, granular.BagWriter(tmp_path / 'x.bag', 3) as writer:
+        assert len(writer) == 2
+        assert writer.append(b'def') == 2
+        with granular.BagReader(tmp_path / 'x.bag') as late:
+            assert list(late) == [b'ab', b'c', b'def']
+        assert list(early) == [b'ab', b'c']
+
+
+def crash(tmp_path):
+    fill(tmp_path / 'x.bag', [b'ab', b'c'], 3)
+    with open(tmp_path / 'x.bag', 'ab') as file:
+        file.write(b'defg')
+    with open(tmp_path / 'x.idx', 'ab') as file:
+        file.write(b'\x07\x00')
+
+
+def test_a_writer_that_appends_the_same_again_goes_on(tmp_path):
+    crash(tmp_path)
+    with granular.BagWriter(tmp_path / 'x.bag', 3) as writer:
+        assert [writer.append(record) for record in (b'de', b'fghi', b'j')] == [2, 3, 4]
+    assert list(granular.BagReader(tmp_path / 'x.bag')) == [b'ab', b'c', b'de', b'fghi', b'j']
+    assert (tmp_path / 'x.bag').read_bytes() == b'abcdefghij'
+
+
+def test_a_writer_that_appends_something_else_is_stopped(tmp_path):
+    crash(tmp_path)
+    writer = granular.BagWriter(tmp_path / 'x.bag', 3)
+    with pytest.raises(CorruptBagError, match='record 2 differs'):
+        writer.append(b'dx')
+    writer.aio  # noqa: B018
+    with pytest.raises(CorruptBagError, match='4 bytes'):
+        writer.close()
+    assert list(granular.BagReader(tmp_path / 'x.bag')) == [b'ab', b'c']
+
+
+def test_a_writer_may_discard_what_a_crash_left(tmp_path):
+    crash(tmp_path)
+    with granular.BagWriter(tmp_path / 'x.bag', 3, resume='discard') as writer:
+        writer.append(b'new')
+    assert list(granular.BagReader(tmp_path / 'x.bag')) == [b'ab', b'c', b'new']
+    assert (tmp_path / 'x.bag').read_bytes() == b'abcnew'
+
+
+# --- bad input
+
+
+def test_what_cannot_be_written(tmp_path):
+    with pytest.raises(InvalidArgumentError, match='version'):
+        granular.BagWriter(tmp_path / 'x.bag', version=4)
+    with granular.BagWriter(tmp_path / 'x.bag') as writer:
+        with pytest.raises(InvalidArgumentError, match='str'):
+            writer.append('text')
+        writer.append(b'kept')
+    with pytest.raises(AlreadyExistsError, match=r'x\.bag'):
+        granular.BagWriter(tmp_path / 'x.bag')
+    assert list(granular.BagReader(tmp_path / 'x.bag')) == [b'kept']
+
+
+def test_an_error_leaves_nothing(root):
+    root.mkdir(parents=True, exist_ok=True)
+    with pytest.raises(RuntimeError, match='on purpose'), granular.BagWriter(root / 'x.bag') as writer:
+        writer.append(bytes(9 << 20))
+        raise RuntimeError('on purpose')
+    assert not (root / 'x.bag').exists()
+    assert [path.name for path in root.glob('*')] == []
+
+
+def test_closed(tmp_path):
+    fill(tmp_path / 'x.bag', [b'a'])
+    reader = granular.BagReader(tmp_path / 'x.bag')
+    reader.close()
+    reader.close()
+    with pytest.raises(ClosedError, match=r'x\.bag'):
+        reader[0]
+    writer = granular.BagWriter(tmp_path / 'y.bag')
+    writer.close()
+    with pytest.raises(ValueError, match='closed'):
+        writer.append(b'a')
+
+
+def test_missing(root):
+    with pytest.raises(NotFoundError, match=r'x\.bag'):
+        granular.BagReader(root / 'x.bag')
+
+
+@pytest.mark.parametrize('index', [1.5, 'a', None])
+def test_what_is_no_index(tmp_path, index):
+    fill(tmp_path / 'x.bag', [b'a'])
+    with pytest.raises(InvalidArgumentError):
+        granular.BagReader(tmp_path / 'x.bag')[index]
+
+
+def test_an_object_replaced_by_one_of_the_same_size_is_noticed(bucket):
+    fill(bucket / 'x.bag', [b'aaaa', b'bbbb'])
+    with granular.BagReader(bucket / 'x.bag') as reader:
+        assert reader[1] == b'bbbb'
+        (bucket / 'x.bag').unlink()
+        fill(bucket / 'x.bag', [b'cccc', b'dddd'])
+        with pytest.raises(ObjectChangedError, match=r'x\.bag'):
+            reader[1]
+
+
+# --- asynchronous
+
+
+async def test_the_asynchronous_face(root):
+    await aio.Path(root).mkdir(parents=True, exist_ok=True)
+    async with aio.BagWriter(root / 'x.bag') as writer:
+        for i in range(300):
+            await writer.append(b'%d' % i)
+    async with await aio.BagReader.open(root / 'x.bag') as reader:
+        assert [record async for record in reader] == [b'%d' % i for i in range(300)]
+        assert await reader.get(-1) == b'299'
+        assert await reader.get(slice(0, 300, 100)) == [b'0', b'100', b'200']
+    with pytest.raises(ClosedError):
+        await reader.get(0)
+
+
+async def test_a_reader_that_is_not_open_says_so(tmp_path):
+    fill(tmp_path / 'x.bag', [b'a'])
+    reader = aio.BagReader(tmp_path / 'x.bag')
+    with pytest.raises(ClosedError, match='not open yet'):
+        len(reader)
+    assert await reader.get(0) == b'a'
+    assert len(reader) == 1

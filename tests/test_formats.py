@@ -1,0 +1,179 @@
+import functools
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from granular import decoders, encoders, formats
+from granular.errors import DecodeError, EncodeError
+
+JSONISH = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.integers(0, 9), inner, max_size=4),
+    max_leaves=12,
+)
+ARRAYS = hnp.arrays(
+    hnp.boolean_dtypes() | hnp.integer_dtypes(endianness='?') | hnp.floating_dtypes(endianness='?')
+    | hnp.complex_number_dtypes() | hnp.datetime64_dtypes() | hnp.timedelta64_dtypes() | hnp.unicode_string_dtypes(),
+    hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+)  # fmt: skip
+
+
+def through(kind, value):
+    return decoders[kind](encoders[kind](value))
+
+
+@given(st.binary())
+def test_bytes(value):
+    assert through('bytes', value) == value
+    assert decoders['bytes'](memoryview(value)) == value
+
+
+@given(st.text())
+def test_utf8(value):
+    assert through('utf8', value) == value
+
+
+@given(st.integers(-(2**126), 2**126))
+def test_int(value):
+    record = encoders['int'](value)
+    assert decoders['int'](record) == value
+    assert len(record) == 1 or not -(1 << (8 * len(record) - 9)) <= value < 1 << (8 * len(record) - 9)
+
+
+@pytest.mark.parametrize(
+    ('value', 'record'),
+    [(0, '00'), (1, '01'), (127, '7f'), (128, '8000'), (255, 'ff00'), (256, '0001'), (-1, 'ff'), (-128, '80'),
+     (32767, 'ff7f'), (32768, '008000'), (np.uint8(200), 'c800')],
+)  # fmt: skip
+def test_int_bytes(value, record):
+    assert encoders['int'](value).hex() == record
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**64 - 1))
+def test_fixed_ints(signed, unsigned):
+    assert through('i64', signed) == signed
+    assert through('u64', unsigned) == unsigned
+    assert len(encoders['i64'](signed)) == len(encoders['u64'](unsigned)) == 8
+
+
+@given(JSONISH)
+def test_msgpack(value):
+    assert through('msgpack', value) == value
+
+
+@given(ARRAYS)
+def test_array(value):
+    found = through('array', value)
+    assert found.dtype == value.dtype
+    assert found.shape == value.shape
+    assert found.tobytes() == value.tobytes()
+
+
+def test_array_that_is_not_contiguous():
+    value = np.arange(24).reshape(4, 6)[::2, ::3].T
+    assert np.array_equal(through('array', value), value)
+
+
+@given(st.recursive(JSONISH | ARRAYS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner)))
+def test_tree(value):
+    def same(a, b):
+        if isinstance(b, np.ndarray):
+            return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        if isinstance(b, list):
+            return len(a) == len(b) and all(map(same, a, b))
+        if isinstance(b, dict):
+            return a.keys() == b.keys() and all(same(a[key], b[key]) for key in b)
+        return a == b
+
+    try:
+        record = encoders['tree'](value)
+    except EncodeError as error:
+        assert "begins with '_'" in str(error)  # noqa: PT017
+        return
+    assert same(decoders['tree'](record), value)
+
+
+def gradient(*shape):
+    return np.linspace(0, 255, int(np.prod(shape))).astype(np.uint8).reshape(shape)
+
+
+@pytest.mark.parametrize('shape', [(5, 7), (5, 7, 3), (5, 7, 4), (1, 1)])
+def test_png_is_exact(shape):
+    assert np.array_equal(through('png', gradient(*shape)), gradient(*shape))
+
+
+@pytest.mark.parametrize('shape', [(16, 24), (16, 24, 3)])
+def test_jpg_is_close(shape):
+    found = through('jpg', gradient(*shape))
+    assert found.shape == shape
+    assert found.dtype == np.uint8
+    assert abs(found.astype(int) - gradient(*shape)).mean() < 8
+
+
+def test_quality_is_honoured():
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
+    sizes = [len(formats.encode_image(noise, quality=quality)) for quality in (10, 50, 100)]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[2] / 3
+
+
+@pytest.mark.parametrize('kind', ['mp4', 'webm'])
+@pytest.mark.parametrize('frames', [1, 5])
+def test_video(kind, frames):
+    value = np.stack([np.full((32, 48, 3), 40 * i, np.uint8) for i in range(frames)])
+    found = through(kind, value)
+    assert found.shape == value.shape
+    assert found.dtype == np.uint8
+    assert abs(found.astype(int) - value).mean() < 8
+
+
+@pytest.mark.parametrize(
+    ('kind', 'value'),
+    [('bytes', 'text'), ('utf8', b'bytes'), ('utf8', 'lone \ud800'), ('int', 1.0), ('int', True), ('int', 2**200),
+     ('i64', 2**63), ('u64', -1), ('msgpack', object()), ('msgpack', 2**64), ('array', [1, 2]),
+     ('array', np.array([object()])), ('array', np.zeros(2, [('a', 'i4')])), ('tree', {'a': object()}),
+     ('tree', ['_', 1, 2, 3]), ('jpg', np.zeros((4, 4, 3), np.float32)), ('jpg', np.zeros((4, 4, 4), np.uint8)),
+     ('png', np.zeros((0, 4), np.uint8)), ('png', np.zeros(4, np.uint8)), ('mp4', np.zeros((2, 5, 6, 3), np.uint8)),
+     ('mp4', np.zeros((0, 4, 4, 3), np.uint8)), ('webm', np.zeros((4, 4, 3), np.uint8))],
+)  # fmt: skip
+def test_what_an_encoder_refuses(kind, value):
+    with pytest.raises(EncodeError):
+        encoders[kind](value)
+
+
+@pytest.mark.parametrize(
+    ('kind', 'record'),
+    [('utf8', b'\xff'), ('int', bytes(17)), ('i64', bytes(7)), ('msgpack', b'\xc1'), ('msgpack', b''),
+     ('array', b'\x01'), ('array', encoders['msgpack'](['<i8', [3], bytes(8)])),
+     ('array', encoders['msgpack'](['O', [1], bytes(8)])), ('tree', encoders['msgpack'](['_', '<i8', [3], b'1'])),
+     ('png', b'no image'), ('mp4', b'no video'), ('jpg', encoders['png'](np.zeros((4, 4), np.uint8))[:40])],
+)  # fmt: skip
+def test_what_a_decoder_refuses(kind, record):
+    with pytest.raises(DecodeError):
+        decoders[kind](record)
+
+
+def test_all_of_them_pickle():
+    for table in (encoders, decoders):
+        for fn in table.values():
+            assert isinstance(pickle.loads(pickle.dumps(fn)), type(fn))
+
+
+def test_only_what_is_cheap_runs_on_the_loop():
+    safe = {kind for kind, fn in decoders.items() if formats.inline_safe(fn)}
+    assert safe == {'bytes', 'utf8', 'int', 'i64', 'u64', 'msgpack', 'array', 'tree'}
+    assert formats.inline_safe(functools.partial(functools.partial(formats.decode_int, size=2), signed=False))
+    assert not formats.inline_safe(lambda record: record)
+
+
+def test_nothing_heavy_is_imported_before_it_is_needed():
+    heavy = ('PIL', 'av', 'aiohttp', 's3fs', 'gcsfs', 'botocore', 'fsspec', 'uvloop', 'rich', 'typer')
+    code = f'import sys, granular; print([name for name in {heavy} if name in sys.modules])'
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == '[]'
