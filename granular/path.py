@@ -208,11 +208,14 @@ class _Reader(io.BufferedReader):
 class _RawWriter(io.RawIOBase):
     def __init__(self, file: core.File) -> None:
         self.file = file
+        self.dropped = False
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: object) -> int:
+        if self.dropped:
+            return memoryview(data).nbytes  # type: ignore[arg-type]
         return run(self.file.write(bytes(memoryview(data))))  # type: ignore[arg-type]
 
     def tell(self) -> int:
@@ -230,10 +233,8 @@ class _Writer(io.BufferedWriter):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
-            raw = self.raw
-            if isinstance(raw, _RawWriter):
-                run(raw.file.abort())
-                self.detach()
-                return
+        raw = self.raw
+        if kind is not None and isinstance(raw, _RawWriter):
+            raw.dropped = True  # what is still buffered is flushed to nowhere
+            run(raw.file.abort())
         super().__exit__(kind, error, trace)

@@ -137,7 +137,7 @@ class ProcessServer(Server):
     def stop(self) -> None:
         self._process.terminate()
         try:
-            self._process.wait(10)
+            self._process.wait(2)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

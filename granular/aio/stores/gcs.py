@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import yarl
 
-from granular.aio.loops import Scope, gather, offload
+from granular.aio.loops import Scope, gather, need_loop, offload
 from granular.aio.stores.base import Entry, Folders, ObjectWriter, PartWriter, Stat
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.transport import Transport
@@ -73,6 +73,7 @@ class GCSStore(RemoteStore):
         start = f'{key}/{prefix}' if key else prefix
         found, token = not key or bool(prefix), None
         while True:
+            await need_loop()  # a page may be asked for from another thread than the one before
             with translated(self.url(key)):
                 page: dict[str, Any] = await client.call(
                     'GET', 'b/{}/o', self.bucket, prefix=start or None, maxResults=1000, pageToken=token,

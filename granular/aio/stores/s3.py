@@ -8,7 +8,7 @@ from typing import Any
 
 import yarl
 
-from granular.aio.loops import Scope, offload
+from granular.aio.loops import Scope, need_loop, offload
 from granular.aio.stores.base import Entry, Folders, ObjectWriter, PartWriter, Stat
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.transport import Transport
@@ -52,13 +52,14 @@ class S3Store(RemoteStore):
         client = await self.client()
         fs = await client.filesystem()
         with translated(self.url(key)):
-            if key:
-                with contextlib.suppress(FileNotFoundError, NotFoundError):
-                    head = await fs._call_s3('head_object', Bucket=self.bucket, Key=key, **fs.req_kw)
-                    return Stat(head['ContentLength'], head['LastModified'].timestamp(), head['ETag'])
-            prefix = f'{key}/' if key else ''
-            page = await fs._call_s3('list_objects_v2', Bucket=self.bucket, Prefix=prefix, MaxKeys=1)
-        if not key or page.get('KeyCount', len(page.get('Contents', ()))):
+            if not key:
+                await fs._call_s3('head_bucket', Bucket=self.bucket)
+                return Stat(0, is_dir=True)
+            with contextlib.suppress(FileNotFoundError):
+                head = await fs._call_s3('head_object', Bucket=self.bucket, Key=key)
+                return Stat(head['ContentLength'], head['LastModified'].timestamp(), head['ETag'])
+            page = await fs._call_s3('list_objects_v2', Bucket=self.bucket, Prefix=f'{key}/', MaxKeys=1)
+        if page.get('Contents'):
             return Stat(0, is_dir=True)
         raise NotFoundError(f'{self.url(key)}: no such object or folder')
 
@@ -68,6 +69,7 @@ class S3Store(RemoteStore):
         options = {'Bucket': self.bucket, 'Prefix': f'{key}/{prefix}' if key else prefix, **options}
         found = not key or bool(prefix)
         while True:
+            await need_loop()  # a page may be asked for from another thread than the one before
             with translated(self.url(key)):
                 page: dict[str, Any] = await fs._call_s3('list_objects_v2', **options)
             if not found and not page.get('CommonPrefixes') and not page.get('Contents'):
