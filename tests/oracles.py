@@ -1,4 +1,4 @@
-"""The published releases of granular, each in an environment of its own, that read what we write and write what we read."""
+"""The published releases of granular, each in an environment of its own: they read what we write, we read theirs."""
 
 import json
 import pathlib

