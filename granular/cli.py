@@ -3,33 +3,21 @@
 Data goes to stdout, everything else to stderr; progress is drawn only on a terminal.
 """
 
-import json
 import os
-import re
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
 
-import granular
-from granular.errors import GranularError, InvalidArgumentError, NotFoundError, UnknownTypeError
-from granular.inspecting import Description, describe, readable
-
-try:
-    import typer
-    from rich.console import Console
-except ImportError:
-    if not TYPE_CHECKING:
-        typer = None
-
-_KEY_WITH_RANGE = re.compile(r'([^\[]+)\[(\d*):(\d*)\]')
+from granular.errors import GranularError
 
 
 def main() -> None:
     """Run the command line."""
-    if typer is None:
-        sys.stderr.write("granular's command line needs its extra: pip install 'granular[cli]'\n")
-        raise SystemExit(2)
     try:
-        _app()()
+        from granular.commands import app
+    except ImportError:
+        sys.stderr.write("granular's command line needs its extra: pip install 'granular[cli]'\n")
+        raise SystemExit(2) from None
+    try:
+        app()
     except GranularError as error:
         sys.stderr.write(f'error: {error}\n')
         raise SystemExit(1) from None
@@ -39,186 +27,3 @@ def main() -> None:
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-
-
-def _app() -> Any:
-    app = typer.Typer(
-        help='Datasets in buckets and on disks.', no_args_is_help=True, add_completion=False, rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-    )  # fmt: skip
-    app.callback()(_options)
-    app.command()(demo)
-    app.command()(info)
-    app.command()(ls)
-    app.command(context_settings={'ignore_unknown_options': True})(cat)
-    app.command()(copy)
-    return app
-
-
-if typer is not None:
-    Address = Annotated[str, typer.Argument(help='A path, or an address such as s3://bucket/data.', show_default=False)]
-    Json = Annotated[bool, typer.Option('--json', help='Print one JSON document.')]
-    Endpoint = Annotated[str | None, typer.Option(help='The address of the store, for s3:// and gs://.')]
-    Region = Annotated[str | None, typer.Option(help='The region of the bucket, for s3://.')]
-    Profile = Annotated[str | None, typer.Option(help='The profile of the AWS configuration, for s3://.')]
-    Anon = Annotated[bool, typer.Option('--anon', help='Send no credentials, for s3:// and gs://.')]
-
-
-def _options(version: Annotated[bool, typer.Option('--version', help='Print the version.')] = False) -> None:
-    if version:
-        typer.echo(f'granular {granular.__version__}')
-        raise typer.Exit
-
-
-def demo(
-    store: Annotated[str, typer.Option(help='Where the digits go: s3 (moto), gcs (fake-gcs-server) or local.')] = 's3',
-    keep: Annotated[bool, typer.Option('--keep', help='Leave the files, and say how to look at them.')] = False,
-) -> None:
-    """Write a dataset to a bucket, stream two shuffled epochs of it, and show what that took."""
-    from granular.demo import run
-
-    run(store, keep, Console(), Console(stderr=True))
-
-
-def info(
-    url: Address,
-    as_json: Json = False,
-    endpoint_url: Endpoint = None,
-    region: Region = None,
-    profile: Profile = None,
-    anon: Anon = False,
-) -> None:
-    """Describe a dataset, its shards, or a bag: spec, layout, versions, datapoints, bytes."""
-    found = describe(_path(url, endpoint_url, region, profile, anon))
-    if as_json:
-        typer.echo(json.dumps(found))
-        return
-    _print_description(found)
-
-
-def ls(
-    url: Address,
-    long: Annotated[bool, typer.Option('--long', '-l', help='With sizes.')] = False,
-    as_json: Json = False,
-    endpoint_url: Endpoint = None,
-    region: Region = None,
-    profile: Profile = None,
-    anon: Anon = False,
-) -> None:
-    """List a folder, page by page."""
-    root = _path(url, endpoint_url, region, profile, anon)
-    entries = []
-    for path in root.iterdir():
-        stat = path.stat() if long or as_json else None
-        if as_json and stat is not None:
-            entries.append({'name': path.name, 'url': str(path), 'size': stat.size, 'is_dir': stat.is_dir})
-        else:
-            typer.echo(path.name if stat is None else f'{"-" if stat.is_dir else stat.size:>14}  {path.name}')
-    if as_json:
-        typer.echo(json.dumps(entries))
-
-
-def cat(
-    url: Address,
-    index: Annotated[int, typer.Argument(help='Which datapoint; negative from the end.', show_default=False)],
-    keys: Annotated[
-        list[str] | None,
-        typer.Argument(help='The keys to show, all by default; frames[3:9] for a part of a sequence.'),
-    ] = None,
-    as_json: Json = False,
-    endpoint_url: Endpoint = None,
-    region: Region = None,
-    profile: Profile = None,
-    anon: Anon = False,
-) -> None:
-    """Show one datapoint."""
-    root = _path(url, endpoint_url, region, profile, anon)
-    with _reader(root) as reader:
-        spec = reader.spec
-        point = reader[index, dict(map(_mask, keys)) if keys else None]
-    shown = {key: readable(value, spec[key]) for key, value in point.items()}
-    if as_json:
-        typer.echo(json.dumps(shown))
-        return
-    for key, value in shown.items():
-        typer.echo(f'{key}: {json.dumps(value, ensure_ascii=False)}')
-
-
-def copy(
-    source: Annotated[str, typer.Argument(metavar='SRC', help='The file or folder to copy.', show_default=False)],
-    target: Annotated[str, typer.Argument(metavar='DST', help='What it becomes.', show_default=False)],
-    overwrite: Annotated[bool, typer.Option('--overwrite', help='Also if there is something.')] = False,
-    endpoint_url: Endpoint = None,
-    region: Region = None,
-    profile: Profile = None,
-    anon: Anon = False,
-) -> None:
-    """Copy a file or folder; the specs of datasets come last, so that half a copy does not look complete."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    here = _path(source, endpoint_url, region, profile, anon)
-    there = _path(target, endpoint_url, region, profile, anon)
-    if not overwrite and there.exists():
-        raise InvalidArgumentError(f'{there}: exists already: pass --overwrite to write into it')
-    console = Console(stderr=True)
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task('copy', total=_total(here) if console.is_terminal else None)
-        here.copy(there, progress=lambda size: progress.update(task, advance=size))
-    console.print(f'copied {here} to {there}', highlight=False, soft_wrap=True)
-
-
-# --- helpers
-
-
-def _path(url: str, endpoint_url: str | None, region: str | None, profile: str | None, anon: bool) -> granular.Path:
-    known: dict[str, dict[str, Any]] = {
-        's3': {'endpoint_url': endpoint_url, 'region': region, 'profile': profile, 'anon': anon},
-        'gs': {'endpoint_url': endpoint_url, 'anon': anon},
-    }
-    options = known.get(url.partition('://')[0], {})
-    return granular.Path(url, **{name: value for name, value in options.items() if value})
-
-
-def _reader(root: granular.Path) -> granular.DatasetReader | granular.ShardedDatasetReader:
-    for decoders in (granular.decoders, None):
-        try:
-            try:
-                return granular.DatasetReader(root, decoders, cache_index=False)
-            except NotFoundError:
-                return granular.ShardedDatasetReader(root, decoders, cache_index=False)
-        except UnknownTypeError:
-            continue  # types of the user's own are shown as bytes
-    raise NotFoundError(f'{root}: is no dataset')
-
-
-def _mask(text: str) -> tuple[str, bool | slice]:
-    match = _KEY_WITH_RANGE.fullmatch(text)
-    if match is None:
-        return text, True
-    return match[1], slice(int(match[2] or 0), int(match[3]) if match[3] else None)
-
-
-def _total(place: granular.Path) -> int:
-    stat = place.stat()
-    if not stat.is_dir:
-        return stat.size
-    return sum((folder / name).stat().size for folder, _, files in place.walk() for name in files)
-
-
-def _print_description(found: Description) -> None:
-    from rich.table import Table
-
-    console = Console()
-    head = Table.grid(padding=(0, 2))
-    for name in ('url', 'kind', 'layout', 'versions', 'shards', 'datapoints', 'bytes'):
-        if (value := found.get(name)) is not None:
-            text = ', '.join(map(str, value)) if isinstance(value, list) else str(value)
-            head.add_row(name, f'{value:,}' if isinstance(value, int) else text)
-    console.print(head, highlight=False, soft_wrap=True)
-    if found.get('keys'):
-        table = Table('key', 'type', 'records', 'bytes', box=None, header_style='bold')
-        for key, row in found['keys'].items():
-            table.add_row(key, row['type'], f'{row["records"]:,}', f'{row["bytes"]:,}')
-        console.print()
-        console.print(table, highlight=False)

@@ -30,7 +30,7 @@ class Oracle:
         """Run a script there; what it prints is JSON."""
         prelude = 'import sys, json, granular, numpy as np\n'
         done = subprocess.run(
-            [self._python, '-c', prelude + script, *args], capture_output=True, text=True, timeout=60, check=False
+            [self._python, '-I', '-c', prelude + script, *args], capture_output=True, text=True, timeout=60, check=False
         )
         if done.returncode:
             raise RuntimeError(f'granular {self.version}: {done.stderr[-3000:]}')

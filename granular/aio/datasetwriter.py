@@ -1,5 +1,6 @@
 """Writing datasets: every bag streams as it grows, and ``spec.json`` comes last."""
 
+import contextlib
 import os
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from granular.errors import (
     NotFoundError,
     SpecError,
     UnknownKeyError,
+    UnsupportedError,
 )
 from granular.layout import LIMIT, Layout, check_spec, dump_spec, pack_refs, parse_spec
 
@@ -91,7 +93,7 @@ class DatasetWriter(Opened):
         names = [path.name async for path in self.directory.iterdir()]
         ours = {f'{key}{end}' for key in self._spec for end in ('.bag', '.idx')} | {'spec.json'}
         self._fresh = not names
-        if 'spec.json' in names:
+        if 'spec.json' in names and 'refs.bag' not in set(names) - ours:
             place = self.directory / 'spec.json'
             existing = parse_spec(await place.read_bytes(), str(place))
             if existing != self._spec:
@@ -205,8 +207,9 @@ class DatasetWriter(Opened):
         places = [writer.path for writer in self._writers]
         places += [bag.path.with_suffix('.idx') for bag in self._bags.values() if self._refs is None]
         await self.directory.store.delete([path.key for path in places])
-        if isinstance(self.directory.store, LocalStore) and await self.directory.exists():
-            await self.directory.rmtree()
+        with contextlib.suppress(UnsupportedError):
+            if await self.directory.exists():
+                await self.directory.rmtree()
 
 
 class _KeysError(DatapointError, UnknownKeyError):

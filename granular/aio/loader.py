@@ -162,7 +162,9 @@ class Loader:
             step = self._step + len(self._ahead) * self._stride
             if self._limit is not None and step >= self._limit:
                 return
-            self._ahead.append(asyncio.create_task(self._fetch(step + self.shard_id * self.batch)))
+            task = asyncio.create_task(self._fetch(step + self.shard_id * self.batch))
+            task.add_done_callback(_seen)
+            self._ahead.append(task)
 
     async def _fetch(self, first: int) -> Batch:
         spec = await self.spec()
@@ -234,6 +236,12 @@ class _Using:
 
     def __exit__(self, *args: object) -> None:
         current_pool.reset(self._token)
+
+
+def _seen(task: asyncio.Task[Batch]) -> None:
+    # A batch that nobody comes for, because a state was loaded or the program ends, fails in silence.
+    if not task.cancelled():
+        task.exception()
 
 
 def _arrays(point: Any, step: int) -> Batch:

@@ -1,0 +1,129 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import granular
+from granular import cli
+from granular.errors import GranularError
+
+SPEC = {'image': 'png', 'label': 'int', 'text': 'utf8', 'times': 'int[]', 'array': 'array', 'raw': 'bytes'}
+
+
+@pytest.fixture
+def place(tmp_path):
+    with granular.ShardedDatasetWriter(tmp_path / 'ds', SPEC, granular.encoders, shardlen=3) as writer:
+        for i in range(5):
+            writer.append(
+                {
+                    'image': np.full((4, 6), i, np.uint8), 'label': i, 'text': f'nümber {i}',
+                    'times': [i, i + 1, i + 2],
+                    'array': np.arange(3.0), 'raw': b'123',
+                }
+            )  # fmt: skip
+    return tmp_path / 'ds'
+
+
+@pytest.fixture
+def granular_cli(monkeypatch, capsys):
+    def call(*args):
+        monkeypatch.setattr(sys, 'argv', ['granular', *map(str, args)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return call
+
+
+def test_info(granular_cli, place):
+    code, out, err = granular_cli('info', place, '--json')
+    found = json.loads(out)
+    assert (code, err) == (0, '')
+    assert found['kind'] == 'sharded dataset'
+    assert (found['shards'], found['datapoints'], found['layout'], found['versions']) == (2, 5, 'refs', [2])
+    assert found['spec'] == dict(sorted(SPEC.items()))
+    assert found['keys']['times']['records'] == 15
+    assert sum(key['bytes'] for key in found['keys'].values()) == found['bytes']
+    code, out, err = granular_cli('info', place)
+    assert code == 0
+    assert 'sharded dataset' in out
+    assert 'utf8' in out
+    assert json.loads(granular_cli('info', place / '000001', '--json')[1])['datapoints'] == 2
+    bag = json.loads(granular_cli('info', place / '000000' / 'times.bag', '--json')[1])
+    assert (bag['kind'], bag['datapoints'], bag['versions']) == ('bag', 9, [2])
+
+
+def test_ls(granular_cli, place):
+    assert granular_cli('ls', place) == (0, '000000\n000001\n', '')
+    names = [entry['name'] for entry in json.loads(granular_cli('ls', place / '000000', '--json')[1])]
+    assert 'spec.json' in names
+    assert '000001' in granular_cli('ls', '-l', place)[1]
+
+
+def test_cat(granular_cli, place):
+    code, out, _ = granular_cli('cat', place, 4, '--json')
+    assert code == 0
+    found = json.loads(out)
+    assert (found['label'], found['text'], found['times']) == (4, 'nümber 4', [4, 5, 6])
+    assert found['image'] == {'type': 'png', 'dtype': 'uint8', 'shape': [4, 6], 'head': [4] * 8}
+    assert found['raw'] == {'type': 'bytes', 'bytes': 3}
+    assert granular_cli('cat', place, -1, 'label', 'times[1:]') == (0, 'label: 4\ntimes: [5, 6]\n', '')
+
+
+def test_types_of_the_users_own_are_shown_as_bytes(granular_cli, tmp_path):
+    with granular.DatasetWriter(tmp_path / 'ds', {'x': 'mine'}, None) as writer:
+        writer.append({'x': b'1234'})
+    assert granular_cli('cat', tmp_path / 'ds', 0) == (0, 'x: {"type": "mine", "bytes": 4}\n', '')
+
+
+def test_copy(granular_cli, place, tmp_path):
+    code, out, err = granular_cli('copy', place, tmp_path / 'copy')
+    assert (code, out) == (0, '')
+    assert 'copied' in err
+    with granular.ShardedDatasetReader(tmp_path / 'copy', granular.decoders) as reader:
+        assert len(reader) == 5
+    code, _, err = granular_cli('copy', place, tmp_path / 'copy')
+    assert code == 1
+    assert '--overwrite' in err
+    assert granular_cli('copy', '--overwrite', place, tmp_path / 'copy')[0] == 0
+
+
+def test_through_a_bucket(granular_cli, place, fakegcs):
+    target = str(fakegcs.place())
+    assert granular_cli('copy', place, target, '--endpoint-url', fakegcs.endpoint, '--anon')[0] == 0
+    code, out, _ = granular_cli('info', target, '--endpoint-url', fakegcs.endpoint, '--anon', '--json')
+    assert code == 0
+    assert json.loads(out)['datapoints'] == 5
+
+
+@pytest.mark.parametrize(
+    ('args', 'match'),
+    [(('info', '/nowhere/x'), 'spec.json'), (('cat', '/nowhere/x', '0'), 'nowhere'), (('ls', '/nowhere/x'), 'nowhere'),
+     (('copy', '/nowhere/x', '/tmp/y'), 'nowhere'), (('info', 'nosuch://x'), 'nosuch'),
+     (('demo', '--store', 'x'), 'store')],
+)  # fmt: skip
+def test_errors_are_one_line(granular_cli, args, match):
+    code, out, err = granular_cli(*args)
+    assert (code, out) == (1, '')
+    assert err.startswith('error: ')
+    assert match in err
+    assert err.count('\n') == 1
+
+
+def test_as_a_module(place):
+    done = subprocess.run([sys.executable, '-m', 'granular', '--version'], capture_output=True, text=True, check=True)
+    assert done.stdout == f'granular {granular.__version__}\n'
+    command = [sys.executable, '-W', 'error', '-m', 'granular', 'cat', place, '0', 'label']
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ('label: 0\n', '')
+
+
+def test_without_the_extra():
+    code = "import sys; sys.modules['typer'] = None; from granular.cli import main; main()"
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert 'granular[cli]' in done.stderr
+    assert not issubclass(GranularError, SystemExit)

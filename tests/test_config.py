@@ -1,0 +1,32 @@
+import dataclasses
+
+import pytest
+
+import granular
+from granular.errors import InvalidArgumentError
+
+
+def test_every_knob_has_a_variable_and_says_its_unit(monkeypatch):
+    for field in dataclasses.fields(granular.IOConfig):
+        assert field.metadata['variable'] == f'GRANULAR_{field.name.upper()}'
+        assert any(word in field.metadata['doc'] for word in ('bytes', 'seconds', 'requests', 'times', 'parts'))
+    monkeypatch.setenv('GRANULAR_CONCURRENCY', '7')
+    monkeypatch.setenv('GRANULAR_CONNECT_TIMEOUT', '1.5')
+    config = granular.IOConfig()
+    assert (config.concurrency, config.connect_timeout) == (7, 1.5)
+    assert granular.IOConfig(concurrency=9).concurrency == 9
+    assert granular.Path('memory://x').store.config == config
+
+
+@pytest.mark.parametrize(
+    'knobs', [{'concurrency': 0}, {'memory': -1}, {'attempts': 0}, {'part_size': 1000}, {'max_gap': -2}]
+)
+def test_knobs_that_cannot_be(knobs):
+    with pytest.raises(InvalidArgumentError, match=next(iter(knobs))):
+        granular.IOConfig(**knobs)
+
+
+def test_a_variable_that_is_no_number(monkeypatch):
+    monkeypatch.setenv('GRANULAR_MEMORY', 'lots')
+    with pytest.raises(InvalidArgumentError, match='GRANULAR_MEMORY'):
+        granular.IOConfig()

@@ -1,0 +1,520 @@
+import multiprocessing
+import os
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import granular
+from granular import aio
+from granular.errors import (
+    ClosedError,
+    CorruptDatasetError,
+    DatapointError,
+    DecodeError,
+    EncodeError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfRangeError,
+    SpecError,
+    UnknownKeyError,
+    UnknownTypeError,
+)
+
+SPEC = {'title': 'utf8', 'label': 'int', 'data': 'bytes', 'frames': 'bytes[]', 'times': 'int[]'}
+COLUMNS = {'title': 'utf8', 'label': 'int', 'data': 'bytes'}
+
+
+def datapoint(i, spec=SPEC):
+    whole = {
+        'title': f'title {i}',
+        'label': i,
+        'data': bytes([i % 256]) * (i + 1),
+        'frames': [b'%d-%d' % (i, j) for j in range(i % 5)],
+        'times': list(range(i, i + i % 3)),
+    }
+    return {key: whole[key] for key in sorted(spec)}
+
+
+def write(place, count=20, layout='refs', **kwargs):
+    spec = SPEC if layout == 'refs' else COLUMNS
+    with granular.DatasetWriter(place, spec, granular.encoders, layout=layout, **kwargs) as writer:
+        for i in range(count):
+            assert writer.append(datapoint(i, spec), flush=i % 4 == 0) == i
+        assert len(writer) == count
+    return spec
+
+
+LAYOUTS = pytest.mark.parametrize('layout', ['refs', 'columns'])
+CACHES = pytest.mark.parametrize('cache', [{}, {'cache_index': False}, {'cache_keys': ('refs', 'label')}], ids=str)
+
+
+@LAYOUTS
+@CACHES
+def test_every_store(root, layout, cache):
+    spec = write(root / 'ds', layout=layout)
+    expected = [datapoint(i, spec) for i in range(20)]
+    with granular.DatasetReader(root / 'ds', granular.decoders, **cache) as reader:
+        assert reader.spec == dict(sorted(spec.items()))
+        assert reader.layout == layout
+        assert len(reader) == 20
+        assert list(reader) == expected
+        assert [reader[i] for i in range(20)] == expected
+        picks = [3, 19, -20, 3, 7]
+        assert reader.fetch(picks) == reader.__getitems__(picks) == reader._getitems(picks)
+        assert reader.fetch(np.array(picks)) == [expected[i] for i in picks]
+        assert reader[4:9, ('title', 'label')] == {
+            'label': [4, 5, 6, 7, 8],
+            'title': [f'title {i}' for i in range(4, 9)],
+        }
+        assert reader.size == sum(p.stat().size for p in (root / 'ds').iterdir() if p.name != 'spec.json')
+
+
+@LAYOUTS
+def test_files(tmp_path, layout):
+    write(tmp_path / 'ds', layout=layout)
+    names = {'refs': ['refs.bag', 'frames.bag', 'times.bag'], 'columns': ['data.idx', 'label.idx', 'title.idx']}[layout]
+    assert sorted(os.listdir(tmp_path / 'ds')) == sorted(['spec.json', 'data.bag', 'label.bag', 'title.bag', *names])
+
+
+VALUES = st.fixed_dictionaries(
+    {'a': st.integers(-(2**100), 2**100), 'b': st.text(max_size=5), 'c': st.lists(st.binary(max_size=5), max_size=4)}
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@given(st.lists(VALUES, max_size=12), st.booleans(), st.data())
+def test_any_datapoints(tmp_path, points, cache_index, data):
+    place = tmp_path / str(len(os.listdir(tmp_path)))
+    with granular.DatasetWriter(place, {'a': 'int', 'b': 'utf8', 'c': 'bytes[]'}, granular.encoders) as writer:
+        for point in points:
+            writer.append(point)
+    with granular.DatasetReader(place, granular.decoders, cache_index=cache_index) as reader:
+        assert list(reader) == points
+        if points:
+            picks = data.draw(st.lists(st.integers(-len(points), len(points) - 1), max_size=8))
+            keys = data.draw(st.sets(st.sampled_from('abc')))
+            assert reader.fetch(picks, keys) == [{k: points[i][k] for k in sorted(keys)} for i in picks]
+
+
+# --- masks
+
+
+@pytest.fixture
+def reader(tmp_path):
+    write(tmp_path / 'ds')
+    with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
+        yield reader
+
+
+def test_masks(reader):
+    assert reader[9, {'title': True}] == {'title': 'title 9'}
+    assert reader[9, ('label', 'title')] == reader[9, ['title', 'label']] == {'label': 9, 'title': 'title 9'}
+    assert reader[9, {'title': True, 'label': False}] == {'title': 'title 9'}
+    assert reader[9, 'title'] == {'title': 'title 9'}
+    assert reader[9, ()] == {}
+    assert reader.fetch([1, 2], ()) == [{}, {}]
+    frames = [b'9-0', b'9-1', b'9-2', b'9-3']
+    assert reader[9, {'frames': True}] == {'frames': frames}
+    assert reader[9, {'frames': range(1, 3)}] == {'frames': frames[1:3]}
+    assert reader[9, {'frames': range(4)}] == {'frames': frames}
+    assert reader[9, {'frames': slice(2, None)}] == {'frames': frames[2:]}
+    assert reader[9, {'frames': slice(-1, None)}] == {'frames': frames[-1:]}
+    assert reader[9, {'frames': slice(1, 100)}] == {'frames': frames[1:]}
+    assert reader.fetch([9, 4, 9], {'frames': range(1, 3)}) == [
+        {'frames': frames[1:3]},
+        {'frames': [b'4-1', b'4-2']},
+        {'frames': frames[1:3]},
+    ]
+
+
+def test_available(reader):
+    assert reader.available(9) == {'data': True, 'frames': range(4), 'label': True, 'times': range(0), 'title': True}
+    assert reader.available(-1)['frames'] == range(4)
+    with pytest.raises(OutOfRangeError):
+        reader.available(20)
+
+
+@pytest.mark.parametrize(
+    ('mask', 'error', 'builtin'),
+    [
+        ({'nope': True}, UnknownKeyError, KeyError),
+        (('title', 'nope'), UnknownKeyError, KeyError),
+        ({'title': range(2)}, InvalidArgumentError, ValueError),
+        ({'frames': range(0, 4, 2)}, InvalidArgumentError, ValueError),
+        ({'frames': range(3, 1)}, InvalidArgumentError, ValueError),
+        ({'frames': 3}, InvalidArgumentError, ValueError),
+        ({'frames': range(2, 5)}, OutOfRangeError, IndexError),
+    ],
+)
+def test_masks_that_cannot_be(reader, mask, error, builtin):
+    for ask in (lambda: reader[9, mask], lambda: reader.fetch([9], mask)):
+        with pytest.raises(error, match='nope|title|frames') as caught:
+            ask()
+        assert isinstance(caught.value, builtin)
+
+
+def test_the_range_of_a_sequence_is_one_request(http):
+    with granular.DatasetWriter(http.folder / 'ds', {'frames': 'bytes[]'}, granular.encoders) as writer:
+        for _ in range(5):
+            writer.append({'frames': [os.urandom(5000) for _ in range(60)]})
+    with granular.DatasetReader(f'{http.endpoint}/ds', granular.decoders, cache_keys=['refs']) as reader:
+        http.requests.clear()
+        assert len(reader[3, {'frames': range(32, 42)}]['frames']) == 10
+        assert len(http.requests) == 1
+        assert http.requests[0][2] == f'bytes={5000 * (180 + 32)}-{5000 * (180 + 42) - 1}'
+
+
+# --- requests
+
+
+@LAYOUTS
+def test_a_fetch_is_one_fan_out(http, layout):
+    spec = write(http.folder / 'ds', 200, layout)
+    config = granular.IOConfig(max_gap=0)
+    place = granular.Path(f'{http.endpoint}/ds', config=config)
+    with granular.DatasetReader(place, granular.decoders, cache_keys=['refs', 'label']) as reader:
+        http.requests.clear()
+        picks = np.random.default_rng(0).permutation(200)[:50]
+        assert reader.fetch(picks, tuple(COLUMNS)) == [datapoint(i, COLUMNS) for i in picks]
+        assert len(http.requests) <= 50 * 2
+        assert not [path for _, path, _ in http.requests if 'label' in path or 'refs' in path]
+        http.requests.clear()
+        assert reader.fetch(range(40, 140), tuple(COLUMNS)) == [datapoint(i, COLUMNS) for i in range(40, 140)]
+        assert len(http.requests) == 2
+    assert set(COLUMNS) <= set(spec)
+
+
+@LAYOUTS
+def test_opening_takes_two_requests_a_file_at_most(http, layout):
+    write(http.folder / 'ds', 50, layout)
+    granular.DatasetReader(f'{http.endpoint}/ds', granular.decoders).close()
+    files = 7 if layout == 'refs' else 8
+    assert len(http.requests) <= files + 1
+
+
+# --- sharing, pickling, closing
+
+
+@LAYOUTS
+def test_pickles_to_its_address_and_options(root, layout):
+    spec = write(root / 'ds', layout=layout)
+    reader = granular.DatasetReader(root / 'ds', granular.decoders, cache_keys=('label',))
+    content = pickle.dumps(reader)
+    for secret in (b'granular-secret', b'granular-key'):
+        assert secret not in content
+    if root.store.local:
+        with pickle.loads(content) as twin:
+            assert list(twin) == [datapoint(i, spec) for i in range(20)]
+    reader.close()
+
+
+def read_there(reader, connection):
+    connection.send([point['label'] for point in reader.fetch([3, 1])])
+
+
+def test_a_reader_goes_to_a_spawned_process(tmp_path):
+    write(tmp_path / 'ds')
+    context = multiprocessing.get_context('spawn')
+    ours, theirs = context.Pipe()
+    with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
+        process = context.Process(target=read_there, args=(reader, theirs))
+        process.start()
+        assert ours.poll(30)
+        assert ours.recv() == [3, 1]
+        process.join()
+    ours.close()
+    theirs.close()
+
+
+def test_a_copy_has_a_life_of_its_own(reader):
+    twin = reader.copy()
+    reader.close()
+    assert twin[3] == datapoint(3)
+    twin.close()
+    with pytest.raises(ClosedError, match='ds'):
+        twin[3]
+    with pytest.raises(ValueError, match='closed'):
+        reader.fetch([1])
+
+
+def test_many_threads_read_at_once(root):
+    write(root / 'ds')
+    failed = []
+    with granular.DatasetReader(root / 'ds', granular.decoders) as reader:
+
+        def work(seed):
+            for i in np.random.default_rng(seed).integers(0, 20, 20).tolist():
+                if reader[i] != datapoint(i) or reader.fetch([i, 0]) != [datapoint(i), datapoint(0)]:
+                    failed.append(i)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failed
+
+
+def test_indices(reader):
+    assert reader[np.int64(3)] == reader[-17] == datapoint(3)
+    assert reader[::7, 'label'] == {'label': [0, 7, 14]}
+    assert reader[50:60, 'label'] == {'label': []}
+    for index in (20, -21, 10**30):
+        with pytest.raises(IndexError):
+            reader[index]
+    with pytest.raises(IndexError, match='index 20 .* it has 20'):
+        reader.fetch([1, 20])
+    for index in ('a', 1.0, None):
+        with pytest.raises(InvalidArgumentError):
+            reader[index]
+    with pytest.raises(InvalidArgumentError):
+        reader.fetch([[1]])
+    assert reader.fetch([]) == []
+
+
+# --- encoders and decoders of the user's
+
+
+def test_types_of_the_users_own(tmp_path):
+    spec = {'x': 'complex', 'y': 'complex[]'}
+    encoders = {'complex': lambda value: repr(value).encode()}
+    decoders = {'complex': lambda record: complex(record.decode())}
+    with granular.DatasetWriter(tmp_path / 'ds', spec, encoders) as writer:
+        writer.append({'x': 1 + 2j, 'y': [3j, 4j]})
+    assert granular.DatasetReader(tmp_path / 'ds', decoders)[0] == {'x': 1 + 2j, 'y': [3j, 4j]}
+    assert granular.DatasetReader(tmp_path / 'ds', None)[0] == {'x': b'(1+2j)', 'y': [b'3j', b'4j']}
+    with pytest.raises(UnknownTypeError, match="'x' has type 'complex'") as caught:
+        granular.DatasetReader(tmp_path / 'ds', granular.decoders)
+    assert isinstance(caught.value, KeyError)
+
+
+def test_raw_bytes(tmp_path):
+    with granular.DatasetWriter(tmp_path / 'ds', {'x': 'anything'}, None) as writer:
+        writer.append({'x': b'raw'})
+        with pytest.raises(EncodeError, match='want bytes'):
+            writer.append({'x': 'text'})
+    assert list(granular.DatasetReader(tmp_path / 'ds', None)) == [{'x': b'raw'}]
+
+
+@LAYOUTS
+def test_a_value_that_is_refused_leaves_nothing_in_any_column(tmp_path, layout):
+    with granular.DatasetWriter(tmp_path / 'ds', COLUMNS, granular.encoders, layout=layout) as writer:
+        writer.append({'data': b'1', 'label': 1, 'title': 'one'})
+        with pytest.raises(EncodeError, match="datapoint 1, key 'title'") as caught:
+            writer.append({'data': b'2', 'label': 2, 'title': 2})
+        assert isinstance(caught.value, ValueError)
+        writer.append({'data': b'3', 'label': 3, 'title': 'three'})
+    with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
+        assert [point['label'] for point in reader] == [1, 3]
+        assert {len(bag) for bag in reader.aio.bags.values()} == {2}
+
+
+def test_a_generator_that_fails_leaves_nothing(tmp_path):
+    def frames():
+        yield b'1'
+        raise OSError('the camera')
+
+    with granular.DatasetWriter(tmp_path / 'ds', {'frames': 'bytes[]'}, granular.encoders) as writer:
+        with pytest.raises(OSError, match='camera'):
+            writer.append({'frames': frames()})
+        writer.append({'frames': iter([b'2', b'3'])})
+    assert list(granular.DatasetReader(tmp_path / 'ds', granular.decoders)) == [{'frames': [b'2', b'3']}]
+
+
+def test_a_record_that_is_refused(tmp_path):
+    with granular.DatasetWriter(tmp_path / 'ds', {'x': 'utf8'}, {'utf8': lambda value: value}) as writer:
+        writer.append({'x': b'fine'})
+        writer.append({'x': b'\xff'})
+    with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
+        assert reader[0] == {'x': 'fine'}
+        for ask in (lambda: reader[1], lambda: reader.fetch([0, 1])):
+            with pytest.raises(DecodeError, match=r"ds.*key 'x'.*1"):
+                ask()
+
+
+# --- bad input when writing
+
+
+@pytest.mark.parametrize(
+    ('spec', 'layout'),
+    [({}, 'refs'), ({'A': 'int'}, 'refs'), ({'a/b': 'int'}, 'refs'), ({'refs': 'int'}, 'refs'), ({'a': 3}, 'refs'),
+     ({'a': 'int[]'}, 'columns'), ({'a': ''}, 'refs')],
+)  # fmt: skip
+def test_specs_that_cannot_be(tmp_path, spec, layout):
+    with pytest.raises(SpecError):
+        granular.DatasetWriter(tmp_path / 'ds', spec, granular.encoders, layout=layout)
+    assert not (tmp_path / 'ds').exists()
+
+
+def test_refs_is_a_key_like_others_in_the_columns_layout(tmp_path):
+    with granular.DatasetWriter(tmp_path / 'ds', {'refs': 'int'}, granular.encoders, layout='columns') as writer:
+        writer.append({'refs': 7})
+    assert list(granular.DatasetReader(tmp_path / 'ds', granular.decoders)) == [{'refs': 7}]
+
+
+def test_keys_that_do_not_match(tmp_path):
+    with granular.DatasetWriter(tmp_path / 'ds', COLUMNS, granular.encoders) as writer:
+        for point in ({'data': b''}, {**datapoint(0, COLUMNS), 'more': 1}, [1], None):
+            with pytest.raises(DatapointError):
+                writer.append(point)
+        assert len(writer) == 0
+
+
+def test_a_folder_that_exists(root):
+    write(root / 'ds', 3)
+    for layout in ('refs', 'columns'):
+        with pytest.raises(FileExistsError, match='ds'):
+            granular.DatasetWriter(root / 'ds', COLUMNS, granular.encoders, layout=layout)
+    assert len(granular.DatasetReader(root / 'ds', granular.decoders)) == 3
+
+
+def test_an_unknown_type(tmp_path):
+    with pytest.raises(UnknownTypeError, match="'nope'"):
+        granular.DatasetWriter(tmp_path / 'ds', {'x': 'nope'}, granular.encoders)
+    assert not (tmp_path / 'ds').exists()
+
+
+@LAYOUTS
+def test_an_error_leaves_no_dataset(root, layout):
+    with pytest.raises(RuntimeError, match='on purpose'):
+        with granular.DatasetWriter(root / 'ds', COLUMNS, granular.encoders, layout=layout) as writer:
+            for _ in range(3):
+                writer.append({'data': bytes(4 << 20), 'label': 1, 'title': 'x'})
+            assert not (root / 'ds' / 'spec.json').exists()
+            raise RuntimeError('on purpose')
+    assert [path for path in root.glob('ds/*') if path.is_file()] == []
+    with pytest.raises(NotFoundError, match=r'spec\.json'):
+        granular.DatasetReader(root / 'ds', granular.decoders)
+    write(root / 'ds', 2, layout)
+
+
+def test_an_unfinished_dataset_is_none(root):
+    writer = granular.DatasetWriter(root / 'ds', COLUMNS, granular.encoders)
+    writer.append({'data': b'1', 'label': 1, 'title': 'x'})
+    with pytest.raises(FileNotFoundError, match='not finished'):
+        granular.DatasetReader(root / 'ds', granular.decoders)
+    writer.close()
+    assert len(granular.DatasetReader(root / 'ds', granular.decoders)) == 1
+
+
+# --- the columns layout goes on
+
+
+def test_appending(tmp_path):
+    write(tmp_path / 'ds', 5, 'columns')
+    with granular.DatasetWriter(tmp_path / 'ds', COLUMNS, granular.encoders, layout='columns') as writer:
+        assert writer.append(datapoint(5, COLUMNS)) == 5
+    assert list(granular.DatasetReader(tmp_path / 'ds', granular.decoders)) == [datapoint(i, COLUMNS) for i in range(6)]
+    with pytest.raises(SpecError, match='not'):
+        granular.DatasetWriter(tmp_path / 'ds', {'x': 'int'}, granular.encoders, layout='columns')
+
+
+def uneven(tmp_path):
+    write(tmp_path / 'ds', 5, 'columns')
+    with granular.BagWriter(tmp_path / 'ds' / 'label.bag', 3) as bag:
+        bag.append(granular.encoders['int'](5))
+
+
+def test_uneven_columns_are_read_up_to_the_shortest(tmp_path):
+    uneven(tmp_path)
+    with pytest.warns(RuntimeWarning, match="'label': 6"):
+        reader = granular.DatasetReader(tmp_path / 'ds', granular.decoders)
+    assert len(reader) == 5
+
+
+def test_uneven_columns_are_checked_when_they_are_written_again(tmp_path):
+    uneven(tmp_path)
+    writer = granular.DatasetWriter(tmp_path / 'ds', COLUMNS, granular.encoders, layout='columns')
+    assert len(writer) == 5
+    with pytest.raises(CorruptDatasetError, match='label'):
+        writer.append({**datapoint(5, COLUMNS), 'label': 77})
+    writer.aio  # noqa: B018
+    with pytest.raises(ClosedError):
+        writer.close()
+    with granular.DatasetWriter(tmp_path / 'ds', COLUMNS, granular.encoders, layout='columns') as writer:
+        writer.append(datapoint(5, COLUMNS))
+    assert len(granular.DatasetReader(tmp_path / 'ds', granular.decoders)) == 6
+
+
+# --- corrupt datasets
+
+
+def test_a_missing_bag(tmp_path):
+    write(tmp_path / 'ds')
+    (tmp_path / 'ds' / 'title.bag').unlink()
+    with pytest.raises(CorruptDatasetError, match=r'title'):
+        granular.DatasetReader(tmp_path / 'ds', granular.decoders)
+
+
+@pytest.mark.parametrize('content', [b'', b'nonsense', b'[]', b'{"a": 1}', b'{"../x": "int"}'])
+def test_a_spec_that_is_none(tmp_path, content):
+    write(tmp_path / 'ds')
+    (tmp_path / 'ds' / 'spec.json').write_bytes(content)
+    with pytest.raises(CorruptDatasetError, match=r'spec\.json'):
+        granular.DatasetReader(tmp_path / 'ds', granular.decoders)
+
+
+@pytest.mark.parametrize('refs', [[99], [-1], ['x'], [[0, 1]], [0, 0], 7])
+def test_references_to_nowhere(tmp_path, refs):
+    with granular.DatasetWriter(tmp_path / 'ds', {'a': 'int'}, granular.encoders) as writer:
+        writer.append({'a': 1})
+    (tmp_path / 'ds' / 'refs.bag').unlink()
+    with granular.BagWriter(tmp_path / 'ds' / 'refs.bag') as bag:
+        bag.append(granular.encoders['msgpack'](refs))
+    reader = granular.DatasetReader(tmp_path / 'ds', granular.decoders)
+    for ask in (lambda: reader[0], lambda: reader.fetch([0])):
+        with pytest.raises(CorruptDatasetError, match='ds'):
+            ask()
+
+
+def test_a_missing_dataset(root):
+    with pytest.raises(NotFoundError, match=r'spec\.json'):
+        granular.DatasetReader(root / 'none', granular.decoders)
+
+
+def test_cache_keys_must_be_keys(tmp_path):
+    write(tmp_path / 'ds')
+    with pytest.raises(UnknownKeyError, match='nope'):
+        granular.DatasetReader(tmp_path / 'ds', granular.decoders, cache_keys=['nope'])
+    with pytest.raises(InvalidArgumentError, match='label'):
+        granular.DatasetReader(tmp_path / 'ds', granular.decoders, cache_keys='label')
+
+
+# --- asynchronous
+
+
+@LAYOUTS
+async def test_the_asynchronous_face(root, layout):
+    spec = SPEC if layout == 'refs' else COLUMNS
+    async with aio.DatasetWriter(root / 'ds', spec, granular.encoders, layout=layout) as writer:
+        for i in range(20):
+            await writer.append(datapoint(i, spec))
+    expected = [datapoint(i, spec) for i in range(20)]
+    async with await aio.DatasetReader.open(root / 'ds', granular.decoders) as reader:
+        assert [point async for point in reader] == expected
+        assert await reader.get(-1) == expected[-1]
+        assert await reader.get(7, {'title'}) == {'title': 'title 7'}
+        assert await reader.fetch([5, 4], ['label']) == [{'label': 5}, {'label': 4}]
+        assert (await reader.available(3))['title'] is True
+    with pytest.raises(ClosedError):
+        await reader.fetch([1])
+
+
+async def test_decoding_of_images_leaves_the_loop_free(tmp_path):
+    names = set()
+
+    def decode(record):
+        names.add(threading.current_thread().name)
+        return record
+
+    async with aio.DatasetWriter(tmp_path / 'ds', {'x': 'mine'}, None) as writer:
+        for _ in range(10):
+            await writer.append({'x': b'1'})
+    async with aio.DatasetReader(tmp_path / 'ds', {'mine': decode}) as reader:
+        await reader.fetch(range(10))
+        await reader.get(3)
+    assert threading.current_thread().name not in names

@@ -1,0 +1,78 @@
+"""The two faces have the same names, with the same arguments; what is awaited there blocks here."""
+
+import inspect
+
+import pytest
+
+import granular
+from granular import aio, sources
+
+SOURCES = ('Epochs', 'Transform', 'Sample', 'Truncate', 'Interleave', 'Mix')
+PAIRS = [
+    (getattr(granular, name), getattr(aio, name))
+    for name in ('BagReader', 'BagWriter', 'DatasetReader', 'DatasetWriter', 'Loader', 'Path')
+] + [
+    (granular.ShardedDatasetReader, aio.ShardedDatasetReader),
+    (granular.ShardedDatasetWriter, aio.ShardedDatasetWriter),
+    *((getattr(sources, name), getattr(aio.sources, name)) for name in SOURCES),
+]  # fmt: skip
+
+# Of one face alone: how it is opened, closed and iterated, and what only the core needs.
+ONLY_ASYNC = {'aclose', 'abort', 'open', 'choose', 'readers', 'bags'} | {
+    'immediate', 'length_of', 'get_now', 'limits', 'table_job', 'limits_in', 'data_job', 'in_memory', 'of_version',
+    'add', 'crowded', 'lookup',
+}  # fmt: skip
+ONLY_SYNC = {'close', 'aio', 'endless', 'seed'}
+
+
+def public(cls):
+    return {name for name in dir(cls) if not name.startswith('_')}
+
+
+@pytest.mark.parametrize(('ours', 'theirs'), PAIRS, ids=lambda cls: f'{cls.__module__}.{cls.__name__}')
+def test_names(ours, theirs):
+    assert public(ours) - public(theirs) <= ONLY_SYNC
+    assert public(theirs) - public(ours) <= ONLY_ASYNC - ({'open'} if ours is granular.Path else set())
+
+
+@pytest.mark.parametrize(('ours', 'theirs'), PAIRS, ids=lambda cls: f'{cls.__module__}.{cls.__name__}')
+def test_signatures(ours, theirs):
+    for name in sorted({'__init__'} | (public(ours) & public(theirs))):
+        here, there = getattr(ours, name), getattr(theirs, name)
+        if not inspect.isfunction(here):
+            continue
+        left, right = inspect.signature(here).parameters, inspect.signature(there).parameters
+        assert [(p.name, p.kind, p.default) for p in left.values()] == [
+            (p.name, p.kind, p.default) for p in right.values()
+        ], name
+        assert not inspect.iscoroutinefunction(here), name
+
+
+@pytest.mark.parametrize(('ours', 'theirs'), PAIRS, ids=lambda cls: f'{cls.__module__}.{cls.__name__}')
+def test_everything_public_is_documented(ours, theirs):
+    for cls in (ours, theirs):
+        assert inspect.getdoc(cls)
+        for name in public(cls):
+            assert inspect.getdoc(getattr(cls, name)), f'{cls.__module__}.{cls.__name__}.{name}'
+
+
+def test_exported_names():
+    assert set(granular.__all__) >= {
+        'BagReader', 'BagWriter', 'DatasetReader', 'DatasetWriter', 'IOConfig', 'Loader', 'Path',
+        'ShardedDatasetReader', 'ShardedDatasetWriter', 'aio', 'decoders', 'encoders', 'sources',
+    }  # fmt: skip
+    for name in granular.__all__:
+        assert hasattr(granular, name)
+    for name in aio.__all__:
+        assert hasattr(aio, name)
+
+
+def test_the_tree_of_errors_is_drawn_as_it_is():
+    errors = {
+        name: cls for name, cls in vars(granular.errors).items()
+        if inspect.isclass(cls) and issubclass(cls, granular.GranularError)
+    }  # fmt: skip
+    for name, cls in errors.items():
+        assert name in granular.errors.__doc__
+        assert cls.__doc__
+        assert str(cls('a message')) == 'a message'

@@ -1,0 +1,247 @@
+import asyncio
+import json
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import granular
+from granular import aio, sources
+from granular.errors import ClosedError, DatapointError, InvalidArgumentError, StateError, UnsupportedError
+
+
+class Numbers:
+    """A source of numbers, which can be made to fail or to wait."""
+
+    def __init__(self, length=100, fail=None, wait=0.0):
+        self.length, self.failing, self.wait = length, fail, wait
+        self.asked = []
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        self.asked.append(i)
+        if self.wait:
+            time.sleep(self.wait)
+        if i == self.failing:
+            raise LookupError('this one')
+        return {'x': i, 'y': np.full((2, 3), i, np.float32)}
+
+
+def steps(loader, count):
+    return [next(loader)['x'].tolist() for _ in range(count)]
+
+
+def test_batches():
+    with granular.Loader(sources.Epochs(Numbers(10), shuffle=False), batch=4) as loader:
+        assert loader.spec == {'x': (np.dtype(np.int64), ()), 'y': (np.dtype(np.float32), (2, 3))}
+        iterator = iter(loader)
+        batch = next(iterator)
+        assert batch['y'].shape == (4, 2, 3)
+        assert batch['y'].dtype == np.float32
+        assert batch['y'][2, 0, 0] == 2
+        assert steps(iterator, 3) == [[4, 5, 6, 7], [8, 9, 0, 1], [2, 3, 4, 5]]
+
+
+@pytest.mark.parametrize(('prefetch', 'workers'), [(0, 1), (1, 2), (8, 32)])
+def test_the_order_does_not_depend_on_what_runs_beside_it(prefetch, workers):
+    source = sources.Epochs(Numbers(50), seed=5)
+    expected = [[source(i)['x'] for i in range(k * 8, k * 8 + 8)] for k in range(20)]
+    with granular.Loader(source, 8, prefetch, workers) as loader:
+        assert steps(loader, 20) == expected
+
+
+def test_a_finite_source_ends():
+    with granular.Loader(Numbers(10), batch=4) as loader:
+        assert [batch['x'].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert list(loader) == []
+        loader.load({'step': 4})
+        assert steps(loader, 1) == [[4, 5, 6, 7]]
+
+
+def test_shards_share_every_global_batch():
+    source = sources.Epochs(Numbers(24), seed=1)
+    parts = []
+    for shard in range(3):
+        with granular.Loader(source, 4, shard_id=shard, num_shards=3) as loader:
+            parts.append(steps(loader, 4))
+            assert loader.save() == {'step': 48, 'seed': 1}
+    with granular.Loader(source, 12) as loader:
+        whole = steps(loader, 4)
+    assert [sum((part[k] for part in parts), []) for k in range(4)] == whole
+
+
+def test_states():
+    source = sources.Epochs(Numbers(30), seed=2)
+    with granular.Loader(source, 4) as loader:
+        assert loader.save() == {'step': 0, 'seed': 2}
+        steps(loader, 3)
+        state = json.loads(json.dumps(loader.save()))
+        assert state == loader.state_dict() == {'step': 12, 'seed': 2}
+        expected = steps(loader, 5)
+        loader.load(state)
+        assert steps(loader, 5) == expected
+        loader.load({'step': 0})
+        steps(loader, 3)
+        assert steps(loader, 5) == expected
+    with granular.Loader(source, 4, prefetch=1) as loader:
+        loader.load_state_dict(state)
+        assert steps(loader, 5) == expected
+
+
+@pytest.mark.parametrize('state', [{}, {'step': -1}, {'step': 'x'}, {'step': 4, 'seed': 1}])
+def test_states_that_do_not_fit(state):
+    with granular.Loader(sources.Epochs(Numbers()), 4) as loader:
+        with pytest.raises(StateError):
+            loader.load(state)
+        assert steps(loader, 1)
+
+
+def test_an_error_comes_as_it_was_raised_and_where_it_belongs():
+    with granular.Loader(sources.Truncate(Numbers(20, fail=9), 20), 4) as loader:
+        assert steps(loader, 2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        for _ in range(2):
+            with pytest.raises(LookupError, match='this one') as caught:
+                next(loader)
+            assert 'step 9' in ''.join(caught.value.__notes__)
+            assert loader.save()['step'] == 8
+        loader.load({'step': 12})
+        assert steps(loader, 1) == [[12, 13, 14, 15]]
+
+
+@pytest.mark.parametrize(
+    ('odd', 'match'),
+    [
+        ({'x': 1.5}, 'float64'),
+        ({'x': np.arange(2)}, r'shape \(2,\)'),
+        ({'x': np.int32(1)}, 'int32'),
+        ({'y': 1}, 'keys'),
+        ({'x': 1, 'y': 2}, 'keys'),
+        (7, 'dict'),
+        ({'x': object()}, 'no array'),
+    ],
+)
+def test_a_datapoint_that_differs_is_an_error(odd, match):
+    with granular.Loader(lambda step: odd if step == 5 else {'x': step}, 4) as loader:
+        steps(loader, 1)
+        with pytest.raises(DatapointError, match=match) as caught:
+            next(loader)
+        assert 'step 5' in str(caught.value)
+
+
+def test_text_of_different_length_is_not_cut():
+    words = ['four', 'longer']
+    with granular.Loader(words.__getitem__ and (lambda i: {'t': words[i]}), 2) as loader:
+        with pytest.raises(DatapointError, match='<U6'):
+            next(loader)
+
+
+def test_recycled_memory():
+    with granular.Loader(sources.Epochs(Numbers(40), shuffle=False), 4, prefetch=2, recycle_after=2) as loader:
+        kept = [next(loader) for _ in range(12)]
+        owners = {id(batch['y']) for batch in kept}
+        assert len(owners) < 9
+        assert [batch['x'].tolist() for batch in kept[-2:]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    with granular.Loader(sources.Epochs(Numbers(40), shuffle=False), 4) as loader:
+        assert len({id(next(loader)['y']) for _ in range(1)}) == 1
+
+
+def test_what_is_fetched_ahead_is_bounded():
+    numbers = Numbers(1000)
+    with granular.Loader(numbers, 10, prefetch=3) as loader:
+        next(loader)
+        time.sleep(0.3)
+        assert max(numbers.asked) < 50
+        stats = loader.stats()
+        assert stats['batches'] == 1
+        assert stats['datapoints'] == 10
+        assert stats['bytes'] == 10 * (8 + 24)
+        assert stats['ready'] + stats['in_flight'] <= 4
+
+
+def test_closing():
+    loader = granular.Loader(sources.Epochs(Numbers(wait=0.01)), 4)
+    next(loader)
+    loader.close()
+    loader.close()
+    with pytest.raises(ClosedError):
+        next(loader)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith('granular-loader')] or _ended()
+
+
+def _ended():
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        if not [thread for thread in threading.enumerate() if thread.name.startswith('granular-loader')]:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.parametrize(
+    'options',
+    [{'batch': 0}, {'batch': 2.0}, {'batch': 2, 'prefetch': -1}, {'batch': 2, 'workers': 0},
+     {'batch': 2, 'shard_id': 1}, {'batch': 2, 'num_shards': 0}],
+)  # fmt: skip
+def test_arguments_that_cannot_be(options):
+    with pytest.raises(InvalidArgumentError):
+        granular.Loader(Numbers(), **options)
+
+
+def test_processes_are_not_there_yet():
+    with pytest.raises(UnsupportedError, match='mp'):
+        granular.Loader(Numbers(), 4, mp='spawn')
+
+
+def test_from_a_bucket(bucket):
+    with granular.ShardedDatasetWriter(bucket, {'i': 'int', 'a': 'array'}, granular.encoders, shardlen=20) as writer:
+        for i in range(50):
+            writer.append({'i': i, 'a': np.full(100, i)})
+    with granular.ShardedDatasetReader(bucket, granular.decoders, cache_keys=('refs', 'i')) as reader:
+        with granular.Loader(sources.Epochs(reader, seed=1), 10) as loader:
+            batches = [next(loader) for _ in range(10)]
+    for batch in batches:
+        assert (batch['a'] == batch['i'][:, None]).all()
+    epochs = np.concatenate([batch['i'] for batch in batches]).reshape(2, 50)
+    assert (np.sort(epochs) == np.arange(50)).all()
+    assert (epochs[0] != epochs[1]).any()
+
+
+async def test_the_asynchronous_face():
+    source = sources.Epochs(Numbers(30), seed=2)
+    with granular.Loader(source, 4) as loader:
+        expected = steps(loader, 6)
+    async with aio.Loader(source, 4) as loader:
+        assert (await loader.spec())['x'] == (np.dtype(np.int64), ())
+        found = []
+        async for batch in loader:
+            found.append(batch['x'].tolist())
+            if len(found) == 6:
+                break
+        assert found == expected
+        loader.load({'step': 4})
+        assert (await anext(loader))['x'].tolist() == expected[1]
+
+
+async def test_a_consumer_that_gives_up_waiting_loses_nothing():
+    async with aio.Loader(Numbers(wait=0.05), 4, workers=1) as loader:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(loader), 0.02)
+        assert (await anext(loader))['x'].tolist() == [0, 1, 2, 3]
+
+
+async def test_a_state_can_be_loaded_while_somebody_waits():
+    async with aio.Loader(Numbers(wait=0.02), 4, workers=1) as loader:
+        waiting = asyncio.create_task(anext(loader))
+        await asyncio.sleep(0.01)
+        loader.load({'step': 40})
+        assert (await waiting)['x'].tolist() == [40, 41, 42, 43]
+
+
+async def test_the_end_leaves_no_task():
+    loader = aio.Loader(Numbers(wait=0.01), 4)
+    await anext(loader)
+    await loader.aclose()
+    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []

@@ -1,0 +1,158 @@
+import pickle
+
+import numpy as np
+import pytest
+
+import granular
+from granular import aio
+from granular.errors import AlreadyExistsError, CorruptDatasetError, InvalidArgumentError, NotFoundError, SpecError
+
+SPEC = {'a': 'int', 'b': 'utf8[]'}
+FLAT = {'a': 'int', 'b': 'utf8'}
+
+
+def point(i):
+    return {'a': i, 'b': [str(i)] * (i % 3)}
+
+
+def write(place, numbers, **kwargs):
+    with granular.ShardedDatasetWriter(place, SPEC, granular.encoders, **kwargs) as writer:
+        for i in numbers:
+            writer.append(point(i))
+        return writer
+
+
+def values(place, **kwargs):
+    with granular.ShardedDatasetReader(place, granular.decoders, **kwargs) as reader:
+        return [found['a'] for found in reader]
+
+
+def test_every_store(root):
+    write(root / 'ds', range(25), shardlen=10)
+    (root / 'ds' / 'notes.txt').write_text('ignored')
+    with granular.ShardedDatasetReader(root / 'ds', granular.decoders, cache_keys=('refs',)) as reader:
+        assert (len(reader), reader.shards, reader.spec) == (25, 3, SPEC)
+        assert list(reader) == [point(i) for i in range(25)]
+        picks = [24, 0, 10, 9, -1, 10]
+        assert reader.fetch(picks) == [point(i) for i in (24, 0, 10, 9, 24, 10)]
+        assert reader.fetch([]) == []
+        assert reader[8:12, 'a'] == {'a': [8, 9, 10, 11]}
+        assert reader[::-6, 'a'] == {'a': [24, 18, 12, 6, 0]}
+        assert reader[11, {'b': range(1, 2)}] == {'b': ['11']}
+        assert reader.available(11) == {'a': True, 'b': range(2)}
+        assert reader.size == sum(shard.size for shard in reader.aio.readers)
+        with pytest.raises(IndexError, match='25'):
+            reader[25]
+    with granular.DatasetReader(root / 'ds' / '000001', granular.decoders) as reader:
+        assert [found['a'] for found in reader] == list(range(10, 20))
+
+
+def test_shards_for_several_workers(tmp_path):
+    for worker in range(3):
+        writer = write(
+            tmp_path / 'ds', range(worker * 100, worker * 100 + 20), shardlen=10, shardstart=worker, shardstep=3
+        )
+        assert writer.shards == 2
+        assert len(writer) == 20
+    assert values(tmp_path / 'ds', shardstart=1, shardstep=3) == list(range(100, 120))
+    assert len(values(tmp_path / 'ds')) == 60
+    with pytest.raises(NotFoundError, match='6 shards'):
+        values(tmp_path / 'ds', shardstart=6)
+
+
+def test_one_fan_out_for_all_shards(http):
+    write(http.folder / 'ds', range(100), shardlen=10)
+    with granular.ShardedDatasetReader(f'{http.endpoint}/ds', granular.decoders, cache_keys=('refs',)) as reader:
+        http.requests.clear()
+        http.delay, http.peak = 0.05, 0
+        picks = np.arange(0, 100, 10)
+        assert reader.fetch(picks, ('a',)) == [{'a': i} for i in picks]
+        assert len(http.requests) == http.peak == 10
+
+
+def test_a_writer_that_is_opened_again_begins_a_new_shard(root):
+    write(root / 'ds', range(15), shardlen=10)
+    write(root / 'ds', range(15, 30), shardlen=10)
+    assert values(root / 'ds') == list(range(30))
+    with granular.ShardedDatasetReader(root / 'ds', granular.decoders) as reader:
+        assert [len(shard) for shard in reader.aio.readers] == [10, 5, 10, 5]
+
+
+def test_a_writer_that_is_opened_again_fills_a_shard_it_can_append_to(tmp_path):
+    def write(numbers):
+        with granular.ShardedDatasetWriter(tmp_path / 'ds', FLAT, granular.encoders, 10, layout='columns') as writer:
+            for i in numbers:
+                writer.append({'a': i, 'b': str(i)})
+            return len(writer)
+
+    assert write(range(15)) == 15
+    assert write(range(15, 32)) == 17
+    assert write([]) == 0
+    assert values(tmp_path / 'ds') == list(range(32))
+    with granular.ShardedDatasetReader(tmp_path / 'ds', granular.decoders) as reader:
+        assert [len(shard) for shard in reader.aio.readers] == [10, 10, 10, 2]
+        assert reader.layout == 'columns'
+
+
+def test_what_a_sharded_writer_refuses(tmp_path):
+    write(tmp_path / 'ds', range(5), shardlen=10)
+    with pytest.raises(SpecError, match='not'):
+        granular.ShardedDatasetWriter(tmp_path / 'ds', FLAT, granular.encoders, shardlen=10)
+    with pytest.raises(AlreadyExistsError, match='shardlen'):
+        granular.ShardedDatasetWriter(tmp_path / 'ds', SPEC, granular.encoders)
+    for bad in ({'shardlen': 0}, {'shardstart': 1}, {'shardlen': 5, 'shardstep': 0}, {'shardlen': 5, 'shardstart': -1}):
+        with pytest.raises(InvalidArgumentError, match='shard'):
+            granular.ShardedDatasetWriter(tmp_path / 'other', SPEC, granular.encoders, **bad)
+    (tmp_path / 'ds' / '000000' / 'spec.json').unlink()
+    with pytest.raises(AlreadyExistsError, match=r'spec\.json'):
+        granular.ShardedDatasetWriter(tmp_path / 'ds', SPEC, granular.encoders, shardlen=10)
+
+
+def test_an_error_keeps_the_shards_that_are_full(root):
+    with pytest.raises(RuntimeError, match='on purpose'):
+        with granular.ShardedDatasetWriter(root / 'ds', SPEC, granular.encoders, shardlen=10) as writer:
+            for i in range(15):
+                writer.append(point(i))
+            raise RuntimeError('on purpose')
+    assert values(root / 'ds') == list(range(10))
+
+
+def test_a_missing_shard(tmp_path):
+    write(tmp_path / 'ds', range(30), shardlen=10)
+    granular.Path(tmp_path / 'ds' / '000001').rmtree()
+    with pytest.raises(CorruptDatasetError, match='000001 is missing, of 3'):
+        values(tmp_path / 'ds')
+
+
+def test_shards_that_differ(tmp_path):
+    write(tmp_path / 'ds', range(10), shardlen=10)
+    with granular.DatasetWriter(tmp_path / 'ds' / '000001', FLAT, granular.encoders) as writer:
+        writer.append({'a': 1, 'b': 'x'})
+    with pytest.raises(CorruptDatasetError, match='000001'):
+        values(tmp_path / 'ds')
+
+
+def test_no_shards(root):
+    root.mkdir(parents=True, exist_ok=True)
+    (root / 'x').write_bytes(b'')
+    with pytest.raises(NotFoundError, match='no shards|000000'):
+        values(root)
+
+
+def test_pickling_and_copies(tmp_path):
+    write(tmp_path / 'ds', range(30), shardlen=10)
+    reader = granular.ShardedDatasetReader(tmp_path / 'ds', granular.decoders, shardstart=1)
+    twin, other = reader.copy(), pickle.loads(pickle.dumps(reader))
+    reader.close()
+    assert twin[0]['a'] == other[0]['a'] == 10
+
+
+async def test_the_asynchronous_face(root):
+    async with aio.ShardedDatasetWriter(root / 'ds', SPEC, granular.encoders, shardlen=4) as writer:
+        for i in range(10):
+            assert await writer.append(point(i)) == i
+    async with aio.ShardedDatasetReader(root / 'ds', granular.decoders) as reader:
+        assert [found async for found in reader] == [point(i) for i in range(10)]
+        assert await reader.get(-1) == point(9)
+        assert await reader.fetch([9, 0, 4]) == [point(9), point(0), point(4)]
+        assert await reader.get(slice(3, 5), 'a') == {'a': [3, 4]}

@@ -1,0 +1,142 @@
+import json
+
+import numpy as np
+import pytest
+
+import granular
+from granular import aio, shuffle, sources
+from granular.errors import InvalidArgumentError
+
+DATA = list(range(100, 117))
+
+
+def transform(point, seed):
+    return (point, *seed)
+
+
+def test_epochs_hold_everything_once():
+    source = sources.Epochs(DATA, seed=3)
+    assert len(source) == 17
+    first, second = source.fetch(range(17)), source.fetch(range(17, 34))
+    assert sorted(first) == sorted(second) == DATA
+    assert first != second
+    assert first != sources.Epochs(DATA, seed=4).fetch(range(17))
+    assert [source(i) for i in range(17)] == [source[i] for i in range(17)] == first
+    assert source.fetch([20, 3, 20]) == [source(20), source(3), source(20)]
+    assert sources.Epochs(DATA, shuffle=False).fetch([0, 17, 33]) == [100, 100, 116]
+    assert sources.Epochs(DATA, shuffle=shuffle.Permutation(), seed=3).fetch(range(17)) == first
+
+
+@pytest.mark.parametrize('seed', [0, 7])
+def test_what_0_21_gives(oracle21, seed):
+    script = """
+seed = int(sys.argv[1])
+data = list(range(100, 117))
+s = granular.sources
+epochs = s.Epochs(data)
+epochs.seed = seed  # 0.21 ignores its argument
+made = {
+    'Epochs': epochs, 'Sample': s.Sample(data, seed=seed), 'Truncate': s.Truncate(data, 5),
+    'Interleave': s.Interleave([s.Epochs(data, shuffle=False), s.Epochs(data)]),
+    'Mix': s.Mix([s.Epochs(data, shuffle=False), s.Sample(data)], [0.3, 0.7], seed=seed),
+    'Transform': s.Transform(epochs, lambda x, seed: [int(x), *seed], seed=seed),
+}
+print(json.dumps({k: [v(i) if k == 'Transform' else int(v(i)) for i in range(60)] for k, v in made.items()}))
+"""
+    epochs = sources.Epochs(DATA, seed=seed)
+    ours = {
+        'Epochs': epochs,
+        'Sample': sources.Sample(DATA, seed=seed),
+        'Truncate': sources.Truncate(DATA, 5),
+        'Interleave': sources.Interleave([sources.Epochs(DATA, shuffle=False), sources.Epochs(DATA)]),
+        'Mix': sources.Mix([sources.Epochs(DATA, shuffle=False), sources.Sample(DATA)], [0.3, 0.7], seed=seed),
+        'Transform': sources.Transform(epochs, transform, seed=seed),
+    }
+    theirs = oracle21.run(script, str(seed))
+    for name, source in ours.items():
+        assert json.loads(json.dumps(source.fetch(range(60)))) == theirs[name], name
+
+
+def test_lengths():
+    epochs = sources.Epochs(DATA)
+    assert len(sources.Transform(epochs, transform)) == 17
+    assert len(sources.Sample(DATA, length=5)) == 5
+    assert len(sources.Truncate(DATA, 5)) == 5
+    assert len(sources.Truncate(DATA, 50)) == 17
+    assert len(sources.Interleave([DATA, DATA[:3]])) == 6
+    assert len(sources.Mix([DATA, DATA[:3]], [1, 1])) == 3
+    with pytest.raises(InvalidArgumentError, match='no length'):
+        len(sources.Transform(lambda step: step, transform))
+
+
+def test_what_can_be_a_source(tmp_path):
+    class Many:
+        def __len__(self):
+            return 17
+
+        def __getitems__(self, indices):
+            asked.append(indices)
+            return [DATA[i] for i in indices]
+
+    asked = []
+    array = np.array(DATA)
+    for source in (DATA, tuple(DATA), array, Many(), dict(enumerate(DATA))):
+        assert [int(x) for x in sources.Epochs(source, shuffle=False).fetch([3, 1])] == [103, 101]
+    assert asked == [[3, 1]]
+    assert sources.Epochs(lambda step: step * 2, length=5, shuffle=False).fetch([6]) == [2]
+    with pytest.raises(InvalidArgumentError, match='no source'):
+        sources.Epochs(7)
+
+
+def test_a_chain_is_one_fetch_of_the_reader(tmp_path, monkeypatch):
+    with granular.DatasetWriter(tmp_path / 'ds', {'a': 'int'}, granular.encoders) as writer:
+        for i in range(30):
+            writer.append({'a': i})
+    reader = granular.DatasetReader(tmp_path / 'ds', granular.decoders)
+    calls = []
+    fetch = aio.DatasetReader.fetch
+
+    async def counted(self, indices, mask=None):
+        calls.append(len(indices))
+        return await fetch(self, indices, mask)
+
+    monkeypatch.setattr(aio.DatasetReader, 'fetch', counted)
+    source = sources.Epochs(sources.Truncate(sources.Epochs(reader, seed=1), 20), seed=2)
+    points = sources.Transform(source, lambda point, seed: point['a']).fetch(range(20))
+    assert calls == [20]
+    assert len(set(points)) == 20
+    reader.close()
+
+
+def test_several_epochs_in_one_fetch():
+    source = sources.Epochs(DATA, seed=1)
+    steps = [40, 3, 20, 18, 0]
+    assert source.fetch(steps) == [source(step) for step in steps]
+
+
+@pytest.mark.parametrize(
+    'make',
+    [lambda: sources.Epochs([]), lambda: sources.Sample([]), lambda: sources.Truncate(DATA, 0),
+     lambda: sources.Interleave([]), lambda: sources.Mix([DATA], [1, 2]), lambda: sources.Mix([DATA, DATA], [0, 0]),
+     lambda: sources.Mix([DATA, DATA], [-1, 2]), lambda: sources.Epochs(DATA, shuffle='yes'),
+     lambda: sources.Transform(DATA, 3)],
+)  # fmt: skip
+def test_what_makes_no_source(make):
+    with pytest.raises(InvalidArgumentError):
+        make()
+
+
+def test_an_error_says_at_which_step():
+    def fail(point, seed):
+        raise KeyError('mine') if point == 105 else RuntimeError('never')
+
+    source = sources.Transform(sources.Truncate([105], 1), fail)
+    with pytest.raises(KeyError, match='mine') as caught:
+        source.fetch([7])
+    assert caught.value.__notes__ == ['while transforming the datapoint at step 7']
+
+
+async def test_the_asynchronous_face():
+    source = aio.sources.Transform(aio.sources.Epochs(DATA, seed=3), transform)
+    assert await source.fetch([5]) == sources.Transform(sources.Epochs(DATA, seed=3), transform).fetch([5])
+    assert await source.get(5) == (await source.fetch([5]))[0]
