@@ -15,11 +15,11 @@ def datapoint(i, sequences):
         'png': image,
         'tree': {'t': [np.arange(i), {'u': np.float64(i) * np.ones(2)}], 'v': 'text'},
         'u64': 2**63 + i,
-        'utf8': 'text %d' % i,
+        'utf8': f'text {i}',
     }
     if sequences:
         n = (3 * i) % 4
-        point.update(frames=[image + j for j in range(n)], texts=['%d' % j for j in range(n)], times=list(range(n)))
+        point.update(frames=[image + j for j in range(n)], texts=[str(j) for j in range(n)], times=list(range(n)))
     return point
 
 

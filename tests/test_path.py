@@ -343,11 +343,11 @@ def test_the_environment_speaks_where_arguments_are_silent(seaweed, fakegcs, mon
     monkeypatch.setenv('AWS_ACCESS_KEY_ID', seaweed.options['key'])
     monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', seaweed.options['secret'])
     monkeypatch.setenv('AWS_REGION', 'us-east-1')
-    assert granular.Path(str(place), config=granular.IOConfig(concurrency=7)).read_bytes() == b'mine'
+    assert granular.Path(str(place)).read_bytes() == b'mine'
     place = fakegcs.place()
     place.write_bytes(b'yours')
     monkeypatch.setenv('STORAGE_EMULATOR_HOST', fakegcs.endpoint.removeprefix('http://'))
-    assert granular.Path(str(place), config=granular.IOConfig(concurrency=7)).read_bytes() == b'yours'
+    assert granular.Path(str(place)).read_bytes() == b'yours'
 
 
 def test_a_pinned_version(bucket):

@@ -109,7 +109,7 @@ class Store(abc.ABC):
     def __hash__(self) -> int:
         return hash((type(self), self.root))
 
-    def _identity(self) -> tuple[str, IOConfig, dict[str, Any]]:
+    def _identity(self) -> tuple[Any, ...]:
         return self.root, self.config, self.options
 
     def url(self, key: str) -> str:

@@ -38,6 +38,8 @@ class GCSStore(RemoteStore):
     :class:`gcsfs.GCSFileSystem` takes. Where they are silent, STORAGE_EMULATOR_HOST and gcsfs's chain speak.
     """
 
+    variables = ('STORAGE_EMULATOR_HOST', 'GOOGLE_APPLICATION_CREDENTIALS', 'GOOGLE_CLOUD_PROJECT')
+
     @property
     def bucket(self) -> str:
         """The bucket's name."""

@@ -1,6 +1,7 @@
 """What buckets and web servers share: one client per event loop, whose reads are bare GETs."""
 
 import abc
+import os
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -11,6 +12,7 @@ from granular.aio.loops import Scope, peek_scope, scope
 from granular.aio.reply import Reply
 from granular.aio.stores.base import Store
 from granular.aio.transport import Transport
+from granular.config import IOConfig
 
 # A signature of S3 is good for 15 minutes; a token is renewed some minutes before its end.
 _SIGNED_FOR: Final = 240.0
@@ -52,6 +54,17 @@ class Client(abc.ABC):
 
 class RemoteStore(Store):
     """A store that is read through a client."""
+
+    variables: tuple[str, ...] = ()
+    """The environment variables that a client goes by where the options are silent."""
+
+    def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
+        super().__init__(root, config, options)
+        # Of what makes a client, so that one made before the environment changed, as in tests, is not taken for this.
+        self._environment = hash(tuple(map(os.environ.get, self.variables)))
+
+    def _identity(self) -> tuple[Any, ...]:
+        return (*super()._identity(), self._environment)
 
     @abc.abstractmethod
     async def open_client(self, opened: Scope) -> Any:

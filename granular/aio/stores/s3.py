@@ -32,6 +32,12 @@ class S3Store(RemoteStore):
     and what else :class:`s3fs.S3FileSystem` takes. Where they are silent, the environment and botocore's chain speak.
     """
 
+    variables = (
+        *('AWS_ENDPOINT_URL_S3', 'AWS_ENDPOINT_URL', 'AWS_REGION', 'AWS_DEFAULT_REGION', 'AWS_PROFILE'),
+        *('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY', 'AWS_SESSION_TOKEN'),
+        *('AWS_SHARED_CREDENTIALS_FILE', 'AWS_CONFIG_FILE'),
+    )
+
     @property
     def bucket(self) -> str:
         """The bucket's name."""
