@@ -24,7 +24,7 @@ _STARTS_IN = 30.0  # seconds
 
 @contextlib.contextmanager
 def s3_server() -> Iterator[dict[str, Any]]:
-    """moto on a free port, in this process: it holds objects in memory and takes any credentials.
+    """moto on a free port, in this process: it takes any credentials, and all of its servers share what they hold.
 
     Yields:
       The options that open its buckets: ``granular.Path('s3://bucket', **options)``.

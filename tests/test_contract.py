@@ -14,9 +14,9 @@ PLACES = {
     'str': lambda folder: str(folder / 'dataset'),
     'pathlib': lambda folder: folder / 'dataset',
     'Path': lambda folder: granular.Path(folder / 'dataset'),
-    's3': lambda folder: 's3://my-bucket/dataset',
-    'gs': lambda folder: 'gs://my-bucket/dataset',
-    's3 Path': lambda folder: granular.Path('s3://my-bucket/dataset'),
+    's3': lambda folder: f's3://my-bucket/{folder.name}/dataset',
+    'gs': lambda folder: f'gs://my-bucket/{folder.name}/dataset',
+    's3 Path': lambda folder: granular.Path(f's3://my-bucket/{folder.name}/dataset'),
 }
 
 

@@ -20,7 +20,7 @@ def buckets(monkeypatch):
         monkeypatch.setenv('AWS_ACCESS_KEY_ID', s3['key'])
         monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', s3['secret'])
         monkeypatch.setenv('STORAGE_EMULATOR_HOST', gcs['endpoint_url'])
-        granular.Path('s3://my-bucket').mkdir()
+        granular.Path('s3://my-bucket').mkdir(exist_ok=True)  # moto keeps what other servers of this process hold
         granular.Path('gs://my-bucket').mkdir()
         yield
 
