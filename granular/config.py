@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from typing import Final
+from typing import Any, Final
 
 from granular.errors import InvalidArgumentError
 
@@ -10,7 +10,7 @@ KiB: Final = 1 << 10
 MiB: Final = 1 << 20
 
 
-def _knob(name: str, default: float | int, doc: str) -> object:
+def _knob(name: str, default: float | int, doc: str) -> Any:
     """A field that falls back on the environment variable GRANULAR_<NAME>, read when the config is constructed."""
     variable = f'GRANULAR_{name.upper()}'
 
@@ -35,19 +35,19 @@ class IOConfig:
     (:func:`store_defaults`).
     """
 
-    concurrency: int = _knob('concurrency', 256, 'requests in flight per store and event loop')  # type: ignore[assignment]
-    memory: int = _knob('memory', 512 * MiB, 'bytes of replies in flight per store and event loop')  # type: ignore[assignment]
-    max_gap: int = _knob('max_gap', -1, 'bytes between two ranges that are read along rather than asked apart')  # type: ignore[assignment]
-    max_request: int = _knob('max_request', -1, 'bytes above which one range becomes several requests')  # type: ignore[assignment]
-    tail: int = _knob('tail', 64 * KiB, "bytes of a bag's end asked for when it is opened")  # type: ignore[assignment]
-    connect_timeout: float = _knob('connect_timeout', 5.0, 'seconds until a connection must stand')  # type: ignore[assignment]
-    read_timeout: float = _knob('read_timeout', 10.0, 'seconds without a byte after which a request has failed')  # type: ignore[assignment]
-    attempts: int = _knob('attempts', 10, 'times a request is tried')  # type: ignore[assignment]
-    retry_time: float = _knob('retry_time', 180.0, 'seconds after which a request is not tried again')  # type: ignore[assignment]
-    backoff: float = _knob('backoff', 0.1, 'seconds before the first retry; doubles, with full jitter')  # type: ignore[assignment]
-    backoff_cap: float = _knob('backoff_cap', 20.0, 'seconds that a single wait never passes')  # type: ignore[assignment]
-    part_size: int = _knob('part_size', 8 * MiB, 'bytes of an upload part; doubles every 1,000 parts')  # type: ignore[assignment]
-    upload_concurrency: int = _knob('upload_concurrency', 4, 'parts of one object in flight while it is written')  # type: ignore[assignment]
+    concurrency: int = _knob('concurrency', 256, 'requests in flight per store and event loop')
+    memory: int = _knob('memory', 512 * MiB, 'bytes of replies in flight per store and event loop')
+    max_gap: int = _knob('max_gap', -1, 'bytes between two ranges that are read along rather than asked apart')
+    max_request: int = _knob('max_request', -1, 'bytes above which one range becomes several requests')
+    tail: int = _knob('tail', 64 * KiB, "bytes of a bag's end asked for when it is opened")
+    connect_timeout: float = _knob('connect_timeout', 5.0, 'seconds until a connection must stand')
+    read_timeout: float = _knob('read_timeout', 10.0, 'seconds without a byte after which a request has failed')
+    attempts: int = _knob('attempts', 10, 'times a request is tried')
+    retry_time: float = _knob('retry_time', 180.0, 'seconds after which a request is not tried again')
+    backoff: float = _knob('backoff', 0.1, 'seconds before the first retry; doubles, with full jitter')
+    backoff_cap: float = _knob('backoff_cap', 20.0, 'seconds that a single wait never passes')
+    part_size: int = _knob('part_size', 8 * MiB, 'bytes of an upload part; doubles every 1,000 parts')
+    upload_concurrency: int = _knob('upload_concurrency', 4, 'parts of one object in flight while it is written')
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

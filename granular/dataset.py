@@ -7,7 +7,8 @@ from typing import Any, Literal, Self, SupportsIndex
 from granular.aio import dataset as core
 from granular.aio import datasetwriter as corewriter
 from granular.aio.codec import Decoder, Encoder
-from granular.aio.dataset import Datapoint, Mask
+from granular.aio.columns import Datapoint
+from granular.aio.dataset import Mask
 from granular.aio.purepath import PurePath
 from granular.bridge import iterate, run
 from granular.face import A, Face, Reader

@@ -210,7 +210,8 @@ assert place.read_bytes() == b'content'
 
 def test_ctrl_c_ends_a_wait(tmp_path):
     code = """
-import asyncio, sys, threading, time, os, signal
+import asyncio, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs begin without
 from granular.aio.loops import need_loop
 from granular.bridge import run
 async def wait():

@@ -7,7 +7,8 @@ from typing import Any, Self, SupportsIndex
 import numpy as np
 
 from granular.aio.codec import Decoder, Encoder, fields_of
-from granular.aio.dataset import _PAGE, Datapoint, DatasetReader, Mask, Part, fetch_points, read_columns
+from granular.aio.columns import Datapoint, Part, fetch_points, read_columns
+from granular.aio.dataset import PAGE, DatasetReader, Mask
 from granular.aio.datasetwriter import DatasetWriter
 from granular.aio.indexing import Ints, index_of, indices_of
 from granular.aio.lifecycle import Opened
@@ -160,8 +161,8 @@ class ShardedDatasetReader(Opened):
 
     async def __aiter__(self) -> AsyncIterator[Datapoint]:
         await self._ensure_open()
-        for start in range(0, len(self), _PAGE):
-            for point in await self.fetch(range(start, min(start + _PAGE, len(self)))):
+        for start in range(0, len(self), PAGE):
+            for point in await self.fetch(range(start, min(start + PAGE, len(self)))):
                 yield point
 
     def _parts(self, places: Ints) -> tuple[list[Part], Ints | None]:
