@@ -1,22 +1,23 @@
-"""Many datapoints of many datasets at once: where their values lie, and one fan-out for all of them."""
+"""The columns of an opened dataset, and reading many datapoints, of many datasets, in one fan-out."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from granular.aio.bag import BagReader, read_records
 from granular.aio.codec import Field, decode
-from granular.errors import OutOfRangeError
-from granular.layout import unpack_refs
-
-if TYPE_CHECKING:
-    from granular.aio.dataset import DatasetReader
+from granular.aio.loops import offload
+from granular.config import KiB
+from granular.errors import CorruptDatasetError, DecodeError, OutOfRangeError
+from granular.layout import Spec, is_sequence, unpack_refs
 
 Ints = NDArray[np.int64]
 Datapoint = dict[str, Any]
-Part = tuple['DatasetReader', Ints]
+
+_IN_PLACE: Final = 256 * KiB  # bytes of a datapoint up to which a loop may read it from a local disk
+_WINDOW: Final = 1 << 15  # references unpacked at a time
 
 
 class Choice(NamedTuple):
@@ -27,52 +28,159 @@ class Choice(NamedTuple):
     want: bool | range | slice
 
 
-async def fetch_points(parts: Sequence[Part], chosen: Sequence[Choice]) -> list[Datapoint]:
-    """The datapoints of all parts, one part after the other, in one fan-out. The parts share a spec and a store."""
-    columns = await read_columns(parts, chosen)
-    keys = [choice.field.key for choice in chosen]
-    if not columns:
-        return [{} for _, places in parts for _ in range(len(places))]
-    return [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
+class Spans:
+    """The references of all datapoints, by key; nothing for keys whose datapoint i has record i, as scalars mostly do.
+
+    Memory: 8 bytes per datapoint and key that needs it.
+    """
+
+    def __init__(self, length: int, keys: int) -> None:
+        self.firsts = np.empty((keys, length), np.uint32)
+        self.counts = np.empty((keys, length), np.uint32)
+        self._kept: list[tuple[NDArray[np.uint32], NDArray[np.uint32]] | None] = []
+
+    @classmethod
+    async def load(cls, refs: BagReader, spec: Spec) -> 'Spans':
+        """Read and unpack a whole ``refs.bag``."""
+        spans = cls(len(refs), len(spec))
+        for start in range(0, len(refs), _WINDOW):
+            stop = min(start + _WINDOW, len(refs))
+            firsts, counts = await offload(unpack_refs, await refs.fetch(range(start, stop)), spec, refs.name)
+            if (firsts < 0).any() or (counts < 0).any() or (firsts + counts >> 32).any():
+                raise CorruptDatasetError(f'{refs.name}: references of datapoints {start} to {stop} lead nowhere')
+            spans.firsts[:, start:stop], spans.counts[:, start:stop] = firsts.T, counts.T
+        places = np.arange(len(refs), dtype=np.uint32)
+        for row, kind in enumerate(spec.values()):
+            plain = not is_sequence(kind) and np.array_equal(spans.firsts[row], places)
+            spans._kept.append(None if plain else (spans.firsts[row].copy(), spans.counts[row].copy()))
+        del spans.firsts, spans.counts
+        return spans
+
+    def at(self, places: Ints) -> tuple[Ints, Ints]:
+        """The first record and the number of records, both of shape (datapoints, keys)."""
+        firsts = np.empty((len(places), len(self._kept)), np.int64)
+        counts = np.ones((len(places), len(self._kept)), np.int64)
+        for row, kept in enumerate(self._kept):
+            firsts[:, row] = places if kept is None else kept[0][places]
+            if kept is not None:
+                counts[:, row] = kept[1][places]
+        return firsts, counts
+
+    def at_one(self, place: int) -> list[tuple[int, int]]:
+        """The first record and the number of records of each key of one datapoint."""
+        return [(place, 1) if kept is None else (int(kept[0][place]), int(kept[1][place])) for kept in self._kept]
 
 
-async def read_columns(parts: Sequence[Part], chosen: Sequence[Choice]) -> list[list[Any]]:
-    """By choice, the values of all parts' datapoints."""
-    name = parts[0][0]._name if len(parts) == 1 else f'{parts[0][0]._name} and {len(parts) - 1} more'
-    spans = await locate(parts)
-    wanted: list[tuple[BagReader, Ints]] = []
-    counts: list[list[Ints]] = [[] for _ in chosen]
-    for i, choice in enumerate(chosen):
-        for (reader, places), (firsts, many) in zip(parts, spans, strict=True):
-            bag = reader._bags[choice.field.key]
-            records, count = _records(reader, places, choice, firsts, many)
-            bad = (records < 0) | (records >= bag._length)
-            if bad.any():
-                reader._check_ref(choice.field.key, int(places[0]), int(records[bad][0]), int(records[bad][0]) + 1)
-            wanted.append((bag, records))
-            counts[i].append(count)
-    pieces = await read_records(wanted)
-    flat = [_chain(pieces[i * len(parts) : (i + 1) * len(parts)]) for i in range(len(chosen))]
-    columns = await decode([choice.field for choice in chosen], flat, name)
-    return [
-        _split(column, np.concatenate(count).tolist()) if choice.field.many else column
-        for choice, column, count in zip(chosen, columns, counts, strict=True)
-    ]
+class Columns:
+    """The bags of an opened dataset.
 
+    Attributes:
+      name: the dataset, for errors.
+      spec: the type of each key.
+      bags: the bag of each key.
+      refs: the references; None in the columns layout, where datapoint i is record i of every bag.
+      spans: the references, unpacked, if they are cached.
+      length: the number of datapoints.
+    """
 
-async def locate(parts: Sequence[Part]) -> list[tuple[Ints, Ints]]:
-    """Of each part the first record and the number of records, both of shape (datapoints, keys)."""
-    asked = [(reader._refs, places) for reader, places in parts if reader._refs is not None and reader._spans is None]
-    brought = iter(await read_records(asked)) if asked else iter(())
-    out = []
-    for reader, places in parts:
-        if reader._refs is None:
-            out.append((places[:, None], np.ones((1, 1), np.int64)))
-        elif reader._spans is not None:
-            out.append((reader._spans[0][places], reader._spans[1][places]))
-        else:
-            out.append(unpack_refs(next(brought), reader._spec, reader._refs.name))
-    return out
+    def __init__(self, name: str, spec: Spec, bags: dict[str, BagReader], refs: BagReader | None) -> None:
+        self.name, self.spec, self.bags, self.refs = name, spec, bags, refs
+        self.spans: Spans | None = None
+        self.length = 0
+
+    def copy(self) -> 'Columns':
+        """The same bags, each with a life of its own."""
+        refs = None if self.refs is None else self.refs.copy()
+        twin = Columns(self.name, self.spec, {key: bag.copy() for key, bag in self.bags.items()}, refs)
+        twin.spans, twin.length = self.spans, self.length
+        return twin
+
+    async def aclose(self) -> None:
+        """Close the bags."""
+        for bag in (*self.bags.values(), *([] if self.refs is None else [self.refs])):
+            await bag.aclose()
+        self.spans = None
+
+    # --- one datapoint, on this thread, from what lies in memory or on a local disk
+
+    @property
+    def immediate(self) -> bool:
+        """Whether datapoints are had without waiting."""
+        known = self.refs is None or self.spans is not None or self.refs.immediate
+        return known and all(bag.immediate for bag in self.bags.values())
+
+    def is_small(self, place: int, chosen: Sequence[Choice]) -> bool:
+        """Whether an event loop may read it in place."""
+        if self.refs is not None:
+            return False
+        return sum(self.bags[choice.field.key].length_of(place) for choice in chosen) <= _IN_PLACE
+
+    def get_now(self, place: int, chosen: Sequence[Choice]) -> Datapoint:
+        """A datapoint, if the columns are immediate."""
+        bags = self.bags
+        refs = None if self.refs is None else self._refs_now(self.refs, place)
+        point: Datapoint = {}
+        for field, column, want in chosen:
+            key = field.key
+            if refs is None:
+                record = bags[key].get_now(place)
+            else:
+                first, count = refs[column]
+                self.check_span(key, place, first, count)
+                if field.many:
+                    first, count = span((first, count), want, key, place, self.name)
+                    records = [bags[key].get_now(i) for i in range(first, first + count)]
+                    point[key] = [self._decode_now(field, item, place) for item in records]
+                    continue
+                record = bags[key].get_now(first)
+            try:
+                point[key] = field.fn(record)
+            except Exception:
+                self._decode_now(field, record, place)
+                raise
+        return point
+
+    def _decode_now(self, field: Field, record: bytes, place: int) -> Any:
+        try:
+            return field.fn(record)
+        except Exception as error:
+            raise DecodeError(
+                f'{self.name}: datapoint {place}, key {field.key!r}: not decoded as {field.kind!r}: {error}'
+            ) from error
+
+    def _refs_now(self, refs: BagReader, place: int) -> list[tuple[int, int]]:
+        if self.spans is not None:
+            return self.spans.at_one(place)
+        firsts, counts = unpack_refs([refs.get_now(place)], self.spec, refs.name)
+        return list(zip(firsts[0].tolist(), counts[0].tolist(), strict=True))
+
+    # --- references
+
+    def check_span(self, key: str, place: int, first: int, count: int) -> None:
+        """That a reference leads to records that there are."""
+        if first < 0 or count < 0 or first + count > self.bags[key]._length:
+            raise CorruptDatasetError(
+                f'{self.name}: datapoint {place} refers to {count} records from {first} on of key {key!r}, whose bag '
+                f'has {self.bags[key]._length}'
+            )
+
+    def records(self, places: Ints, choice: Choice, firsts: Ints, counts: Ints) -> tuple[Ints, Ints]:
+        """The records of a choice, one after the other, and how many of them each datapoint has."""
+        if self.refs is None:
+            return places, counts[:, 0]
+        key, first, count = choice.field.key, firsts[:, choice.place], counts[:, choice.place]
+        bad = (first < 0) | (count < 0) | (first + count > self.bags[key]._length)
+        if bad.any():
+            i = int(np.argmax(bad))
+            self.check_span(key, int(places[i]), int(first[i]), int(count[i]))
+        if not choice.field.many:
+            return first, count
+        if choice.want is not True:
+            rows = zip(first.tolist(), count.tolist(), places.tolist(), strict=True)
+            cut = [span((f, c), choice.want, key, place, self.name) for f, c, place in rows]
+            first, count = np.array(cut, np.int64).reshape(-1, 2).T
+        ends = np.cumsum(count)
+        return np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - ends + count, count), count
 
 
 def span(ref: tuple[int, int], want: bool | range | slice, key: str, place: int, name: str) -> tuple[int, int]:
@@ -88,19 +196,53 @@ def span(ref: tuple[int, int], want: bool | range | slice, key: str, place: int,
     return first + want.start, want.stop - want.start
 
 
-def _records(reader: 'DatasetReader', places: Ints, choice: Choice, firsts: Ints, many: Ints) -> tuple[Ints, Ints]:
-    """The records of a choice, one after the other, and how many of them each datapoint has."""
-    if reader._refs is None:
-        return places, many[:, 0]
-    first, count = firsts[:, choice.place], many[:, choice.place]
-    if not choice.field.many:
-        return first, count
-    if choice.want is not True:
-        rows = zip(first.tolist(), count.tolist(), places.tolist(), strict=True)
-        cut = [span((f, c), choice.want, choice.field.key, place, reader._name) for f, c, place in rows]
-        first, count = np.array(cut, np.int64).reshape(-1, 2).T
-    ends = np.cumsum(count)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - ends + count, count), count
+# --- many datapoints of many datasets
+
+Part = tuple[Columns, Ints]
+
+
+async def fetch_points(parts: Sequence[Part], chosen: Sequence[Choice]) -> list[Datapoint]:
+    """The datapoints of all parts, one part after the other, in one fan-out. The parts share a spec and a store."""
+    columns = await read_columns(parts, chosen)
+    keys = [choice.field.key for choice in chosen]
+    if not columns:
+        return [{} for _, places in parts for _ in range(len(places))]
+    return [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+async def read_columns(parts: Sequence[Part], chosen: Sequence[Choice]) -> list[list[Any]]:
+    """By choice, the values of all parts' datapoints."""
+    name = parts[0][0].name if len(parts) == 1 else f'{parts[0][0].name} and {len(parts) - 1} more'
+    spans = await locate(parts)
+    wanted: list[tuple[BagReader, Ints]] = []
+    counts: list[list[Ints]] = [[] for _ in chosen]
+    for i, choice in enumerate(chosen):
+        for (columns, places), found in zip(parts, spans, strict=True):
+            records, count = columns.records(places, choice, *found)
+            wanted.append((columns.bags[choice.field.key], records))
+            counts[i].append(count)
+    pieces = await read_records(wanted)
+    flat = [_chain(pieces[i * len(parts) : (i + 1) * len(parts)]) for i in range(len(chosen))]
+    values = await decode([choice.field for choice in chosen], flat, name)
+    return [
+        _split(column, np.concatenate(count).tolist()) if choice.field.many else column
+        for choice, column, count in zip(chosen, values, counts, strict=True)
+    ]
+
+
+async def locate(parts: Sequence[Part]) -> list[tuple[Ints, Ints]]:
+    """Of each part the first record and the number of records, both of shape (datapoints, keys)."""
+    asked = [(columns.refs, places) for columns, places in parts if columns.refs is not None and columns.spans is None]
+    brought = iter(await read_records(asked)) if asked else iter(())
+    out = []
+    for columns, places in parts:
+        if columns.refs is None:
+            out.append((places[:, None], np.ones((1, 1), np.int64)))
+        elif columns.spans is not None:
+            out.append(columns.spans.at(places))
+        else:
+            out.append(unpack_refs(next(brought), columns.spec, columns.refs.name))
+    return out
 
 
 def _chain(pieces: Sequence[list[bytes]]) -> list[bytes]:

@@ -10,27 +10,24 @@ from numpy.typing import NDArray
 
 from granular.aio.bag import BagReader
 from granular.aio.codec import Decoder, Field, fields_of
-from granular.aio.columns import Choice, Datapoint, fetch_points, locate, read_columns, span
+from granular.aio.columns import Choice, Columns, Datapoint, Spans, fetch_points, locate, read_columns
 from granular.aio.indexing import index_of, indices_of
 from granular.aio.lifecycle import Opened
 from granular.aio.loops import gather, running_loop
 from granular.aio.path import Path
-from granular.config import KiB
 from granular.errors import (
     CorruptBagError,
     CorruptDatasetError,
-    DecodeError,
     GranularError,
     InvalidArgumentError,
     NotFoundError,
     UnknownKeyError,
 )
-from granular.layout import Layout, Spec, parse_spec, unpack_refs
+from granular.layout import Layout, parse_spec
 
 Ints = NDArray[np.int64]
 Mask = Mapping[str, bool | range | slice] | Iterable[str] | None
 
-_IN_PLACE = 256 * KiB
 PAGE = 256  # datapoints fetched at a time by iteration
 
 
@@ -63,12 +60,8 @@ class DatasetReader(Opened):
         self._decoders = decoders
         self._options = (cache_index, tuple(cache_keys), parallel)
         self._name = str(self.directory)
-        self._spec: Spec = {}
-        self._layout: Layout = 'columns'
+        self._columns = Columns(self._name, {}, {}, None)
         self._length = 0
-        self._refs: BagReader | None = None
-        self._spans: tuple[Ints, Ints] | None = None  # the references, parsed, if they are cached
-        self._bags: dict[str, BagReader] = {}
         self._all: list[Choice] = []
         self._quick = False
         self._light = False
@@ -88,38 +81,37 @@ class DatasetReader(Opened):
         content: Any
         found: Any  # why there are no references, or None
         content, found = await gather([self._read_spec(), _try_open(refs)])
-        self._spec = parse_spec(content, str(self.directory / 'spec.json'))
-        self._layout = 'columns' if 'refs' in self._spec or isinstance(found, NotFoundError) else 'refs'
-        if self._layout == 'refs' and found is not None:
+        spec = parse_spec(content, str(self.directory / 'spec.json'))
+        layout: Layout = 'columns' if 'refs' in spec or isinstance(found, NotFoundError) else 'refs'
+        if layout == 'refs' and found is not None:
             raise found
-        if unknown := set(cache_keys) - set(self._spec) - {'refs'}:
-            raise UnknownKeyError(f'{self._name}: cache_keys has {sorted(unknown)}, the spec has {list(self._spec)}')
-        fields = fields_of(self._spec, self._decoders, self._layout, self._name)
+        if unknown := set(cache_keys) - set(spec) - {'refs'}:
+            raise UnknownKeyError(f'{self._name}: cache_keys has {sorted(unknown)}, the spec has {list(spec)}')
+        fields = fields_of(spec, self._decoders, layout, self._name)
         self._all = [Choice(field, i, True) for i, field in enumerate(fields)]
         self._light = all(field.light for field in fields)
-        self._bags = {
+        bags = {
             key: BagReader.of_version(
-                self.directory / f'{key}.bag', self._layout == 'columns', cache_index, key in cache_keys
+                self.directory / f'{key}.bag', layout == 'columns', cache_index, key in cache_keys
             )
-            for key in self._spec
+            for key in spec
         }
-        await gather([self._open_bag(key, bag) for key, bag in self._bags.items()])
-        if self._layout == 'refs':
-            self._refs, self._length = refs, len(refs)
+        self._columns = columns = Columns(self._name, spec, bags, refs if layout == 'refs' else None)
+        await gather([self._open_bag(key, bag) for key, bag in bags.items()])
+        if columns.refs is not None:
+            columns.length = len(refs)
             if 'refs' in cache_keys:
-                self._spans = unpack_refs(await refs.fetch(range(len(refs))), self._spec, refs.name)
+                columns.spans = await Spans.load(refs, spec)
         else:
-            lengths = {key: len(bag) for key, bag in self._bags.items()}
-            self._length = min(lengths.values())
-            if self._length != max(lengths.values()):
+            lengths = {key: len(bag) for key, bag in bags.items()}
+            columns.length = min(lengths.values())
+            if columns.length != max(lengths.values()):
                 warnings.warn(
-                    f'{self._name}: columns differ in length, as after a crash: {lengths}; reading {self._length}',
+                    f'{self._name}: columns differ in length, as after a crash: {lengths}; reading {columns.length}',
                     RuntimeWarning,
                     stacklevel=2,
                 )
-        self._quick = all(bag.immediate for bag in self._bags.values()) and (
-            self._refs is None or self._spans is not None or self._refs.immediate
-        )
+        self._length, self._quick = columns.length, columns.immediate
 
     async def _read_spec(self) -> bytes:
         try:
@@ -140,9 +132,7 @@ class DatasetReader(Opened):
             ) from error
 
     async def _close(self) -> None:
-        for bag in (*self._bags.values(), *([] if self._refs is None else [self._refs])):
-            await bag.aclose()
-        self._spans = None
+        await self._columns.aclose()
 
     # --- what it is
 
@@ -150,25 +140,26 @@ class DatasetReader(Opened):
     def spec(self) -> dict[str, str]:
         """The type of each key, sorted by key."""
         self._check_open()
-        return dict(self._spec)
+        return dict(self._columns.spec)
 
     @property
     def layout(self) -> str:
         """``'refs'`` or ``'columns'``."""
         self._check_open()
-        return self._layout
+        return 'columns' if self._columns.refs is None else 'refs'
 
     @property
     def size(self) -> int:
         """Bytes of all bags and their tables."""
         self._check_open()
-        return sum(bag.size for bag in self._bags.values()) + (0 if self._refs is None else self._refs.size)
+        return sum(bag.size for bag in self.bags.values())
 
     @property
     def bags(self) -> dict[str, BagReader]:
         """The bags by key, with ``'refs'`` in the refs layout."""
         self._check_open()
-        return self._bags if self._refs is None else {'refs': self._refs, **self._bags}
+        columns = self._columns
+        return columns.bags if columns.refs is None else {'refs': columns.refs, **columns.bags}
 
     def __len__(self) -> int:
         self._check_open()
@@ -179,8 +170,7 @@ class DatasetReader(Opened):
         self._check_open()
         twin = type(self).__new__(type(self))
         twin.__dict__.update(self.__dict__)
-        twin._bags = {key: bag.copy() for key, bag in self._bags.items()}
-        twin._refs = None if self._refs is None else self._refs.copy()
+        twin._columns = self._columns.copy()
         return twin
 
     # --- reading
@@ -200,13 +190,13 @@ class DatasetReader(Opened):
             await self._ensure_open()
         if isinstance(index, slice | range):
             chosen = self.choose(mask)
-            columns = await read_columns([(self, indices_of(index, self._length, self._name))], chosen)
+            columns = await read_columns([(self._columns, indices_of(index, self._length, self._name))], chosen)
             return {choice.field.key: column for choice, column in zip(chosen, columns, strict=True)}
         place = index_of(index, self._length, self._name)
         chosen = self._all if mask is None else self.choose(mask)
-        if self._quick and (running_loop() is None or (self._light and self._is_small(place, chosen))):
-            return self._get_now(place, chosen)
-        return (await fetch_points([(self, np.array([place]))], chosen))[0]
+        if self._quick and (running_loop() is None or (self._light and self._columns.is_small(place, chosen))):
+            return self._columns.get_now(place, chosen)
+        return (await fetch_points([(self._columns, np.array([place]))], chosen))[0]
 
     async def fetch(self, indices: Any, mask: Mask = None) -> list[Datapoint]:
         """Many datapoints in one fan-out: all their values are asked for at once, neighbours in one request.
@@ -220,15 +210,15 @@ class DatasetReader(Opened):
         """
         if self._state != 'open':
             await self._ensure_open()
-        return await fetch_points([(self, indices_of(indices, self._length, self._name))], self.choose(mask))
+        return await fetch_points([(self._columns, indices_of(indices, self._length, self._name))], self.choose(mask))
 
     async def available(self, index: SupportsIndex) -> dict[str, bool | range]:
         """What a mask can ask of a datapoint: True, or for a sequence the range of its values."""
         await self._ensure_open()
         place = index_of(index, self._length, self._name)
-        if self._refs is None:
-            return dict.fromkeys(self._spec, True)
-        _, counts = (await locate([(self, np.array([place]))]))[0]
+        if self._columns.refs is None:
+            return dict.fromkeys(self._columns.spec, True)
+        _, counts = (await locate([(self._columns, np.array([place]))]))[0]
         return {
             choice.field.key: range(int(counts[0, choice.place])) if choice.field.many else True for choice in self._all
         }
@@ -250,8 +240,8 @@ class DatasetReader(Opened):
             return self._all
         wants: Mapping[str, bool | range | slice]
         wants = mask if isinstance(mask, Mapping) else dict.fromkeys([mask] if isinstance(mask, str) else mask, True)
-        if unknown := [key for key in wants if key not in self._spec]:
-            raise UnknownKeyError(f'{self._name}: the mask has {unknown}, the spec has {list(self._spec)}')
+        if unknown := [key for key in wants if key not in self._columns.spec]:
+            raise UnknownKeyError(f'{self._name}: the mask has {unknown}, the spec has {list(self._columns.spec)}')
         chosen = []
         for choice in self._all:
             want = wants.get(choice.field.key, False)
@@ -261,61 +251,6 @@ class DatasetReader(Opened):
                 _check_want(want, choice.field, self._name)
             chosen.append(choice._replace(want=want))
         return chosen
-
-    # --- reading on this thread, what lies in memory or on a local disk
-
-    def _is_small(self, place: int, chosen: list[Choice]) -> bool:
-        if self._refs is not None:
-            return False
-        return sum(self._bags[choice.field.key].length_of(place) for choice in chosen) <= _IN_PLACE
-
-    def _get_now(self, place: int, chosen: list[Choice]) -> Datapoint:
-        bags = self._bags
-        refs = None if self._refs is None else self._refs_now(place)
-        point: Datapoint = {}
-        for field, column, want in chosen:
-            key = field.key
-            if refs is None:
-                record = bags[key].get_now(place)
-            elif field.many:
-                first, count = span(refs[column], want, key, place, self._name)
-                self._check_ref(key, place, first, first + count)
-                records = [bags[key].get_now(i) for i in range(first, first + count)]
-                point[key] = [self._decode_now(field, record, place) for record in records]
-                continue
-            else:
-                at = refs[column][0]
-                self._check_ref(key, place, at, at + 1)
-                record = bags[key].get_now(at)
-            try:
-                point[key] = field.fn(record)
-            except Exception:
-                self._decode_now(field, record, place)
-                raise
-        return point
-
-    def _decode_now(self, field: Field, record: bytes, place: int) -> Any:
-        try:
-            return field.fn(record)
-        except Exception as error:
-            raise DecodeError(
-                f'{self._name}: datapoint {place}, key {field.key!r}: not decoded as {field.kind!r}: {error}'
-            ) from error
-
-    def _refs_now(self, place: int) -> list[tuple[int, int]]:
-        if self._spans is not None:
-            firsts, counts = self._spans
-            return list(zip(firsts[place].tolist(), counts[place].tolist(), strict=True))
-        refs: Any = self._refs
-        firsts, counts = unpack_refs([refs.get_now(place)], self._spec, refs.name)
-        return list(zip(firsts[0].tolist(), counts[0].tolist(), strict=True))
-
-    def _check_ref(self, key: str, place: int, first: int, stop: int) -> None:
-        if not 0 <= first <= stop <= self._bags[key]._length:
-            raise CorruptDatasetError(
-                f'{self._name}: datapoint {place} refers to records {first} to {stop} of key {key!r}, whose bag has '
-                f'{self._bags[key]._length}'
-            )
 
 
 def _check_want(want: Any, field: Field, name: str) -> None:

@@ -47,7 +47,7 @@ class ShardedDatasetReader(Opened):
         self._args = (decoders, cache_index, tuple(cache_keys), parallel)
         self._steps = (shardstart, shardstep)
         self._readers: list[DatasetReader] = []
-        self._stops: Ints = np.zeros(0, np.int64)
+        self._starts = self._stops = np.zeros(0, np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.directory, *self._args, *self._steps)
@@ -74,12 +74,14 @@ class ShardedDatasetReader(Opened):
         await gather([reader._ensure_open() for reader in self._readers])
         first = self._readers[0]
         for reader in self._readers:
-            if reader._spec != first._spec or reader._layout != first._layout:
+            if reader.spec != first.spec or reader.layout != first.layout:
                 raise CorruptDatasetError(
-                    f'{reader._name}: has spec {reader._spec} in layout {reader._layout!r}, but {first._name} has '
-                    f'{first._spec} in {first._layout!r}'
+                    f'{reader.directory}: has spec {reader.spec} in layout {reader.layout!r}, but {first.directory} '
+                    f'has {first.spec} in {first.layout!r}'
                 )
-        self._stops = np.cumsum([reader._length for reader in self._readers], dtype=np.int64)
+        lengths = np.array([len(reader) for reader in self._readers], np.int64)
+        self._stops = np.cumsum(lengths)
+        self._starts = self._stops - lengths
 
     async def _close(self) -> None:
         for reader in self._readers:
@@ -140,10 +142,8 @@ class ShardedDatasetReader(Opened):
             parts, order = self._parts(indices_of(index, len(self), self._name))
             columns = await read_columns(parts, chosen) if parts else [[] for _ in chosen]
             return {c.field.key: _reorder(column, order) for c, column in zip(chosen, columns, strict=True)}
-        place = index_of(index, int(self._stops[-1]), self._name)
-        shard = int(np.searchsorted(self._stops, place, side='right'))
-        reader = self._readers[shard]
-        return await reader.get(place - int(self._stops[shard]) + reader._length, mask)
+        reader, place = self._find(index)
+        return await reader.get(place, mask)
 
     async def fetch(self, indices: Any, mask: Mask = None) -> list[Datapoint]:
         """Many datapoints in one fan-out over all keys and shards; as ``DatasetReader.fetch``."""
@@ -155,15 +155,20 @@ class ShardedDatasetReader(Opened):
     async def available(self, index: SupportsIndex) -> dict[str, bool | range]:
         """What a mask can ask of a datapoint; as ``DatasetReader.available``."""
         await self._ensure_open()
-        parts, _ = self._parts(np.array([index_of(index, len(self), self._name)]))
-        reader, places = parts[0]
-        return await reader.available(int(places[0]))
+        reader, place = self._find(index)
+        return await reader.available(place)
 
     async def __aiter__(self) -> AsyncIterator[Datapoint]:
         await self._ensure_open()
         for start in range(0, len(self), PAGE):
             for point in await self.fetch(range(start, min(start + PAGE, len(self)))):
                 yield point
+
+    def _find(self, index: SupportsIndex) -> tuple[DatasetReader, int]:
+        """The shard that holds an index, and its place there."""
+        place = index_of(index, len(self), self._name)
+        shard = int(np.searchsorted(self._stops, place, side='right'))
+        return self._readers[shard], place - int(self._starts[shard])
 
     def _parts(self, places: Ints) -> tuple[list[Part], Ints | None]:
         """The places by shard, and where each of them was asked for; None if they are in order already."""
@@ -178,7 +183,7 @@ class ShardedDatasetReader(Opened):
             np.split(places, edges), shards[np.concatenate(([0], edges))] if len(shards) else (), strict=False
         ):
             reader = self._readers[shard]
-            parts.append((reader, group - (self._stops[shard] - reader._length)))
+            parts.append((reader._columns, group - self._starts[shard]))
         return parts, order
 
 
