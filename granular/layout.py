@@ -78,6 +78,11 @@ def check_limits(limits: Ints, datasize: int, name: str) -> Ints:
     return limits
 
 
+def last_limit(tail: bytes, size: int) -> int:
+    """The last whole limit of an ``.idx`` file of that many bytes, from its end; 0 if it has none."""
+    return int.from_bytes(tail[: len(tail) - size % LIMIT][-LIMIT:], 'little')
+
+
 def table_of(ends: Ints, version: int) -> bytes:
     """The table that a writer puts behind the records (1, 2) or into the ``.idx`` file (3)."""
     table = ends.astype('<i8', copy=False).tobytes()

@@ -89,6 +89,9 @@ class BagReader(Opened):
             asked.append(_or_none(index, tail, missing_ok=self._split is None))
         replies = await gather(asked)
         end, index_end = replies[0], replies[1] if len(replies) > 1 else None
+        if index_end is not None and layout.last_limit(index_end.data, index_end.size) > end.size:
+            # A writer may have appended between the two: the index is newer than what is known of the bag.
+            end = await self._path.store.read(self._path.key, -tail)
         self._pin = end.version
         if self._pin is not None:
             self._handle = self._path.key, self._pin

@@ -34,27 +34,22 @@ class Spans:
     Memory: 8 bytes per datapoint and key that needs it.
     """
 
-    def __init__(self, length: int, keys: int) -> None:
-        self.firsts = np.empty((keys, length), np.uint32)
-        self.counts = np.empty((keys, length), np.uint32)
-        self._kept: list[tuple[NDArray[np.uint32], NDArray[np.uint32]] | None] = []
+    def __init__(self, kept: list[tuple[NDArray[np.uint32], NDArray[np.uint32]] | None]) -> None:
+        self._kept = kept
 
     @classmethod
     async def load(cls, refs: BagReader, spec: Spec) -> 'Spans':
         """Read and unpack a whole ``refs.bag``."""
-        spans = cls(len(refs), len(spec))
+        firsts, counts = np.empty((2, len(spec), len(refs)), np.uint32)
         for start in range(0, len(refs), _WINDOW):
             stop = min(start + _WINDOW, len(refs))
-            firsts, counts = await offload(unpack_refs, await refs.fetch(range(start, stop)), spec, refs.name)
-            if (firsts < 0).any() or (counts < 0).any() or (firsts + counts >> 32).any():
+            first, count = await offload(unpack_refs, await refs.fetch(range(start, stop)), spec, refs.name)
+            if (first < 0).any() or (count < 0).any() or (first + count >> 32).any():
                 raise CorruptDatasetError(f'{refs.name}: references of datapoints {start} to {stop} lead nowhere')
-            spans.firsts[:, start:stop], spans.counts[:, start:stop] = firsts.T, counts.T
+            firsts[:, start:stop], counts[:, start:stop] = first.T, count.T
         places = np.arange(len(refs), dtype=np.uint32)
-        for row, kind in enumerate(spec.values()):
-            plain = not is_sequence(kind) and np.array_equal(spans.firsts[row], places)
-            spans._kept.append(None if plain else (spans.firsts[row].copy(), spans.counts[row].copy()))
-        del spans.firsts, spans.counts
-        return spans
+        plain = [not is_sequence(kind) and np.array_equal(firsts[i], places) for i, kind in enumerate(spec.values())]
+        return cls([None if skip else (firsts[i].copy(), counts[i].copy()) for i, skip in enumerate(plain)])
 
     def at(self, places: Ints) -> tuple[Ints, Ints]:
         """The first record and the number of records, both of shape (datapoints, keys)."""

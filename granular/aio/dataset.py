@@ -117,10 +117,8 @@ class DatasetReader(Opened):
         try:
             return await (self.directory / 'spec.json').read_bytes()
         except NotFoundError as error:
-            if 'bucket' in str(error):
-                raise
             raise NotFoundError(
-                f'{self._name}: has no spec.json: it is no dataset, or one that its writer has not finished'
+                f'{self._name}: has no spec.json: it is no dataset, or one that its writer has not finished: {error}'
             ) from error
 
     async def _open_bag(self, key: str, bag: BagReader) -> None:

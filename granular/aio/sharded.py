@@ -177,13 +177,13 @@ class ShardedDatasetReader(Opened):
         if (np.diff(shards) < 0).any():
             order = np.argsort(shards, kind='stable')
             places, shards = places[order], shards[order]
+        if not len(places):
+            return [], order
         edges = np.flatnonzero(np.diff(shards)) + 1
-        parts = []
-        for group, shard in zip(
-            np.split(places, edges), shards[np.concatenate(([0], edges))] if len(shards) else (), strict=False
-        ):
-            reader = self._readers[shard]
-            parts.append((reader._columns, group - self._starts[shard]))
+        parts = [
+            (self._readers[shard]._columns, group - self._starts[shard])
+            for group, shard in zip(np.split(places, edges), shards[np.append(0, edges)].tolist(), strict=True)
+        ]
         return parts, order
 
 

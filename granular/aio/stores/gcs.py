@@ -6,13 +6,14 @@ import datetime
 import ipaddress
 import os
 import urllib.parse
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import aiohttp
 import yarl
 
 from granular.aio.loops import Scope, gather, need_loop, offload
+from granular.aio.stores import translating
 from granular.aio.stores.base import Entry, Folders, ObjectWriter, PartWriter, Stat
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.transport import Transport
@@ -269,24 +270,19 @@ def _loopback(host: str | None) -> bool:
         return False
 
 
-@contextlib.contextmanager
-def translated(name: str) -> Iterator[None]:
+def translated(name: str) -> contextlib.AbstractContextManager[None]:
     """Turn the errors of gcsfs and of Google's libraries into ours."""
+    return translating.translated(name, _ours)
+
+
+def _ours(name: str, error: Exception) -> GranularError | None:
     from gcsfs.retry import HttpError
     from google.auth.exceptions import GoogleAuthError
 
-    try:
-        yield
-    except GranularError:
-        raise
-    except FileNotFoundError as error:
-        raise NotFoundError(f'{name}: no such bucket or object') from error
-    except GoogleAuthError as error:
-        raise AccessDeniedError(f'{name}: {error}') from error
-    except (HttpError, OSError, aiohttp.ClientError, TimeoutError) as error:
-        code = getattr(error, 'code', None)
-        if code in (401, 403) or 'orbidden' in str(error):
-            raise AccessDeniedError(
-                f'{name}: access denied ({error}): check the credentials and their rights'
-            ) from error
-        raise StoreError(f'{name}: {type(error).__name__}: {error}') from error
+    if isinstance(error, GoogleAuthError):
+        return AccessDeniedError(f'{name}: {error}')
+    if isinstance(error, HttpError | OSError) and (getattr(error, 'code', 0) in (401, 403) or 'orbidden' in str(error)):
+        return AccessDeniedError(f'{name}: access denied ({error}): check the credentials and their rights')
+    if isinstance(error, HttpError | aiohttp.ClientError):
+        return StoreError(f'{name}: {type(error).__name__}: {error}')
+    return None

@@ -5,14 +5,16 @@ import os
 import secrets
 import shutil
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from granular.aio.loops import offload, running_loop
 from granular.aio.reply import Reply, changed, counters
 from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
+from granular.aio.stores.translating import translated
 from granular.config import IOConfig, KiB, MiB
-from granular.errors import AccessDeniedError, AlreadyExistsError, NotFoundError, OutOfRangeError, StoreError
+from granular.errors import OutOfRangeError
 
 # Up to here a read under an event loop is done in place: it takes less time than a thread takes to begin.
 _IN_PLACE = 256 * KiB
@@ -101,27 +103,6 @@ class Files:
 
 
 files = Files()
-
-
-@contextlib.contextmanager
-def translated(path: str) -> Any:
-    """Turn the system's errors into ours."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise NotFoundError(f'{path}: no such file or folder') from error
-    except NotADirectoryError as error:
-        raise NotFoundError(f'{path}: no such folder: a part of it is a file') from error
-    except FileExistsError as error:
-        raise AlreadyExistsError(f'{path}: exists already') from error
-    except PermissionError as error:
-        raise AccessDeniedError(f'{path}: permission denied') from error
-    except IsADirectoryError as error:
-        raise StoreError(f'{path}: is a folder, not a file') from error
-    except OSError as error:
-        if isinstance(error, StoreError | OutOfRangeError):
-            raise
-        raise StoreError(f'{path}: {error.strerror or error}') from error
 
 
 class LocalStore(Store):
@@ -274,6 +255,8 @@ class LocalWriter(ObjectWriter):
         self._key, self._draft = key, draft_of(key)
         with translated(key):
             self._file = open(self._draft, 'xb', buffering=MiB)  # noqa: SIM115
+        # A writer that nobody closed leaves no draft behind.
+        self._discard = weakref.finalize(self, _discard, self._file, self._draft)
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         if len(data) > _IN_PLACE:
@@ -286,13 +269,15 @@ class LocalWriter(ObjectWriter):
             with translated(self._key):
                 self._file.close()
                 os.replace(self._draft, self._key)
+            self._discard.detach()
 
         await offload(call)
 
     async def abort(self) -> None:
-        def call() -> None:
-            self._file.close()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._draft)
+        await offload(self._discard)
 
-        await offload(call)
+
+def _discard(file: BinaryIO, draft: str) -> None:
+    file.close()
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(draft)

@@ -3,12 +3,13 @@
 import contextlib
 import os
 import urllib.parse
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import yarl
 
 from granular.aio.loops import Scope, need_loop, offload
+from granular.aio.stores import translating
 from granular.aio.stores.base import Entry, Folders, ObjectWriter, PartWriter, Stat
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.transport import Transport
@@ -304,31 +305,21 @@ class S3Writer(PartWriter):
             await self._fs._call_s3('put_object', **self._target, Body=data)
 
 
-@contextlib.contextmanager
-def translated(name: str) -> Iterator[None]:
+def translated(name: str) -> contextlib.AbstractContextManager[None]:
     """Turn the errors of botocore and s3fs into ours."""
+    return translating.translated(name, _ours)
+
+
+def _ours(name: str, error: Exception) -> GranularError | None:
     import botocore.exceptions as botocore
 
-    try:
-        yield
-    except GranularError:
-        raise
-    except FileNotFoundError as error:
-        raise NotFoundError(f'{name}: no such bucket or object') from error
-    except FileExistsError as error:
-        raise AlreadyExistsError(f'{name}: exists already') from error
-    except PermissionError as error:
-        raise AccessDeniedError(f'{name}: access denied ({error}): check the credentials and their rights') from error
-    except botocore.ClientError as error:
+    if isinstance(error, botocore.ClientError):
         code = error.response.get('Error', {}).get('Code', '')
         if code in ('404', 'NoSuchKey', 'NoSuchBucket', 'NoSuchUpload'):
-            raise NotFoundError(f'{name}: no such bucket or object ({code})') from error
+            return NotFoundError(f'{name}: there is no such bucket or object ({code})')
         if code in ('401', '403', 'AccessDenied', 'InvalidAccessKeyId', 'SignatureDoesNotMatch', 'ExpiredToken'):
-            raise AccessDeniedError(
-                f'{name}: access denied ({code}): check the credentials and their rights'
-            ) from error
-        raise StoreError(f'{name}: {error}') from error
-    except (botocore.NoCredentialsError, botocore.PartialCredentialsError, botocore.ProfileNotFound) as error:
-        raise AccessDeniedError(f'{name}: {error}') from error
-    except (botocore.BotoCoreError, OSError) as error:
-        raise StoreError(f'{name}: {type(error).__name__}: {error}') from error
+            return AccessDeniedError(f'{name}: access denied ({code}): check the credentials and their rights')
+        return StoreError(f'{name}: {error}')
+    if isinstance(error, botocore.NoCredentialsError | botocore.PartialCredentialsError | botocore.ProfileNotFound):
+        return AccessDeniedError(f'{name}: {error}')
+    return StoreError(f'{name}: {type(error).__name__}: {error}') if isinstance(error, botocore.BotoCoreError) else None

@@ -3,23 +3,15 @@
 import contextlib
 import io
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from granular.aio.loops import need_loop, offload
 from granular.aio.reply import Reply, counters
 from granular.aio.stores.base import Entry, ObjectWriter, Stat, Store
+from granular.aio.stores.translating import translated
 from granular.config import IOConfig, MiB
-from granular.errors import (
-    AccessDeniedError,
-    AlreadyExistsError,
-    GranularError,
-    MissingExtraError,
-    NotFoundError,
-    OutOfRangeError,
-    StoreError,
-    UnknownSchemeError,
-)
+from granular.errors import MissingExtraError, NotFoundError, OutOfRangeError, StoreError, UnknownSchemeError
 
 T = TypeVar('T')
 
@@ -280,20 +272,3 @@ def _is_dir(path: Any) -> bool:
         if hasattr(path, name):
             return bool(getattr(path, name)())
     return not path.suffix
-
-
-@contextlib.contextmanager
-def translated(name: str) -> Iterator[None]:
-    """Turn the builtin errors of others into ours."""
-    try:
-        yield
-    except GranularError:
-        raise
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotFoundError(f'{name}: no such file or folder') from error
-    except FileExistsError as error:
-        raise AlreadyExistsError(f'{name}: exists already') from error
-    except PermissionError as error:
-        raise AccessDeniedError(f'{name}: access denied: {error}') from error
-    except OSError as error:
-        raise StoreError(f'{name}: {type(error).__name__}: {error}') from error
