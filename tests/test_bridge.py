@@ -10,7 +10,8 @@ import time
 import pytest
 
 from granular import aio
-from granular.aio.loops import gather, need_loop, offload, scope
+from granular.aio.loops import gather, need_loop, scope
+from granular.aio.threads import offload, spread
 from granular.bridge import run
 from granular.errors import GranularError
 
@@ -106,6 +107,28 @@ def test_pools_and_gathering():
 
     assert len(run(several())) == 2
     assert run(offload(here)) == here()
+
+
+async def test_calls_that_wait_get_all_of_the_pool():
+    assert await spread(lambda i: i * i, 1000) == [i * i for i in range(1000)]
+    began = time.monotonic()
+    seen = set(await spread(lambda i: time.sleep(0.1) or here(), 8))
+    assert len(seen) == 8
+    assert time.monotonic() - began < 0.7
+
+
+async def test_the_first_error_ends_what_is_spread():
+    called = []
+
+    def call(i):
+        called.append(i)
+        if i == 3:
+            raise LookupError('mine')
+        time.sleep(0.001)
+
+    with pytest.raises(LookupError, match='mine'):
+        await spread(call, 10_000)
+    assert len(called) < 100
 
 
 async def test_the_first_error_ends_the_others():

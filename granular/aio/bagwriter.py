@@ -8,10 +8,11 @@ import numpy as np
 
 from granular import layout
 from granular.aio.lifecycle import Opened
-from granular.aio.loops import gather, offload
+from granular.aio.loops import gather
 from granular.aio.path import Path
 from granular.aio.stores import ObjectWriter
 from granular.aio.stores.local import LocalStore
+from granular.aio.threads import offload
 from granular.config import MiB
 from granular.errors import (
     AlreadyExistsError,

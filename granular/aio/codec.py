@@ -1,11 +1,11 @@
 """Running encoders and decoders: in place where they are cheap, in the pool where they would block the loop."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from granular import formats, layout
-from granular.aio.loops import gather, offload, running_loop
+from granular.aio.loops import gather, running_loop
+from granular.aio.threads import offload, spread
 from granular.config import MiB
 from granular.errors import DecodeError, EncodeError, InvalidArgumentError, UnknownTypeError
 
@@ -13,7 +13,6 @@ Encoder = Callable[[Any], bytes]
 Decoder = Callable[[bytes], Any]
 
 _IN_PLACE: Final = MiB  # bytes that cheap decoders may chew on the loop: well under a millisecond
-_CHUNKS: Final = 2 * (os.cpu_count() or 1)
 
 
 class Field(NamedTuple):
@@ -89,26 +88,32 @@ async def decode(fields: Sequence[Field], columns: Sequence[Sequence[bytes]], na
     return await gather(work)
 
 
-def decode_now(field: Field, records: Sequence[bytes], name: str, offset: int = 0) -> list[Any]:
+def decode_now(field: Field, records: Sequence[bytes], name: str) -> list[Any]:
     """The values of records, on this thread."""
     fn, out = field.fn, []
     try:
         for record in records:
             out.append(fn(record))  # noqa: PERF401
     except Exception as error:
-        size = len(records[len(out)])
-        raise DecodeError(
-            f'{name}: key {field.key!r}, value {offset + len(out)} of those read ({size} bytes): not decoded as '
-            f'{field.kind!r}: {error}'
-        ) from error
+        raise _refused(field, len(out), records, name, error) from error
     return out
 
 
 async def _decode_apart(field: Field, records: Sequence[bytes], name: str) -> list[Any]:
-    size = max(1, -(-len(records) // _CHUNKS))
-    starts = range(0, len(records), size)
-    chunks = await gather([offload(decode_now, field, records[i : i + size], name, i) for i in starts])
-    return [value for chunk in chunks for value in chunk]
+    def call(i: int) -> Any:
+        try:
+            return field.fn(records[i])
+        except Exception as error:
+            raise _refused(field, i, records, name, error) from error
+
+    return await spread(call, len(records))
+
+
+def _refused(field: Field, i: int, records: Sequence[bytes], name: str, error: Exception) -> DecodeError:
+    return DecodeError(
+        f'{name}: key {field.key!r}, value {i} of those read ({len(records[i])} bytes): not decoded as '
+        f'{field.kind!r}: {error}'
+    )
 
 
 async def _ready(values: list[Any]) -> list[Any]:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from granular.aio.bag import BagReader, read_records
 from granular.aio.codec import Field, decode
-from granular.aio.loops import offload
+from granular.aio.threads import offload
 from granular.config import KiB
 from granular.errors import CorruptDatasetError, DecodeError, OutOfRangeError
 from granular.layout import Spec, is_sequence, unpack_refs

@@ -2,7 +2,6 @@
 
 import asyncio
 import collections
-import concurrent.futures
 import functools
 import time
 from collections.abc import Mapping
@@ -12,8 +11,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from granular.aio.loops import current_pool, need_loop, offload
+from granular.aio.loops import need_loop
 from granular.aio.sources import Source, convert, length_of
+from granular.aio.threads import Threads, current, offload
 from granular.errors import ClosedError, DatapointError, InvalidArgumentError, StateError, UnsupportedError
 
 Batch = dict[str, NDArray[Any]]
@@ -69,7 +69,7 @@ class Loader:
         self._step = 0  # of the batch that is handed out next
         self._ahead: collections.deque[asyncio.Task[Batch]] = collections.deque()
         self._recycled: collections.deque[Batch] = collections.deque()
-        self._pool: concurrent.futures.ThreadPoolExecutor | None = None
+        self._pool: Threads | None = None
         self._spec: Spec | None = None
         self._spec_lock = asyncio.Lock()
         self._closed = False
@@ -196,7 +196,7 @@ class Loader:
 
     def _using_pool(self) -> '_Using':
         if self._pool is None:
-            self._pool = concurrent.futures.ThreadPoolExecutor(self.workers, 'granular-loader')
+            self._pool = Threads(self.workers, 'granular-loader')
         return _Using(self._pool)
 
     # --- end
@@ -228,14 +228,14 @@ class Loader:
 class _Using:
     """Within its block, the loader's threads do what blocks."""
 
-    def __init__(self, pool: concurrent.futures.Executor) -> None:
+    def __init__(self, pool: Threads) -> None:
         self._pool = pool
 
     def __enter__(self) -> None:
-        self._token = current_pool.set(self._pool)
+        self._token = current.set(self._pool)
 
     def __exit__(self, *args: object) -> None:
-        current_pool.reset(self._token)
+        current.reset(self._token)
 
 
 def _seen(task: asyncio.Task[Batch]) -> None:

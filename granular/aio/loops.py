@@ -1,4 +1,4 @@
-"""What the async core needs of event loops: hopping onto one, resources that end with it, and pools beside it.
+"""What the async core needs of event loops: hopping onto one, waiting for several, and resources that end with one.
 
 A coroutine of this library that never waits needs no loop: a local read runs to its end on the thread that asked
 (:mod:`granular.bridge`). One that must wait says so first, with ``await need_loop()``; under a running loop that is
@@ -6,16 +6,13 @@ free, elsewhere it is where the bridge takes over.
 """
 
 import asyncio
-import concurrent.futures
-import contextvars
 import os
 import types
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Hashable, Iterable
-from typing import Any, Final, TypeVar, TypeVarTuple, cast
+from typing import Any, Final, TypeVar, cast
 
 T = TypeVar('T')
-Ts = TypeVarTuple('Ts')
 
 
 class Hop:
@@ -78,35 +75,8 @@ async def for_each(items: AsyncIterator[T], fn: Callable[[T], Coroutine[Any, Any
         raise
 
 
-# --- threads --------------------------------------------------------------------------------------------------------
-
-_pool: concurrent.futures.ThreadPoolExecutor | None = None
-current_pool: contextvars.ContextVar[concurrent.futures.Executor | None] = contextvars.ContextVar('pool', default=None)
-"""The pool of the loader whose batch is being read, if one is; the process's own otherwise."""
-
-
-def pool() -> concurrent.futures.Executor:
-    """The threads that decode, transform and wait for what blocks."""
-    global _pool  # noqa: PLW0603
-    if (chosen := current_pool.get()) is not None:
-        return chosen
-    if _pool is None:
-        _pool = concurrent.futures.ThreadPoolExecutor(min(32, 4 * (os.cpu_count() or 1)), 'granular')
-    return _pool
-
-
-async def offload(fn: Callable[[*Ts], T], *args: *Ts) -> T:
-    """Call a blocking function: in the pool under a loop, so that the loop is never blocked, and in place without."""
-    loop = running_loop()
-    if loop is None:
-        return fn(*args)
-    return await loop.run_in_executor(pool(), fn, *args)
-
-
 def after_fork() -> None:
-    """In a forked child: the parent's threads and sockets are not ours."""
-    global _pool  # noqa: PLW0603
-    _pool = None
+    """In a forked child: the parent's sockets are not ours."""
     _graveyard.append(dict(_scopes))
     _scopes.clear()
 

@@ -8,21 +8,19 @@ fetches below once and runs its function in the pool. However long the chain, on
 import abc
 import inspect
 import operator
-import os
 from collections.abc import Callable, Sequence
-from typing import Any, Final, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from granular.aio.indexing import indices_of
-from granular.aio.loops import gather, need_loop, offload, running_loop
+from granular.aio.loops import gather, need_loop, running_loop
+from granular.aio.threads import offload, spread
 from granular.errors import InvalidArgumentError, OutOfRangeError
 from granular.shuffle import Order, Permutation, Sequential
 
 Ints = NDArray[np.int64]
-
-_CHUNKS: Final = 2 * (os.cpu_count() or 1)
 
 
 class Source(abc.ABC):
@@ -107,7 +105,9 @@ class _Called(_Adapter):
         self._fn = fn
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
-        return await map_in_pool(self._fn, [(step,) for step in np.asarray(indices).tolist()], 'loading')
+        steps = np.asarray(indices).tolist()
+        points: list[Any] = await map_in_threads(self._fn, [(step,) for step in steps], 'loading', steps)
+        return points
 
 
 def length_of(source: Any) -> int:
@@ -122,27 +122,17 @@ def length_of(source: Any) -> int:
         raise InvalidArgumentError(f'{type(source).__name__} has no length: pass length=') from None
 
 
-async def map_in_pool(
-    fn: Callable[..., Any], rows: Sequence[tuple[Any, ...]], doing: str, steps: Sequence[int] | None = None
-) -> list[Any]:
-    """Call a user's function for each row, in the pool, in a few chunks; on this thread if there is no loop."""
-    steps = [row[0] for row in rows] if steps is None else steps
+async def map_in_threads(fn: Callable[..., Any], rows: Sequence[tuple[Any, ...]], doing: str, steps: list[int]) -> Any:
+    """Call a user's function for each row, in threads; an error gets a note of its step."""
 
-    def call(start: int, stop: int) -> list[Any]:
-        out = []
-        for row, step in zip(rows[start:stop], steps[start:stop], strict=True):
-            try:
-                out.append(fn(*row))
-            except Exception as error:
-                error.add_note(f'while {doing} the datapoint at step {step}')
-                raise
-        return out
+    def call(i: int) -> Any:
+        try:
+            return fn(*rows[i])
+        except Exception as error:
+            error.add_note(f'while {doing} the datapoint at step {steps[i]}')
+            raise
 
-    if running_loop() is None:
-        return call(0, len(rows))
-    size = max(1, -(-len(rows) // _CHUNKS))
-    chunks = await gather([offload(call, i, i + size) for i in range(0, len(rows), size)])
-    return [value for chunk in chunks for value in chunk]
+    return await spread(call, len(rows))
 
 
 def _steps_of(indices: ArrayLike) -> Ints:
@@ -213,7 +203,8 @@ class Transform(Source):
         steps = np.asarray(indices).tolist()
         points = await self._source.fetch(indices)
         rows = list(zip(points, steps, strict=True))
-        return await map_in_pool(self._apply, rows, 'transforming', steps)
+        made: list[Any] = await map_in_threads(self._apply, rows, 'transforming', steps)
+        return made
 
     def _apply(self, point: Any, step: int) -> Any:
         return self._fn(point, seed=[self._own_seed, step])
@@ -235,10 +226,11 @@ class Sample(Source):
         return self._length
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
-        return await self._source.fetch([self._draw(step) for step in _steps_of(indices).tolist()])
+        return await self._source.fetch(await offload(self._draws, _steps_of(indices)))
 
-    def _draw(self, step: int) -> int:
-        return int(np.random.default_rng(seed=[self.seed, step]).choice(self._length))
+    def _draws(self, steps: Ints) -> list[int]:
+        # Some 15 us each: too long for a loop, in a large batch.
+        return [int(np.random.default_rng(seed=[self.seed, step]).choice(self._length)) for step in steps.tolist()]
 
 
 class Truncate(Source):
@@ -275,7 +267,7 @@ class _Several(Source):
         """Which source answers each step, and at which step of its own."""
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
-        owners, inner = self.choose(_steps_of(indices))
+        owners, inner = await offload(self.choose, _steps_of(indices))
         chosen = np.unique(owners).tolist()
         if len(chosen) > 1:
             await need_loop()

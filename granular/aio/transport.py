@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import contextlib
 import logging
 import random
 import re
@@ -28,6 +29,7 @@ logger = logging.getLogger('granular')
 
 RETRIED: Final = frozenset((408, 429, 500, 502, 503, 504))
 _CONTENT_RANGE: Final = re.compile(r'bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)')
+_PATIENT: Final = 3  # attempts that fail in silence
 _CODE: Final = re.compile(rb'<Code>(\w+)</Code>')
 
 
@@ -55,7 +57,8 @@ class Limit:
             if future.done() and not future.cancelled():
                 self.release(size)
             else:
-                self._waiting.remove(entry)
+                with contextlib.suppress(ValueError):  # it may have been passed over already
+                    self._waiting.remove(entry)
                 self._admit()  # the one behind may fit where this one did not
             raise
         return size
@@ -219,7 +222,9 @@ class Transport:
                 error.add_note(f'gave up after {tries} attempts in {spent:.1f} s')
                 raise error from cause
             counters.retries += 1
-            logger.info('attempt %d failed, once more in %.2f s: %s', tries, wait, error)
+            # One failure in a while is a bucket's everyday life; several in a row are news.
+            level = logging.INFO if tries < _PATIENT else logging.WARNING
+            logger.log(level, 'attempt %d failed, once more in %.2f s: %s', tries, wait, error)
             await asyncio.sleep(wait)
 
 

@@ -12,10 +12,11 @@ from typing import Any
 import aiohttp
 import yarl
 
-from granular.aio.loops import Scope, gather, need_loop, offload
+from granular.aio.loops import Scope, gather, need_loop
 from granular.aio.stores import translating
 from granular.aio.stores.base import Entry, Folders, ObjectWriter, PartWriter, Stat
 from granular.aio.stores.remote import Client, RemoteStore
+from granular.aio.threads import offload
 from granular.aio.transport import Transport
 from granular.errors import (
     AccessDeniedError,

@@ -9,10 +9,11 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from granular.aio.loops import offload, running_loop
+from granular.aio.loops import running_loop
 from granular.aio.reply import Reply, changed, counters
 from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
 from granular.aio.stores.translating import translated
+from granular.aio.threads import offload
 from granular.config import IOConfig, KiB, MiB
 from granular.errors import OutOfRangeError
 

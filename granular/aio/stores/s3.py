@@ -8,10 +8,11 @@ from typing import Any
 
 import yarl
 
-from granular.aio.loops import Scope, need_loop, offload
+from granular.aio.loops import Scope, need_loop
 from granular.aio.stores import translating
 from granular.aio.stores.base import Entry, Folders, ObjectWriter, PartWriter, Stat
 from granular.aio.stores.remote import Client, RemoteStore
+from granular.aio.threads import offload
 from granular.aio.transport import Transport
 from granular.errors import (
     AccessDeniedError,

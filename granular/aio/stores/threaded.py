@@ -6,10 +6,11 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from granular.aio.loops import need_loop, offload
+from granular.aio.loops import need_loop
 from granular.aio.reply import Reply, counters
 from granular.aio.stores.base import Entry, ObjectWriter, Stat, Store
 from granular.aio.stores.translating import translated
+from granular.aio.threads import offload
 from granular.config import IOConfig, MiB
 from granular.errors import MissingExtraError, NotFoundError, OutOfRangeError, StoreError, UnknownSchemeError
 
