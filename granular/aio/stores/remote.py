@@ -3,14 +3,14 @@
 import abc
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import yarl
 
-from granular.aio.loops import Scope, peek_scope, scope
+from granular.aio.loops import Scope, gather, peek_scope, scope
 from granular.aio.reply import Reply
-from granular.aio.stores.base import Store
+from granular.aio.stores.base import Request, Store
 from granular.aio.transport import Transport
 from granular.config import IOConfig
 
@@ -81,3 +81,10 @@ class RemoteStore(Store):
     async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
         client: Client = await self.client()
         return await client.read(key, self.url(key), start, stop, version)
+
+    async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
+        client: Client = await self.client()
+        replies = await gather(
+            [client.read(key, self.url(key), start, stop, version) for key, start, stop, version in requests]
+        )
+        return [reply.data for reply in replies]
