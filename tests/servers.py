@@ -142,7 +142,7 @@ class SeaweedServer(ContextServer):
                 (bucket / 'ready').write_bytes(b'1')
                 (bucket / 'ready').unlink()
                 return bucket
-            except granular.GranularError:
+            except granular.errors.StoreError:
                 if time.monotonic() > end:
                     raise
                 time.sleep(0.2)

@@ -100,6 +100,11 @@ def test_addresses_that_mean_nothing(place, error):
     assert 'user:pass' not in str(caught.value)
 
 
+def test_options_that_nobody_knows(bucket):
+    with pytest.raises(InvalidArgumentError, match='endpoint_uri'):
+        granular.Path(str(bucket), **bucket.store.options, endpoint_uri='x').read_bytes()
+
+
 def test_a_local_path_takes_no_options():
     with pytest.raises(InvalidArgumentError, match='anon'):
         granular.Path('/tmp', anon=True)

@@ -1,4 +1,5 @@
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -106,6 +107,19 @@ def test_a_chain_is_one_fetch_of_the_reader(tmp_path, monkeypatch):
     assert calls == [20]
     assert len(set(points)) == 20
     reader.close()
+
+
+def test_sources_pickle(tmp_path):
+    with granular.DatasetWriter(tmp_path / 'ds', {'a': 'int'}, granular.encoders) as writer:
+        for i in range(30):
+            writer.append({'a': i})
+    with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
+        source = sources.Transform(sources.Epochs(reader, seed=4), transform)
+        twin = pickle.loads(pickle.dumps(source))
+        assert twin.fetch(range(40)) == source.fetch(range(40))
+        assert len(twin) == 30
+        twin = pickle.loads(pickle.dumps(source.aio))
+        assert len(twin) == 30
 
 
 def test_several_epochs_in_one_fetch():

@@ -3,6 +3,7 @@
 import abc
 import asyncio
 import dataclasses
+import inspect
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -10,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from granular.aio.loops import gather, need_loop
 from granular.aio.reply import Reply
 from granular.config import IOConfig, Merge, store_defaults
-from granular.errors import UnsupportedError
+from granular.errors import InvalidArgumentError, UnsupportedError
 
 _SECRET: Final = re.compile(r'key|secret|token|pass|cred|auth|sas|sign|conn|header|user', re.IGNORECASE)
 
@@ -291,6 +292,17 @@ class Folders:
         new = [Entry(key[:i], True) for i in ends if not self._last.startswith(key[: i + 1])]
         self._last = key
         return new
+
+
+def check_options(root: str, options: Mapping[str, Any], filesystem: Any, more: Sequence[str]) -> None:
+    """That the library behind a store knows its options, which reads alone would not notice.
+
+    Raises:
+      InvalidArgumentError: naming those it does not know.
+    """
+    known = {*inspect.signature(filesystem.__init__).parameters, *more} - {'self', 'kwargs', 'asynchronous', 'loop'}
+    if unknown := sorted(set(options) - known):
+        raise InvalidArgumentError(f'{root}: unknown options {unknown}: there are {sorted(known)}')
 
 
 def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import yarl
 
 from granular.aio.loops import Scope, gather, need_loop
 from granular.aio.stores import translating
-from granular.aio.stores.base import Entry, Folders, ObjectWriter, PartWriter, Stat
+from granular.aio.stores.base import Entry, Folders, ObjectWriter, PartWriter, Stat, check_options
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.threads import offload
 from granular.aio.transport import Transport
@@ -160,6 +160,7 @@ class GCSClient(Client):
             from gcsfs.core import GCSFileSystem
         except ImportError as error:
             raise MissingExtraError("gs:// needs gcsfs: pip install 'granular[gcs]'") from error
+        check_options(store.root, store.options, GCSFileSystem, ('anon',))
         self._store = store
         options = dict(store.options)
         if options.pop('anon', False):

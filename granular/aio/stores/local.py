@@ -104,6 +104,7 @@ class Files:
 
 
 files = Files()
+os.register_at_fork(after_in_child=lambda: files.__dict__.update(_lock=threading.Lock()))
 
 
 class LocalStore(Store):

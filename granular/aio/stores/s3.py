@@ -10,7 +10,7 @@ import yarl
 
 from granular.aio.loops import Scope, need_loop
 from granular.aio.stores import translating
-from granular.aio.stores.base import Entry, Folders, ObjectWriter, PartWriter, Stat
+from granular.aio.stores.base import Entry, Folders, ObjectWriter, PartWriter, Stat, check_options
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.threads import offload
 from granular.aio.transport import Transport
@@ -164,11 +164,12 @@ class S3Client(Client):
     def __init__(self, store: S3Store) -> None:
         super().__init__()
         try:
-            import s3fs  # noqa: F401
+            import s3fs
             from aiobotocore.session import AioSession
             from botocore.session import Session
         except ImportError as error:
             raise MissingExtraError("s3:// needs s3fs: pip install 'granular[s3]'") from error
+        check_options(store.root, store.options, s3fs.S3FileSystem, ('profile', 'region'))
         self._store = store
         options = dict(store.options)
         self._anon = bool(options.get('anon'))
