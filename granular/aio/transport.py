@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 import aiohttp
 import yarl
 
+from granular.aio.download import Download
 from granular.aio.reply import Reply, changed, counters
 from granular.config import IOConfig
 from granular.errors import (
@@ -20,7 +21,6 @@ from granular.errors import (
     BadReplyError,
     GranularError,
     NotFoundError,
-    OutOfRangeError,
     StoreError,
     StoreTimeoutError,
 )
@@ -28,7 +28,6 @@ from granular.errors import (
 logger = logging.getLogger('granular')
 
 RETRIED: Final = frozenset((408, 429, 500, 502, 503, 504))
-_CONTENT_RANGE: Final = re.compile(r'bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)')
 _PATIENT: Final = 3  # attempts that fail in silence
 _CODE: Final = re.compile(rb'<Code>(\w+)</Code>')
 
@@ -128,14 +127,23 @@ class Transport:
           ObjectChangedError: if the reply is of another version.
           NotFoundError, AccessDeniedError, StoreError: for what the store says.
         """
-        asked = f'bytes={start}' if start < 0 else f'bytes={start}-{"" if stop is None else stop - 1}'
+        download = Download(name, start, stop, version, self._version_header)
         weight = -start if start < 0 else (1 << 20 if stop is None else stop - start)
-        reply = await self._retry(lambda: self._get(prepare, name, asked, start, stop), name, weight)
+
+        async def attempt() -> Reply:
+            url, headers = await prepare()
+            headers = {**headers, 'Range': download.range}
+            response = await self._session.get(url, headers=headers, allow_redirects=self._redirects)
+            try:
+                reply = await download.take(response)
+                if reply is None:
+                    raise await _refusal(response, name)
+                return reply
+            finally:
+                response.release() if response.content.at_eof() else response.close()
+
+        reply = await self._retry(attempt, name, weight)
         counters.bytes += len(reply.data)
-        if version is not None and reply.version != version:
-            raise changed(name, version, reply.version)
-        if stop is not None and len(reply.data) != stop - start:
-            raise OutOfRangeError(f'{name}: bytes {start} to {stop} were asked for, but it has {reply.size}')
         return reply
 
     async def head(self, prepare: Prepare, name: str) -> Mapping[str, str]:
@@ -149,44 +157,6 @@ class Transport:
                 return response.headers
 
         return await self._retry(attempt, name, 0)
-
-    async def _get(self, prepare: Prepare, name: str, asked: str, start: int, stop: int | None) -> Reply:
-        url, headers = await prepare()
-        response = await self._session.get(url, headers={**headers, 'Range': asked}, allow_redirects=self._redirects)
-        try:
-            status, got = response.status, response.headers
-            version = got.get(self._version_header)
-            if status == 206:
-                match = _CONTENT_RANGE.fullmatch(got.get('Content-Range', ''))
-                if match is None or match[1] is None or match[3] == '*':
-                    raise BadReplyError(f'{name}: status 206 with Content-Range {got.get("Content-Range")!r}')
-                first, behind, size = int(match[1]), int(match[2]) + 1, int(match[3])
-                want = max(0, size + start) if start < 0 else start
-                if first != want or (stop is not None and behind != min(stop, size)):
-                    raise BadReplyError(f'{name}: {asked} was answered with {got["Content-Range"]}')
-                data = await response.read()
-                if len(data) != behind - first:
-                    raise BadReplyError(f'{name}: {asked}: {len(data)} bytes came instead of {behind - first}')
-                return Reply(data, first, size, version)
-            if status == 200:
-                # The store ignores ranges, or the object is empty: cut what was asked out of the whole.
-                whole = await response.read()
-                size = len(whole)
-                if 'Content-Length' in got and int(got['Content-Length']) != size:
-                    raise BadReplyError(f'{name}: {size} bytes came instead of {got["Content-Length"]}')
-                first = max(0, size + start) if start < 0 else min(start, size)
-                return Reply(whole[first:stop], first, size, version)
-            if status == 416:
-                match = _CONTENT_RANGE.fullmatch(got.get('Content-Range', ''))
-                size = int(match[3]) if match is not None and match[3] != '*' else -1
-                # Nothing can be the end of an empty object, so stores refuse to give it. S3 does not say its size.
-                if size <= 0 and start <= 0 and stop is None:
-                    return Reply(b'', 0, 0, version)
-                known = f'but it has {size}' if size >= 0 else 'which lie beyond its end'
-                raise OutOfRangeError(f'{name}: bytes {start} to {stop} were asked for, {known}')
-            raise await _refusal(response, name)
-        finally:
-            response.release() if response.content.at_eof() else response.close()
 
     async def _retry(self, attempt: Callable[[], Awaitable[T]], name: str, weight: int) -> T:
         """Try until it works, the error is permanent, or the attempts or the time are used up."""

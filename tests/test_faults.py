@@ -1,0 +1,201 @@
+"""What a store may do to a read, and what comes of it."""
+
+import time
+
+import pytest
+
+import granular
+from granular.errors import (
+    AccessDeniedError,
+    BadReplyError,
+    NotFoundError,
+    ObjectChangedError,
+    OutOfRangeError,
+    StoreError,
+    StoreTimeoutError,
+)
+from tests.faults import DATA, FaultServer
+
+QUICK = granular.IOConfig(backoff=0.01, read_timeout=0.5, attempts=4)
+
+
+@pytest.fixture
+def server():
+    with FaultServer() as server:
+        yield server
+
+
+def path(server, config=QUICK):
+    return granular.Path(f'{server.endpoint}/object', config=config)
+
+
+@pytest.mark.parametrize('code', [408, 429, 500, 502, 503, 504])
+def test_what_passes_is_tried_again(server, code):
+    server.script.extend([('status', code)] * (1 if code in (429, 503) else 3))
+    before = granular.io_stats()
+    assert path(server).read_range(10, 50) == DATA[10:50]
+    assert granular.io_stats()['retries'] - before['retries'] == len(server.asked) - 1
+    assert set(server.asked) == {'bytes=10-49'}
+
+
+@pytest.mark.parametrize(
+    ('code', 'error'),
+    [(400, StoreError), (401, AccessDeniedError), (403, AccessDeniedError), (404, NotFoundError),
+     (412, ObjectChangedError), (501, StoreError)],
+)  # fmt: skip
+def test_what_is_permanent_fails_at_once(server, code, error):
+    server.script.append(('status', code))
+    with pytest.raises(error, match='object') as caught:
+        path(server).read_range(10, 50)
+    assert len(server.asked) == 1
+    assert f'{code}' in str(caught.value) or code == 412
+
+
+def test_attempts_end(server):
+    server.script.extend([('status', 500)] * 10)
+    with pytest.raises(StoreError, match='status 500, Scripted') as caught:
+        path(server).read_range(10, 50)
+    assert len(server.asked) == 4
+    assert 'gave up after 4 attempts' in caught.value.__notes__[0]
+
+
+def test_time_ends(server):
+    server.script.extend([('status', 500)] * 100)
+    config = granular.IOConfig(backoff=0.1, attempts=100, retry_time=0.5)
+    began = time.monotonic()
+    with pytest.raises(StoreError, match='500'):
+        path(server, config).read_range(10, 50)
+    assert time.monotonic() - began < 2
+
+
+def test_retry_after_is_waited_for(server):
+    server.script.append(('retry_after', 1))
+    began = time.monotonic()
+    assert path(server).read_range(10, 50) == DATA[10:50]
+    assert time.monotonic() - began >= 1
+
+
+def test_resets(server):
+    server.script.extend(['reset', 'reset'])
+    assert path(server).read_range(10, 50) == DATA[10:50]
+
+
+def test_nobody_answers():
+    config = granular.IOConfig(backoff=0.01, attempts=3)
+    with pytest.raises(StoreError, match='127.0.0.1') as caught:
+        granular.Path('http://127.0.0.1:9/object', config=config).read_bytes()
+    assert isinstance(caught.value, OSError)
+    with pytest.raises(StoreError, match='no-such-host'):
+        granular.Path('http://no-such-host.invalid/object', config=config).read_bytes()
+
+
+def test_no_first_byte(server):
+    server.script.extend(['hang'] * 4)
+    with pytest.raises(StoreTimeoutError, match='no answer') as caught:
+        path(server).read_range(10, 50)
+    assert isinstance(caught.value, TimeoutError)
+    server.script.clear()
+    server.script.append('hang')
+    assert path(server).read_range(10, 50) == DATA[10:50]
+
+
+@pytest.mark.parametrize('fault', ['truncate', 'stall'])
+def test_a_body_that_breaks_off_goes_on_where_it_ended(server, fault):
+    server.script.append((fault, 30_000))
+    assert path(server).read_range(1000, 91_000) == DATA[1000:91_000]
+    assert server.asked[0] == 'bytes=1000-90999'
+    first, last = server.asked[1].removeprefix('bytes=').split('-')
+    assert 1000 < int(first) <= 31_000
+    assert last == '90999'
+
+
+def test_the_end_of_an_object_goes_on_too(server):
+    server.script.append(('truncate', 5000))
+    assert path(server).aio.store is not None
+    with pytest.raises(granular.errors.CorruptBagError):
+        granular.BagReader(path(server))  # its bytes are no bag, but all of them came
+    assert any(asked.startswith('bytes=-') for asked in server.asked)
+    assert any(asked.endswith('-99999') and not asked.startswith('bytes=-') for asked in server.asked)
+
+
+def test_without_a_version_it_starts_over(server):
+    server.etag = None
+    server.script.append(('truncate', 30_000))
+    assert path(server).read_range(1000, 91_000) == DATA[1000:91_000]
+    assert server.asked == ['bytes=1000-90999'] * 2
+
+
+def test_an_object_that_is_replaced_in_the_middle(server):
+    server.script.extend([('truncate', 30_000), 'replaced'])
+    with pytest.raises(ObjectChangedError, match='"one" became "two"'):
+        path(server).read_range(1000, 91_000)
+
+
+def test_a_pinned_object(server):
+    assert path(server).read_ranges([0], [10], version='"one"') == [DATA[:10]]
+    server.etag = '"two"'
+    with pytest.raises(ObjectChangedError, match='replaced'):
+        path(server).read_ranges([0], [10], version='"one"')
+
+
+def test_a_store_that_ignores_ranges(server):
+    server.script.append('whole')
+    assert path(server).read_range(1000, 2000) == DATA[1000:2000]
+    server.script.append('whole')
+    assert path(server).read_range(99_000) == DATA[99_000:]
+    server.script.append('whole')
+    with pytest.raises(OutOfRangeError, match='100000'):
+        path(server).read_range(99_000, 100_001)
+    server.script.append('whole')
+    assert path(server).read_bytes() == DATA
+
+
+@pytest.mark.parametrize(
+    'fault',
+    [('ranged', None), ('ranged', 'bytes 11-50/100000'), ('ranged', 'bytes 10-48/100000'), ('ranged', 'bytes 10-49/*'),
+     ('ranged', 'nonsense'), 'long', ('whole', 'gzip')],
+    ids=str,
+)  # fmt: skip
+def test_a_reply_that_is_no_answer_is_refused_after_a_second_one(server, fault):
+    server.script.append(fault)
+    assert path(server).read_range(10, 50) == DATA[10:50]
+    assert len(server.asked) == 2
+    server.script.extend([fault] * 2)
+    with pytest.raises(BadReplyError, match='object'):
+        path(server).read_range(10, 50)
+    assert len(server.asked) == 4
+
+
+def test_a_connection_that_was_closed_while_idle_costs_nothing(server):
+    server.script.append('then_close')
+    place = path(server)
+    before = granular.io_stats()['retries']
+    assert place.read_range(10, 50) == DATA[10:50]
+    time.sleep(0.2)
+    assert place.read_range(10, 50) == DATA[10:50]
+    assert granular.io_stats()['retries'] == before
+
+
+def test_beyond_the_end(server):
+    with pytest.raises(OutOfRangeError, match='99990 to 100010 were asked for, but it has 100000'):
+        path(server).read_range(99_990, 100_010)
+
+
+def test_one_bad_reply_among_many(server):
+    server.script.extend(['good', 'reset', ('status', 500), ('truncate', 100), 'good', ('ranged', None)])
+    starts = list(range(0, 100_000, 10_000))
+    config = granular.IOConfig(backoff=0.01, max_gap=0, max_request=4000)
+    found = path(server, config).read_ranges(starts, [start + 9000 for start in starts])
+    assert found == [DATA[start : start + 9000] for start in starts]
+
+
+async def test_cancelling_a_read_leaves_no_task(server):
+    import asyncio
+
+    server.script.extend(['hang'] * 5)
+    place = granular.aio.Path(path(server))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(place.read_ranges([0, 50_000], [10, 50_010]), 0.1)
+    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+    server.script.clear()
+    assert await place.read_range(5, 9) == DATA[5:9]
