@@ -10,14 +10,12 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import aiohttp
-import yarl
 
 from granular.aio.loops import Scope, gather, need_loop
 from granular.aio.stores import translating
 from granular.aio.stores.base import Entry, Folders, ObjectWriter, PartWriter, Stat, check_options
-from granular.aio.stores.remote import Client, RemoteStore
+from granular.aio.stores.remote import Client, RemoteStore, open_transport
 from granular.aio.threads import offload
-from granular.aio.transport import Transport
 from granular.errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -50,7 +48,7 @@ class GCSStore(RemoteStore):
     async def open_client(self, opened: Scope) -> 'GCSClient':
         # Importing gcsfs and finding credentials takes a while: not on the loop.
         client = await offload(GCSClient, self, asyncio.get_running_loop())
-        client.transport = Transport(self.config, 'x-goog-generation')
+        client.transport = await open_transport(self.config, 'x-goog-generation')
         opened.on_close(client.aclose)
         return client
 
@@ -181,13 +179,13 @@ class GCSClient(Client):
                 f'{store.root}: a token is not sent over plain http to {parts.hostname}: use https'
             )
 
-    async def sign(self, key: str) -> tuple[yarl.URL, Mapping[str, str]]:
+    async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
         bucket, name = self._store.bucket, urllib.parse.quote(key, safe='')
         url = f'{self._location}/download/storage/v1/b/{bucket}/o/{name}?alt=media'
         headers = await self._headers()
         if payer := self._store.options.get('requester_pays'):
             url += '&userProject=' + urllib.parse.quote(payer if isinstance(payer, str) else self.fs.project)
-        return yarl.URL(url, encoded=True), headers
+        return url, headers
 
     async def _headers(self) -> dict[str, str]:
         # What is stored compressed is given as it is stored: ranges of it would mean nothing otherwise.
@@ -254,8 +252,7 @@ class GCSWriter(PartWriter):
     async def discard(self) -> None:
         with translated(self._name), contextlib.suppress(FileNotFoundError):
             # GCS answers 499 to a cancelled upload; what is not cancelled expires after a week, and never appears.
-            session: aiohttp.ClientSession = self._fs.session
-            async with session.delete(self._location):
+            async with self._fs.session.delete(self._location):
                 pass
 
     async def put(self, data: bytes) -> None:

@@ -6,12 +6,9 @@ import urllib.parse
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-import yarl
-
 from granular.aio.loops import Scope
 from granular.aio.stores.base import Entry, Stat
-from granular.aio.stores.remote import Client, RemoteStore
-from granular.aio.transport import Transport
+from granular.aio.stores.remote import Client, RemoteStore, open_transport
 from granular.errors import AccessDeniedError, NotFoundError, StoreError
 
 
@@ -20,7 +17,7 @@ class HTTPStore(RemoteStore):
 
     async def open_client(self, opened: Scope) -> 'HTTPClient':
         client = HTTPClient(self)
-        client.transport = Transport(self.config, 'ETag', redirects=True)
+        client.transport = await open_transport(self.config, 'ETag', redirects=True)
         opened.on_close(client.aclose)
         return client
 
@@ -72,10 +69,10 @@ class HTTPClient(Client):
         self._store = store
         self._fs: Any = None
 
-    async def sign(self, key: str) -> tuple[yarl.URL, Mapping[str, str]]:
+    async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
         path, mark, query = key.partition('?')
         url = f'{self._store.root}/{urllib.parse.quote(path, safe="/~-_.")}{mark}{query}'
-        return yarl.URL(url, encoded=True), self._store.options.get('headers', {})
+        return url, self._store.options.get('headers', {})
 
     def filesystem(self) -> Any:
         """The fsspec filesystem that lists."""

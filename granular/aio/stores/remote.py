@@ -1,18 +1,22 @@
 """What buckets and web servers share: one client per event loop, whose reads are bare GETs."""
 
 import abc
+import importlib
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
-
-import yarl
+from typing import TYPE_CHECKING, Any, Final
 
 from granular.aio.loops import Scope, gather, peek_scope, scope
 from granular.aio.reply import Reply
 from granular.aio.stores.base import Request, Store
-from granular.aio.transport import Transport
+from granular.aio.threads import offload
 from granular.config import IOConfig
+
+if TYPE_CHECKING:
+    import yarl
+
+    from granular.aio.transport import Transport
 
 # A signature of S3 is good for 15 minutes; a token is renewed some minutes before its end.
 _SIGNED_FOR: Final = 240.0
@@ -22,22 +26,25 @@ _REMEMBERED: Final = 65536
 class Client(abc.ABC):
     """A store under one event loop: its session and what it knows of its objects."""
 
-    transport: Transport
+    transport: 'Transport'
 
     def __init__(self) -> None:
         self._ready: dict[str, tuple[float, tuple[yarl.URL, Mapping[str, str]]]] = {}
 
     @abc.abstractmethod
-    async def sign(self, key: str) -> tuple[yarl.URL, Mapping[str, str]]:
+    async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
         """The address of an object and the headers that open it, good for some minutes and any range."""
 
-    async def prepare(self, key: str) -> tuple[yarl.URL, Mapping[str, str]]:
+    async def prepare(self, key: str) -> 'tuple[yarl.URL, Mapping[str, str]]':
         """As ``sign``, remembered."""
         now = time.monotonic()
         entry = self._ready.get(key)
         if entry is not None and now - entry[0] < _SIGNED_FOR:
             return entry[1]
-        signed = await self.sign(key)
+        from yarl import URL
+
+        url, headers = await self.sign(key)
+        signed = URL(url, encoded=True), headers
         if len(self._ready) >= _REMEMBERED:
             self._ready.clear()
         self._ready[key] = (now, signed)
@@ -50,6 +57,14 @@ class Client(abc.ABC):
     async def head(self, key: str, name: str) -> Mapping[str, str]:
         """The headers of an object."""
         return await self.transport.head(lambda: self.prepare(key), name)
+
+
+async def open_transport(config: IOConfig, version_header: str, redirects: bool = False) -> 'Transport':
+    """A transport under the running loop."""
+    # Importing aiohttp takes a tenth of a second: not on the loop.
+    module = await offload(importlib.import_module, 'granular.aio.transport')
+    transport: Transport = module.Transport(config, version_header, redirects)
+    return transport
 
 
 class RemoteStore(Store):

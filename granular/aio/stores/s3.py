@@ -1,19 +1,17 @@
 """S3 and what speaks its protocol: reads through aiohttp with a signature per object, all else through s3fs."""
 
+import asyncio
 import contextlib
 import os
 import urllib.parse
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-import yarl
-
 from granular.aio.loops import Scope, need_loop
 from granular.aio.stores import translating
 from granular.aio.stores.base import Entry, Folders, ObjectWriter, PartWriter, Stat, check_options
-from granular.aio.stores.remote import Client, RemoteStore
+from granular.aio.stores.remote import Client, RemoteStore, open_transport
 from granular.aio.threads import offload
-from granular.aio.transport import Transport
 from granular.errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -48,7 +46,7 @@ class S3Store(RemoteStore):
     async def open_client(self, opened: Scope) -> 'S3Client':
         # Importing botocore and loading its models takes a while: not on the loop.
         client = await offload(S3Client, self)
-        client.transport = Transport(self.config, 'ETag')
+        client.transport = await open_transport(self.config, 'ETag')
         opened.on_close(client.aclose)
         return client
 
@@ -165,7 +163,6 @@ class S3Client(Client):
         super().__init__()
         try:
             import s3fs
-            from aiobotocore.session import AioSession
             from botocore.session import Session
         except ImportError as error:
             raise MissingExtraError("s3:// needs s3fs: pip install 'granular[s3]'") from error
@@ -173,11 +170,9 @@ class S3Client(Client):
         self._store = store
         options = dict(store.options)
         self._anon = bool(options.get('anon'))
-        profile = options.pop('profile', None)
-        self._session = Session(profile=profile)
-        self._fs_session = AioSession(profile=profile)
-        self._fs_session.get_component('data_loader').load_service_model('s3', 'service-2')
+        self._session = Session(profile=options.get('profile'))
         self._fs: Any = None
+        self._fs_lock = asyncio.Lock()
         env = os.environ.get
         with translated(store.root):
             configured = self._session.get_scoped_config()
@@ -220,15 +215,15 @@ class S3Client(Client):
             return f'https://s3.{self.region}.{domain}/{bucket}'
         return f'https://{bucket}.s3.{self.region}.{domain}'
 
-    async def sign(self, key: str) -> tuple[yarl.URL, Mapping[str, str]]:
+    async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
         url = f'{self._base}/{urllib.parse.quote(key, safe="/~-_.")}'
         if self._credentials is None:
-            return yarl.URL(url, encoded=True), {}
+            return url, {}
         with translated(self._store.url(key)):
             if getattr(self._credentials, 'refresh_needed', bool)():
                 await offload(self._credentials.get_frozen_credentials)
             frozen = self._credentials.get_frozen_credentials()
-        return yarl.URL(url, encoded=True), self._signature(url, frozen)
+        return url, self._signature(url, frozen)
 
     def _signature(self, url: str, frozen: Any) -> dict[str, str]:
         """Headers signed for the object, not for a range of it: Range is added later and may be any."""
@@ -243,28 +238,39 @@ class S3Client(Client):
     async def filesystem(self) -> Any:
         """The s3fs that lists, writes, copies and deletes."""
         if self._fs is None:
-            import s3fs
-
-            options = {name: value for name, value in self._options.items() if name != 'client_kwargs'}
-            config: dict[str, Any] = {'max_pool_connections': 32, **options.pop('config_kwargs', {})}
-            if self._endpoint:
-                # Servers of others know the protocol of old: no trailing checksums, no bucket in the host's name.
-                config.setdefault('s3', {'addressing_style': 'path'})
-                config.setdefault('request_checksum_calculation', 'when_required')
-                config.setdefault('response_checksum_validation', 'when_required')
-            self._fs = s3fs.S3FileSystem(
-                **options,
-                endpoint_url=self._endpoint,
-                session=self._fs_session,
-                client_kwargs={**self._options.get('client_kwargs', {}), 'region_name': self.region},
-                config_kwargs=config,
-                asynchronous=True,
-                skip_instance_cache=True,
-                use_listings_cache=False,
-            )
-        with translated(self._store.root):
-            await self._fs.set_session()
+            async with self._fs_lock:
+                if self._fs is None:
+                    self._fs = await offload(self._make_filesystem)
         return self._fs
+
+    def _make_filesystem(self) -> Any:
+        import s3fs
+
+        options = {name: value for name, value in self._options.items() if name != 'client_kwargs'}
+        config: dict[str, Any] = {'max_pool_connections': 32, **options.pop('config_kwargs', {})}
+        if self._endpoint:
+            # Servers of others know the protocol of old: no trailing checksums, no bucket in the host's name.
+            config.setdefault('s3', {'addressing_style': 'path'})
+            config.setdefault('request_checksum_calculation', 'when_required')
+            config.setdefault('response_checksum_validation', 'when_required')
+        fs = s3fs.S3FileSystem(
+            **options,
+            endpoint_url=self._endpoint,
+            client_kwargs={**self._options.get('client_kwargs', {}), 'region_name': self.region},
+            config_kwargs=config,
+            asynchronous=True,
+            skip_instance_cache=True,
+            use_listings_cache=False,
+        )
+        # Making a client reads models and writes classes for up to half a second, but binds it to no loop: that happens
+        # at its first request. So it is made under a loop of this thread's own.
+        loop = asyncio.new_event_loop()
+        try:
+            with translated(self._store.root):
+                loop.run_until_complete(fs.set_session())
+        finally:
+            loop.close()
+        return fs
 
     async def aclose(self) -> None:
         """Close the sessions."""
