@@ -17,6 +17,7 @@ class FaultServer:
     def __init__(self) -> None:
         self.script: collections.deque[Any] = collections.deque()
         self.asked: list[str | None] = []
+        self.authorized: list[str] = []
         self.connections = 0
         self.etag: str | None = '"one"'
 
@@ -53,6 +54,7 @@ class FaultServer:
                 lines = dict(line.split(': ', 1) for line in head.split('\r\n')[1:] if line)
                 wanted = lines.get('Range')
                 self.asked.append(wanted)
+                self.authorized.append(lines.get('Authorization', ''))
                 fault = self.script.popleft() if self.script else 'good'
                 name, *args = (fault,) if isinstance(fault, str) else fault
                 await getattr(self, name)(writer, wanted, *args)
@@ -83,8 +85,10 @@ class FaultServer:
         span = f'bytes {start}-{stop - 1}/{len(DATA)}'
         writer.write(self._head(206, stop - start, Content_Range=span) + DATA[start:stop][:cut])
 
-    async def status(self, writer: asyncio.StreamWriter, wanted: str | None, code: int, **more: str) -> None:
-        body = b'<Error><Code>Scripted</Code></Error>'
+    async def status(
+        self, writer: asyncio.StreamWriter, wanted: str | None, code: int, says: str = 'Scripted', **more: str
+    ) -> None:
+        body = f'<Error><Code>{says}</Code></Error>'.encode()
         writer.write(self._head(code, len(body), **more) + body)
 
     async def retry_after(self, writer: asyncio.StreamWriter, wanted: str | None, seconds: int) -> None:

@@ -51,6 +51,54 @@ def test_what_is_permanent_fails_at_once(server, code, error):
     assert f'{code}' in str(caught.value) or code == 412
 
 
+def expired(server, monkeypatch, tmp_path):
+    """A bucket whose credentials come from a file, as a program that renews them keeps it."""
+    (tmp_path / 'credentials').write_text('[default]\naws_access_key_id=OLD\naws_secret_access_key=x\n')
+    monkeypatch.setenv('AWS_SHARED_CREDENTIALS_FILE', str(tmp_path / 'credentials'))
+    return granular.Path('s3://bucket/object', endpoint_url=server.endpoint, config=QUICK), tmp_path / 'credentials'
+
+
+@pytest.mark.parametrize('code', ['401', 'ExpiredToken'])
+def test_credentials_that_expired_are_asked_for_again(server, monkeypatch, tmp_path, code):
+    place, file = expired(server, monkeypatch, tmp_path)
+    assert place.read_range(0, 10) == DATA[:10]
+    file.write_text(file.read_text().replace('OLD', 'NEW'))
+    server.script.append(('status', 401) if code == '401' else ('status', 403, code))
+    assert place.read_range(10, 50) == DATA[10:50]
+    assert [('OLD' in said, 'NEW' in said) for said in server.authorized] == [(True, False)] * 2 + [(False, True)]
+
+
+def test_they_are_asked_for_once_for_all_that_wait(server, monkeypatch, tmp_path):
+    from granular.aio.stores.s3 import S3Client
+
+    place, _ = expired(server, monkeypatch, tmp_path)
+    calls = []
+    find = S3Client.find_credentials
+
+    async def counted(self):
+        calls.append(1)
+        return await find(self)
+
+    monkeypatch.setattr(S3Client, 'find_credentials', counted)
+    server.script.extend([('status', 401)] * 40)
+    starts = list(range(0, 80_000, 2000))
+    path = granular.Path(
+        str(place), endpoint_url=server.endpoint, config=granular.IOConfig(max_gap=0, max_request=2000)
+    )
+    assert path.read_ranges(starts, [start + 1000 for start in starts]) == [DATA[s : s + 1000] for s in starts]
+    assert len(calls) == 1
+    assert len(server.asked) == 80
+
+
+def test_credentials_that_stay_bad_are_an_error(server, monkeypatch, tmp_path):
+    place, _ = expired(server, monkeypatch, tmp_path)
+    server.script.extend([('status', 401)] * 2)
+    with pytest.raises(AccessDeniedError, match='401') as caught:
+        place.read_range(0, 10)
+    assert len(server.asked) == 2
+    assert 'OLD' not in str(caught.value)
+
+
 def test_attempts_end(server):
     server.script.extend([('status', 500)] * 10)
     with pytest.raises(StoreError, match='status 500, Scripted') as caught:

@@ -28,6 +28,7 @@ from granular.errors import (
 logger = logging.getLogger('granular')
 
 RETRIED: Final = frozenset((408, 429, 500, 502, 503, 504))
+_EXPIRED: Final = frozenset(('ExpiredToken', 'ExpiredTokenException', 'TokenRefreshRequired', 'InvalidToken'))
 _PATIENT: Final = 3  # attempts that fail in silence
 _CODE: Final = re.compile(rb'<Code>(\w+)</Code>')
 
@@ -80,6 +81,9 @@ class Limit:
 Prepare = Callable[[], Awaitable[tuple[yarl.URL, Mapping[str, str]]]]
 """Gives the address and the signed headers of an object at the time that its request is sent."""
 
+Renew = Callable[[], Awaitable[bool]]
+"""Called when a store says that credentials have expired: whether there are new ones, worth another try."""
+
 T = TypeVar('T')
 
 
@@ -112,11 +116,14 @@ class Transport:
         """Close the session and its sockets."""
         await self._session.close()
 
-    async def read(self, prepare: Prepare, name: str, start: int, stop: int | None, version: str | None) -> Reply:
+    async def read(
+        self, prepare: Prepare, renew: Renew, name: str, start: int, stop: int | None, version: str | None
+    ) -> Reply:
         """One byte range of an object.
 
         Args:
           prepare: gives address and headers.
+          renew: finds new credentials.
           name: the object, for errors.
           start: the first byte, or, if negative, how many bytes of the object's end.
           stop: behind the last byte; None for all that follows.
@@ -142,11 +149,11 @@ class Transport:
             finally:
                 response.release() if response.content.at_eof() else response.close()
 
-        reply = await self._retry(attempt, name, weight)
+        reply = await self._retry(attempt, renew, name, weight)
         counters.bytes += len(reply.data)
         return reply
 
-    async def head(self, prepare: Prepare, name: str) -> Mapping[str, str]:
+    async def head(self, prepare: Prepare, renew: Renew, name: str) -> Mapping[str, str]:
         """The headers of an object."""
 
         async def attempt() -> Mapping[str, str]:
@@ -156,11 +163,11 @@ class Transport:
                     raise await _refusal(response, name)
                 return response.headers
 
-        return await self._retry(attempt, name, 0)
+        return await self._retry(attempt, renew, name, 0)
 
-    async def _retry(self, attempt: Callable[[], Awaitable[T]], name: str, weight: int) -> T:
+    async def _retry(self, attempt: Callable[[], Awaitable[T]], renew: Renew, name: str, weight: int) -> T:
         """Try until it works, the error is permanent, or the attempts or the time are used up."""
-        config, tries, began = self._config, 0, time.monotonic()
+        config, tries, began, renewed = self._config, 0, time.monotonic(), False
         while True:
             tries += 1
             counters.requests += 1
@@ -173,6 +180,12 @@ class Transport:
             except BadReplyError as bad:
                 # Once more, on another connection; a store that answers wrongly twice will not do better.
                 error, cause, permitted = bad, None, min(2, permitted)
+            except _ExpiredError as expired:
+                if renewed or not await renew():
+                    raise expired.error from None
+                renewed = True
+                counters.retries += 1
+                continue
             except GranularError:
                 raise
             except _RetryableError as again:
@@ -198,6 +211,14 @@ class Transport:
             await asyncio.sleep(wait)
 
 
+class _ExpiredError(Exception):
+    """A reply that says that the credentials are not good any more."""
+
+    def __init__(self, error: AccessDeniedError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class _RetryableError(Exception):
     """A reply after which a request is worth another try."""
 
@@ -216,11 +237,12 @@ async def _refusal(response: aiohttp.ClientResponse, name: str) -> Exception:
     if status in (404, 410):
         what = 'no such bucket' if 'NoSuchBucket' in said else 'no such object'
         return NotFoundError(f'{name}: {what} (status {status})')
-    if status in (401, 403):
-        return AccessDeniedError(
+    if status in (401, 403) or said in _EXPIRED:
+        denied = AccessDeniedError(
             f'{name}: access denied (status {status}, {said}): check the credentials and their right to read it, '
             f'or pass anon=True for a public bucket'
         )
+        return _ExpiredError(denied) if status == 401 or said in _EXPIRED else denied
     if status == 412:
         return changed(name, 'asked for', None)
     region = response.headers.get('x-amz-bucket-region')

@@ -199,6 +199,13 @@ class GCSClient(Client):
                 token.apply(headers)
         return headers
 
+    async def find_credentials(self) -> bool:
+        if self.fs.credentials.credentials is None:
+            return False
+        with translated(self._store.root):
+            await offload(self.fs.credentials.maybe_refresh, float('inf'))
+        return True
+
     async def call(self, *args: Any, **kwargs: Any) -> Any:
         """A call of the JSON API, through gcsfs; its token is renewed off the loop first."""
         await self._headers()

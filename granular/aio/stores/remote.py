@@ -1,6 +1,7 @@
 """What buckets and web servers share: one client per event loop, whose reads are bare GETs."""
 
 import abc
+import asyncio
 import importlib
 import os
 import time
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 # A signature of S3 is good for 15 minutes; a token is renewed some minutes before its end.
 _SIGNED_FOR: Final = 240.0
 _REMEMBERED: Final = 65536
+_JUST_NOW: Final = 5.0  # seconds in which requests that were signed before may still be refused
 
 
 class Client(abc.ABC):
@@ -30,6 +32,8 @@ class Client(abc.ABC):
 
     def __init__(self) -> None:
         self._ready: dict[str, tuple[float, tuple[yarl.URL, Mapping[str, str]]]] = {}
+        self._renewing: asyncio.Future[bool] | None = None
+        self._renewed = 0.0  # when
 
     @abc.abstractmethod
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
@@ -50,13 +54,34 @@ class Client(abc.ABC):
         self._ready[key] = (now, signed)
         return signed
 
+    async def find_credentials(self) -> bool:
+        """Ask for credentials again, off the loop; False if there are none to ask for."""
+        return False
+
+    async def renew(self) -> bool:
+        """New credentials, found once for all requests that were refused at a time."""
+        if time.monotonic() - self._renewed < _JUST_NOW:
+            return True
+        if self._renewing is None:
+            self._renewing = asyncio.ensure_future(self._renew())
+        return await asyncio.shield(self._renewing)
+
+    async def _renew(self) -> bool:
+        try:
+            found = await self.find_credentials()
+            self._ready.clear()
+            self._renewed = time.monotonic() if found else 0.0
+            return found
+        finally:
+            self._renewing = None
+
     async def read(self, key: str, name: str, start: int, stop: int | None, version: str | None) -> Reply:
         """One byte range of an object."""
-        return await self.transport.read(lambda: self.prepare(key), name, start, stop, version)
+        return await self.transport.read(lambda: self.prepare(key), self.renew, name, start, stop, version)
 
     async def head(self, key: str, name: str) -> Mapping[str, str]:
         """The headers of an object."""
-        return await self.transport.head(lambda: self.prepare(key), name)
+        return await self.transport.head(lambda: self.prepare(key), self.renew, name)
 
 
 async def open_transport(config: IOConfig, version_header: str, redirects: bool = False) -> 'Transport':

@@ -193,6 +193,7 @@ class S3Client(Client):
             if 'key' in options and 'secret' in options:
                 self._session.set_credentials(options['key'], options['secret'], options.get('token'))
             self._credentials = None if self._anon else self._session.get_credentials()
+        self._fixed = self._anon or 'key' in options
         if self._credentials is None and not self._anon:
             raise AccessDeniedError(
                 f'{store.root}: no AWS credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile, '
@@ -224,6 +225,19 @@ class S3Client(Client):
                 await offload(self._credentials.get_frozen_credentials)
             frozen = self._credentials.get_frozen_credentials()
         return url, self._signature(url, frozen)
+
+    async def find_credentials(self) -> bool:
+        def find() -> Any:
+            from botocore.session import Session
+
+            with translated(self._store.root):
+                # A session keeps what it found: a new one asks the providers again.
+                return Session(profile=self._store.options.get('profile')).get_credentials()
+
+        if self._fixed:
+            return False
+        self._credentials = await offload(find)
+        return self._credentials is not None
 
     def _signature(self, url: str, frozen: Any) -> dict[str, str]:
         """Headers signed for the object, not for a range of it: Range is added later and may be any."""
