@@ -443,3 +443,20 @@ def test_a_path_of_elements(tmp_path):
     assert not (root / 'none').exists()
     (root / 'new').write_bytes(b'written')
     assert (tmp_path / 'new').read_bytes() == b'written'
+
+
+def test_an_upload_that_is_dropped_leaves_no_parts(moto):
+    place = moto.place()
+    with pytest.raises(RuntimeError, match='on purpose'), place.open('wb') as file:
+        file.write(bytes(20 << 20))
+        raise RuntimeError('on purpose')
+
+    async def uploads():
+        from granular.aio.loops import need_loop
+
+        await need_loop()
+        fs = await (await place.store.client()).filesystem()
+        return await fs._call_s3('list_multipart_uploads', Bucket=place.store.bucket)
+
+    assert granular.bridge.run(uploads()).get('Uploads', []) == []
+    assert not place.exists()

@@ -14,7 +14,6 @@ T = TypeVar('T')
 Ts = TypeVarTuple('Ts')
 
 _CORES: Final = os.cpu_count() or 1
-_PATIENCE: Final = 0.005  # seconds after which calls are taken for waiting rather than computing
 
 
 class Threads(concurrent.futures.ThreadPoolExecutor):
@@ -53,7 +52,8 @@ async def offload(fn: Callable[[*Ts], T], *args: *Ts) -> T:
 async def spread(call: Callable[[int], T], count: int) -> list[T]:
     """``call(i)`` for i below count, in threads, in any order; in place if there is no loop.
 
-    A thread per core begins. If they are not done after 5 ms, as calls that wait are not, all of the pool joins in.
+    One thread begins, as threads that compute in Python take turns anyway. If it is not done after a millisecond, as
+    with images, one per core goes on; if they are not after five, as calls that wait are not, all of the pool joins in.
     The first error ends them all, once the calls that run have returned.
     """
     loop = running_loop()
@@ -69,16 +69,15 @@ async def spread(call: Callable[[int], T], count: int) -> list[T]:
                 out[i] = call(i)
             except BaseException as error:
                 failed.append(error)
-                raise
 
     pool = threads()
-    running = {loop.run_in_executor(pool, work) for _ in range(min(_CORES, count))}
+    running: set[asyncio.Future[None]] = set()
     try:
-        if running:
-            _, waiting = await asyncio.wait(running, timeout=_PATIENCE if count > len(running) else None)
-            if waiting:
-                running |= {loop.run_in_executor(pool, work) for _ in range(min(pool.width, count) - len(running))}
-        await asyncio.gather(*running, return_exceptions=True)
+        for width, patience in ((1, 0.001), (_CORES, 0.005), (pool.width, None)):
+            wanted = min(width, count) - len(running)
+            running |= {loop.run_in_executor(pool, work) for _ in range(wanted)}
+            if not running or not (await asyncio.wait(running, timeout=patience))[1]:
+                break
     except BaseException as error:
         failed.append(error)  # who waited is gone: no thread begins another call
         raise
