@@ -265,6 +265,25 @@ def test_what_is_no_index(tmp_path, index):
         granular.BagReader(tmp_path / 'x.bag')[index]
 
 
+def test_a_local_file_that_goes_away_or_shrinks(tmp_path):
+    fill(tmp_path / 'x.bag', [b'aaaa', b'bbbb'])
+    reader = granular.BagReader(tmp_path / 'x.bag')
+    (tmp_path / 'x.bag').unlink()
+    assert reader[1] == b'bbbb'  # it is still open
+    granular.aio.stores.local.files.forget(str(tmp_path / 'x.bag'))
+    for ask in (lambda: reader[1], lambda: reader.fetch([1])):
+        with pytest.raises(NotFoundError, match=r'x\.bag'):
+            ask()
+    fill(tmp_path / 'x.bag', [b'cccc', b'dddd'])
+    with pytest.raises(ObjectChangedError, match=r'x\.bag'):
+        reader[1]
+    with granular.BagReader(tmp_path / 'x.bag') as reader:
+        os.truncate(tmp_path / 'x.bag', 5)
+        for ask in (lambda: reader[1], lambda: reader.fetch([1])):
+            with pytest.raises(OutOfRangeError, match='but it has 5'):
+                ask()
+
+
 def test_an_object_replaced_by_one_of_the_same_size_is_noticed(bucket):
     fill(bucket / 'x.bag', [b'aaaa', b'bbbb'])
     with granular.BagReader(bucket / 'x.bag') as reader:

@@ -15,6 +15,7 @@ from granular.aio.loops import gather, running_loop
 from granular.aio.path import Path
 from granular.aio.reply import Reply, counters
 from granular.aio.stores.local import files
+from granular.aio.stores.translating import translated
 from granular.config import KiB, MiB
 from granular.errors import CorruptBagError, InvalidArgumentError, NotFoundError
 
@@ -236,10 +237,14 @@ class BagReader(Opened):
         if self._data is not None:
             return self._data[start:stop]
         handle: Any = self._handle
-        file = files.opened.get(handle) or files.pinned(*handle)
-        data = os.pread(file.fd, stop - start, start)
-        if len(data) != stop - start:
-            data = file.exactly(handle[0], start, stop)
+        try:
+            file = files.opened.get(handle) or files.pinned(*handle)
+            data = os.pread(file.fd, stop - start, start)
+            if len(data) != stop - start:
+                data = file.exactly(handle[0], start, stop)
+        except OSError:
+            with translated(handle[0]):
+                raise
         counters.ranges += 1
         counters.requests += 1
         counters.bytes += stop - start

@@ -144,18 +144,22 @@ class LocalStore(Store):
         """Several byte ranges, on this thread."""
         pread = os.pread
         replies: list[bytes] = []
-        last, file, total = None, None, 0
-        for key, start, stop, version in requests:
-            if key is not last or file is None:
-                with translated(key):
-                    file, last = files.get(key, version), key
-                fd = file.fd
-            size = stop - start
-            data = pread(fd, size, start)
-            if len(data) != size:
-                data = file.exactly(key, start, stop)
-            replies.append(data)
-            total += size
+        last, file, total = '', None, 0
+        try:
+            for key, start, stop, version in requests:
+                if key is not last or file is None:
+                    last = key
+                    file = files.get(key, version)
+                    fd = file.fd
+                size = stop - start
+                data = pread(fd, size, start)
+                if len(data) != size:
+                    data = file.exactly(key, start, stop)
+                replies.append(data)
+                total += size
+        except OSError:
+            with translated(last):
+                raise
         counters.requests += len(replies)
         counters.bytes += total
         return replies
