@@ -113,6 +113,18 @@ def test_sharding(directory):
     reader.close()
 
 
+def test_a_bag_at_a_path_of_elements(tmp_path):
+    import elements
+
+    for version in (1, 2):
+        path = elements.Path(tmp_path) / f'{version}.bag'
+        with granular.BagWriter(path, version) as writer:
+            writer.append(b'abc')
+        with granular.BagReader(path) as reader:
+            assert list(reader) == [b'abc']
+            assert reader.version == version
+
+
 def test_a_path_of_elements(tmp_path):
     import elements
 

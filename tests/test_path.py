@@ -460,3 +460,69 @@ def test_an_upload_that_is_dropped_leaves_no_parts(moto):
 
     assert granular.bridge.run(uploads()).get('Uploads', []) == []
     assert not place.exists()
+
+
+class Foreign:
+    """A path object that is no ``os.PathLike``, with just what is asked of one."""
+
+    def __init__(self, path):
+        self._path = pathlib.Path(path)
+        self.name = self._path.name
+
+    @property
+    def parent(self):
+        return Foreign(self._path.parent)
+
+    def __truediv__(self, other):
+        return Foreign(self._path / other)
+
+    def __str__(self):
+        return f'foreign:{self._path}'
+
+    def exists(self):
+        return self._path.exists()
+
+    def open(self, mode):
+        return self._path.open(mode)
+
+    def glob(self, pattern):
+        return (Foreign(path) for path in self._path.glob(pattern))
+
+    def mkdir(self):
+        self._path.mkdir()
+
+    def unlink(self):
+        self._path.unlink()
+
+
+def test_a_foreign_path(tmp_path):
+    tree(granular.Path(tmp_path))
+    root = granular.Path(Foreign(tmp_path))
+    assert str(root) == f'foreign:{tmp_path}'
+    assert (root / 'a.txt').read_bytes() == b'a.txt'
+    assert (root / 'sub' / 'a.txt').read_range(1, 3) == b'ub'
+    assert (root / 'a.txt').stat().size == 5
+    assert (root / 'sub').is_dir()
+    assert not (root / 'none').exists()
+    assert names(root, root.glob('sub/*')) == ['sub/a.txt', 'sub/deep']
+    assert (root / 'a.txt').with_suffix('.bin').name == 'a.bin'
+    with pytest.raises(NotFoundError):
+        (root / 'none').read_bytes()
+    with pytest.raises(OutOfRangeError):
+        (root / 'a.txt').read_range(3, 9)
+    (root / 'new').write_bytes(b'written')
+    assert (tmp_path / 'new').read_bytes() == b'written'
+    (root / 'new').unlink()
+    assert not (tmp_path / 'new').exists()
+
+
+def test_a_dataset_at_a_foreign_path(tmp_path):
+    place = Foreign(tmp_path / 'ds')
+    with granular.ShardedDatasetWriter(place, {'a': 'int', 'b': 'utf8[]'}, granular.encoders, shardlen=4) as writer:
+        for i in range(10):
+            writer.append({'a': i, 'b': ['x'] * i})
+    with granular.ShardedDatasetReader(place, granular.decoders) as reader:
+        assert [point['a'] for point in reader.fetch([9, 0, 4])] == [9, 0, 4]
+        assert len(reader[7]['b']) == 7
+    with granular.BagReader(Foreign(tmp_path / 'ds' / '000001' / 'a.bag')) as bag:
+        assert [granular.decoders['int'](record) for record in bag] == [4, 5, 6, 7]

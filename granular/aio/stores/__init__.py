@@ -15,7 +15,7 @@ _URL: Final = re.compile(r'([A-Za-z][A-Za-z0-9+.-]+)://(.*)', re.DOTALL)
 _FOREIGN: Final = ('name', 'parent', 'exists', 'open', 'glob', '__truediv__')
 
 
-def resolve(place: object, config: IOConfig, options: Mapping[str, Any]) -> tuple[Store, str]:
+def resolve(place: Any, config: IOConfig, options: Mapping[str, Any]) -> tuple[Store, str]:
     """The store and the key that an address means; nothing is asked of the store.
 
     Args:
@@ -34,7 +34,9 @@ def resolve(place: object, config: IOConfig, options: Mapping[str, Any]) -> tupl
         elif all(hasattr(place, name) for name in _FOREIGN):
             from granular.aio.stores.threaded import ForeignStore
 
-            return ForeignStore(str(place), config, {'path': place}), ''
+            # Its folder is the store, so that the place itself has a name, and others beside it.
+            folder = place.parent if place.name and str(place.parent) != str(place) else place
+            return ForeignStore(str(folder), config, {'path': folder}), '' if folder is place else str(place.name)
         else:
             raise InvalidArgumentError(f'want an address or a path, got {type(place).__name__}')
     match = _URL.fullmatch(place)

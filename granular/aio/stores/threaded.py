@@ -272,4 +272,8 @@ def _is_dir(path: Any) -> bool:
     for name in ('is_dir', 'isdir'):
         if hasattr(path, name):
             return bool(getattr(path, name)())
-    return not path.suffix
+    try:  # a path that cannot say it cannot open a folder either
+        path.open('rb').close()
+    except OSError:
+        return True
+    return False
