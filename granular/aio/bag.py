@@ -14,16 +14,15 @@ from granular.aio.lifecycle import Opened
 from granular.aio.loops import gather, running_loop
 from granular.aio.path import Path
 from granular.aio.reply import Reply, counters
-from granular.aio.stores.local import files
+from granular.aio.stores.local import IN_PLACE, files
 from granular.aio.stores.translating import translated
-from granular.config import KiB, MiB
+from granular.config import MiB
 from granular.errors import CorruptBagError, InvalidArgumentError, NotFoundError
 
 Ints = NDArray[np.int64]
 Buffer = bytes | bytearray | memoryview
 
 _WINDOW: Final = 64 * MiB  # of a table, read at a time beside the array that it goes into
-_IN_PLACE: Final = 256 * KiB  # a record up to here is read from a local disk without leaving the thread
 
 
 class BagReader(Opened):
@@ -115,8 +114,8 @@ class BagReader(Opened):
     async def _open_single(self, end: Reply) -> None:
         self._size = end.size
         if not end.size:
-            self._version, self._view = 2, _view(layout.blank_limits(0))
-            self._limits = layout.blank_limits(0)
+            self._version, self._limits = 2, layout.blank_limits(0)
+            self._view = _view(self._limits)
             return
         start = self._datasize = layout.table_start(end.data, end.size, self.name)
         if self.cache_index or self._data is not None or self.cache_data:
@@ -216,7 +215,7 @@ class BagReader(Opened):
         if isinstance(index, slice | range):
             return await self.fetch(index)
         place = index_of(index, self._length, self.name)
-        if self.immediate and (running_loop() is None or self.length_of(place) <= _IN_PLACE):
+        if self.immediate and (running_loop() is None or self.length_of(place) <= IN_PLACE):
             return self.get_now(place)
         return (await read_records([(self, np.array([place]))]))[0][0]
 

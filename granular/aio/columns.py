@@ -8,15 +8,14 @@ from numpy.typing import NDArray
 
 from granular.aio.bag import BagReader, read_records
 from granular.aio.codec import Field, decode
+from granular.aio.stores.local import IN_PLACE
 from granular.aio.threads import offload
-from granular.config import KiB
 from granular.errors import CorruptDatasetError, DecodeError, OutOfRangeError
 from granular.layout import Spec, is_sequence, unpack_refs
 
 Ints = NDArray[np.int64]
 Datapoint = dict[str, Any]
 
-_IN_PLACE: Final = 256 * KiB  # bytes of a datapoint up to which a loop may read it from a local disk
 _WINDOW: Final = 1 << 15  # references unpacked at a time
 
 
@@ -108,7 +107,7 @@ class Columns:
         """Whether an event loop may read it in place."""
         if self.refs is not None:
             return False
-        return sum(self.bags[choice.field.key].length_of(place) for choice in chosen) <= _IN_PLACE
+        return sum(self.bags[choice.field.key].length_of(place) for choice in chosen) <= IN_PLACE
 
     def get_now(self, place: int, chosen: Sequence[Choice]) -> Datapoint:
         """A datapoint, if the columns are immediate."""

@@ -11,10 +11,10 @@ from typing import Any
 
 import aiohttp
 
-from granular.aio.loops import Scope, gather, need_loop
+from granular.aio.loops import gather, need_loop
 from granular.aio.stores import translating
 from granular.aio.stores.base import Entry, Folders, ObjectWriter, PartWriter, Stat, check_options
-from granular.aio.stores.remote import Client, RemoteStore, open_transport
+from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.threads import offload
 from granular.errors import (
     AccessDeniedError,
@@ -31,13 +31,14 @@ _RENEW = 300.0  # seconds before a token's end
 _BINARY = {'Content-Type': 'application/octet-stream'}
 
 
-class GCSStore(RemoteStore):
+class GCSStore(RemoteStore['GCSClient']):
     """One bucket.
 
     Options: ``token``, ``project``, ``anon``, ``endpoint_url``, ``requester_pays``, and what else
     :class:`gcsfs.GCSFileSystem` takes. Where they are silent, STORAGE_EMULATOR_HOST and gcsfs's chain speak.
     """
 
+    version_header = 'x-goog-generation'
     variables = ('STORAGE_EMULATOR_HOST', 'GOOGLE_APPLICATION_CREDENTIALS', 'GOOGLE_CLOUD_PROJECT')
 
     @property
@@ -45,16 +46,9 @@ class GCSStore(RemoteStore):
         """The bucket's name."""
         return self.root.removeprefix('gs://')
 
-    async def open_client(self, opened: Scope) -> 'GCSClient':
+    async def make_client(self) -> 'GCSClient':
         # Importing gcsfs and finding credentials takes a while: not on the loop.
-        client = await offload(GCSClient, self, asyncio.get_running_loop())
-        client.transport = await open_transport(self.config, 'x-goog-generation')
-        opened.on_close(client.aclose)
-        return client
-
-    async def client(self) -> 'GCSClient':
-        client: GCSClient = await super().client()
-        return client
+        return await offload(GCSClient, self, asyncio.get_running_loop())
 
     async def stat(self, key: str) -> Stat:
         client = await self.client()
@@ -212,8 +206,7 @@ class GCSClient(Client):
         return await self.fs._call(*args, **kwargs)
 
     async def aclose(self) -> None:
-        """Close the sessions."""
-        await self.transport.aclose()
+        await super().aclose()
         if self.fs._session is not None:
             await self.fs._session.close()
 

@@ -6,24 +6,18 @@ import urllib.parse
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from granular.aio.loops import Scope
 from granular.aio.stores.base import Entry, Stat
-from granular.aio.stores.remote import Client, RemoteStore, open_transport
+from granular.aio.stores.remote import Client, RemoteStore
 from granular.errors import AccessDeniedError, NotFoundError, StoreError
 
 
-class HTTPStore(RemoteStore):
+class HTTPStore(RemoteStore['HTTPClient']):
     """One host. Options: ``headers`` to send with each request, and what else fsspec's HTTPFileSystem takes."""
 
-    async def open_client(self, opened: Scope) -> 'HTTPClient':
-        client = HTTPClient(self)
-        client.transport = await open_transport(self.config, 'ETag', redirects=True)
-        opened.on_close(client.aclose)
-        return client
+    redirects = True
 
-    async def client(self) -> 'HTTPClient':
-        client: HTTPClient = await super().client()
-        return client
+    async def make_client(self) -> 'HTTPClient':
+        return HTTPClient(self)
 
     async def stat(self, key: str) -> Stat:
         client = await self.client()
@@ -86,7 +80,6 @@ class HTTPClient(Client):
         return self._fs
 
     async def aclose(self) -> None:
-        """Close the sessions."""
-        await self.transport.aclose()
+        await super().aclose()
         if self._fs is not None and self._fs._session is not None:
             await self._fs._session.close()

@@ -18,7 +18,7 @@ from granular.config import IOConfig, KiB, MiB
 from granular.errors import OutOfRangeError
 
 # Up to here a read under an event loop is done in place: it takes less time than a thread takes to begin.
-_IN_PLACE = 256 * KiB
+IN_PLACE = 256 * KiB
 # Linux reads at most 2 GiB - 4 KiB in one call.
 _MAX_READ = 1 << 30
 
@@ -121,7 +121,7 @@ class LocalStore(Store):
     # --- reading
 
     async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
-        if running_loop() is not None and (stop is None or stop - start > _IN_PLACE):
+        if running_loop() is not None and (stop is None or stop - start > IN_PLACE):
             return await offload(self.read_now, key, start, stop, version)
         return self.read_now(key, start, stop, version)
 
@@ -136,7 +136,7 @@ class LocalStore(Store):
         return Reply(data, first, file.size, file.version)
 
     async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
-        if running_loop() is not None and sum(stop - start for _, start, stop, _ in requests) > _IN_PLACE:
+        if running_loop() is not None and sum(stop - start for _, start, stop, _ in requests) > IN_PLACE:
             return await offload(self.read_many_now, requests)
         return self.read_many_now(requests)
 
@@ -265,7 +265,7 @@ class LocalWriter(ObjectWriter):
         self._discard = weakref.finalize(self, _discard, self._file, self._draft)
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
-        if len(data) > _IN_PLACE:
+        if len(data) > IN_PLACE:
             await offload(self._file.write, data)
         else:
             self._file.write(data)

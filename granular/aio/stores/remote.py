@@ -6,7 +6,7 @@ import importlib
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from granular.aio.loops import Scope, gather, peek_scope, scope
 from granular.aio.reply import Reply
@@ -54,6 +54,10 @@ class Client(abc.ABC):
         self._ready[key] = (now, signed)
         return signed
 
+    async def aclose(self) -> None:
+        """Close the sessions."""
+        await self.transport.aclose()
+
     async def find_credentials(self) -> bool:
         """Ask for credentials again, off the loop; False if there are none to ask for."""
         return False
@@ -84,17 +88,16 @@ class Client(abc.ABC):
         return await self.transport.head(lambda: self.prepare(key), self.renew, name)
 
 
-async def open_transport(config: IOConfig, version_header: str, redirects: bool = False) -> 'Transport':
-    """A transport under the running loop."""
-    # Importing aiohttp takes a tenth of a second: not on the loop.
-    module = await offload(importlib.import_module, 'granular.aio.transport')
-    transport: Transport = module.Transport(config, version_header, redirects)
-    return transport
+C = TypeVar('C', bound=Client)
 
 
-class RemoteStore(Store):
+class RemoteStore(Store, Generic[C]):
     """A store that is read through a client."""
 
+    version_header = 'ETag'
+    """The reply header that tells one version of an object from the next."""
+    redirects = False
+    """Whether a Location header is followed."""
     variables: tuple[str, ...] = ()
     """The environment variables that a client goes by where the options are silent."""
 
@@ -107,23 +110,31 @@ class RemoteStore(Store):
         return (*super()._identity(), self._environment)
 
     @abc.abstractmethod
-    async def open_client(self, opened: Scope) -> Any:
-        """A new client; what it opens is closed by ``opened.on_close``."""
+    async def make_client(self) -> C:
+        """A new client for the running loop, without its transport."""
 
-    async def client(self) -> Any:
+    async def _open_client(self, opened: Scope) -> C:
+        client = await self.make_client()
+        # Importing aiohttp takes a tenth of a second: not on the loop.
+        module = await offload(importlib.import_module, 'granular.aio.transport')
+        client.transport = module.Transport(self.config, self.version_header, self.redirects)
+        opened.on_close(client.aclose)
+        return client
+
+    async def client(self) -> C:
         """The running loop's client."""
         opened = peek_scope()
         if opened is not None and (client := opened.peek(self)) is not None:
-            return client
+            return cast(C, client)
         opened = await scope()
-        return await opened.get(self, self.open_client)
+        return await opened.get(self, self._open_client)
 
     async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
-        client: Client = await self.client()
+        client = await self.client()
         return await client.read(key, self.url(key), start, stop, version)
 
     async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
-        client: Client = await self.client()
+        client = await self.client()
         replies = await gather(
             [client.read(key, self.url(key), start, stop, version) for key, start, stop, version in requests]
         )

@@ -7,10 +7,10 @@ import urllib.parse
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from granular.aio.loops import Scope, need_loop
+from granular.aio.loops import need_loop
 from granular.aio.stores import translating
 from granular.aio.stores.base import Entry, Folders, ObjectWriter, PartWriter, Stat, check_options
-from granular.aio.stores.remote import Client, RemoteStore, open_transport
+from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.threads import offload
 from granular.errors import (
     AccessDeniedError,
@@ -25,7 +25,7 @@ from granular.errors import (
 _BATCH = 1000  # keys in one delete request
 
 
-class S3Store(RemoteStore):
+class S3Store(RemoteStore['S3Client']):
     """One bucket.
 
     Options: ``key``, ``secret``, ``token``, ``profile``, ``anon``, ``endpoint_url``, ``region``, ``requester_pays``,
@@ -43,16 +43,9 @@ class S3Store(RemoteStore):
         """The bucket's name."""
         return self.root.removeprefix('s3://')
 
-    async def open_client(self, opened: Scope) -> 'S3Client':
+    async def make_client(self) -> 'S3Client':
         # Importing botocore and loading its models takes a while: not on the loop.
-        client = await offload(S3Client, self)
-        client.transport = await open_transport(self.config, 'ETag')
-        opened.on_close(client.aclose)
-        return client
-
-    async def client(self) -> 'S3Client':
-        client: S3Client = await super().client()
-        return client
+        return await offload(S3Client, self)
 
     async def stat(self, key: str) -> Stat:
         client = await self.client()
@@ -287,8 +280,7 @@ class S3Client(Client):
         return fs
 
     async def aclose(self) -> None:
-        """Close the sessions."""
-        await self.transport.aclose()
+        await super().aclose()
         if self._fs is not None and self._fs._s3 is not None:
             await self._fs._s3creator.__aexit__(None, None, None)
 

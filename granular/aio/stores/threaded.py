@@ -30,7 +30,7 @@ class ThreadedStore(Store):
 
         return await offload(guarded)
 
-    def slice_of(self, key: str, start: int, stop: int | None, size: int, version: str | None) -> tuple[int, int]:
+    def slice_of(self, key: str, start: int, stop: int | None, size: int) -> tuple[int, int]:
         """The bytes meant by a read, checked against the object's size."""
         first = max(0, size + start) if start < 0 else start
         behind = size if stop is None else stop
@@ -38,13 +38,21 @@ class ThreadedStore(Store):
             raise OutOfRangeError(f'{self.url(key)}: bytes {start} to {stop} were asked for, but it has {size}')
         return first, behind
 
+    def reply_of(self, key: str, data: bytes, first: int, behind: int, size: int) -> Reply:
+        """The reply to a read, checked and counted."""
+        if len(data) != behind - first:
+            raise StoreError(f'{self.url(key)}: {len(data)} bytes came instead of {behind - first}')
+        counters.requests += 1
+        counters.bytes += len(data)
+        return Reply(bytes(data), first, size, None)
+
 
 class FsspecStore(ThreadedStore):
     """A filesystem of fsspec, such as ``memory://``, ``abfs://`` or ``hf://``."""
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         super().__init__(root, config, options)
-        cls, _ = _filesystem_class(root)
+        cls = _filesystem_class(root)
         with translated(root):
             self._fs = cls(**{**cls._get_kwargs_from_urls(root), **options})
         self._cut = len(cls._strip_protocol(root).strip('/'))
@@ -63,13 +71,9 @@ class FsspecStore(ThreadedStore):
             size = self._fs.size(self._path(key))
             if size is None:
                 raise StoreError(f'{self.url(key)}: its size is unknown')
-            first, behind = self.slice_of(key, start, stop, size, version)
+            first, behind = self.slice_of(key, start, stop, size)
             data = self._fs.cat_file(self._path(key), first, behind) if behind > first else b''
-            if len(data) != behind - first:
-                raise StoreError(f'{self.url(key)}: {len(data)} bytes came instead of {behind - first}')
-            counters.requests += 1
-            counters.bytes += len(data)
-            return Reply(bytes(data), first, size, None)
+            return self.reply_of(key, data, first, behind, size)
 
         return await self.call(key, fn)
 
@@ -153,14 +157,10 @@ class ForeignStore(ThreadedStore):
             with self._path(key).open('rb') as file:
                 size = file.seek(0, io.SEEK_END)
                 size = file.tell() if size is None else size
-                first, behind = self.slice_of(key, start, stop, size, version)
+                first, behind = self.slice_of(key, start, stop, size)
                 file.seek(first)
                 data = file.read(behind - first)
-            if len(data) != behind - first:
-                raise StoreError(f'{self.url(key)}: {len(data)} bytes came instead of {behind - first}')
-            counters.requests += 1
-            counters.bytes += len(data)
-            return Reply(data, first, size, None)
+            return self.reply_of(key, data, first, behind, size)
 
         return await self.call(key, fn)
 
@@ -249,12 +249,12 @@ class ThreadedWriter(ObjectWriter):
         await self._store.call(self._key, fn)
 
 
-def _filesystem_class(root: str) -> tuple[Any, str]:
+def _filesystem_class(root: str) -> Any:
     import fsspec
 
     protocol = root.partition('://')[0]
     try:
-        return fsspec.get_filesystem_class(protocol), protocol
+        return fsspec.get_filesystem_class(protocol)
     except ImportError as error:
         raise MissingExtraError(f'{root}: {error}') from error
     except ValueError as error:
@@ -263,9 +263,9 @@ def _filesystem_class(root: str) -> tuple[Any, str]:
 
 def fsspec_root(url: str) -> str:
     """The part of an address that names its filesystem: the scheme, with the host where the scheme has one."""
-    cls, protocol = _filesystem_class(url)
-    host = cls._get_kwargs_from_urls(url).get('host')
-    return f'{protocol}://{url.partition("://")[2].split("/")[0]}' if host else f'{protocol}://'
+    protocol, _, rest = url.partition('://')
+    host = _filesystem_class(url)._get_kwargs_from_urls(url).get('host')
+    return f'{protocol}://{rest.split("/")[0]}' if host else f'{protocol}://'
 
 
 def _is_dir(path: Any) -> bool:
