@@ -61,7 +61,7 @@ class IOConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Merge:
-    """When ranges are merged and split: both in bytes, for :func:`granular.aio.ranges.plan`."""
+    """When ranges are merged and split: both in bytes, for ``plan`` and ``split`` of :mod:`granular.aio.ranges`."""
 
     max_gap: int
     max_request: int

@@ -3,17 +3,19 @@
 import re
 from typing import Final
 
-import aiohttp
-
+from granular.aio.http1 import Head
+from granular.aio.memory import blank
 from granular.aio.reply import Reply, changed
+from granular.aio.wire import Sink
 from granular.config import MiB
 from granular.errors import BadReplyError, OutOfRangeError
 
 _CONTENT_RANGE: Final = re.compile(r'bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)')
 _WHOLE: Final = 64 * MiB  # of an object that a store sends whole although a range was asked for
+_ENDLESS: Final = 1 << 62
 
 
-class Download:
+class Download(Sink):
     """A byte range, over as many replies as it takes.
 
     Args:
@@ -21,53 +23,69 @@ class Download:
       start: the first byte, or, if negative, how many bytes of the object's end.
       stop: behind the last byte; None for all that follows.
       version: what the object's version must be; None for any, but then the same in every reply.
-      version_header: the header that tells the version.
+      version_header: the header that tells the version, in lower case.
+      into: where the bytes go; by default into bytes of their own.
     """
 
-    def __init__(self, name: str, start: int, stop: int | None, version: str | None, version_header: str) -> None:
+    def __init__(
+        self, name: str, start: int, stop: int | None, version: str | None, version_header: str, into: memoryview | None
+    ) -> None:
         self._name, self._start, self._stop = name, start, stop
         self._version, self._header = version, version_header
-        self._parts: list[bytes] = []
-        self._got = 0
+        self._into, self._data = into, b''
+        self._view: memoryview | None = None  # over all of the span
+        self._done = 0  # bytes that earlier replies brought
         self._span: tuple[int, int, int] | None = None  # first byte, behind the last, size; from the first reply
+        self._enough: int | None = None  # bytes after which a whole object has what was asked for
 
-    @property
     def range(self) -> str:
         """The Range header that asks for what is still missing."""
-        if self._span is not None:
-            return f'bytes={self._span[0] + self._got}-{self._span[1] - 1}'
+        if self._span is not None and self._version is None:
+            self.restart()  # what follows may be of another version
+        self._done, self.got = self._done + self.got if self._span is not None else 0, 0
+        if self._span is not None and self._span[0] + self._done < self._span[1]:
+            return f'bytes={self._span[0] + self._done}-{self._span[1] - 1}'
+        self.restart()
         if self._start < 0:
             return f'bytes={self._start}'
         return f'bytes={self._start}-{"" if self._stop is None else self._stop - 1}'
 
-    async def take(self, response: aiohttp.ClientResponse) -> Reply | None:
-        """Read a reply; None if its status says that it is no answer.
+    def place(self, head: Head) -> memoryview | int:
+        """Where the body of a reply goes.
 
         Raises:
           BadReplyError: if it does not answer what was asked.
           ObjectChangedError: if it is of another version.
-          OutOfRangeError: if the object ends before.
-          aiohttp.ClientError, TimeoutError: if it breaks off; what came is kept, if the object has a version.
         """
-        if response.status not in (200, 206, 416):
-            return None
-        version = response.headers.get(self._header)
-        if self._version is not None and response.status != 416 and version != self._version:
+        if head.status not in (200, 206):
+            return super().place(head)
+        version = head.headers.get(self._header)
+        if self._version is not None and version != self._version:
             raise changed(self._name, self._version, version)
-        try:
-            match response.status:
-                case 206:
-                    return await self._part(response, version)
-                case 200:
-                    return await self._whole(response, version)
-                case _:
-                    return self._nothing(response)
-        except BadReplyError:
-            self._restart()  # nothing of what came can be relied on
-            raise
+        return self._part(head, version) if head.status == 206 else self._whole(head)
 
-    async def _part(self, response: aiohttp.ClientResponse, version: str | None) -> Reply:
-        said = response.headers.get('Content-Range', '')
+    def take(self, head: Head) -> Reply | None:
+        """What came, at the end of a reply; None if its status says that it is no answer.
+
+        Raises:
+          BadReplyError: if it is not what was asked for.
+          OutOfRangeError: if the object ends before.
+        """
+        version = head.headers.get(self._header)
+        match head.status:
+            case 206 if self._span is not None:
+                first, behind, size = self._span
+                if self._stop is not None and behind < self._stop:
+                    raise self._beyond(size)
+                return Reply(self._data, first, size, version)
+            case 200:
+                return self._cut(head, version)
+            case 416:
+                return self._nothing(head, version)
+        return None
+
+    def _part(self, head: Head, version: str | None) -> memoryview:
+        said = head.headers.get('content-range', '')
         match = _CONTENT_RANGE.fullmatch(said)
         if match is None or match[1] is None or match[3] == '*':
             raise BadReplyError(f'{self._name}: status 206 with Content-Range {said!r}')
@@ -76,72 +94,62 @@ class Download:
             want = max(0, size + self._start) if self._start < 0 else self._start
             expected = (want, size if self._stop is None else min(self._stop, size), size)
         else:
-            expected = (self._span[0] + self._got, *self._span[1:])
-        if (first, behind, size) != expected:
-            raise BadReplyError(f'{self._name}: {self.range} was answered with Content-Range {said!r}')
+            expected = (self._span[0] + self._done, *self._span[1:])
+        if (first, behind, size) != expected or behind <= first:
+            raise BadReplyError(f'{self._name}: bytes {expected[0]} to {expected[1]} came as Content-Range {said!r}')
+        if head.length not in (None, behind - first):
+            raise BadReplyError(f'{self._name}: Content-Range {said!r} with Content-Length {head.length}')
         if self._span is None:
             self._span = (first, behind, size)
+            if self._into is None:
+                self._data, self._view = blank(behind - first)
+            else:
+                self._view = self._into[: behind - first]
         self._version = version
-        await self._drain(response, behind - self._span[0])
-        if self._got != behind - self._span[0]:
-            raise BadReplyError(f'{self._name}: {self._got} bytes came instead of {behind - self._span[0]}')
-        data = self._parts[0] if len(self._parts) == 1 else b''.join(self._parts)
-        if self._stop is not None and behind < self._stop:
-            raise self._beyond(size)
-        return Reply(data, self._span[0], size, version)
+        view: memoryview = self._view  # type: ignore[assignment]
+        return view[self._done :]
 
-    async def _whole(self, response: aiohttp.ClientResponse, version: str | None) -> Reply:
-        """The store ignores ranges, or the object is empty: what was asked for is cut out."""
-        encoding = response.headers.get('Content-Encoding', 'identity')
-        length = response.content_length
+    def _whole(self, head: Head) -> int:
+        """The store ignores ranges, or the object is empty: what was asked for will be cut out."""
+        encoding, length = head.headers.get('content-encoding', 'identity'), head.length
         if encoding != 'identity':
             raise BadReplyError(
                 f'{self._name}: the store sent all of it, with Content-Encoding {encoding}, in which there are no '
                 f'ranges: store it without'
             )
-        if length is not None and length > _WHOLE and self.range != 'bytes=0-':
-            raise BadReplyError(f'{self._name}: {self.range} was answered with all of its {length} bytes')
-        self._restart()
-        enough = self._stop if self._start >= 0 and length is not None else None
-        await self._drain(response, enough)
-        data = b''.join(self._parts)
+        if length is not None and length > _WHOLE and (self._start, self._stop) != (0, None):
+            raise BadReplyError(f'{self._name}: a range was answered with all of its {length} bytes')
+        self.restart()
+        self._enough = self._stop if self._start >= 0 and length is not None else None
+        return _ENDLESS if self._enough is None else self._enough
+
+    def _cut(self, head: Head, version: str | None) -> Reply:
+        data, self.body, length = bytes(self.body), bytearray(), head.length
         size = len(data) if length is None else length
-        if enough is None and len(data) != size:
+        if self._enough is None and len(data) != size:
             raise BadReplyError(f'{self._name}: {len(data)} bytes came instead of {size}')
         if self._stop is not None and size < self._stop:
             raise self._beyond(size)
         first = max(0, size + self._start) if self._start < 0 else min(self._start, size)
-        return Reply(data[first : self._stop], first, size, version)
+        data = data[first : self._stop]
+        if self._into is not None:
+            self._into[:] = data
+        return Reply(data, first, size, version)
 
-    def _nothing(self, response: aiohttp.ClientResponse) -> Reply:
-        match = _CONTENT_RANGE.fullmatch(response.headers.get('Content-Range', ''))
+    def _nothing(self, head: Head, version: str | None) -> Reply:
+        match = _CONTENT_RANGE.fullmatch(head.headers.get('content-range', ''))
         size = int(match[3]) if match is not None and match[3] != '*' else -1
         # Nothing can be the end of an empty object, so stores refuse to give it. S3 does not say its size.
         if size <= 0 and self._start <= 0 and self._stop is None:
-            return Reply(b'', 0, 0, response.headers.get(self._header))
+            return Reply(b'', 0, 0, version)
         if self._version is not None:
             # It was long enough when its version was learned.
-            raise changed(self._name, self._version, response.headers.get(self._header))
+            raise changed(self._name, self._version, version)
         raise self._beyond(size)
 
-    async def _drain(self, response: aiohttp.ClientResponse, enough: int | None) -> None:
-        content = response.content
-        try:
-            while chunk := await content.readany():
-                self._parts.append(chunk)
-                self._got += len(chunk)
-                if enough is not None and self._got >= enough:
-                    if self._got > enough and response.status == 206:
-                        raise BadReplyError(f'{self._name}: more than the {enough} bytes asked for came')
-                    # Closes a reply that says more; one that is at its end gives its connection back.
-                    return
-        except (aiohttp.ClientError, TimeoutError, OSError):
-            if self._version is None or response.status != 206:
-                self._restart()  # what follows may be of another version
-            raise
-
-    def _restart(self) -> None:
-        self._parts, self._got, self._span = [], 0, None
+    def restart(self) -> None:
+        """Forget what came."""
+        self._data, self._view, self._span, self._done, self.got = b'', None, None, 0, 0
 
     def _beyond(self, size: int) -> OutOfRangeError:
         known = f'but it has {size}' if size >= 0 else 'which lie beyond its end'

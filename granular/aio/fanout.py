@@ -38,8 +38,7 @@ async def read_all(store: Store, jobs: Sequence[Job]) -> list[list[bytes]]:
     base = np.repeat(np.arange(len(jobs), dtype=np.int64) << _BITS, counts)
     starts = base + np.concatenate([job.starts for job in jobs]) if jobs else base
     stops = base + np.concatenate([job.stops for job in jobs]) if jobs else base
-    merge = store.merge
-    plan = ranges.plan(starts, stops, max_gap=merge.max_gap, max_request=merge.max_request)
+    plan = ranges.plan(starts, stops, max_gap=store.merge.max_gap)
     counters.ranges += len(starts)
     owners = plan.starts >> _BITS
     zero = owners << _BITS

@@ -1,8 +1,8 @@
 """Which requests bring these byte ranges, and how the replies are cut back into them: pure functions, no I/O.
 
-``plan`` sorts the ranges, merges neighbours whose gap costs less than a request, and splits what is larger than one
-good request. ``cut`` gives the bytes of each range back, in the order asked. Both work on numpy arrays, so that 100,000
-ranges take milliseconds.
+``plan`` sorts the ranges and merges neighbours whose gap costs less than a request into spans; ``split`` makes several
+requests of a span that is larger than one good request. ``cut`` gives the bytes of each range back, in the order asked.
+They work on numpy arrays, so that 100,000 ranges take milliseconds.
 """
 
 import dataclasses
@@ -18,25 +18,24 @@ Ints = NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """Requests and where each range lies in their replies.
+    """What to read and where each range lies in it.
 
     Attributes:
-      starts, stops: the requests' byte ranges, ascending and disjoint, shape (requests,).
-      first, last: of each range asked, the first and the last request that it touches, shape (ranges,).
-      offset: of each range asked, where it begins in the reply of its first request, shape (ranges,).
+      starts, stops: the spans to read, ascending and disjoint, shape (spans,).
+      span: of each range asked, the span that has it, shape (ranges,).
+      offset: of each range asked, where it begins in its span, shape (ranges,).
       length: of each range asked, its bytes, shape (ranges,).
     """
 
     starts: Ints
     stops: Ints
-    first: Ints
-    last: Ints
+    span: Ints
     offset: Ints
     length: Ints
 
     @property
-    def requests(self) -> list[tuple[int, int]]:
-        """The byte ranges to ask for, as (start, stop)."""
+    def spans(self) -> list[tuple[int, int]]:
+        """What to read, as (start, stop)."""
         return list(zip(self.starts.tolist(), self.stops.tolist(), strict=True))
 
 
@@ -59,63 +58,49 @@ def check(starts: ArrayLike, stops: ArrayLike) -> tuple[Ints, Ints]:
     return left, right
 
 
-def plan(starts: ArrayLike, stops: ArrayLike, *, max_gap: int, max_request: int) -> Plan:
-    """Plan the requests for byte ranges, in any order, overlapping, repeated or empty.
+def plan(starts: ArrayLike, stops: ArrayLike, *, max_gap: int) -> Plan:
+    """Plan what to read for byte ranges, in any order, overlapping, repeated or empty.
 
     Args:
       starts, stops: the ranges ``[start, stop)`` in bytes, 1-D integers.
-      max_gap: ranges at most this many bytes apart are asked for together.
-      max_request: no request is longer than this many bytes.
+      max_gap: ranges at most this many bytes apart are read together.
 
     Returns:
-      The plan. Empty ranges cause no request.
+      The plan. Empty ranges cause no read.
 
     Raises:
-      InvalidArgumentError: for ranges or knobs that cannot be.
+      InvalidArgumentError: for ranges or a gap that cannot be.
     """
-    if max_gap < 0 or max_request < 1:
-        raise InvalidArgumentError(f'want max_gap >= 0 and max_request >= 1, got {max_gap} and {max_request}')
+    if max_gap < 0:
+        raise InvalidArgumentError(f'want max_gap >= 0, got {max_gap}')
     left, right = check(starts, stops)
     length = right - left
     filled = length > 0
     if not filled.any():
         none, zeros = np.empty(0, np.int64), np.zeros(len(left), np.int64)
-        return Plan(none, none, zeros, zeros, zeros, length)
+        return Plan(none, none, zeros, zeros, length)
 
     order = np.argsort(left[filled], kind='stable')
     lower, upper = left[filled][order], np.maximum.accumulate(right[filled][order])
     apart = np.flatnonzero(lower[1:] > upper[:-1] + max_gap) + 1
     begins = lower[np.concatenate(([0], apart))]
     ends = upper[np.concatenate((apart - 1, [len(upper) - 1]))]
-
-    # Split evenly: two requests of 3 MiB arrive sooner than one of 4 and one of 2.
-    size = ends - begins
-    pieces = -(-size // max_request)
-    step = -(-size // pieces)
-    nth = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    request_starts = np.repeat(begins, pieces) + nth * np.repeat(step, pieces)
-    request_stops = np.minimum(request_starts + np.repeat(step, pieces), np.repeat(ends, pieces))
-
-    first = np.maximum(np.searchsorted(request_starts, left, side='right') - 1, 0)
-    last = np.maximum(np.searchsorted(request_starts, right - 1, side='right') - 1, 0)
-    return Plan(request_starts, request_stops, first, last, left - request_starts[first], length)
+    span = np.maximum(np.searchsorted(begins, left, side='right') - 1, 0)
+    return Plan(begins, ends, span, left - begins[span], length)
 
 
-def cut(plan: Plan, replies: Sequence[bytes]) -> list[bytes]:
-    """The bytes of each range asked, in the order asked, out of the replies to the plan's requests.
+def split(start: int, stop: int, max_request: int) -> list[tuple[int, int]]:
+    """The requests for a span: of at most ``max_request`` bytes, and even, as two of 3 MiB come sooner than 4 and 2."""
+    count = -(-(stop - start) // max_request)
+    step = -(-(stop - start) // max(1, count))
+    return [(at, min(at + step, stop)) for at in range(start, stop, step)] if count else []
 
-    What is smaller than its reply is copied out of it, so that a small range never keeps a large reply alive.
+
+def cut(plan: Plan, spans: Sequence[bytes]) -> list[bytes]:
+    """The bytes of each range asked, in the order asked, out of the plan's spans.
+
+    What is smaller than its span is copied out of it, so that a small range never keeps a large span alive.
     """
-    out: list[bytes] = []
-    rows = zip(plan.first.tolist(), plan.last.tolist(), plan.offset.tolist(), plan.length.tolist(), strict=True)
-    for first, last, offset, length in rows:
-        if not length:
-            out.append(b'')
-        elif first == last:
-            out.append(replies[first][offset : offset + length])
-        else:
-            parts = [memoryview(replies[i]) for i in range(first, last + 1)]
-            parts[0] = parts[0][offset:]
-            parts[-1] = parts[-1][: length - sum(map(len, parts[:-1]))]
-            out.append(b''.join(parts))
-    return out
+    rows = zip(plan.span.tolist(), plan.offset.tolist(), plan.length.tolist(), strict=True)
+    # Slicing all of a bytes object gives the object itself.
+    return [spans[span][offset : offset + length] if length else b'' for span, offset, length in rows]

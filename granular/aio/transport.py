@@ -1,4 +1,4 @@
-"""The hot path: bare GETs of byte ranges over one aiohttp session, with limits, retries and a check of every reply."""
+"""The hot path: bare GETs of byte ranges, with limits, retries and a check of every reply."""
 
 import asyncio
 import collections
@@ -6,15 +6,15 @@ import contextlib
 import logging
 import random
 import re
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeVar
 
-import aiohttp
-import yarl
-
 from granular.aio.download import Download
+from granular.aio.http1 import Head, ProtocolError, Target
 from granular.aio.reply import Reply, changed, counters
+from granular.aio.wire import Pool, Sink
 from granular.config import IOConfig
 from granular.errors import (
     AccessDeniedError,
@@ -30,6 +30,7 @@ logger = logging.getLogger('granular')
 RETRIED: Final = frozenset((408, 429, 500, 502, 503, 504))
 _EXPIRED: Final = frozenset(('ExpiredToken', 'ExpiredTokenException', 'TokenRefreshRequired', 'InvalidToken'))
 _PATIENT: Final = 3  # attempts that fail in silence
+_REDIRECTS: Final = 10
 _CODE: Final = re.compile(rb'<Code>(\w+)</Code>')
 
 
@@ -78,7 +79,7 @@ class Limit:
                 future.set_result(None)
 
 
-Prepare = Callable[[], Awaitable[tuple[yarl.URL, Mapping[str, str]]]]
+Prepare = Callable[[], Awaitable[Target]]
 """Gives the address and the signed headers of an object at the time that its request is sent."""
 
 Renew = Callable[[], Awaitable[bool]]
@@ -88,7 +89,7 @@ T = TypeVar('T')
 
 
 class Transport:
-    """One aiohttp session and its limits, under one event loop.
+    """The connections to a store and their limits, under one event loop.
 
     Args:
       config: the knobs.
@@ -98,26 +99,24 @@ class Transport:
 
     def __init__(self, config: IOConfig, version_header: str, redirects: bool = False) -> None:
         self._config = config
-        self._version_header = version_header
+        self._version_header = version_header.lower()
         self._redirects = redirects
         self._limit = Limit(config.concurrency, config.memory)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
-            timeout=aiohttp.ClientTimeout(
-                total=None, sock_connect=config.connect_timeout, sock_read=config.read_timeout
-            ),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            read_bufsize=1 << 20,
-            headers={'Accept-Encoding': 'identity', 'User-Agent': 'granular'},
-        )
+        self.pool = Pool(config.connect_timeout, config.read_timeout)
 
     async def aclose(self) -> None:
-        """Close the session and its sockets."""
-        await self._session.close()
+        """Close all connections."""
+        await self.pool.aclose()
 
     async def read(
-        self, prepare: Prepare, renew: Renew, name: str, start: int, stop: int | None, version: str | None
+        self,
+        prepare: Prepare,
+        renew: Renew,
+        name: str,
+        start: int,
+        stop: int | None,
+        version: str | None,
+        into: memoryview | None = None,
     ) -> Reply:
         """One byte range of an object.
 
@@ -128,42 +127,51 @@ class Transport:
           start: the first byte, or, if negative, how many bytes of the object's end.
           stop: behind the last byte; None for all that follows.
           version: what the reply's version must be; None for any.
+          into: memory for exactly the bytes asked for, to use instead of the reply's own.
 
         Raises:
           OutOfRangeError: if the object ends before ``stop``, or before ``start``.
           ObjectChangedError: if the reply is of another version.
           NotFoundError, AccessDeniedError, StoreError: for what the store says.
         """
-        download = Download(name, start, stop, version, self._version_header)
+        download = Download(name, start, stop, version, self._version_header, into)
         weight = -start if start < 0 else (1 << 20 if stop is None else stop - start)
 
         async def attempt() -> Reply:
-            url, headers = await prepare()
-            headers = {**headers, 'Range': download.range}
-            response = await self._session.get(url, headers=headers, allow_redirects=self._redirects)
+            target = await prepare()
             try:
-                reply = await download.take(response)
-                if reply is None:
-                    raise await _refusal(response, name)
-                return reply
-            finally:
-                response.release() if response.content.at_eof() else response.close()
+                head = await self._exchange(target, 'GET', download, f'Range: {download.range()}\r\n')
+                reply = download.take(head)
+            except (ProtocolError, BadReplyError):
+                download.restart()  # nothing of what came can be relied on
+                raise
+            if reply is None:
+                raise _refusal(head, download, name)
+            return reply
 
         reply = await self._retry(attempt, renew, name, weight)
-        counters.bytes += len(reply.data)
+        counters.bytes += len(reply.data) if into is None else len(into)
         return reply
 
     async def head(self, prepare: Prepare, renew: Renew, name: str) -> Mapping[str, str]:
-        """The headers of an object."""
+        """The headers of an object, their names in lower case."""
 
         async def attempt() -> Mapping[str, str]:
-            url, headers = await prepare()
-            async with self._session.head(url, headers=headers, allow_redirects=self._redirects) as response:
-                if response.status != 200:
-                    raise await _refusal(response, name)
-                return response.headers
+            sink = Sink()
+            head = await self._exchange(await prepare(), 'HEAD', sink, '')
+            if head.status != 200:
+                raise _refusal(head, sink, name)
+            return head.headers
 
         return await self._retry(attempt, renew, name, 0)
+
+    async def _exchange(self, target: Target, method: str, sink: Sink, more: str) -> Head:
+        for _ in range(_REDIRECTS):
+            head = await self.pool.exchange(target, target.request(method, more), sink, method == 'HEAD')
+            if not self._redirects or head.status not in (301, 302, 303, 307, 308) or 'location' not in head.headers:
+                return head
+            target = target.follow(head.headers['location'])
+        raise BadReplyError(f'{target.url}: more than {_REDIRECTS} redirections')
 
     async def _retry(self, attempt: Callable[[], Awaitable[T]], renew: Renew, name: str, weight: int) -> T:
         """Try until it works, the error is permanent, or the attempts or the time are used up."""
@@ -177,9 +185,10 @@ class Transport:
             held = await self._limit.acquire(weight)
             try:
                 return await attempt()
-            except BadReplyError as bad:
+            except (ProtocolError, BadReplyError) as bad:
                 # Once more, on another connection; a store that answers wrongly twice will not do better.
-                error, cause, permitted = bad, None, min(2, permitted)
+                error = bad if isinstance(bad, BadReplyError) else BadReplyError(f'{name}: {bad}')
+                cause, permitted = None, min(2, permitted)
             except _ExpiredError as expired:
                 if renewed or not await renew():
                     raise expired.error from None
@@ -191,11 +200,11 @@ class Transport:
             except _RetryableError as again:
                 error, cause, least = again.error, None, again.after
                 base = max(base, 1.0) if again.throttled else base
-            except (aiohttp.ClientConnectorCertificateError, aiohttp.InvalidURL) as permanent:
+            except ssl.SSLCertVerificationError as permanent:
                 raise StoreError(f'{name}: {permanent}') from permanent
             except TimeoutError as late:
                 error, cause = StoreTimeoutError(f'{name}: no answer: {late or type(late).__name__}'), late
-            except (aiohttp.ClientError, OSError) as failed:
+            except OSError as failed:
                 error, cause = StoreError(f'{name}: {type(failed).__name__}: {failed}'), failed
             finally:
                 self._limit.release(held)
@@ -227,13 +236,11 @@ class _RetryableError(Exception):
         self.error, self.throttled, self.after = error, throttled, after
 
 
-async def _refusal(response: aiohttp.ClientResponse, name: str) -> Exception:
+def _refusal(head: Head, sink: Sink, name: str) -> Exception:
     """What a reply means that is neither success nor a matter of ranges."""
-    status, body = response.status, b''
-    if response.method != 'HEAD':
-        body = await response.content.read(4096)
+    status, body = head.status, bytes(sink.body)
     code = _CODE.search(body)
-    said = code[1].decode() if code else _text(body) or response.reason or ''
+    said = code[1].decode() if code else _text(body) or head.reason
     if status in (404, 410):
         what = 'no such bucket' if 'NoSuchBucket' in said else 'no such object'
         return NotFoundError(f'{name}: {what} (status {status})')
@@ -245,13 +252,13 @@ async def _refusal(response: aiohttp.ClientResponse, name: str) -> Exception:
         return _ExpiredError(denied) if status == 401 or said in _EXPIRED else denied
     if status == 412:
         return changed(name, 'asked for', None)
-    region = response.headers.get('x-amz-bucket-region')
+    region = head.headers.get('x-amz-bucket-region')
     if status in (301, 307, 400) and region:
         return StoreError(f'{name}: the bucket is in region {region} (status {status}, {said}): pass region={region!r}')
     error = StoreError(f'{name}: status {status}, {said}')
     if status not in RETRIED:
         return error
-    after = response.headers.get('Retry-After', '')
+    after = head.headers.get('retry-after', '')
     return _RetryableError(error, throttled=status in (429, 503), after=float(after) if after.isdecimal() else 0.0)
 
 

@@ -134,7 +134,7 @@ class Store(abc.ABC):
         """
 
     async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
-        """Several byte ranges, of one object or of many, concurrently."""
+        """Several byte ranges, of one object or of many, concurrently; none is too large for the store to divide."""
         await self.ready()
         replies = await gather([self.read(*request) for request in requests])
         return [reply.data for reply in replies]

@@ -26,16 +26,16 @@ class HTTPStore(RemoteStore['HTTPClient']):
         except NotFoundError:
             head = None
         # A server's page for a folder, with or without the slash, is its listing.
-        if head is None or head.get('Content-Type', '').startswith('text/html'):
+        if head is None or head.get('content-type', '').startswith('text/html'):
             with contextlib.suppress(NotFoundError):
                 if await self._links(key):
                     return Stat(0, is_dir=True)
         if head is None:
             raise NotFoundError(f'{self.url(key)}: no such object (status 404)')
-        when = email.utils.parsedate_to_datetime(head['Last-Modified']).timestamp() if 'Last-Modified' in head else None
-        if 'Content-Length' not in head:
+        when = email.utils.parsedate_to_datetime(head['last-modified']).timestamp() if 'last-modified' in head else None
+        if 'content-length' not in head:
             raise StoreError(f'{self.url(key)}: the server does not say its size')
-        return Stat(int(head['Content-Length']), when, head.get('ETag'))
+        return Stat(int(head['content-length']), when, head.get('etag'))
 
     async def _links(self, key: str) -> list[str]:
         fs = (await self.client()).filesystem()

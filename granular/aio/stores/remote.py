@@ -5,18 +5,19 @@ import asyncio
 import importlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
+from granular.aio import ranges
+from granular.aio.http1 import Target
 from granular.aio.loops import Scope, gather, peek_scope, scope
+from granular.aio.memory import blank
 from granular.aio.reply import Reply
 from granular.aio.stores.base import Request, Store
 from granular.aio.threads import offload
 from granular.config import IOConfig
 
 if TYPE_CHECKING:
-    import yarl
-
     from granular.aio.transport import Transport
 
 # A signature of S3 is good for 15 minutes; a token is renewed some minutes before its end.
@@ -31,7 +32,7 @@ class Client(abc.ABC):
     transport: 'Transport'
 
     def __init__(self) -> None:
-        self._ready: dict[str, tuple[float, tuple[yarl.URL, Mapping[str, str]]]] = {}
+        self._ready: dict[str, tuple[float, Target]] = {}
         self._renewing: asyncio.Future[bool] | None = None
         self._renewed = 0.0  # when
 
@@ -39,16 +40,13 @@ class Client(abc.ABC):
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
         """The address of an object and the headers that open it, good for some minutes and any range."""
 
-    async def prepare(self, key: str) -> 'tuple[yarl.URL, Mapping[str, str]]':
+    async def prepare(self, key: str) -> Target:
         """As ``sign``, remembered."""
         now = time.monotonic()
         entry = self._ready.get(key)
         if entry is not None and now - entry[0] < _SIGNED_FOR:
             return entry[1]
-        from yarl import URL
-
-        url, headers = await self.sign(key)
-        signed = URL(url, encoded=True), headers
+        signed = Target.of(*await self.sign(key))
         if len(self._ready) >= _REMEMBERED:
             self._ready.clear()
         self._ready[key] = (now, signed)
@@ -79,12 +77,14 @@ class Client(abc.ABC):
         finally:
             self._renewing = None
 
-    async def read(self, key: str, name: str, start: int, stop: int | None, version: str | None) -> Reply:
-        """One byte range of an object."""
-        return await self.transport.read(lambda: self.prepare(key), self.renew, name, start, stop, version)
+    async def read(
+        self, key: str, name: str, start: int, stop: int | None, version: str | None, into: memoryview | None = None
+    ) -> Reply:
+        """One byte range of an object, into the memory given or into bytes of its own."""
+        return await self.transport.read(lambda: self.prepare(key), self.renew, name, start, stop, version, into)
 
     async def head(self, key: str, name: str) -> Mapping[str, str]:
-        """The headers of an object."""
+        """The headers of an object, their names in lower case."""
         return await self.transport.head(lambda: self.prepare(key), self.renew, name)
 
 
@@ -135,7 +135,23 @@ class RemoteStore(Store, Generic[C]):
 
     async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
         client = await self.client()
-        replies = await gather(
-            [client.read(key, self.url(key), start, stop, version) for key, start, stop, version in requests]
-        )
-        return [reply.data for reply in replies]
+        most = self.merge.max_request
+        out: list[bytes] = []
+        reads: list[Coroutine[Any, Any, Reply]] = []
+        single: list[int] = []  # of each read, which result it is; -1 for a part of one
+        for key, start, stop, version in requests:
+            name = self.url(key)
+            if stop - start <= most:
+                single.append(len(out))
+                out.append(b'')
+                reads.append(client.read(key, name, start, stop, version))
+                continue
+            data, view = blank(stop - start)
+            out.append(data)
+            for left, right in ranges.split(start, stop, most):
+                single.append(-1)
+                reads.append(client.read(key, name, left, right, version, view[left - start : right - start]))
+        for place, reply in zip(single, await gather(reads), strict=True):
+            if place >= 0:
+                out[place] = reply.data
+        return out

@@ -1,0 +1,161 @@
+"""What requests and replies of HTTP/1.1 look like: pure functions and values, no I/O. RFC 9110 and 9112."""
+
+import base64
+import contextlib
+import itertools
+import urllib.parse
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from granular.errors import InvalidArgumentError
+
+
+class ProtocolError(Exception):
+    """What came is not HTTP/1.1, or not what it said it was."""
+
+
+class Origin(NamedTuple):
+    """Where a connection leads."""
+
+    secure: bool
+    host: str
+    port: int
+
+
+class Target(NamedTuple):
+    """What is asked for, and of whom: all of a request but its method and what differs from one to the next."""
+
+    origin: Origin
+    url: str
+    path: str
+    headers: Mapping[str, str]
+    lines: bytes
+
+    @classmethod
+    def of(cls, url: str, headers: Mapping[str, str]) -> 'Target':
+        """The target of an address whose path is quoted already.
+
+        Raises:
+          InvalidArgumentError: for an address or a header that HTTP does not have.
+        """
+        parts = urllib.parse.urlsplit(url)
+        secure = parts.scheme == 'https'
+        host = parts.hostname
+        if parts.scheme not in ('http', 'https') or not host:
+            raise InvalidArgumentError(f'{url}: want http:// or https:// and a host')
+        with contextlib.suppress(UnicodeError):
+            host = host if host.isascii() else host.encode('idna').decode()
+        default = 443 if secure else 80
+        port = default if parts.port is None else parts.port
+        shown = (f'[{host}]' if ':' in host else host) + ('' if port == default else f':{port}')
+        sent = {'Host': shown, 'User-Agent': 'granular', 'Accept': '*/*', 'Accept-Encoding': 'identity', **headers}
+        if parts.username is not None:
+            pair = f'{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or "")}'
+            sent.setdefault('Authorization', 'Basic ' + base64.b64encode(pair.encode()).decode())
+        path = (parts.path or '/') + (f'?{parts.query}' if parts.query else '')
+        lines = ''.join(f'{name}: {value}\r\n' for name, value in sent.items())
+        for text in (path, *itertools.chain.from_iterable(sent.items())):
+            if not text.isascii() or any(c in text for c in '\r\n\0'):
+                raise InvalidArgumentError(f'{shown}: an address or a header has characters that HTTP has not')
+        return cls(Origin(secure, host, port), url, path, headers, lines.encode())
+
+    def request(self, method: str, more: str = '') -> bytes:
+        """The request; ``more`` is further header lines."""
+        return b'%b %b HTTP/1.1\r\n%b%b\r\n' % (method.encode(), self.path.encode(), self.lines, more.encode())
+
+    def follow(self, location: str) -> 'Target':
+        """Where a redirection leads; what authorises is left behind if that is another host."""
+        there = Target.of(urllib.parse.urljoin(self.url, location), {})
+        private = () if there.origin == self.origin else ('authorization', 'cookie')
+        return Target.of(there.url, {k: v for k, v in self.headers.items() if k.lower() not in private})
+
+
+class Head(NamedTuple):
+    """The first part of a reply. Header names are in lower case."""
+
+    status: int
+    reason: str
+    headers: Mapping[str, str]
+
+    @property
+    def length(self) -> int | None:
+        """The bytes of the body, if the reply says."""
+        value = self.headers.get('content-length')
+        return None if value is None or 'transfer-encoding' in self.headers else int(value)
+
+
+def parse(head: bytes) -> Head:
+    """The head of a reply, without the empty line that ends it.
+
+    Raises:
+      ProtocolError: if it is none.
+    """
+    first, *lines = head.decode('latin-1').split('\r\n')
+    version, _, rest = first.partition(' ')
+    code, _, reason = rest.partition(' ')
+    if not version.startswith('HTTP/1.') or len(code) != 3 or not (code.isascii() and code.isdigit()):
+        raise ProtocolError(f'not a reply of HTTP/1.1: {first[:80]!r}')
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.partition(':')
+        if not colon or not name or name[0] in ' \t' or name[-1] in ' \t':
+            raise ProtocolError(f'not a header of HTTP/1.1: {line[:80]!r}')
+        name, value = name.lower(), value.strip(' \t')
+        if name in headers:
+            if name != 'content-length':
+                value = f'{headers[name]}, {value}'
+            elif value != headers[name]:
+                raise ProtocolError(f'two lengths in one reply: {headers[name]} and {value}')
+        headers[name] = value
+    length = headers.get('content-length')
+    if length is not None and not (length.isascii() and length.isdigit() and len(length) < 20):
+        raise ProtocolError(f'Content-Length {length[:80]!r}')
+    if version == 'HTTP/1.0' and headers.get('connection', '').lower() != 'keep-alive':
+        headers['connection'] = 'close'
+    return Head(int(code), reason, headers)
+
+
+class Chunks:
+    """What a chunked body holds (RFC 9112, 7.1)."""
+
+    def __init__(self) -> None:
+        self._held = b''
+        self._left = 0  # of the chunk, with the line end behind it
+        self._trailing = False
+        self.ended = False
+
+    def feed(self, data: memoryview) -> list[bytes]:
+        """The bytes of the chunks in what came."""
+        held, out = self._held + data, []
+        while held and not self.ended:
+            if self._left > 2:
+                piece, held = held[: self._left - 2], held[self._left - 2 :]
+                self._left -= len(piece)
+                out.append(piece)
+                continue
+            if self._left:
+                if len(held) < 2:
+                    break
+                if held[:2] != b'\r\n':
+                    raise ProtocolError('a chunk does not end where it said')
+                held, self._left = held[2:], 0
+                continue
+            line, end, rest = held.partition(b'\r\n')
+            if not end:
+                if len(held) > 4096:
+                    raise ProtocolError('a chunk without a size')
+                break
+            held = rest
+            if self._trailing:
+                self.ended = not line
+                continue
+            size = line.partition(b';')[0].strip()
+            try:
+                count = int(size, 16)
+            except ValueError:
+                raise ProtocolError(f'a chunk of size {size[:40]!r}') from None
+            if count < 0 or len(size) > 16:
+                raise ProtocolError(f'a chunk of size {size[:40]!r}')
+            self._left, self._trailing = (count + 2, False) if count else (0, True)
+        self._held = held
+        return out

@@ -1,0 +1,25 @@
+"""Memory for what is received: bytes that are filled before anybody has seen them, so that nothing is copied."""
+
+import ctypes
+from typing import Final
+
+_new = ctypes.pythonapi.PyBytes_FromStringAndSize
+_new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_char_p, ctypes.c_ssize_t)
+_view = ctypes.pythonapi.PyMemoryView_FromMemory
+_view.restype, _view.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_HEAD: Final = bytes.__basicsize__ - 1
+_WRITE: Final = 0x200  # PyBUF_WRITE
+
+
+def blank(size: int) -> tuple[bytes, memoryview]:
+    """Bytes of undefined content, and a view through which to fill them, once, before they are handed to anybody.
+
+    That is how C code makes bytes: ``PyBytes_FromStringAndSize(NULL, size)``, which may be written to as long as
+    nobody else has it (https://docs.python.org/3/c-api/bytes.html). The view keeps nothing alive: who has it must keep
+    the bytes too.
+    """
+    if not size:
+        return b'', memoryview(bytearray())
+    data: bytes = _new(None, size)
+    view: memoryview = _view(id(data) + _HEAD, size, _WRITE)
+    return data, view
