@@ -11,10 +11,10 @@ import concurrent.futures
 import contextvars
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Final, TypeVar
 
-from granular.aio.loops import HOP, running_loop
+from granular.aio.loops import Begun, begin, running_loop
 from granular.errors import ClosedError, GranularError
 
 T = TypeVar('T')
@@ -90,15 +90,14 @@ def run(coro: Coroutine[Any, Any, T]) -> T:
         # A thread with a running loop, as in Jupyter: our coroutine must not take it for its own.
         asyncio._set_running_loop(None)
     try:
-        if coro.send(None) is not HOP:
-            coro.close()
-            raise GranularError('a coroutine waited without asking for a loop: this is a fault in granular')
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+        found: Any = begin(coro)
     finally:
         if outer is not None:
             asyncio._set_running_loop(outer)
-    future = bridge.submit(_resumed(coro))
+    if not isinstance(found, Begun):
+        return found  # type: ignore[no-any-return]
+    rest: Begun[T] = found
+    future = bridge.submit(_resumed(rest))
     try:
         return future.result()
     except BaseException:
@@ -126,40 +125,9 @@ async def _next(items: AsyncIterator[T]) -> T:
     return await anext(items)
 
 
-async def _resumed(coro: Coroutine[Any, Any, T]) -> T:
-    value: T = await _Rest(coro)
+async def _resumed(rest: Begun[T]) -> T:
+    value: T = await rest
     return value
-
-
-class _Rest:
-    """What is left of a coroutine that has begun, as something to await."""
-
-    def __init__(self, coro: Coroutine[Any, Any, T]) -> None:
-        self._coro = coro
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        return _delegate(self._coro)
-
-
-def _delegate(coro: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
-    # `yield from` refuses a coroutine that has begun, so this is what it does, by hand.
-    value: Any = None
-    error: BaseException | None = None
-    try:
-        while True:
-            try:
-                yielded = coro.send(value) if error is None else coro.throw(error)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            value, error = None, None
-            try:
-                value = yield yielded
-            except GeneratorExit:
-                raise
-            except BaseException as thrown:
-                error = thrown
-    finally:
-        coro.close()
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

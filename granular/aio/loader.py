@@ -12,9 +12,9 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from granular.aio.loops import need_loop
+from granular.aio.loops import Begun, need_loop
 from granular.aio.sources import Source, convert, length_of
-from granular.aio.threads import Threads, current, offload
+from granular.aio.threads import Threads, begun, current, offload
 from granular.config import MiB
 from granular.errors import ClosedError, DatapointError, InvalidArgumentError, StateError, UnsupportedError
 
@@ -24,6 +24,9 @@ Spec = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 # What a loop may assemble by itself, in less than a millisecond: bytes copied, and values looked at.
 _IN_PLACE: Final = MiB
 _VALUES_IN_PLACE: Final = 512
+# Seconds of a batch, and of each of its datapoints, above which several batches are made at a time.
+_LONG: Final = 0.02
+_LONG_EACH: Final = 0.0003
 
 
 class Loader:
@@ -78,6 +81,10 @@ class Loader:
         self._pool: Threads | None = None
         self._spec: Spec | None = None
         self._spec_lock = asyncio.Lock()
+        # One batch at a time: threads that read the page cache only get in each other's way, and what is slow is spread
+        # over the pool by itself.
+        self._lane = Threads(1, 'granular-loader-lane')
+        self._waits = False  # whether batches wait for something, such as a bucket or a function that takes long
         self._closed = False
         self._counts = {'batches': 0, 'datapoints': 0, 'bytes': 0, 'wait_seconds': 0.0}
 
@@ -175,11 +182,26 @@ class Loader:
     async def _fetch(self, first: int) -> Batch:
         spec = await self.spec()
         with self._using_pool():
-            steps = np.arange(first, first + self.batch)
-            points = await self.source.fetch(steps)
-            if self._is_small(spec):
-                return self._assemble(points, first, spec)
-            return await offload(self._assemble, points, first, spec)
+            if not self._waits:
+                found = await begun(lambda: self._make_timed(first, spec), self._lane)
+                if not isinstance(found, Begun):
+                    return found
+                self._waits = True
+                return await found
+            return await self._make(first, spec)
+
+    async def _make_timed(self, first: int, spec: Spec) -> Batch:
+        began = time.perf_counter()
+        batch = await self._make(first, spec)
+        took = time.perf_counter() - began
+        self._waits |= took > _LONG and took / self.batch > _LONG_EACH
+        return batch
+
+    async def _make(self, first: int, spec: Spec) -> Batch:
+        points = await self.source.fetch(np.arange(first, first + self.batch))
+        if self._is_small(spec):
+            return self._assemble(points, first, spec)
+        return await offload(self._assemble, points, first, spec)
 
     def _is_small(self, spec: Spec) -> bool:
         size = sum(dtype.itemsize * math.prod(shape) for dtype, shape in spec.values())
@@ -225,8 +247,9 @@ class Loader:
         self._drop()
         await asyncio.gather(*tasks, return_exceptions=True)
         pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._lane, pool):
+            if threads is not None:
+                threads.shutdown(wait=False, cancel_futures=True)
 
     async def __aenter__(self) -> Self:
         return self

@@ -10,7 +10,9 @@ import os
 import types
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Hashable, Iterable
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
+
+from granular.errors import GranularError
 
 T = TypeVar('T')
 
@@ -29,6 +31,44 @@ def need_loop() -> Generator[Any, Any, None]:
     """Return under a running event loop: at once if there is one, on the bridge's otherwise."""
     if running_loop() is None:
         yield HOP
+
+
+class Begun(Generic[T]):
+    """What is left of a coroutine that has begun without a loop and asked for one: to be awaited under it."""
+
+    def __init__(self, coro: Coroutine[Any, Any, T]) -> None:
+        self._coro = coro
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        # `yield from` refuses a coroutine that has begun, so this is what it does, by hand.
+        coro, value = self._coro, None
+        error: BaseException | None = None
+        try:
+            while True:
+                try:
+                    yielded = coro.send(value) if error is None else coro.throw(error)
+                except StopIteration as end:
+                    return cast(T, end.value)
+                value, error = None, None
+                try:
+                    value = yield yielded
+                except GeneratorExit:
+                    raise
+                except BaseException as thrown:
+                    error = thrown
+        finally:
+            coro.close()
+
+
+def begin(coro: Coroutine[Any, Any, T]) -> T | Begun[T]:
+    """Step a coroutine of the library on a thread without a loop: its result, or what is left of it if it must wait."""
+    try:
+        if coro.send(None) is not HOP:
+            coro.close()
+            raise GranularError('a coroutine waited without asking for a loop: this is a fault in granular')
+    except StopIteration as end:
+        return cast(T, end.value)
+    return Begun(coro)
 
 
 # --- waiting for several --------------------------------------------------------------------------------------------

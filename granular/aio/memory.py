@@ -11,6 +11,12 @@ _HEAD: Final = bytes.__basicsize__ - 1
 _WRITE: Final = 0x200  # PyBUF_WRITE
 
 
+# What glibc gives back to the system on every free, it must fetch page by page again for the next batch, which takes
+# longer than reading it. It learns from the largest block that was freed (M_TRIM_THRESHOLD in mallopt(3)): this one
+# costs two system calls, and up to twice as much may stay with the process afterwards.
+_LESSON: Final = (32 << 20) - (64 << 10)
+
+
 def blank(size: int) -> tuple[bytes, memoryview]:
     """Bytes of undefined content, and a view through which to fill them, once, before they are handed to anybody.
 
@@ -23,3 +29,8 @@ def blank(size: int) -> tuple[bytes, memoryview]:
     data: bytes = _new(None, size)
     view: memoryview = _view(id(data) + _HEAD, size, _WRITE)
     return data, view
+
+
+def keep_freed() -> None:
+    """Have the allocator keep what is freed, up to some tens of megabytes, for the next batch."""
+    blank(_LESSON)

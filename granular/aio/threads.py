@@ -5,10 +5,11 @@ import concurrent.futures
 import contextvars
 import itertools
 import os
-from collections.abc import Callable
-from typing import Any, Final, TypeVar, TypeVarTuple
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Generic, TypeVar, TypeVarTuple
 
-from granular.aio.loops import running_loop
+from granular.aio.loops import Begun, begin, running_loop
 
 T = TypeVar('T')
 Ts = TypeVarTuple('Ts')
@@ -46,41 +47,68 @@ async def offload(fn: Callable[[*Ts], T], *args: *Ts) -> T:
     loop = running_loop()
     if loop is None:
         return fn(*args)
-    return await loop.run_in_executor(threads(), fn, *args)
+    return await _call_in(threads(), fn, *args)
+
+
+async def _call_in(pool: Threads, fn: Callable[[*Ts], T], *args: *Ts) -> T:
+    # In the caller's context, so that what is spread from there goes to the same threads.
+    context = contextvars.copy_context()
+    return await asyncio.get_running_loop().run_in_executor(pool, lambda: context.run(fn, *args))
+
+
+async def begun(make: Callable[[], Coroutine[Any, Any, T]], pool: Threads) -> T | Begun[T]:
+    """Run a coroutine in a thread of the pool, as far as it comes without a loop: its result, or what is left of it."""
+    return await _call_in(pool, lambda: begin(make()))
 
 
 async def spread(call: Callable[[int], T], count: int) -> list[T]:
-    """``call(i)`` for i below count, in threads, in any order; in place if there is no loop.
+    """``call(i)`` for i below count, in threads, in any order; begun in place if there is no loop.
 
     One thread begins, as threads that compute in Python take turns anyway. If it is not done after a millisecond, as
     with images, one per core goes on; if they are not after five, as calls that wait are not, all of the pool joins in.
     The first error ends them all, once the calls that run have returned.
     """
-    loop = running_loop()
-    if loop is None:
-        return [call(i) for i in range(count)]
-    out: list[Any] = [None] * count
-    numbers = itertools.count()  # shared: its next() is atomic
-    failed: list[BaseException] = []
-
-    def work() -> None:
-        while not failed and (i := next(numbers)) < count:
-            try:
-                out[i] = call(i)
-            except BaseException as error:
-                failed.append(error)
-
-    pool = threads()
-    running: set[asyncio.Future[None]] = set()
+    job = _Spread(call, count)
     try:
-        for width, patience in ((1, 0.001), (_CORES, 0.005), (pool.width, None)):
-            wanted = min(width, count) - len(running)
-            running |= {loop.run_in_executor(pool, work) for _ in range(wanted)}
-            if not running or not (await asyncio.wait(running, timeout=patience))[1]:
-                break
-    except BaseException as error:
-        failed.append(error)  # who waited is gone: no thread begins another call
-        raise
-    if failed:
-        raise failed[0]
-    return out
+        return await offload(job.run)
+    finally:
+        job.stopped = True  # who waited is gone: no thread begins another call
+
+
+class _Spread(Generic[T]):
+    """Calls that several threads share."""
+
+    def __init__(self, call: Callable[[int], T], count: int) -> None:
+        self._call, self._count = call, count
+        self._numbers = itertools.count()  # shared: its next() is atomic
+        self._out: list[Any] = [None] * count
+        self._errors: list[BaseException] = []
+        self.stopped = False
+
+    def run(self) -> list[T]:
+        """All results, computed by this thread and by those that it asks for help."""
+        helpers: list[concurrent.futures.Future[None]] = []
+        stages = [(0.001, _CORES), (0.005, threads().width)]
+        began = time.perf_counter()
+        while self._step():
+            while stages and time.perf_counter() - began > stages[0][0]:
+                width = min(stages.pop(0)[1], self._count)
+                helpers += [threads().submit(self._help) for _ in range(width - 1 - len(helpers))]
+        # Those that have not begun are not waited for: the pool may be full of threads that wait as this one does.
+        concurrent.futures.wait([helper for helper in helpers if not helper.cancel()])
+        if self._errors:
+            raise self._errors[0]
+        return self._out
+
+    def _help(self) -> None:
+        while self._step():
+            pass
+
+    def _step(self) -> bool:
+        if self.stopped or self._errors or (i := next(self._numbers)) >= self._count:
+            return False
+        try:
+            self._out[i] = self._call(i)
+        except BaseException as error:
+            self._errors.append(error)
+        return True

@@ -59,11 +59,11 @@ class Stat:
 
 
 class Request(NamedTuple):
-    """A byte range of an object, which must be of the version given, if one is."""
+    """Byte ranges of an object, which must be of the version given, if one is."""
 
     key: str
-    start: int
-    stop: int
+    starts: list[int]
+    stops: list[int]
     version: str | None = None
 
 
@@ -134,9 +134,18 @@ class Store(abc.ABC):
         """
 
     async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
-        """Several byte ranges, of one object or of many, concurrently; none is too large for the store to divide."""
+        """The byte ranges of all requests, one request after the other, concurrently.
+
+        None is too large: the store divides it.
+        """
         await self.ready()
-        replies = await gather([self.read(*request) for request in requests])
+        replies = await gather(
+            [
+                self.read(key, start, stop, version)
+                for key, starts, stops, version in requests
+                for start, stop in zip(starts, stops, strict=True)
+            ]
+        )
         return [reply.data for reply in replies]
 
     @abc.abstractmethod

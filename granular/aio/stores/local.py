@@ -136,32 +136,25 @@ class LocalStore(Store):
         return Reply(data, first, file.size, file.version)
 
     async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
-        if running_loop() is not None and sum(stop - start for _, start, stop, _ in requests) > IN_PLACE:
-            return await offload(self.read_many_now, requests)
+        if running_loop() is not None:
+            size = sum(sum(request.stops) - sum(request.starts) for request in requests)
+            if size > IN_PLACE:
+                return await offload(self.read_many_now, requests)
         return self.read_many_now(requests)
 
     def read_many_now(self, requests: Sequence[Request]) -> list[bytes]:
         """Several byte ranges, on this thread."""
         pread = os.pread
         replies: list[bytes] = []
-        last, file, total = '', None, 0
-        try:
-            for key, start, stop, version in requests:
-                if key is not last or file is None:
-                    last = key
-                    file = files.get(key, version)
-                    fd = file.fd
-                size = stop - start
-                data = pread(fd, size, start)
-                if len(data) != size:
-                    data = file.exactly(key, start, stop)
-                replies.append(data)
-                total += size
-        except OSError:
-            with translated(last):
-                raise
+        for key, starts, stops, version in requests:
+            with translated(key):
+                file = files.get(key, version)
+                fd = file.fd
+                for start, stop in zip(starts, stops, strict=True):
+                    data = pread(fd, stop - start, start)
+                    replies.append(data if len(data) == stop - start else file.exactly(key, start, stop))
+            counters.bytes += sum(stops) - sum(starts)
         counters.requests += len(replies)
-        counters.bytes += total
         return replies
 
     async def stat(self, key: str) -> Stat:

@@ -139,18 +139,19 @@ class RemoteStore(Store, Generic[C]):
         out: list[bytes] = []
         reads: list[Coroutine[Any, Any, Reply]] = []
         single: list[int] = []  # of each read, which result it is; -1 for a part of one
-        for key, start, stop, version in requests:
+        for key, starts, stops, version in requests:
             name = self.url(key)
-            if stop - start <= most:
-                single.append(len(out))
-                out.append(b'')
-                reads.append(client.read(key, name, start, stop, version))
-                continue
-            data, view = blank(stop - start)
-            out.append(data)
-            for left, right in ranges.split(start, stop, most):
-                single.append(-1)
-                reads.append(client.read(key, name, left, right, version, view[left - start : right - start]))
+            for start, stop in zip(starts, stops, strict=True):
+                if stop - start <= most:
+                    single.append(len(out))
+                    out.append(b'')
+                    reads.append(client.read(key, name, start, stop, version))
+                    continue
+                data, view = blank(stop - start)
+                out.append(data)
+                for left, right in ranges.split(start, stop, most):
+                    single.append(-1)
+                    reads.append(client.read(key, name, left, right, version, view[left - start : right - start]))
         for place, reply in zip(single, await gather(reads), strict=True):
             if place >= 0:
                 out[place] = reply.data
