@@ -130,7 +130,7 @@ class Loader:
             if self._spec is None:
                 with self._using_pool():
                     point = (await self.source.fetch([0]))[0]
-                self._spec = {key: (value.dtype, value.shape) for key, value in _arrays(point, 0).items()}
+                self._spec = _spec_of(point)
         return self._spec
 
     def __aiter__(self) -> Self:
@@ -208,19 +208,19 @@ class Loader:
         return self.batch * size <= _IN_PLACE and self.batch * len(spec) <= _VALUES_IN_PLACE
 
     def _assemble(self, points: list[Any], first: int, spec: Spec) -> Batch:
-        out = self._memory(spec)
         for i, point in enumerate(points):
-            arrays = _arrays(point, first + i)
-            if arrays.keys() != spec.keys():
-                raise DatapointError(f'step {first + i}: keys are {sorted(arrays)}, those of the first {sorted(spec)}')
-            for key, value in arrays.items():
-                dtype, shape = spec[key]
-                if value.dtype != dtype or value.shape != shape:
-                    raise DatapointError(
-                        f'step {first + i}, key {key!r}: dtype {value.dtype} and shape {value.shape}, the first has '
-                        f'{dtype} and {shape}: make them equal in a transform'
-                    )
-                out[key][i] = value
+            if type(point) is not dict or point.keys() != spec.keys():
+                _check_keys(point, first + i, spec)
+        out = self._memory(spec)
+        for key, (dtype, shape) in spec.items():
+            target = out[key]
+            for i, point in enumerate(points):
+                value = point[key]
+                if type(value) is not np.ndarray:
+                    value = np.asarray(value)
+                if (value.dtype is not dtype and value.dtype != dtype) or value.shape != shape:
+                    raise _differing(key, value, first + i, dtype, shape)
+                target[i] = value
         return out
 
     def _memory(self, spec: Spec) -> Batch:
@@ -279,11 +279,29 @@ def _seen(task: asyncio.Task[Batch]) -> None:
         task.exception()
 
 
-def _arrays(point: Any, step: int) -> Batch:
+def _check_keys(point: Any, step: int, spec: Spec) -> None:
     if not isinstance(point, Mapping):
         raise DatapointError(f'step {step}: want a dict for a datapoint, got {type(point).__name__}')
+    if point.keys() != spec.keys():
+        raise DatapointError(f'step {step}: keys are {sorted(point)}, those of the first {sorted(spec)}')
+
+
+def _spec_of(point: Any) -> Spec:
+    if not isinstance(point, Mapping):
+        raise DatapointError(f'step 0: want a dict for a datapoint, got {type(point).__name__}')
     arrays = {key: np.asarray(value) for key, value in point.items()}
     for key, value in arrays.items():
         if value.dtype == object:
-            raise DatapointError(f'step {step}, key {key!r}: makes no array of numbers: leave it out in a transform')
-    return arrays
+            raise _differing(key, value, 0)
+    return {key: (value.dtype, value.shape) for key, value in arrays.items()}
+
+
+def _differing(
+    key: str, value: NDArray[Any], step: int, dtype: np.dtype[Any] | None = None, shape: tuple[int, ...] = ()
+) -> DatapointError:
+    if value.dtype == object:
+        return DatapointError(f'step {step}, key {key!r}: makes no array of numbers: leave it out in a transform')
+    return DatapointError(
+        f'step {step}, key {key!r}: dtype {value.dtype} and shape {value.shape}, the first has {dtype} and {shape}: '
+        f'make them equal in a transform'
+    )
