@@ -1,5 +1,6 @@
 """Bags: records one after the other, and a table of their limits. docs/format.md describes the bytes."""
 
+import contextlib
 import os
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, Self, SupportsIndex, overload
@@ -12,6 +13,7 @@ from granular.aio.fanout import Job, read_all
 from granular.aio.indexing import index_of, indices_of
 from granular.aio.lifecycle import Opened
 from granular.aio.loops import gather, running_loop
+from granular.aio.paging import pages
 from granular.aio.path import Path
 from granular.aio.reply import Reply, counters
 from granular.aio.stores.local import IN_PLACE, files
@@ -290,8 +292,9 @@ class BagReader(Opened):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         await self._ensure_open()
-        for start in range(0, self._length, 256):
-            for record in await self.fetch(range(start, min(start + 256, self._length))):
+        local = self._path is None or self._path.store.local
+        async with contextlib.aclosing(pages(self.fetch, self._length, self._size, local)) as items:
+            async for record in items:
                 yield record
 
 

@@ -1,5 +1,6 @@
 """Datasets: one bag per key, in either layout. docs/format.md describes the files."""
 
+import contextlib
 import os
 import warnings
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from granular.aio.columns import Choice, Columns, Datapoint, Spans, fetch_points
 from granular.aio.indexing import index_of, indices_of
 from granular.aio.lifecycle import Opened
 from granular.aio.loops import gather, running_loop
+from granular.aio.paging import pages
 from granular.aio.path import Path
 from granular.errors import (
     CorruptBagError,
@@ -27,8 +29,6 @@ from granular.layout import Layout, parse_spec
 
 Ints = NDArray[np.int64]
 Mask = Mapping[str, bool | range | slice] | Iterable[str] | None
-
-PAGE = 256  # datapoints fetched at a time by iteration
 
 
 class DatasetReader(Opened):
@@ -223,8 +223,9 @@ class DatasetReader(Opened):
 
     async def __aiter__(self) -> AsyncIterator[Datapoint]:
         await self._ensure_open()
-        for start in range(0, self._length, PAGE):
-            for point in await self.fetch(range(start, min(start + PAGE, self._length))):
+        local = self.directory.store.local
+        async with contextlib.aclosing(pages(self.fetch, self._length, self.size, local)) as items:
+            async for point in items:
                 yield point
 
     def choose(self, mask: Mask) -> list[Choice]:

@@ -1,5 +1,6 @@
 """Sharded datasets: one folder per shard, each a dataset of its own."""
 
+import contextlib
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self, SupportsIndex
@@ -8,11 +9,12 @@ import numpy as np
 
 from granular.aio.codec import Decoder, Encoder, fields_of
 from granular.aio.columns import Datapoint, Part, fetch_points, read_columns
-from granular.aio.dataset import PAGE, DatasetReader, Mask
+from granular.aio.dataset import DatasetReader, Mask
 from granular.aio.datasetwriter import DatasetWriter
 from granular.aio.indexing import Ints, index_of, indices_of
 from granular.aio.lifecycle import Opened
 from granular.aio.loops import gather
+from granular.aio.paging import pages
 from granular.aio.path import Path
 from granular.errors import (
     AlreadyExistsError,
@@ -160,8 +162,9 @@ class ShardedDatasetReader(Opened):
 
     async def __aiter__(self) -> AsyncIterator[Datapoint]:
         await self._ensure_open()
-        for start in range(0, len(self), PAGE):
-            for point in await self.fetch(range(start, min(start + PAGE, len(self)))):
+        local = self.directory.store.local
+        async with contextlib.aclosing(pages(self.fetch, len(self), self.size, local)) as items:
+            async for point in items:
                 yield point
 
     def _find(self, index: SupportsIndex) -> tuple[DatasetReader, int]:
