@@ -10,11 +10,11 @@ KiB: Final = 1 << 10
 MiB: Final = 1 << 20
 
 
-def _knob(name: str, default: float | int, doc: str) -> Any:
+def _knob(name: str, default: float | int | str, doc: str) -> Any:
     """A field that falls back on the environment variable GRANULAR_<NAME>, read when the config is constructed."""
     variable = f'GRANULAR_{name.upper()}'
 
-    def read() -> float | int:
+    def read() -> float | int | str:
         text = os.environ.get(variable)
         if text is None:
             return default
@@ -47,10 +47,13 @@ class IOConfig:
     backoff: float = _knob('backoff', 0.1, 'seconds before the first retry; doubles, with full jitter')
     backoff_cap: float = _knob('backoff_cap', 20.0, 'seconds that a single wait never passes')
     part_size: int = _knob('part_size', 8 * MiB, 'bytes of an upload part; doubles every 1,000 parts')
+    index_cache: str = _knob('index_cache', '', 'a local folder that keeps the indices of datasets; none if empty')
     upload_concurrency: int = _knob('upload_concurrency', 4, 'parts of one object in flight while it is written')
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
+            if field.name == 'index_cache':
+                continue
             value, least = getattr(self, field.name), -1 if field.name in ('max_gap', 'max_request') else 0
             if value < least or (value == 0 and field.name not in ('max_gap', 'backoff', 'backoff_cap', 'retry_time')):
                 raise InvalidArgumentError(f'IOConfig.{field.name} is {value!r}: {field.metadata["doc"]}')

@@ -16,6 +16,7 @@ from granular.aio.loops import gather, running_loop
 from granular.aio.paging import pages
 from granular.aio.path import Path
 from granular.aio.reply import Reply, counters
+from granular.aio.snapshots import BagState
 from granular.aio.stores.local import IN_PLACE, files
 from granular.aio.stores.translating import translated
 from granular.config import MiB
@@ -61,12 +62,15 @@ class BagReader(Opened):
         self._pin: str | None = None
         self._handle: tuple[str, str] | None = None
         self._table: tuple[Path, int, str | None] | None = None
+        self._known: BagState | None = None
 
     @classmethod
-    def of_version(cls, path: Path, split: bool, cache_index: bool, cache_data: bool) -> Self:
-        """A bag known to be of version 3 (``split``) or not, as a dataset knows it from its layout."""
+    def of_version(
+        cls, path: Path, split: bool, cache_index: bool, cache_data: bool, known: BagState | None = None
+    ) -> Self:
+        """A bag known to be of version 3 (``split``) or not, as a dataset knows it from its layout, or known whole."""
         reader = cls(path, None, cache_index, cache_data)
-        reader._split = split
+        reader._split, reader._known = split, known
         return reader
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -84,6 +88,9 @@ class BagReader(Opened):
             await self._open_buffer(self._data or b'')
             return
         await self._path.store.ready()
+        if self._known is not None:
+            await self._recall(self._known, self._path)
+            return
         tail = self._path.store.config.tail
         index = self._index_path or self._path.with_suffix('.idx')
         asked = [self._path.store.read(self._path.key, -tail)]
@@ -104,6 +111,21 @@ class BagReader(Opened):
         if self.cache_data:
             head = await self._path.read_ranges([0], [end.start], version=self._pin)
             self._data = head[0] + end.data if end.start else end.data
+
+    async def _recall(self, known: BagState, path: Path) -> None:
+        """Open it as it was known before; whether it still is that, the first read will tell."""
+        self._version, self._size, self._datasize, self._pin, self._limits = known
+        self._length, self._view = len(self._limits) - 1, _view(self._limits)
+        if self.cache_data:
+            end = self._datasize if self._version == 3 else self._size
+            self._data = (await path.read_ranges([0], [end], version=self._pin))[0]
+
+    @property
+    def known(self) -> BagState | None:
+        """What is known of an open bag, if all of it is."""
+        if self._limits is None or self._pin is None:
+            return None
+        return BagState(self._version, self._size, self._datasize, self._pin, self._limits)
 
     async def _open_buffer(self, data: bytes) -> None:
         end = Reply(data, 0, len(data), None)

@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from granular.aio.bag import BagReader, read_records
 from granular.aio.codec import Field, decode
+from granular.aio.snapshots import Snapshot
 from granular.aio.stores.local import IN_PLACE
 from granular.aio.threads import offload
-from granular.errors import CorruptDatasetError, DecodeError, OutOfRangeError
+from granular.errors import CorruptDatasetError, DecodeError, ObjectChangedError, OutOfRangeError
 from granular.layout import Spec, is_sequence, unpack_refs
 
 Ints = NDArray[np.int64]
@@ -74,19 +75,21 @@ class Columns:
       bags: the bag of each key.
       refs: the references; None in the columns layout, where datapoint i is record i of every bag.
       spans: the references, unpacked, if they are cached.
+      snapshot: what the columns were opened from, if that was not the store.
       length: the number of datapoints.
     """
 
     def __init__(self, name: str, spec: Spec, bags: dict[str, BagReader], refs: BagReader | None) -> None:
         self.name, self.spec, self.bags, self.refs = name, spec, bags, refs
         self.spans: Spans | None = None
+        self.snapshot: Snapshot | None = None
         self.length = 0
 
     def copy(self) -> 'Columns':
         """The same bags, each with a life of its own."""
         refs = None if self.refs is None else self.refs.copy()
         twin = Columns(self.name, self.spec, {key: bag.copy() for key, bag in self.bags.items()}, refs)
-        twin.spans, twin.length = self.spans, self.length
+        twin.spans, twin.snapshot, twin.length = self.spans, self.snapshot, self.length
         return twin
 
     async def aclose(self) -> None:
@@ -209,6 +212,16 @@ async def fetch_points(parts: Sequence[Part], chosen: Sequence[Choice]) -> list[
 
 async def read_columns(parts: Sequence[Part], chosen: Sequence[Choice]) -> list[list[Any]]:
     """By choice, the values of all parts' datapoints."""
+    try:
+        return await _read_columns(parts, chosen)
+    except ObjectChangedError:
+        for columns, _ in parts:
+            if columns.snapshot is not None:
+                await columns.snapshot.forget()
+        raise
+
+
+async def _read_columns(parts: Sequence[Part], chosen: Sequence[Choice]) -> list[list[Any]]:
     name = parts[0][0].name if len(parts) == 1 else f'{parts[0][0].name} and {len(parts) - 1} more'
     spans = await locate(parts)
     wanted: list[tuple[BagReader, Ints]] = []

@@ -17,6 +17,7 @@ from granular.aio.lifecycle import Opened
 from granular.aio.loops import gather, running_loop
 from granular.aio.paging import pages
 from granular.aio.path import Path
+from granular.aio.snapshots import FolderState, Snapshot
 from granular.errors import (
     CorruptBagError,
     CorruptDatasetError,
@@ -63,6 +64,9 @@ class DatasetReader(Opened):
         self._columns = Columns(self._name, {}, {}, None)
         self._length = 0
         self._all: list[Choice] = []
+        self._content = b''
+        self._snapshot: Snapshot | None = None
+        self._alone = True  # not a shard, whose snapshot is the sharded dataset's
         self._quick = False
         self._light = False
 
@@ -74,17 +78,28 @@ class DatasetReader(Opened):
 
     # --- opening
 
+    @classmethod
+    def of_shard(cls, directory: Path, args: tuple[Any, ...], snapshot: Snapshot | None) -> Self:
+        """A shard, whose index is kept with that of the others; opened from it if it is there."""
+        reader = cls(directory, *args)
+        reader._snapshot, reader._alone = snapshot, False
+        return reader
+
     async def _open(self) -> None:
         await self.directory.store.ready()
         cache_index, cache_keys, _ = self._options
-        refs = BagReader.of_version(self.directory / 'refs.bag', False, cache_index, False)
-        content: Any
-        found: Any  # why there are no references, or None
-        content, found = await gather([self._read_spec(), _try_open(refs)])
-        spec = parse_spec(content, str(self.directory / 'spec.json'))
-        layout: Layout = 'columns' if 'refs' in spec or isinstance(found, NotFoundError) else 'refs'
-        if layout == 'refs' and found is not None:
-            raise found
+        if self._alone and cache_index:
+            self._snapshot = await Snapshot.load(self.directory)
+        folders = {} if self._snapshot is None else self._snapshot.folders
+        known = folders.get('' if self._alone else self.directory.name)
+        refs = None if known is None else known.bags.get('refs')
+        index = BagReader.of_version(self.directory / 'refs.bag', False, cache_index, False, refs)
+        layout: Layout
+        if known is None:
+            self._content, layout = await self._look(index)
+        else:
+            self._content, layout = known.spec, 'columns' if refs is None else 'refs'
+        spec = parse_spec(self._content, str(self.directory / 'spec.json'))
         if unknown := set(cache_keys) - set(spec) - {'refs'}:
             raise UnknownKeyError(f'{self._name}: cache_keys has {sorted(unknown)}, the spec has {list(spec)}')
         fields = fields_of(spec, self._decoders, layout, self._name)
@@ -92,16 +107,22 @@ class DatasetReader(Opened):
         self._light = all(field.light for field in fields)
         bags = {
             key: BagReader.of_version(
-                self.directory / f'{key}.bag', layout == 'columns', cache_index, key in cache_keys
+                self.directory / f'{key}.bag',
+                layout == 'columns',
+                cache_index,
+                key in cache_keys,
+                None if known is None else known.bags.get(key),
             )
             for key in spec
         }
-        self._columns = columns = Columns(self._name, spec, bags, refs if layout == 'refs' else None)
+        columns = Columns(self._name, spec, bags, index if layout == 'refs' else None)
+        columns.snapshot, self._columns = self._snapshot if known is not None else None, columns
         await gather([self._open_bag(key, bag) for key, bag in bags.items()])
         if columns.refs is not None:
-            columns.length = len(refs)
+            await index._ensure_open()
+            columns.length = len(index)
             if 'refs' in cache_keys:
-                columns.spans = await Spans.load(refs, spec)
+                columns.spans = await Spans.load(index, spec)
         else:
             lengths = {key: len(bag) for key, bag in bags.items()}
             columns.length = min(lengths.values())
@@ -112,6 +133,27 @@ class DatasetReader(Opened):
                     stacklevel=2,
                 )
         self._length, self._quick = columns.length, columns.immediate
+        if self._alone and known is None and (state := self._state_now()) is not None:
+            await Snapshot.save(self.directory, {'': state})
+
+    async def _look(self, refs: BagReader) -> tuple[bytes, Layout]:
+        """The spec's content and the layout; opens the references."""
+        content: Any
+        found: Any  # why there are no references, or None
+        content, found = await gather([self._read_spec(), _try_open(refs)])
+        spec = parse_spec(content, str(self.directory / 'spec.json'))
+        layout: Layout = 'columns' if 'refs' in spec or isinstance(found, NotFoundError) else 'refs'
+        if layout == 'refs' and found is not None:
+            raise found
+        return content, layout
+
+    def _state_now(self) -> FolderState | None:
+        """What is known of the open dataset, if all of it is."""
+        columns = self._columns
+        bags = columns.bags if columns.refs is None else {'refs': columns.refs, **columns.bags}
+        known = {key: bag.known for key, bag in bags.items()}
+        whole = {key: state for key, state in known.items() if state is not None}
+        return FolderState(self._content, whole) if len(whole) == len(known) else None
 
     async def _read_spec(self) -> bytes:
         try:

@@ -16,6 +16,7 @@ from granular.aio.lifecycle import Opened
 from granular.aio.loops import gather
 from granular.aio.paging import pages
 from granular.aio.path import Path
+from granular.aio.snapshots import FolderState, Snapshot
 from granular.errors import (
     AlreadyExistsError,
     CorruptDatasetError,
@@ -72,8 +73,10 @@ class ShardedDatasetReader(Opened):
         chosen = numbers[start::step]
         if not chosen:
             raise NotFoundError(f'{self._name}: has {len(numbers)} shards, none from {start} on in steps of {step}')
-        self._readers = [DatasetReader(self.directory / shard_name(i), *self._args) for i in chosen]
+        snapshot = await Snapshot.load(self.directory) if self._args[1] else None
+        self._readers = [DatasetReader.of_shard(self.directory / shard_name(i), self._args, snapshot) for i in chosen]
         await gather([reader._ensure_open() for reader in self._readers])
+        await self._keep({} if snapshot is None else snapshot.folders)
         first = self._readers[0]
         for reader in self._readers:
             if reader.spec != first.spec or reader.layout != first.layout:
@@ -84,6 +87,13 @@ class ShardedDatasetReader(Opened):
         lengths = np.array([len(reader) for reader in self._readers], np.int64)
         self._stops = np.cumsum(lengths)
         self._starts = self._stops - lengths
+
+    async def _keep(self, kept: Mapping[str, FolderState]) -> None:
+        """Keep what is known of the shards, beside those that are kept already."""
+        known = {reader.directory.name: reader._state_now() for reader in self._readers}
+        states = {name: state for name, state in known.items() if state is not None}
+        if states.keys() - kept.keys():
+            await Snapshot.save(self.directory, {**kept, **states})
 
     async def _close(self) -> None:
         for reader in self._readers:

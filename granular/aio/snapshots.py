@@ -1,0 +1,182 @@
+"""What is learned of a dataset when it is opened, kept on the local disk, so that it is opened without a request.
+
+One file per dataset (or per sharded dataset, for all of its shards): a head in msgpack and the tables of limits behind
+it, which are mapped into memory, so that processes of one machine share them. What is kept is bound to the versions of
+the objects: a bag that was replaced since answers its first read with another version, which is an ObjectChangedError,
+and the file is removed. A place whose objects have no versions is never kept.
+"""
+
+import hashlib
+import logging
+import mmap
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from granular.aio.path import Path
+from granular.aio.stores.base import without_secrets
+from granular.aio.threads import offload
+
+Ints = NDArray[np.int64]
+
+logger = logging.getLogger('granular')
+
+_MAGIC: Final = b'granular-index-1'
+_HEAD: Final = len(_MAGIC) + 8
+
+
+class BagState(NamedTuple):
+    """An opened bag.
+
+    Attributes:
+      version: 1, 2 or 3.
+      size: bytes of records and table.
+      datasize: bytes of records.
+      pin: the version of the object that has the records.
+      limits: where records begin and end.
+    """
+
+    version: int
+    size: int
+    datasize: int
+    pin: str
+    limits: Ints
+
+
+class FolderState(NamedTuple):
+    """An opened dataset.
+
+    Attributes:
+      spec: the content of ``spec.json``.
+      bags: by name, ``'refs'`` among them in the refs layout.
+    """
+
+    spec: bytes
+    bags: Mapping[str, BagState]
+
+
+class Snapshot:
+    """What is kept of a dataset; of a sharded one, by the name of the shard.
+
+    Args:
+      file: where it is kept.
+      folders: by name; that of a dataset without shards is empty.
+    """
+
+    def __init__(self, file: str, folders: Mapping[str, FolderState]) -> None:
+        self._file = file
+        self.folders = folders
+
+    @classmethod
+    async def load(cls, directory: Path) -> 'Snapshot | None':
+        """What is kept of a dataset, if its store has an index cache and it was opened before."""
+        file = _place(directory)
+        if file is None:
+            return None
+        folders = await offload(_load, file, str(directory))
+        return None if folders is None else cls(file, folders)
+
+    @staticmethod
+    async def save(directory: Path, folders: Mapping[str, FolderState]) -> None:
+        """Keep what is known of a dataset. A cache that cannot be written is a warning, not an error."""
+        file = _place(directory)
+        if file is None:
+            return
+        if all(bag.pin for folder in folders.values() for bag in folder.bags.values()):
+            try:
+                await offload(_save, file, str(directory), folders)
+            except OSError as error:
+                logger.warning('the index of %s is not kept: %s', directory, error)
+
+    async def forget(self) -> None:
+        """It is of what was there before."""
+        await offload(_remove, self._file)
+
+
+def _place(directory: Path) -> str | None:
+    store = directory.store
+    cache = store.config.index_cache
+    if not cache or store.local:
+        return None
+    options = sorted(without_secrets(store.options).items())
+    name = hashlib.sha256(repr((store.root, options, directory.key)).encode()).hexdigest()
+    return os.path.join(os.path.expanduser(cache), f'{name[:40]}.index')
+
+
+def _load(file: str, name: str) -> dict[str, FolderState] | None:
+    try:
+        with open(file, 'rb') as opened:
+            view = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        logger.warning('%s: the index of %s is not used: %s', file, name, error)
+        return None
+    try:
+        if bytes(view[: len(_MAGIC)]) != _MAGIC:
+            raise ValueError('it begins otherwise')
+        start = _HEAD + int.from_bytes(view[len(_MAGIC) : _HEAD], 'little')
+        said, rows = msgpack.unpackb(view[_HEAD:start], strict_map_key=False)
+        if said != name:
+            raise ValueError(f'it is of {said}')
+        tables = np.frombuffer(view[-(-start // 8) * 8 :], '<i8')
+        return {
+            folder: FolderState(spec, {key: _bag_state(row, tables) for key, row in bags.items()})
+            for folder, (spec, bags) in rows.items()
+        }
+    except Exception as error:
+        # Whatever is wrong with it, the store knows better.
+        logger.warning('%s: the index of %s is not used: %s', file, name, error)
+        _remove(file)
+        return None
+
+
+def _bag_state(row: Sequence[Any], tables: Ints) -> BagState:
+    version, size, datasize, pin, start, count = row
+    if not 0 < count <= len(tables) - start:
+        raise ValueError(f'it ends before the table at {start}')
+    return BagState(version, size, datasize, pin, tables[start : start + count])
+
+
+def _save(file: str, name: str, folders: Mapping[str, FolderState]) -> None:
+    rows: dict[str, tuple[bytes, dict[str, tuple[Any, ...]]]] = {}
+    tables: list[Ints] = []
+    at = 0
+    for folder, (spec, bags) in folders.items():
+        kept = {}
+        for key, bag in bags.items():
+            kept[key] = (*bag[:4], at, len(bag.limits))
+            tables.append(bag.limits)
+            at += len(bag.limits)
+        rows[folder] = spec, kept
+    head = msgpack.packb((name, rows))
+    os.makedirs(os.path.dirname(file), exist_ok=True)
+    draft = f'{file}.{secrets.token_hex(4)}.tmp'
+    try:
+        with open(draft, 'wb') as opened:
+            opened.write(_MAGIC + len(head).to_bytes(8, 'little') + head)
+            opened.write(bytes(-opened.tell() % 8))
+            _write(opened, tables)
+        os.replace(draft, file)
+    except BaseException:
+        _remove(draft)
+        raise
+
+
+def _write(opened: Any, tables: Sequence[Ints]) -> None:
+    for table in tables:
+        opened.write(np.ascontiguousarray(table, '<i8').data)
+
+
+def _remove(file: str) -> None:
+    try:
+        os.unlink(file)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        logger.warning('%s: not removed: %s', file, error)

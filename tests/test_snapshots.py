@@ -1,0 +1,126 @@
+import logging
+import os
+import pathlib
+
+import pytest
+
+import granular
+from granular.errors import ObjectChangedError
+
+SPEC = {'x': 'int', 'text': 'utf8'}
+
+
+@pytest.fixture
+def cached(bucket, tmp_path):
+    """A folder in a bucket whose indices are kept."""
+    config = granular.IOConfig(index_cache=str(tmp_path / 'cache'))
+    return granular.Path(str(bucket), config=config, **bucket.aio.store.options) / 'dataset'
+
+
+def write(place, count=10, layout='refs', first=0):
+    with granular.DatasetWriter(place, SPEC, granular.encoders, layout=layout) as writer:
+        for i in range(first, first + count):
+            writer.append({'x': i, 'text': f'text {i}'})
+
+
+def requests(fn):
+    before = granular.io_stats()['requests']
+    return fn(), granular.io_stats()['requests'] - before
+
+
+def read(place, **options):
+    with granular.DatasetReader(place, granular.decoders, **options) as reader:
+        return reader.layout, reader.size, reader.spec, list(reader)
+
+
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_a_second_opening_asks_for_nothing(cached, layout):
+    write(cached, layout=layout)
+    first = read(cached)
+    with granular.DatasetReader(cached, granular.decoders) as reader:
+        assert requests(lambda: granular.DatasetReader(cached, granular.decoders).close())[1] == 0
+        assert len(reader) == 10
+    assert read(cached) == first
+    assert first[0] == layout
+    assert read(cached, cache_keys=('x', 'refs') if layout == 'refs' else ('x',)) == first
+
+
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_shards_are_listed_and_new_ones_seen(cached, layout):
+    def write(count):
+        with granular.ShardedDatasetWriter(cached, SPEC, granular.encoders, shardlen=4, layout=layout) as writer:
+            for i in range(len(writer), count):
+                writer.append({'x': i, 'text': f'text {i}'})
+
+    def read(**options):
+        with granular.ShardedDatasetReader(cached, granular.decoders, **options) as reader:
+            return [point['x'] for point in reader]
+
+    write(12)
+    assert read(shardstart=1, shardstep=2) == [4, 5, 6, 7]
+    assert read() == list(range(12))
+    opened, count = requests(lambda: granular.ShardedDatasetReader(cached, granular.decoders))
+    opened.close()
+    assert count == 0
+    with granular.ShardedDatasetWriter(
+        cached, SPEC, granular.encoders, shardlen=4, layout=layout, shardstart=3, shardstep=1
+    ) as writer:
+        for i in range(12, 16):
+            writer.append({'x': i, 'text': f'text {i}'})
+    assert read() == list(range(16))
+    assert read() == list(range(16))
+
+
+def test_what_was_replaced_is_an_error_once(cached):
+    write(cached)
+    read(cached)
+    cached.rmtree()
+    write(cached, first=100)
+    with pytest.raises(ObjectChangedError, match='replaced'):
+        read(cached)
+    assert [point['x'] for point in read(cached)[3]] == list(range(100, 110))
+
+
+@pytest.mark.parametrize(
+    'harm', [lambda data: b'', lambda data: data[:40], lambda data: data[:-9], lambda data: data[8:]]
+)
+def test_a_broken_file_is_not_used(cached, tmp_path, caplog, harm):
+    write(cached)
+    first = read(cached)
+    (file,) = (tmp_path / 'cache').iterdir()
+    file.write_bytes(harm(file.read_bytes()))
+    with caplog.at_level(logging.WARNING, 'granular'):
+        assert read(cached) == first
+    assert 'is not used' in caplog.text
+    caplog.clear()
+    assert read(cached) == first
+    assert not caplog.text
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(bucket, tmp_path, caplog):
+    (tmp_path / 'file').write_bytes(b'')
+    config = granular.IOConfig(index_cache=str(tmp_path / 'file'))
+    place = granular.Path(str(bucket), config=config, **bucket.aio.store.options) / 'dataset'
+    write(place)
+    with caplog.at_level(logging.WARNING, 'granular'):
+        assert len(read(place)[3]) == 10
+    assert 'is not kept' in caplog.text
+
+
+def test_no_index_no_cache(cached, tmp_path):
+    write(cached)
+    assert len(read(cached, cache_index=False)[3]) == 10
+    assert not (tmp_path / 'cache').exists()
+
+
+def test_local_datasets_are_not_kept(tmp_path):
+    place = granular.Path(tmp_path / 'data', config=granular.IOConfig(index_cache=str(tmp_path / 'cache')))
+    write(place)
+    read(place)
+    assert not (tmp_path / 'cache').exists()
+
+
+def test_nothing_is_left_half_written(cached, tmp_path):
+    write(cached)
+    read(cached)
+    assert [pathlib.Path(name).suffix for name in os.listdir(tmp_path / 'cache')] == ['.index']
