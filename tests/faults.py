@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import ssl
 import threading
 from typing import Any
 
@@ -14,9 +15,12 @@ class FaultServer:
     A line of the script is the name of a method, or a tuple of it and its arguments.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
+        self._writers: set[asyncio.StreamWriter] = set()
         self.script: collections.deque[Any] = collections.deque()
         self.asked: list[str | None] = []
+        self.methods: list[str] = []
         self.authorized: list[str] = []
         self.connections = 0
         self.etag: str | None = '"one"'
@@ -35,8 +39,9 @@ class FaultServer:
 
     def _main(self, ready: threading.Event) -> None:
         asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._serve, '127.0.0.1', 0))
-        self.endpoint = f'http://127.0.0.1:{server.sockets[0].getsockname()[1]}'
+        server = self._loop.run_until_complete(asyncio.start_server(self._serve, '127.0.0.1', 0, ssl=self._tls))
+        scheme = 'https' if self._tls else 'http'
+        self.endpoint = f'{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}'
         ready.set()
         self._loop.run_forever()
         server.close()
@@ -44,13 +49,18 @@ class FaultServer:
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        for writer in self._writers:
+            writer.transport.abort()
+        self._loop.run_until_complete(asyncio.sleep(0.02))
         self._loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self._writers.add(writer)
         try:
             while True:
                 head = (await reader.readuntil(b'\r\n\r\n')).decode()
+                self.methods.append(head.split(' ')[0])
                 lines = dict(line.split(': ', 1) for line in head.split('\r\n')[1:] if line)
                 wanted = lines.get('Range')
                 self.asked.append(wanted)
@@ -59,7 +69,7 @@ class FaultServer:
                 name, *args = (fault,) if isinstance(fault, str) else fault
                 await getattr(self, name)(writer, wanted, *args)
                 await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
             pass
         finally:
             writer.close()
@@ -132,3 +142,42 @@ class FaultServer:
     async def replaced(self, writer: asyncio.StreamWriter, wanted: str | None) -> None:
         self.etag = '"two"'
         await self.good(writer, wanted)
+
+    async def chunked(self, writer: asyncio.StreamWriter, wanted: str | None, size: int, end: bytes = b'') -> None:
+        start, stop = self._span(wanted)
+        span = f'bytes {start}-{stop - 1}/{len(DATA)}'
+        writer.write(self._head(206, None, Content_Range=span, Transfer_Encoding='chunked'))
+        for at in range(start, stop, size):
+            piece = DATA[at : min(at + size, stop)]
+            writer.write(b'%x;a=b\r\n%b\r\n' % (len(piece), piece))
+        writer.write(end or b'0\r\nTrailer: x\r\n\r\n')
+
+    async def until_close(self, writer: asyncio.StreamWriter, wanted: str | None, length: int | None = None) -> None:
+        start, stop = self._span(wanted)
+        span = f'bytes {start}-{stop - 1}/{len(DATA)}'
+        writer.write(self._head(206, None, Content_Range=span) + DATA[start:stop][:length])
+        await writer.drain()
+        writer.close()
+
+    async def slowly(self, writer: asyncio.StreamWriter, wanted: str | None) -> None:
+        start, stop = self._span(wanted)
+        span = f'bytes {start}-{stop - 1}/{len(DATA)}'
+        head = self._head(206, stop - start, Content_Range=span)
+        for i in range(len(head)):
+            writer.write(head[i : i + 1])
+            await writer.drain()
+            await asyncio.sleep(0)
+        writer.write(DATA[start:stop])
+
+    async def raw(self, writer: asyncio.StreamWriter, wanted: str | None, data: bytes, close: bool = False) -> None:
+        writer.write(data)
+        await writer.drain()
+        if close:
+            writer.close()
+
+    async def informed(self, writer: asyncio.StreamWriter, wanted: str | None) -> None:
+        writer.write(b'HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n')
+        await self.good(writer, wanted)
+
+    async def redirect(self, writer: asyncio.StreamWriter, wanted: str | None, location: str) -> None:
+        writer.write(self._head(307, 0, Location=location))

@@ -9,7 +9,9 @@ from granular.errors import InvalidArgumentError
 def test_every_knob_has_a_variable_and_says_its_unit(monkeypatch):
     for field in dataclasses.fields(granular.IOConfig):
         assert field.metadata['variable'] == f'GRANULAR_{field.name.upper()}'
-        assert any(word in field.metadata['doc'] for word in ('bytes', 'seconds', 'requests', 'times', 'parts'))
+        assert any(
+            word in field.metadata['doc'] for word in ('bytes', 'seconds', 'requests', 'times', 'parts', 'folder')
+        )
     monkeypatch.setenv('GRANULAR_CONCURRENCY', '7')
     monkeypatch.setenv('GRANULAR_CONNECT_TIMEOUT', '1.5')
     config = granular.IOConfig()
@@ -30,3 +32,9 @@ def test_a_variable_that_is_no_number(monkeypatch):
     monkeypatch.setenv('GRANULAR_MEMORY', 'lots')
     with pytest.raises(InvalidArgumentError, match='GRANULAR_MEMORY'):
         granular.IOConfig()
+
+
+def test_a_folder_may_have_any_name(monkeypatch):
+    monkeypatch.setenv('GRANULAR_INDEX_CACHE', '~/cache of mine')
+    assert granular.IOConfig().index_cache == '~/cache of mine'
+    assert granular.IOConfig(index_cache='').index_cache == ''

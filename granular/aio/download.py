@@ -4,7 +4,7 @@ import re
 from typing import Final
 
 from granular.aio.http1 import Head
-from granular.aio.memory import blank
+from granular.aio.memory import Space, blank
 from granular.aio.reply import Reply, changed
 from granular.aio.wire import Sink
 from granular.config import MiB
@@ -13,6 +13,7 @@ from granular.errors import BadReplyError, OutOfRangeError
 _CONTENT_RANGE: Final = re.compile(r'bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)')
 _WHOLE: Final = 64 * MiB  # of an object that a store sends whole although a range was asked for
 _ENDLESS: Final = 1 << 62
+_NOTHING: Final = blank(0)
 
 
 class Download(Sink):
@@ -28,12 +29,12 @@ class Download(Sink):
     """
 
     def __init__(
-        self, name: str, start: int, stop: int | None, version: str | None, version_header: str, into: memoryview | None
+        self, name: str, start: int, stop: int | None, version: str | None, version_header: str, into: Space | None
     ) -> None:
         self._name, self._start, self._stop = name, start, stop
         self._version, self._header = version, version_header
-        self._into, self._data = into, b''
-        self._view: memoryview | None = None  # over all of the span
+        self._into = into
+        self._space = _NOTHING  # for all of the span
         self._done = 0  # bytes that earlier replies brought
         self._span: tuple[int, int, int] | None = None  # first byte, behind the last, size; from the first reply
         self._enough: int | None = None  # bytes after which a whole object has what was asked for
@@ -77,7 +78,7 @@ class Download(Sink):
                 first, behind, size = self._span
                 if self._stop is not None and behind < self._stop:
                     raise self._beyond(size)
-                return Reply(self._data, first, size, version)
+                return Reply(b'' if self._into is not None else self._space.owner, first, size, version)
             case 200:
                 return self._cut(head, version)
             case 416:
@@ -101,13 +102,9 @@ class Download(Sink):
             raise BadReplyError(f'{self._name}: Content-Range {said!r} with Content-Length {head.length}')
         if self._span is None:
             self._span = (first, behind, size)
-            if self._into is None:
-                self._data, self._view = blank(behind - first)
-            else:
-                self._view = self._into[: behind - first]
+            self._space = blank(behind - first) if self._into is None else self._into.part(0, behind - first)
         self._version = version
-        view: memoryview = self._view  # type: ignore[assignment]
-        return view[self._done :]
+        return self._space.view[self._done :]
 
     def _whole(self, head: Head) -> int:
         """The store ignores ranges, or the object is empty: what was asked for will be cut out."""
@@ -133,7 +130,7 @@ class Download(Sink):
         first = max(0, size + self._start) if self._start < 0 else min(self._start, size)
         data = data[first : self._stop]
         if self._into is not None:
-            self._into[:] = data
+            self._into.view[:] = data
         return Reply(data, first, size, version)
 
     def _nothing(self, head: Head, version: str | None) -> Reply:
@@ -149,7 +146,7 @@ class Download(Sink):
 
     def restart(self) -> None:
         """Forget what came."""
-        self._data, self._view, self._span, self._done, self.got = b'', None, None, 0, 0
+        self._space, self._span, self._done, self.got = _NOTHING, None, 0, 0
 
     def _beyond(self, size: int) -> OutOfRangeError:
         known = f'but it has {size}' if size >= 0 else 'which lie beyond its end'

@@ -1,7 +1,7 @@
 """Memory for what is received: bytes that are filled before anybody has seen them, so that nothing is copied."""
 
 import ctypes
-from typing import Final
+from typing import Final, NamedTuple
 
 _new = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_char_p, ctypes.c_ssize_t)
@@ -17,18 +17,28 @@ _WRITE: Final = 0x200  # PyBUF_WRITE
 _LESSON: Final = (32 << 20) - (64 << 10)
 
 
-def blank(size: int) -> tuple[bytes, memoryview]:
+class Space(NamedTuple):
+    """A part of bytes that are being filled: the view keeps nothing alive, so both travel together."""
+
+    owner: bytes
+    view: memoryview
+
+    def part(self, start: int, stop: int) -> 'Space':
+        """A part of the part."""
+        return Space(self.owner, self.view[start:stop])
+
+
+def blank(size: int) -> Space:
     """Bytes of undefined content, and a view through which to fill them, once, before they are handed to anybody.
 
     That is how C code makes bytes: ``PyBytes_FromStringAndSize(NULL, size)``, which may be written to as long as
-    nobody else has it (https://docs.python.org/3/c-api/bytes.html). The view keeps nothing alive: who has it must keep
-    the bytes too.
+    nobody else has it (https://docs.python.org/3/c-api/bytes.html).
     """
     if not size:
-        return b'', memoryview(bytearray())
+        return Space(b'', memoryview(bytearray()))
     data: bytes = _new(None, size)
     view: memoryview = _view(id(data) + _HEAD, size, _WRITE)
-    return data, view
+    return Space(data, view)
 
 
 def keep_freed() -> None:

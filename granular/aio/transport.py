@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 
 from granular.aio.download import Download
 from granular.aio.http1 import Head, ProtocolError, Target
+from granular.aio.memory import Space
 from granular.aio.reply import Reply, changed, counters
 from granular.aio.wire import Pool, Sink
 from granular.config import IOConfig
@@ -116,7 +117,7 @@ class Transport:
         start: int,
         stop: int | None,
         version: str | None,
-        into: memoryview | None = None,
+        into: Space | None = None,
     ) -> Reply:
         """One byte range of an object.
 
@@ -150,7 +151,7 @@ class Transport:
             return reply
 
         reply = await self._retry(attempt, renew, name, weight)
-        counters.bytes += len(reply.data) if into is None else len(into)
+        counters.bytes += len(reply.data) if into is None else len(into.view)
         return reply
 
     async def head(self, prepare: Prepare, renew: Renew, name: str) -> Mapping[str, str]:

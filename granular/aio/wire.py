@@ -64,6 +64,7 @@ class Connection(asyncio.BufferedProtocol):
         self._view: memoryview | None = None  # where the rest of the body is received
         self._left: int | None = None  # bytes of the body still to come; None if it ends otherwise
         self._room: memoryview | int = 0
+        self._want: int | None = None  # bytes that must come; None if what comes is collected
         self._chunks: Chunks | None = None
         self._last = False  # no request after this one
         self._bodiless = False
@@ -175,17 +176,15 @@ class Connection(asyncio.BufferedProtocol):
         room = self._room = sink.place(head)
         if isinstance(room, int):
             sink.body = bytearray()
-        elif self._left is not None and self._left != len(room):
-            raise ProtocolError(f'Content-Length is {self._left} where {len(room)} bytes were to come')
+        else:
+            self._want = len(room)
+        if self._left is not None and self._want not in (None, self._left):
+            raise ProtocolError(f'Content-Length is {self._left} where {self._want} bytes were to come')
         if self._left == 0:
             self._finish(bool(rest))
         elif rest or isinstance(room, int):
             self._deliver(rest)
-        else:
-            self._direct(room)
-
-    def _direct(self, room: memoryview) -> None:
-        if self._left is not None:
+        elif self._left is not None:
             self._view = room
 
     def _deliver(self, data: memoryview) -> None:
@@ -210,15 +209,17 @@ class Connection(asyncio.BufferedProtocol):
                 room[:count] = piece
                 self._room = room[count:]
                 sink.got += count
-        if self._left == 0 or full or (self._chunks is not None and self._chunks.ended):
+        ended = self._chunks.ended if self._chunks is not None else self._left == 0
+        if ended or full or (self._left is None and self._chunks is None and sink.got == self._want):
             self._finish(stray or full)
-        elif not isinstance(self._room, int):
-            self._direct(self._room)
+        elif self._left is not None and not isinstance(self._room, int):
+            self._view = self._room
 
     def _finish(self, last: bool = False) -> None:
         head: Head = self._head  # type: ignore[assignment]
-        future, last = self._future, last or self._last or (self._left is None and self._chunks is None)
-        room, chunked = self._room, self._chunks is not None
+        sink: Sink = self._sink  # type: ignore[assignment]
+        future, want = self._future, self._want
+        last = last or self._last or (self._left is None and self._chunks is None)
         self._sink = None
         self._clear()
         self._used = True
@@ -228,8 +229,9 @@ class Connection(asyncio.BufferedProtocol):
             self._pool.keep(self)
         if future.done():
             return
-        if chunked and not isinstance(room, int) and len(room):
-            future.set_exception(ProtocolError(f'{len(room)} bytes fewer than were asked for'))
+        # Never is memory handed on that was not filled.
+        if want is not None and sink.got != want:
+            future.set_exception(ConnectionResetError(f'the body ended after {sink.got} bytes of {want}'))
         else:
             future.set_result(head)
 

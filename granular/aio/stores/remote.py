@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 from granular.aio import ranges
 from granular.aio.http1 import Target
 from granular.aio.loops import Scope, gather, peek_scope, scope
-from granular.aio.memory import blank
+from granular.aio.memory import Space, blank
 from granular.aio.reply import Reply
 from granular.aio.stores.base import Request, Store
 from granular.aio.threads import offload
@@ -78,7 +78,7 @@ class Client(abc.ABC):
             self._renewing = None
 
     async def read(
-        self, key: str, name: str, start: int, stop: int | None, version: str | None, into: memoryview | None = None
+        self, key: str, name: str, start: int, stop: int | None, version: str | None, into: Space | None = None
     ) -> Reply:
         """One byte range of an object, into the memory given or into bytes of its own."""
         return await self.transport.read(lambda: self.prepare(key), self.renew, name, start, stop, version, into)
@@ -147,11 +147,11 @@ class RemoteStore(Store, Generic[C]):
                     out.append(b'')
                     reads.append(client.read(key, name, start, stop, version))
                     continue
-                data, view = blank(stop - start)
-                out.append(data)
+                space = blank(stop - start)
+                out.append(space.owner)
                 for left, right in ranges.split(start, stop, most):
                     single.append(-1)
-                    reads.append(client.read(key, name, left, right, version, view[left - start : right - start]))
+                    reads.append(client.read(key, name, left, right, version, space.part(left - start, right - start)))
         for place, reply in zip(single, await gather(reads), strict=True):
             if place >= 0:
                 out[place] = reply.data

@@ -1,0 +1,79 @@
+import asyncio
+
+import pytest
+
+import granular
+from granular import aio
+from granular.config import MiB
+
+
+@pytest.fixture
+def data(http, request):
+    """A dataset on a web server, of so many datapoints of so many bytes, and where it lies."""
+    count, size = request.param
+    place = http.place() / 'data'
+    folder = http.folder / str(place).split('/', 3)[3]
+    with granular.DatasetWriter(folder, {'x': 'bytes'}, granular.encoders) as writer:
+        for i in range(count):
+            writer.append({'x': bytes([i % 256]) * size}, flush=False)
+    return place, folder
+
+
+def of(count, size):
+    return pytest.mark.parametrize('data', [(count, size)], indirect=True)
+
+
+@of(300, 100_000)
+async def test_pages_are_read_ahead_in_order(data):
+    reader = await aio.DatasetReader.open(data[0], granular.decoders)
+    seen = 0
+    async for point in reader:
+        assert point['x'] == bytes([seen % 256]) * 100_000
+        seen += 1
+    assert seen == 300
+
+
+@of(300, 100_000)
+async def test_leaving_early_leaves_nothing(data):
+    before = asyncio.all_tasks()
+    reader = await aio.DatasetReader.open(data[0], granular.decoders)
+    items = aiter(reader)
+    await anext(items)
+    assert asyncio.all_tasks() - before
+    await items.aclose()
+    assert not asyncio.all_tasks() - before
+    got = granular.io_stats()['bytes']
+    await asyncio.sleep(0.05)
+    assert granular.io_stats()['bytes'] == got
+
+
+@of(100, MiB)
+async def test_memory_ahead_is_bounded(data):
+    reader = await aio.DatasetReader.open(data[0], granular.decoders)
+    before = granular.io_stats()['bytes']
+    items = aiter(reader)
+    await anext(items)
+    await asyncio.sleep(0.5)
+    assert granular.io_stats()['bytes'] - before < 40 * MiB
+    await items.aclose()
+
+
+@of(3000, 1000)
+def test_the_synchronous_face(data):
+    with granular.DatasetReader(data[0], granular.decoders) as reader:
+        assert [point['x'][0] for point in reader] == [i % 256 for i in range(3000)]
+        for point in reader:
+            assert point['x'][0] == 0
+            break
+    with granular.BagReader(data[0] / 'x.bag') as bag:
+        assert [record[0] for record in bag] == [i % 256 for i in range(3000)]
+
+
+@of(30, MiB)
+async def test_an_error_in_a_page_is_raised_in_its_turn(data):
+    reader = await aio.DatasetReader.open(data[0], granular.decoders)
+    (data[1] / 'x.bag').write_bytes(b'')
+    with pytest.raises(granular.errors.GranularError):
+        async for _ in reader:
+            pass
+    assert len(asyncio.all_tasks()) == 1
