@@ -1,0 +1,156 @@
+"""What a benchmark gives: bars, which are ratios inside one run, and tables of the figures behind them, with plots."""
+
+import contextlib
+import datetime
+import json
+import os
+import pathlib
+import platform
+import re
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+ROOT = pathlib.Path(__file__).parent.parent
+DOCS = ROOT / 'docs'
+CORE = 1  # where clients run; the server has core 0
+
+
+class Bar(NamedTuple):
+    """A figure that must reach, or stay below, a bound."""
+
+    name: str
+    value: float
+    bound: float
+    behind: str = ''
+    at_most: bool = False
+
+    @property
+    def met(self) -> bool:
+        """Whether it does."""
+        return self.value <= self.bound if self.at_most else self.value >= self.bound
+
+    def __str__(self) -> str:
+        sign = '<=' if self.at_most else '>='
+        verdict = 'ok  ' if self.met else 'MISS'
+        return f'{verdict}  {self.name:<58} {self.value:>8.2f} {sign} {self.bound:<6.4g} {self.behind}'
+
+
+class Table(NamedTuple):
+    """The figures of a benchmark: a row is who, how much, and what there is to say of it."""
+
+    name: str
+    title: str
+    unit: str
+    rows: Sequence[tuple[str, float, str]]
+
+    def __str__(self) -> str:
+        width = max(len(who) for who, _, _ in self.rows)
+        lines = [f'{who:<{width}}  {value:>12,.5g}  {note}' for who, value, note in self.rows]
+        return '\n'.join([f'{self.title} ({self.unit})', *(f'  {line}' for line in lines)])
+
+    def markdown(self) -> str:
+        """As docs/performance.md has it."""
+        rows = [f'| {who} | {value:,.5g} | {note} |' for who, value, note in self.rows]
+        return '\n'.join([f'| {self.title} | {self.unit} | |', '| --- | ---: | --- |', *rows])
+
+
+Result = tuple[list[Bar], list[Table]]
+
+
+def median(runs: Sequence[float]) -> float:
+    """The middle of several runs."""
+    return statistics.median(runs)
+
+
+def best(fn: Callable[[], Any], repeats: int) -> float:
+    """The least seconds of several runs."""
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        fn()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def child(command: Sequence[str], core: int | None = CORE, **more: Any) -> dict[str, Any]:
+    """Run a program, on the clients' core if none is said; the line of JSON that it prints is its result.
+
+    The processes that it leaves behind are killed.
+    """
+    pinned = command if core is None else ['taskset', '-c', str(core), *command]
+    with tempfile.TemporaryFile('w+') as said:
+        process = subprocess.Popen(pinned, stdout=said, stderr=subprocess.STDOUT, start_new_session=True, **more)
+        try:
+            code = process.wait(600)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        said.seek(0)
+        text = said.read()
+    if code:
+        raise RuntimeError(f'{" ".join(command)}\n{text}')
+    found = [line for line in text.splitlines() if line.startswith('{')]
+    result: dict[str, Any] = json.loads(found[-1]) if found else {}
+    return result
+
+
+def machine() -> str:
+    """Where and when."""
+    models = re.findall(r'model name\s*: (.*)', pathlib.Path('/proc/cpuinfo').read_text())
+    day = datetime.datetime.now(tz=datetime.UTC).date()
+    model = models[0] if models else platform.processor()
+    return f'{day}, {os.cpu_count()} cores of {model}, Linux {platform.release()}, Python {platform.python_version()}'
+
+
+def write(bars: Sequence[Bar], tables: Sequence[Table]) -> None:
+    """Put bars, tables and plots into docs/performance.md, between the marks of each."""
+    page = DOCS / 'performance.md'
+    text = page.read_text()
+    rows = [
+        f'| {bar.name} | {bar.value:.2f} | {"at most" if bar.at_most else "at least"} {bar.bound:g} '
+        f'| {"" if bar.met else "**missed** "}{bar.behind} |'
+        for bar in bars
+    ]
+    head = [f'{machine()}.', '', '| bar | figure | bound | behind it |', '| --- | ---: | --- | --- |']
+    text = _between(text, 'bars', '\n'.join(head + rows))
+    for table in tables:
+        plot(table)
+        text = _between(text, table.name, f'{table.markdown()}\n\n![{table.title}](plots/{table.name}.svg)')
+    page.write_text(text)
+
+
+def _between(text: str, name: str, content: str) -> str:
+    begin, end = f'<!-- {name} -->', f'<!-- /{name} -->'
+    if begin not in text:
+        return f'{text.rstrip()}\n\n{begin}\n{content}\n{end}\n'
+    return text[: text.index(begin) + len(begin)] + f'\n{content}\n' + text[text.index(end) :]
+
+
+def plot(table: Table) -> None:
+    """A table as horizontal bars."""
+    import matplotlib as mpl
+
+    mpl.use('svg')
+    mpl.rcParams['svg.hashsalt'] = 'granular'
+    from matplotlib import pyplot
+
+    names = [who for who, _, _ in table.rows][::-1]
+    values = [value for _, value, _ in table.rows][::-1]
+    figure, axes = pyplot.subplots(figsize=(7.5, 0.36 * len(names) + 1.1))
+    colours = ['#1f6f8b' if 'granular' in name and '0.24' not in name else '#b9c4c9' for name in names]
+    drawn = axes.barh(names, values, color=colours, height=0.7)
+    axes.bar_label(drawn, [f'{value:,.4g}' for value in values], padding=3, fontsize=8)
+    axes.set_xlabel(table.unit, fontsize=9)
+    axes.set_title(table.title, fontsize=10, loc='left')
+    axes.spines[['top', 'right']].set_visible(False)
+    axes.margins(x=0.14)
+    axes.tick_params(labelsize=9)
+    (DOCS / 'plots').mkdir(exist_ok=True)
+    figure.savefig(DOCS / 'plots' / f'{table.name}.svg', bbox_inches='tight', metadata={'Date': None})
+    pyplot.close(figure)

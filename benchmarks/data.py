@@ -1,0 +1,122 @@
+"""The data of the benchmarks, written once into a folder and kept there."""
+
+import io
+import json
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+import granular
+
+SPEC = {'data': 'bytes', 'label': 'int', 'text': 'utf8'}
+
+
+class Data:
+    """A folder of datasets.
+
+    Args:
+      folder: where they lie, or will.
+      quick: a tenth of them.
+    """
+
+    def __init__(self, folder: pathlib.Path, quick: bool) -> None:
+        self.folder, self.quick = folder, quick
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def count(self, whole: int) -> int:
+        """How many of so many records there are."""
+        return whole // 10 if self.quick else whole
+
+    def _once(self, name: str, write: Any) -> pathlib.Path:
+        place = self.folder / f'{name}{"-quick" if self.quick else ""}'
+        if not (place / 'done').exists():
+            write(place)
+            (place / 'done').touch()
+        return place
+
+    def records(self, name: str, count: int, low: int, high: int, layout: Any = 'columns') -> pathlib.Path:
+        """A dataset of so many records of random bytes of these sizes, with a label and a text."""
+
+        def write(place: pathlib.Path) -> None:
+            rng = np.random.default_rng(0)
+            block = rng.bytes(64 << 20)
+            with granular.DatasetWriter(place, SPEC, granular.encoders, layout=layout) as writer:
+                for i in range(self.count(count)):
+                    size = int(rng.integers(low, high + 1))
+                    at = int(rng.integers(0, len(block) - size))
+                    point = {'data': block[at : at + size], 'label': i % 1000, 'text': f'text number {i}'}
+                    writer.append(point, flush=False)
+
+        return self._once(name, write)
+
+    def medium(self) -> pathlib.Path:
+        """10,000 records of 50 to 150 kB: 1 GB."""
+        return self.records('medium', 10_000, 50_000, 150_000)
+
+    def small(self) -> pathlib.Path:
+        """200,000 records of 4 kB."""
+        return self.records('small', 200_000, 4000, 4000)
+
+    def large(self) -> pathlib.Path:
+        """300 records of 16 MB."""
+        return self.records('large', 300, 16_000_000, 16_000_000)
+
+    def local(self, size: int) -> pathlib.Path:
+        """A dataset for the local disk, in the layout that granular 0.24 reads as well."""
+        return self.records(f'local{size}', 200_000_000 // size * 2, size, size, 'columns')
+
+    def shards(self, layout: Any) -> pathlib.Path:
+        """1,000 shards of 20 datapoints."""
+
+        def write(place: pathlib.Path) -> None:
+            writer = granular.ShardedDatasetWriter(place, SPEC, granular.encoders, shardlen=20, layout=layout)
+            with writer:
+                for i in range(self.count(1000) * 20):
+                    writer.append({'data': b'x' * 100, 'label': i, 'text': str(i)}, flush=False)
+
+        return self._once(f'shards-{layout}', write)
+
+    def images(self) -> pathlib.Path:
+        """2,000 jpg images of 320 by 240."""
+
+        def write(place: pathlib.Path) -> None:
+            from PIL import Image
+
+            rng = np.random.default_rng(0)
+            with granular.DatasetWriter(place, {'image': 'jpg', 'label': 'int'}, granular.encoders) as writer:
+                for i in range(self.count(2000)):
+                    small = rng.integers(0, 255, (24, 32, 3), np.uint8)
+                    image = np.asarray(Image.fromarray(small).resize((320, 240)))
+                    writer.append({'image': image, 'label': i % 10}, flush=False)
+
+        return self._once('images', write)
+
+    def job(self, name: str, **what: Any) -> str:
+        """A file that tells a rival what to do."""
+        place = self.folder / f'{name}.json'
+        place.write_text(json.dumps(what))
+        return str(place)
+
+
+def ranges_of(place: pathlib.Path, count: int, seed: int = 1) -> list[tuple[int, int]]:
+    """The byte ranges of so many random records of a bag, drawn from shuffled epochs."""
+    with granular.BagReader(place / 'data.bag') as bag:
+        limits = bag.aio.limits(np.arange(len(bag)))
+    assert limits is not None
+    rng = np.random.default_rng(seed)
+    epochs: Iterable[Any] = (rng.permutation(len(limits[0])) for _ in range(-(-count // len(limits[0]))))
+    order = np.concatenate(list(epochs))[:count]
+    return list(zip(limits[0][order].tolist(), limits[1][order].tolist(), strict=True))
+
+
+def wrk_script(place: pathlib.Path, path: str, ranges: list[tuple[int, int]]) -> str:
+    """What wrk is to ask for, in Lua."""
+    out = io.StringIO()
+    out.write('local r = {\n')
+    out.writelines(f'"bytes={a}-{b - 1}",\n' for a, b in ranges)
+    out.write('}\nlocal i = 0\nrequest = function() i = i % #r + 1; ')
+    out.write(f'return wrk.format("GET", "/{path}", {{Range = r[i]}}) end\n')
+    place.write_text(out.getvalue())
+    return str(place)

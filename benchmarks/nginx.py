@@ -1,0 +1,97 @@
+"""nginx as a bucket: a folder with ranges, answering at once, after 15 to 35 ms, or over TLS. One worker on core 0."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+MODULES = pathlib.Path('/usr/lib/nginx/modules')
+NEEDED = 'the benchmarks need nginx with lua, and wrk: apt-get install nginx-light libnginx-mod-http-lua wrk'
+
+CONF = """
+load_module {modules}/ndk_http_module.so;
+load_module {modules}/ngx_http_lua_module.so;
+{user}
+worker_processes 1;
+worker_cpu_affinity 01;
+worker_rlimit_nofile 65536;
+daemon off;
+pid {own}/nginx.pid;
+error_log {own}/error.log warn;
+events {{ worker_connections 8192; }}
+http {{
+  access_log off; sendfile on; tcp_nopush off; tcp_nodelay on; keepalive_requests 1000000000; keepalive_timeout 300;
+  client_body_temp_path {own}/body; proxy_temp_path {own}/proxy; fastcgi_temp_path {own}/fastcgi;
+  uwsgi_temp_path {own}/uwsgi; scgi_temp_path {own}/scgi;
+  open_file_cache max=20000 inactive=600s; autoindex on; lua_package_path "/usr/share/lua/5.1/?.lua;;";
+  root {folder};
+  server {{ listen 127.0.0.1:{instant} backlog=4096; {gcs} }}
+  server {{
+    listen 127.0.0.1:{delayed} backlog=4096; {gcs}
+    access_by_lua_block {{ ngx.sleep(0.015 + math.random() * 0.02) }}
+  }}
+  server {{
+    listen 127.0.0.1:{tls} ssl backlog=4096;
+    ssl_certificate {own}/cert.pem; ssl_certificate_key {own}/key.pem; ssl_session_cache shared:SSL:4m;
+  }}
+}}
+"""
+GCS = 'rewrite ^/download/storage/v1/b/([^/]+)/o/(.+)$ /$1/$2 last;'
+
+
+class Server(NamedTuple):
+    """Addresses of the one folder."""
+
+    instant: str
+    delayed: str
+    tls: str
+    certificate: str
+
+
+def ports(count: int) -> list[int]:
+    """Free ports of the loopback."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for item in sockets:
+            item.bind(('127.0.0.1', 0))
+        return [item.getsockname()[1] for item in sockets]
+
+
+@contextlib.contextmanager
+def serving(folder: pathlib.Path, own: pathlib.Path) -> Iterator[Server]:
+    """nginx over a folder, with its own files in another."""
+    program = shutil.which('nginx', path=f'{os.environ["PATH"]}:/usr/sbin')
+    if program is None or shutil.which('wrk') is None or not (MODULES / 'ngx_http_lua_module.so').exists():
+        raise SystemExit(NEEDED)
+    own.mkdir(parents=True, exist_ok=True)
+    subprocess.run(
+        ['openssl', 'req', '-x509', '-newkey', 'rsa:2048', '-nodes', '-days', '2', '-subj', '/CN=127.0.0.1',
+         '-addext', 'subjectAltName=IP:127.0.0.1', '-keyout', own / 'key.pem', '-out', own / 'cert.pem'],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    instant, delayed, tls = ports(3)
+    user = 'user root;' if os.geteuid() == 0 else ''
+    text = CONF.format(
+        modules=MODULES, user=user, own=own, folder=folder, instant=instant, delayed=delayed, tls=tls, gcs=GCS
+    )
+    (own / 'nginx.conf').write_text(text)
+    process = subprocess.Popen(
+        [program, '-p', own, '-c', own / 'nginx.conf'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        for _ in range(200):
+            with contextlib.suppress(OSError), socket.create_connection(('127.0.0.1', tls), 1):
+                break
+            if process.poll() is not None:
+                raise RuntimeError((own / 'error.log').read_text())
+            time.sleep(0.02)
+        there = 'http://127.0.0.1'
+        yield Server(f'{there}:{instant}', f'{there}:{delayed}', f'https://127.0.0.1:{tls}', str(own / 'cert.pem'))
+    finally:
+        process.terminate()
+        process.wait()

@@ -1,0 +1,191 @@
+"""Reading from a bucket: ours beside wrk, a bare aiohttp loop, obstore, s3fs, gcsfs, tensorstore and the loaders."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+
+from benchmarks.bars import CORE, ROOT, Bar, Result, Table, child, median
+from benchmarks.data import Data, ranges_of, wrk_script
+from benchmarks.nginx import Server
+
+RIVALS = ROOT / '.rivals'
+SCRIPTS = pathlib.Path(__file__).parent / 'rivals'
+INFLIGHT = 256
+
+
+def ours(data: Data, what: str, core: int | None = CORE, **job: object) -> dict[str, float]:
+    """A run of granular."""
+    return child([sys.executable, '-m', 'benchmarks.clients', what, data.job('ours', **job)], core, cwd=ROOT)
+
+
+def rival(data: Data, name: str, script: str, *args: str, core: int | None = CORE, **job: object) -> dict[str, float]:
+    """A run of a rival, in its own environment."""
+    python = str(RIVALS / name / 'bin' / 'python')
+    return child([python, str(SCRIPTS / f'run_{script}.py'), *args, data.job(name, **job)], core, cwd='/')
+
+
+def wrk(url: str, script: str, inflight: int, seconds: int) -> tuple[float, float]:
+    """Requests and bytes a second that wrk gets."""
+    command = ['taskset', '-c', str(CORE), 'wrk', '-t1', f'-c{inflight}', f'-d{seconds}', '-s', script, url]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    rate = re.search(r'Requests/sec:\s*([\d.]+)', said)
+    moved = re.search(r'Transfer/sec:\s*([\d.]+)(\w+)', said)
+    if rate is None or moved is None or 'Non-2xx' in said:
+        raise RuntimeError(said)
+    unit = {'B': 1, 'KB': 2**10, 'MB': 2**20, 'GB': 2**30}[moved[2]]
+    return float(rate[1]), float(moved[1]) * unit
+
+
+def medium(data: Data, server: Server) -> Result:
+    """100 kB records, shuffled, one by one, on both servers."""
+    fast, fast_table = _medium(data, server.instant, 'instant')
+    slow, slow_table = _medium(data, server.delayed, '25 ms')
+    return [*slow, *fast], [fast_table, slow_table]
+
+
+def _medium(data: Data, url: str, which: str) -> tuple[list[Bar], Table]:
+    place, count, bucket = data.medium(), data.count(40_000), which == '25 ms'
+    ranges = ranges_of(place, count)
+    script = wrk_script(data.folder / 'medium.lua', f'{place.name}/data.bag', ranges)
+    job = {'url': url, 'path': f'{place.name}/data.bag', 'ranges': ranges, 'inflight': INFLIGHT}
+    few = {**job, 'ranges': ranges[: count // 8]}
+    mine = {'url': f'{url}/{place.name}', 'batches': count // 64, 'count': count, 'inflight': INFLIGHT}
+    rate = in_turns(
+        1 if data.quick else 3,
+        {
+            'wrk -t1 -c256': lambda: wrk(url, script, INFLIGHT, 2 if data.quick else 4)[0],
+            'granular Loader': lambda: ours(data, 'loader', **mine)['rate'],
+            'granular fetch': lambda: ours(data, 'fetch', **mine)['rate'],
+            'obstore': lambda: rival(data, 'obstore', 'obstore', **job)['rate'],
+            'tensorstore': lambda: rival(data, 'tensorstore', 'tensorstore', **job)['rate'],
+            'bare aiohttp loop': lambda: rival(data, 'aiohttp', 'aiohttp', **job)['rate'],
+            'gcsfs cat_ranges': lambda: rival(data, 'gcsfs', 'fsspec', **few, scheme='gs')['rate'],
+            's3fs cat_ranges': lambda: rival(data, 's3fs', 'fsspec', **few, scheme='s3')['rate'],
+        },
+    )
+    if bucket:
+        rate |= loaders(data, url, place)
+    load = rate['granular Loader']
+    bounds = {
+        'granular 0.24.2 Loader, 32 workers': 15,
+        'webdataset, 4 workers': 1.5,
+        'mosaicml-streaming': 4,
+        's3fs cat_ranges': 6,
+        'wrk -t1 -c256': 0.85,
+    }
+    bars = [
+        Bar(
+            f'Loader, 100 kB, {which} server / {name}', load / rate[name], bound, f'{load:,.0f}/s / {rate[name]:,.0f}/s'
+        )
+        for name, bound in (bounds if bucket else {'bare aiohttp loop': 0.8, 'obstore': 1.0}).items()
+    ]
+    note = '; the loaders of others have both cores' if bucket else ''
+    title = f'100 kB records, shuffled, {which} server{note}'
+    return bars, table(f'medium-{which.split(maxsplit=1)[0]}', title, 'records/s', rate)
+
+
+def in_turns(times: int, who: Mapping[str, Callable[[], float]]) -> dict[str, float]:
+    """The median of some runs of each, in turns, as the machine is not always equally fast."""
+    runs = [{name: fn() for name, fn in who.items()} for _ in range(times)]
+    return {name: median([run[name] for run in runs]) for name in who}
+
+
+def table(name: str, title: str, unit: str, figures: Mapping[str, float]) -> Table:
+    """Figures, the largest first."""
+    return Table(name, title, unit, [(who, value, '') for who, value in sorted(figures.items(), key=lambda x: -x[1])])
+
+
+def loaders(data: Data, url: str, place: pathlib.Path) -> dict[str, float]:
+    """The loaders of others, each with its own format and recommended settings, on both cores."""
+    count = data.count(10_000)
+    found = {}
+    for name, label in (
+        ('webdataset', 'webdataset, 4 workers'),
+        ('streaming', 'mosaicml-streaming'),
+        ('litdata', 'litdata'),
+    ):
+        folder = data.folder / f'{name}{count}'
+        job = {'folder': str(folder), 'count': count, 'url': url, 'path': folder.name}
+        if not folder.exists():
+            rival(data, name, name, 'write', core=None, **{**job, 'folder': str(folder)})
+        many = count // 64 * (4 if name == 'webdataset' else 1) - 8
+        found[label] = rival(data, name, name, 'read', core=None, **job, batches=many)['rate']
+    job = {'url': url, 'path': place.name, 'batches': data.count(60)}
+    found['granular 0.24.2 Loader, 32 workers'] = rival(data, 'granular', 'granular024', 'loader', core=None, **job)[
+        'rate'
+    ]
+    return found
+
+
+def small(data: Data, server: Server) -> Result:
+    """4 kB records: shuffled one by one, and in order."""
+    place, count = data.small(), data.count(120_000)
+    job = {'path': f'{place.name}/data.bag', 'ranges': ranges_of(place, count), 'inflight': INFLIGHT}
+    url, later = f'{server.instant}/{place.name}', f'{server.delayed}/{place.name}'
+    mine = {'url': url, 'count': count, 'inflight': INFLIGHT, 'max_gap': 0}
+    rate = in_turns(
+        1 if data.quick else 3,
+        {
+            'granular fetch, shuffled': lambda: ours(data, 'fetch', **mine)['rate'],
+            'granular Loader, shuffled': lambda: ours(data, 'loader', url=url, batches=count // 64)['rate'],
+            'bare aiohttp loop, shuffled': lambda: rival(data, 'aiohttp', 'aiohttp', url=server.instant, **job)['rate'],
+            'obstore, shuffled': lambda: rival(data, 'obstore', 'obstore', url=server.instant, **job)['rate'],
+            'granular, in order': lambda: ours(data, 'iterate', url=url)['rate'],
+            'granular, in order, 25 ms server': lambda: ours(data, 'iterate', url=later)['rate'],
+        },
+    )
+    bare, got = rate['bare aiohttp loop, shuffled'], rate['granular Loader, shuffled']
+    behind = f'{got:,.0f}/s / {bare:,.0f}/s'
+    bars = [
+        Bar('Loader, 4 kB shuffled, instant server / bare aiohttp loop', got / bare, 0.8, behind),
+        Bar('4 kB in order, thousands a second', rate['granular, in order'] / 1e3, 150, 'iteration, decoded'),
+    ]
+    return bars, [table('small', '4 kB records, instant server', 'records/s', rate)]
+
+
+def large(data: Data, server: Server) -> Result:
+    """16 MB records, in parallel parts, beside wrk with ranges of 1 MiB."""
+    place = data.large()
+    starts = [at for at, _ in ranges_of(place, 200)]
+    mebi = [(at, at + (1 << 20)) for at in starts]
+    script = wrk_script(data.folder / 'large.lua', f'{place.name}/data.bag', mebi)
+    runs = [
+        (wrk(server.instant, script, 64, 4)[1], ours(data, 'large', url=f'{server.instant}/{place.name}', inflight=8))
+        for _ in range(1 if data.quick else 3)
+    ]
+    top, got = median([top for top, _ in runs]) / 1e6, median([run['bytes'] for _, run in runs]) / 1e6
+    grown = max(run['grown'] / run['inflight'] for _, run in runs)
+    bars = [
+        Bar('16 MB records / wrk at 1 MiB ranges', got / top, 0.9, f'{got:,.0f} MB/s / {top:,.0f} MB/s'),
+        Bar('peak memory for a byte in flight, 16 MB records', grown, 3, '8 records in flight', at_most=True),
+    ]
+    figures = {'granular': got, 'wrk at 1 MiB ranges': top}
+    return bars, [table('large', '16 MB records, instant server', 'MB/s', figures)]
+
+
+def tls(data: Data, server: Server) -> Result:
+    """100 kB records over TLS."""
+    place, count = data.medium(), data.count(20_000)
+    job = {'path': f'{place.name}/data.bag', 'ranges': ranges_of(place, count), 'inflight': 64, 'url': server.tls}
+    trusted = {**os.environ, 'SSL_CERT_FILE': server.certificate}
+
+    def mine() -> float:
+        file = data.job('ours', url=f'{server.tls}/{place.name}', count=count, inflight=64)
+        command = [sys.executable, '-m', 'benchmarks.clients', 'fetch', file]
+        return float(child(command, cwd=ROOT, env=trusted)['rate'])
+
+    rate = in_turns(
+        1 if data.quick else 3,
+        {
+            'granular fetch': mine,
+            'bare aiohttp loop': lambda: rival(data, 'aiohttp', 'aiohttp', certificate=server.certificate, **job)[
+                'rate'
+            ],
+        },
+    )
+    got, bare = rate['granular fetch'], rate['bare aiohttp loop']
+    bar = Bar('100 kB over TLS / bare aiohttp loop', got / bare, 0.8, f'{got:,.0f}/s / {bare:,.0f}/s')
+    return [bar], [table('tls', '100 kB records over TLS, instant server', 'records/s', rate)]

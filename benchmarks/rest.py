@@ -1,0 +1,158 @@
+"""The local disk, opening, memory, the first batch, images, and two processes."""
+
+import concurrent.futures
+import shutil
+
+import numpy as np
+
+from benchmarks.bars import Bar, Result, Table, median
+from benchmarks.data import Data
+from benchmarks.nginx import Server
+from benchmarks.remote import ours, rival, table
+
+
+def local(data: Data, server: Server) -> Result:
+    """The local disk, beside granular 0.24.2 and Grain."""
+    rate = _local(data, 4000, 20_480)
+    more = _local(data, 100_000, 5120)
+    folder = data.folder / f'grain{data.count(100_000)}'
+    if not folder.exists():
+        rival(data, 'grain', 'grain', 'write', core=None, folder=str(folder), count=data.count(100_000), size=4000)
+    grain = [
+        rival(data, 'grain', 'grain', 'read', core=None, folder=str(folder)) for _ in range(1 if data.quick else 3)
+    ]
+    bulk, pipe = (median([run[name] for run in grain]) for name in ('bulk', 'pipeline'))
+    old, new = (rate[f'{who} reader[i], 4 kB, 3 keys'] for who in ('granular 0.24.2', 'granular'))
+    many, key, pipeline = (rate[f'granular {what}'] for what in _FETCHES)
+    kilo, kilo_old = (more[f'{who} reader[i], 100 kB, 3 keys'] for who in ('granular', 'granular 0.24.2'))
+    rate |= more | {'Grain ArrayRecord __getitems__ of 256, 4 kB': bulk, 'Grain pipeline, 4 kB': pipe}
+    return [
+        Bar('local reader[i], 4 kB / granular 0.24.2', new / old, 1, f'{new:,.0f}/s / {old:,.0f}/s'),
+        Bar('local reader[i], 100 kB / granular 0.24.2', kilo / kilo_old, 1, f'{kilo:,.0f}/s / {kilo_old:,.0f}/s'),
+        Bar('local fetch of 256, 4 kB, 3 keys / granular 0.24.2', many / old, 3, f'{many:,.0f}/s / {old:,.0f}/s'),
+        Bar('local fetch of 256, 4 kB, 1 key / Grain __getitems__', key / bulk, 2, f'{key:,.0f}/s / {bulk:,.0f}/s'),
+        Bar('local Loader, 4 kB / Grain pipeline', pipeline / pipe, 5, f'{pipeline:,.0f}/s / {pipe:,.0f}/s'),
+    ], [table('local', 'The local disk, in the page cache', 'datapoints/s', rate)]
+
+
+_FETCHES = ('fetch of 256, 4 kB, 3 keys', 'fetch of 256, 4 kB, 1 key', 'Loader, 4 kB')
+
+
+def _local(data: Data, size: int, draws: int) -> dict[str, float]:
+    place, kb = data.local(size), f'{size // 1000} kB'
+    order = np.random.default_rng(0).integers(0, data.count(400_000_000 // size), draws).tolist()
+    mine, theirs = [], []
+    for _ in range(1 if data.quick else 3):
+        mine.append(ours(data, 'local', core=None, url=str(place), order=order, batches=draws // 256))
+        job = {'folder': str(place), 'order': order}
+        theirs.append(rival(data, 'granular', 'granular024', 'reads', core=None, **job)['rate'])
+    got = {name: median([run[name] for run in mine]) for name in mine[0]}
+    return {
+        f'granular reader[i], {kb}, 3 keys': got['get'],
+        f'granular fetch of 256, {kb}, 3 keys': got['fetch'],
+        f'granular fetch of 256, {kb}, 1 key': got['key'],
+        f'granular Loader, {kb}': got['pipeline'],
+        f'granular 0.24.2 reader[i], {kb}, 3 keys': median(theirs),
+    }
+
+
+def opening(data: Data, server: Server) -> Result:
+    """1,000 shards of 3 keys, and a large index."""
+    bars, rows = [], []
+    for layout in ('refs', 'columns'):
+        place = data.shards(layout)
+        cache = data.folder / 'index-cache'
+        shutil.rmtree(cache, ignore_errors=True)
+        runs = [ours(data, 'opening', url=f'{server.delayed}/{place.name}', cache='') for _ in range(3)]
+        cold = median([run['seconds'] for run in runs])
+        kept = [ours(data, 'opening', url=f'{server.delayed}/{place.name}', cache=str(cache)) for _ in range(4)][1:]
+        warm = median([run['seconds'] for run in kept])
+        behind = f's for {runs[0]["requests"]} requests and {runs[0]["count"]} datapoints'
+        bars += [
+            Bar(f'open {data.count(1000):,} shards, {layout} layout, 25 ms server', cold, 1.5, behind, at_most=True),
+            Bar(
+                'the same from the index cache',
+                warm,
+                0.5,
+                f's, {kept[0]["requests"]} requests and a listing',
+                at_most=True,
+            ),
+        ]
+        rows += [(f'{layout} layout', cold, 's'), (f'{layout} layout, index cache', warm, 's')]
+    bars.append(large_index(data, server))
+    return bars, [Table('opening', f'Opening {data.count(1000):,} shards of 3 keys, 25 ms server', 'seconds', rows)]
+
+
+def large_index(data: Data, server: Server) -> Bar:
+    """An index of 100 million records."""
+    count = data.count(100_000_000)
+    place = data.folder / f'index{count}'
+    place.mkdir(exist_ok=True)
+    with (place / 'large.idx').open('wb') as file:
+        for at in range(0, count, 10_000_000):
+            (np.arange(at + 1, min(at + 10_000_000, count) + 1, dtype='<i8') * 1000).tofile(file)
+    with (place / 'large.bag').open('wb') as file:
+        file.truncate(count * 1000)
+    run = ours(data, 'index', url=f'{server.instant}/{place.name}/large.bag')
+    shutil.rmtree(place)
+    behind = f'times its {count * 8 / 1e6:,.0f} MB, {run["count"]:,.0f} records in {run["seconds"]:.1f} s'
+    return Bar('peak memory to open a large index', run['grown'], 1.2, behind, at_most=True)
+
+
+def memory(data: Data, server: Server) -> Result:
+    """The memory of one epoch, and of ten."""
+    place = data.medium()
+    count = data.count(10_000) // 64
+    url = f'{server.instant}/{place.name}'
+    one = ours(data, 'epochs', url=url, batches=count)
+    ten = ours(data, 'epochs', url=url, batches=10 * count)
+    return [
+        Bar(
+            'memory of an epoch of 1 GB, in MB',
+            one['grown'] / 1e6,
+            200,
+            f'prefetch 8, batch 64, {one["rate"]:,.0f}/s',
+            at_most=True,
+        ),
+        Bar('memory of ten such epochs, in MB', ten['grown'] / 1e6, 200, f'{ten["rate"]:,.0f}/s', at_most=True),
+    ], []
+
+
+def first(data: Data, server: Server) -> Result:
+    """The time to the first batch."""
+    place = data.medium()
+    runs = [ours(data, 'first', url=f'{server.delayed}/{place.name}') for _ in range(5)]
+    seconds, imported = (median([run[name] for run in runs]) for name in ('seconds', 'imported'))
+    return [
+        Bar('from before the import to the first batch, 25 ms server', seconds, 1, 's', at_most=True),
+        Bar('the import', imported, 0.25, 's', at_most=True),
+    ], []
+
+
+def images(data: Data, server: Server) -> Result:
+    """Decoding images on both cores, without holding up the loop."""
+    place = data.images()
+    runs = [ours(data, 'images', core=None, url=str(place), batches=data.count(2000) // 16) for _ in range(3)]
+    ratio = median([run['rate'] / run['single'] for run in runs])
+    behind = f'{median([run["rate"] for run in runs]):,.0f}/s / {median([run["single"] for run in runs]):,.0f}/s'
+    gap = median([run['gap'] for run in runs]) * 1e3
+    return [
+        Bar('jpg decoded by the Loader / by one thread', ratio, 1.8, behind),
+        Bar('the longest that the loop did not turn meanwhile', gap, 20, 'ms', at_most=True),
+    ], []
+
+
+def processes(data: Data, server: Server) -> Result:
+    """Two loaders in two processes, on the local disk."""
+    place = data.local(4000)
+    job = {'url': str(place), 'batches': 400, 'batch': 256, 'cache_keys': ()}
+    ratios, behind = [], ''
+    for _ in range(3):
+        one = ours(data, 'loader', core=None, **job)['rate']
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            apart = [Data(data.folder / f'process{i}', data.quick) for i in range(2)]
+            both = [pool.submit(ours, there, 'loader', None, **job) for there in apart]
+            two = sum(run.result()['rate'] for run in both)
+        ratios.append(two / one)
+        behind = f'{two:,.0f}/s / {one:,.0f}/s, local disk, 4 kB'
+    return [Bar('two Loader processes / one', median(ratios), 1.6, behind)], []

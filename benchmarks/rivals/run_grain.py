@@ -1,0 +1,56 @@
+"""Grain with ArrayRecord on the local disk: the data source's bulk read, and a pipeline's iteration."""
+
+import json
+import os
+import pathlib
+import sys
+import time
+
+import numpy as np
+from array_record.python.array_record_module import ArrayRecordWriter
+
+job = json.loads(pathlib.Path(sys.argv[2]).read_text())
+
+
+def write():
+    os.makedirs(job['folder'], exist_ok=True)
+    writer = ArrayRecordWriter(f'{job["folder"]}/data.array_record', 'group_size:1,uncompressed')
+    block = np.random.default_rng(0).bytes(16 << 20)
+    for i in range(job['count']):
+        at = i * 4001 % (len(block) - job['size'])
+        writer.write(block[at : at + job['size']])
+    writer.close()
+
+
+def read():
+    import grain
+
+    source = grain.sources.ArrayRecordDataSource(f'{job["folder"]}/data.array_record')
+    order = np.random.default_rng(0).integers(0, len(source), 40_000).tolist()
+    batches = [order[i : i + 256] for i in range(0, len(order), 256)]
+    found = {}
+    for name, items, fn in (('bulk', batches, source.__getitems__), ('one', order, source.__getitem__)):
+        best = 1e9
+        for _ in range(3):
+            began = time.perf_counter()
+            for item in items:
+                fn(item)
+            best = min(best, time.perf_counter() - began)
+        found[name] = len(order) / best
+    data = grain.MapDataset.source(source).shuffle(seed=0).repeat()
+    data = data.map(lambda record: np.frombuffer(record, np.uint8)).batch(256).to_iter_dataset()
+    items = iter(data)
+    next(items)
+    best = 1e9
+    for _ in range(3):
+        began = time.perf_counter()
+        for _ in range(80):
+            next(items)
+        best = min(best, time.perf_counter() - began)
+    found['pipeline'] = 80 * 256 / best
+    print(json.dumps(found), flush=True)
+    os._exit(0)
+
+
+if __name__ == '__main__':
+    write() if sys.argv[1] == 'write' else read()

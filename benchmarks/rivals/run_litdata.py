@@ -1,0 +1,59 @@
+"""litdata: optimized chunks from S3, with nginx as the bucket, a cold local cache, and its StreamingDataLoader."""
+
+import json
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+job = json.loads(pathlib.Path(sys.argv[2]).read_text())
+
+
+def write():
+    from litdata.streaming.writer import BinaryWriter
+
+    os.makedirs(job['folder'], exist_ok=True)
+    rng = np.random.default_rng(0)
+    block = rng.bytes(64 << 20)
+    writer = BinaryWriter(job['folder'], chunk_bytes='64MB')
+    for i in range(job['count']):
+        size = int(rng.integers(50_000, 150_001))
+        at = int(rng.integers(0, len(block) - size))
+        writer[i] = {'data': block[at : at + size], 'label': i % 1000}
+    writer.done()
+    writer.merge()
+
+
+def collate(items):
+    return [len(item['data']) for item in items], np.array([item['label'] for item in items])
+
+
+def read():
+    from litdata import StreamingDataLoader, StreamingDataset
+    from litdata.streaming import downloader
+
+    # Its HTTP client refuses servers without TLS, as nginx is here, and has no option for it.
+    downloader._OBSTORE_CLIENT_OPTIONS['allow_http'] = True
+    local = tempfile.mkdtemp(prefix='granular-lit-')
+    options = {'endpoint_url': job['url'], 'aws_access_key_id': 'x', 'aws_secret_access_key': 'x'}
+    try:
+        data = StreamingDataset(
+            f's3://{job["path"]}', cache_dir=local, shuffle=True, storage_options=options, max_pre_download=4
+        )
+        loader = StreamingDataLoader(data, batch_size=64, num_workers=2, collate_fn=collate)
+        items = iter(loader)
+        began = time.perf_counter()
+        count = sum(next(items)[1].shape[0] for _ in range(job['batches']))
+        seconds = time.perf_counter() - began
+        print(json.dumps({'rate': count / seconds}), flush=True)
+    finally:
+        shutil.rmtree(local, ignore_errors=True)
+    os._exit(0)
+
+
+if __name__ == '__main__':
+    write() if sys.argv[1] == 'write' else read()

@@ -1,0 +1,33 @@
+"""obstore, the Rust object_store, by its asynchronous get_range."""
+
+import asyncio
+import json
+import pathlib
+import sys
+import time
+
+import obstore
+import uvloop
+from obstore.store import HTTPStore
+
+job = json.loads(pathlib.Path(sys.argv[1]).read_text())
+
+
+async def main():
+    options = {'allow_http': True}
+    store = HTTPStore.from_url(job['url'], client_options=options)
+    todo = iter(job['ranges'])
+
+    async def work():
+        got = 0
+        for start, stop in todo:
+            got += len(await obstore.get_range_async(store, job['path'], start=start, end=stop))
+        return got
+
+    began = time.perf_counter()
+    got = sum(await asyncio.gather(*(work() for _ in range(job['inflight']))))
+    return got, time.perf_counter() - began
+
+
+got, seconds = uvloop.run(main())
+print(json.dumps({'rate': len(job['ranges']) / seconds, 'bytes': got / seconds}))
