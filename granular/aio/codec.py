@@ -77,15 +77,19 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
 
 async def decode(fields: Sequence[Field], columns: Sequence[Sequence[bytes]], name: str) -> list[list[Any]]:
     """The values of each field, from its records, in order."""
-    if running_loop() is None:
-        return [decode_now(field, records, name) for field, records in zip(fields, columns, strict=True)]
-    work = []
-    for field, records in zip(fields, columns, strict=True):
-        if field.light and sum(map(len, records)) <= _IN_PLACE:
-            work.append(_ready(decode_now(field, records, name)))
-        else:
-            work.append(_decode_apart(field, records, name))
-    return await gather(work)
+    alone = running_loop() is None
+    return await gather(
+        [
+            _decode_here(field, records, name)
+            if field.light and (alone or sum(map(len, records)) <= _IN_PLACE)
+            else _decode_apart(field, records, name)
+            for field, records in zip(fields, columns, strict=True)
+        ]
+    )
+
+
+async def _decode_here(field: Field, records: Sequence[bytes], name: str) -> list[Any]:
+    return decode_now(field, records, name)
 
 
 def decode_now(field: Field, records: Sequence[bytes], name: str) -> list[Any]:
@@ -116,10 +120,6 @@ def _refused(field: Field, i: int, records: Sequence[bytes], name: str, error: E
         f'{name}: key {field.key!r}, value {i} of those read ({len(records[i])} bytes): not decoded as '
         f'{field.kind!r}: {error}'
     )
-
-
-async def _ready(values: list[Any]) -> list[Any]:
-    return values
 
 
 # --- encoding -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from granular.aio.loops import Begun, need_loop
 from granular.aio.sources import Source, convert, length_of
-from granular.aio.threads import Threads, begun, current, offload
+from granular.aio.threads import CORES, Threads, Timer, begun, current, offload
 from granular.config import MiB
 from granular.errors import ClosedError, DatapointError, InvalidArgumentError, StateError, UnsupportedError
 
@@ -25,8 +25,9 @@ Spec = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 _IN_PLACE: Final = MiB
 _VALUES_IN_PLACE: Final = 512
 # Seconds of a batch, and of each of its datapoints, above which several batches are made at a time.
-_LONG: Final = 0.02
-_LONG_EACH: Final = 0.0003
+_LONG: Final = 0.005
+_LONG_EACH: Final = 0.0001
+_PATIENCE: Final = 3  # such batches
 
 
 class Loader:
@@ -84,7 +85,8 @@ class Loader:
         # One batch at a time: threads that read the page cache only get in each other's way, and what is slow is spread
         # over the pool by itself.
         self._lane = Threads(1, 'granular-loader-lane')
-        self._waits = False  # whether batches wait for something, such as a bucket or a function that takes long
+        self._long = 0  # batches that took long, one after the other
+        self._waits = False  # whether batches wait for something, such as a bucket
         self._closed = False
         self._counts = {'batches': 0, 'datapoints': 0, 'bytes': 0, 'wait_seconds': 0.0}
 
@@ -191,10 +193,13 @@ class Loader:
             return await self._make(first, spec)
 
     async def _make_timed(self, first: int, spec: Spec) -> Batch:
-        began = time.perf_counter()
+        timer = Timer()
         batch = await self._make(first, spec)
-        took = time.perf_counter() - began
-        self._waits |= took > _LONG and took / self.batch > _LONG_EACH
+        self._long = self._long + 1 if timer.wall > max(_LONG, _LONG_EACH * self.batch) else 0
+        if self._long > _PATIENCE and self._lane.width == 1:
+            # What takes long lets go of the interpreter meanwhile, as decoders of images do: one batch for each core.
+            self._lane, before = Threads(CORES, 'granular-loader-lane'), self._lane
+            before.shutdown(wait=False)
         return batch
 
     async def _make(self, first: int, spec: Spec) -> Batch:

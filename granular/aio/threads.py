@@ -14,7 +14,7 @@ from granular.aio.loops import Begun, begin, running_loop
 T = TypeVar('T')
 Ts = TypeVarTuple('Ts')
 
-_CORES: Final = os.cpu_count() or 1
+CORES: Final = os.cpu_count() or 1
 
 
 class Threads(concurrent.futures.ThreadPoolExecutor):
@@ -35,7 +35,7 @@ def threads() -> Threads:
     if (chosen := current.get()) is not None:
         return chosen
     if not _own:
-        _own.append(Threads(min(32, 4 * _CORES), 'granular'))
+        _own.append(Threads(min(32, 4 * CORES), 'granular'))
     return _own[0]
 
 
@@ -65,7 +65,7 @@ async def spread(call: Callable[[int], T], count: int) -> list[T]:
     """``call(i)`` for i below count, in threads, in any order; begun in place if there is no loop.
 
     One thread begins, as threads that compute in Python take turns anyway. If it is not done after a millisecond, as
-    with images, one per core goes on; if they are not after five, as calls that wait are not, all of the pool joins in.
+    with images, one per core goes on; if it was waiting all along after five, all of the pool joins in.
     The first error ends them all, once the calls that run have returned.
     """
     job = _Spread(call, count)
@@ -73,6 +73,28 @@ async def spread(call: Callable[[int], T], count: int) -> list[T]:
         return await offload(job.run)
     finally:
         job.stopped = True  # who waited is gone: no thread begins another call
+
+
+def share(call: Callable[[int], T], count: int) -> list[T]:
+    """As ``spread``, begun on this thread whatever runs on it."""
+    return _Spread(call, count).run()
+
+
+class Timer:
+    """How long something takes on this thread, and what with."""
+
+    def __init__(self) -> None:
+        self._wall, self._busy = time.perf_counter(), time.thread_time()
+
+    @property
+    def wall(self) -> float:
+        """Seconds since it began."""
+        return time.perf_counter() - self._wall
+
+    @property
+    def waited(self) -> bool:
+        """Whether it was waiting, and not for its turn to compute."""
+        return time.thread_time() - self._busy < self.wall / 8
 
 
 class _Spread(Generic[T]):
@@ -88,21 +110,35 @@ class _Spread(Generic[T]):
     def run(self) -> list[T]:
         """All results, computed by this thread and by those that it asks for help."""
         helpers: list[concurrent.futures.Future[None]] = []
-        stages = [(0.001, _CORES), (0.005, threads().width)]
-        began = time.perf_counter()
-        while self._step():
-            while stages and time.perf_counter() - began > stages[0][0]:
-                width = min(stages.pop(0)[1], self._count)
-                helpers += [threads().submit(self._help) for _ in range(width - 1 - len(helpers))]
-        # Those that have not begun are not waited for: the pool may be full of threads that wait as this one does.
-        concurrent.futures.wait([helper for helper in helpers if not helper.cancel()])
+        stage, timer = 0, Timer()
+        _working.add(id(self))
+        try:
+            while self._step():
+                if stage == 0 and timer.wall > 0.001:
+                    stage = 1
+                    helpers += self._call_for(min(CORES, self._count) - len(_working))
+                if stage == 1 and timer.wall > 0.005 and timer.waited:
+                    stage = 2
+                    helpers += self._call_for(min(threads().width, self._count) - 1 - len(helpers))
+            # Those that have not begun are not waited for: the pool may be full of threads that wait as this one does.
+            concurrent.futures.wait([helper for helper in helpers if not helper.cancel()])
+        finally:
+            _working.discard(id(self))
         if self._errors:
             raise self._errors[0]
         return self._out
 
+    def _call_for(self, count: int) -> list[concurrent.futures.Future[None]]:
+        return [threads().submit(self._help) for _ in range(count)]
+
     def _help(self) -> None:
-        while self._step():
-            pass
+        token = object()
+        _working.add(id(token))
+        try:
+            while self._step():
+                pass
+        finally:
+            _working.discard(id(token))
 
     def _step(self) -> bool:
         if self.stopped or self._errors or (i := next(self._numbers)) >= self._count:
@@ -112,3 +148,6 @@ class _Spread(Generic[T]):
         except BaseException as error:
             self._errors.append(error)
         return True
+
+
+_working: Final[set[int]] = set()  # threads that share calls, so that no more of them compute than there are cores

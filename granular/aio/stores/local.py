@@ -1,6 +1,7 @@
 """Files on a local disk, read without waiting by ``os.pread``."""
 
 import contextlib
+import functools
 import os
 import secrets
 import shutil
@@ -13,12 +14,15 @@ from granular.aio.loops import running_loop
 from granular.aio.reply import Reply, changed, counters
 from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
 from granular.aio.stores.translating import translated
-from granular.aio.threads import offload
+from granular.aio.threads import Timer, offload, share
 from granular.config import IOConfig, KiB, MiB
 from granular.errors import OutOfRangeError
 
 # Up to here a read under an event loop is done in place: it takes less time than a thread takes to begin.
 IN_PLACE = 256 * KiB
+# After so many reads that took so many seconds, waiting, the others are spread over threads.
+_READS = 64
+_SLOW = 0.005
 # Linux reads at most 2 GiB - 4 KiB in one call.
 _MAX_READ = 1 << 30
 
@@ -150,9 +154,18 @@ class LocalStore(Store):
             with translated(key):
                 file = files.get(key, version)
                 fd = file.fd
-                for start, stop in zip(starts, stops, strict=True):
-                    data = pread(fd, stop - start, start)
-                    replies.append(data if len(data) == stop - start else file.exactly(key, start, stop))
+                done = 0
+                while done < len(starts):
+                    timer = Timer()
+                    for start, stop in zip(starts[done : done + _READS], stops[done : done + _READS], strict=True):
+                        data = pread(fd, stop - start, start)
+                        replies.append(data if len(data) == stop - start else file.exactly(key, start, stop))
+                    done += _READS
+                    if timer.wall > _SLOW and timer.waited:  # for a disk, which likes to be asked for many at a time
+                        replies += share(
+                            functools.partial(_nth, file, key, starts, stops, done), max(0, len(starts) - done)
+                        )
+                        break
             counters.bytes += sum(stops) - sum(starts)
         counters.requests += len(replies)
         return replies
@@ -245,6 +258,10 @@ def draft_of(key: str) -> str:
     """A name beside the file, for what is to replace it at once."""
     folder, name = os.path.split(key)
     return os.path.join(folder, f'.{name}.{secrets.token_hex(4)}.part')
+
+
+def _nth(file: File, key: str, starts: list[int], stops: list[int], first: int, i: int) -> bytes:
+    return file.exactly(key, starts[first + i], stops[first + i])
 
 
 class LocalWriter(ObjectWriter):
