@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Final, Self, SupportsIndex, overload
+from typing import Any, Self, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,10 @@ from granular.aio.reply import Reply, counters
 from granular.aio.snapshots import BagState
 from granular.aio.stores.local import IN_PLACE, files
 from granular.aio.stores.translating import translated
-from granular.config import MiB
 from granular.errors import CorruptBagError, InvalidArgumentError, NotFoundError
 
 Ints = NDArray[np.int64]
 Buffer = bytes | bytearray | memoryview
-
-_WINDOW: Final = 64 * MiB  # of a table, read at a time beside the array that it goes into
 
 
 class BagReader(Opened):
@@ -178,10 +175,9 @@ class BagReader(Opened):
         target = memoryview(filled[1:].data).cast('B')
         have = max(start, end.start)
         target[have - start :] = memoryview(end.data)[have - end.start :]
-        for at in range(start, have, _WINDOW):
-            stop = min(at + _WINDOW, have)
+        if start < have:
             table = path or self._require_path()
-            target[at - start : stop - start] = (await table.read_ranges([at], [stop], version=end.version))[0]
+            await table.store.read_into(table.key, start, have, end.version, target[: have - start])
         return filled
 
     def _require_path(self) -> Path:

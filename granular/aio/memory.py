@@ -1,7 +1,7 @@
 """Memory for what is received: bytes that are filled before anybody has seen them, so that nothing is copied."""
 
 import ctypes
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 _new = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_char_p, ctypes.c_ssize_t)
@@ -18,9 +18,9 @@ _LESSON: Final = (32 << 20) - (64 << 10)
 
 
 class Space(NamedTuple):
-    """A part of bytes that are being filled: the view keeps nothing alive, so both travel together."""
+    """Memory that is being filled, and what it belongs to: a view of ``blank`` keeps nothing alive."""
 
-    owner: bytes
+    owner: Any
     view: memoryview
 
     def part(self, start: int, stop: int) -> 'Space':

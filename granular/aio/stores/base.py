@@ -10,9 +10,10 @@ from typing import Any, Final, NamedTuple
 
 from granular.aio.loops import gather, need_loop
 from granular.aio.reply import Reply
-from granular.config import IOConfig, Merge, store_defaults
+from granular.config import IOConfig, Merge, MiB, store_defaults
 from granular.errors import InvalidArgumentError, UnsupportedError
 
+_WINDOW: Final = 16 * MiB  # read at a time beside the memory that it goes into
 _SECRET: Final = re.compile(r'key|secret|token|pass|cred|auth|sas|sign|conn|header|user', re.IGNORECASE)
 
 
@@ -132,6 +133,12 @@ class Store(abc.ABC):
           OutOfRangeError: if the object ends before ``stop``.
           ObjectChangedError: if it is not of the version given.
         """
+
+    async def read_into(self, key: str, start: int, stop: int, version: str | None, target: memoryview) -> None:
+        """One byte range, however large, into memory of exactly its size."""
+        for at in range(start, stop, _WINDOW):
+            end = min(at + _WINDOW, stop)
+            target[at - start : end - start] = (await self.read(key, at, end, version)).data
 
     async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
         """The byte ranges of all requests, one request after the other, concurrently.

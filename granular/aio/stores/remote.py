@@ -2,11 +2,10 @@
 
 import abc
 import asyncio
-import importlib
 import os
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 from granular.aio import ranges
 from granular.aio.http1 import Target
@@ -14,11 +13,8 @@ from granular.aio.loops import Scope, gather, peek_scope, scope
 from granular.aio.memory import Space, blank
 from granular.aio.reply import Reply
 from granular.aio.stores.base import Request, Store
-from granular.aio.threads import offload
+from granular.aio.transport import Transport
 from granular.config import IOConfig
-
-if TYPE_CHECKING:
-    from granular.aio.transport import Transport
 
 # A signature of S3 is good for 15 minutes; a token is renewed some minutes before its end.
 _SIGNED_FOR: Final = 240.0
@@ -29,7 +25,7 @@ _JUST_NOW: Final = 5.0  # seconds in which requests that were signed before may 
 class Client(abc.ABC):
     """A store under one event loop: its session and what it knows of its objects."""
 
-    transport: 'Transport'
+    transport: Transport
 
     def __init__(self) -> None:
         self._ready: dict[str, tuple[float, Target]] = {}
@@ -115,9 +111,7 @@ class RemoteStore(Store, Generic[C]):
 
     async def _open_client(self, opened: Scope) -> C:
         client = await self.make_client()
-        # Importing aiohttp takes a tenth of a second: not on the loop.
-        module = await offload(importlib.import_module, 'granular.aio.transport')
-        client.transport = module.Transport(self.config, self.version_header, self.redirects)
+        client.transport = Transport(self.config, self.version_header, self.redirects)
         opened.on_close(client.aclose)
         return client
 
@@ -133,6 +127,23 @@ class RemoteStore(Store, Generic[C]):
         client = await self.client()
         return await client.read(key, self.url(key), start, stop, version)
 
+    async def read_into(self, key: str, start: int, stop: int, version: str | None, target: memoryview) -> None:
+        client = await self.client()
+        # Some at a time: a table may be larger than all memory that requests in flight are to have.
+        wave = self.config.memory // 2
+        for at in range(start, stop, wave):
+            space = Space(target, target[at - start : min(at + wave, stop) - start])
+            await gather(self._parts(client, key, at, min(at + wave, stop), version, space))
+
+    def _parts(
+        self, client: C, key: str, start: int, stop: int, version: str | None, space: Space
+    ) -> list[Coroutine[Any, Any, Reply]]:
+        """The requests for a range that is larger than one good request."""
+        return [
+            client.read(key, self.url(key), left, right, version, space.part(left - start, right - start))
+            for left, right in ranges.split(start, stop, self.merge.max_request)
+        ]
+
     async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
         client = await self.client()
         most = self.merge.max_request
@@ -147,11 +158,11 @@ class RemoteStore(Store, Generic[C]):
                     out.append(b'')
                     reads.append(client.read(key, name, start, stop, version))
                     continue
-                space = blank(stop - start)
-                out.append(space.owner)
-                for left, right in ranges.split(start, stop, most):
-                    single.append(-1)
-                    reads.append(client.read(key, name, left, right, version, space.part(left - start, right - start)))
+                data, view = blank(stop - start)
+                out.append(data)
+                parts = self._parts(client, key, start, stop, version, Space(data, view))
+                single += [-1] * len(parts)
+                reads += parts
         for place, reply in zip(single, await gather(reads), strict=True):
             if place >= 0:
                 out[place] = reply.data
