@@ -35,7 +35,7 @@ class IOConfig:
     (:func:`store_defaults`).
     """
 
-    concurrency: int = _knob('concurrency', 256, 'requests in flight per store and event loop')
+    concurrency: int = _knob('concurrency', 0, 'requests in flight per store and event loop; 0 to adapt from 256 on')
     memory: int = _knob('memory', 512 * MiB, 'bytes of replies in flight per store and event loop')
     max_gap: int = _knob('max_gap', -1, 'bytes between two ranges that are read along rather than asked apart')
     max_request: int = _knob('max_request', -1, 'bytes above which one range becomes several requests')
@@ -55,7 +55,9 @@ class IOConfig:
             if field.name == 'index_cache':
                 continue
             value, least = getattr(self, field.name), -1 if field.name in ('max_gap', 'max_request') else 0
-            if value < least or (value == 0 and field.name not in ('max_gap', 'backoff', 'backoff_cap', 'retry_time')):
+            if value < least or (
+                value == 0 and field.name not in ('concurrency', 'max_gap', 'backoff', 'backoff_cap', 'retry_time')
+            ):
                 raise InvalidArgumentError(f'IOConfig.{field.name} is {value!r}: {field.metadata["doc"]}')
         # S3 refuses parts below 5 MiB, and GCS wants multiples of 256 KiB.
         if self.part_size < 5 * MiB or self.part_size % (256 * KiB):

@@ -21,7 +21,7 @@ def test_every_knob_has_a_variable_and_says_its_unit(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    'knobs', [{'concurrency': 0}, {'memory': -1}, {'attempts': 0}, {'part_size': 1000}, {'max_gap': -2}]
+    'knobs', [{'concurrency': -1}, {'memory': -1}, {'attempts': 0}, {'part_size': 1000}, {'max_gap': -2}]
 )
 def test_knobs_that_cannot_be(knobs):
     with pytest.raises(InvalidArgumentError, match=next(iter(knobs))):

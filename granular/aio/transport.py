@@ -1,8 +1,6 @@
 """The hot path: bare GETs of byte ranges, with limits, retries and a check of every reply."""
 
 import asyncio
-import collections
-import contextlib
 import logging
 import random
 import re
@@ -13,6 +11,7 @@ from typing import Final, TypeVar
 
 from granular.aio.download import Download
 from granular.aio.http1 import Head, ProtocolError, Target
+from granular.aio.limit import Limit
 from granular.aio.memory import Space
 from granular.aio.reply import Reply, changed, counters
 from granular.aio.wire import Pool, Sink
@@ -33,51 +32,6 @@ _EXPIRED: Final = frozenset(('ExpiredToken', 'ExpiredTokenException', 'TokenRefr
 _PATIENT: Final = 3  # attempts that fail in silence
 _REDIRECTS: Final = 10
 _CODE: Final = re.compile(rb'<Code>(\w+)</Code>')
-
-
-class Limit:
-    """Requests and bytes in flight, first come first served. A request larger than all memory goes alone."""
-
-    def __init__(self, requests: int, memory: int) -> None:
-        self._requests = requests
-        self._memory = self._free = memory
-        self._waiting: collections.deque[tuple[int, asyncio.Future[None]]] = collections.deque()
-
-    async def acquire(self, size: int) -> int:
-        """Wait for a place; returns the bytes to release later."""
-        size = min(size, self._memory)
-        if self._requests and self._free >= size and not self._waiting:
-            self._requests -= 1
-            self._free -= size
-            return size
-        future = asyncio.get_running_loop().create_future()
-        entry = (size, future)
-        self._waiting.append(entry)
-        try:
-            await future
-        except BaseException:
-            if future.done() and not future.cancelled():
-                self.release(size)
-            else:
-                with contextlib.suppress(ValueError):  # it may have been passed over already
-                    self._waiting.remove(entry)
-                self._admit()  # the one behind may fit where this one did not
-            raise
-        return size
-
-    def release(self, size: int) -> None:
-        """Give a place back."""
-        self._requests += 1
-        self._free += size
-        self._admit()
-
-    def _admit(self) -> None:
-        while self._waiting and self._requests and self._free >= self._waiting[0][0]:
-            size, future = self._waiting.popleft()
-            if not future.done():
-                self._requests -= 1
-                self._free -= size
-                future.set_result(None)
 
 
 Prepare = Callable[[], Awaitable[Target]]
@@ -148,6 +102,7 @@ class Transport:
                 raise
             if reply is None:
                 raise _refusal(head, download, name)
+            self._limit.succeeded(time.monotonic())
             return reply
 
         reply = await self._retry(attempt, renew, name, weight)
@@ -200,6 +155,8 @@ class Transport:
                 raise
             except _RetryableError as again:
                 error, cause, least = again.error, None, again.after
+                if again.throttled:
+                    self._limit.throttled(time.monotonic())
                 base = max(base, 1.0) if again.throttled else base
             except ssl.SSLCertVerificationError as permanent:
                 raise StoreError(f'{name}: {permanent}') from permanent

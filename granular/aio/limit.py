@@ -1,0 +1,116 @@
+"""How much may be in flight: requests and bytes, first come first served, as the store and its latency allow."""
+
+import asyncio
+import collections
+import contextlib
+import resource
+from typing import Final
+
+_FIRST, _FEWEST, _MOST = 256, 8, 2048
+_WINDOW: Final = 0.5  # seconds over which the rate of replies is measured
+_PATIENCE: Final = 30.0  # seconds until more is tried again where it did not help
+_BETTER: Final = 1.1
+_PAUSE: Final = 1.0  # seconds in which a store that throttles is heard once
+
+
+class Limit:
+    """Requests and bytes in flight. A request larger than all memory goes alone.
+
+    While requests wait for a place, half as many more are let out for a moment; if that brings more replies a second,
+    it stays so, and goes on. So a far store gets the requests that its latency calls for, and a busy one no more than
+    it can answer. A store that throttles halves them; then each reply that succeeds brings back a part of one, so that
+    a whole one is added for each round of them (additive increase, multiplicative decrease).
+
+    Args:
+      requests: how many at most; 0 to begin with 256 and go up to 2,048, and to no more than half of the file
+        descriptors that the process may have.
+      memory: bytes of their replies.
+    """
+
+    def __init__(self, requests: int, memory: int) -> None:
+        self._ceiling = self._before = requests or _FIRST
+        self._most = requests or max(_FIRST, min(_MOST, _descriptors() // 2))
+        self.capacity = float(self._ceiling)
+        self._running = 0
+        self._memory = self._free = memory
+        self._waiting: collections.deque[tuple[int, asyncio.Future[None]]] = collections.deque()
+        self._began, self._replies, self._crowded = 0.0, 0, False  # the window
+        self._last = float('-inf')  # reply
+        self._rate: float | None = None  # before more was tried
+        self._again = 0.0  # when to try more
+        self._halved = 0.0
+
+    async def acquire(self, size: int) -> int:
+        """Wait for a place; returns the bytes to release later."""
+        size = min(size, self._memory)
+        if self._running < self.capacity and self._free >= size and not self._waiting:
+            self._running += 1
+            self._free -= size
+            return size
+        future = asyncio.get_running_loop().create_future()
+        entry = (size, future)
+        self._waiting.append(entry)
+        try:
+            await future
+        except BaseException:
+            if future.done() and not future.cancelled():
+                self.release(size)
+            else:
+                with contextlib.suppress(ValueError):  # it may have been passed over already
+                    self._waiting.remove(entry)
+                self._admit()  # the one behind may fit where this one did not
+            raise
+        return size
+
+    def release(self, size: int) -> None:
+        """Give a place back."""
+        self._running -= 1
+        self._free += size
+        self._admit()
+
+    def succeeded(self, now: float) -> None:
+        """A reply came, at this time in seconds."""
+        if self.capacity < self._ceiling:
+            self.capacity = min(self._ceiling, self.capacity + 1 / self.capacity)
+            self._admit()
+        if now - self._last > _WINDOW:  # nothing was asked for meanwhile
+            self._began, self._replies, self._crowded = now, 0, False
+        self._last = now
+        self._replies += 1
+        self._crowded |= bool(self._waiting)
+        if now - self._began > _WINDOW and self._replies >= 2 * self.capacity:
+            self._look(now, self._replies / (now - self._began))
+            self._began, self._replies, self._crowded = now, 0, False
+
+    def _look(self, now: float, rate: float) -> None:
+        """Whether more requests bring more replies."""
+        if not self._crowded or self.capacity < self._ceiling:
+            return
+        if self._rate is not None and rate < self._rate * _BETTER:
+            self._ceiling, self._rate, self._again = self._before, None, now + _PATIENCE
+        elif now >= self._again and self._ceiling < self._most:
+            self._before, self._rate = self._ceiling, rate
+            self._ceiling = min(self._most, self._ceiling * 3 // 2)
+        else:
+            self._rate = None
+        self.capacity = float(self._ceiling)
+        self._admit()
+
+    def throttled(self, now: float) -> None:
+        """The store asked for patience."""
+        if now - self._halved > _PAUSE:
+            self._halved = now
+            self.capacity = max(float(min(_FEWEST, self._ceiling)), self.capacity / 2)
+
+    def _admit(self) -> None:
+        while self._waiting and self._running < self.capacity and self._free >= self._waiting[0][0]:
+            size, future = self._waiting.popleft()
+            if not future.done():
+                self._running += 1
+                self._free -= size
+                future.set_result(None)
+
+
+def _descriptors() -> int:
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1 << 20 if soft == resource.RLIM_INFINITY else soft

@@ -1,0 +1,100 @@
+"""How many requests are in flight, against a store that is simulated by its latency and its most replies a second."""
+
+import asyncio
+
+import pytest
+
+from granular.aio.limit import Limit
+
+
+class Store:
+    """Answers after a time, and never more than so many in a second. Time is counted, not waited for."""
+
+    def __init__(self, limit, latency, most):
+        self.limit, self.latency, self.most, self.now = limit, latency, most, 100.0
+
+    async def run(self, seconds):
+        """Keep more asked for than is let out; returns the replies a second at the end."""
+        held = [asyncio.create_task(self.limit.acquire(1)) for _ in range(5000)]
+        await asyncio.sleep(0)
+        end, rate = self.now + seconds, 0.0
+        while self.now < end:
+            out = [task for task in held if task.done()]
+            held = [task for task in held if not task.done()]
+            round_trip = max(self.latency, len(out) / self.most)
+            rate = len(out) / round_trip
+            for i, _ in enumerate(out):
+                self.now += round_trip / len(out)
+                self.limit.succeeded(self.now)
+                self.limit.release(1)
+                if i % 50 == 0:
+                    await asyncio.sleep(0)
+            held += [asyncio.create_task(self.limit.acquire(1)) for _ in out]
+            await asyncio.sleep(0)
+        for task in held:
+            task.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
+        return rate
+
+
+async def test_a_far_store_gets_more_requests():
+    limit = Limit(0, 1 << 30)
+    assert await Store(limit, 0.1, 15_000).run(20) > 10_000
+    assert limit.capacity > 1000
+
+
+async def test_a_busy_store_gets_no_more_than_it_answers():
+    limit = Limit(0, 1 << 30)
+    await Store(limit, 0.001, 10_000).run(10)
+    assert limit.capacity == 256
+
+
+async def test_a_number_is_a_limit():
+    limit = Limit(100, 1 << 30)
+    await Store(limit, 0.1, 15_000).run(10)
+    assert limit.capacity == 100
+
+
+async def test_throttling_halves_and_success_adds_one_for_each_round():
+    limit = Limit(100, 1 << 30)
+    limit.throttled(10.0)
+    assert limit.capacity == 50
+    limit.throttled(10.5)  # of the same burst
+    assert limit.capacity == 50
+    for i in range(50):
+        limit.succeeded(11 + i / 100)
+    assert limit.capacity == pytest.approx(51, abs=0.1)
+    for i in range(10):
+        limit.throttled(20.0 + 2 * i)
+    assert limit.capacity == 8
+    for i in range(20_000):
+        limit.succeeded(50 + i / 100)
+    assert limit.capacity == 100
+
+
+async def test_bytes_are_bounded_and_first_come_is_first_served():
+    limit = Limit(100, 1000)
+    held = [await limit.acquire(400), await limit.acquire(400)]
+    large = asyncio.create_task(limit.acquire(5000))  # more than there is: alone
+    small = asyncio.create_task(limit.acquire(1))
+    await asyncio.sleep(0)
+    assert not large.done()
+    assert not small.done()  # it does not overtake
+    limit.release(held[0])
+    limit.release(held[1])
+    await asyncio.sleep(0)
+    assert large.result() == 1000
+    assert not small.done()
+    limit.release(1000)
+    assert await small == 1
+
+
+async def test_whoever_gives_up_leaves_the_place_to_the_next():
+    limit = Limit(1, 1000)
+    await limit.acquire(10)
+    first, second = (asyncio.create_task(limit.acquire(10)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.sleep(0)
+    limit.release(10)
+    assert await second == 10
