@@ -4,7 +4,11 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check
 ORACLES := .oracles/0.21.1/ready .oracles/0.24.2/ready
 
-.PHONY: demo test lint bench bench-quick clean
+RIVALS := aiohttp obstore s3fs gcsfs tensorstore grain webdataset streaming litdata granular
+# A build for the CPU: the plain name brings gigabytes of CUDA.
+TORCH  ?= torch==2.13.0
+
+.PHONY: demo test lint bench bench-quick servers clean
 
 demo: $(VENV)/demo
 	$(BIN)/granular demo
@@ -18,14 +22,19 @@ lint: $(VENV)/test $(VENV)/lint
 	$(BIN)/ruff format --check granular tests benchmarks
 	$(BIN)/mypy
 
-bench: $(VENV)/test .oracles/0.24.2/ready
-	$(BIN)/python -m benchmarks
+bench: $(VENV)/bench $(RIVALS:%=.rivals/%/ready) servers
+	$(BIN)/python -m benchmarks $(ARGS)
 
-bench-quick: $(VENV)/test .oracles/0.24.2/ready
-	$(BIN)/python -m benchmarks --quick
+bench-quick: $(VENV)/bench $(RIVALS:%=.rivals/%/ready) servers
+	$(BIN)/python -m benchmarks --quick $(ARGS)
+
+# What the benchmarks measure against comes from Debian.
+servers:
+	@command -v wrk > /dev/null && test -e /usr/lib/nginx/modules/ngx_http_lua_module.so || \
+		(apt-get update -q && apt-get install -qy --no-install-recommends nginx-light libnginx-mod-http-lua wrk)
 
 clean:
-	rm -rf $(VENV) .oracles .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) .oracles .rivals .mypy_cache .pytest_cache .ruff_cache build dist
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -38,6 +47,10 @@ $(VENV)/test: pyproject.toml | $(BIN)/python
 	$(PIP) -e '.[all,test]'
 	touch $@
 
+$(VENV)/bench: pyproject.toml | $(BIN)/python
+	$(PIP) -e '.[bench]'
+	touch $@
+
 $(VENV)/lint: pyproject.toml | $(BIN)/python
 	$(PIP) -e '.[lint]'
 	touch $@
@@ -46,4 +59,22 @@ $(VENV)/lint: pyproject.toml | $(BIN)/python
 .oracles/%/ready: Makefile
 	$(PYTHON) -m venv .oracles/$*
 	.oracles/$*/bin/python -m pip install -q --disable-pip-version-check granular==$* pillow av
+	touch $@
+
+# Who is measured beside us, each in an environment of its own.
+aiohttp     := aiohttp uvloop
+obstore     := obstore uvloop
+s3fs        := s3fs
+gcsfs       := gcsfs
+tensorstore := tensorstore
+grain       := grain array_record
+webdataset  := $(TORCH) webdataset numpy
+streaming   := $(TORCH) mosaicml-streaming
+litdata     := $(TORCH) litdata boto3
+granular    := granular==0.24.2 elements pillow av
+
+.rivals/%/ready: Makefile
+	$(PYTHON) -m venv .rivals/$*
+	@# One after the other, so that a torch that is there is not replaced.
+	for package in $($*); do .rivals/$*/bin/python -m pip install -q --disable-pip-version-check $$package || exit 1; done
 	touch $@

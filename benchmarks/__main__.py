@@ -5,8 +5,8 @@ import pathlib
 import sys
 import tempfile
 
-from benchmarks import remote, rest
-from benchmarks.bars import Bar, Table, machine, write
+from benchmarks import curves, remote, rest
+from benchmarks.bars import Bar, Figures, machine, write
 from benchmarks.data import Data
 from benchmarks.nginx import serving
 
@@ -14,30 +14,31 @@ BENCHMARKS = {
     fn.__name__: fn
     for fn in (
         remote.medium, remote.small, remote.large, remote.tls,
-        rest.local, rest.opening, rest.memory, rest.first, rest.images, rest.processes,
+        rest.local, rest.batch, rest.opening, rest.memory, rest.first, rest.images, rest.processes,
     )
 }  # fmt: skip
+CURVES = {fn.__name__: fn for fn in (curves.inflight, curves.gap, curves.request)}
 
 
 def main() -> None:
     """Print every bar with the figures behind it; the exit status says whether all are met."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--quick', action='store_true', help='a tenth of the data')
-    parser.add_argument('--only', nargs='+', choices=BENCHMARKS, default=list(BENCHMARKS), metavar='NAME')
+    parser.add_argument('--quick', action='store_true', help='a tenth of the data, and no curves')
+    parser.add_argument('--only', nargs='+', choices=BENCHMARKS | CURVES, metavar='NAME')
     parser.add_argument('--write', action='store_true', help='put the results into docs/performance.md')
     parser.add_argument(
         '--keep', type=pathlib.Path, help='a folder whose data is used again (by default it is made anew)'
     )
     args = parser.parse_args()
     bars: list[Bar] = []
-    tables: list[Table] = []
+    tables: list[Figures] = []
     print(machine())
     with tempfile.TemporaryDirectory(prefix='granular-bench-') as temporary:
         folder = args.keep or pathlib.Path(temporary)
         data = Data(folder.resolve(), args.quick)
         with serving(data.folder, pathlib.Path(temporary) / 'nginx') as server:
-            for name in args.only:
-                found, figures = BENCHMARKS[name](data, server)
+            for name in args.only or (BENCHMARKS if args.quick else BENCHMARKS | CURVES):
+                found, figures = (BENCHMARKS | CURVES)[name](data, server)
                 bars += found
                 tables += figures
                 print(*figures, *found, sep='\n', flush=True)

@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -59,7 +59,28 @@ class Table(NamedTuple):
         return '\n'.join([f'| {self.title} | {self.unit} | |', '| --- | ---: | --- |', *rows])
 
 
-Result = tuple[list[Bar], list[Table]]
+class Curves(NamedTuple):
+    """Figures against a knob: a line for each condition."""
+
+    name: str
+    title: str
+    unit: str
+    knob: str
+    points: Sequence[str]
+    lines: Mapping[str, Sequence[float]]
+
+    def __str__(self) -> str:
+        return self.markdown()
+
+    def markdown(self) -> str:
+        """As docs/performance.md has it."""
+        head = [f'| {self.title}, {self.unit} | {" | ".join(self.points)} |', f'| --- |{" ---: |" * len(self.points)}']
+        rows = [f'| {name} | {" | ".join(f"{value:,.4g}" for value in line)} |' for name, line in self.lines.items()]
+        return '\n'.join(head + rows)
+
+
+Figures = Table | Curves
+Result = tuple[list[Bar], Sequence[Figures]]
 
 
 def median(runs: Sequence[float]) -> float:
@@ -108,7 +129,7 @@ def machine() -> str:
     return f'{day}, {os.cpu_count()} cores of {model}, Linux {platform.release()}, Python {platform.python_version()}'
 
 
-def write(bars: Sequence[Bar], tables: Sequence[Table]) -> None:
+def write(bars: Sequence[Bar], tables: Sequence[Figures]) -> None:
     """Put bars, tables and plots into docs/performance.md, between the marks of each."""
     page = DOCS / 'performance.md'
     text = page.read_text()
@@ -132,14 +153,36 @@ def _between(text: str, name: str, content: str) -> str:
     return text[: text.index(begin) + len(begin)] + f'\n{content}\n' + text[text.index(end) :]
 
 
-def plot(table: Table) -> None:
-    """A table as horizontal bars."""
+def plot(figures: Figures) -> None:
+    """A table as horizontal bars, curves as lines."""
     import matplotlib as mpl
 
     mpl.use('svg')
     mpl.rcParams['svg.hashsalt'] = 'granular'
     from matplotlib import pyplot
 
+    figure = _lines(figures, pyplot) if isinstance(figures, Curves) else _bars(figures, pyplot)
+    axes = figure.axes[0]
+    axes.set_title(figures.title, fontsize=10, loc='left')
+    axes.spines[['top', 'right']].set_visible(False)
+    axes.tick_params(labelsize=9)
+    (DOCS / 'plots').mkdir(exist_ok=True)
+    figure.savefig(DOCS / 'plots' / f'{figures.name}.svg', bbox_inches='tight', metadata={'Date': None})
+    pyplot.close(figure)
+
+
+def _lines(curves: Curves, pyplot: Any) -> Any:
+    figure, axes = pyplot.subplots(figsize=(7.5, 3.2))
+    for name, line in curves.lines.items():
+        axes.plot(curves.points, line, marker='o', markersize=3, label=name)
+    axes.set_xlabel(curves.knob, fontsize=9)
+    axes.set_ylabel(curves.unit, fontsize=9)
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def _bars(table: Table, pyplot: Any) -> Any:
     names = [who for who, _, _ in table.rows][::-1]
     values = [value for _, value, _ in table.rows][::-1]
     figure, axes = pyplot.subplots(figsize=(7.5, 0.36 * len(names) + 1.1))
@@ -147,10 +190,5 @@ def plot(table: Table) -> None:
     drawn = axes.barh(names, values, color=colours, height=0.7)
     axes.bar_label(drawn, [f'{value:,.4g}' for value in values], padding=3, fontsize=8)
     axes.set_xlabel(table.unit, fontsize=9)
-    axes.set_title(table.title, fontsize=10, loc='left')
-    axes.spines[['top', 'right']].set_visible(False)
     axes.margins(x=0.14)
-    axes.tick_params(labelsize=9)
-    (DOCS / 'plots').mkdir(exist_ok=True)
-    figure.savefig(DOCS / 'plots' / f'{table.name}.svg', bbox_inches='tight', metadata={'Date': None})
-    pyplot.close(figure)
+    return figure

@@ -75,7 +75,7 @@ def fetch(job: Job) -> dict[str, float]:
                     await reader.fetch(order[at : at + 64], mask=['data'])
 
             began = time.perf_counter()
-            await asyncio.gather(*(work() for _ in range(8)))
+            await asyncio.gather(*(work() for _ in range(job.get('ahead', 8))))
             return len(order) / (time.perf_counter() - began)
 
     return {'rate': run(main())}
@@ -86,6 +86,23 @@ def run(coro: Any) -> Any:
     import uvloop
 
     return uvloop.run(coro)
+
+
+def ranges(job: Job) -> dict[str, float]:
+    """Ranges a second of one file, all asked for in one call, the best of some."""
+
+    async def main() -> float:
+        config = granular.IOConfig(**job['config'])
+        place = granular.aio.Path(job['url'], config=config)
+        starts = np.array(job['starts'])
+        best = 1e9
+        for _ in range(job['times']):
+            began = time.perf_counter()
+            await place.read_ranges(starts, starts + job['size'])
+            best = min(best, time.perf_counter() - began)
+        return len(starts) / best
+
+    return {'rate': run(main())}
 
 
 def iterate(job: Job) -> dict[str, float]:
@@ -126,13 +143,38 @@ def peak() -> float:
 
 
 def opening(job: Job) -> dict[str, float]:
-    """Seconds to open a sharded dataset, and the requests made."""
-    config = granular.IOConfig(index_cache=job['cache'])
-    before = granular.io_stats()['requests']
-    began = time.perf_counter()
-    with granular.ShardedDatasetReader(granular.Path(job['url'], config=config), granular.decoders) as reader:
-        seconds = time.perf_counter() - began
-        return {'seconds': seconds, 'requests': granular.io_stats()['requests'] - before, 'count': len(reader)}
+    """Seconds to open a sharded dataset, the first time and at best, and the requests made."""
+    config = granular.IOConfig(index_cache=job.get('cache', ''))
+    place, step = granular.Path(job['url'], config=config), job.get('step', 1)
+    times = []
+    for _ in range(job.get('times', 1)):
+        before = granular.io_stats()['requests']
+        began = time.perf_counter()
+        with granular.ShardedDatasetReader(place, granular.decoders, shardstep=step) as reader:
+            times.append(time.perf_counter() - began)
+            requests, count = granular.io_stats()['requests'] - before, len(reader)
+    return {'seconds': times[0], 'best': min(times), 'requests': requests, 'count': count}
+
+
+def batch(job: Job) -> dict[str, float]:
+    """Seconds to fetch some datapoints at once, the requests made, and those for neighbours, for each key."""
+
+    def requests(fn: Any) -> float:
+        before = granular.io_stats()['requests']
+        fn()
+        return granular.io_stats()['requests'] - before
+
+    place = granular.Path(job['url'], config=granular.IOConfig(max_gap=0, concurrency=256))
+    with granular.DatasetReader(place, granular.decoders) as reader:
+        asked = requests(lambda: reader.fetch(job['picks']))
+        best = 1e9
+        for _ in range(6):
+            began = time.perf_counter()
+            reader.fetch(job['picks'])
+            best = min(best, time.perf_counter() - began)
+    with granular.DatasetReader(job['url'], granular.decoders) as reader:
+        near = requests(lambda: reader.fetch(range(1000, 1256))) / len(reader.spec)
+    return {'seconds': best, 'requests': asked, 'near': near}
 
 
 def index(job: Job) -> dict[str, float]:

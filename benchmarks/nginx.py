@@ -1,4 +1,4 @@
-"""nginx as a bucket: a folder with ranges, answering at once, after 15 to 35 ms, or over TLS. One worker on core 0."""
+"""nginx as a bucket: a folder with ranges, at once, after 15-35 or 80-120 ms, or over TLS, by one worker on core 0."""
 
 import contextlib
 import os
@@ -36,6 +36,10 @@ http {{
     access_by_lua_block {{ ngx.sleep(0.015 + math.random() * 0.02) }}
   }}
   server {{
+    listen 127.0.0.1:{far} backlog=4096;
+    access_by_lua_block {{ ngx.sleep(0.08 + math.random() * 0.04) }}
+  }}
+  server {{
     listen 127.0.0.1:{tls} ssl backlog=4096;
     ssl_certificate {own}/cert.pem; ssl_certificate_key {own}/key.pem; ssl_session_cache shared:SSL:4m;
   }}
@@ -49,6 +53,7 @@ class Server(NamedTuple):
 
     instant: str
     delayed: str
+    far: str
     tls: str
     certificate: str
 
@@ -74,10 +79,18 @@ def serving(folder: pathlib.Path, own: pathlib.Path) -> Iterator[Server]:
          '-addext', 'subjectAltName=IP:127.0.0.1', '-keyout', own / 'key.pem', '-out', own / 'cert.pem'],
         check=True, capture_output=True,
     )  # fmt: skip
-    instant, delayed, tls = ports(3)
+    instant, delayed, far, tls = ports(4)
     user = 'user root;' if os.geteuid() == 0 else ''
     text = CONF.format(
-        modules=MODULES, user=user, own=own, folder=folder, instant=instant, delayed=delayed, tls=tls, gcs=GCS
+        modules=MODULES,
+        user=user,
+        own=own,
+        folder=folder,
+        gcs=GCS,
+        instant=instant,
+        delayed=delayed,
+        far=far,
+        tls=tls,
     )
     (own / 'nginx.conf').write_text(text)
     process = subprocess.Popen(
@@ -91,7 +104,8 @@ def serving(folder: pathlib.Path, own: pathlib.Path) -> Iterator[Server]:
                 raise RuntimeError((own / 'error.log').read_text())
             time.sleep(0.02)
         there = 'http://127.0.0.1'
-        yield Server(f'{there}:{instant}', f'{there}:{delayed}', f'https://127.0.0.1:{tls}', str(own / 'cert.pem'))
+        addresses = (f'{there}:{port}' for port in (instant, delayed, far))
+        yield Server(*addresses, f'https://127.0.0.1:{tls}', str(own / 'cert.pem'))
     finally:
         process.terminate()
         process.wait()

@@ -5,8 +5,9 @@ import shutil
 
 import numpy as np
 
+import granular
 from benchmarks.bars import Bar, Result, Table, median
-from benchmarks.data import Data
+from benchmarks.data import SPEC, Data
 from benchmarks.nginx import Server
 from benchmarks.remote import ours, rival, table
 
@@ -35,6 +36,7 @@ def local(data: Data, server: Server) -> Result:
     ], [table('local', 'The local disk, in the page cache', 'datapoints/s', rate)]
 
 
+TRIP = 0.025  # seconds
 _FETCHES = ('fetch of 256, 4 kB, 3 keys', 'fetch of 256, 4 kB, 1 key', 'Loader, 4 kB')
 
 
@@ -56,6 +58,32 @@ def _local(data: Data, size: int, draws: int) -> dict[str, float]:
     }
 
 
+def batch(data: Data, server: Server) -> Result:
+    """One batch on the 25 ms server, and 100 shards: in requests and in round trips."""
+    place = data.small()
+    picks = np.random.default_rng(1).permutation(data.count(200_000))[:256]
+    ranges = []
+    for key in SPEC:
+        with granular.BagReader(place / f'{key}.bag') as bag:
+            starts, stops = bag.aio.limits(np.sort(picks)) or ((), ())
+            ranges += [(f'{place.name}/{key}.bag', int(a), int(b)) for a, b in zip(starts, stops, strict=True)]
+    job = {'url': server.delayed, 'ranges': ranges, 'inflight': 256, 'times': 6}
+    bare = len(ranges) / rival(data, 'aiohttp', 'aiohttp', **job)['rate']
+    mine = ours(data, 'batch', url=f'{server.delayed}/{place.name}', picks=picks.tolist())
+    seconds, behind = mine['seconds'], f'ms; 1.3 times a bare aiohttp loop, {bare * 1e3:.0f} ms, and a round trip'
+    bars = [
+        Bar('fetch of 256 random datapoints, 3 keys', seconds * 1e3, (1.3 * bare + TRIP) * 1e3, behind, at_most=True),
+        Bar('requests for them', mine['requests'], 256 * 3, 'one for each value', at_most=True),
+        Bar('requests for each key of 256 neighbours of 4 kB', mine['near'], 2, at_most=True),
+    ]
+    for layout in ('refs', 'columns'):
+        url = f'{server.delayed}/{data.shards(layout).name}'
+        found = ours(data, 'opening', url=url, step=1 if data.quick else 10, times=5)
+        behind = f'round trips; {found["best"] * 1e3:.0f} ms, the first time {found["seconds"] * 1e3:.0f} ms'
+        bars.append(Bar(f'open 100 shards, {layout} layout', found['best'] / TRIP, 12, behind, at_most=True))
+    return bars, []
+
+
 def opening(data: Data, server: Server) -> Result:
     """1,000 shards of 3 keys, and a large index."""
     bars, rows = [], []
@@ -63,7 +91,7 @@ def opening(data: Data, server: Server) -> Result:
         place = data.shards(layout)
         cache = data.folder / 'index-cache'
         shutil.rmtree(cache, ignore_errors=True)
-        runs = [ours(data, 'opening', url=f'{server.delayed}/{place.name}', cache='') for _ in range(3)]
+        runs = [ours(data, 'opening', url=f'{server.delayed}/{place.name}') for _ in range(3)]
         cold = median([run['seconds'] for run in runs])
         kept = [ours(data, 'opening', url=f'{server.delayed}/{place.name}', cache=str(cache)) for _ in range(4)][1:]
         warm = median([run['seconds'] for run in kept])

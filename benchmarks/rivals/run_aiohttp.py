@@ -14,22 +14,26 @@ job = json.loads(pathlib.Path(sys.argv[1]).read_text())
 
 
 async def main():
-    todo = iter(job['ranges'])
     tls = ssl.create_default_context(cafile=job['certificate']) if job.get('certificate') else None
     connector = aiohttp.TCPConnector(limit=job['inflight'], ssl=tls or True)
+    best = 1e9
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
+        for _ in range(job.get('times', 1)):
+            todo = iter(job['ranges'])
 
-        async def work():
-            got = 0
-            for start, stop in todo:
-                headers = {'Range': f'bytes={start}-{stop - 1}'}
-                async with session.get(f'{job["url"]}/{job["path"]}', headers=headers) as response:
-                    got += len(await response.read())
-            return got
+            async def work(todo=todo):
+                got = 0
+                for *path, start, stop in todo:
+                    headers = {'Range': f'bytes={start}-{stop - 1}'}
+                    url = f'{job["url"]}/{path[0] if path else job["path"]}'
+                    async with session.get(url, headers=headers) as response:
+                        got += len(await response.read())
+                return got
 
-        began = time.perf_counter()
-        got = sum(await asyncio.gather(*(work() for _ in range(job['inflight']))))
-        return got, time.perf_counter() - began
+            began = time.perf_counter()
+            got = sum(await asyncio.gather(*(work() for _ in range(job['inflight']))))
+            best = min(best, time.perf_counter() - began)
+    return got, best
 
 
 got, seconds = uvloop.run(main())
