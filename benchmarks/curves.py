@@ -15,11 +15,14 @@ def inflight(data: Data, server: Server) -> Result:
     points = (16, 64, 256, 512, 1024, 2048, 0)
     lines = {}
     for size, place in ((4, data.small()), (100, data.medium())):
-        for name, url in (('instant', server.instant), ('25 ms', server.delayed), ('100 ms', server.far)):
+        for name, url, trip in (
+            ('instant', server.instant, 0.0005), ('25 ms', server.delayed, 0.025), ('100 ms', server.far, 0.1),
+        ):  # fmt: skip
             line = []
             for count in points:
-                # For some seconds, so that what adapts has adapted.
-                many = data.count((40_000 if count else 80_000) if size == 4 or name != 'instant' else 20_000)
+                # For some seconds, and longer for what adapts.
+                seconds, rate = (3, min(count / trip, 10_000)) if count else (8, 8000)
+                many = max(64 * 48, data.count(int(seconds * rate)))
                 job = {'url': f'{url}/{place.name}', 'inflight': count, 'count': many, 'max_gap': 0, 'ahead': 48}
                 line.append(ours(data, 'fetch', **job)['rate'])
             lines[f'{size} kB, {name}'] = line

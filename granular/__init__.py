@@ -13,6 +13,7 @@ from granular.formats import decoders, encoders
 from granular.loader import Loader
 from granular.path import Path
 from granular.sharded import ShardedDatasetReader, ShardedDatasetWriter
+from granular.verifying import verify
 
 __version__ = '1.0.0a1'
 
@@ -35,4 +36,5 @@ __all__ = [
     'io_stats',
     'shuffle',
     'sources',
+    'verify',
 ]

@@ -20,6 +20,7 @@ class BagReader(Reader[core.BagReader]):
       index: the ``.idx`` file of a bag of version 3, or its content; by default it is looked for beside the bag.
       cache_index: keep the table of limits, so that a read is one request. Without it, only the limits needed are read.
       cache_data: keep the records.
+      verify: check each record against its checksum, which the writer must have kept. Memory: 4 bytes a record.
     """
 
     def __init__(
@@ -28,8 +29,9 @@ class BagReader(Reader[core.BagReader]):
         index: PurePath | str | os.PathLike[str] | Buffer | Any = None,
         cache_index: bool = True,
         cache_data: bool = False,
+        verify: bool = False,
     ) -> None:
-        self._open(core.BagReader(source, index, cache_index, cache_data))
+        self._open(core.BagReader(source, index, cache_index, cache_data, verify))
 
     @property
     def version(self) -> int:
@@ -77,6 +79,8 @@ class BagWriter(Face[corewriter.BagWriter]):
       version: 1, 2 or 3. A bag asked for as 2 that holds an empty record is written as version 1, which can say so.
       resume: what to do with bytes behind the last limit of a version 3 bag, as a crash leaves them: ``'check'`` that
         the records appended next are those bytes, or ``'discard'`` them.
+      checksums: keep a CRC32C of each record beside the bag, for readers that verify. A bag that is appended to and
+        has them keeps them in any case.
     """
 
     def __init__(
@@ -84,8 +88,9 @@ class BagWriter(Face[corewriter.BagWriter]):
         path: PurePath | str | os.PathLike[str] | Any,
         version: int = 2,
         resume: Literal['check', 'discard'] = 'check',
+        checksums: bool = False,
     ) -> None:
-        self._open(corewriter.BagWriter(path, version, resume))
+        self._open(corewriter.BagWriter(path, version, resume, checksums))
 
     @property
     def size(self) -> int:

@@ -1,5 +1,6 @@
 """The commands of the command line, with typer and rich."""
 
+import dataclasses
 import json
 import re
 from typing import Annotated, Any
@@ -146,6 +147,39 @@ def copy(
         task = progress.add_task('copy', total=_total(here) if console.is_terminal else None)
         here.copy(there, progress=lambda size: progress.update(task, advance=size))
     console.print(f'copied {here} to {there}', highlight=False, soft_wrap=True)
+
+
+@app.command()
+def verify(
+    url: Address,
+    as_json: Json = False,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+    profile: Profile = None,
+    anon: Anon = False,
+) -> None:
+    """Read all of a dataset and say what is wrong with it: structure, references, and records that have checksums."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    place = _path(url, endpoint_url, region, profile, anon)
+    console = Console(stderr=True)
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task('verify', total=_total(place) if console.is_terminal else None)
+        report = granular.verify(place, lambda size: progress.update(task, advance=size))
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(report)))
+    else:
+        for problem in report.problems:
+            where = problem.place if problem.record is None else f'{problem.place}: record {problem.record}'
+            typer.echo(f'{where}: {problem.message}')
+        checked = f'{report.checked:,} of them with a checksum' if report.checked else 'none of which has a checksum'
+        typer.echo(
+            f'{len(report.problems) or "no"} problems: {report.datapoints:,} datapoints, {report.records:,} records, '
+            f'{checked}, {report.bytes:,} bytes'
+        )
+    if report.problems:
+        raise typer.Exit(1)
 
 
 # --- helpers

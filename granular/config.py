@@ -26,6 +26,9 @@ def _knob(name: str, default: float | int | str, doc: str) -> Any:
     return dataclasses.field(default_factory=read, metadata={'variable': variable, 'doc': doc})
 
 
+_MAY_BE_ZERO: Final = ('concurrency', 'max_gap', 'min_rate', 'hedge', 'backoff', 'backoff_cap', 'retry_time')
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class IOConfig:
     """How a store is read and written. Each field has an environment variable, ``GRANULAR_`` and its name in capitals.
@@ -41,7 +44,10 @@ class IOConfig:
     max_request: int = _knob('max_request', -1, 'bytes above which one range becomes several requests')
     tail: int = _knob('tail', 64 * KiB, "bytes of a bag's end asked for when it is opened")
     connect_timeout: float = _knob('connect_timeout', 5.0, 'seconds until a connection must stand')
-    read_timeout: float = _knob('read_timeout', 10.0, 'seconds without a byte after which a request has failed')
+    first_byte_timeout: float = _knob('first_byte_timeout', 10.0, 'seconds until a reply must have begun')
+    read_timeout: float = _knob('read_timeout', 10.0, 'seconds without a byte of the body after which a request failed')
+    min_rate: int = _knob('min_rate', 1024, 'bytes a second that must come on average over read_timeout; 0 for any')
+    hedge: float = _knob('hedge', 0.03, 'of all requests, the share that may be sent twice for being slow; 0 for none')
     attempts: int = _knob('attempts', 10, 'times a request is tried')
     retry_time: float = _knob('retry_time', 180.0, 'seconds after which a request is not tried again')
     backoff: float = _knob('backoff', 0.1, 'seconds before the first retry; doubles, with full jitter')
@@ -55,9 +61,7 @@ class IOConfig:
             if field.name == 'index_cache':
                 continue
             value, least = getattr(self, field.name), -1 if field.name in ('max_gap', 'max_request') else 0
-            if value < least or (
-                value == 0 and field.name not in ('concurrency', 'max_gap', 'backoff', 'backoff_cap', 'retry_time')
-            ):
+            if value < least or (value == 0 and field.name not in _MAY_BE_ZERO):
                 raise InvalidArgumentError(f'IOConfig.{field.name} is {value!r}: {field.metadata["doc"]}')
         # S3 refuses parts below 5 MiB, and GCS wants multiples of 256 KiB.
         if self.part_size < 5 * MiB or self.part_size % (256 * KiB):

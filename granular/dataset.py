@@ -102,6 +102,7 @@ class DatasetReader(Datasets[core.DatasetReader]):
       cache_index: keep the tables, so that a read is one request per value. Without it only the limits needed are read.
       cache_keys: keys whose bags are kept in memory; ``'refs'`` keeps the references of the refs layout.
       parallel: accepted for code written for granular 0.21; reads are always concurrent.
+      verify: check each record against its checksum, which the writer must have kept. Memory: 4 bytes a record.
     """
 
     aio: core.DatasetReader
@@ -113,8 +114,9 @@ class DatasetReader(Datasets[core.DatasetReader]):
         cache_index: bool = True,
         cache_keys: Sequence[str] = (),
         parallel: bool = False,
+        verify: bool = False,
     ) -> None:
-        self._open(core.DatasetReader(directory, decoders, cache_index, cache_keys, parallel))
+        self._open(core.DatasetReader(directory, decoders, cache_index, cache_keys, parallel, verify))
 
 
 class Appending(Face[A]):
@@ -166,6 +168,7 @@ class DatasetWriter(Appending[corewriter.DatasetWriter]):
       layout: ``'refs'``, which granular 0.21 writes, or ``'columns'``, which 0.22 and later write.
       resume: for a columns dataset that a writer left in the middle: ``'check'`` that the datapoints appended next are
         the ones it was writing, or ``'discard'`` what it left half written.
+      checksums: keep a CRC32C of each record, for readers that verify, in files that granular 0.21 and 0.24 ignore.
     """
 
     aio: corewriter.DatasetWriter
@@ -177,5 +180,6 @@ class DatasetWriter(Appending[corewriter.DatasetWriter]):
         encoders: Mapping[str, Encoder | Any] | None,
         layout: Layout = 'refs',
         resume: Literal['check', 'discard'] = 'check',
+        checksums: bool = False,
     ) -> None:
-        self._open(corewriter.DatasetWriter(directory, spec, encoders, layout, resume))
+        self._open(corewriter.DatasetWriter(directory, spec, encoders, layout, resume, checksums))

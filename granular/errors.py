@@ -24,6 +24,7 @@
     │   └── DecodeError                              a decoder refused a record
     ├── CorruptError             ValueError          bytes that are no bag or dataset
     │   ├── CorruptBagError
+    │   ├── CorruptRecordError
     │   └── CorruptDatasetError
     └── StateError               ValueError          a checkpoint that does not fit what loads it
 
@@ -124,6 +125,10 @@ class CorruptError(GranularError, ValueError):
 
 class CorruptBagError(CorruptError):
     """A bag whose table of limits does not fit its data."""
+
+
+class CorruptRecordError(CorruptError):
+    """A record that is not what was written."""
 
 
 class CorruptDatasetError(CorruptError):

@@ -28,8 +28,9 @@ class ShardedDatasetReader(Datasets[core.ShardedDatasetReader]):
         parallel: bool = False,
         shardstart: int = 0,
         shardstep: int = 1,
+        verify: bool = False,
     ) -> None:
-        args = directory, decoders, cache_index, cache_keys, parallel, shardstart, shardstep
+        args = directory, decoders, cache_index, cache_keys, parallel, shardstart, shardstep, verify
         self._open(core.ShardedDatasetReader(*args))
 
     @property
@@ -46,7 +47,7 @@ class ShardedDatasetWriter(Appending[core.ShardedDatasetWriter]):
 
     Args:
       directory: the folder of the shards; it may exist.
-      spec, encoders, layout: as for ``DatasetWriter``.
+      spec, encoders, layout, checksums: as for ``DatasetWriter``.
       shardlen: datapoints in a shard; None for a single shard without end.
       shardstart: the first shard to write, as one of several writers.
       shardstep: how many shards lie between two of this writer's.
@@ -63,8 +64,10 @@ class ShardedDatasetWriter(Appending[core.ShardedDatasetWriter]):
         shardstart: int = 0,
         shardstep: int = 1,
         layout: Layout = 'refs',
+        checksums: bool = False,
     ) -> None:
-        self._open(core.ShardedDatasetWriter(directory, spec, encoders, shardlen, shardstart, shardstep, layout))
+        args = directory, spec, encoders, shardlen, shardstart, shardstep, layout, checksums
+        self._open(core.ShardedDatasetWriter(*args))
 
     @property
     def shards(self) -> int:

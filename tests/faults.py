@@ -4,6 +4,7 @@ import asyncio
 import collections
 import ssl
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 DATA = bytes(i * 7 % 256 for i in range(100_000))
@@ -22,6 +23,7 @@ class FaultServer:
         self.asked: list[str | None] = []
         self.methods: list[str] = []
         self.authorized: list[str] = []
+        self.dates: list[str] = []
         self.connections = 0
         self.etag: str | None = '"one"'
 
@@ -65,6 +67,7 @@ class FaultServer:
                 wanted = lines.get('Range')
                 self.asked.append(wanted)
                 self.authorized.append(lines.get('Authorization', ''))
+                self.dates.append(lines.get('X-Amz-Date', ''))
                 fault = self.script.popleft() if self.script else 'good'
                 name, *args = (fault,) if isinstance(fault, str) else fault
                 await getattr(self, name)(writer, wanted, *args)
@@ -96,13 +99,18 @@ class FaultServer:
         writer.write(self._head(206, stop - start, Content_Range=span) + DATA[start:stop][:cut])
 
     async def status(
-        self, writer: asyncio.StreamWriter, wanted: str | None, code: int, says: str = 'Scripted', **more: str
+        self,
+        writer: asyncio.StreamWriter,
+        wanted: str | None,
+        code: int,
+        says: str = 'Scripted',
+        more: Mapping[str, str] = {},
     ) -> None:
         body = f'<Error><Code>{says}</Code></Error>'.encode()
         writer.write(self._head(code, len(body), **more) + body)
 
     async def retry_after(self, writer: asyncio.StreamWriter, wanted: str | None, seconds: int) -> None:
-        await self.status(writer, wanted, 503, Retry_After=str(seconds))
+        await self.status(writer, wanted, 503, 'Scripted', {'Retry-After': str(seconds)})
 
     async def reset(self, writer: asyncio.StreamWriter, wanted: str | None) -> None:
         writer.transport.abort()
@@ -120,6 +128,19 @@ class FaultServer:
         await self.good(writer, wanted, after)
         await writer.drain()
         await asyncio.sleep(60)
+
+    async def late(self, writer: asyncio.StreamWriter, wanted: str | None, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        await self.good(writer, wanted)
+
+    async def drip(self, writer: asyncio.StreamWriter, wanted: str | None, pause: float) -> None:
+        start, stop = self._span(wanted)
+        span = f'bytes {start}-{stop - 1}/{len(DATA)}'
+        writer.write(self._head(206, stop - start, Content_Range=span))
+        for i in range(start, stop):
+            writer.write(DATA[i : i + 1])
+            await writer.drain()
+            await asyncio.sleep(pause)
 
     async def whole(self, writer: asyncio.StreamWriter, wanted: str | None, encoding: str = '') -> None:
         writer.write(self._head(200, len(DATA), **({'Content_Encoding': encoding} if encoding else {})) + DATA)

@@ -20,7 +20,7 @@ PAIRS = [
 # Of one face alone: how it is opened, closed and iterated, and what only the core needs.
 ONLY_ASYNC = {'aclose', 'abort', 'open', 'choose', 'readers', 'bags'} | {
     'immediate', 'length_of', 'get_now', 'limits', 'table_job', 'limits_in', 'data_job', 'in_memory', 'of_version',
-    'add', 'crowded', 'lookup', 'known', 'of_shard',
+    'add', 'crowded', 'lookup', 'known', 'of_shard', 'beside', 'checked', 'sums', 'verify', 'check_references',
 }  # fmt: skip
 ONLY_SYNC = {'close', 'aio', 'endless', 'seed'}
 

@@ -16,7 +16,7 @@ from granular.errors import (
 )
 from tests.faults import DATA, FaultServer
 
-QUICK = granular.IOConfig(backoff=0.01, read_timeout=0.5, attempts=4)
+QUICK = granular.IOConfig(backoff=0.01, read_timeout=0.5, first_byte_timeout=0.5, attempts=4)
 
 
 @pytest.fixture
@@ -247,3 +247,147 @@ async def test_cancelling_a_read_leaves_no_task(server):
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
     server.script.clear()
     assert await place.read_range(5, 9) == DATA[5:9]
+
+
+# --- what is slow
+
+
+def test_a_drip_is_given_up_and_gone_on_with(server):
+    server.script.append(('drip', 0.01))
+    config = granular.IOConfig(backoff=0.01, read_timeout=0.4, first_byte_timeout=0.4, min_rate=10_000)
+    assert path(server, config).read_range(1000, 91_000) == DATA[1000:91_000]
+    assert len(server.asked) == 2
+    assert 1000 < int(server.asked[1].removeprefix('bytes=').split('-')[0]) < 2000
+
+
+def test_a_drip_is_borne_if_no_rate_is_asked_for(server):
+    server.script.append(('drip', 0.005))
+    config = granular.IOConfig(read_timeout=0.2, min_rate=0)
+    assert path(server, config).read_range(1000, 1100) == DATA[1000:1100]
+    assert len(server.asked) == 1
+
+
+def warmed(server, **knobs):
+    """A path to a store whose pace is known."""
+    place = path(server, granular.IOConfig(**{'backoff': 0.01, 'concurrency': 8, **knobs}))
+    for at in range(100):
+        place.read_range(at, at + 10)
+    time.sleep(1.1)  # it is judged once a second
+    place.read_range(0, 10)
+    return place
+
+
+def hedges(fn):
+    before = granular.io_stats()['hedges']
+    began = time.monotonic()
+    return fn(), granular.io_stats()['hedges'] - before, time.monotonic() - began
+
+
+def test_a_slow_reply_is_asked_for_again(server):
+    place = warmed(server)
+    time.sleep(1.1)
+    server.script.append(('late', 3))
+    found, count, seconds = hedges(lambda: place.read_range(10, 50_000))
+    assert found == DATA[10:50_000]
+    assert count == 1
+    assert seconds < 1.5
+    assert server.asked[-2:] == ['bytes=10-49999'] * 2
+    server.script.extend([('late', 0.4), ('late', 0.01)])  # the one that comes second is not taken for another's
+    assert hedges(lambda: place.read_range(60_000, 90_000))[:2] == (DATA[60_000:90_000], 1)
+    time.sleep(0.5)
+    assert place.read_range(5, 9) == DATA[5:9]
+
+
+def test_both_may_fail(server):
+    place = warmed(server, attempts=2)
+    server.script.extend([('late', 0.3), 'reset', 'reset', 'reset'])
+    assert hedges(lambda: place.read_range(10, 500))[0] == DATA[10:500]
+
+
+def test_hedges_can_be_turned_off(server):
+    place = warmed(server, hedge=0.0)
+    server.script.append(('late', 0.5))
+    assert hedges(lambda: place.read_range(10, 500))[:2] == (DATA[10:500], 0)
+
+
+def test_a_store_that_throttles_is_asked_once(server):
+    place = warmed(server)
+    server.script.extend([('status', 503), ('late', 0.5)])
+    assert hedges(lambda: place.read_range(10, 500))[:2] == (DATA[10:500], 0)
+
+
+def test_few_are_asked_for_twice(server):
+    place = warmed(server)
+    server.script.extend([('late', 0.3)] * 40)
+    starts = list(range(0, 80_000, 2000))
+    config = granular.IOConfig(max_gap=0, concurrency=8)
+    place = granular.Path(str(place), config=config)
+    _, count, _ = hedges(lambda: place.read_ranges(starts, [start + 10 for start in starts]))
+    assert count <= 5
+
+
+def test_a_storm_is_not_answered_by_a_storm(server):
+    server.script.extend([('status', 500)] * 100_000)
+    starts = list(range(0, 100_000, 250))
+    config = granular.IOConfig(backoff=0.001, attempts=10, retry_time=2, max_gap=0)
+    with pytest.raises(StoreError, match='500'):
+        path(server, config).read_ranges(starts, [start + 10 for start in starts])
+    # 400 of them, 100 retries that the tokens allow, and those that drip in.
+    assert len(server.asked) < 400 + 100 + 40
+
+
+# --- what a store says of a request
+
+
+@pytest.fixture
+def regions(server, monkeypatch):
+    """Two servers, as two regions of one bucket that is in the second."""
+    from granular.aio.stores.s3 import S3Client
+
+    with FaultServer() as other:
+        places = {'us-east-1': server, 'eu-west-3': other}
+        monkeypatch.setattr(S3Client, '_address', lambda self: f'{places[self.region].endpoint}/bucket')
+        monkeypatch.delenv('AWS_REGION', raising=False)
+        monkeypatch.delenv('AWS_ENDPOINT_URL', raising=False)
+        yield server, other
+
+
+def in_bucket(**options):
+    # A name of its own, as the client of a bucket is kept.
+    return granular.Path(f's3://b{time.time_ns()}/object', key='AKIAPLANTED', secret='x', config=QUICK, **options)
+
+
+def test_the_right_region_is_gone_to_once(regions):
+    wrong, right = regions
+    wrong.script.append(('status', 301, 'PermanentRedirect', {'x-amz-bucket-region': 'eu-west-3'}))
+    place = in_bucket()
+    assert place.read_range(10, 50) == DATA[10:50]
+    assert place.read_range(10, 50) == DATA[10:50]
+    assert (len(wrong.asked), len(right.asked)) == (1, 2)
+    assert '/eu-west-3/s3/' in right.authorized[0]
+    right.script.append(('status', 301, 'PermanentRedirect', {'x-amz-bucket-region': 'us-east-1'}))
+    wrong.script.append(('status', 301, 'PermanentRedirect', {'x-amz-bucket-region': 'eu-west-3'}))
+    with pytest.raises(StoreError, match='is in region eu-west-3'):
+        place.read_range(10, 50)
+
+
+@pytest.mark.parametrize('name', ['evil.example/', 'eu-west-3.evil.example', '', 'us-east-1\tx', '../..'])
+def test_a_region_that_is_none_is_not_gone_to(regions, name):
+    wrong, right = regions
+    wrong.script.extend([('status', 301, 'PermanentRedirect', {'x-amz-bucket-region': name})] * 2)
+    with pytest.raises(StoreError, match='301'):
+        in_bucket().read_range(10, 50)
+    assert not right.asked
+
+
+def test_a_clock_that_is_wrong_is_set_once_by_the_stores(server):
+    place = granular.Path('s3://bucket/object', key='A', secret='x', endpoint_url=server.endpoint, config=QUICK)
+    skewed = ('status', 403, 'RequestTimeTooSkewed', {'Date': 'Sun, 01 Jan 2034 10:00:00 GMT'})
+    server.script.append(skewed)
+    assert place.read_range(10, 50) == DATA[10:50]
+    assert not server.dates[0].startswith('2034')
+    assert server.dates[1].startswith('20340101T1000')
+    assert place.read_range(10, 50) == DATA[10:50]
+    server.script.extend([skewed] * 2)
+    with pytest.raises(AccessDeniedError, match='Skewed'):
+        place.read_range(60, 90)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from granular.aio.limit import Limit
+from granular.aio.limit import Budget, Limit
 
 
 class Store:
@@ -98,3 +98,33 @@ async def test_whoever_gives_up_leaves_the_place_to_the_next():
     await asyncio.sleep(0)
     limit.release(10)
     assert await second == 10
+
+
+# --- retries
+
+
+async def test_a_hundred_retries_are_free_and_success_pays_for_more():
+    budget = Budget()
+    for _ in range(100):
+        await asyncio.wait_for(budget.take(5), 0.05)
+    waiting = [asyncio.create_task(budget.take(5)) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in waiting)
+    budget.give(10)
+    await asyncio.sleep(0)
+    assert [task.done() for task in waiting] == [True, True, False]
+    began = asyncio.get_running_loop().time()
+    await waiting[2]  # its tokens drip in
+    assert asyncio.get_running_loop().time() - began < 1
+
+
+async def test_a_retry_that_is_given_up_takes_no_tokens():
+    budget = Budget()
+    for _ in range(100):
+        await budget.take(5)
+    first, second = (asyncio.create_task(budget.take(5)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.sleep(0)
+    budget.give(5)
+    await asyncio.wait_for(second, 0.05)

@@ -14,7 +14,7 @@ from granular.aio.http1 import Chunks, ProtocolError, Target, parse
 from granular.errors import BadReplyError, InvalidArgumentError, StoreError
 from tests.faults import DATA, FaultServer
 
-QUICK = granular.IOConfig(backoff=0.01, read_timeout=0.5, attempts=4)
+QUICK = granular.IOConfig(backoff=0.01, read_timeout=0.5, first_byte_timeout=0.5, attempts=4)
 
 
 @pytest.fixture

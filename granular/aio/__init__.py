@@ -9,6 +9,7 @@ from granular.aio.loader import Loader
 from granular.aio.loops import aclose
 from granular.aio.path import Path
 from granular.aio.sharded import ShardedDatasetReader, ShardedDatasetWriter
+from granular.aio.verifying import verify
 
 __all__ = [
     'BagReader',
@@ -21,4 +22,5 @@ __all__ = [
     'ShardedDatasetWriter',
     'aclose',
     'sources',
+    'verify',
 ]

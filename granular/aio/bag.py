@@ -19,6 +19,9 @@ from granular.aio.reply import Reply, counters
 from granular.aio.snapshots import BagState
 from granular.aio.stores.local import IN_PLACE, files
 from granular.aio.stores.translating import translated
+from granular.aio.threads import offload
+from granular.checksums import SUFFIX, Sums, check, load
+from granular.config import MiB
 from granular.errors import CorruptBagError, InvalidArgumentError, NotFoundError
 
 Ints = NDArray[np.int64]
@@ -36,6 +39,7 @@ class BagReader(Opened):
       index: the ``.idx`` file of a bag of version 3, or its content; by default it is looked for beside the bag.
       cache_index: keep the table of limits, so that a read is one request. Without it, only the limits needed are read.
       cache_data: keep the records.
+      verify: check each record against its checksum, which the writer must have kept. Memory: 4 bytes a record.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class BagReader(Opened):
         index: Path | str | os.PathLike[str] | Buffer | Any = None,
         cache_index: bool = True,
         cache_data: bool = False,
+        verify: bool = False,
     ) -> None:
         super().__init__()
         self._data: bytes | None = bytes(source) if isinstance(source, Buffer) else None
@@ -51,7 +56,8 @@ class BagReader(Opened):
         self._path = None if self._data is not None else Path(source)
         self._index_path = None if index is None or self._index is not None else Path(index)
         self._split: bool | None = None if index is None else True
-        self.cache_index, self.cache_data = cache_index, cache_data
+        self.cache_index, self.cache_data, self.verify = cache_index, cache_data, verify
+        self._sums: Sums | None = None
         self.name = f'<{len(source)} bytes>' if isinstance(source, Buffer) else str(self._path)
         self._limits: Ints | None = None
         self._view: memoryview | None = None
@@ -63,17 +69,17 @@ class BagReader(Opened):
 
     @classmethod
     def of_version(
-        cls, path: Path, split: bool, cache_index: bool, cache_data: bool, known: BagState | None = None
+        cls, path: Path, split: bool, cache_index: bool, cache_data: bool, verify: bool, known: BagState | None = None
     ) -> Self:
         """A bag known to be of version 3 (``split``) or not, as a dataset knows it from its layout, or known whole."""
-        reader = cls(path, None, cache_index, cache_data)
+        reader = cls(path, None, cache_index, cache_data, verify)
         reader._split, reader._known = split, known
         return reader
 
     def __reduce__(self) -> tuple[Any, ...]:
         source = self._path if self._path is not None else self._data
         index = self._index_path if self._index is None else self._index
-        return type(self), (source, index, self.cache_index, self.cache_data)
+        return type(self), (source, index, self.cache_index, self.cache_data, self.verify)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self.name!r})'
@@ -81,6 +87,18 @@ class BagReader(Opened):
     # --- opening
 
     async def _open(self) -> None:
+        await self._open_bag()
+        if self.verify:
+            path = self.beside(SUFFIX)
+            try:
+                data = await path.read_bytes()
+            except NotFoundError as error:
+                raise CorruptBagError(
+                    f'{self.name}: has no checksums to verify: it was written without checksums=True: {error}'
+                ) from error
+            self._sums = load(data, self._length, str(path))
+
+    async def _open_bag(self) -> None:
         if self._path is None:
             await self._open_buffer(self._data or b'')
             return
@@ -254,7 +272,7 @@ class BagReader(Opened):
         view: Any = self._view
         start, stop = view[place], view[place + 1]
         if self._data is not None:
-            return self._data[start:stop]
+            return self.checked(place, self._data[start:stop])
         handle: Any = self._handle
         try:
             file = files.opened.get(handle) or files.pinned(*handle)
@@ -267,7 +285,22 @@ class BagReader(Opened):
         counters.ranges += 1
         counters.requests += 1
         counters.bytes += stop - start
-        return data
+        return self.checked(place, data)
+
+    def checked(self, place: int, record: bytes) -> bytes:
+        """A record, if it is as it was written."""
+        if self._sums is not None:
+            check(self._sums, np.array([place]), [record], self.name)
+        return record
+
+    def beside(self, suffix: str) -> Path:
+        """The file of this bag that ends otherwise."""
+        return self._require_path().with_suffix(suffix)
+
+    @property
+    def sums(self) -> Sums | None:
+        """The checksums of all records, if they are verified."""
+        return self._sums
 
     def limits(self, places: Ints) -> tuple[Ints, Ints] | None:
         """Where records lie, if the table is cached."""
@@ -333,7 +366,14 @@ async def read_records(wanted: Sequence[tuple[BagReader, Ints]]) -> list[list[by
         pieces_of = await read_all(store, [wanted[i][0].data_job(*known[i]) for i in absent])
         for i, records in zip(absent, pieces_of, strict=True):
             out[i] = records
-    return [records for records in out if records is not None]
+    found = [records for records in out if records is not None]
+    for (bag, places), records in zip(wanted, found, strict=True):
+        if bag.sums is not None:
+            if sum(map(len, records)) <= MiB:
+                check(bag.sums, places, records, bag.name)
+            else:
+                await offload(check, bag.sums, places, records, bag.name)
+    return found
 
 
 async def _or_none(path: Path, tail: int, missing_ok: bool) -> Any:

@@ -2,9 +2,11 @@
 
 import array
 import os
+from collections.abc import Sequence
 from typing import Any, BinaryIO, Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from granular import layout
 from granular.aio.lifecycle import Opened
@@ -13,6 +15,7 @@ from granular.aio.path import Path
 from granular.aio.stores import ObjectWriter
 from granular.aio.stores.local import LocalStore
 from granular.aio.threads import offload
+from granular.checksums import SUFFIX, crc32c
 from granular.config import MiB
 from granular.errors import (
     AlreadyExistsError,
@@ -37,6 +40,8 @@ class BagWriter(Opened):
       version: 1, 2 or 3. A bag asked for as 2 that holds an empty record is written as version 1, which can say so.
       resume: what to do with bytes behind the last limit of a version 3 bag, as a crash leaves them: ``'check'`` that
         the records appended next are those bytes, or ``'discard'`` them.
+      checksums: keep a CRC32C of each record beside the bag, for readers that verify. A bag that is appended to and
+        has them keeps them in any case.
     """
 
     def __init__(
@@ -44,6 +49,7 @@ class BagWriter(Opened):
         path: Path | str | os.PathLike[str] | Any,
         version: int = 2,
         resume: Literal['check', 'discard'] = 'check',
+        checksums: bool = False,
     ) -> None:
         super().__init__()
         if version not in (1, 2, 3):
@@ -52,6 +58,8 @@ class BagWriter(Opened):
             raise InvalidArgumentError(f"{path}: resume is {resume!r}: want 'check' or 'discard'")
         self.path, self.version, self.resume = Path(path), version, resume
         self._index_path = self.path.with_suffix('.idx')
+        self._sums_path = self.path.with_suffix(SUFFIX)
+        self._sums = array.array('I') if checksums else None  # of all records, or for version 3 of those not flushed
         self._length = self._offset = 0
         self._ends = array.array('q')  # of all records, or for version 3 of those not flushed
         self._pending: list[bytes] = []
@@ -90,10 +98,27 @@ class BagWriter(Opened):
         if datasize > self._offset and self.resume == 'check':
             self._tail = _Tail(self.path.key, self._offset, datasize)
         keep = self._offset if self._tail is None else datasize
+        kept = await self._resume_sums(filled)
         self._files = [
             await store.open_appender(self.path.key, keep),
             await store.open_appender(self._index_path.key, self._length * layout.LIMIT),
         ]
+        if kept is not None:
+            self._files.append(await store.open_appender(self._sums_path.key, 4 * kept))
+
+    async def _resume_sums(self, limits: NDArray[np.int64]) -> int | None:
+        """How many checksums there are for the records of a bag that is gone on with; the missing ones are computed."""
+        try:
+            there = (await self._sums_path.stat()).size // 4
+        except NotFoundError:
+            if self._sums is None:
+                return None
+            there = 0
+        kept = min(there, self._length)
+        self._sums = array.array('I')
+        for i in range(kept, self._length):
+            self._sums.append(crc32c(await self.path.read_range(int(limits[i]), int(limits[i + 1]))))
+        return kept
 
     # --- what it is
 
@@ -139,6 +164,8 @@ class BagWriter(Opened):
         self._length += 1
         self._offset += len(record)
         self._ends.append(self._offset)
+        if self._sums is not None:
+            self._sums.append(crc32c(record))
         if fresh:
             self._pending.append(fresh)
             self._pending_size += len(fresh)
@@ -157,18 +184,29 @@ class BagWriter(Opened):
         self._failed = True  # until it is seen to have worked: what was half handed on cannot be gone on with
         if self._files:
             ends, self._ends = self._ends, array.array('q')
-            await offload(self._write_files, data, layout.table_of(np.frombuffer(ends, np.int64), 3) if ends else b'')
+            table = layout.table_of(np.frombuffer(ends, np.int64), 3) if ends else b''
+            # The checksums before the table: a record that can be read has one.
+            await offload(self._write_files, [data, self._take_sums(), table])
         elif data:
             await self._writers[0].write(data)
         self._failed = False
         self._pending.clear()
         self._pending_size = 0
 
-    def _write_files(self, data: bytes, table: bytes) -> None:
-        for file, part in zip(self._files, (data, table), strict=True):
-            if part:
-                file.write(part)
-            file.flush()
+    def _take_sums(self) -> bytes:
+        """The checksums of what was appended since."""
+        if not self._sums:
+            return b''
+        sums, self._sums = self._sums, array.array('I')
+        return np.frombuffer(sums, np.uintc).astype('<u4').tobytes()
+
+    def _write_files(self, parts: Sequence[bytes]) -> None:
+        data, table, *sums = self._files
+        for file, part in zip((data, *(sums or (None,)), table), parts, strict=True):
+            if file is not None:
+                if part:
+                    file.write(part)
+                file.flush()
 
     async def _close(self) -> None:
         await self.path.store.ready()
@@ -184,6 +222,8 @@ class BagWriter(Opened):
                 for file in self._files:
                     file.close()
                 return
+            if self._sums is not None:
+                await self._sums_path.write_bytes(self._take_sums())
             table = layout.table_of(np.frombuffer(self._ends, np.int64), self.version)
             if self._length or self.version == 1:
                 await self._writers[-1].write(table)
@@ -199,6 +239,8 @@ class BagWriter(Opened):
         for file in self._files:
             file.close()
         await gather([writer.abort() for writer in self._writers])
+        if self._sums is not None and not self._files:
+            await self.path.store.delete([self._sums_path.key])
 
     def _check_usable(self) -> None:
         self._check_open()

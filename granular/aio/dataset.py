@@ -44,6 +44,7 @@ class DatasetReader(Opened):
       cache_index: keep the tables, so that a read is one request per value. Without it only the limits needed are read.
       cache_keys: keys whose bags are kept in memory; ``'refs'`` keeps the references of the refs layout.
       parallel: accepted for code written for granular 0.21; reads are always concurrent.
+      verify: check each record against its checksum, which the writer must have kept. Memory: 4 bytes a record.
     """
 
     def __init__(
@@ -53,13 +54,14 @@ class DatasetReader(Opened):
         cache_index: bool = True,
         cache_keys: Sequence[str] = (),
         parallel: bool = False,
+        verify: bool = False,
     ) -> None:
         super().__init__()
         if isinstance(cache_keys, str):
             raise InvalidArgumentError(f'cache_keys is {cache_keys!r}: want a sequence of keys')
         self.directory = Path(directory)
         self._decoders = decoders
-        self._options = (cache_index, tuple(cache_keys), parallel)
+        self._options = (cache_index, tuple(cache_keys), parallel, verify)
         self._name = str(self.directory)
         self._columns = Columns(self._name, {}, {}, None)
         self._length = 0
@@ -87,13 +89,13 @@ class DatasetReader(Opened):
 
     async def _open(self) -> None:
         await self.directory.store.ready()
-        cache_index, cache_keys, _ = self._options
+        cache_index, cache_keys, _, verify = self._options
         if self._alone and cache_index:
             self._snapshot = await Snapshot.load(self.directory)
         folders = {} if self._snapshot is None else self._snapshot.folders
         known = folders.get('' if self._alone else self.directory.name)
         refs = None if known is None else known.bags.get('refs')
-        index = BagReader.of_version(self.directory / 'refs.bag', False, cache_index, False, refs)
+        index = BagReader.of_version(self.directory / 'refs.bag', False, cache_index, False, verify, refs)
         layout: Layout
         if known is None:
             self._content, layout = await self._look(index)
@@ -111,6 +113,7 @@ class DatasetReader(Opened):
                 layout == 'columns',
                 cache_index,
                 key in cache_keys,
+                verify,
                 None if known is None else known.bags.get(key),
             )
             for key in spec
@@ -251,6 +254,18 @@ class DatasetReader(Opened):
         if self._state != 'open':
             await self._ensure_open()
         return await fetch_points([(self._columns, indices_of(indices, self._length, self._name))], self.choose(mask))
+
+    async def check_references(self, places: range) -> None:
+        """That what datapoints refer to is there.
+
+        Raises:
+          CorruptDatasetError: if it is not.
+        """
+        await self._ensure_open()
+        indices = indices_of(places, self._length, self._name)
+        firsts, counts = (await locate([(self._columns, indices)]))[0]
+        for choice in self._all:
+            self._columns.records(indices, choice, firsts, counts)
 
     async def available(self, index: SupportsIndex) -> dict[str, bool | range]:
         """What a mask can ask of a datapoint: True, or for a sequence the range of its values."""

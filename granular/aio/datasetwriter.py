@@ -11,6 +11,7 @@ from granular.aio.lifecycle import Opened
 from granular.aio.loops import gather
 from granular.aio.path import Path
 from granular.aio.stores.local import LocalStore
+from granular.checksums import SUFFIX
 from granular.errors import (
     AlreadyExistsError,
     ClosedError,
@@ -37,6 +38,7 @@ class DatasetWriter(Opened):
       layout: ``'refs'``, which granular 0.21 writes, or ``'columns'``, which 0.22 and later write.
       resume: for a columns dataset that a writer left in the middle: ``'check'`` that the datapoints appended next are
         the ones it was writing, or ``'discard'`` what it left half written.
+      checksums: keep a CRC32C of each record, for readers that verify, in files that granular 0.21 and 0.24 ignore.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class DatasetWriter(Opened):
         encoders: Mapping[str, Encoder | Any] | None,
         layout: Layout = 'refs',
         resume: Literal['check', 'discard'] = 'check',
+        checksums: bool = False,
     ) -> None:
         super().__init__()
         self.directory = Path(directory)
@@ -54,8 +57,12 @@ class DatasetWriter(Opened):
         self._spec = check_spec(spec, layout)
         self._fields = fields_of(self._spec, encoders, layout, self._name)
         versions = dict.fromkeys(self._spec, 2 if layout == 'refs' else 3)
-        self._bags = {key: BagWriter(self.directory / f'{key}.bag', v, resume) for key, v in versions.items()}
-        self._refs = BagWriter(self.directory / 'refs.bag') if layout == 'refs' else None
+        self._bags = {
+            key: BagWriter(self.directory / f'{key}.bag', version, resume, checksums)
+            for key, version in versions.items()
+        }
+        refs = self.directory / 'refs.bag'
+        self._refs = BagWriter(refs, checksums=checksums) if layout == 'refs' else None
         self._length = 0
         self._fresh = True  # whether all that lies in the folder is ours to remove
         self._failed = False
@@ -91,7 +98,7 @@ class DatasetWriter(Opened):
 
     async def _check_existing(self) -> None:
         names = [path.name async for path in self.directory.iterdir()]
-        ours = {f'{key}{end}' for key in self._spec for end in ('.bag', '.idx')} | {'spec.json'}
+        ours = {f'{key}{end}' for key in self._spec for end in ('.bag', '.idx', SUFFIX)} | {'spec.json'}
         self._fresh = not names
         if 'spec.json' in names and 'refs.bag' not in set(names) - ours:
             place = self.directory / 'spec.json'
@@ -206,6 +213,7 @@ class DatasetWriter(Opened):
             return
         places = [writer.path for writer in self._writers]
         places += [bag.path.with_suffix('.idx') for bag in self._bags.values() if self._refs is None]
+        places += [writer.path.with_suffix(SUFFIX) for writer in self._writers]
         await self.directory.store.delete([path.key for path in places])
         with contextlib.suppress(UnsupportedError):
             if await self.directory.exists():

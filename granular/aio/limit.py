@@ -10,6 +10,7 @@ _FIRST, _FEWEST, _MOST = 256, 8, 2048
 _WINDOW: Final = 0.5  # seconds over which the rate of replies is measured
 _PATIENCE: Final = 30.0  # seconds until more is tried again where it did not help
 _BETTER: Final = 1.1
+_DRIP: Final = 0.1  # seconds in which a retry's tokens come by themselves
 _PAUSE: Final = 1.0  # seconds in which a store that throttles is heard once
 
 
@@ -109,6 +110,58 @@ class Limit:
                 self._running += 1
                 self._free -= size
                 future.set_result(None)
+
+
+class Budget:
+    """Retries that a store is asked for, over all requests: tokens that a retry takes and success gives back.
+
+    As the standard mode of AWS's clients has it: 500 tokens, 5 for a retry and 10 after a timeout. Whoever finds too
+    few waits for those that come back, or drip in, instead of failing: a broken store is asked a few times a second,
+    however many requests there are, until their time is up.
+    """
+
+    def __init__(self) -> None:
+        self._tokens = self._most = 500.0
+        self._waiting: collections.deque[tuple[float, asyncio.Future[None]]] = collections.deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def take(self, cost: float) -> None:
+        """Wait until a retry of that cost may be made."""
+        if self._tokens >= cost and not self._waiting:
+            self._tokens -= cost
+            return
+        future = asyncio.get_running_loop().create_future()
+        entry = (cost, future)
+        self._waiting.append(entry)
+        self._drip()
+        try:
+            await future
+        except BaseException:
+            if future.done() and not future.cancelled():
+                self.give(cost)
+            else:
+                with contextlib.suppress(ValueError):
+                    self._waiting.remove(entry)
+            raise
+
+    def give(self, tokens: float) -> None:
+        """A request succeeded."""
+        if self._tokens < self._most:
+            self._tokens = min(self._most, self._tokens + tokens)
+        while self._waiting and self._tokens >= self._waiting[0][0]:
+            cost, future = self._waiting.popleft()
+            if not future.done():
+                self._tokens -= cost
+                future.set_result(None)
+
+    def _drip(self) -> None:
+        if self._timer is None and self._waiting:
+            self._timer = asyncio.get_running_loop().call_later(_DRIP, self._dripped)
+
+    def _dripped(self) -> None:
+        self._timer = None
+        self.give(5.0)
+        self._drip()
 
 
 def _descriptors() -> int:

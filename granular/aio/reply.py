@@ -30,12 +30,14 @@ class Counters:
       ranges: byte ranges that were asked for, such as records.
       requests: requests that were sent for them, retries included.
       retries: requests that were sent again.
+      hedges: requests that were sent a second time because the first was slow.
       bytes: bytes of replies.
     """
 
     ranges: int = 0
     requests: int = 0
     retries: int = 0
+    hedges: int = 0
     bytes: int = 0
 
 

@@ -42,18 +42,19 @@ class ShardedDatasetReader(Opened):
         parallel: bool = False,
         shardstart: int = 0,
         shardstep: int = 1,
+        verify: bool = False,
     ) -> None:
         super().__init__()
         _check_steps(shardstart, shardstep)
         self.directory = Path(directory)
         self._name = str(self.directory)
-        self._args = (decoders, cache_index, tuple(cache_keys), parallel)
+        self._args = (decoders, cache_index, tuple(cache_keys), parallel, verify)
         self._steps = (shardstart, shardstep)
         self._readers: list[DatasetReader] = []
         self._starts = self._stops = np.zeros(0, np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.directory, *self._args, *self._steps)
+        return type(self), (self.directory, *self._args[:-1], *self._steps, self._args[-1])
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._name!r})'
@@ -217,7 +218,7 @@ class ShardedDatasetWriter(Opened):
 
     Args:
       directory: the folder of the shards; it may exist.
-      spec, encoders, layout: as for ``DatasetWriter``.
+      spec, encoders, layout, checksums: as for ``DatasetWriter``.
       shardlen: datapoints in a shard; None for a single shard without end.
       shardstart: the first shard to write, as one of several writers.
       shardstep: how many shards lie between two of this writer's.
@@ -232,6 +233,7 @@ class ShardedDatasetWriter(Opened):
         shardstart: int = 0,
         shardstep: int = 1,
         layout: Layout = 'refs',
+        checksums: bool = False,
     ) -> None:
         super().__init__()
         _check_steps(shardstart, shardstep)
@@ -240,7 +242,7 @@ class ShardedDatasetWriter(Opened):
         if shardlen is None and (shardstart > 0 or shardstep > 1):
             raise InvalidArgumentError('shardstart and shardstep need a shardlen: without it there is one shard')
         self.directory = Path(directory)
-        self._args = (spec, encoders, layout)
+        self._args = (spec, encoders, layout, 'check', checksums)
         self._spec = check_spec(spec, layout)
         fields_of(self._spec, encoders, layout, str(self.directory))  # refuses an unknown type before a shard is begun
         self._layout = layout

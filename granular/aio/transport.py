@@ -7,14 +7,15 @@ import re
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 from granular.aio.download import Download
 from granular.aio.http1 import Head, ProtocolError, Target
-from granular.aio.limit import Limit
+from granular.aio.limit import Budget, Limit
 from granular.aio.memory import Space
+from granular.aio.pool import Pool
 from granular.aio.reply import Reply, changed, counters
-from granular.aio.wire import Pool, Sink
+from granular.aio.wire import Sink
 from granular.config import IOConfig
 from granular.errors import (
     AccessDeniedError,
@@ -37,8 +38,11 @@ _CODE: Final = re.compile(rb'<Code>(\w+)</Code>')
 Prepare = Callable[[], Awaitable[Target]]
 """Gives the address and the signed headers of an object at the time that its request is sent."""
 
-Renew = Callable[[], Awaitable[bool]]
-"""Called when a store says that credentials have expired: whether there are new ones, worth another try."""
+Ail = Literal['expired', 'region', 'skewed']
+"""What a store says of a request that a better one would not suffer: of its credentials, region or clock."""
+
+Mend = Callable[[Ail, str], Awaitable[bool]]
+"""Called with what a store says, and the region or time that it says: whether another try is worth it."""
 
 T = TypeVar('T')
 
@@ -57,7 +61,8 @@ class Transport:
         self._version_header = version_header.lower()
         self._redirects = redirects
         self._limit = Limit(config.concurrency, config.memory)
-        self.pool = Pool(config.connect_timeout, config.read_timeout)
+        self._budget = Budget()
+        self.pool = Pool(config)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -66,7 +71,7 @@ class Transport:
     async def read(
         self,
         prepare: Prepare,
-        renew: Renew,
+        mend: Mend,
         name: str,
         start: int,
         stop: int | None,
@@ -77,7 +82,7 @@ class Transport:
 
         Args:
           prepare: gives address and headers.
-          renew: finds new credentials.
+          mend: finds new credentials, the right region, or the time.
           name: the object, for errors.
           start: the first byte, or, if negative, how many bytes of the object's end.
           stop: behind the last byte; None for all that follows.
@@ -105,11 +110,11 @@ class Transport:
             self._limit.succeeded(time.monotonic())
             return reply
 
-        reply = await self._retry(attempt, renew, name, weight)
+        reply = await self._retry(attempt, mend, name, weight)
         counters.bytes += len(reply.data) if into is None else len(into.view)
         return reply
 
-    async def head(self, prepare: Prepare, renew: Renew, name: str) -> Mapping[str, str]:
+    async def head(self, prepare: Prepare, mend: Mend, name: str) -> Mapping[str, str]:
         """The headers of an object, their names in lower case."""
 
         async def attempt() -> Mapping[str, str]:
@@ -119,7 +124,7 @@ class Transport:
                 raise _refusal(head, sink, name)
             return head.headers
 
-        return await self._retry(attempt, renew, name, 0)
+        return await self._retry(attempt, mend, name, 0)
 
     async def _exchange(self, target: Target, method: str, sink: Sink, more: str) -> Head:
         for _ in range(_REDIRECTS):
@@ -129,26 +134,29 @@ class Transport:
             target = target.follow(head.headers['location'])
         raise BadReplyError(f'{target.url}: more than {_REDIRECTS} redirections')
 
-    async def _retry(self, attempt: Callable[[], Awaitable[T]], renew: Renew, name: str, weight: int) -> T:
+    async def _retry(self, attempt: Callable[[], Awaitable[T]], mend: Mend, name: str, weight: int) -> T:
         """Try until it works, the error is permanent, or the attempts or the time are used up."""
-        config, tries, began, renewed = self._config, 0, time.monotonic(), False
+        config, tries, began, paid = self._config, 0, time.monotonic(), 1.0
+        mended: set[Ail] = set()
         while True:
             tries += 1
             counters.requests += 1
-            base, least, permitted = config.backoff, 0.0, config.attempts
+            base, least, permitted, cost = config.backoff, 0.0, config.attempts, 5.0
             error: StoreError
             cause: Exception | None
             held = await self._limit.acquire(weight)
             try:
-                return await attempt()
+                result = await attempt()
+                self._budget.give(paid)
+                return result
             except (ProtocolError, BadReplyError) as bad:
                 # Once more, on another connection; a store that answers wrongly twice will not do better.
                 error = bad if isinstance(bad, BadReplyError) else BadReplyError(f'{name}: {bad}')
                 cause, permitted = None, min(2, permitted)
-            except _ExpiredError as expired:
-                if renewed or not await renew():
-                    raise expired.error from None
-                renewed = True
+            except _AilingError as ailing:
+                if ailing.what in mended or not await mend(ailing.what, ailing.said):
+                    raise ailing.error from None
+                mended.add(ailing.what)
                 counters.retries += 1
                 continue
             except GranularError:
@@ -157,11 +165,13 @@ class Transport:
                 error, cause, least = again.error, None, again.after
                 if again.throttled:
                     self._limit.throttled(time.monotonic())
+                    self.pool.throttled()
                 base = max(base, 1.0) if again.throttled else base
             except ssl.SSLCertVerificationError as permanent:
                 raise StoreError(f'{name}: {permanent}') from permanent
             except TimeoutError as late:
                 error, cause = StoreTimeoutError(f'{name}: no answer: {late or type(late).__name__}'), late
+                cost = 10.0
             except OSError as failed:
                 error, cause = StoreError(f'{name}: {type(failed).__name__}: {failed}'), failed
             finally:
@@ -175,15 +185,22 @@ class Transport:
             # One failure in a while is a bucket's everyday life; several in a row are news.
             level = logging.INFO if tries < _PATIENT else logging.WARNING
             logger.log(level, 'attempt %d failed, once more in %.2f s: %s', tries, wait, error)
+            try:
+                async with asyncio.timeout(config.retry_time - spent):
+                    await self._budget.take(cost)
+            except TimeoutError:
+                error.add_note(f'gave up after {tries} attempts in {time.monotonic() - began:.1f} s: too many fail')
+                raise error from cause
+            paid = cost
             await asyncio.sleep(wait)
 
 
-class _ExpiredError(Exception):
-    """A reply that says that the credentials are not good any more."""
+class _AilingError(Exception):
+    """A reply that says what is wrong with a request, so that a better one may be made."""
 
-    def __init__(self, error: AccessDeniedError) -> None:
+    def __init__(self, error: GranularError, what: Ail, said: str = '') -> None:
         super().__init__(str(error))
-        self.error = error
+        self.error, self.what, self.said = error, what, said
 
 
 class _RetryableError(Exception):
@@ -207,12 +224,15 @@ def _refusal(head: Head, sink: Sink, name: str) -> Exception:
             f'{name}: access denied (status {status}, {said}): check the credentials and their right to read it, '
             f'or pass anon=True for a public bucket'
         )
-        return _ExpiredError(denied) if status == 401 or said in _EXPIRED else denied
+        if said == 'RequestTimeTooSkewed':
+            return _AilingError(denied, 'skewed', head.headers.get('date', ''))
+        return _AilingError(denied, 'expired') if status == 401 or said in _EXPIRED else denied
     if status == 412:
         return changed(name, 'asked for', None)
     region = head.headers.get('x-amz-bucket-region')
     if status in (301, 307, 400) and region:
-        return StoreError(f'{name}: the bucket is in region {region} (status {status}, {said}): pass region={region!r}')
+        where = f'{name}: the bucket is in region {region} (status {status}, {said}): pass region={region!r}'
+        return _AilingError(StoreError(where), 'region', region)
     error = StoreError(f'{name}: status {status}, {said}')
     if status not in RETRIED:
         return error

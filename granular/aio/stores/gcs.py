@@ -1,4 +1,4 @@
-"""Google Cloud Storage: reads through aiohttp with the token of gcsfs's credentials, all else through gcsfs."""
+"""Google Cloud Storage: reads with the token of gcsfs's credentials, all else through gcsfs."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Files on a web server, read only: reads through aiohttp, listing through fsspec, which reads the links of a page."""
+"""Files on a web server, read only: listing through fsspec, which reads the links of a page."""
 
 import contextlib
 import email.utils

@@ -13,7 +13,7 @@ from granular.aio.loops import Scope, gather, peek_scope, scope
 from granular.aio.memory import Space, blank
 from granular.aio.reply import Reply
 from granular.aio.stores.base import Request, Store
-from granular.aio.transport import Transport
+from granular.aio.transport import Ail, Transport
 from granular.config import IOConfig
 
 # A signature of S3 is good for 15 minutes; a token is renewed some minutes before its end.
@@ -56,6 +56,27 @@ class Client(abc.ABC):
         """Ask for credentials again, off the loop; False if there are none to ask for."""
         return False
 
+    async def move(self, region: str) -> bool:
+        """Go to the region that the store named; False if there is no such choice."""
+        return False
+
+    def set_clock(self, date: str) -> bool:
+        """Sign by the store's clock; False if signatures have no time."""
+        return False
+
+    async def mend(self, what: Ail, said: str) -> bool:
+        """Do something about what a store says of a request; whether another is worth it."""
+        match what:
+            case 'expired':
+                return await self.renew()
+            case 'region':
+                mended = await self.move(said)
+            case 'skewed':
+                mended = self.set_clock(said)
+        if mended:
+            self._ready.clear()
+        return mended
+
     async def renew(self) -> bool:
         """New credentials, found once for all requests that were refused at a time."""
         if time.monotonic() - self._renewed < _JUST_NOW:
@@ -77,11 +98,11 @@ class Client(abc.ABC):
         self, key: str, name: str, start: int, stop: int | None, version: str | None, into: Space | None = None
     ) -> Reply:
         """One byte range of an object, into the memory given or into bytes of its own."""
-        return await self.transport.read(lambda: self.prepare(key), self.renew, name, start, stop, version, into)
+        return await self.transport.read(lambda: self.prepare(key), self.mend, name, start, stop, version, into)
 
     async def head(self, key: str, name: str) -> Mapping[str, str]:
         """The headers of an object, their names in lower case."""
-        return await self.transport.head(lambda: self.prepare(key), self.renew, name)
+        return await self.transport.head(lambda: self.prepare(key), self.mend, name)
 
 
 C = TypeVar('C', bound=Client)

@@ -1,8 +1,12 @@
-"""S3 and what speaks its protocol: reads through aiohttp with a signature per object, all else through s3fs."""
+"""S3 and what speaks its protocol: reads with a signature per object, all else through s3fs."""
 
 import asyncio
 import contextlib
+import datetime
+import email.utils
+import logging
 import os
+import re
 import urllib.parse
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
@@ -23,6 +27,9 @@ from granular.errors import (
 )
 
 _BATCH = 1000  # keys in one delete request
+_REGION = re.compile(r'[a-z]{2,4}(-[a-z]{2,12}){1,3}-\d{1,2}')
+
+logger = logging.getLogger('granular')
 
 
 class S3Store(RemoteStore['S3Client']):
@@ -194,6 +201,7 @@ class S3Client(Client):
             )
         self._options = options
         self._base = self._address()
+        self._skew = datetime.timedelta()
 
     def _address(self) -> str:
         bucket = self._store.bucket
@@ -232,14 +240,34 @@ class S3Client(Client):
         self._credentials = await offload(find)
         return self._credentials is not None
 
+    async def move(self, region: str) -> bool:
+        # An endpoint that was given is not left; and a name that is none would be part of a host's.
+        if self._endpoint or not _REGION.fullmatch(region):
+            return False
+        if region != self.region:
+            logger.info('%s is in region %s, not %s', self._store.root, region, self.region)
+            self.region = region
+            self._base = self._address()
+        return True
+
+    def set_clock(self, date: str) -> bool:
+        try:
+            theirs = email.utils.parsedate_to_datetime(date)
+        except ValueError:
+            return False
+        self._skew = theirs - datetime.datetime.now(datetime.UTC)
+        logger.warning("%s: this machine's clock is %s behind the store's", self._store.root, self._skew)
+        return True
+
     def _signature(self, url: str, frozen: Any) -> dict[str, str]:
         """Headers signed for the object, not for a range of it: Range is added later and may be any."""
-        from botocore.auth import S3SigV4Auth
         from botocore.awsrequest import AWSRequest
+
+        from granular.aio.stores.signing import Signer
 
         fixed = {'x-amz-request-payer': 'requester'} if self._options.get('requester_pays') else {}
         request = AWSRequest('GET', url, headers=fixed)
-        S3SigV4Auth(frozen, 's3', self.region).add_auth(request)
+        Signer(frozen, self.region, self._skew).add_auth(request)
         return dict(request.headers.items())
 
     async def filesystem(self) -> Any:

@@ -1,0 +1,43 @@
+"""Checksums of records: a CRC32C (RFC 3720, B.4) for each, beside its bag, in a file that older readers ignore."""
+
+from collections.abc import Sequence
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from granular.errors import CorruptBagError, CorruptRecordError
+
+SUFFIX = '.crc'
+"""What the file is called: ``image.crc`` beside ``image.bag``, 4 bytes a record, little-endian."""
+
+Sums = NDArray[np.uint32]
+
+
+def crc32c(data: bytes) -> int:
+    """The CRC32C of some bytes."""
+    return int(google_crc32c.value(data))
+
+
+def load(data: bytes, records: int, name: str) -> Sums:
+    """The content of a file of checksums, which may be ahead of a bag that grows.
+
+    Raises:
+      CorruptBagError: if it has too few for so many records.
+    """
+    if len(data) < 4 * records:
+        raise CorruptBagError(f'{name}: has {len(data) // 4} checksums for the {records} records of its bag')
+    return np.frombuffer(data, '<u4', records)
+
+
+def check(sums: Sums, places: NDArray[np.int64], records: Sequence[bytes], name: str) -> None:
+    """That records are as they were written.
+
+    Raises:
+      CorruptRecordError: if one is not.
+    """
+    for place, record in zip(places.tolist(), records, strict=True):
+        if (found := crc32c(record)) != sums[place]:
+            raise CorruptRecordError(
+                f'{name}: record {place} has checksum {found:08x}, but was written with {int(sums[place]):08x}'
+            )
