@@ -105,6 +105,28 @@ def ranges(job: Job) -> dict[str, float]:
     return {'rate': run(main())}
 
 
+def tail(job: Job) -> dict[str, float]:
+    """Seconds that 50, 99 and 99.9 of 100 reads take, and the share that was asked for twice."""
+
+    async def main() -> list[float]:
+        config = granular.IOConfig(concurrency=64, hedge=job['hedge'])
+        place = granular.aio.Path(job['url'], config=config)
+        todo, times = iter(job['starts']), []
+
+        async def work() -> None:
+            for start in todo:
+                began = time.perf_counter()
+                await place.read_range(start, start + 100_000)
+                times.append(time.perf_counter() - began)
+
+        await asyncio.gather(*(work() for _ in range(64)))
+        return times
+
+    times = sorted(run(main()))
+    found = {str(share): times[int(len(times) * share / 100)] for share in (50, 99, 99.9)}
+    return found | {'hedges': granular.io_stats()['hedges'] / len(times)}
+
+
 def iterate(job: Job) -> dict[str, float]:
     """Datapoints a second of ``for datapoint in reader``."""
     with open_reader(job) as reader:

@@ -1,4 +1,4 @@
-"""nginx as a bucket: a folder with ranges, at once, after 15-35 or 80-120 ms, or over TLS, by one worker on core 0."""
+"""nginx as a bucket: a folder with ranges, at once, late, unevenly, or over TLS, by one worker on core 0."""
 
 import contextlib
 import os
@@ -40,6 +40,10 @@ http {{
     access_by_lua_block {{ ngx.sleep(0.08 + math.random() * 0.04) }}
   }}
   server {{
+    listen 127.0.0.1:{uneven} backlog=4096;
+    access_by_lua_block {{ ngx.sleep(math.random() < 0.01 and 2 or 0.015 + math.random() * 0.02) }}
+  }}
+  server {{
     listen 127.0.0.1:{tls} ssl backlog=4096;
     ssl_certificate {own}/cert.pem; ssl_certificate_key {own}/key.pem; ssl_session_cache shared:SSL:4m;
   }}
@@ -54,6 +58,7 @@ class Server(NamedTuple):
     instant: str
     delayed: str
     far: str
+    uneven: str
     tls: str
     certificate: str
 
@@ -79,7 +84,7 @@ def serving(folder: pathlib.Path, own: pathlib.Path) -> Iterator[Server]:
          '-addext', 'subjectAltName=IP:127.0.0.1', '-keyout', own / 'key.pem', '-out', own / 'cert.pem'],
         check=True, capture_output=True,
     )  # fmt: skip
-    instant, delayed, far, tls = ports(4)
+    instant, delayed, far, uneven, tls = ports(5)
     user = 'user root;' if os.geteuid() == 0 else ''
     text = CONF.format(
         modules=MODULES,
@@ -90,6 +95,7 @@ def serving(folder: pathlib.Path, own: pathlib.Path) -> Iterator[Server]:
         instant=instant,
         delayed=delayed,
         far=far,
+        uneven=uneven,
         tls=tls,
     )
     (own / 'nginx.conf').write_text(text)
@@ -104,7 +110,7 @@ def serving(folder: pathlib.Path, own: pathlib.Path) -> Iterator[Server]:
                 raise RuntimeError((own / 'error.log').read_text())
             time.sleep(0.02)
         there = 'http://127.0.0.1'
-        addresses = (f'{there}:{port}' for port in (instant, delayed, far))
+        addresses = (f'{there}:{port}' for port in (instant, delayed, far, uneven))
         yield Server(*addresses, f'https://127.0.0.1:{tls}', str(own / 'cert.pem'))
     finally:
         process.terminate()

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 
-from benchmarks.bars import CORE, ROOT, Bar, Result, Table, child, median
+import numpy as np
+
+from benchmarks.bars import CORE, ROOT, Bar, Curves, Result, Table, child, median
 from benchmarks.data import Data, ranges_of, wrk_script
 from benchmarks.nginx import Server
 
@@ -187,3 +189,18 @@ def tls(data: Data, server: Server) -> Result:
     got, bare = rate['granular fetch'], rate['bare aiohttp loop']
     bar = Bar('100 kB over TLS / bare aiohttp loop', got / bare, 0.8, f'{got:,.0f}/s / {bare:,.0f}/s')
     return [bar], [table('tls', '100 kB records over TLS, instant server', 'records/s', rate)]
+
+
+def tail(data: Data, server: Server) -> Result:
+    """How long reads take when one reply in a hundred takes 2 s, with hedging and without."""
+    place = data.medium()
+    size = data.count(10_000) * 90_000
+    starts = np.random.default_rng(0).integers(0, size, 4000 if data.quick else 20_000).tolist()
+    lines = {}
+    for name, share in (('without hedging', 0.0), ('hedging, 3 %', 0.03)):
+        found = ours(data, 'tail', url=f'{server.uneven}/{place.name}/data.bag', hedge=share, starts=starts)
+        lines[f'{name} ({found["hedges"]:.1%} asked twice)'] = [found[key] * 1e3 for key in ('50', '99', '99.9')]
+    slow, fast = (line[2] for line in lines.values())
+    bar = Bar('p99.9 of reads without hedging / with it', slow / fast, 3, f'{slow:.0f} ms / {fast:.0f} ms')
+    points = ['p50', 'p99', 'p99.9']
+    return [bar], [Curves('tail', 'Reads of 100 kB where 1 % of replies take 2 s', 'ms', 'percentile', points, lines)]

@@ -1,7 +1,11 @@
 """What a store may do to a read, and what comes of it."""
 
+import base64
+import hashlib
 import time
+import zlib
 
+import google_crc32c
 import pytest
 
 import granular
@@ -391,3 +395,59 @@ def test_a_clock_that_is_wrong_is_set_once_by_the_stores(server):
     server.script.extend([skewed] * 2)
     with pytest.raises(AccessDeniedError, match='Skewed'):
         place.read_range(60, 90)
+
+
+# --- whole objects
+
+
+def hashed(header, value, data=DATA[:1000]):
+    head = f'HTTP/1.1 200 OK\r\nContent-Length: {len(data)}\r\nETag: x\r\n{header}: {value}\r\n\r\n'
+    return ('raw', head.encode() + data)
+
+
+def base64_of(digest):
+    return base64.b64encode(digest).decode()
+
+
+GOOD = {
+    'x-goog-hash': 'crc32c=' + base64_of(google_crc32c.value(DATA[:1000]).to_bytes(4, 'big')),
+    'X-Goog-Hash': 'md5=' + base64_of(hashlib.md5(DATA[:1000]).digest()),
+    'x-amz-checksum-crc32c': base64_of(google_crc32c.value(DATA[:1000]).to_bytes(4, 'big')),
+    'x-amz-checksum-crc32': base64_of(zlib.crc32(DATA[:1000]).to_bytes(4, 'big')),
+    'x-amz-checksum-sha256': base64_of(hashlib.sha256(DATA[:1000]).digest()),
+    'x-amz-checksum-sha1': base64_of(hashlib.sha1(DATA[:1000]).digest()),
+}
+
+
+@pytest.mark.parametrize('header', GOOD)
+def test_a_whole_object_is_compared_with_its_checksum(server, header):
+    server.script.append(hashed(header, GOOD[header]))
+    assert path(server).read_bytes() == DATA[:1000]
+    assert server.asked == [None]
+    wrong = hashed(header, GOOD[header], DATA[1:1001])
+    server.script.extend([wrong, hashed(header, GOOD[header])])
+    assert path(server).read_bytes() == DATA[:1000]
+    server.script.extend([wrong] * 2)
+    with pytest.raises(BadReplyError, match='1000 bytes came with .* the store says'):
+        path(server).read_bytes()
+
+
+def test_checksums_of_parts_are_not_taken_for_those_of_the_object(server):
+    server.script.append(hashed('x-amz-checksum-crc32c', 'AAAAAA==-2'))
+    assert path(server).read_bytes() == DATA[:1000]
+    server.script.append(hashed('x-amz-checksum-type', 'COMPOSITE\r\nx-amz-checksum-crc32c: AAAAAA=='))
+    assert path(server).read_bytes() == DATA[:1000]
+
+
+def test_a_whole_object_that_breaks_off_goes_on_too(server):
+    server.script.append(('truncate', 30_000))
+    assert path(server).read_bytes() == DATA
+    assert server.asked[0] is None
+    assert server.asked[1].endswith('-99999')
+
+
+def test_a_store_that_claims_to_have_more_than_there_is_memory_for(server):
+    for claim in ('9' * 17, '9' * 19):
+        server.script.append(('raw', f'HTTP/1.1 200 OK\r\nContent-Length: {claim}\r\nETag: x\r\n\r\nabc'.encode()))
+        with pytest.raises(StoreError, match='object: no memory for 9999'):
+            path(server).read_bytes()

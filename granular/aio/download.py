@@ -8,7 +8,7 @@ from granular.aio.memory import Space, blank
 from granular.aio.reply import Reply, changed
 from granular.aio.wire import Sink
 from granular.config import MiB
-from granular.errors import BadReplyError, OutOfRangeError
+from granular.errors import BadReplyError, OutOfRangeError, StoreError
 
 _CONTENT_RANGE: Final = re.compile(r'bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)')
 _WHOLE: Final = 64 * MiB  # of an object that a store sends whole although a range was asked for
@@ -39,17 +39,24 @@ class Download(Sink):
         self._span: tuple[int, int, int] | None = None  # first byte, behind the last, size; from the first reply
         self._enough: int | None = None  # bytes after which a whole object has what was asked for
 
+    @property
+    def whole(self) -> bool:
+        """Whether all of an object is wanted."""
+        return self._start == 0 and self._stop is None
+
     def range(self) -> str:
-        """The Range header that asks for what is still missing."""
+        """The header line that asks for what is still missing; none for all of an object."""
         if self._span is not None and self._version is None:
             self.restart()  # what follows may be of another version
         self._done, self.got = self._done + self.got if self._span is not None else 0, 0
         if self._span is not None and self._span[0] + self._done < self._span[1]:
-            return f'bytes={self._span[0] + self._done}-{self._span[1] - 1}'
+            return f'Range: bytes={self._span[0] + self._done}-{self._span[1] - 1}\r\n'
         self.restart()
+        if self.whole:
+            return ''  # stores tell the checksum of what is asked for without a range
         if self._start < 0:
-            return f'bytes={self._start}'
-        return f'bytes={self._start}-{"" if self._stop is None else self._stop - 1}'
+            return f'Range: bytes={self._start}\r\n'
+        return f'Range: bytes={self._start}-{"" if self._stop is None else self._stop - 1}\r\n'
 
     def place(self, head: Head) -> memoryview | int:
         """Where the body of a reply goes.
@@ -63,7 +70,7 @@ class Download(Sink):
         version = head.headers.get(self._header)
         if self._version is not None and version != self._version:
             raise changed(self._name, self._version, version)
-        return self._part(head, version) if head.status == 206 else self._whole(head)
+        return self._part(head, version) if head.status == 206 else self._all(head, version)
 
     def take(self, head: Head) -> Reply | None:
         """What came, at the end of a reply; None if its status says that it is no answer.
@@ -74,7 +81,7 @@ class Download(Sink):
         """
         version = head.headers.get(self._header)
         match head.status:
-            case 206 if self._span is not None:
+            case 200 | 206 if self._span is not None:
                 first, behind, size = self._span
                 if self._stop is not None and behind < self._stop:
                     raise self._beyond(size)
@@ -100,21 +107,31 @@ class Download(Sink):
             raise BadReplyError(f'{self._name}: bytes {expected[0]} to {expected[1]} came as Content-Range {said!r}')
         if head.length not in (None, behind - first):
             raise BadReplyError(f'{self._name}: Content-Range {said!r} with Content-Length {head.length}')
+        return self._room(first, behind, size, version)
+
+    def _room(self, first: int, behind: int, size: int, version: str | None) -> memoryview:
+        """Where what follows goes."""
         if self._span is None:
             self._span = (first, behind, size)
-            self._space = blank(behind - first) if self._into is None else self._into.part(0, behind - first)
+            try:
+                self._space = blank(behind - first) if self._into is None else self._into.part(0, behind - first)
+            except StoreError as error:
+                raise StoreError(f'{self._name}: {error}') from error
         self._version = version
         return self._space.view[self._done :]
 
-    def _whole(self, head: Head) -> int:
-        """The store ignores ranges, or the object is empty: what was asked for will be cut out."""
+    def _all(self, head: Head, version: str | None) -> memoryview | int:
+        """All of an object, because it was asked for, or because the store ignores ranges: then the rest is cut off."""
         encoding, length = head.headers.get('content-encoding', 'identity'), head.length
         if encoding != 'identity':
             raise BadReplyError(
                 f'{self._name}: the store sent all of it, with Content-Encoding {encoding}, in which there are no '
                 f'ranges: store it without'
             )
-        if length is not None and length > _WHOLE and (self._start, self._stop) != (0, None):
+        if length is not None and self.whole:
+            self.restart()
+            return self._room(0, length, length, version)
+        if length is not None and length > _WHOLE:
             raise BadReplyError(f'{self._name}: a range was answered with all of its {length} bytes')
         self.restart()
         self._enough = self._stop if self._start >= 0 and length is not None else None

@@ -1,7 +1,10 @@
 """Memory for what is received: bytes that are filled before anybody has seen them, so that nothing is copied."""
 
 import ctypes
+import sys
 from typing import Any, Final, NamedTuple
+
+from granular.errors import StoreError
 
 _new = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_char_p, ctypes.c_ssize_t)
@@ -33,10 +36,16 @@ def blank(size: int) -> Space:
 
     That is how C code makes bytes: ``PyBytes_FromStringAndSize(NULL, size)``, which may be written to as long as
     nobody else has it (https://docs.python.org/3/c-api/bytes.html).
+
+    Raises:
+      StoreError: if there is no memory for so much, as a store may claim an object to have.
     """
     if not size:
         return Space(b'', memoryview(bytearray()))
-    data: bytes = _new(None, size)
+    try:
+        data: bytes = _new(None, min(size, sys.maxsize))
+    except (MemoryError, OverflowError) as error:
+        raise StoreError(f'no memory for {size} bytes') from error
     view: memoryview = _view(id(data) + _HEAD, size, _WRITE)
     return Space(data, view)
 

@@ -21,6 +21,7 @@ _KEEP: Final = 15.0  # seconds after which an idle connection is not trusted any
 _NAMES_FOR: Final = 60.0  # seconds for which the addresses of a host are remembered
 _TICK: Final = 1.0  # seconds between two looks at what stalls, at most
 _SOONEST: Final = 0.02
+_EARLY: Final = 0.1  # until the store's pace is known
 _KNOWN: Final = 64  # replies after which the store's pace is known
 _SLOW: Final = 0.05  # seconds below which no reply is slow
 _MOST_HEDGES: Final = 16.0
@@ -153,7 +154,8 @@ class Pool:
     def _interval(self) -> float:
         """Seconds until the next look at what stalls."""
         config = self._config
-        return max(_SOONEST, min(_TICK, config.read_timeout / 4, config.first_byte_timeout / 4, self._slow / 2))
+        first = _EARLY if config.hedge and not self._judged else self._slow / 2
+        return max(_SOONEST, min(_TICK, config.read_timeout / 4, config.first_byte_timeout / 4, first))
 
     def _tick(self) -> None:
         """Fail what stalls, ask again for what is slow, close what is idle: one timer for all of them."""

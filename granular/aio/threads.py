@@ -110,16 +110,18 @@ class _Spread(Generic[T]):
     def run(self) -> list[T]:
         """All results, computed by this thread and by those that it asks for help."""
         helpers: list[concurrent.futures.Future[None]] = []
-        stage, timer = 0, Timer()
+        stage, look, timer = 0, 0.005, Timer()
         _working.add(id(self))
         try:
             while self._step():
                 if stage == 0 and timer.wall > 0.001:
                     stage = 1
                     helpers += self._call_for(min(CORES, self._count) - len(_working))
-                if stage == 1 and timer.wall > 0.005 and timer.waited:
-                    stage = 2
-                    helpers += self._call_for(min(threads().width, self._count) - 1 - len(helpers))
+                if stage == 1 and timer.wall > look:
+                    look *= 2
+                    if timer.waited:
+                        stage = 2
+                        helpers += self._call_for(min(threads().width, self._count) - 1 - len(helpers))
             # Those that have not begun are not waited for: the pool may be full of threads that wait as this one does.
             concurrent.futures.wait([helper for helper in helpers if not helper.cancel()])
         finally:

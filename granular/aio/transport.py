@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Literal, TypeVar
 
+from granular.aio.digests import check_whole
 from granular.aio.download import Download
 from granular.aio.http1 import Head, ProtocolError, Target
 from granular.aio.limit import Budget, Limit
@@ -100,8 +101,10 @@ class Transport:
         async def attempt() -> Reply:
             target = await prepare()
             try:
-                head = await self._exchange(target, 'GET', download, f'Range: {download.range()}\r\n')
+                head = await self._exchange(target, 'GET', download, download.range())
                 reply = download.take(head)
+                if reply is not None and download.whole:
+                    await check_whole(head.headers, reply.data, name)
             except (ProtocolError, BadReplyError):
                 download.restart()  # nothing of what came can be relied on
                 raise

@@ -29,6 +29,8 @@ from granular.errors import (
 _BATCH = 1000  # keys in one delete request
 _REGION = re.compile(r'[a-z]{2,4}(-[a-z]{2,12}){1,3}-\d{1,2}')
 
+_FIXED = {'x-amz-checksum-mode': 'ENABLED'}  # asks for the checksum of an object that is read whole
+
 logger = logging.getLogger('granular')
 
 
@@ -220,7 +222,7 @@ class S3Client(Client):
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
         url = f'{self._base}/{urllib.parse.quote(key, safe="/~-_.")}'
         if self._credentials is None:
-            return url, {}
+            return url, dict(_FIXED)
         with translated(self._store.url(key)):
             if getattr(self._credentials, 'refresh_needed', bool)():
                 await offload(self._credentials.get_frozen_credentials)
@@ -265,8 +267,8 @@ class S3Client(Client):
 
         from granular.aio.stores.signing import Signer
 
-        fixed = {'x-amz-request-payer': 'requester'} if self._options.get('requester_pays') else {}
-        request = AWSRequest('GET', url, headers=fixed)
+        payer = {'x-amz-request-payer': 'requester'} if self._options.get('requester_pays') else {}
+        request = AWSRequest('GET', url, headers={**_FIXED, **payer})
         Signer(frozen, self.region, self._skew).add_auth(request)
         return dict(request.headers.items())
 
