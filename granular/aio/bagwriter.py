@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from granular import layout
 from granular.aio.lifecycle import Opened
-from granular.aio.loops import gather
+from granular.aio.loops import gather, settle
 from granular.aio.path import Path
 from granular.aio.stores import ObjectWriter
 from granular.aio.stores.local import LocalStore
@@ -66,6 +66,8 @@ class BagWriter(Opened):
         self._pending_size = 0
         self._writers: list[ObjectWriter] = []
         self._files: list[BinaryIO] = []
+        self.published: list[Path] = []
+        """The files that appeared when it was closed."""
         self._tail: _Tail | None = None
         self._failed = False
 
@@ -80,7 +82,7 @@ class BagWriter(Opened):
         for place in places:
             if await place.exists():
                 raise AlreadyExistsError(f'{place}: exists already, and bags in a bucket cannot be appended to')
-        self._writers = [await place.store.open_writer(place.key) for place in places]
+        self._writers = [await place.store.open_writer(place.key, new=True) for place in places]
 
     async def _open_local(self, store: LocalStore) -> None:
         try:
@@ -224,23 +226,36 @@ class BagWriter(Opened):
                 return
             if self._sums is not None:
                 await self._sums_path.write_bytes(self._take_sums())
+                self.published.append(self._sums_path)
             table = layout.table_of(np.frombuffer(self._ends, np.int64), self.version)
             if self._length or self.version == 1:
                 await self._writers[-1].write(table)
-            await gather([writer.close() for writer in self._writers])
+            places = [self.path, self._index_path][: len(self._writers)]
+            await settle([self._publish(*pair) for pair in zip(places, list(self._writers), strict=True)])
         except BaseException:
             await self._abort()
             raise
         finally:
             self._state = 'closed'
 
+    async def _publish(self, place: Path, writer: ObjectWriter) -> None:
+        try:
+            await writer.close()
+        except AlreadyExistsError:
+            raise
+        except BaseException:
+            self.published.append(place)  # it may have appeared all the same
+            raise
+        self._writers.remove(writer)
+        self.published.append(place)
+
     async def _abort(self) -> None:
         await self.path.store.ready()
         for file in self._files:
             file.close()
         await gather([writer.abort() for writer in self._writers])
-        if self._sums is not None and not self._files:
-            await self.path.store.delete([self._sums_path.key])
+        await self.path.store.delete([place.key for place in self.published])
+        self.published.clear()
 
     def _check_usable(self) -> None:
         self._check_open()

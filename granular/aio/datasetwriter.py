@@ -8,7 +8,7 @@ from typing import Any, Literal
 from granular.aio.bagwriter import BagWriter
 from granular.aio.codec import Encoder, encode, fields_of
 from granular.aio.lifecycle import Opened
-from granular.aio.loops import gather
+from granular.aio.loops import gather, settle
 from granular.aio.path import Path
 from granular.aio.stores.local import LocalStore
 from granular.checksums import SUFFIX
@@ -87,9 +87,13 @@ class DatasetWriter(Opened):
                     f'the columns layout can be appended to'
                 )
             await self._check_existing()
-        await self.directory.mkdir(parents=True, exist_ok=True)
+        # Of two writers that begin at once, one makes the folder.
+        await self.directory.mkdir(parents=True, exist_ok=there is not None or not self.directory.store.local)
         try:
             await gather([writer._ensure_open() for writer in self._writers])
+        except AlreadyExistsError:
+            await gather([writer.abort() for writer in self._writers])  # what lies there is another's
+            raise
         except BaseException:
             await self._abort()
             raise
@@ -200,7 +204,7 @@ class DatasetWriter(Opened):
                     f'{self._name}: columns are ahead of the {self._length} datapoints: {ahead}: append the same '
                     f'datapoints as the writer before'
                 )
-            await gather([writer.aclose() for writer in self._writers])
+            await settle([writer.aclose() for writer in self._writers])
             await (self.directory / 'spec.json').write_bytes(dump_spec(self._spec))
         except BaseException:
             await self._abort()
@@ -211,12 +215,9 @@ class DatasetWriter(Opened):
         await gather([writer.abort() for writer in self._writers])
         if not self._fresh:
             return
-        places = [writer.path for writer in self._writers]
-        places += [bag.path.with_suffix('.idx') for bag in self._bags.values() if self._refs is None]
-        places += [writer.path.with_suffix(SUFFIX) for writer in self._writers]
-        await self.directory.store.delete([path.key for path in places])
-        with contextlib.suppress(UnsupportedError):
-            if await self.directory.exists():
+        await self.directory.store.delete([place.key for writer in self._writers for place in writer.published])
+        if self.directory.store.has_folders:
+            with contextlib.suppress(UnsupportedError, NotFoundError):
                 await self.directory.rmtree()
 
 

@@ -96,6 +96,24 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         raise
 
 
+async def settle(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run coroutines to their ends, each whatever becomes of the others, and raise the first error.
+
+    For what cannot be taken back halfway: nobody knows what a store made of a request that was cancelled.
+    """
+
+    async def caught(coro: Coroutine[Any, Any, None]) -> Exception | None:
+        try:
+            await coro
+        except Exception as error:
+            return error
+        return None
+
+    for failed in await gather([caught(coro) for coro in coroutines]):
+        if failed is not None:
+            raise failed
+
+
 async def for_each(items: AsyncIterator[T], fn: Callable[[T], Coroutine[Any, Any, None]], limit: int) -> None:
     """Run a coroutine for each item as they come, at most ``limit`` at a time. The first error ends them all."""
     await need_loop()

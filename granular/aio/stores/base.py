@@ -95,6 +95,8 @@ class Store(abc.ABC):
 
     local = False
     """Whether reads are answered without waiting, on the thread that asks."""
+    has_folders = True
+    """Whether a folder is there before there is something in it."""
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         self.root = root
@@ -186,8 +188,12 @@ class Store(abc.ABC):
 
     # --- writing
 
-    async def open_writer(self, key: str) -> ObjectWriter:
-        """Begin to write an object, replacing what is there at ``close``."""
+    async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
+        """Begin to write an object, which replaces what is there at ``close``.
+
+        With ``new`` it does not: if there is something by then, closing is an AlreadyExistsError, on local disks, S3
+        and GCS whoever else may be writing.
+        """
         raise self._unsupported('writing', key)
 
     async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:

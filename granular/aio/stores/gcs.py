@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import datetime
 import ipaddress
+import json
 import os
+import secrets
 import urllib.parse
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
@@ -39,6 +41,7 @@ class GCSStore(RemoteStore['GCSClient']):
     """
 
     version_header = 'x-goog-generation'
+    has_folders = False
     variables = ('STORAGE_EMULATOR_HOST', 'GOOGLE_APPLICATION_CREDENTIALS', 'GOOGLE_CLOUD_PROJECT')
 
     @property
@@ -101,8 +104,8 @@ class GCSStore(RemoteStore['GCSClient']):
                 if not item['name'].endswith('/'):
                     yield Entry(item['name'], False, int(item['size']))
 
-    async def open_writer(self, key: str) -> ObjectWriter:
-        return GCSWriter(self, (await self.client()).fs, key)
+    async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
+        return GCSWriter(self, (await self.client()).fs, key, new)
 
     async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
         client = await self.client()
@@ -214,8 +217,9 @@ class GCSClient(Client):
 class GCSWriter(PartWriter):
     """A resumable upload, whose parts follow one another, or a single put if one part is enough."""
 
-    def __init__(self, store: GCSStore, fs: Any, key: str) -> None:
+    def __init__(self, store: GCSStore, fs: Any, key: str, new: bool) -> None:
         super().__init__(store.config.part_size, parallel=1)
+        self._new = new
         self._name, self._fs, self._bucket, self._key = store.url(key), fs, store.bucket, key
         self._location = ''
         self._offset = 0
@@ -224,9 +228,12 @@ class GCSWriter(PartWriter):
         from gcsfs.core import initiate_upload
 
         with translated(self._name):
-            self._location = await initiate_upload(self._fs, self._bucket, self._key)
+            mode = 'create' if self._new else 'overwrite'
+            self._location = await initiate_upload(self._fs, self._bucket, self._key, mode=mode)
 
     async def send(self, number: int, data: bytes, last: bool) -> None:
+        if last and self._new:
+            await self._check_absent()
         start, self._offset = self._offset, self._offset + len(data)
         size = str(self._offset) if last else '*'
         while start < self._offset:
@@ -237,6 +244,15 @@ class GCSWriter(PartWriter):
                 return
             # The store says how far it got: the last byte it has.
             start = int(reply.get('Range', f'bytes=0-{start - 1}').rpartition('-')[2]) + 1
+
+    async def _check_absent(self) -> None:
+        """The store compares when the upload ends; a look before spares the last part."""
+        with translated(self._name):
+            try:
+                await self._fs._call('GET', 'b/{}/o/{}', self._bucket, self._key, json_out=True)
+            except FileNotFoundError:
+                return
+        raise AlreadyExistsError(f'{self._name}: another writer has published it meanwhile')
 
     async def _post(self, url: str, data: bytes, headers: dict[str, str], **params: str) -> Mapping[str, str]:
         from gcsfs.core import UnclosableBytesIO
@@ -257,7 +273,17 @@ class GCSWriter(PartWriter):
 
     async def put(self, data: bytes) -> None:
         url = f'{self._fs._location}/upload/storage/v1/b/{self._bucket}/o'
-        await self._post(url, data, dict(_BINARY), uploadType='media', name=self._key)
+        if not self._new:
+            await self._post(url, data, dict(_BINARY), uploadType='media', name=self._key)
+            return
+        # The kind of upload for which emulators know conditions as well.
+        edge = secrets.token_hex(16)
+        name = json.dumps({'name': self._key})
+        head = f'--{edge}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{name}\r\n--{edge}\r\n'
+        head += ''.join(f'{key}: {value}\r\n' for key, value in _BINARY.items()) + '\r\n'
+        body = head.encode() + data + f'\r\n--{edge}--\r\n'.encode()
+        kind = {'Content-Type': f'multipart/related; boundary={edge}'}
+        await self._post(url, body, kind, uploadType='multipart', ifGenerationMatch='0')
 
 
 def _loopback(host: str | None) -> bool:
@@ -282,6 +308,8 @@ def _ours(name: str, error: Exception) -> GranularError | None:
         return AccessDeniedError(f'{name}: {error}')
     if isinstance(error, HttpError | OSError) and (getattr(error, 'code', 0) in (401, 403) or 'orbidden' in str(error)):
         return AccessDeniedError(f'{name}: access denied ({error}): check the credentials and their rights')
+    if isinstance(error, HttpError | OSError) and (getattr(error, 'code', 0) == 412 or 'conditionNotMet' in str(error)):
+        return AlreadyExistsError(f'{name}: another writer has published it meanwhile')
     if isinstance(error, HttpError | aiohttp.ClientError):
         return StoreError(f'{name}: {type(error).__name__}: {error}')
     return None

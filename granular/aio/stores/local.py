@@ -1,6 +1,7 @@
 """Files on a local disk, read without waiting by ``os.pread``."""
 
 import contextlib
+import fcntl
 import functools
 import os
 import secrets
@@ -16,7 +17,7 @@ from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
 from granular.aio.stores.translating import translated
 from granular.aio.threads import Timer, offload, share
 from granular.config import IOConfig, KiB, MiB
-from granular.errors import OutOfRangeError
+from granular.errors import AlreadyExistsError, OutOfRangeError
 
 # Up to here a read under an event loop is done in place: it takes less time than a thread takes to begin.
 IN_PLACE = 256 * KiB
@@ -212,8 +213,8 @@ class LocalStore(Store):
 
     # --- writing
 
-    async def open_writer(self, key: str) -> ObjectWriter:
-        return await offload(LocalWriter, key)
+    async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
+        return await offload(LocalWriter, key, new)
 
     async def open_appender(self, key: str, size: int) -> BinaryIO:
         """A file open for appending behind its first ``size`` bytes; what lies there is cut off."""
@@ -221,6 +222,12 @@ class LocalStore(Store):
         def call() -> BinaryIO:
             with translated(key):
                 file = open(key, 'ab')  # noqa: SIM115
+                try:
+                    # Ends with the process, however it ends.
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    file.close()
+                    raise AlreadyExistsError(f'{key}: another writer is writing it') from None
                 if file.tell() != size:
                     file.truncate(size)
             return file
@@ -285,8 +292,8 @@ def _nth(file: File, key: str, starts: list[int], stops: list[int], first: int, 
 class LocalWriter(ObjectWriter):
     """A file written beside its place and moved there when it is whole, as an object of a bucket appears."""
 
-    def __init__(self, key: str) -> None:
-        self._key, self._draft = key, draft_of(key)
+    def __init__(self, key: str, new: bool) -> None:
+        self._key, self._draft, self._new = key, draft_of(key), new
         with translated(key):
             self._file = open(self._draft, 'xb', buffering=MiB)  # noqa: SIM115
         # A writer that nobody closed leaves no draft behind.
@@ -301,8 +308,14 @@ class LocalWriter(ObjectWriter):
     async def close(self) -> None:
         def call() -> None:
             with translated(self._key):
+                self._file.flush()
+                os.fsync(self._file.fileno())  # a name that outlives a power cut must not lead to an empty file
                 self._file.close()
-                os.replace(self._draft, self._key)
+                if self._new:
+                    os.link(self._draft, self._key)  # where renaming would replace what another has put there
+                    os.unlink(self._draft)
+                else:
+                    os.replace(self._draft, self._key)
             self._discard.detach()
 
         await offload(call)

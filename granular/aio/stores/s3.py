@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 import datetime
 import email.utils
+import functools
 import logging
 import os
 import re
 import urllib.parse
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from granular.aio.loops import need_loop
@@ -29,6 +30,7 @@ from granular.errors import (
 _BATCH = 1000  # keys in one delete request
 _REGION = re.compile(r'[a-z]{2,4}(-[a-z]{2,12}){1,3}-\d{1,2}')
 
+_TAKEN = ('412', 'PreconditionFailed', 'ConditionalRequestConflict')  # what is to be new is there
 _FIXED = {'x-amz-checksum-mode': 'ENABLED'}  # asks for the checksum of an object that is read whole
 
 logger = logging.getLogger('granular')
@@ -41,6 +43,7 @@ class S3Store(RemoteStore['S3Client']):
     and what else :class:`s3fs.S3FileSystem` takes. Where they are silent, the environment and botocore's chain speak.
     """
 
+    has_folders = False
     variables = (
         *('AWS_ENDPOINT_URL_S3', 'AWS_ENDPOINT_URL', 'AWS_REGION', 'AWS_DEFAULT_REGION', 'AWS_PROFILE'),
         *('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY', 'AWS_SESSION_TOKEN'),
@@ -106,9 +109,9 @@ class S3Store(RemoteStore['S3Client']):
                 if not item['Key'].endswith('/'):
                     yield Entry(item['Key'], False, item['Size'])
 
-    async def open_writer(self, key: str) -> ObjectWriter:
+    async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
         client = await self.client()
-        return S3Writer(self, await client.filesystem(), key)
+        return S3Writer(self, await client.filesystem(), key, new)
 
     async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
         client = await self.client()
@@ -318,8 +321,9 @@ class S3Client(Client):
 class S3Writer(PartWriter):
     """A multipart upload, or a single put if one part is enough."""
 
-    def __init__(self, store: S3Store, fs: Any, key: str) -> None:
+    def __init__(self, store: S3Store, fs: Any, key: str, new: bool) -> None:
         super().__init__(store.config.part_size, store.config.upload_concurrency)
+        self._absent = {'IfNoneMatch': '*'} if new else {}
         self._name, self._fs = store.url(key), fs
         self._target = {'Bucket': store.bucket, 'Key': key}
         self._upload: dict[str, Any] = {}
@@ -338,7 +342,8 @@ class S3Writer(PartWriter):
     async def finish(self) -> None:
         parts = [{'PartNumber': number, 'ETag': self._etags[number]} for number in sorted(self._etags)]
         with translated(self._name):
-            await self._fs._call_s3('complete_multipart_upload', **self._upload, MultipartUpload={'Parts': parts})
+            call = functools.partial(self._fs._call_s3, MultipartUpload={'Parts': parts}, **self._upload)
+            await self._publish(call, 'complete_multipart_upload')
 
     async def discard(self) -> None:
         with translated(self._name):
@@ -346,7 +351,19 @@ class S3Writer(PartWriter):
 
     async def put(self, data: bytes) -> None:
         with translated(self._name):
-            await self._fs._call_s3('put_object', **self._target, Body=data)
+            await self._publish(functools.partial(self._fs._call_s3, Body=data, **self._target), 'put_object')
+
+    async def _publish(self, call: Callable[..., Awaitable[Any]], method: str) -> None:
+        """Make the object appear, if it is to be new and is not there yet."""
+        from botocore.exceptions import ClientError
+
+        try:
+            await call(method, **self._absent)
+        except (ClientError, NotImplementedError) as error:
+            # Servers of others may not know conditions.
+            if not self._absent or 'NotImplemented' not in f'{type(error).__name__} {error}':
+                raise
+            await call(method)
 
 
 def translated(name: str) -> contextlib.AbstractContextManager[None]:
@@ -357,13 +374,21 @@ def translated(name: str) -> contextlib.AbstractContextManager[None]:
 def _ours(name: str, error: Exception) -> GranularError | None:
     import botocore.exceptions as botocore
 
+    if isinstance(error.__cause__, botocore.ClientError) and _code(error.__cause__) in _TAKEN:
+        error = error.__cause__  # of which s3fs makes an invalid argument
     if isinstance(error, botocore.ClientError):
-        code = error.response.get('Error', {}).get('Code', '')
+        code = _code(error)
         if code in ('404', 'NoSuchKey', 'NoSuchBucket', 'NoSuchUpload'):
             return NotFoundError(f'{name}: there is no such bucket or object ({code})')
+        if code in _TAKEN:
+            return AlreadyExistsError(f'{name}: another writer has published it meanwhile ({code})')
         if code in ('401', '403', 'AccessDenied', 'InvalidAccessKeyId', 'SignatureDoesNotMatch', 'ExpiredToken'):
             return AccessDeniedError(f'{name}: access denied ({code}): check the credentials and their rights')
         return StoreError(f'{name}: {error}')
     if isinstance(error, botocore.NoCredentialsError | botocore.PartialCredentialsError | botocore.ProfileNotFound):
         return AccessDeniedError(f'{name}: {error}')
     return StoreError(f'{name}: {type(error).__name__}: {error}') if isinstance(error, botocore.BotoCoreError) else None
+
+
+def _code(error: Any) -> str:
+    return str(error.response.get('Error', {}).get('Code', ''))

@@ -100,7 +100,7 @@ class FsspecStore(ThreadedStore):
         for entry in await self.call(key, lambda: fn(key)):
             yield entry
 
-    async def open_writer(self, key: str) -> ObjectWriter:
+    async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
         def fn() -> Any:
             parent = os.path.dirname(self._path(key))
             if parent:
@@ -189,7 +189,7 @@ class ForeignStore(ThreadedStore):
         for entry in await self.call(key, lambda: fn(key)):
             yield entry
 
-    async def open_writer(self, key: str) -> ObjectWriter:
+    async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
         file = await self.call(key, lambda: self._path(key).open('wb'))
         return ThreadedWriter(self, key, file, lambda: self._remove(key))
 
