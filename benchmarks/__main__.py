@@ -13,7 +13,7 @@ from benchmarks.nginx import serving
 BENCHMARKS = {
     fn.__name__: fn
     for fn in (
-        remote.medium, remote.small, remote.large, remote.tls, remote.tail,
+        remote.medium, remote.small, remote.large, remote.tls, remote.tail, remote.faults,
         rest.local, rest.batch, rest.opening, rest.memory, rest.first, rest.images, rest.processes,
     )
 }  # fmt: skip

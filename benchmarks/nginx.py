@@ -44,6 +44,14 @@ http {{
     access_by_lua_block {{ ngx.sleep(math.random() < 0.01 and 2 or 0.015 + math.random() * 0.02) }}
   }}
   server {{
+    listen 127.0.0.1:{faulty} backlog=4096;
+    access_by_lua_block {{
+      ngx.sleep(0.015 + math.random() * 0.02)
+      local dice = math.random()
+      if dice < 0.01 then ngx.exit(dice < 0.0025 and 503 or dice < 0.005 and 500 or 444) end
+    }}
+  }}
+  server {{
     listen 127.0.0.1:{tls} ssl backlog=4096;
     ssl_certificate {own}/cert.pem; ssl_certificate_key {own}/key.pem; ssl_session_cache shared:SSL:4m;
   }}
@@ -59,6 +67,7 @@ class Server(NamedTuple):
     delayed: str
     far: str
     uneven: str
+    faulty: str
     tls: str
     certificate: str
 
@@ -84,7 +93,7 @@ def serving(folder: pathlib.Path, own: pathlib.Path) -> Iterator[Server]:
          '-addext', 'subjectAltName=IP:127.0.0.1', '-keyout', own / 'key.pem', '-out', own / 'cert.pem'],
         check=True, capture_output=True,
     )  # fmt: skip
-    instant, delayed, far, uneven, tls = ports(5)
+    instant, delayed, far, uneven, faulty, tls = ports(6)
     user = 'user root;' if os.geteuid() == 0 else ''
     text = CONF.format(
         modules=MODULES,
@@ -96,6 +105,7 @@ def serving(folder: pathlib.Path, own: pathlib.Path) -> Iterator[Server]:
         delayed=delayed,
         far=far,
         uneven=uneven,
+        faulty=faulty,
         tls=tls,
     )
     (own / 'nginx.conf').write_text(text)
@@ -110,7 +120,7 @@ def serving(folder: pathlib.Path, own: pathlib.Path) -> Iterator[Server]:
                 raise RuntimeError((own / 'error.log').read_text())
             time.sleep(0.02)
         there = 'http://127.0.0.1'
-        addresses = (f'{there}:{port}' for port in (instant, delayed, far, uneven))
+        addresses = (f'{there}:{port}' for port in (instant, delayed, far, uneven, faulty))
         yield Server(*addresses, f'https://127.0.0.1:{tls}', str(own / 'cert.pem'))
     finally:
         process.terminate()

@@ -1,11 +1,13 @@
 """Reading from a bucket: ours beside wrk, a bare aiohttp loop, obstore, s3fs, gcsfs, tensorstore and the loaders."""
 
+import functools
 import os
 import pathlib
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from typing import TypeVar
 
 import numpy as np
 
@@ -16,6 +18,8 @@ from benchmarks.nginx import Server
 RIVALS = ROOT / '.rivals'
 SCRIPTS = pathlib.Path(__file__).parent / 'rivals'
 INFLIGHT = 256
+
+Who = TypeVar('Who', bound=Hashable)
 
 
 def ours(data: Data, what: str, core: int | None = CORE, **job: object) -> dict[str, float]:
@@ -89,7 +93,7 @@ def _medium(data: Data, url: str, which: str) -> tuple[list[Bar], Table]:
     return bars, table(f'medium-{which.split(maxsplit=1)[0]}', title, 'records/s', rate)
 
 
-def in_turns(times: int, who: Mapping[str, Callable[[], float]]) -> dict[str, float]:
+def in_turns(times: int, who: Mapping[Who, Callable[[], float]]) -> dict[Who, float]:
     """The median of some runs of each, in turns, as the machine is not always equally fast."""
     runs = [{name: fn() for name, fn in who.items()} for _ in range(times)]
     return {name: median([run[name] for run in runs]) for name in who}
@@ -204,3 +208,23 @@ def tail(data: Data, server: Server) -> Result:
     bar = Bar('p99.9 of reads without hedging / with it', slow / fast, 3, f'{slow:.0f} ms / {fast:.0f} ms')
     points = ['p50', 'p99', 'p99.9']
     return [bar], [Curves('tail', 'Reads of 100 kB where 1 % of replies take 2 s', 'ms', 'percentile', points, lines)]
+
+
+def faults(data: Data, server: Server) -> Result:
+    """The throughput that is left when one reply in a hundred is a 500, a 503, or a connection that is closed."""
+    place, count = data.medium(), data.count(40_000)
+
+    def rate(there: str, depth: int) -> float:
+        return ours(data, 'fetch', url=f'{there}/{place.name}', count=count, inflight=INFLIGHT, ahead=depth)['rate']
+
+    who = {
+        (kind, depth): functools.partial(rate, there, depth)
+        for depth in (8, 16, 32)
+        for kind, there in (('1 % faults', server.faulty), ('no faults', server.delayed))
+    }
+    rates = in_turns(1 if data.quick else 3, who)
+    lines = {name: [rates[kind, depth] for kind, depth in who if kind == name] for name, _ in who}
+    kept, whole = rates['1 % faults', 16], rates['no faults', 16]
+    figures = f'{kept:,.0f}/s / {whole:,.0f}/s, with 16 batches of 64 asked for'
+    bar = Bar('throughput kept at 1 % faults, 25 ms server', kept / whole, 0.9, figures)
+    return [bar], [Curves('faults', 'Datapoints of 100 kB', 'a second', 'batches asked for', ['8', '16', '32'], lines)]

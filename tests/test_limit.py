@@ -128,3 +128,14 @@ async def test_a_retry_that_is_given_up_takes_no_tokens():
     await asyncio.sleep(0)
     budget.give(5)
     await asyncio.wait_for(second, 0.05)
+
+
+async def test_a_refusal_now_and_then_is_not_throttling():
+    limit = Limit(100, 1 << 30)
+    for i in range(20_000):
+        limit.succeeded(10 + i / 5000)
+        if i % 100 == 99:
+            assert not limit.throttled(10 + i / 5000)
+    assert limit.capacity == 100
+    assert any(limit.throttled(14.5 + i / 5000) for i in range(2000))
+    assert limit.capacity < 100

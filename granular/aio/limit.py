@@ -11,6 +11,7 @@ _WINDOW: Final = 0.5  # seconds over which the rate of replies is measured
 _PATIENCE: Final = 30.0  # seconds until more is tried again where it did not help
 _BETTER: Final = 1.1
 _DRIP: Final = 0.1  # seconds in which a retry's tokens come by themselves
+_HEARD: Final = 0.05  # of all replies that throttle; below, it is a store's everyday life
 _PAUSE: Final = 1.0  # seconds in which a store that throttles is heard once
 
 
@@ -19,8 +20,8 @@ class Limit:
 
     While requests wait for a place, half as many more are let out for a moment; if that brings more replies a second,
     it stays so, and goes on. So a far store gets the requests that its latency calls for, and a busy one no more than
-    it can answer. A store that throttles halves them; then each reply that succeeds brings back a part of one, so that
-    a whole one is added for each round of them (additive increase, multiplicative decrease).
+    it can answer. A store that throttles one request in twenty halves them; then each reply that succeeds brings back
+    a part of one, so that a whole one is added for each round of them (additive increase, multiplicative decrease).
 
     Args:
       requests: how many at most; 0 to begin with 256 and go up to 2,048, and to no more than half of the file
@@ -40,6 +41,8 @@ class Limit:
         self._rate: float | None = None  # before more was tried
         self._again = 0.0  # when to try more
         self._halved = 0.0
+        self._second = float('-inf')  # when the present one began
+        self._answered = self._answered_before = self._refused = 0
 
     async def acquire(self, size: int) -> int:
         """Wait for a place; returns the bytes to release later."""
@@ -78,6 +81,8 @@ class Limit:
             self._began, self._replies, self._crowded = now, 0, False
         self._last = now
         self._replies += 1
+        self._turn(now)
+        self._answered += 1
         self._crowded |= bool(self._waiting)
         if now - self._began > _WINDOW and self._replies >= 2 * self.capacity:
             self._look(now, self._replies / (now - self._began))
@@ -97,11 +102,24 @@ class Limit:
         self.capacity = float(self._ceiling)
         self._admit()
 
-    def throttled(self, now: float) -> None:
-        """The store asked for patience."""
+    def throttled(self, now: float) -> bool:
+        """The store asked for patience; whether it does so often enough to be heard."""
+        self._turn(now)
+        self._refused += 1
+        answers = self._answered + self._answered_before
+        if self._refused < _HEARD * (self._refused + answers):
+            return False
         if now - self._halved > _PAUSE:
             self._halved = now
             self.capacity = max(float(min(_FEWEST, self._ceiling)), self.capacity / 2)
+        return True
+
+    def _turn(self, now: float) -> None:
+        """Count answers and refusals by the second."""
+        if now - self._second > _PAUSE:
+            recent = now - self._second < 2 * _PAUSE
+            self._answered_before = self._answered if recent else 0
+            self._second, self._answered, self._refused = now, 0, 0
 
     def _admit(self) -> None:
         while self._waiting and self._running < self.capacity and self._free >= self._waiting[0][0]:

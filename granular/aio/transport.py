@@ -166,10 +166,9 @@ class Transport:
                 raise
             except _RetryableError as again:
                 error, cause, least = again.error, None, again.after
-                if again.throttled:
-                    self._limit.throttled(time.monotonic())
+                if again.throttled and self._limit.throttled(time.monotonic()):
                     self.pool.throttled()
-                base = max(base, 1.0) if again.throttled else base
+                    base = max(base, 1.0)
             except ssl.SSLCertVerificationError as permanent:
                 raise StoreError(f'{name}: {permanent}') from permanent
             except TimeoutError as late:
