@@ -75,10 +75,10 @@ class Sequential:
 class Index:
     """The order of Google Grain's ``shuffle``, in O(1) memory: each index is computed by itself.
 
-    Four rounds of the Simon block cipher (https://eprint.iacr.org/2013/404) over as many bits as an index has, with keys
-    drawn by C++'s ``std::seed_seq`` from ``seed + epoch``; what falls out of range is enciphered again (cycle walking).
-    Of ``2**n + 1`` datapoints, n even and 16 or more, Grain gives one twice and never the last; here they have an order
-    of their own.
+    Four rounds of the Simon block cipher (https://eprint.iacr.org/2013/404) over as many bits as an index has, with
+    keys that C++'s ``std::seed_seq`` draws from ``seed + epoch``; what falls out of range is enciphered again (cycle
+    walking). Of ``2**n + 1`` datapoints, n even and 16 or more, Grain gives one twice and never the last; here they
+    have an order of their own.
     """
 
     def __repr__(self) -> str:
@@ -162,7 +162,7 @@ def permute(places: Ints, length: int, seed: int) -> Ints:
 
 @functools.lru_cache(64)
 def _table(length: int, seed: int) -> Ints:
-    """A small permutation at once: most of the cipher's numbers are out of range, and would be walked through singly."""
+    """A small permutation at once: most of the cipher's numbers are out of range, and many would be walked through."""
     following = _encipher(np.arange(1 << _SMALLEST, dtype=np.uint32), _SMALLEST // 2, _keys(seed)).astype(np.int64)
     while (following[:length] >= length).any():
         far = np.flatnonzero(following >= length)
@@ -211,7 +211,8 @@ def _encipher(values: NDArray[Any], width: int, keys: tuple[int, ...]) -> NDArra
     for first, second in ((keys[0], keys[1]), (keys[2], keys[3])):
         left ^= _mix(right, width, mask) ^ (kind(first) & mask)
         right ^= _mix(left, width, mask) ^ (kind(second) & mask)
-    return (left << shift) | right
+    out: NDArray[Any] = (left << shift) | right
+    return out
 
 
 def _mix(x: Any, width: int, mask: Any) -> Any:
@@ -257,4 +258,5 @@ def _keys(seed: int) -> tuple[int, ...]:
 @functools.lru_cache(16)
 def _mixture(size: int, seed: int, epoch: int, window: int) -> Ints:
     """The order of one window."""
-    return np.random.default_rng(seed=[seed, epoch, window]).permutation(size)
+    order: Ints = np.random.default_rng(seed=[seed, epoch, window]).permutation(size)
+    return order

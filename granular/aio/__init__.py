@@ -8,15 +8,22 @@ from granular.aio.datasetwriter import DatasetWriter
 from granular.aio.loader import Loader
 from granular.aio.loops import aclose
 from granular.aio.path import Path
+from granular.aio.pipeline.dataloader import DataLoader
+from granular.aio.pipeline.iterdataset import DatasetIterator, IterDataset
+from granular.aio.pipeline.mapdataset import MapDataset
 from granular.aio.sharded import ShardedDatasetReader, ShardedDatasetWriter
 from granular.aio.verifying import verify
 
 __all__ = [
     'BagReader',
     'BagWriter',
+    'DataLoader',
+    'DatasetIterator',
     'DatasetReader',
     'DatasetWriter',
+    'IterDataset',
     'Loader',
+    'MapDataset',
     'Path',
     'ShardedDatasetReader',
     'ShardedDatasetWriter',
