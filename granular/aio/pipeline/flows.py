@@ -1,7 +1,6 @@
 """The stages of streams that depend on what came before: batches, windows, mixtures and buffers."""
 
 import asyncio
-import collections
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -202,7 +201,6 @@ class Interleaving(Flow):
             if point is not END:
                 self._turn = (self._turn + 1) % len(self._open)
                 return point
-            await self.parents[number].aclose()
             self._open[self._turn] = None
             self._turn = (self._turn + 1) % len(self._open)
         return END
@@ -228,42 +226,33 @@ class Prefetching(Flow):
     def __init__(self, parents: Sequence[Flow], size: int) -> None:
         self.parents = tuple(parents)
         self._parent, self._size = parents[0], size
-        self._ready: collections.deque[tuple[Any, Any]] = collections.deque()
         self._after = self._parent.state()
         self._task: asyncio.Task[None] | None = None
-        self._changed: asyncio.Event | None = None
+        self._ready: asyncio.Queue[tuple[Any, Any]] | None = None  # elements and the states behind them
 
     async def next(self) -> Any:
         await self.begin()
-        while not self._ready:
-            task = self._task
-            if task is None or self._changed is None:
-                return END
-            if task.done():
-                self._task = None
-                task.result()  # raises what it ended with
-                return END
-            self._changed.clear()
-            waiting = asyncio.ensure_future(self._changed.wait())
-            try:
-                await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                waiting.cancel()
-        point, self._after = self._ready.popleft()
-        if self._changed is not None:
-            self._changed.set()
+        if self._ready is None:
+            return END
+        point, after = await self._ready.get()
+        if isinstance(after, _Raised):
+            self._task = None
+            raise after.error
+        if point is END:
+            self._task = None
+        else:
+            self._after = after
         return point
 
-    async def _fill(self, changed: asyncio.Event) -> None:
-        while True:
-            while len(self._ready) >= self._size:
-                changed.clear()
-                await changed.wait()
-            point = await self._parent.next()
-            if point is END:
+    async def _fill(self, ready: 'asyncio.Queue[tuple[Any, Any]]') -> None:
+        point: Any = None
+        while point is not END:
+            try:
+                point = await self._parent.next()
+                await ready.put((point, self._parent.state()))
+            except Exception as error:
+                await ready.put((None, _Raised(error)))
                 return
-            self._ready.append((point, self._parent.state()))
-            changed.set()
 
     def state(self) -> Any:
         return self._after
@@ -276,20 +265,26 @@ class Prefetching(Flow):
     async def begin(self) -> None:
         await need_loop()
         if self._task is None:
-            self._changed = asyncio.Event()
-            self._task = asyncio.create_task(self._fill(self._changed))
+            self._ready = asyncio.Queue(self._size)
+            self._task = asyncio.create_task(self._fill(self._ready))
 
     async def _stop(self) -> None:
-        task, self._task = self._task, None
+        task, self._task, self._ready = self._task, None, None
         if task is not None:
             await need_loop()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        self._ready.clear()
 
     async def aclose(self) -> None:
         await self._stop()
         await super().aclose()
+
+
+class _Raised:
+    """What making the next element ended with."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
 
 class Packing(Flow):
