@@ -23,6 +23,7 @@ from granular.aio.pipeline.transforms import (
 )
 from granular.aio.reply import io_stats
 from granular.bag import BagReader, BagWriter
+from granular.checkpoints import load_state, save_state
 from granular.config import IOConfig
 from granular.dataloader import DataLoader
 from granular.dataset import DatasetReader, DatasetWriter
@@ -31,6 +32,7 @@ from granular.formats import decoders, encoders
 from granular.loader import Loader
 from granular.mapdataset import DatasetIterator, IterDataset, MapDataset
 from granular.path import Path
+from granular.progress import progress
 from granular.sharded import ShardedDatasetReader, ShardedDatasetWriter
 from granular.verifying import verify
 
@@ -74,6 +76,9 @@ __all__ = [
     'errors',
     'formats',
     'io_stats',
+    'load_state',
+    'progress',
+    'save_state',
     'shuffle',
     'sources',
     'verify',

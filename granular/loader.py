@@ -89,7 +89,11 @@ class Loader:
     load_state_dict = load
 
     def stats(self) -> dict[str, float]:
-        """Batches, datapoints and bytes handed out, seconds the consumer waited, batches in flight or ready, errors."""
+        """What was handed out, and how fast; who waited for whom; what is read ahead.
+
+        Batches, datapoints and bytes; batches and bytes per second; seconds that the consumer waited, and seconds that
+        it spent on its own; batches that are ready and in flight; datapoints that could not be made.
+        """
         return self.aio.stats()
 
     def fingerprint(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Published packages, each in an environment of its own: they read what we write, we read theirs, orders are the same."""
+"""Published packages, each in an environment of its own: they read what we write, and we read theirs."""
 
 import json
 import pathlib

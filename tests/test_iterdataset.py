@@ -62,13 +62,15 @@ GRAIN = {
     'flat': 'grain.experimental.FlatMapIterDataset(d, Flat())',
     'window': 'grain.experimental.WindowShuffleIterDataset(d, window_size=7, seed=5)',
     'mix': 'grain.IterDataset.mix([d, d.map(lambda x: -x)], [1, 2])',
-    'interleave': 'grain.experimental.InterleaveIterDataset([d.map(lambda x, k=k: (k, x)) for k in range(3)], cycle_length=2)',
-    'pack': 'grain.experimental.FirstFitPackIterDataset(d.map(lambda x: {"t": np.arange(x % 5 + 1)}), length_struct={"t": 8}, num_packing_bins=3, shuffle_bins=False)',
+    'interleave': 'X.InterleaveIterDataset([d.map(lambda x, k=k: (k, x)) for k in range(3)], cycle_length=2)',
+    'pack': 'X.FirstFitPackIterDataset(d.map(lambda x: {"t": np.arange(x % 5 + 1)}), length_struct={"t": 8}, '
+    'num_packing_bins=3, shuffle_bins=False)',
 }  # fmt: skip
 
 
 def test_what_grain_gives(grain):
     script = """
+X = grain.experimental
 class Flat(grain.experimental.FlatMapTransform):
     max_fan_out = 4
     def flat_map(self, x): return [x] * (x % 4)
@@ -145,7 +147,9 @@ def test_errors_in_data_are_skipped_replaced_and_counted():
 
 
 def test_a_record_that_does_not_decode_is_skipped(tmp_path):
-    with granular.DatasetWriter(tmp_path / 'ds', {'x': 'utf8', 'i': 'int'}, {**granular.encoders, 'utf8': bytes}) as writer:
+    with granular.DatasetWriter(
+        tmp_path / 'ds', {'x': 'utf8', 'i': 'int'}, {**granular.encoders, 'utf8': bytes}
+    ) as writer:
         for i in range(20):
             writer.append({'x': b'\xff' if i in (3, 11) else b'text', 'i': i})
     with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
@@ -189,7 +193,13 @@ def test_a_state_fits_another_number_of_shards(before, after, rounds, length):
         return [iter(dataset.to_iter_dataset(shard_options=ShardOptions(i, count))) for i in range(count)]
 
     first = iterators(before)
-    seen = [element for _ in range(rounds) for iterator in first for element in [next(iterator, None)] if element is not None]
+    seen = [
+        element
+        for _ in range(rounds)
+        for iterator in first
+        for element in [next(iterator, None)]
+        if element is not None
+    ]
     state = first[0].get_state()
     rest = []
     for iterator in iterators(after):

@@ -110,7 +110,9 @@ def test_any_chain_is_one_fetch_of_the_reader(place, monkeypatch):
         batched = dataset.map(lambda i: i + 1).batch(16)
         found = batched.fetch([0, 3])
         assert calls == [32]
-        assert [batch.tolist() for batch in found] == [(np.array(dataset.fetch(range(a, a + 16))) + 1).tolist() for a in (0, 48)]
+        assert [batch.tolist() for batch in found] == [
+            (np.array(dataset.fetch(range(a, a + 16))) + 1).tolist() for a in (0, 48)
+        ]
         calls.clear()
         both = MapDataset.zip([dataset, dataset.map(lambda i: -i)])
         assert all(a == -b for a, b in both.fetch(range(5)))
@@ -229,7 +231,9 @@ def test_it_pickles(tmp_path):
         for i in range(300):
             writer.append({'id': i, 'x': i})
     with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
-        dataset = MapDataset.source(reader).shuffle(seed=1, order=granular.shuffle.Blocks(10, 4)).select(['id']).batch(4)
+        dataset = (
+            MapDataset.source(reader).shuffle(seed=1, order=granular.shuffle.Blocks(10, 4)).select(['id']).batch(4)
+        )
         twin = pickle.loads(pickle.dumps(dataset))
         assert twin[2]['id'].tolist() == dataset[2]['id'].tolist()
 

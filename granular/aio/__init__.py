@@ -3,6 +3,7 @@
 from granular.aio import sources
 from granular.aio.bag import BagReader
 from granular.aio.bagwriter import BagWriter
+from granular.aio.checkpoints import load_state, save_state
 from granular.aio.dataset import DatasetReader
 from granular.aio.datasetwriter import DatasetWriter
 from granular.aio.loader import Loader
@@ -28,6 +29,8 @@ __all__ = [
     'ShardedDatasetReader',
     'ShardedDatasetWriter',
     'aclose',
+    'load_state',
+    'save_state',
     'sources',
     'verify',
 ]

@@ -116,10 +116,16 @@ class Loader:
         return [*fingerprint(self.source), f'Loader(batch={self.batch})']
 
     def stats(self) -> dict[str, float]:
-        """Batches, datapoints and bytes handed out, seconds the consumer waited, batches in flight or ready, errors."""
+        """What was handed out, and how fast; who waited for whom; what is read ahead.
+
+        Batches, datapoints and bytes; batches and bytes per second; seconds that the consumer waited, and seconds that
+        it spent on its own; batches that are ready and in flight; datapoints that could not be made.
+        """
         ready, in_flight = self._ahead.counts()
-        counts = {**self._counts, 'wait_seconds': self._ahead.waited, 'errors': self._errors.count}
-        return {**counts, 'ready': ready, 'in_flight': in_flight}
+        times = {'wait_seconds': self._ahead.waited, 'consumer_seconds': self._ahead.consumed}
+        seconds = max(sum(times.values()), 1e-9)
+        rates = {f'{name}_per_second': self._counts[name] / seconds for name in ('batches', 'bytes')}
+        return {**self._counts, **rates, **times, 'ready': ready, 'in_flight': in_flight, 'errors': self._errors.count}
 
     @property
     def errors(self) -> list[tuple[int, str]]:

@@ -6,6 +6,7 @@ the objects: a bag that was replaced since answers its first read with another v
 and the file is removed. A place whose objects have no versions is never kept.
 """
 
+import contextvars
 import hashlib
 import logging
 import mmap
@@ -28,6 +29,10 @@ logger = logging.getLogger('granular')
 
 _MAGIC: Final = b'granular-index-1'
 _HEAD: Final = len(_MAGIC) + 8
+
+
+sharing: contextvars.ContextVar[bool] = contextvars.ContextVar('sharing', default=False)
+"""Whether what is pickled goes to a worker process of this machine, so that readers take their indices along."""
 
 
 class BagState(NamedTuple):

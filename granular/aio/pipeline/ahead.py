@@ -39,7 +39,8 @@ class Ahead(Generic[T]):
       position: of the item that is taken next.
       stop: the position behind the last; None if there is no end.
       depth: items that are made beyond the next one.
-      waited: seconds that consumers waited.
+      waited: seconds that the consumer waited for items.
+      consumed: seconds between an item and the next time that one was asked for.
     """
 
     def __init__(
@@ -54,7 +55,8 @@ class Ahead(Generic[T]):
         self._make, self._stride, self._weight = make, stride, weight
         self._workers, self._name, self._captures = workers, name, captures
         self.position, self.stop, self.depth = 0, None, 0  # type: int, int | None, int
-        self.waited = 0.0
+        self.waited = self.consumed = 0.0
+        self._handed: float | None = None  # when the last item was
         self._items: collections.deque[asyncio.Task[T]] = collections.deque()
         self._pool: Threads | None = None
         self._lane: Threads | None = None
@@ -74,11 +76,14 @@ class Ahead(Generic[T]):
         await need_loop()
         if self._closed:
             raise ClosedError('it is closed')
+        began = time.perf_counter()
+        if self._handed is not None:
+            self.consumed += began - self._handed
+            self._handed = None
         while True:
             self.begin()
             if not self._items:
                 return END
-            began = time.perf_counter()
             task = self._items[0]
             try:
                 item = await asyncio.shield(task)
@@ -95,7 +100,8 @@ class Ahead(Generic[T]):
             self._items.popleft()
             self.position += self._stride
             self.begin()
-            self.waited += time.perf_counter() - began
+            self._handed = time.perf_counter()
+            self.waited += self._handed - began
             return item
 
     def begin(self) -> None:

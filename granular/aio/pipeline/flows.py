@@ -187,6 +187,7 @@ class Interleaving(Flow):
         self.parents = tuple(parents)
         self._open: list[int | None] = [i if i < len(parents) else None for i in range(cycle)]
         self._turn, self._begun = 0, min(cycle, len(parents))
+        self._starts = [parent.state() for parent in parents]
 
     async def next(self) -> Any:
         while any(number is not None for number in self._open) or self._begun < len(self.parents):
@@ -211,8 +212,9 @@ class Interleaving(Flow):
 
     async def restore(self, state: Any) -> None:
         self._open, self._turn, self._begun = list(state['open']), state['turn'], state['begun']
-        for number, its in state['parents'].items():
-            await self.parents[int(number)].restore(its)
+        for number, parent in enumerate(self.parents):
+            if number >= self._begun or number in self._open:
+                await parent.restore(state['parents'].get(str(number), self._starts[number]))
 
     async def begin(self) -> None:
         for number in self._open:

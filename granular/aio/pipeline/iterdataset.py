@@ -219,6 +219,7 @@ class Iterator:
             'read': sum(reading.counts['elements'] for reading in readings),
             'bytes': sum(reading.counts['bytes'] for reading in readings),
             'wait_seconds': sum(reading.ahead.waited for reading in readings),
+            'consumer_seconds': max((reading.ahead.consumed for reading in readings), default=0.0),
             'ready': sum(ready for ready, _ in counts),
             'in_flight': sum(in_flight for _, in_flight in counts),
             'errors': sum({id(root.errors): root.errors.count for root in self._stream.roots()}.values()),

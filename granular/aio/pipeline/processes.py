@@ -7,7 +7,6 @@ is gone with the last array. Nothing has a name, so nothing can be left behind, 
 import asyncio
 import concurrent.futures
 import contextlib
-import contextvars
 import itertools
 import mmap
 import multiprocessing
@@ -24,15 +23,13 @@ from typing import Any, Final, Protocol
 
 from granular.aio.loops import need_loop
 from granular.aio.pipeline.source import capturing, portable, remote
+from granular.aio.snapshots import sharing
 from granular.aio.threads import offload
 from granular.errors import ClosedError, InvalidArgumentError, WorkerError
 
 _ALIGN: Final = 64
 _BEHIND: Final = 512  # buffers that one system call takes
 _GRACE: Final = 5.0  # seconds in which a worker may end by itself
-
-sharing: contextvars.ContextVar[bool] = contextvars.ContextVar('sharing', default=False)
-"""Whether what is pickled goes to a worker of this machine, so that readers take their indices along."""
 
 
 class Task(Protocol):
@@ -63,15 +60,19 @@ class Workers:
         self._task, self._count = task, count
         self._workers: list[_Worker] = []
         self._turns = itertools.count()
-        self._closed = False
+        self._beginning = asyncio.Lock()
+        self._begun = self._closed = False
 
     async def make(self, position: int) -> Any:
         """The item of a position, made by one of them in turn."""
         await need_loop()
-        if not self._workers:
-            if self._closed:
-                raise ClosedError('the workers are closed')
-            self._start()
+        if not self._begun:
+            async with self._beginning:
+                if not self._begun and not self._closed:
+                    await offload(self._start)
+                    self._begun = True
+        if self._closed:
+            raise ClosedError('the workers are closed')
         return await self._workers[next(self._turns) % self._count].make(position)
 
     def _start(self) -> None:
@@ -90,8 +91,10 @@ class Workers:
                 sharing.reset(token)
         fd = _write(parts) if parts else -1
         try:
-            for number in range(self._count):
-                self._workers.append(_Worker(self._context, number, payload, fd, [part.nbytes for part in parts]))
+            sizes = [part.nbytes for part in parts]
+            for _ in range(self._count):
+                ours = [worker.pipe for worker in self._workers]
+                self._workers.append(_Worker(self._context, ours, payload, fd, sizes))
         finally:
             if fd >= 0:
                 os.close(fd)
@@ -99,20 +102,24 @@ class Workers:
     async def aclose(self) -> None:
         """End all processes, and wait for them."""
         self._closed = True
-        workers, self._workers = self._workers, []
-        for worker in workers:
-            worker.stop()
-        for worker in workers:
-            await offload(worker.join)
+        async with self._beginning:
+            workers, self._workers = self._workers, []
+            for worker in workers:
+                worker.stop()
+            for worker in workers:
+                await offload(worker.join)
 
 
 class _Worker:
     """One process, and the thread that listens to it."""
 
-    def __init__(self, context: Any, number: int, payload: Any, fd: int, sizes: Sequence[int]) -> None:
-        self._ours, theirs = context.Pipe(duplex=True)
+    def __init__(self, context: Any, ours: Sequence[Connection], payload: Any, fd: int, sizes: Sequence[int]) -> None:
+        number = len(ours)
+        self.pipe, theirs = context.Pipe(duplex=True)
+        # A forked child has our ends of all pipes as well; while it keeps them, nobody hears that this process is gone.
+        foreign = [*ours, self.pipe] if context.get_start_method() == 'fork' else []
         self._process = context.Process(
-            target=_work, args=(theirs, payload, sizes), name=f'granular-worker-{number}', daemon=True
+            target=_work, args=(theirs, payload, sizes, foreign), name=f'granular-worker-{number}', daemon=True
         )
         self._process.start()
         theirs.close()
@@ -122,9 +129,9 @@ class _Worker:
         self._numbers = itertools.count()
         self._stopped = False
         if fd >= 0:
-            _send_fd(self._ours, fd)
+            _send_fd(self.pipe, fd)
         self._thread = threading.Thread(
-            target=_listen, args=(self._ours, weakref.ref(self)), name=self._process.name, daemon=True
+            target=_listen, args=(self.pipe, weakref.ref(self)), name=self._process.name, daemon=True
         )
         self._thread.start()
 
@@ -137,7 +144,7 @@ class _Worker:
                 raise WorkerError(self._obituary(position))
             self._pending[number] = loop, future, position
             try:
-                self._ours.send((number, position))
+                self.pipe.send((number, position))
             except OSError:
                 del self._pending[number]
                 raise WorkerError(self._obituary(position)) from None
@@ -147,7 +154,7 @@ class _Worker:
             with self._lock:
                 if self._pending.pop(number, None) is not None and not self._stopped:
                     with contextlib.suppress(OSError):  # it died: whoever waits for it hears so
-                        self._ours.send((number, None))
+                        self.pipe.send((number, None))
             raise
 
     def answered(self, number: int, ok: bool, found: Any) -> None:
@@ -180,14 +187,14 @@ class _Worker:
         with self._lock:
             self._stopped = True
             with contextlib.suppress(OSError):  # it has ended already
-                self._ours.send(None)
+                self.pipe.send(None)
 
     def join(self) -> None:
         """Wait for its end, and bring it about if need be."""
         self._process.join(_GRACE)
         self._finalizer()
         self._thread.join(_GRACE)
-        self._ours.close()
+        self.pipe.close()
         self._process.close()
 
 
@@ -232,11 +239,13 @@ def _listen(pipe: Connection, worker: 'weakref.ref[_Worker]') -> None:
 # --- in the process
 
 
-def _work(pipe: Connection, payload: Any, sizes: Sequence[int]) -> None:
+def _work(pipe: Connection, payload: Any, sizes: Sequence[int], foreign: Sequence[Connection]) -> None:
     """The main function of a worker: makes what it is asked for, until it is told to stop or its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent closes its workers when it is interrupted
     from granular.bridge import bridge
 
+    for end in foreign:
+        end.close()
     task: Task | None = None
     failed: Exception | None = None
     try:

@@ -44,8 +44,8 @@ class Sampler(Protocol):
 class IndexSampler:
     """Records in order or shuffled, for some epochs, of which each shard has a contiguous part of its own.
 
-    Indices count the records of all shards in turn: those of shard ``s`` are ``s``, ``s + shard_count``, and so on. Uneven
-    shards are exact: each gives all of its records, once an epoch (Grain drops some, or repeats them).
+    Indices count the records of all shards in turn: those of shard ``s`` are ``s``, ``s + shard_count``, and so on.
+    Uneven shards are exact: each gives all of its records, once an epoch (Grain drops some, or repeats them).
 
     Args:
       num_records: records in the data source.
@@ -158,7 +158,7 @@ class Sampled(Node):
             made = [RecordMetadata(number, key) for number, key in zip(numbers, keys.tolist(), strict=True)]
         else:
             made = [sampler[number] for number in numbers]
-            points = await self.parents[0].fetch([metadata.record_key for metadata in made])
+            points = await self.parents[0].fetch([metadata.record_key or 0 for metadata in made])
         return list(zip(made, points, strict=True))
 
     def describe(self) -> str:

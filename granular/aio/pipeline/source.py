@@ -120,9 +120,10 @@ capturing: contextvars.ContextVar[bool] = contextvars.ContextVar('capturing', de
 def convert(source: Any) -> Source:
     """Anything that can be a source, as one.
 
-    In this order: a source; a MapDataset; the synchronous face of something asynchronous; something with an asynchronous ``fetch``,
-    such as a reader of :mod:`granular.aio`; something with a blocking ``fetch``, ``__getitems__`` or ``_getitems`` of
-    many indices; a sequence in memory; a callable; something that can be indexed. What blocks is called in the pool.
+    In this order: a source; a MapDataset; the synchronous face of something asynchronous; something with an
+    asynchronous ``fetch``, such as a reader of :mod:`granular.aio`; something with a blocking ``fetch``,
+    ``__getitems__`` or ``_getitems`` of many indices; a sequence in memory; a callable; something that can be indexed.
+    What blocks is called in the pool.
     """
     if isinstance(source, Source):
         return source

@@ -109,9 +109,8 @@ class Read(Stream):
         return Reading(self)
 
     def describe(self) -> str:
-        shard = self.shard
-        part = f', shard {shard.shard_index} of {shard.shard_count}' if shard.shard_count > 1 else ''
-        return f'to_iter_dataset({"allow_nones=True" if self.allow_nones else ""}{part})'.replace('(, ', '(')
+        # Without its shard, and its workers: the state of one fits any number of them.
+        return f'to_iter_dataset({"allow_nones=True" if self.allow_nones else ""})'
 
     def default_seed(self) -> int | None:
         return default_seed([self])
