@@ -8,7 +8,8 @@ from granular.aio.datasetwriter import DatasetWriter
 from granular.aio.loader import Loader
 from granular.aio.loops import aclose
 from granular.aio.path import Path
-from granular.aio.sharded import ShardedDatasetReader, ShardedDatasetWriter
+from granular.aio.sharded import ShardedDatasetReader
+from granular.aio.shardedwriter import ShardedDatasetWriter
 from granular.aio.verifying import verify
 
 __all__ = [

@@ -1,9 +1,10 @@
 """Files on a local disk, read without waiting by ``os.pread``."""
 
 import contextlib
-import fcntl
+import errno
 import functools
 import os
+import re
 import secrets
 import shutil
 import threading
@@ -14,6 +15,7 @@ from typing import Any, BinaryIO
 from granular.aio.loops import running_loop
 from granular.aio.reply import Reply, changed, counters
 from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
+from granular.aio.stores.locks import FolderLock, lock
 from granular.aio.stores.translating import translated
 from granular.aio.threads import Timer, offload, share
 from granular.config import IOConfig, KiB, MiB
@@ -24,6 +26,7 @@ IN_PLACE = 256 * KiB
 # After so many reads that took so many seconds, waiting, the others are spread over threads.
 _READS = 64
 _SLOW = 0.005
+_DRAFT = re.compile(r'\.(.+)\.[0-9a-f]{8}\.part', re.DOTALL)
 # Linux reads at most 2 GiB - 4 KiB in one call.
 _MAX_READ = 1 << 30
 
@@ -222,15 +225,34 @@ class LocalStore(Store):
         def call() -> BinaryIO:
             with translated(key):
                 file = open(key, 'ab')  # noqa: SIM115
-                try:
-                    # Ends with the process, however it ends.
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+                if lock(file.fileno()) is False:
                     file.close()
-                    raise AlreadyExistsError(f'{key}: another writer is writing it') from None
+                    raise AlreadyExistsError(f'{key}: another writer is writing it')
                 if file.tell() != size:
                     file.truncate(size)
             return file
+
+        return await offload(call)
+
+    async def truncate(self, key: str, size: int) -> None:
+        """Cut off what lies behind the first bytes of a file."""
+
+        def call() -> None:
+            with translated(key):
+                os.truncate(key, size)
+
+        await offload(call)
+
+    async def lock_folder(self, key: str) -> FolderLock:
+        """The right to write in a folder.
+
+        Raises:
+          AlreadyExistsError: if another writer has it.
+        """
+
+        def call() -> FolderLock:
+            with translated(key):
+                return FolderLock(key)
 
         return await offload(call)
 
@@ -267,13 +289,22 @@ class LocalStore(Store):
     async def copy_within(self, source: str, target: str) -> bool:
         def call() -> bool:
             with translated(source):
-                draft = draft_of(target)
-                try:
+                before = File(source)
+            draft = draft_of(target)
+            try:
+                with translated(target):
                     shutil.copyfile(source, draft)
+                    _sync(draft)
+                with translated(source):
+                    info = os.stat(source)
+                if version_of(info) != before.version or os.stat(draft).st_size != before.size:
+                    raise changed(source, before.version, version_of(info))
+                with translated(target):
                     os.replace(draft, target)
-                finally:
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(draft)
+                    _sync(os.path.dirname(target))
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(draft)
             return True
 
         return await offload(call)
@@ -283,6 +314,12 @@ def draft_of(key: str) -> str:
     """A name beside the file, for what is to replace it at once."""
     folder, name = os.path.split(key)
     return os.path.join(folder, f'.{name}.{secrets.token_hex(4)}.part')
+
+
+def drafted(name: str) -> str:
+    """The name of the file that a draft is to become; empty if it is no draft."""
+    match = _DRAFT.fullmatch(name)
+    return '' if match is None else match[1]
 
 
 def _nth(file: File, key: str, starts: list[int], stops: list[int], first: int, i: int) -> bytes:
@@ -296,35 +333,59 @@ class LocalWriter(ObjectWriter):
         self._key, self._draft, self._new = key, draft_of(key), new
         with translated(key):
             self._file = open(self._draft, 'xb', buffering=MiB)  # noqa: SIM115
+            lock(self._file.fileno())  # so that nobody takes it for what a crash left
         # A writer that nobody closed leaves no draft behind.
-        self._discard = weakref.finalize(self, _discard, self._file, self._draft)
+        self._discard = weakref.finalize(self, _discard, self._file, self._draft, os.getpid())
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         if len(data) > IN_PLACE:
-            await offload(self._file.write, data)
+            await offload(self._write, data)
         else:
+            self._write(data)
+
+    def _write(self, data: bytes | bytearray | memoryview) -> None:
+        with translated(self._key):
             self._file.write(data)
 
     async def close(self) -> None:
-        def call() -> None:
+        await offload(self._publish)
+
+    def _publish(self) -> None:
+        try:
             with translated(self._key):
                 self._file.flush()
                 os.fsync(self._file.fileno())  # a name that outlives a power cut must not lead to an empty file
-                self._file.close()
                 if self._new:
                     os.link(self._draft, self._key)  # where renaming would replace what another has put there
                     os.unlink(self._draft)
                 else:
                     os.replace(self._draft, self._key)
-            self._discard.detach()
-
-        await offload(call)
+                self._file.close()
+                _sync(os.path.dirname(self._key))
+        except BaseException:
+            self._discard()
+            raise
+        self._discard.detach()
 
     async def abort(self) -> None:
         await offload(self._discard)
 
 
-def _discard(file: BinaryIO, draft: str) -> None:
-    file.close()
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(draft)
+def _discard(file: BinaryIO, draft: str, maker: int) -> None:
+    with contextlib.suppress(OSError):  # of a full disk, on which what is still buffered finds no place
+        file.close()
+    if os.getpid() == maker:  # and no child of it, which has all of its objects
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)
+
+
+def _sync(path: str) -> None:
+    """Have a file, or the names in a folder, outlive a power cut."""
+    fd = os.open(path or '.', os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that cannot
+            raise
+    finally:
+        os.close(fd)
