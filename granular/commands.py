@@ -182,6 +182,32 @@ def verify(
         raise typer.Exit(1)
 
 
+@app.command()
+def clean(
+    url: Address,
+    remove: Annotated[bool, typer.Option('--remove', help='Remove what was found.')] = False,
+    older: Annotated[float, typer.Option(help='Seconds in which nothing was written there.')] = 3600.0,
+    bags: Annotated[
+        bool, typer.Option('--bags', help='Also bags without a spec.json that may have been written on their own.')
+    ] = False,
+    as_json: Json = False,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+    profile: Profile = None,
+    anon: Anon = False,
+) -> None:
+    """List what killed writers left: uploads, drafts, and bags and shards without a spec.json; or remove it."""
+    found = granular.clean(_path(url, endpoint_url, region, profile, anon), remove, older, bags)
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(leftover) for leftover in found]))
+        return
+    for leftover in found:
+        typer.echo(f'{leftover.kind:<6}  {leftover.size:>14}  {leftover.age:>10.0f} s  {leftover.place}')
+    done = 'removed' if remove else 'to be removed with --remove' if found else 'found'
+    total = sum(leftover.size for leftover in found)
+    typer.echo(f'{len(found) or "nothing"} {done}{f", {total:,} bytes" if found else ""}', err=True)
+
+
 # --- helpers
 
 

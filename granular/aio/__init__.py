@@ -3,6 +3,7 @@
 from granular.aio import sources
 from granular.aio.bag import BagReader
 from granular.aio.bagwriter import BagWriter
+from granular.aio.cleaning import clean
 from granular.aio.dataset import DatasetReader
 from granular.aio.datasetwriter import DatasetWriter
 from granular.aio.loader import Loader
@@ -22,6 +23,7 @@ __all__ = [
     'ShardedDatasetReader',
     'ShardedDatasetWriter',
     'aclose',
+    'clean',
     'sources',
     'verify',
 ]

@@ -10,7 +10,8 @@ from granular.aio.codec import Encoder, encode, fields_of
 from granular.aio.lifecycle import Opened
 from granular.aio.loops import gather, settle
 from granular.aio.path import Path
-from granular.aio.stores.local import LocalStore, drafted
+from granular.aio.stores.local import LocalStore
+from granular.aio.stores.localwriting import drafted
 from granular.aio.stores.locks import FolderLock
 from granular.checksums import SUFFIX
 from granular.errors import (
@@ -21,7 +22,6 @@ from granular.errors import (
     NotFoundError,
     SpecError,
     UnknownKeyError,
-    UnsupportedError,
 )
 from granular.layout import LIMIT, Layout, check_spec, dump_spec, pack_refs, parse_spec
 
@@ -307,9 +307,8 @@ class DatasetWriter(Opened):
     async def _remove_folder(self) -> None:
         store = self.directory.store
         await store.delete([(self.directory / name).key for name in self._names])
-        with contextlib.suppress(UnsupportedError, NotFoundError):
-            if not [entry async for entry in store.scan(self.directory.key)]:
-                await store.delete_tree(self.directory.key)
+        with contextlib.suppress(NotFoundError):
+            await store.delete_empty(self.directory.key)
 
     def _release(self) -> None:
         if self._lock is not None:

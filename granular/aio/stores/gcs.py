@@ -59,8 +59,7 @@ class GCSStore(RemoteStore['GCSClient']):
             if key:
                 with contextlib.suppress(FileNotFoundError):
                     item = await client.call('GET', 'b/{}/o/{}', self.bucket, key, json_out=True)
-                    when = datetime.datetime.fromisoformat(item['updated']).timestamp() if 'updated' in item else None
-                    return Stat(int(item['size']), when, item['generation'])
+                    return Stat(int(item['size']), _when(item), item['generation'])
             prefix = f'{key}/' if key else None
             page = await client.call('GET', 'b/{}/o', self.bucket, prefix=prefix, maxResults=1, json_out=True)
         if not key or page.get('items') or page.get('prefixes'):
@@ -93,7 +92,7 @@ class GCSStore(RemoteStore['GCSClient']):
             for item in page.get('items', ()):
                 # A key that ends in a slash marks a folder, and the folder itself is no entry of it.
                 if not item['name'].endswith('/'):
-                    yield Entry(item['name'], False, int(item['size']))
+                    yield Entry(item['name'], False, int(item['size']), _when(item))
 
     async def scan_tree(self, key: str) -> AsyncIterator[Entry]:
         folders = Folders(key)
@@ -102,7 +101,7 @@ class GCSStore(RemoteStore['GCSClient']):
                 for folder in folders.of(item['name']):
                     yield folder
                 if not item['name'].endswith('/'):
-                    yield Entry(item['name'], False, int(item['size']))
+                    yield Entry(item['name'], False, int(item['size']), _when(item))
 
     async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
         return GCSWriter(self, (await self.client()).fs, key, new)
@@ -284,6 +283,11 @@ class GCSWriter(PartWriter):
         body = head.encode() + data + f'\r\n--{edge}--\r\n'.encode()
         kind = {'Content-Type': f'multipart/related; boundary={edge}'}
         await self._post(url, body, kind, uploadType='multipart', ifGenerationMatch='0')
+
+
+def _when(item: Mapping[str, Any]) -> float | None:
+    """When an object was written."""
+    return datetime.datetime.fromisoformat(item['updated']).timestamp() if 'updated' in item else None
 
 
 def _loopback(host: str | None) -> bool:

@@ -4,11 +4,9 @@ import contextlib
 import errno
 import functools
 import os
-import re
-import secrets
 import shutil
+import stat
 import threading
-import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -18,7 +16,7 @@ from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
 from granular.aio.stores.locks import FolderLock, lock
 from granular.aio.stores.translating import translated
 from granular.aio.threads import Timer, offload, share
-from granular.config import IOConfig, KiB, MiB
+from granular.config import IOConfig, KiB
 from granular.errors import AlreadyExistsError, OutOfRangeError
 
 # Up to here a read under an event loop is done in place: it takes less time than a thread takes to begin.
@@ -26,7 +24,6 @@ IN_PLACE = 256 * KiB
 # After so many reads that took so many seconds, waiting, the others are spread over threads.
 _READS = 64
 _SLOW = 0.005
-_DRAFT = re.compile(r'\.(.+)\.[0-9a-f]{8}\.part', re.DOTALL)
 # Linux reads at most 2 GiB - 4 KiB in one call.
 _MAX_READ = 1 << 30
 
@@ -204,12 +201,8 @@ class LocalStore(Store):
     async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
         def call() -> list[Entry]:
             with translated(key), os.scandir(key) as found:
-                entries = [
-                    Entry(item.name if key == '.' else os.path.join(key, item.name), item.is_dir(),
-                          item.stat().st_size if item.is_file() else 0)
-                    for item in found
-                ]  # fmt: skip
-            return sorted(entries, key=lambda entry: entry.key)
+                entries = [_entry(item, '' if key == '.' else key) for item in found]
+            return sorted((entry for entry in entries if entry is not None), key=lambda entry: entry.key)
 
         for entry in await offload(call):
             yield entry
@@ -217,6 +210,8 @@ class LocalStore(Store):
     # --- writing
 
     async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
+        from granular.aio.stores.localwriting import LocalWriter
+
         return await offload(LocalWriter, key, new)
 
     async def open_appender(self, key: str, size: int) -> BinaryIO:
@@ -279,6 +274,19 @@ class LocalStore(Store):
 
         await offload(call)
 
+    async def delete_empty(self, key: str) -> bool:
+        def call() -> bool:
+            with translated(key):
+                try:
+                    os.rmdir(key)
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                        raise
+                    return False
+            return True
+
+        return await offload(call)
+
     async def delete_tree(self, key: str) -> None:
         def call() -> None:
             with translated(key):
@@ -287,105 +295,22 @@ class LocalStore(Store):
         await offload(call)
 
     async def copy_within(self, source: str, target: str) -> bool:
-        def call() -> bool:
-            with translated(source):
-                before = File(source)
-            draft = draft_of(target)
-            try:
-                with translated(target):
-                    shutil.copyfile(source, draft)
-                    _sync(draft)
-                with translated(source):
-                    info = os.stat(source)
-                if version_of(info) != before.version or os.stat(draft).st_size != before.size:
-                    raise changed(source, before.version, version_of(info))
-                with translated(target):
-                    os.replace(draft, target)
-                    _sync(os.path.dirname(target))
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(draft)
-            return True
+        from granular.aio.stores.localwriting import copy
 
-        return await offload(call)
+        await offload(copy, source, target)
+        return True
 
 
-def draft_of(key: str) -> str:
-    """A name beside the file, for what is to replace it at once."""
-    folder, name = os.path.split(key)
-    return os.path.join(folder, f'.{name}.{secrets.token_hex(4)}.part')
-
-
-def drafted(name: str) -> str:
-    """The name of the file that a draft is to become; empty if it is no draft."""
-    match = _DRAFT.fullmatch(name)
-    return '' if match is None else match[1]
+def _entry(item: 'os.DirEntry[str]', folder: str) -> Entry | None:
+    try:
+        info = item.stat()
+    except FileNotFoundError:
+        if not item.is_symlink():
+            return None  # removed since, as drafts are
+        info = item.stat(follow_symlinks=False)
+    size = info.st_size if stat.S_ISREG(info.st_mode) else 0
+    return Entry(os.path.join(folder, item.name), stat.S_ISDIR(info.st_mode), size, info.st_mtime)
 
 
 def _nth(file: File, key: str, starts: list[int], stops: list[int], first: int, i: int) -> bytes:
     return file.exactly(key, starts[first + i], stops[first + i])
-
-
-class LocalWriter(ObjectWriter):
-    """A file written beside its place and moved there when it is whole, as an object of a bucket appears."""
-
-    def __init__(self, key: str, new: bool) -> None:
-        self._key, self._draft, self._new = key, draft_of(key), new
-        with translated(key):
-            self._file = open(self._draft, 'xb', buffering=MiB)  # noqa: SIM115
-            lock(self._file.fileno())  # so that nobody takes it for what a crash left
-        # A writer that nobody closed leaves no draft behind.
-        self._discard = weakref.finalize(self, _discard, self._file, self._draft, os.getpid())
-
-    async def write(self, data: bytes | bytearray | memoryview) -> None:
-        if len(data) > IN_PLACE:
-            await offload(self._write, data)
-        else:
-            self._write(data)
-
-    def _write(self, data: bytes | bytearray | memoryview) -> None:
-        with translated(self._key):
-            self._file.write(data)
-
-    async def close(self) -> None:
-        await offload(self._publish)
-
-    def _publish(self) -> None:
-        try:
-            with translated(self._key):
-                self._file.flush()
-                os.fsync(self._file.fileno())  # a name that outlives a power cut must not lead to an empty file
-                if self._new:
-                    os.link(self._draft, self._key)  # where renaming would replace what another has put there
-                    os.unlink(self._draft)
-                else:
-                    os.replace(self._draft, self._key)
-                self._file.close()
-                _sync(os.path.dirname(self._key))
-        except BaseException:
-            self._discard()
-            raise
-        self._discard.detach()
-
-    async def abort(self) -> None:
-        await offload(self._discard)
-
-
-def _discard(file: BinaryIO, draft: str, maker: int) -> None:
-    with contextlib.suppress(OSError):  # of a full disk, on which what is still buffered finds no place
-        file.close()
-    if os.getpid() == maker:  # and no child of it, which has all of its objects
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(draft)
-
-
-def _sync(path: str) -> None:
-    """Have a file, or the names in a folder, outlive a power cut."""
-    fd = os.open(path or '.', os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that cannot
-            raise
-    finally:
-        os.close(fd)
