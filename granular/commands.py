@@ -128,19 +128,24 @@ def cat(
 def copy(
     source: Annotated[str, typer.Argument(metavar='SRC', help='The file or folder to copy.', show_default=False)],
     target: Annotated[str, typer.Argument(metavar='DST', help='What it becomes.', show_default=False)],
-    overwrite: Annotated[bool, typer.Option('--overwrite', help='Also if there is something.')] = False,
+    overwrite: Annotated[
+        bool, typer.Option('--overwrite', help='Also if there is something; what is the same is not copied again.')
+    ] = False,
     endpoint_url: Endpoint = None,
     region: Region = None,
     profile: Profile = None,
     anon: Anon = False,
 ) -> None:
-    """Copy a file or folder; the specs of datasets come last, so that half a copy does not look complete."""
+    """Copy a file or folder, and check it; the specs of datasets come last, so that half a copy looks incomplete."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
     here = _path(source, endpoint_url, region, profile, anon)
     there = _path(target, endpoint_url, region, profile, anon)
     if not overwrite and there.exists():
-        raise InvalidArgumentError(f'{there}: exists already: pass --overwrite to write into it')
+        raise InvalidArgumentError(
+            f'{there}: exists already: pass --overwrite to go on with a copy that was interrupted, or to replace what '
+            f'differs'
+        )
     console = Console(stderr=True)
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:

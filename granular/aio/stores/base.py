@@ -78,6 +78,21 @@ class Stat:
         return self.modified
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kept:
+    """What a store says of the content of a file.
+
+    Attributes:
+      size: its bytes.
+      version: as that of ``Stat``.
+      digests: its checksums by kind (:mod:`granular.aio.digests`), as far as the store has any.
+    """
+
+    size: int
+    version: str | None
+    digests: Mapping[str, str]
+
+
 class Request(NamedTuple):
     """Byte ranges of an object, which must be of the version given, if one is."""
 
@@ -183,6 +198,19 @@ class Store(abc.ABC):
         Raises:
           NotFoundError: if there is neither.
         """
+
+    async def kept(self, key: str) -> Kept:
+        """What the store says of the content of a file.
+
+        Raises:
+          NotFoundError: if there is none.
+        """
+        found = await self.stat(key)
+        return Kept(found.size, None, {})
+
+    def digest_kind(self, size: int) -> str:
+        """The checksum that ``kept`` will have of a file of that size once it is written here; empty if none."""
+        return ''
 
     @abc.abstractmethod
     def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:

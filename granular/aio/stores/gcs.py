@@ -1,6 +1,7 @@
 """Google Cloud Storage: reads with the token of gcsfs's credentials, all else through gcsfs."""
 
 import asyncio
+import base64
 import contextlib
 import datetime
 import ipaddress
@@ -15,7 +16,7 @@ import aiohttp
 
 from granular.aio.loops import gather, need_loop
 from granular.aio.stores import translating
-from granular.aio.stores.base import Entry, Folders, ObjectWriter, PartWriter, Stat, check_options
+from granular.aio.stores.base import Entry, Folders, Kept, ObjectWriter, PartWriter, Stat, check_options
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.threads import offload
 from granular.errors import (
@@ -65,6 +66,17 @@ class GCSStore(RemoteStore['GCSClient']):
         if not key or page.get('items') or page.get('prefixes'):
             return Stat(0, is_dir=True)
         raise NotFoundError(f'{self.url(key)}: no such object or folder')
+
+    async def kept(self, key: str) -> Kept:
+        client = await self.client()
+        with translated(self.url(key)):
+            item = await client.call('GET', 'b/{}/o/{}', self.bucket, key, json_out=True)
+        names = {'crc32c': 'crc32c', 'md5': 'md5Hash'}
+        digests = {kind: base64.b64decode(item[name]).hex() for kind, name in names.items() if name in item}
+        return Kept(int(item['size']), item['generation'], digests)
+
+    def digest_kind(self, size: int) -> str:
+        return 'crc32c'
 
     async def _pages(self, key: str, prefix: str, **options: Any) -> AsyncIterator[dict[str, Any]]:
         client = await self.client()

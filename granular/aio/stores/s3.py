@@ -1,6 +1,7 @@
 """S3 and what speaks its protocol: reads with a signature per object, all else through s3fs."""
 
 import asyncio
+import base64
 import contextlib
 import datetime
 import email.utils
@@ -13,7 +14,7 @@ from typing import Any
 
 from granular.aio.loops import need_loop
 from granular.aio.stores import translating
-from granular.aio.stores.base import Entry, Folders, ObjectWriter, Stat, Upload, check_options
+from granular.aio.stores.base import Entry, Folders, Kept, ObjectWriter, Stat, Upload, check_options
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.threads import offload
 from granular.errors import (
@@ -26,6 +27,7 @@ from granular.errors import (
     StoreError,
 )
 
+_ETAG = re.compile(r'[0-9a-f]{32}(-\d+)?')
 _BATCH = 1000  # keys in one delete request
 _REGION = re.compile(r'[a-z]{2,4}(-[a-z]{2,12}){1,3}-\d{1,2}')
 
@@ -72,6 +74,24 @@ class S3Store(RemoteStore['S3Client']):
         if page.get('Contents'):
             return Stat(0, is_dir=True)
         raise NotFoundError(f'{self.url(key)}: no such object or folder')
+
+    async def kept(self, key: str) -> Kept:
+        client = await self.client()
+        fs = await client.filesystem()
+        with translated(self.url(key)):
+            head = await fs._call_s3('head_object', Bucket=self.bucket, Key=key, ChecksumMode='ENABLED')
+        etag, digests = head['ETag'].strip('"'), {}
+        # https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html: encrypted otherwise, it is no MD5.
+        plain = head.get('ServerSideEncryption', 'AES256') == 'AES256' and 'SSECustomerAlgorithm' not in head
+        if plain and not self.bucket.endswith('--x-s3') and (match := _ETAG.fullmatch(etag)):
+            digests['parts' if match[1] else 'md5'] = etag
+        crc = head.get('ChecksumCRC32C', '-')
+        if '-' not in crc and head.get('ChecksumType', 'FULL_OBJECT') == 'FULL_OBJECT':
+            digests['crc32c'] = base64.b64decode(crc).hex()
+        return Kept(head['ContentLength'], head['ETag'], digests)
+
+    def digest_kind(self, size: int) -> str:
+        return 'md5' if size <= self.config.part_size else 'parts'
 
     async def _pages(self, key: str, prefix: str, **options: Any) -> AsyncIterator[dict[str, Any]]:
         client = await self.client()
