@@ -87,6 +87,8 @@ class ShardedDatasetWriter(Opened):
             )
         growing = self._layout == 'columns' and self.directory.store.local
         lengths = await gather([self._length_of(number) for number in (mine[:-1] if growing else mine)])
+        if len(mine) > 1 and lengths[len(mine) - 2] is None and await self._drop(mine[-1]):
+            mine, lengths = mine[:-1], lengths[: len(mine) - (2 if growing else 1)]
         if None in lengths[: len(mine) - 1]:
             raise CorruptDatasetError(
                 f'{self.directory}: shard {shard_name(mine[lengths.index(None)])} has no spec.json, but a later one '
@@ -105,6 +107,16 @@ class ShardedDatasetWriter(Opened):
             await writer.aclose()
         else:
             self._writer, self._resumed = writer, len(writer)
+
+    async def _drop(self, number: int) -> bool:
+        """Remove a shard that was begun and never used, as a writer leaves it that is killed between two shards."""
+        folder = self.directory / shard_name(number)
+        if not folder.store.local or await (folder / 'spec.json').exists():
+            return False
+        writer = await DatasetWriter.open(folder, *self._args)
+        unused = writer.unused
+        await writer.abort()
+        return unused
 
     async def _length_of(self, number: int) -> int | None:
         """The datapoints of a shard; None if its writer has not finished it."""
