@@ -24,15 +24,15 @@ from tests.servers import FakeGCSServer, MotoServer, SeaweedServer
 
 SPEC = {'x': 'bytes', 'n': 'int'}
 SERVERS = {'moto': MotoServer, 'seaweed': SeaweedServer, 'fakegcs': FakeGCSServer}
-LIVES = 12  # kills of one dataset, after which a writer may come to its end
+LIVES = 12
 
-# The data that writes: uploads of several parts in a bucket, many small records on a disk.
+# The program that writes: uploads of several parts in a bucket, many small records on a disk.
 PROGRAM = """
 import itertools, json, sys
 import granular
 place, options, layout, checksums, resume, count, shardlen, scale = json.loads(sys.argv[1])
-if options:
-    import s3fs, gcsfs
+if place.startswith('s3://'):
+    import s3fs
 def point(i):
     return {'x': bytes([i % 251]) * (i * 7919 % scale), 'n': i * i}
 root = granular.Path(place, **options, **({'config': granular.IOConfig(part_size=5 << 20)} if options else {}))
@@ -81,7 +81,7 @@ class Case:
 
 def small(store: str, layout: str, checksums: bool) -> Case:
     """A case that takes a second or less."""
-    size = (600, 150, 4000) if store == 'local' else (48, 16, 1_200_000)
+    size = (600, 150, 4000) if store == 'local' else (24, 12, 1_200_000)
     return Case(store, layout, checksums, *size)
 
 
@@ -110,9 +110,9 @@ def contents(root: granular.Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob('*') if path.is_file()}
 
 
-def kill_one(case: Case, root: granular.Path, rng: random.Random, seconds: float) -> int:
+def kill_one(case: Case, root: granular.Path, rng: random.Random, seconds: float, lives: int) -> int:
     """Write a dataset by processes that are killed and one that is not; how many were."""
-    for kills in range(LIVES):
+    for kills in range(lives):
         process = case.start(root)
         try:
             process.wait(rng.uniform(0, seconds * rng.choice((0.1, 0.5, 1.1))))
@@ -124,14 +124,15 @@ def kill_one(case: Case, root: granular.Path, rng: random.Random, seconds: float
         case.finish(process)
         return kills
     case.finish(case.start(root))
-    return LIVES
+    return lives
 
 
-def run(case: Case, place: Any, times: int, rng: random.Random) -> tuple[int, int]:
+def run(case: Case, place: Any, times: int, rng: random.Random, lives: int = LIVES) -> tuple[int, int]:
     """Kill so many writers; the number of kills and of datasets.
 
     Args:
       place: gives an empty place.
+      lives: kills of one dataset, after which a writer may come to its end.
     """
     with tempfile.TemporaryDirectory() as folder:
         whole = granular.Path(folder) / 'whole'
@@ -146,7 +147,7 @@ def run(case: Case, place: Any, times: int, rng: random.Random) -> tuple[int, in
     kills = datasets = 0
     while kills < times:
         root = place()
-        kills += kill_one(case, root, rng, seconds)
+        kills += kill_one(case, root, rng, seconds, lives)
         datasets += 1
         assert contents(root) == wanted, f'{root} is not what an uninterrupted run writes'
         granular.clean(root, remove=True, older=0)

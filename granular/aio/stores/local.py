@@ -106,9 +106,9 @@ class Files:
         return self.current(path) if version is None else self.pinned(path, version)
 
     def forget(self, path: str) -> None:
-        """Let go of a file, as before it is deleted."""
+        """Let go of a file, or of all in a folder, as before they are deleted."""
         with self._lock:
-            for key in [key for key in self.opened if key[0] == path]:
+            for key in [key for key in self.opened if f'{key[0]}/'.startswith(f'{path}/')]:
                 del self.opened[key]
 
 
@@ -289,6 +289,7 @@ class LocalStore(Store):
 
     async def delete_tree(self, key: str) -> None:
         def call() -> None:
+            files.forget(key)
             with translated(key):
                 shutil.rmtree(key)
 
