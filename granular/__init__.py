@@ -6,6 +6,7 @@ The names here block; those of :mod:`granular.aio` are awaited.
 from granular import aio, errors, formats, shuffle, sources
 from granular.aio.reply import io_stats
 from granular.bag import BagReader, BagWriter
+from granular.cleaning import clean
 from granular.config import IOConfig
 from granular.dataset import DatasetReader, DatasetWriter
 from granular.errors import GranularError
@@ -29,6 +30,7 @@ __all__ = [
     'ShardedDatasetReader',
     'ShardedDatasetWriter',
     'aio',
+    'clean',
     'decoders',
     'encoders',
     'errors',

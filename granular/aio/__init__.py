@@ -3,12 +3,14 @@
 from granular.aio import sources
 from granular.aio.bag import BagReader
 from granular.aio.bagwriter import BagWriter
+from granular.aio.cleaning import clean
 from granular.aio.dataset import DatasetReader
 from granular.aio.datasetwriter import DatasetWriter
 from granular.aio.loader import Loader
 from granular.aio.loops import aclose
 from granular.aio.path import Path
-from granular.aio.sharded import ShardedDatasetReader, ShardedDatasetWriter
+from granular.aio.sharded import ShardedDatasetReader
+from granular.aio.shardedwriter import ShardedDatasetWriter
 from granular.aio.verifying import verify
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     'ShardedDatasetReader',
     'ShardedDatasetWriter',
     'aclose',
+    'clean',
     'sources',
     'verify',
 ]
