@@ -24,6 +24,7 @@ from granular.aio.pipeline.transforms import (
 from granular.aio.reply import io_stats
 from granular.bag import BagReader, BagWriter
 from granular.checkpoints import load_state, save_state
+from granular.cleaning import clean
 from granular.config import IOConfig
 from granular.dataloader import DataLoader
 from granular.dataset import DatasetReader, DatasetWriter
@@ -71,6 +72,7 @@ __all__ = [
     'ShardedDatasetReader',
     'ShardedDatasetWriter',
     'aio',
+    'clean',
     'decoders',
     'encoders',
     'errors',

@@ -14,9 +14,9 @@ SUFFIX = '.crc'
 Sums = NDArray[np.uint32]
 
 
-def crc32c(data: bytes) -> int:
-    """The CRC32C of some bytes."""
-    return int(google_crc32c.value(data))
+def crc32c(data: bytes, before: int = 0) -> int:
+    """The CRC32C of some bytes, behind others of which it is known."""
+    return int(google_crc32c.extend(before, data))
 
 
 def load(data: bytes, records: int, name: str) -> Sums:

@@ -1,4 +1,4 @@
-"""The command line: ``granular demo``, ``info``, ``ls``, ``cat`` and ``copy``.
+"""The command line: ``granular demo``, ``info``, ``ls``, ``cat``, ``copy``, ``verify`` and ``clean``.
 
 Data goes to stdout, everything else to stderr; progress is drawn only on a terminal.
 """

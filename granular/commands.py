@@ -128,19 +128,24 @@ def cat(
 def copy(
     source: Annotated[str, typer.Argument(metavar='SRC', help='The file or folder to copy.', show_default=False)],
     target: Annotated[str, typer.Argument(metavar='DST', help='What it becomes.', show_default=False)],
-    overwrite: Annotated[bool, typer.Option('--overwrite', help='Also if there is something.')] = False,
+    overwrite: Annotated[
+        bool, typer.Option('--overwrite', help='Also if there is something; what is the same is not copied again.')
+    ] = False,
     endpoint_url: Endpoint = None,
     region: Region = None,
     profile: Profile = None,
     anon: Anon = False,
 ) -> None:
-    """Copy a file or folder; the specs of datasets come last, so that half a copy does not look complete."""
+    """Copy a file or folder, and check it; the specs of datasets come last, so that half a copy looks incomplete."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
     here = _path(source, endpoint_url, region, profile, anon)
     there = _path(target, endpoint_url, region, profile, anon)
     if not overwrite and there.exists():
-        raise InvalidArgumentError(f'{there}: exists already: pass --overwrite to write into it')
+        raise InvalidArgumentError(
+            f'{there}: exists already: pass --overwrite to go on with a copy that was interrupted, or to replace what '
+            f'differs'
+        )
     console = Console(stderr=True)
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
@@ -180,6 +185,32 @@ def verify(
         )
     if report.problems:
         raise typer.Exit(1)
+
+
+@app.command()
+def clean(
+    url: Address,
+    remove: Annotated[bool, typer.Option('--remove', help='Remove what was found.')] = False,
+    older: Annotated[float, typer.Option(help='Seconds in which nothing was written there.')] = 3600.0,
+    bags: Annotated[
+        bool, typer.Option('--bags', help='Also bags without a spec.json that may have been written on their own.')
+    ] = False,
+    as_json: Json = False,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+    profile: Profile = None,
+    anon: Anon = False,
+) -> None:
+    """List what killed writers left: uploads, drafts, and bags and shards without a spec.json; or remove it."""
+    found = granular.clean(_path(url, endpoint_url, region, profile, anon), remove, older, bags)
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(leftover) for leftover in found]))
+        return
+    for leftover in found:
+        typer.echo(f'{leftover.kind:<6}  {leftover.size:>14}  {leftover.age:>10.0f} s  {leftover.place}')
+    done = 'removed' if remove else 'to be removed with --remove' if found else 'found'
+    total = sum(leftover.size for leftover in found)
+    typer.echo(f'{len(found) or "nothing"} {done}{f", {total:,} bytes" if found else ""}', err=True)
 
 
 # --- helpers

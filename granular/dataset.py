@@ -137,6 +137,14 @@ class Appending(Face[A]):
     def __len__(self) -> int:
         return len(self.aio)
 
+    @property
+    def found(self) -> int:
+        """Datapoints that were there when it was opened: go on with those that follow.
+
+        Of a sharded dataset, those of this writer's own shards.
+        """
+        return self.aio.found  # type: ignore[no-any-return]
+
     def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:
         """Append a datapoint; returns its index. All of its values are encoded before any of them is written.
 
@@ -158,16 +166,18 @@ class Appending(Face[A]):
 class DatasetWriter(Appending[corewriter.DatasetWriter]):
     """Appends datapoints to a new dataset, or to a local one in the columns layout.
 
-    ``spec.json`` is written when the writer is closed. If its block ends with an error, what it wrote is removed.
+    ``spec.json`` is written when the writer is closed. If its block ends with an error, what it wrote is removed. What
+    a killed writer left is gone on with in the columns layout on a local disk, and begun anew elsewhere.
 
     Args:
-      directory: the dataset's folder, which must not exist; in the columns layout on a local disk it may, if the spec
-        agrees, and is appended to.
+      directory: the dataset's folder, which must hold no dataset; in the columns layout on a local disk it may, if the
+        spec agrees, and is appended to.
       spec: the type of each key. In the refs layout, a type that ends in ``[]`` is a sequence.
       encoders: by type, the function that makes bytes of a value; None if the values are bytes.
       layout: ``'refs'``, which granular 0.21 writes, or ``'columns'``, which 0.22 and later write.
-      resume: for a columns dataset that a writer left in the middle: ``'check'`` that the datapoints appended next are
-        the ones it was writing, or ``'discard'`` what it left half written.
+      resume: what to do with what a killed writer left. ``'check'``: in the columns layout on a local disk, that the
+        datapoints appended next are those that it was writing. ``'discard'`` what it left half written; in a bucket,
+        where nobody can know whether it still lives, this says that it does not.
       checksums: keep a CRC32C of each record, for readers that verify, in files that granular 0.21 and 0.24 ignore.
     """
 

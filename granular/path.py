@@ -131,14 +131,24 @@ class Path(PurePath):
     def copy(self, target: 'Path | core.Path | str', *, progress: Progress | None = None) -> 'Path':
         """Copy a file, or a folder with all below it; within one store its bytes stay there.
 
-        ``spec.json`` files come last, so that half a copy of a dataset does not look complete.
+        Each file appears whole, and is compared with the checksums that its stores have. A file that is there already,
+        by its size and checksum, is not copied again, so that a copy that was interrupted goes on; of a file on a disk
+        the checksum is computed, and where a store has none the file is copied again. ``spec.json`` files come last,
+        and go first where something else is replaced, so that half a copy of a dataset does not look complete. Nothing
+        is written outside of the target.
 
         Args:
           target: the file or folder to write.
-          progress: called with the bytes of each piece copied, on the library's thread.
+          progress: called with the bytes of each piece that was copied or is there already, on the
+            library's thread.
 
         Returns:
           The target.
+
+        Raises:
+          InvalidArgumentError: if a name below the folder leads out of it, such as one with ``..``.
+          BadReplyError: if what came has another checksum than the store says.
+          StoreError: if what was written has another size or checksum than what was read.
         """
         done = run(self.aio.copy(core.Path(target), progress=progress))
         return Path.of(done.store, done.key)

@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from granular.aio import sharded as core
+from granular.aio import shardedwriter as corewriter
 from granular.aio.codec import Decoder, Encoder
 from granular.aio.purepath import PurePath
 from granular.dataset import Appending, Datasets
@@ -39,21 +40,23 @@ class ShardedDatasetReader(Datasets[core.ShardedDatasetReader]):
         return self.aio.shards
 
 
-class ShardedDatasetWriter(Appending[core.ShardedDatasetWriter]):
+class ShardedDatasetWriter(Appending[corewriter.ShardedDatasetWriter]):
     """Appends datapoints to shards of ``shardlen`` datapoints, one after the other.
 
     Opened again, it goes on behind the last of its shards; one that is not full is filled if it is a local dataset in
-    the columns layout, and left as it is otherwise. No shard is ever overwritten.
+    the columns layout, and left as it is otherwise. One that a killed writer left without a ``spec.json`` is gone on
+    with or begun anew, as ``DatasetWriter`` does; ``found`` says which datapoints to go on with. No shard that has a
+    ``spec.json`` is ever overwritten.
 
     Args:
       directory: the folder of the shards; it may exist.
-      spec, encoders, layout, checksums: as for ``DatasetWriter``.
+      spec, encoders, layout, checksums, resume: as for ``DatasetWriter``.
       shardlen: datapoints in a shard; None for a single shard without end.
       shardstart: the first shard to write, as one of several writers.
       shardstep: how many shards lie between two of this writer's.
     """
 
-    aio: core.ShardedDatasetWriter
+    aio: corewriter.ShardedDatasetWriter
 
     def __init__(
         self,
@@ -65,9 +68,10 @@ class ShardedDatasetWriter(Appending[core.ShardedDatasetWriter]):
         shardstep: int = 1,
         layout: Layout = 'refs',
         checksums: bool = False,
+        resume: Literal['check', 'discard'] = 'check',
     ) -> None:
-        args = directory, spec, encoders, shardlen, shardstart, shardstep, layout, checksums
-        self._open(core.ShardedDatasetWriter(*args))
+        args = directory, spec, encoders, shardlen, shardstart, shardstep, layout, checksums, resume
+        self._open(corewriter.ShardedDatasetWriter(*args))
 
     @property
     def shards(self) -> int:

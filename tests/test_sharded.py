@@ -103,9 +103,63 @@ def test_what_a_sharded_writer_refuses(tmp_path):
     for bad in ({'shardlen': 0}, {'shardstart': 1}, {'shardlen': 5, 'shardstep': 0}, {'shardlen': 5, 'shardstart': -1}):
         with pytest.raises(InvalidArgumentError, match='shard'):
             granular.ShardedDatasetWriter(tmp_path / 'other', SPEC, granular.encoders, **bad)
+    write(tmp_path / 'ds', range(5), shardlen=5)
+    with pytest.raises(SpecError, match='layout'):
+        granular.ShardedDatasetWriter(tmp_path / 'ds', SPEC | {'b': 'utf8'}, granular.encoders, 5, layout='columns')
     (tmp_path / 'ds' / '000000' / 'spec.json').unlink()
-    with pytest.raises(AlreadyExistsError, match=r'spec\.json'):
+    with pytest.raises(CorruptDatasetError, match=r'000000 has no spec\.json'):
         granular.ShardedDatasetWriter(tmp_path / 'ds', SPEC, granular.encoders, shardlen=10)
+    granular.Path(tmp_path / 'ds' / '000000').rmtree()
+    with pytest.raises(CorruptDatasetError, match='000000 is missing'):
+        granular.ShardedDatasetWriter(tmp_path / 'ds', SPEC, granular.encoders, shardlen=10)
+
+
+def test_an_unfinished_shard_is_begun_anew(root):
+    write(root / 'ds', range(15), shardlen=10)
+    (root / 'ds' / '000001' / 'spec.json').unlink()
+    if not root.store.local:
+        # Nobody can know whether its writer still lives.
+        with pytest.raises(AlreadyExistsError, match='discard'):
+            granular.ShardedDatasetWriter(root / 'ds', SPEC, granular.encoders, shardlen=10)
+        assert not (root / 'ds' / '000001' / 'spec.json').exists()
+    with granular.ShardedDatasetWriter(root / 'ds', SPEC, granular.encoders, 10, resume='discard') as writer:
+        assert writer.found == 10
+        assert len(writer) == 0
+        for i in range(writer.found, 25):
+            writer.append(point(i))
+    assert values(root / 'ds') == list(range(25))
+    with granular.ShardedDatasetReader(root / 'ds', granular.decoders) as reader:
+        assert [len(shard) for shard in reader.aio.readers] == [10, 10, 5]
+    (root / 'ds' / '000002' / 'notes.txt').write_text('mine')
+    (root / 'ds' / '000002' / 'spec.json').unlink()
+    with pytest.raises(AlreadyExistsError, match='notes'):
+        granular.ShardedDatasetWriter(root / 'ds', SPEC, granular.encoders, 10, resume='discard')
+
+
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_a_shard_that_was_begun_and_is_not_needed(tmp_path, layout):
+    """The next shard is begun before one is published, so that what is there never looks like all."""
+
+    def open_writer():
+        return granular.ShardedDatasetWriter(tmp_path / 'ds', FLAT, granular.encoders, 5, layout=layout)
+
+    first = open_writer()
+    for i in range(5):
+        first.append({'a': i, 'b': str(i)})
+    assert sorted(p.name for p in (tmp_path / 'ds').iterdir()) == ['000000', '000001']
+    assert (first.shards, len(first), first.found) == (1, 5, 0)
+    with pytest.raises(NotFoundError, match='000001'):
+        values(tmp_path / 'ds')
+    with pytest.raises(AlreadyExistsError, match='another writer'):
+        open_writer()
+    first.close()
+    assert sorted(p.name for p in (tmp_path / 'ds').iterdir()) == ['000000']
+    (tmp_path / 'ds' / '000001').mkdir()
+    (tmp_path / 'ds' / '000001' / 'a.bag').write_bytes(b'')
+    with open_writer() as second:
+        assert second.found == 5
+    assert sorted(p.name for p in (tmp_path / 'ds').iterdir()) == ['000000']
+    assert values(tmp_path / 'ds') == list(range(5))
 
 
 def test_an_error_keeps_the_shards_that_are_full(root):

@@ -1,17 +1,18 @@
 """Two writers on one place, and writers that are killed."""
 
+import itertools
 import os
 import random
 import signal
 import subprocess
 import sys
-import textwrap
-import time
 
 import pytest
 
 import granular
-from granular.errors import AlreadyExistsError, GranularError
+from granular.aio.stores.base import PartWriter
+from granular.errors import AlreadyExistsError, ClosedError, GranularError, StoreError
+from tests.kills import run, small
 
 SPEC = {'x': 'bytes', 'n': 'int'}
 
@@ -72,57 +73,144 @@ def test_a_file_that_appeared_meanwhile_is_not_replaced(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ['a.bag']
 
 
-# --- killed
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_two_writers_of_shards(root, layout):
+    """Whoever comes second to a shard is refused, when it begins it or when it publishes it; nothing is mixed."""
+    flat = str(root).startswith('memory')  # which knows no conditions
+    writers = [granular.ShardedDatasetWriter(root / 'ds', SPEC, granular.encoders, 3, layout=layout) for _ in range(2)]
+    fill(writers[0], 2)
+    if flat or root.store.local:
+        with pytest.raises(AlreadyExistsError):
+            writers[1].append(point(7))
+    else:
+        fill(writers[1], 2, 7)
+    fill(writers[0], 1, 2)
+    if not flat and not root.store.local:
+        with pytest.raises(AlreadyExistsError):
+            writers[1].append(point(9))
+        with pytest.raises(ClosedError, match='could not be published'):
+            writers[1].append(point(10))
+        with pytest.raises(ClosedError, match='could not be published'):
+            writers[1].close()
+    fill(writers[0], 2, 3)
+    writers[0].close()
+    if not writers[1].closed:
+        writers[1].close()
+    with granular.ShardedDatasetReader(root / 'ds', granular.decoders) as reader:
+        assert list(reader) == [point(i) for i in range(5)]
 
-SCRIPT = """
-import sys
-import granular
-def point(i):
-    return {'x': bytes([i % 256]) * (i % 90), 'n': i}
-place, layout, checksums = sys.argv[1], sys.argv[2], sys.argv[3] == 'yes'
-with granular.DatasetWriter(place, {'x': 'bytes', 'n': 'int'}, granular.encoders, layout, 'check', checksums) as writer:
-    print('ready', flush=True)
-    for i in range(len(writer), 3000):
-        writer.append(point(i), flush=i % 5 == 0)
+
+def test_a_child_does_not_hold_what_its_parent_held(tmp_path):
+    """The lock of a writer whose process is gone, while a process that it forked lives on."""
+    code = f"""
+import os, time, granular
+writer = granular.DatasetWriter({str(tmp_path / 'data')!r}, {SPEC!r}, granular.encoders)
+if os.fork():
+    os._exit(0)
+print(os.getpid(), flush=True)
+time.sleep(30)
 """
-
-
-def kill_a_writer(place, layout, checksums, wait):
-    command = [sys.executable, '-c', textwrap.dedent(SCRIPT), str(place), layout, 'yes' if checksums else 'no']
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    process.stdout.readline()
-    time.sleep(wait)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-
-
-@pytest.mark.parametrize('checksums', [False, True])
-def test_a_columns_writer_that_is_killed_again_and_again_is_gone_on_with(tmp_path, checksums):
-    rng = random.Random(int(checksums))
-    place = tmp_path / 'data'
-    for _ in range(8):
-        kill_a_writer(place, 'columns', checksums, rng.uniform(0, 0.03))
-        if (place / 'spec.json').exists():  # it got to the end
-            break
-    with granular.DatasetWriter(place, SPEC, granular.encoders, layout='columns', checksums=checksums) as writer:
-        there = len(writer)
-        fill(writer, 3000 - there, there)
-    with granular.DatasetReader(place, granular.decoders, verify=checksums) as reader:
-        assert reader.fetch(range(3000)) == [point(i) for i in range(3000)]
-    with granular.DatasetWriter(tmp_path / 'whole', SPEC, granular.encoders, layout='columns') as writer:
-        fill(writer, 3000)
-    for name in ('x.bag', 'x.idx', 'n.bag', 'n.idx', 'spec.json'):
-        assert (place / name).read_bytes() == (tmp_path / 'whole' / name).read_bytes()
-
-
-def test_a_refs_writer_that_is_killed_leaves_no_dataset(tmp_path):
-    rng = random.Random(1)
-    for i in range(5):
-        place = tmp_path / f'data{i}'
-        kill_a_writer(place, 'refs', False, rng.uniform(0, 0.05))
+    with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True) as process:
+        child = int(process.stdout.readline())
         try:
-            with granular.DatasetReader(place, granular.decoders) as reader:
-                assert reader.fetch(range(3000)) == [point(i) for i in range(3000)]
-        except GranularError:
-            assert not (place / 'spec.json').exists()
+            process.wait(10)
+            with granular.DatasetWriter(tmp_path / 'data', SPEC, granular.encoders) as writer:
+                fill(writer, 3)
+        finally:
+            os.kill(child, signal.SIGKILL)
+    assert sorted(os.listdir(tmp_path / 'data')) == ['n.bag', 'refs.bag', 'spec.json', 'x.bag']
+
+
+# --- left by a writer that was killed
+
+
+def files_of(folder):
+    return {name: (folder / name).read_bytes() for name in sorted(os.listdir(folder))}
+
+
+@pytest.mark.parametrize(('checksums', 'resume'), [(True, 'check'), (False, 'discard')])
+def test_columns_are_gone_on_with_from_every_byte(tmp_path, checksums, resume):
+    """A crash between any two bytes: a torn table, a tail of records, columns of different lengths."""
+    count, ends = 3, ('.bag', '.crc', '.idx') if checksums else ('.bag', '.idx')
+
+    def write(place, count):
+        args = granular.encoders, 'columns', resume, checksums
+        with granular.DatasetWriter(place, {'x': 'bytes', 'n': 'utf8'}, *args) as writer:
+            for i in range(writer.found, count):
+                writer.append({'x': b'abc'[: i % 4], 'n': 'n' * (3 - i % 3)})
+            return writer.found
+
+    states = []
+    for i in range(count + 1):
+        write(tmp_path / str(i), i)
+        states.append(files_of(tmp_path / str(i)))
+    whole = states[-1]
+    tried = 0
+    for before, after in zip(states, states[1:], strict=False):
+        now = {name: data for name, data in before.items() if name != 'spec.json'}
+        for name in [f'{key}{end}' for key in ('n', 'x') for end in ends]:
+            for size in range(len(before[name]), len(after[name]) + 1):
+                now[name] = after[name][:size]
+                place = tmp_path / 'torn'
+                place.mkdir()
+                for file, data in now.items():
+                    (place / file).write_bytes(data)
+                with pytest.raises(GranularError, match=r'spec\.json'):
+                    granular.DatasetReader(place, None)
+                assert len(after['n.idx']) // 8 - 1 <= write(place, count) <= len(after['n.idx']) // 8
+                assert files_of(place) == whole
+                granular.Path(place).rmtree()
+                tried += 1
+    assert tried > 60
+
+
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_a_dataset_without_a_spec_is_begun_anew(root, layout):
+    with granular.DatasetWriter(root / 'ds', SPEC, granular.encoders, layout) as writer:
+        fill(writer, 4)
+    (root / 'ds' / 'spec.json').unlink()
+    (root / 'ds' / ('n.bag' if layout == 'refs' else 'n.idx')).unlink()
+    if not root.store.local:
+        with pytest.raises(AlreadyExistsError, match="resume='discard'"):
+            granular.DatasetWriter(root / 'ds', SPEC, granular.encoders, layout)
+    with granular.DatasetWriter(root / 'ds', SPEC, granular.encoders, layout, 'discard') as writer:
+        assert writer.found == 0
+        fill(writer, 3)
+    with granular.DatasetReader(root / 'ds', granular.decoders) as reader:
+        assert list(reader) == [point(i) for i in range(3)]
+    with pytest.raises(GranularError):  # a dataset that is complete is not discarded, and none is mixed with another
+        granular.DatasetWriter(root / 'ds', {'y': 'bytes'}, granular.encoders, layout, 'discard')
+    with granular.DatasetReader(root / 'ds', granular.decoders) as reader:
+        assert len(reader) == 3
+
+
+def test_a_spec_that_may_have_appeared_is_taken_back_first(bucket, monkeypatch):
+    put = PartWriter.close
+
+    async def close(self):
+        await put(self)
+        if self._name.endswith('spec.json'):
+            raise StoreError('no answer')
+
+    monkeypatch.setattr(PartWriter, 'close', close)
+    with pytest.raises(StoreError, match='no answer'):
+        with granular.DatasetWriter(bucket / 'ds', SPEC, granular.encoders) as writer:
+            fill(writer, 3)
+    assert not (bucket / 'ds' / 'spec.json').exists()
+    assert not (bucket / 'ds' / 'x.bag').exists()
+
+
+# --- killed: many more of these by python -m tests.kills
+
+
+@pytest.mark.parametrize(
+    ('store', 'layout', 'checksums', 'times'),
+    [('local', 'columns', True, 4), ('local', 'refs', False, 4), ('moto', 'refs', True, 1)],
+)
+@pytest.mark.filterwarnings('ignore:.*columns differ in length')
+def test_killed_again_and_again(request, tmp_path, store, layout, checksums, times):
+    numbers = itertools.count()
+    place = (lambda: granular.Path(tmp_path) / str(next(numbers))) if store == 'local' else None
+    place = place or request.getfixturevalue(store).place
+    kills, _ = run(small(store, layout, checksums), place, times, random.Random(times), times + 1)
+    assert kills >= times

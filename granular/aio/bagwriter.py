@@ -1,6 +1,7 @@
 """Writing bags: streamed as they grow, published when they are closed."""
 
 import array
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any, BinaryIO, Final, Literal
@@ -14,6 +15,7 @@ from granular.aio.loops import gather, settle
 from granular.aio.path import Path
 from granular.aio.stores import ObjectWriter
 from granular.aio.stores.local import LocalStore
+from granular.aio.stores.translating import translated
 from granular.aio.threads import offload
 from granular.checksums import SUFFIX, crc32c
 from granular.config import MiB
@@ -64,12 +66,15 @@ class BagWriter(Opened):
         self._ends = array.array('q')  # of all records, or for version 3 of those not flushed
         self._pending: list[bytes] = []
         self._pending_size = 0
+        self._most: int | None = None
         self._writers: list[ObjectWriter] = []
         self._files: list[BinaryIO] = []
         self.published: list[Path] = []
         """The files that appeared when it was closed."""
         self._tail: _Tail | None = None
         self._failed = False
+        self.flushed = 0
+        """Records that were handed on."""
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({str(self.path)!r})'
@@ -94,12 +99,15 @@ class BagWriter(Opened):
         except NotFoundError:
             datasize = 0
         self._length = len(index) // layout.LIMIT
+        if self._most is not None:
+            self._length = min(self._length, self._most)
         filled = layout.blank_limits(self._length)
         memoryview(filled[1:].data).cast('B')[:] = memoryview(index)[: self._length * layout.LIMIT]
         self._offset = int(layout.check_limits(filled, datasize, str(self.path))[-1])
         if datasize > self._offset and self.resume == 'check':
             self._tail = _Tail(self.path.key, self._offset, datasize)
         keep = self._offset if self._tail is None else datasize
+        self.flushed = self._length
         kept = await self._resume_sums(filled)
         self._files = [
             await store.open_appender(self.path.key, keep),
@@ -121,6 +129,10 @@ class BagWriter(Opened):
         for i in range(kept, self._length):
             self._sums.append(crc32c(await self.path.read_range(int(limits[i]), int(limits[i + 1]))))
         return kept
+
+    def keep(self, records: int) -> None:
+        """Discard what comes behind so many records when it is opened."""
+        self._most = records
 
     # --- what it is
 
@@ -189,6 +201,7 @@ class BagWriter(Opened):
             table = layout.table_of(np.frombuffer(ends, np.int64), 3) if ends else b''
             # The checksums before the table: a record that can be read has one.
             await offload(self._write_files, [data, self._take_sums(), table])
+            self.flushed = self._length
         elif data:
             await self._writers[0].write(data)
         self._failed = False
@@ -206,9 +219,16 @@ class BagWriter(Opened):
         data, table, *sums = self._files
         for file, part in zip((data, *(sums or (None,)), table), parts, strict=True):
             if file is not None:
-                if part:
-                    file.write(part)
-                file.flush()
+                with translated(file.name):
+                    if part:
+                        file.write(part)
+                    file.flush()
+
+    def _close_files(self) -> None:
+        for file in self._files:
+            with translated(file.name):
+                os.fsync(file.fileno())
+                file.close()
 
     async def _close(self) -> None:
         await self.path.store.ready()
@@ -221,8 +241,7 @@ class BagWriter(Opened):
                     f"the writer before was, or pass resume='discard'"
                 )
             if self._files:
-                for file in self._files:
-                    file.close()
+                await offload(self._close_files)
                 return
             if self._sums is not None:
                 await self._sums_path.write_bytes(self._take_sums())
@@ -252,10 +271,26 @@ class BagWriter(Opened):
     async def _abort(self) -> None:
         await self.path.store.ready()
         for file in self._files:
-            file.close()
+            with contextlib.suppress(OSError):  # of a full disk, on which what is still buffered finds no place
+                file.close()
+        if self._files and self._failed:
+            await self.cut(self.flushed)
         await gather([writer.abort() for writer in self._writers])
         await self.path.store.delete([place.key for place in self.published])
         self.published.clear()
+
+    async def cut(self, records: int) -> None:
+        """Discard what comes behind so many records of a local bag of version 3 that is closed."""
+        store = self.path.store
+        if not isinstance(store, LocalStore) or not self._files:
+            return
+        at = records * layout.LIMIT
+        end = int.from_bytes(await self._index_path.read_range(at - layout.LIMIT, at), 'little') if records else 0
+        # The table first: what it does not name, nobody reads.
+        await store.truncate(self._index_path.key, at)
+        await store.truncate(self.path.key, end)
+        if len(self._files) == 3:
+            await store.truncate(self._sums_path.key, 4 * records)
 
     def _check_usable(self) -> None:
         self._check_open()

@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from granular.aio.bagwriter import BagWriter
 from granular.aio.codec import Encoder, encode, fields_of
@@ -11,6 +11,8 @@ from granular.aio.lifecycle import Opened
 from granular.aio.loops import gather, settle
 from granular.aio.path import Path
 from granular.aio.stores.local import LocalStore
+from granular.aio.stores.localwriting import drafted
+from granular.aio.stores.locks import FolderLock
 from granular.checksums import SUFFIX
 from granular.errors import (
     AlreadyExistsError,
@@ -20,24 +22,28 @@ from granular.errors import (
     NotFoundError,
     SpecError,
     UnknownKeyError,
-    UnsupportedError,
 )
 from granular.layout import LIMIT, Layout, check_spec, dump_spec, pack_refs, parse_spec
+
+ENDS: Final = ('.bag', '.idx', SUFFIX)
+"""What the names of a bag's files end in."""
 
 
 class DatasetWriter(Opened):
     """Appends datapoints to a new dataset, or to a local one in the columns layout.
 
-    ``spec.json`` is written when the writer is closed. If its block ends with an error, what it wrote is removed.
+    ``spec.json`` is written when the writer is closed. If its block ends with an error, what it wrote is removed. What
+    a killed writer left is gone on with in the columns layout on a local disk, and begun anew elsewhere.
 
     Args:
-      directory: the dataset's folder, which must not exist; in the columns layout on a local disk it may, if the spec
-        agrees, and is appended to.
+      directory: the dataset's folder, which must hold no dataset; in the columns layout on a local disk it may, if the
+        spec agrees, and is appended to.
       spec: the type of each key. In the refs layout, a type that ends in ``[]`` is a sequence.
       encoders: by type, the function that makes bytes of a value; None if the values are bytes.
       layout: ``'refs'``, which granular 0.21 writes, or ``'columns'``, which 0.22 and later write.
-      resume: for a columns dataset that a writer left in the middle: ``'check'`` that the datapoints appended next are
-        the ones it was writing, or ``'discard'`` what it left half written.
+      resume: what to do with what a killed writer left. ``'check'``: in the columns layout on a local disk, that the
+        datapoints appended next are those that it was writing. ``'discard'`` what it left half written; in a bucket,
+        where nobody can know whether it still lives, this says that it does not.
       checksums: keep a CRC32C of each record, for readers that verify, in files that granular 0.21 and 0.24 ignore.
     """
 
@@ -57,15 +63,19 @@ class DatasetWriter(Opened):
         self._spec = check_spec(spec, layout)
         self._fields = fields_of(self._spec, encoders, layout, self._name)
         versions = dict.fromkeys(self._spec, 2 if layout == 'refs' else 3)
+        self._resume = resume
         self._bags = {
             key: BagWriter(self.directory / f'{key}.bag', version, resume, checksums)
             for key, version in versions.items()
         }
         refs = self.directory / 'refs.bag'
         self._refs = BagWriter(refs, checksums=checksums) if layout == 'refs' else None
-        self._length = 0
+        self._length = self._found = 0
+        self._lock: FolderLock | None = None
         self._fresh = True  # whether all that lies in the folder is ours to remove
+        self._described = False  # whether its spec is there, or may be
         self._failed = False
+        self._torn = False  # whether some columns were handed on and others were not
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._name!r})'
@@ -80,15 +90,24 @@ class DatasetWriter(Opened):
             there = await self.directory.stat()
         except NotFoundError:
             there = None
-        if there is not None:
-            if self._layout == 'refs' or not there.is_dir or not isinstance(self.directory.store, LocalStore):
-                raise AlreadyExistsError(
-                    f'{self._name}: exists already: choose another folder or remove this one; only a local dataset in '
-                    f'the columns layout can be appended to'
-                )
-            await self._check_existing()
-        # Of two writers that begin at once, one makes the folder.
-        await self.directory.mkdir(parents=True, exist_ok=there is not None or not self.directory.store.local)
+        if there is not None and not there.is_dir:
+            raise AlreadyExistsError(f'{self._name}: exists already, and is a file')
+        store = self.directory.store
+        try:
+            # Of two writers that begin at once, one makes the folder, or one has the lock.
+            await self.directory.mkdir(parents=True, exist_ok=there is not None or not store.local)
+            if isinstance(store, LocalStore):
+                self._lock = await store.lock_folder(self.directory.key)
+            if there is not None:
+                await self._check_existing()
+            await self._open_bags()
+        except BaseException:
+            self._release()
+            raise
+        # After a crash between two columns some are ahead: what is appended first is checked against them.
+        self._length = self._found = min(len(bag) for bag in self._bags.values())
+
+    async def _open_bags(self) -> None:
         try:
             await gather([writer._ensure_open() for writer in self._writers])
         except AlreadyExistsError:
@@ -97,20 +116,49 @@ class DatasetWriter(Opened):
         except BaseException:
             await self._abort()
             raise
-        # After a crash between two columns some are ahead: what is appended first is checked against them.
-        self._length = min(len(bag) for bag in self._bags.values())
 
     async def _check_existing(self) -> None:
-        names = [path.name async for path in self.directory.iterdir()]
-        ours = {f'{key}{end}' for key in self._spec for end in ('.bag', '.idx', SUFFIX)} | {'spec.json'}
-        self._fresh = not names
-        if 'spec.json' in names and 'refs.bag' not in set(names) - ours:
+        """What lies in the folder: to be appended to, to be gone on with, to be discarded, or not to be touched."""
+        store = self.directory.store
+        entries = {entry.key.rpartition('/')[2]: entry async for entry in store.scan(self.directory.key)}
+        ours = entries.keys() & self._names
+        drafts = {name for name in entries if drafted(name) in {*self._names, 'spec.json'}}
+        growing = self._layout == 'columns' and self._lock is not None
+        self._described = 'spec.json' in entries
+        if self._described and not growing:
+            raise AlreadyExistsError(
+                f'{self._name}: exists already: choose another folder or remove this one; only a local dataset in '
+                f'the columns layout can be appended to'
+            )
+        if self._described and 'refs.bag' not in entries.keys() - ours:
             place = self.directory / 'spec.json'
             existing = parse_spec(await place.read_bytes(), str(place))
             if existing != self._spec:
                 raise SpecError(f'{self._name}: exists with spec {existing}, which is not {self._spec}')
-        if strange := [name for name in names if name not in ours and not name.startswith('.')]:
-            raise AlreadyExistsError(f'{self._name}: exists and holds what is no part of this dataset: {strange[:5]}')
+        if strange := [name for name in entries.keys() - ours - {'spec.json'} if not name.startswith('.')]:
+            raise AlreadyExistsError(
+                f'{self._name}: exists and holds what is no part of this dataset: {sorted(strange)[:5]}'
+            )
+        sure = self._lock is not None and self._lock.sure
+        if growing:
+            self._fresh = not self._described and not any(entries[name].size for name in ours)
+            if self._resume == 'discard':
+                least = min(entries[f'{key}.idx'].size if f'{key}.idx' in ours else 0 for key in self._spec) // LIMIT
+                for writer in self._writers:
+                    writer.keep(least)
+            await store.delete([entries[name].key for name in drafts if sure])
+            return
+        if (ours or drafts) and not sure and self._resume != 'discard':
+            raise AlreadyExistsError(
+                f'{self._name}: exists already, without a spec.json: another writer is writing it, or was killed: if '
+                f"none lives, pass resume='discard' to write it anew"
+            )
+        await store.delete([entries[name].key for name in drafts | ours])
+
+    @property
+    def _names(self) -> set[str]:
+        """The files of its bags."""
+        return {f'{writer.path.stem}{end}' for writer in self._writers for end in ENDS}
 
     # --- what it is
 
@@ -126,6 +174,16 @@ class DatasetWriter(Opened):
 
     def __len__(self) -> int:
         return self._length
+
+    @property
+    def found(self) -> int:
+        """Datapoints that were there when it was opened: go on with those that follow."""
+        return self._found
+
+    @property
+    def unused(self) -> bool:
+        """Whether nothing was there and nothing was appended."""
+        return self._fresh and not self._length
 
     # --- appending
 
@@ -190,8 +248,10 @@ class DatasetWriter(Opened):
         await self._flush()
 
     async def _flush(self) -> None:
+        self._torn = True
         for writer in self._writers:
             await writer.flush()
+        self._torn = False
 
     async def _close(self) -> None:
         await self.directory.store.ready()
@@ -202,23 +262,57 @@ class DatasetWriter(Opened):
             if ahead:
                 raise CorruptDatasetError(
                     f'{self._name}: columns are ahead of the {self._length} datapoints: {ahead}: append the same '
-                    f'datapoints as the writer before'
+                    f"datapoints as the writer before, or pass resume='discard'"
                 )
+            await self._flush()
             await settle([writer.aclose() for writer in self._writers])
-            await (self.directory / 'spec.json').write_bytes(dump_spec(self._spec))
+            if not self._described:
+                await self._describe()
         except BaseException:
             await self._abort()
             raise
+        self._release()
+
+    async def _describe(self) -> None:
+        """Publish the spec, which makes it a dataset."""
+        place = self.directory / 'spec.json'
+        writer = await place.store.open_writer(place.key, new=True)
+        try:
+            await writer.write(dump_spec(self._spec))
+            await writer.close()
+        except BaseException as error:
+            self._described = not isinstance(error, AlreadyExistsError)  # then it is another's
+            await writer.abort()
+            raise
 
     async def _abort(self) -> None:
-        await self.directory.store.ready()
-        await gather([writer.abort() for writer in self._writers])
-        if not self._fresh:
-            return
-        await self.directory.store.delete([place.key for writer in self._writers for place in writer.published])
-        if self.directory.store.has_folders:
-            with contextlib.suppress(UnsupportedError, NotFoundError):
-                await self.directory.rmtree()
+        store = self.directory.store
+        await store.ready()
+        try:
+            if self._fresh and self._described:
+                await store.delete([(self.directory / 'spec.json').key])  # first, as it was to be the last
+            published = [place.key for writer in self._writers for place in writer.published]
+            await gather([writer.abort() for writer in self._writers])
+            if self._fresh:
+                await store.delete(published)
+                if store.has_folders:
+                    await self._remove_folder()
+            elif self._torn:
+                least = min(bag.flushed for bag in self._bags.values())
+                for bag in self._bags.values():
+                    await bag.cut(least)
+        finally:
+            self._release()
+
+    async def _remove_folder(self) -> None:
+        store = self.directory.store
+        await store.delete([(self.directory / name).key for name in self._names])
+        with contextlib.suppress(NotFoundError):
+            await store.delete_empty(self.directory.key)
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
 
 
 class _KeysError(DatapointError, UnknownKeyError):

@@ -1,10 +1,14 @@
-"""Whether all of an object is what its store says it is, by the checksum that the store keeps."""
+"""Whether all of an object is what its store says it is, by the checksum that the store keeps.
+
+Where checksums have names, they are ``'crc32c'`` and ``'md5'`` of the whole, and ``'parts'``, what S3 gives as the ETag
+of an upload in parts: the MD5 of the MD5s of its parts, and their number. All in hexadecimal.
+"""
 
 import base64
 import hashlib
 import zlib
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 from granular.aio.threads import offload
 from granular.checksums import crc32c
@@ -48,3 +52,59 @@ async def check_whole(headers: Mapping[str, str], data: bytes, name: str) -> Non
     found = base64.b64encode(digest).decode()
     if found != value:
         raise BadReplyError(f'{name}: {len(data)} bytes came with {kind} {found}, the store says {value}')
+
+
+def proven(*kept: Iterable[str]) -> list[str]:
+    """The checksums that all have, and which depend on nothing but the bytes."""
+    return [kind for kind in ('crc32c', 'md5') if all(kind in kinds for kinds in kept)]
+
+
+class Digests:
+    """Checksums of bytes as they come.
+
+    Args:
+      kinds: which, of ``'crc32c'``, ``'md5'`` and ``'parts'``.
+      part_size: that of the upload in parts, as ``IOConfig.part_size``.
+    """
+
+    def __init__(self, kinds: Iterable[str], part_size: int) -> None:
+        self._kinds = set(kinds)
+        self._crc = 0
+        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._part: Any = hashlib.md5(usedforsecurity=False)
+        self._parts: list[bytes] = []
+        self._part_size = self._left = part_size
+
+    def add(self, data: bytes) -> None:
+        """What comes next."""
+        if 'crc32c' in self._kinds:
+            self._crc = crc32c(data, self._crc)
+        if 'md5' in self._kinds:
+            self._md5.update(data)
+        if 'parts' in self._kinds:
+            self._add_parts(memoryview(data))
+
+    def _add_parts(self, data: memoryview) -> None:
+        while data:
+            if not self._left:
+                self._end_part()
+            head, data = data[: self._left], data[self._left :]
+            self._part.update(head)
+            self._left -= len(head)
+
+    def _end_part(self) -> None:
+        self._parts.append(self._part.digest())
+        self._part = hashlib.md5(usedforsecurity=False)
+        if len(self._parts) % 1000 == 0:
+            self._part_size *= 2  # as PartWriter does
+        self._left = self._part_size
+
+    def found(self, kind: str) -> str:
+        """One of the checksums."""
+        match kind:
+            case 'crc32c':
+                return f'{self._crc:08x}'
+            case 'md5':
+                return self._md5.hexdigest()
+        digests = [*self._parts, self._part.digest()]
+        return f'{hashlib.md5(b"".join(digests), usedforsecurity=False).hexdigest()}-{len(digests)}'

@@ -9,11 +9,9 @@ from numpy.typing import ArrayLike
 
 from granular.aio import ranges
 from granular.aio.fanout import Job, read_all
-from granular.aio.loops import for_each
 from granular.aio.purepath import PurePath, glob_regex
 from granular.aio.reply import counters
-from granular.aio.stores import Entry, ObjectWriter, Stat, Store
-from granular.config import MiB
+from granular.aio.stores import ObjectWriter, Stat, Store
 from granular.errors import (
     ClosedError,
     InvalidArgumentError,
@@ -21,9 +19,6 @@ from granular.errors import (
     StoreError,
     UnsupportedError,
 )
-
-_COPY_CHUNK = 8 * MiB
-_COPY_FILES = 16
 
 Progress = Callable[[int], object]
 
@@ -167,62 +162,29 @@ class Path(PurePath):
     async def copy(self, target: 'Path | str', *, progress: Progress | None = None) -> 'Path':
         """Copy a file, or a folder with all below it; within one store its bytes stay there.
 
-        ``spec.json`` files come last, so that half a copy of a dataset does not look complete.
+        Each file appears whole, and is compared with the checksums that its stores have. A file that is there already,
+        by its size and checksum, is not copied again, so that a copy that was interrupted goes on; of a file on a disk
+        the checksum is computed, and where a store has none the file is copied again. ``spec.json`` files come last,
+        and go first where something else is replaced, so that half a copy of a dataset does not look complete. Nothing
+        is written outside of the target.
 
         Args:
           target: the file or folder to write.
-          progress: called with the bytes of each piece copied.
+          progress: called with the bytes of each piece that was copied or is there already.
 
         Returns:
           The target.
+
+        Raises:
+          InvalidArgumentError: if a name below the folder leads out of it, such as one with ``..``.
+          BadReplyError: if what came has another checksum than the store says.
+          StoreError: if what was written has another size or checksum than what was read.
         """
+        from granular.aio.copying import copy
+
         target = target if isinstance(target, Path) else Path(target)
-        stat = await self.stat()
-        if not stat.is_dir:
-            await self._copy_file(target, stat.size, progress)
-            return target
-        if target.is_relative_to(self):
-            raise InvalidArgumentError(f'{self}: cannot be copied into itself, to {target}')
-        await target.mkdir(parents=True, exist_ok=True)
-        last: list[Entry] = []
-
-        async def one(entry: Entry) -> None:
-            source = Path.of(self._store, entry.key)
-            place = target / str(source.relative_to(self))
-            if entry.is_dir:
-                await place.mkdir(parents=True, exist_ok=True)
-            elif source.name == 'spec.json' and entry not in last:
-                last.append(entry)
-            else:
-                if target.store.local:
-                    await place.parent.mkdir(parents=True, exist_ok=True)
-                await source._copy_file(place, entry.size, progress)
-
-        await for_each(self._store.scan_tree(self._key), one, _COPY_FILES)
-
-        async def specs() -> AsyncIterator[Entry]:
-            for entry in last:
-                yield entry
-
-        await for_each(specs(), one, _COPY_FILES)
+        await copy(self, target, progress)
         return target
-
-    async def _copy_file(self, target: 'Path', size: int, progress: Progress | None) -> None:
-        if self == target:
-            raise InvalidArgumentError(f'{self}: cannot be copied onto itself')
-        if self._store == target._store and await self._store.copy_within(self._key, target._key):
-            if progress:
-                progress(size)
-            return
-        async with await target.open('wb') as file:
-            version: str | None = None
-            for start in range(0, size, _COPY_CHUNK):
-                stop = min(start + _COPY_CHUNK, size)
-                reply = await self._store.read(self._key, start, stop, version)
-                version = reply.version
-                await file.write(reply.data)
-                if progress:
-                    progress(stop - start)
 
     # --- listing
 
@@ -348,7 +310,11 @@ class File:
         if not self._closed:
             self._closed = True
             if self._writer is not None:
-                await self._writer.close()
+                try:
+                    await self._writer.close()
+                except BaseException:
+                    await self._writer.abort()
+                    raise
 
     async def abort(self) -> None:
         """Close the file and drop what was written."""

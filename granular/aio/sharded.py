@@ -7,24 +7,17 @@ from typing import Any, Self, SupportsIndex
 
 import numpy as np
 
-from granular.aio.codec import Decoder, Encoder, fields_of
+from granular.aio.codec import Decoder
 from granular.aio.columns import Datapoint, Part, fetch_points, read_columns
 from granular.aio.dataset import DatasetReader, Mask
-from granular.aio.datasetwriter import DatasetWriter
 from granular.aio.indexing import Ints, index_of, indices_of
 from granular.aio.lifecycle import Opened
 from granular.aio.loops import gather
 from granular.aio.paging import pages
 from granular.aio.path import Path
 from granular.aio.snapshots import FolderState, Snapshot, sharing
-from granular.errors import (
-    AlreadyExistsError,
-    CorruptDatasetError,
-    InvalidArgumentError,
-    NotFoundError,
-    SpecError,
-)
-from granular.layout import Layout, Spec, check_spec, parse_spec, shard_name, shard_number
+from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError
+from granular.layout import shard_name, shard_number
 
 
 class ShardedDatasetReader(Opened):
@@ -45,7 +38,7 @@ class ShardedDatasetReader(Opened):
         verify: bool = False,
     ) -> None:
         super().__init__()
-        _check_steps(shardstart, shardstep)
+        check_steps(shardstart, shardstep)
         self.directory = Path(directory)
         self._name = str(self.directory)
         self._args = (decoders, cache_index, tuple(cache_keys), parallel, verify)
@@ -226,133 +219,6 @@ def _reorder(values: list[Any], order: Ints | None) -> list[Any]:
     return out
 
 
-class ShardedDatasetWriter(Opened):
-    """Appends datapoints to shards of ``shardlen`` datapoints, one after the other.
-
-    Opened again, it goes on behind the last of its shards; one that is not full is filled if it is a local dataset in
-    the columns layout, and left as it is otherwise. No shard is ever overwritten.
-
-    Args:
-      directory: the folder of the shards; it may exist.
-      spec, encoders, layout, checksums: as for ``DatasetWriter``.
-      shardlen: datapoints in a shard; None for a single shard without end.
-      shardstart: the first shard to write, as one of several writers.
-      shardstep: how many shards lie between two of this writer's.
-    """
-
-    def __init__(
-        self,
-        directory: Path | str | os.PathLike[str] | Any,
-        spec: Mapping[str, str],
-        encoders: Mapping[str, Encoder | Any] | None,
-        shardlen: int | None = None,
-        shardstart: int = 0,
-        shardstep: int = 1,
-        layout: Layout = 'refs',
-        checksums: bool = False,
-    ) -> None:
-        super().__init__()
-        _check_steps(shardstart, shardstep)
-        if shardlen is not None and shardlen < 1:
-            raise InvalidArgumentError(f'shardlen is {shardlen}: a shard has 1 datapoint or more')
-        if shardlen is None and (shardstart > 0 or shardstep > 1):
-            raise InvalidArgumentError('shardstart and shardstep need a shardlen: without it there is one shard')
-        self.directory = Path(directory)
-        self._args = (spec, encoders, layout, 'check', checksums)
-        self._spec = check_spec(spec, layout)
-        fields_of(self._spec, encoders, layout, str(self.directory))  # refuses an unknown type before a shard is begun
-        self._layout = layout
-        self._shardlen, self._next, self._step = shardlen, shardstart, shardstep
-        self._writer: DatasetWriter | None = None
-        self._done = [0, 0, 0]  # shards, bytes and datapoints of the shards that were filled
-        self._resumed = 0
-
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}({str(self.directory)!r})'
-
-    async def _open(self) -> None:
-        await self.directory.mkdir(parents=True, exist_ok=True)
-        try:
-            there = await shards_in(self.directory)
-        except NotFoundError:
-            there = []  # a bucket has no empty folders
-        mine = [number for number in there if number >= self._next and not (number - self._next) % self._step]
-        if not mine:
-            return
-        last = self.directory / shard_name(mine[-1])
-        if self._shardlen is None:
-            raise AlreadyExistsError(f'{last}: exists already: pass shardlen to write further shards')
-        if not await (last / 'spec.json').exists() and self._layout == 'refs':
-            raise AlreadyExistsError(
-                f'{last}: has no spec.json: another writer is writing it, or one died: remove it to write it again'
-            )
-        self._next = mine[-1] + self._step
-        if self._layout == 'columns' and last.store.local:
-            writer = await DatasetWriter.open(last, *self._args)
-            if len(writer) < self._shardlen:
-                self._writer, self._resumed = writer, len(writer)
-            else:
-                await writer.aclose()
-        elif (existing := await _read_spec(last)) != self._spec:
-            raise SpecError(f'{last}: exists with spec {existing}, which is not {self._spec}')
-
-    # --- what it is
-
-    @property
-    def spec(self) -> dict[str, str]:
-        """The type of each key, sorted by key."""
-        return dict(self._spec)
-
-    @property
-    def shards(self) -> int:
-        """How many shards this writer has begun."""
-        return self._done[0] + (self._writer is not None)
-
-    @property
-    def size(self) -> int:
-        """Bytes of the shards that this writer has begun."""
-        return self._done[1] + (0 if self._writer is None else self._writer.size)
-
-    def __len__(self) -> int:
-        return self._done[2] + (0 if self._writer is None else len(self._writer) - self._resumed)
-
-    # --- appending
-
-    async def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:
-        """Append a datapoint; returns how many this writer had appended before. As ``DatasetWriter.append``."""
-        if self._state != 'open':
-            await self._ensure_open()
-        if self._writer is None:
-            folder = self.directory / shard_name(self._next)
-            self._writer = await DatasetWriter.open(folder, *self._args)
-            self._next += self._step
-        await self._writer.append(datapoint, flush)
-        index = len(self) - 1
-        if self._shardlen is not None and len(self._writer) >= self._shardlen:
-            await self._finish()
-        return index
-
-    async def flush(self) -> None:
-        """Hand on what was appended."""
-        self._check_open()
-        if self._writer is not None:
-            await self._writer.flush()
-
-    async def _finish(self) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            self._done = [self._done[0] + 1, self._done[1] + writer.size, self._done[2] + len(writer) - self._resumed]
-            self._resumed = 0
-            await writer.aclose()
-
-    async def _close(self) -> None:
-        await self._finish()
-
-    async def _abort(self) -> None:
-        if self._writer is not None:
-            await self._writer.abort()
-
-
 async def shards_in(directory: Path) -> list[int]:
     """The numbers of the shards in a folder, sorted; what else lies there is ignored."""
     found = []
@@ -363,11 +229,7 @@ async def shards_in(directory: Path) -> list[int]:
     return sorted(found)
 
 
-async def _read_spec(folder: Path) -> Spec:
-    place = folder / 'spec.json'
-    return parse_spec(await place.read_bytes(), str(place))
-
-
-def _check_steps(start: int, step: int) -> None:
+def check_steps(start: int, step: int) -> None:
+    """That these mean every ``step``-th shard from ``start`` on."""
     if start < 0 or step < 1:
         raise InvalidArgumentError(f'want shardstart >= 0 and shardstep >= 1, got {start} and {step}')

@@ -25,11 +25,30 @@ class Entry:
       key: the full key in the store, without a trailing slash.
       is_dir: whether it is a folder.
       size: bytes of a file; 0 for a folder.
+      modified: seconds since the epoch; None where the listing gives none.
     """
 
     key: str
     is_dir: bool
     size: int = 0
+    modified: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Upload:
+    """An upload in parts that was not finished.
+
+    Attributes:
+      key: the object that it was to become.
+      id: the store's name for it.
+      size: bytes of its parts.
+      modified: when something was last done for it, in seconds since the epoch.
+    """
+
+    key: str
+    id: str
+    size: int
+    modified: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,6 +76,21 @@ class Stat:
     def st_mtime(self) -> float | None:
         """The time of the last change, by pathlib's name."""
         return self.modified
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kept:
+    """What a store says of the content of a file.
+
+    Attributes:
+      size: its bytes.
+      version: as that of ``Stat``.
+      digests: its checksums by kind (:mod:`granular.aio.digests`), as far as the store has any.
+    """
+
+    size: int
+    version: str | None
+    digests: Mapping[str, str]
 
 
 class Request(NamedTuple):
@@ -165,6 +199,19 @@ class Store(abc.ABC):
           NotFoundError: if there is neither.
         """
 
+    async def kept(self, key: str) -> Kept:
+        """What the store says of the content of a file.
+
+        Raises:
+          NotFoundError: if there is none.
+        """
+        found = await self.stat(key)
+        return Kept(found.size, None, {})
+
+    def digest_kind(self, size: int) -> str:
+        """The checksum that ``kept`` will have of a file of that size once it is written here; empty if none."""
+        return ''
+
     @abc.abstractmethod
     def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
         """The entries of a folder, page by page.
@@ -207,6 +254,20 @@ class Store(abc.ABC):
     async def delete_tree(self, key: str) -> None:
         """Delete a folder and all below it."""
         raise self._unsupported('deleting', key)
+
+    async def delete_empty(self, key: str) -> bool:
+        """Delete a folder in which there is nothing; whether it did."""
+        return False
+
+    async def uploads(self, key: str) -> AsyncIterator[Upload]:
+        """The uploads in parts of objects below a key, or of that key, that were not finished; none if it has none."""
+        none: tuple[Upload, ...] = ()
+        for upload in none:
+            yield upload
+
+    async def abort_upload(self, upload: Upload) -> None:
+        """Drop an upload in parts. One that is not there is no error."""
+        raise self._unsupported('uploading in parts', upload.key)
 
     async def copy_within(self, source: str, target: str) -> bool:
         """Copy a file without moving its bytes through here; False if this store cannot."""

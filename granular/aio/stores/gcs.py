@@ -1,6 +1,7 @@
 """Google Cloud Storage: reads with the token of gcsfs's credentials, all else through gcsfs."""
 
 import asyncio
+import base64
 import contextlib
 import datetime
 import ipaddress
@@ -15,7 +16,7 @@ import aiohttp
 
 from granular.aio.loops import gather, need_loop
 from granular.aio.stores import translating
-from granular.aio.stores.base import Entry, Folders, ObjectWriter, PartWriter, Stat, check_options
+from granular.aio.stores.base import Entry, Folders, Kept, ObjectWriter, PartWriter, Stat, check_options
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.threads import offload
 from granular.errors import (
@@ -59,13 +60,23 @@ class GCSStore(RemoteStore['GCSClient']):
             if key:
                 with contextlib.suppress(FileNotFoundError):
                     item = await client.call('GET', 'b/{}/o/{}', self.bucket, key, json_out=True)
-                    when = datetime.datetime.fromisoformat(item['updated']).timestamp() if 'updated' in item else None
-                    return Stat(int(item['size']), when, item['generation'])
+                    return Stat(int(item['size']), _when(item), item['generation'])
             prefix = f'{key}/' if key else None
             page = await client.call('GET', 'b/{}/o', self.bucket, prefix=prefix, maxResults=1, json_out=True)
         if not key or page.get('items') or page.get('prefixes'):
             return Stat(0, is_dir=True)
         raise NotFoundError(f'{self.url(key)}: no such object or folder')
+
+    async def kept(self, key: str) -> Kept:
+        client = await self.client()
+        with translated(self.url(key)):
+            item = await client.call('GET', 'b/{}/o/{}', self.bucket, key, json_out=True)
+        names = {'crc32c': 'crc32c', 'md5': 'md5Hash'}
+        digests = {kind: base64.b64decode(item[name]).hex() for kind, name in names.items() if name in item}
+        return Kept(int(item['size']), item['generation'], digests)
+
+    def digest_kind(self, size: int) -> str:
+        return 'crc32c'
 
     async def _pages(self, key: str, prefix: str, **options: Any) -> AsyncIterator[dict[str, Any]]:
         client = await self.client()
@@ -93,7 +104,7 @@ class GCSStore(RemoteStore['GCSClient']):
             for item in page.get('items', ()):
                 # A key that ends in a slash marks a folder, and the folder itself is no entry of it.
                 if not item['name'].endswith('/'):
-                    yield Entry(item['name'], False, int(item['size']))
+                    yield Entry(item['name'], False, int(item['size']), _when(item))
 
     async def scan_tree(self, key: str) -> AsyncIterator[Entry]:
         folders = Folders(key)
@@ -102,7 +113,7 @@ class GCSStore(RemoteStore['GCSClient']):
                 for folder in folders.of(item['name']):
                     yield folder
                 if not item['name'].endswith('/'):
-                    yield Entry(item['name'], False, int(item['size']))
+                    yield Entry(item['name'], False, int(item['size']), _when(item))
 
     async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
         return GCSWriter(self, (await self.client()).fs, key, new)
@@ -284,6 +295,11 @@ class GCSWriter(PartWriter):
         body = head.encode() + data + f'\r\n--{edge}--\r\n'.encode()
         kind = {'Content-Type': f'multipart/related; boundary={edge}'}
         await self._post(url, body, kind, uploadType='multipart', ifGenerationMatch='0')
+
+
+def _when(item: Mapping[str, Any]) -> float | None:
+    """When an object was written."""
+    return datetime.datetime.fromisoformat(item['updated']).timestamp() if 'updated' in item else None
 
 
 def _loopback(host: str | None) -> bool:

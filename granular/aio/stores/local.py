@@ -1,22 +1,22 @@
 """Files on a local disk, read without waiting by ``os.pread``."""
 
 import contextlib
-import fcntl
+import errno
 import functools
 import os
-import secrets
 import shutil
+import stat
 import threading
-import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from granular.aio.loops import running_loop
 from granular.aio.reply import Reply, changed, counters
 from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
+from granular.aio.stores.locks import FolderLock, lock
 from granular.aio.stores.translating import translated
 from granular.aio.threads import Timer, offload, share
-from granular.config import IOConfig, KiB, MiB
+from granular.config import IOConfig, KiB
 from granular.errors import AlreadyExistsError, OutOfRangeError
 
 # Up to here a read under an event loop is done in place: it takes less time than a thread takes to begin.
@@ -106,9 +106,9 @@ class Files:
         return self.current(path) if version is None else self.pinned(path, version)
 
     def forget(self, path: str) -> None:
-        """Let go of a file, as before it is deleted."""
+        """Let go of a file, or of all in a folder, as before they are deleted."""
         with self._lock:
-            for key in [key for key in self.opened if key[0] == path]:
+            for key in [key for key in self.opened if f'{key[0]}/'.startswith(f'{path}/')]:
                 del self.opened[key]
 
 
@@ -201,12 +201,8 @@ class LocalStore(Store):
     async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
         def call() -> list[Entry]:
             with translated(key), os.scandir(key) as found:
-                entries = [
-                    Entry(item.name if key == '.' else os.path.join(key, item.name), item.is_dir(),
-                          item.stat().st_size if item.is_file() else 0)
-                    for item in found
-                ]  # fmt: skip
-            return sorted(entries, key=lambda entry: entry.key)
+                entries = [_entry(item, '' if key == '.' else key) for item in found]
+            return sorted((entry for entry in entries if entry is not None), key=lambda entry: entry.key)
 
         for entry in await offload(call):
             yield entry
@@ -214,6 +210,8 @@ class LocalStore(Store):
     # --- writing
 
     async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
+        from granular.aio.stores.localwriting import LocalWriter
+
         return await offload(LocalWriter, key, new)
 
     async def open_appender(self, key: str, size: int) -> BinaryIO:
@@ -222,15 +220,34 @@ class LocalStore(Store):
         def call() -> BinaryIO:
             with translated(key):
                 file = open(key, 'ab')  # noqa: SIM115
-                try:
-                    # Ends with the process, however it ends.
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
+                if lock(file.fileno()) is False:
                     file.close()
-                    raise AlreadyExistsError(f'{key}: another writer is writing it') from None
+                    raise AlreadyExistsError(f'{key}: another writer is writing it')
                 if file.tell() != size:
                     file.truncate(size)
             return file
+
+        return await offload(call)
+
+    async def truncate(self, key: str, size: int) -> None:
+        """Cut off what lies behind the first bytes of a file."""
+
+        def call() -> None:
+            with translated(key):
+                os.truncate(key, size)
+
+        await offload(call)
+
+    async def lock_folder(self, key: str) -> FolderLock:
+        """The right to write in a folder.
+
+        Raises:
+          AlreadyExistsError: if another writer has it.
+        """
+
+        def call() -> FolderLock:
+            with translated(key):
+                return FolderLock(key)
 
         return await offload(call)
 
@@ -257,74 +274,44 @@ class LocalStore(Store):
 
         await offload(call)
 
+    async def delete_empty(self, key: str) -> bool:
+        def call() -> bool:
+            with translated(key):
+                try:
+                    os.rmdir(key)
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                        raise
+                    return False
+            return True
+
+        return await offload(call)
+
     async def delete_tree(self, key: str) -> None:
         def call() -> None:
+            files.forget(key)
             with translated(key):
                 shutil.rmtree(key)
 
         await offload(call)
 
     async def copy_within(self, source: str, target: str) -> bool:
-        def call() -> bool:
-            with translated(source):
-                draft = draft_of(target)
-                try:
-                    shutil.copyfile(source, draft)
-                    os.replace(draft, target)
-                finally:
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(draft)
-            return True
+        from granular.aio.stores.localwriting import copy
 
-        return await offload(call)
+        await offload(copy, source, target)
+        return True
 
 
-def draft_of(key: str) -> str:
-    """A name beside the file, for what is to replace it at once."""
-    folder, name = os.path.split(key)
-    return os.path.join(folder, f'.{name}.{secrets.token_hex(4)}.part')
+def _entry(item: 'os.DirEntry[str]', folder: str) -> Entry | None:
+    try:
+        info = item.stat()
+    except FileNotFoundError:
+        if not item.is_symlink():
+            return None  # removed since, as drafts are
+        info = item.stat(follow_symlinks=False)
+    size = info.st_size if stat.S_ISREG(info.st_mode) else 0
+    return Entry(os.path.join(folder, item.name), stat.S_ISDIR(info.st_mode), size, info.st_mtime)
 
 
 def _nth(file: File, key: str, starts: list[int], stops: list[int], first: int, i: int) -> bytes:
     return file.exactly(key, starts[first + i], stops[first + i])
-
-
-class LocalWriter(ObjectWriter):
-    """A file written beside its place and moved there when it is whole, as an object of a bucket appears."""
-
-    def __init__(self, key: str, new: bool) -> None:
-        self._key, self._draft, self._new = key, draft_of(key), new
-        with translated(key):
-            self._file = open(self._draft, 'xb', buffering=MiB)  # noqa: SIM115
-        # A writer that nobody closed leaves no draft behind.
-        self._discard = weakref.finalize(self, _discard, self._file, self._draft)
-
-    async def write(self, data: bytes | bytearray | memoryview) -> None:
-        if len(data) > IN_PLACE:
-            await offload(self._file.write, data)
-        else:
-            self._file.write(data)
-
-    async def close(self) -> None:
-        def call() -> None:
-            with translated(self._key):
-                self._file.flush()
-                os.fsync(self._file.fileno())  # a name that outlives a power cut must not lead to an empty file
-                self._file.close()
-                if self._new:
-                    os.link(self._draft, self._key)  # where renaming would replace what another has put there
-                    os.unlink(self._draft)
-                else:
-                    os.replace(self._draft, self._key)
-            self._discard.detach()
-
-        await offload(call)
-
-    async def abort(self) -> None:
-        await offload(self._discard)
-
-
-def _discard(file: BinaryIO, draft: str) -> None:
-    file.close()
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(draft)

@@ -1,20 +1,20 @@
 """S3 and what speaks its protocol: reads with a signature per object, all else through s3fs."""
 
 import asyncio
+import base64
 import contextlib
 import datetime
 import email.utils
-import functools
 import logging
 import os
 import re
 import urllib.parse
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from granular.aio.loops import need_loop
 from granular.aio.stores import translating
-from granular.aio.stores.base import Entry, Folders, ObjectWriter, PartWriter, Stat, check_options
+from granular.aio.stores.base import Entry, Folders, Kept, ObjectWriter, Stat, Upload, check_options
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.threads import offload
 from granular.errors import (
@@ -27,6 +27,7 @@ from granular.errors import (
     StoreError,
 )
 
+_ETAG = re.compile(r'[0-9a-f]{32}(-\d+)?')
 _BATCH = 1000  # keys in one delete request
 _REGION = re.compile(r'[a-z]{2,4}(-[a-z]{2,12}){1,3}-\d{1,2}')
 
@@ -74,6 +75,24 @@ class S3Store(RemoteStore['S3Client']):
             return Stat(0, is_dir=True)
         raise NotFoundError(f'{self.url(key)}: no such object or folder')
 
+    async def kept(self, key: str) -> Kept:
+        client = await self.client()
+        fs = await client.filesystem()
+        with translated(self.url(key)):
+            head = await fs._call_s3('head_object', Bucket=self.bucket, Key=key, ChecksumMode='ENABLED')
+        etag, digests = head['ETag'].strip('"'), {}
+        # https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html: encrypted otherwise, it is no MD5.
+        plain = head.get('ServerSideEncryption', 'AES256') == 'AES256' and 'SSECustomerAlgorithm' not in head
+        if plain and not self.bucket.endswith('--x-s3') and (match := _ETAG.fullmatch(etag)):
+            digests['parts' if match[1] else 'md5'] = etag
+        crc = head.get('ChecksumCRC32C', '-')
+        if '-' not in crc and head.get('ChecksumType', 'FULL_OBJECT') == 'FULL_OBJECT':
+            digests['crc32c'] = base64.b64decode(crc).hex()
+        return Kept(head['ContentLength'], head['ETag'], digests)
+
+    def digest_kind(self, size: int) -> str:
+        return 'md5' if size <= self.config.part_size else 'parts'
+
     async def _pages(self, key: str, prefix: str, **options: Any) -> AsyncIterator[dict[str, Any]]:
         client = await self.client()
         fs = await client.filesystem()
@@ -98,7 +117,7 @@ class S3Store(RemoteStore['S3Client']):
             for item in page.get('Contents', ()):
                 # A key that ends in a slash marks a folder, and the folder itself is no entry of it.
                 if not item['Key'].endswith('/'):
-                    yield Entry(item['Key'], False, item['Size'])
+                    yield Entry(item['Key'], False, item['Size'], item['LastModified'].timestamp())
 
     async def scan_tree(self, key: str) -> AsyncIterator[Entry]:
         folders = Folders(key)
@@ -107,9 +126,11 @@ class S3Store(RemoteStore['S3Client']):
                 for folder in folders.of(item['Key']):
                     yield folder
                 if not item['Key'].endswith('/'):
-                    yield Entry(item['Key'], False, item['Size'])
+                    yield Entry(item['Key'], False, item['Size'], item['LastModified'].timestamp())
 
     async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
+        from granular.aio.stores.s3writing import S3Writer
+
         client = await self.client()
         return S3Writer(self, await client.filesystem(), key, new)
 
@@ -152,6 +173,19 @@ class S3Store(RemoteStore['S3Client']):
     async def delete_tree(self, key: str) -> None:
         async for page in self._pages(key, ''):
             await self.delete([item['Key'] for item in page.get('Contents', ())])
+
+    async def uploads(self, key: str) -> AsyncIterator[Upload]:
+        from granular.aio.stores.s3writing import uploads
+
+        client = await self.client()
+        fs = await client.filesystem()
+        async for upload in uploads(self, fs, key):
+            yield upload
+
+    async def abort_upload(self, upload: Upload) -> None:
+        from granular.aio.stores.s3writing import abort
+
+        await abort(self.url(upload.key), await (await self.client()).filesystem(), self.bucket, upload.key, upload.id)
 
     async def copy_within(self, source: str, target: str) -> bool:
         client = await self.client()
@@ -316,54 +350,6 @@ class S3Client(Client):
         await super().aclose()
         if self._fs is not None and self._fs._s3 is not None:
             await self._fs._s3creator.__aexit__(None, None, None)
-
-
-class S3Writer(PartWriter):
-    """A multipart upload, or a single put if one part is enough."""
-
-    def __init__(self, store: S3Store, fs: Any, key: str, new: bool) -> None:
-        super().__init__(store.config.part_size, store.config.upload_concurrency)
-        self._absent = {'IfNoneMatch': '*'} if new else {}
-        self._name, self._fs = store.url(key), fs
-        self._target = {'Bucket': store.bucket, 'Key': key}
-        self._upload: dict[str, Any] = {}
-        self._etags: dict[int, str] = {}
-
-    async def begin(self) -> None:
-        with translated(self._name):
-            reply = await self._fs._call_s3('create_multipart_upload', **self._target)
-        self._upload = {**self._target, 'UploadId': reply['UploadId']}
-
-    async def send(self, number: int, data: bytes, last: bool) -> None:
-        with translated(self._name):
-            reply = await self._fs._call_s3('upload_part', **self._upload, PartNumber=number + 1, Body=data)
-        self._etags[number + 1] = reply['ETag']
-
-    async def finish(self) -> None:
-        parts = [{'PartNumber': number, 'ETag': self._etags[number]} for number in sorted(self._etags)]
-        with translated(self._name):
-            call = functools.partial(self._fs._call_s3, MultipartUpload={'Parts': parts}, **self._upload)
-            await self._publish(call, 'complete_multipart_upload')
-
-    async def discard(self) -> None:
-        with translated(self._name):
-            await self._fs._call_s3('abort_multipart_upload', **self._upload)
-
-    async def put(self, data: bytes) -> None:
-        with translated(self._name):
-            await self._publish(functools.partial(self._fs._call_s3, Body=data, **self._target), 'put_object')
-
-    async def _publish(self, call: Callable[..., Awaitable[Any]], method: str) -> None:
-        """Make the object appear, if it is to be new and is not there yet."""
-        from botocore.exceptions import ClientError
-
-        try:
-            await call(method, **self._absent)
-        except (ClientError, NotImplementedError) as error:
-            # Servers of others may not know conditions.
-            if not self._absent or 'NotImplemented' not in f'{type(error).__name__} {error}':
-                raise
-            await call(method)
 
 
 def translated(name: str) -> contextlib.AbstractContextManager[None]:

@@ -82,8 +82,7 @@ class FsspecStore(ThreadedStore):
             info = self._fs.info(self._path(key))
             if info['type'] == 'directory':
                 return Stat(0, is_dir=True)
-            when = info.get('created') or info.get('mtime')
-            return Stat(info['size'], when.timestamp() if hasattr(when, 'timestamp') else when)
+            return Stat(info['size'], _when(info))
 
         return await self.call(key, fn)
 
@@ -93,7 +92,8 @@ class FsspecStore(ThreadedStore):
             if len(infos) == 1 and infos[0]['type'] == 'file' and self._key(infos[0]['name']) == folder:
                 raise NotFoundError(f'{self.url(folder)}: is a file, not a folder')
             entries = [
-                Entry(self._key(info['name']), info['type'] == 'directory', info.get('size') or 0) for info in infos
+                Entry(self._key(info['name']), info['type'] == 'directory', info.get('size') or 0, _when(info))
+                for info in infos
             ]
             return sorted(entries, key=lambda entry: entry.key)
 
@@ -126,6 +126,15 @@ class FsspecStore(ThreadedStore):
                     self._fs.rm_file(self._path(key))
 
         await self.call(keys[0] if keys else '', fn)
+
+    async def delete_empty(self, key: str) -> bool:
+        def fn() -> bool:
+            if self._fs.ls(self._path(key)):
+                return False
+            self._fs.rmdir(self._path(key))
+            return True
+
+        return await self.call(key, fn)
 
     async def delete_tree(self, key: str) -> None:
         await self.call(key, lambda: self._fs.rm(self._path(key), recursive=True))
@@ -247,6 +256,13 @@ class ThreadedWriter(ObjectWriter):
 
         self._buffer.clear()
         await self._store.call(self._key, fn)
+
+
+def _when(info: Mapping[str, Any]) -> float | None:
+    """When a file was changed, if its filesystem says so."""
+    when: Any = info.get('mtime') or info.get('LastModified') or info.get('last_modified') or info.get('created')
+    found = when.timestamp() if hasattr(when, 'timestamp') else when
+    return float(found) if isinstance(found, int | float) else None
 
 
 def _filesystem_class(root: str) -> Any:

@@ -1,7 +1,8 @@
 """The one seam at which errors of the system and of other libraries become ours."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import errno
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from granular.errors import (
@@ -24,6 +25,13 @@ _BUILTIN: Final[tuple[tuple[type[Exception], type[GranularError], str], ...]] = 
     (TimeoutError, StoreTimeoutError, 'no answer in time'),
     (OSError, StoreError, 'failed'),
 )
+
+_NUMBERED: Final[Mapping[int | None, tuple[type[GranularError], str]]] = {
+    errno.ENOSPC: (StoreError, 'the disk is full'),
+    errno.EDQUOT: (StoreError, 'the quota is used up'),
+    errno.EFBIG: (StoreError, 'a file may not become so large here'),
+    errno.EROFS: (AccessDeniedError, 'the file system is read-only'),
+}
 
 
 @contextlib.contextmanager
@@ -49,6 +57,8 @@ def translated(name: str, foreign: Foreign | None = None) -> Iterator[None]:
 def _of_builtin(name: str, error: Exception) -> GranularError | None:
     for builtin, ours, says in _BUILTIN:
         if isinstance(error, builtin):
+            if (number := getattr(error, 'errno', None)) in _NUMBERED:
+                ours, says = _NUMBERED[number]
             # The system's text may repeat the path; that of a library says more.
             detail = getattr(error, 'strerror', None) or str(error)
             return ours(f'{name}: {says} ({detail})' if detail else f'{name}: {says}')
