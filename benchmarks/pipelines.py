@@ -25,9 +25,9 @@ def streams(data: Data, server: Server) -> Result:
 def blocks(data: Data, server: Server) -> Result:
     """4 kB records in blocks and fully shuffled, over the 25 ms server."""
     url = f'{server.delayed}/{data.small().name}'
-    full, some = data.count(1500), data.count(3000) - 20
-    whole = _ours(data, 'loader', url=url, batches=full, blocks=False)
-    found = _ours(data, 'loader', url=url, batches=some, blocks=True)
+    full, some = data.count(400), data.count(1600) - 20
+    whole = _ours(data, 'loader', url=url, batch=256, batches=full, blocks=False)
+    found = _ours(data, 'loader', url=url, batch=256, batches=some, blocks=True)
     figures = f'{found["rate"]:,.0f}/s / {whole["rate"]:,.0f}/s'
     saved = f'{found["requests"]:.4f} requests a record, fully shuffled {whole["requests"]:.2f}'
     return [

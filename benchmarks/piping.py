@@ -41,7 +41,7 @@ def loader(job: Job) -> dict[str, float]:
     """Datapoints and requests a second of a Loader, shuffled in one order or the other."""
     order = granular.shuffle.Blocks() if job['blocks'] else True
     source = granular.sources.Epochs(open_reader(job), shuffle=order, seed=0)
-    with granular.Loader(granular.sources.Transform(source, sizes), 64) as items:
+    with granular.Loader(granular.sources.Transform(source, sizes), job['batch']) as items:
         for _ in range(job.get('warm', 20)):
             next(items)
         before, began = granular.io_stats()['requests'], time.perf_counter()
@@ -49,7 +49,8 @@ def loader(job: Job) -> dict[str, float]:
             next(items)
         seconds = time.perf_counter() - began
         requests = granular.io_stats()['requests'] - before
-    return {'rate': job['batches'] * 64 / seconds, 'requests': requests / (job['batches'] * 64)}
+    points = job['batches'] * job['batch']
+    return {'rate': points / seconds, 'requests': requests / points}
 
 
 def same(point: Any) -> Any:

@@ -127,7 +127,7 @@ class Blocks:
         # What lies in its window, but before the records that lack, was moved too far or not at all; both end up in it.
         windows = np.where((places >= its * full) & (places < (its + 1) * full - lacking), its, windows)
         out = np.empty_like(places)
-        for window in np.unique(windows).tolist():
+        for window in set(windows.tolist()):
             here = windows == window
             first = window * self.window
             last = min(first + self.window, count)
@@ -144,6 +144,17 @@ class Blocks:
     def is_ready(self, length: int, seed: int, epoch: int) -> bool:
         """Always."""
         return True
+
+    def upcoming(self, steps: Ints, length: int, seed: int) -> tuple[Ints, Ints]:
+        """Epochs and numbers of the blocks to read meanwhile, so that they are there one window later."""
+        epochs, places = np.divmod(steps + self.window * self.block, length)
+        count = -(-length // self.block)
+        epochs, slots = np.divmod(np.unique(epochs * count + places // self.block), count)
+        blocks = np.empty_like(slots)
+        for epoch in set(epochs.tolist()):
+            here = epochs == epoch
+            blocks[here] = permute(slots[here], count, seed + epoch)
+        return epochs, blocks
 
 
 def permute(places: Ints, length: int, seed: int) -> Ints:
@@ -170,6 +181,7 @@ def _table(length: int, seed: int) -> Ints:
     return following[:length].copy()
 
 
+@functools.lru_cache(64)
 def _unpermute(index: int, length: int, seed: int) -> int:
     """The place at which ``permute`` has an index."""
     if length <= 1:

@@ -199,6 +199,7 @@ class Loader:
         await need_loop()
         self._closed = True
         await self._ahead.aclose()
+        await self.source.release()
         if self._processes is not None:
             await self._processes.aclose()
 

@@ -29,7 +29,7 @@ class Ahead(Generic[T]):
 
     Args:
       make: makes the item of a position.
-      stride: from one position to the next.
+      stride: from one position to the next, at first.
       weight: datapoints in an item.
       workers: threads that decode and transform.
       name: of the threads.
@@ -39,6 +39,7 @@ class Ahead(Generic[T]):
       position: of the item that is taken next.
       stop: the position behind the last; None if there is no end.
       depth: items that are made beyond the next one.
+      stride: from one position to the next.
       waited: seconds that the consumer waited for items.
       consumed: seconds between an item and the next time that one was asked for.
     """
@@ -52,7 +53,7 @@ class Ahead(Generic[T]):
         name: str,
         captures: bool,
     ) -> None:
-        self._make, self._stride, self._weight = make, stride, weight
+        self._make, self.stride, self._weight = make, stride, weight
         self._workers, self._name, self._captures = workers, name, captures
         self.position, self.stop, self.depth = 0, None, 0  # type: int, int | None, int
         self.waited = self.consumed = 0.0
@@ -98,7 +99,7 @@ class Ahead(Generic[T]):
             if not self._items or self._items[0] is not task:
                 continue  # it was sent elsewhere meanwhile
             self._items.popleft()
-            self.position += self._stride
+            self.position += self.stride
             self.begin()
             self._handed = time.perf_counter()
             self.waited += self._handed - began
@@ -107,7 +108,7 @@ class Ahead(Generic[T]):
     def begin(self) -> None:
         """Begin to make what is not yet. Under a loop."""
         while len(self._items) <= self.depth:
-            position = self.position + len(self._items) * self._stride
+            position = self.position + len(self._items) * self.stride
             if self.stop is not None and position >= self.stop:
                 return
             task = asyncio.create_task(self._run(position))

@@ -3,14 +3,14 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from granular.aio.loops import need_loop
-from granular.aio.pipeline.source import Node, Source, nbytes
+from granular.aio.pipeline.source import Node, Source, weigh
 
 logger = logging.getLogger('granular')
 
@@ -24,8 +24,8 @@ class BlockBuffer(Node):
     Args:
       parent: what is read; index ``len + i`` is of the next epoch.
       block: datapoints in a block.
-      memory: bytes of datapoints that are kept at most. Beyond, the oldest block is dropped and read again if need be,
-        which costs speed, not order: it is logged once.
+      memory: bytes of blocks that are kept at most, each until all of it was taken. Beyond, the oldest one is dropped
+        and read again if need be, which costs speed, not order: it is logged once.
     """
 
     def __init__(self, parent: Source, block: int, memory: int = MEMORY) -> None:
@@ -46,35 +46,55 @@ class BlockBuffer(Node):
         below = self.parents[0].select(fields)
         return None if below is None else type(self)(below, self._block, self._memory)
 
-    async def fetch(self, indices: ArrayLike) -> list[Any]:
+    async def expect(self, keys: Sequence[tuple[int, int]]) -> None:
+        """Begin to read blocks, by epoch and number, that will be asked for."""
+        await self._enter()
+        self._begin(keys)
+
+    async def release(self) -> None:
+        if any(not block.task.done() for block in self._blocks.values()):
+            await self._enter()
+            idle = {block.task for block in self._blocks.values() if block.task not in _waiters}
+            for task in idle:
+                task.cancel()
+            await asyncio.gather(*idle, return_exceptions=True)
+        await super().release()
+
+    async def _enter(self) -> None:
         await need_loop()
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._reset(loop)
+
+    def _begin(self, keys: Iterable[tuple[int, int]]) -> None:
+        missing = [key for key in keys if key not in self._blocks]
+        if missing:
+            task = asyncio.create_task(self._read(missing))
+            task.add_done_callback(_seen)
+            for key in missing:
+                self._blocks[key] = _Block(task)
+
+    async def fetch(self, indices: ArrayLike) -> list[Any]:
+        await self._enter()
         steps = np.asarray(indices, np.int64)
         epochs, places = np.divmod(steps, len(self))
         numbers, within = np.divmod(places, self._block)
         keys = list(zip(epochs.tolist(), numbers.tolist(), strict=True))
         wanted = dict.fromkeys(keys)
-        missing = [key for key in wanted if key not in self._blocks]
-        if missing:
-            task = asyncio.create_task(self._read(missing))
-            for key in missing:
-                self._blocks[key] = _Block(task)
+        self._begin(wanted)
         blocks = {key: self._blocks[key] for key in wanted}
-        await self._wait({block.task for block in blocks.values()})
+        await self._wait({block.task for block in blocks.values() if not block.task.done()})
         out: list[Any] = []
         again: list[int] = []
         for i, (key, place) in enumerate(zip(keys, within.tolist(), strict=True)):
             point = blocks[key].take(place)
             if point is _TAKEN:
                 again.append(i)
-            elif self._blocks.get(key) is blocks[key]:
-                self._kept -= nbytes(point)
             out.append(point)
         for key, block in blocks.items():
             if not block.left and self._blocks.get(key) is block:
                 del self._blocks[key]
+                self._kept -= block.size
         if again:  # they were handed out before: a state was loaded, or a block dropped
             for i, point in zip(again, await self.parents[0].fetch(steps[again]), strict=True):
                 out[i] = point
@@ -96,7 +116,8 @@ class BlockBuffer(Node):
         for key, (_, start, stop) in zip(keys, ranges, strict=True):
             entry = self._blocks[key]
             entry.fill(list(itertools.islice(points, stop - start)))
-            self._kept += sum(map(nbytes, entry.points))
+            entry.size = weigh(entry.points)
+            self._kept += entry.size
         self._evict(keys)
 
     def _evict(self, new: Sequence[tuple[int, int]]) -> None:
@@ -113,7 +134,7 @@ class BlockBuffer(Node):
                     'choose smaller ones, or fewer blocks to a window',
                     self._memory,
                 )
-            self._kept -= sum(nbytes(point) for point in block.points if point is not _TAKEN)
+            self._kept -= block.size
             del self._blocks[key]
 
     async def _wait(self, tasks: set[asyncio.Task[None]]) -> None:
@@ -132,18 +153,25 @@ class BlockBuffer(Node):
                         task.cancel()
 
 
+def _seen(task: asyncio.Task[None]) -> None:
+    # Whoever waits for it hears of its error; if nobody does, whoever asks next reads it again.
+    if not task.cancelled():
+        task.exception()
+
+
 _waiters: dict[asyncio.Task[None], int] = {}
 
 
 class _Block:
     """What is left of a block."""
 
-    __slots__ = ('left', 'points', 'task')
+    __slots__ = ('left', 'points', 'size', 'task')
 
     def __init__(self, task: asyncio.Task[None]) -> None:
         self.task = task
         self.points: list[Any] = []
         self.left = 1
+        self.size = 0
 
     def fill(self, points: list[Any]) -> None:
         self.points, self.left = points, len(points)

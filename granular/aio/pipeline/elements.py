@@ -7,12 +7,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular.aio.pipeline.source import Failure, Node, Source, map_in_threads, nbytes
+from granular.aio.pipeline.source import Failure, Node, Source, map_in_threads, weigh
 from granular.aio.pipeline.transforms import FilterTransform, MapTransform, MapWithIndexTransform, RandomMapTransform
 from granular.aio.threads import offload
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
 
 _IN_PLACE: Final = 1 << 18  # bytes of a batch that is stacked on the event loop
+_NUMBERS: Final = (int, float, bool, np.int64, np.float32)  # of which numpy makes an array as it would stack them
 
 
 class Element(Node):
@@ -148,7 +149,7 @@ class Batch(Node):
         points = await self.parents[0].fetch(below)
         cuts = np.cumsum(stops - starts)
         batches = [points[b - a : b] for a, b in zip((stops - starts).tolist(), cuts.tolist(), strict=True)]
-        if self._fn is stack and sum(map(nbytes, points)) < _IN_PLACE:
+        if self._fn is stack and weigh(points) < _IN_PLACE:
             return [self.make(batch, step) for batch, step in zip(batches, steps.tolist(), strict=True)]
         return await map_in_threads([self.make], batches, 'batching', steps.tolist())
 
@@ -190,7 +191,7 @@ def stack(points: Sequence[Any]) -> Any:
         out[:] = points
         return out
     try:
-        return np.stack(points)
+        return np.array(points) if type(first) in _NUMBERS else np.stack(points)
     except ValueError:
         odd = next(i for i, point in enumerate(points) if np.shape(point) != np.shape(first))
         raise DatapointError(
@@ -234,6 +235,6 @@ def name_of(fn: Any) -> str:
 
 async def stacked(fn: Callable[[Sequence[Any]], Any], points: list[Any]) -> Any:
     """A batch of datapoints, made on the loop if that is quick."""
-    if fn is stack and sum(map(nbytes, points)) < _IN_PLACE:
+    if fn is stack and weigh(points) < _IN_PLACE:
         return stack(points)
     return await offload(fn, points)

@@ -76,7 +76,12 @@ class Shuffle(Mapped):
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         steps = np.asarray(indices, np.int64)
-        length = len(self)
+        length, below = len(self), self.parents[0]
+        if isinstance(self.order, Blocks) and isinstance(below, BlockBuffer) and len(steps):
+            epochs, blocks = self.order.upcoming(steps, length, self.seed)
+            last = ENDLESS if self.endless else int(steps.max()) // length  # behind the last epoch, nothing comes
+            coming = zip(epochs.tolist(), blocks.tolist(), strict=True)
+            await below.expect([(epoch, block) for epoch, block in coming if epoch <= last])
         if all(self.order.is_ready(length, self.seed, epoch) for epoch in np.unique(steps // length).tolist()):
             return await self.parents[0].fetch(self.lookup(steps))
         return await self.parents[0].fetch(await offload(self.lookup, steps))
@@ -85,7 +90,7 @@ class Shuffle(Mapped):
         length = len(self)
         epochs, places = np.divmod(indices, length)
         out = np.empty_like(places)
-        for epoch in np.unique(epochs).tolist():
+        for epoch in set(epochs.tolist()):
             here = epochs == epoch
             out[here] = self.order.lookup(places[here], length, self.seed, epoch) + epoch * length
         return out

@@ -67,6 +67,11 @@ class Source(abc.ABC):
         """The same with fewer fields of each datapoint read, if it can be asked for fewer."""
         return None
 
+    async def release(self) -> None:
+        """Stop what is read ahead for nobody, when a consumer ends."""
+        for parent in self.parents:
+            await parent.release()
+
 
 class Failure:
     """What stands for a datapoint that could not be made, where the consumer decides what becomes of it.
@@ -256,8 +261,18 @@ async def map_in_threads(
     None and what failed go through as they are. An error gets a note of its step.
     """
     capture = capturing.get()
+    first, *rest = calls
 
-    def call(i: int) -> Any:
+    def single(i: int) -> Any:
+        point = points[i]
+        if point is None or type(point) is Failure:
+            return point
+        try:
+            return first(point, steps[i])
+        except Exception as error:
+            return failed(error, steps[i])
+
+    def several(i: int) -> Any:
         point, step = points[i], steps[i]
         try:
             for fn in calls:
@@ -265,13 +280,16 @@ async def map_in_threads(
                     return point
                 point = fn(point, step)
         except Exception as error:
-            error.add_note(f'while {doing} the datapoint at step {step}')
-            if not capture:
-                raise
-            return Failure(step, error)
+            return failed(error, step)
         return point
 
-    return await spread(call, len(points))
+    def failed(error: Exception, step: int) -> Failure:
+        error.add_note(f'while {doing} the datapoint at step {step}')
+        if not capture:
+            raise error
+        return Failure(step, error)
+
+    return await spread(several if rest else single, len(points))
 
 
 def steps_of(indices: ArrayLike) -> Ints:
@@ -280,6 +298,12 @@ def steps_of(indices: ArrayLike) -> Ints:
     if (np.asarray(indices) < 0).any():
         raise OutOfRangeError('steps count from 0')
     return steps
+
+
+def weigh(points: Sequence[Any]) -> int:
+    """About how many bytes datapoints hold, by a few of them."""
+    few = points[:: max(1, len(points) // 4)]
+    return sum(map(nbytes, few)) * len(points) // max(1, len(few))
 
 
 def nbytes(point: Any) -> int:

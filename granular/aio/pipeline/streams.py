@@ -22,12 +22,13 @@ from granular.aio.pipeline.flow import Flow
 from granular.aio.pipeline.flows import Applying, Batching
 from granular.aio.pipeline.nodes import default_seed
 from granular.aio.pipeline.processes import Workers
-from granular.aio.pipeline.source import Failure, Source, nbytes
+from granular.aio.pipeline.source import Failure, Source, weigh
 from granular.aio.pipeline.transforms import MultiprocessingOptions, ReadOptions, ShardOptions
 from granular.errors import InvalidArgumentError, StateError
 
 _CHUNK: Final = 64  # datapoints that are fetched at once
 _CHUNKS: Final = 8  # chunks that the elements read ahead are divided into, at least
+_SMALL: Final = 1 << 18  # bytes, below which more is fetched at once
 
 
 class Stream(abc.ABC):
@@ -120,11 +121,11 @@ class _Chunks:
     """Makes chunks of a source, here or in a worker process."""
 
     def __init__(self, source: Source, stride: int, count: int, stop: int, captures: bool) -> None:
-        self._source, self._stride, self._count, self._stop = source, stride, count, stop
+        self._source, self._stride, self.count, self._stop = source, stride, count, stop
         self.captures = captures
 
     async def make(self, position: int) -> list[Any]:
-        stop = min(self._stop, position + self._stride * self._count)
+        stop = min(self._stop, position + self._stride * self.count)
         return await self._source.fetch(np.arange(position, stop, self._stride))
 
 
@@ -142,6 +143,8 @@ class Reading(Flow):
         self._task = _Chunks(read.source, self._stride, self._chunk, self._stop, True)
         self._workers: Workers | None = None
         depth = _CHUNKS
+        # Workers have their task already.
+        self._most = max(self._chunk, options.prefetch_buffer_size // _CHUNKS) if read.workers is None else self._chunk
         if read.workers is not None and read.workers.num_workers:
             self._workers = Workers(self._task, read.workers.num_workers, read.workers.start_method)
             depth = max(depth, read.workers.num_workers * read.workers.per_worker_buffer_size)
@@ -167,7 +170,9 @@ class Reading(Flow):
                 if found is END:
                     return END
                 self._points, self._place = found, 0
-                self._learn(found)
+                size = self._learn(found)
+                if size < _SMALL and self._chunk < self._most:
+                    await self._widen()
             point = self._points[self._place]
             if type(point) is Failure:
                 if self._errors.raises:
@@ -184,13 +189,21 @@ class Reading(Flow):
                 self.counts['elements'] += 1
                 return point
 
-    def _learn(self, points: list[Any]) -> None:
-        """Let no more be read ahead than memory allows."""
-        size = sum(map(nbytes, points))
+    async def _widen(self) -> None:
+        """Fetch more at once of what is small: each fetch costs the same."""
+        self._chunk = min(self._most, 2 * self._chunk)
+        self._task.count, self._sized = self._chunk, 0
+        self.ahead.stride = self._stride * self._chunk
+        await self.ahead.seek(self.ahead.position)
+
+    def _learn(self, points: list[Any]) -> int:
+        """Let no more be read ahead than memory allows; about how many bytes a chunk has."""
+        size = weigh(points)
         self.counts['bytes'] += size
         if size > self._sized:
             self._sized = size
             self.ahead.depth = max(1, min(self._depth, self._read.options.memory // size - 1))
+        return size
 
     def state(self) -> int:
         if self._place < len(self._points):
@@ -215,6 +228,7 @@ class Reading(Flow):
 
     async def aclose(self) -> None:
         await self.ahead.aclose()
+        await self._read.source.release()
         if self._workers is not None:
             await self._workers.aclose()
 
