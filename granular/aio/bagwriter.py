@@ -94,7 +94,7 @@ class BagWriter(Opened):
         except NotFoundError:
             datasize = 0
         self._length = len(index) // layout.LIMIT
-        filled = layout.blank_limits(self._length)
+        filled = layout.blank_limits(self._length, str(self._index_path))
         memoryview(filled[1:].data).cast('B')[:] = memoryview(index)[: self._length * layout.LIMIT]
         self._offset = int(layout.check_limits(filled, datasize, str(self.path))[-1])
         if datasize > self._offset and self.resume == 'check':

@@ -273,7 +273,11 @@ class DatasetReader(Opened):
         place = index_of(index, self._length, self._name)
         if self._columns.refs is None:
             return dict.fromkeys(self._columns.spec, True)
-        _, counts = (await locate([(self._columns, np.array([place]))]))[0]
+        firsts, counts = (await locate([(self._columns, np.array([place]))]))[0]
+        for choice in self._all:
+            self._columns.check_span(
+                choice.field.key, place, int(firsts[0, choice.place]), int(counts[0, choice.place])
+            )
         return {
             choice.field.key: range(int(counts[0, choice.place])) if choice.field.many else True for choice in self._all
         }

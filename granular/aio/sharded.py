@@ -65,7 +65,7 @@ class ShardedDatasetReader(Opened):
         if not numbers:
             raise NotFoundError(f'{self._name}: holds no shards: want folders such as {shard_name(0)}')
         if numbers != list(range(len(numbers))):
-            missing = next(i for i in range(numbers[-1]) if i not in set(numbers))
+            missing = next(i for i, number in enumerate(numbers) if i != number)
             raise CorruptDatasetError(
                 f'{self._name}: shard {shard_name(missing)} is missing, of {numbers[-1] + 1}: its writer has '
                 f'not finished, or it was removed'
@@ -339,11 +339,11 @@ class ShardedDatasetWriter(Opened):
 
 async def shards_in(directory: Path) -> list[int]:
     """The numbers of the shards in a folder, sorted; what else lies there is ignored."""
-    found = []
+    found = set()
     async for entry in directory.store.scan(directory.key):
         number = shard_number(entry.key.rpartition('/')[2])
         if entry.is_dir and number is not None:
-            found.append(number)
+            found.add(number)
     return sorted(found)
 
 

@@ -74,12 +74,14 @@ async def verify(place: Path | str | Any, progress: Callable[[int], None] | None
     numbers = await shards_in(root)
     if not numbers:
         raise NotFoundError(f'{root}: is no dataset: it has neither a spec.json nor shards')
-    for number in range(numbers[-1] + 1):
-        folder = root / shard_name(number)
-        if number not in numbers:
-            report.problems.append(Problem(str(folder), None, 'the shard is missing'))
-        else:
-            await _dataset(folder, report, progress)
+    expected = 0
+    for number in numbers:
+        if number > expected:
+            till = '' if number == expected + 1 else f', as are all to {shard_name(number - 1)}'
+            place = f'{root / shard_name(expected)}'
+            report.problems.append(Problem(place, None, f'the shard is missing{till}'))
+        await _dataset(root / shard_name(number), report, progress)
+        expected = number + 1
     return report
 
 
