@@ -31,7 +31,7 @@ Buffer = bytes | bytearray | memoryview
 
 _ARRAY_KINDS: Final = 'biufcmMSUV'
 # What `dtype.str` may be. numpy understands far more: fields, sub-arrays, names, objects.
-_DTYPE: Final = re.compile(rf'[<>|=]?[{_ARRAY_KINDS}][0-9]{{1,10}}(\[[0-9]{{0,10}}[A-Za-z]{{1,7}}\])?')
+_DTYPE: Final = re.compile(rf'[<>|=]?[{_ARRAY_KINDS}][0-9]{{1,10}}(\[([1-9][0-9]{{0,9}})?[A-Za-z]{{1,7}}\])?')
 _DIMENSIONS: Final = 64
 _LAST_CODE_POINT: Final = 0x10FFFF
 _HEADERS: Final = 16  # of arrays in msgpack, which may claim any length before that is compared with what follows

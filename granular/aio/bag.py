@@ -58,7 +58,7 @@ class BagReader(Opened):
         self._split: bool | None = None if index is None else True
         self.cache_index, self.cache_data, self.verify = cache_index, cache_data, verify
         self._sums: Sums | None = None
-        self.name = f'<{len(source)} bytes>' if isinstance(source, Buffer) else str(self._path)
+        self.name = f'<{len(source)} bytes>' if isinstance(source, Buffer) else f'{self._path}'
         self._limits: Ints | None = None
         self._view: memoryview | None = None
         self._version = self._length = self._datasize = self._size = 0
@@ -96,7 +96,7 @@ class BagReader(Opened):
                 raise CorruptBagError(
                     f'{self.name}: has no checksums to verify: it was written without checksums=True: {error}'
                 ) from error
-            self._sums = load(data, self._length, str(path))
+            self._sums = load(data, self._length, f'{path}')
 
     async def _open_bag(self) -> None:
         if self._path is None:

@@ -72,7 +72,7 @@ class BagWriter(Opened):
         self._failed = False
 
     def __repr__(self) -> str:
-        return f'{type(self).__name__}({str(self.path)!r})'
+        return f'{type(self).__name__}({f"{self.path}"!r})'
 
     async def _open(self) -> None:
         if self.version == 3 and isinstance(self.path.store, LocalStore):
@@ -94,9 +94,9 @@ class BagWriter(Opened):
         except NotFoundError:
             datasize = 0
         self._length = len(index) // layout.LIMIT
-        filled = layout.blank_limits(self._length, str(self._index_path))
+        filled = layout.blank_limits(self._length, f'{self._index_path}')
         memoryview(filled[1:].data).cast('B')[:] = memoryview(index)[: self._length * layout.LIMIT]
-        self._offset = int(layout.check_limits(filled, datasize, str(self.path))[-1])
+        self._offset = int(layout.check_limits(filled, datasize, f'{self.path}')[-1])
         if datasize > self._offset and self.resume == 'check':
             self._tail = _Tail(self.path.key, self._offset, datasize)
         keep = self._offset if self._tail is None else datasize

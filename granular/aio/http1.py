@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from granular.errors import InvalidArgumentError
+from granular.hiding import hidden
 
 
 class ProtocolError(Exception):
@@ -31,6 +32,9 @@ class Target(NamedTuple):
     headers: Mapping[str, str]
     lines: bytes
 
+    def __repr__(self) -> str:
+        return f'Target({hidden(self.url)!r})'
+
     @classmethod
     def of(cls, url: str, headers: Mapping[str, str]) -> 'Target':
         """The target of an address whose path is quoted already.
@@ -42,7 +46,7 @@ class Target(NamedTuple):
         secure = parts.scheme == 'https'
         host = parts.hostname
         if parts.scheme not in ('http', 'https') or not host:
-            raise InvalidArgumentError(f'{url}: want http:// or https:// and a host')
+            raise InvalidArgumentError(f'{hidden(url)}: want http:// or https:// and a host')
         with contextlib.suppress(UnicodeError):
             host = host if host.isascii() else host.encode('idna').decode()
         default = 443 if secure else 80

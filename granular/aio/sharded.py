@@ -47,7 +47,7 @@ class ShardedDatasetReader(Opened):
         super().__init__()
         _check_steps(shardstart, shardstep)
         self.directory = Path(directory)
-        self._name = str(self.directory)
+        self._name = f'{self.directory}'
         self._args = (decoders, cache_index, tuple(cache_keys), parallel, verify)
         self._steps = (shardstart, shardstep)
         self._readers: list[DatasetReader] = []
@@ -244,7 +244,7 @@ class ShardedDatasetWriter(Opened):
         self.directory = Path(directory)
         self._args = (spec, encoders, layout, 'check', checksums)
         self._spec = check_spec(spec, layout)
-        fields_of(self._spec, encoders, layout, str(self.directory))  # refuses an unknown type before a shard is begun
+        fields_of(self._spec, encoders, layout, f'{self.directory}')  # refuses an unknown type before a shard is begun
         self._layout = layout
         self._shardlen, self._next, self._step = shardlen, shardstart, shardstep
         self._writer: DatasetWriter | None = None
@@ -252,7 +252,7 @@ class ShardedDatasetWriter(Opened):
         self._resumed = 0
 
     def __repr__(self) -> str:
-        return f'{type(self).__name__}({str(self.directory)!r})'
+        return f'{type(self).__name__}({f"{self.directory}"!r})'
 
     async def _open(self) -> None:
         await self.directory.mkdir(parents=True, exist_ok=True)
@@ -349,7 +349,7 @@ async def shards_in(directory: Path) -> list[int]:
 
 async def _read_spec(folder: Path) -> Spec:
     place = folder / 'spec.json'
-    return parse_spec(await place.read_bytes(), str(place))
+    return parse_spec(await place.read_bytes(), f'{place}')
 
 
 def _check_steps(start: int, step: int) -> None:

@@ -81,7 +81,7 @@ class Snapshot:
         file = _place(directory)
         if file is None:
             return None
-        folders = await offload(_load, file, str(directory))
+        folders = await offload(_load, file, f'{directory}')
         return None if folders is None else cls(file, folders)
 
     @staticmethod
@@ -92,9 +92,9 @@ class Snapshot:
             return
         if all(bag.pin for folder in folders.values() for bag in folder.bags.values()):
             try:
-                await offload(_save, file, str(directory), folders)
+                await offload(_save, file, f'{directory}', folders)
             except OSError as error:
-                logger.warning('the index of %s is not kept: %s', directory, error)
+                logger.warning('the index of %s is not kept: %s', f'{directory}', error)
 
     async def forget(self) -> None:
         """It is of what was there before."""

@@ -26,6 +26,7 @@ from granular.errors import (
     StoreError,
     StoreTimeoutError,
 )
+from granular.hiding import hidden
 
 logger = logging.getLogger('granular')
 
@@ -135,7 +136,7 @@ class Transport:
             if not self._redirects or head.status not in (301, 302, 303, 307, 308) or 'location' not in head.headers:
                 return head
             target = target.follow(head.headers['location'])
-        raise BadReplyError(f'{target.url}: more than {_REDIRECTS} redirections')
+        raise BadReplyError(f'{hidden(target.url)}: more than {_REDIRECTS} redirections')
 
     async def _retry(self, attempt: Callable[[], Awaitable[T]], mend: Mend, name: str, weight: int) -> T:
         """Try until it works, the error is permanent, or the attempts or the time are used up."""
@@ -243,4 +244,5 @@ def _refusal(head: Head, sink: Sink, name: str) -> Exception:
 
 
 def _text(body: bytes) -> str:
-    return ' '.join(body.decode(errors='replace').split())[:200]
+    # Servers quote what they were asked.
+    return ' '.join(hidden(body.decode(errors='replace')).split())[:200]

@@ -89,13 +89,13 @@ async def _dataset(folder: Path, report: Report, progress: Callable[[int], None]
     try:
         reader = await DatasetReader.open(folder, None)
     except (CorruptError, NotFoundError) as error:
-        report.problems.append(Problem(str(folder), None, str(error)))
+        report.problems.append(Problem(f'{folder}', None, str(error)))
         return
     async with reader:
         report.datapoints += len(reader)
         lengths = {key: len(bag) for key, bag in reader.bags.items()}
         if reader.layout == 'columns' and len(set(lengths.values())) > 1:
-            report.problems.append(Problem(str(folder), None, f'columns differ in length: {lengths}'))
+            report.problems.append(Problem(f'{folder}', None, f'columns differ in length: {lengths}'))
         if reader.layout == 'refs':
             await _references(reader, folder, report)
         for bag in reader.bags.values():
@@ -108,18 +108,18 @@ async def _references(reader: DatasetReader, folder: Path, report: Report) -> No
         try:
             await reader.check_references(range(start, min(start + _WINDOW, len(reader))))
         except CorruptError as error:
-            report.problems.append(Problem(str(folder / 'refs.bag'), None, str(error)))
+            report.problems.append(Problem(f'{folder / "refs.bag"}', None, str(error)))
 
 
 async def _bag(bag: BagReader, report: Report, progress: Callable[[int], None] | None) -> None:
     place = bag.beside(SUFFIX)
     sums: Sums | None = None
     try:
-        sums = load(await place.read_bytes(), len(bag), str(place))
+        sums = load(await place.read_bytes(), len(bag), f'{place}')
     except NotFoundError:
         pass  # its writer kept none
     except CorruptError as error:
-        report.problems.append(Problem(str(place), None, str(error)))
+        report.problems.append(Problem(f'{place}', None, str(error)))
 
     def check(start: int, records: list[bytes]) -> list[tuple[int, str | None]]:
         out: list[tuple[int, str | None]] = []

@@ -27,6 +27,7 @@ from granular.errors import (
     NotFoundError,
     StoreError,
 )
+from granular.hiding import hidden
 
 _BATCH = 100  # keys in one delete request
 _RENEW = 300.0  # seconds before a token's end
@@ -305,11 +306,13 @@ def _ours(name: str, error: Exception) -> GranularError | None:
     from google.auth.exceptions import GoogleAuthError
 
     if isinstance(error, GoogleAuthError):
-        return AccessDeniedError(f'{name}: {error}')
+        return AccessDeniedError(f'{name}: {hidden(str(error))}')
     if isinstance(error, HttpError | OSError) and (getattr(error, 'code', 0) in (401, 403) or 'orbidden' in str(error)):
-        return AccessDeniedError(f'{name}: access denied ({error}): check the credentials and their rights')
+        return AccessDeniedError(
+            f'{name}: access denied ({hidden(str(error))}): check the credentials and their rights'
+        )
     if isinstance(error, HttpError | OSError) and (getattr(error, 'code', 0) == 412 or 'conditionNotMet' in str(error)):
         return AlreadyExistsError(f'{name}: another writer has published it meanwhile')
     if isinstance(error, HttpError | aiohttp.ClientError):
-        return StoreError(f'{name}: {type(error).__name__}: {error}')
+        return StoreError(f'{name}: {type(error).__name__}: {hidden(str(error))}')
     return None

@@ -9,12 +9,16 @@ from typing import Any
 from granular.aio.stores.base import Entry, Stat
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.errors import AccessDeniedError, NotFoundError, StoreError
+from granular.hiding import hidden
 
 
 class HTTPStore(RemoteStore['HTTPClient']):
     """One host. Options: ``headers`` to send with each request, and what else fsspec's HTTPFileSystem takes."""
 
     redirects = True
+
+    def url(self, key: str) -> str:
+        return hidden(self.address(key)) if '?' in key else self.address(key)
 
     async def make_client(self) -> 'HTTPClient':
         return HTTPClient(self)
@@ -39,15 +43,16 @@ class HTTPStore(RemoteStore['HTTPClient']):
 
     async def _links(self, key: str) -> list[str]:
         fs = (await self.client()).filesystem()
-        url = self.url(key).rstrip('/') + '/'
+        url = self.address(key).rstrip('/') + '/'
+        name = hidden(url)
         try:
             links: list[str] = await fs._ls(url, detail=False)
         except FileNotFoundError as error:
-            raise NotFoundError(f'{url}: no such folder') from error
+            raise NotFoundError(f'{name}: no such folder') from (None if '?' in url else error)
         except (OSError, ValueError) as error:
             if getattr(error, 'status', None) in (401, 403):
-                raise AccessDeniedError(f'{url}: access denied: the server lists no folders') from error
-            raise StoreError(f'{url}: {error}') from error
+                raise AccessDeniedError(f'{name}: access denied: the server lists no folders') from None
+            raise StoreError(f'{name}: {hidden(str(error))}') from None
         return sorted(link for link in links if link.startswith(url) and link != url)
 
     async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:

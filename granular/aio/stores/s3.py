@@ -26,6 +26,7 @@ from granular.errors import (
     NotFoundError,
     StoreError,
 )
+from granular.hiding import hidden
 
 _BATCH = 1000  # keys in one delete request
 _REGION = re.compile(r'[a-z]{2,4}(-[a-z]{2,12}){1,3}-\d{1,2}')
@@ -384,10 +385,11 @@ def _ours(name: str, error: Exception) -> GranularError | None:
             return AlreadyExistsError(f'{name}: another writer has published it meanwhile ({code})')
         if code in ('401', '403', 'AccessDenied', 'InvalidAccessKeyId', 'SignatureDoesNotMatch', 'ExpiredToken'):
             return AccessDeniedError(f'{name}: access denied ({code}): check the credentials and their rights')
-        return StoreError(f'{name}: {error}')
+        return StoreError(f'{name}: {hidden(str(error))}')
     if isinstance(error, botocore.NoCredentialsError | botocore.PartialCredentialsError | botocore.ProfileNotFound):
         return AccessDeniedError(f'{name}: {error}')
-    return StoreError(f'{name}: {type(error).__name__}: {error}') if isinstance(error, botocore.BotoCoreError) else None
+    said = f'{name}: {type(error).__name__}: {hidden(str(error))}'
+    return StoreError(said) if isinstance(error, botocore.BotoCoreError) else None
 
 
 def _code(error: Any) -> str:
