@@ -6,7 +6,7 @@ from typing import Final
 _USER: Final = re.compile(r'://[^/?#\s@]*@')
 _VALUE: Final = re.compile(r'([?&;][^=&;\s\'"<>]{1,64}=)[^&;\s\'"<>]*')
 _HEADER: Final = re.compile(
-    r'(\b(?:proxy-)?authorization|\b(?:set-)?cookie|\bx-amz-security-token|\bx-goog-\w+-token)(["\']?\s*[:=]\s*)[^\r\n<]+',
+    r'(\b(?:proxy-)?authorization|\b(?:set-)?cookie|\bx-amz-security-token|\bx-goog-\w+-token)(["\']?\s*[:=]\s*)(?!\.\.\.)[^\r\n<]+',
     re.IGNORECASE,
 )
 _SCHEME: Final = re.compile(r'\b(bearer|basic|aws4-hmac-sha256)\s+[^\r\n<]+', re.IGNORECASE)

@@ -5,10 +5,12 @@ import contextlib
 import itertools
 import urllib.parse
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from granular.errors import InvalidArgumentError
 from granular.hiding import hidden
+
+_PUBLIC: Final = ('accept', 'accept-language', 'user-agent')  # headers that tell no host a secret
 
 
 class ProtocolError(Exception):
@@ -68,10 +70,17 @@ class Target(NamedTuple):
         return b'%b %b HTTP/1.1\r\n%b%b\r\n' % (method.encode(), self.path.encode(), self.lines, more.encode())
 
     def follow(self, location: str) -> 'Target':
-        """Where a redirection leads; what authorises is left behind if that is another host."""
+        """Where a redirection leads; if that is another host, without what authorises, and so without what may.
+
+        Raises:
+          ProtocolError: if it leads from TLS to where anybody may read and change what comes.
+        """
         there = Target.of(urllib.parse.urljoin(self.url, location), {})
-        private = () if there.origin == self.origin else ('authorization', 'cookie')
-        return Target.of(there.url, {k: v for k, v in self.headers.items() if k.lower() not in private})
+        if there.origin == self.origin:
+            return Target.of(there.url, self.headers)
+        if self.origin.secure and not there.origin.secure:
+            raise ProtocolError(f'a redirection from https to {hidden(there.url)}')
+        return Target.of(there.url, {k: v for k, v in self.headers.items() if k.lower() in _PUBLIC})
 
 
 class Head(NamedTuple):

@@ -56,15 +56,18 @@ class Transport:
       config: the knobs.
       version_header: the reply header that tells one version of an object from the next.
       redirects: whether to follow a Location header. Buckets are never left: their requests are signed.
+      tls_verify: whether servers must be who they say, or the file of the authorities that say so.
     """
 
-    def __init__(self, config: IOConfig, version_header: str, redirects: bool = False) -> None:
+    def __init__(
+        self, config: IOConfig, version_header: str, redirects: bool = False, tls_verify: bool | str = True
+    ) -> None:
         self._config = config
         self._version_header = version_header.lower()
         self._redirects = redirects
         self._limit = Limit(config.concurrency, config.memory)
         self._budget = Budget()
-        self.pool = Pool(config)
+        self.pool = Pool(config, tls_verify)
 
     async def aclose(self) -> None:
         """Close all connections."""

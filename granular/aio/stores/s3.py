@@ -41,7 +41,8 @@ class S3Store(RemoteStore['S3Client']):
     """One bucket.
 
     Options: ``key``, ``secret``, ``token``, ``profile``, ``anon``, ``endpoint_url``, ``region``, ``requester_pays``,
-    and what else :class:`s3fs.S3FileSystem` takes. Where they are silent, the environment and botocore's chain speak.
+    ``tls_verify``, and what else :class:`s3fs.S3FileSystem` takes. Where they are silent, the environment and the chain
+    of botocore speak.
     """
 
     has_folders = False
@@ -172,7 +173,7 @@ class S3Client(Client):
             from botocore.session import Session
         except ImportError as error:
             raise MissingExtraError("s3:// needs s3fs: pip install 'granular[s3]'") from error
-        check_options(store.root, store.options, s3fs.S3FileSystem, ('profile', 'region'))
+        check_options(store.root, store.options, s3fs.S3FileSystem, ('profile', 'region', 'tls_verify'))
         self._store = store
         options = dict(store.options)
         self._anon = bool(options.get('anon'))
@@ -287,17 +288,18 @@ class S3Client(Client):
     def _make_filesystem(self) -> Any:
         import s3fs
 
-        options = {name: value for name, value in self._options.items() if name != 'client_kwargs'}
+        options = {name: value for name, value in self._options.items() if name not in ('client_kwargs', 'tls_verify')}
         config: dict[str, Any] = {'max_pool_connections': 32, **options.pop('config_kwargs', {})}
         if self._endpoint:
             # Servers of others know the protocol of old: no trailing checksums, no bucket in the host's name.
             config.setdefault('s3', {'addressing_style': 'path'})
             config.setdefault('request_checksum_calculation', 'when_required')
             config.setdefault('response_checksum_validation', 'when_required')
+        trusted = {} if self._store.tls_verify is True else {'verify': self._store.tls_verify}
         fs = s3fs.S3FileSystem(
             **options,
             endpoint_url=self._endpoint,
-            client_kwargs={**self._options.get('client_kwargs', {}), 'region_name': self.region},
+            client_kwargs={**self._options.get('client_kwargs', {}), 'region_name': self.region, **trusted},
             config_kwargs=config,
             asynchronous=True,
             skip_instance_cache=True,
