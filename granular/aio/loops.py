@@ -39,6 +39,10 @@ class Begun(Generic[T]):
     def __init__(self, coro: Coroutine[Any, Any, T]) -> None:
         self._coro = coro
 
+    def close(self) -> None:
+        """Give it up."""
+        self._coro.close()
+
     def __await__(self) -> Generator[Any, Any, T]:
         # `yield from` refuses a coroutine that has begun, so this is what it does, by hand.
         coro, value = self._coro, None
