@@ -81,12 +81,12 @@ class Bridge:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: list[tuple[asyncio.AbstractEventLoop, threading.Thread]] = []
-        self._ended = False
+        self.ended = False
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop, started on first use."""
         with self._lock:
-            if self._ended:
+            if self.ended:
                 raise ClosedError('the interpreter is shutting down')
             if not self._running:
                 started = threading.Event()
@@ -105,7 +105,7 @@ class Bridge:
     def stop(self) -> None:
         """Cancel what runs, close sessions and sockets, and end the thread."""
         with self._lock:
-            self._ended = True
+            self.ended = True
             running, self._running = self._running, []
         for loop, thread in running:
             loop.call_soon_threadsafe(loop.stop)
@@ -162,6 +162,9 @@ def run(coro: Coroutine[Any, Any, T]) -> T:
         return call.future.result()
     except BaseException:
         call.cancel()
+        if bridge.ended and threading.current_thread().daemon:
+            # The interpreter ends, and with it this thread: as quietly as any other daemon thread.
+            raise SystemExit from None
         raise
 
 

@@ -170,7 +170,7 @@ def interrupt(
 ) -> tuple[str | None, float, str]:
     """Interrupt a program some seconds after it was ready: what is wrong, seconds until it ended, and what it said."""
     code = textwrap.dedent(HEAD) + textwrap.dedent(PROGRAMS[program])
-    command = [sys.executable, '-X', 'dev', '-W', 'error::ResourceWarning', '-c', code, str(place), json.dumps(options)]
+    command = [sys.executable, '-W', 'error::ResourceWarning', '-c', code, str(place), json.dumps(options)]
     before = set(os.listdir('/dev/shm'))
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with process:

@@ -113,9 +113,14 @@ async def settle(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
             return error
         return None
 
-    for failed in await gather([caught(coro) for coro in coroutines]):
-        if failed is not None:
-            raise failed
+    coros = list(coroutines)
+    try:
+        for failed in await gather([caught(coro) for coro in coros]):
+            if failed is not None:
+                raise failed
+    finally:
+        for coro in coros:
+            coro.close()  # that an interrupt has kept from beginning
 
 
 async def for_each(items: AsyncIterator[T], fn: Callable[[T], Coroutine[Any, Any, None]], limit: int) -> None:

@@ -95,6 +95,12 @@ class Pool:
             connection.transport.close()
         return None
 
+    def opened(self, connection: Connection) -> None:
+        """A connection stands, and is watched from here on."""
+        self.connections.add(connection)
+        if self._ticking is None and not self._closed:
+            self._ticking = self._loop.call_later(self._interval(), self._tick)
+
     def keep(self, connection: Connection) -> None:
         """Use a connection again."""
         self._idle.setdefault(connection.origin, []).append(connection)
@@ -108,8 +114,6 @@ class Pool:
             idle.remove(connection)
 
     async def _connect(self, origin: Origin) -> Connection:
-        if self._ticking is None and not self._closed:
-            self._ticking = self._loop.call_later(self._interval(), self._tick)
         async with asyncio.timeout(self._config.connect_timeout):
             addresses = await self._addresses(origin)
             context = await self._tls() if origin.secure else None
