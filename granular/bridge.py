@@ -41,7 +41,10 @@ class Call(Generic[T]):
 
     def cancel(self) -> None:
         """Cancel it and wait until it has cleaned up."""
-        if self.future.done() or self._loop is None or self._loop.is_closed():
+        if self._loop is None:
+            self._rest.close()
+            return
+        if self.future.done() or self._loop.is_closed():
             return
         self.future.cancel()
         self.send(self._loop)  # whether it was sent before, nobody knows
