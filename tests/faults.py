@@ -24,6 +24,7 @@ class FaultServer:
         self.methods: list[str] = []
         self.authorized: list[str] = []
         self.dates: list[str] = []
+        self.heads: list[dict[str, str]] = []
         self.connections = 0
         self.etag: str | None = '"one"'
 
@@ -64,6 +65,7 @@ class FaultServer:
                 head = (await reader.readuntil(b'\r\n\r\n')).decode()
                 self.methods.append(head.split(' ')[0])
                 lines = dict(line.split(': ', 1) for line in head.split('\r\n')[1:] if line)
+                self.heads.append(lines)
                 wanted = lines.get('Range')
                 self.asked.append(wanted)
                 self.authorized.append(lines.get('Authorization', ''))

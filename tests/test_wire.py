@@ -1,5 +1,6 @@
 """What HTTP/1.1 allows a server to say, and what it does not."""
 
+import asyncio
 import contextlib
 import ssl
 import time
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 import granular
 from granular.aio.http1 import Chunks, ProtocolError, Target, parse
-from granular.errors import BadReplyError, InvalidArgumentError, StoreError
+from granular.errors import BadReplyError, InvalidArgumentError, StoreError, StoreTimeoutError
 from tests.faults import DATA, FaultServer
 
 QUICK = granular.IOConfig(backoff=0.01, read_timeout=0.5, first_byte_timeout=0.5, attempts=4)
@@ -117,6 +118,55 @@ def test_a_head_without_a_body(server):
 def test_an_empty_reason_and_old_servers(server):
     server.script.append(('raw', b'HTTP/1.0 206\r\nContent-Range: bytes 0-2/9\r\nContent-Length: 3\r\n\r\nabc', True))
     assert path(server).read_range(0, 3) == b'abc'
+
+
+async def pooled(server):
+    """The pool of an open client."""
+    place = granular.aio.Path(f'{server.endpoint}/object', config=QUICK)
+    await place.read_range(1, 5)
+    return place, (await place.store.client()).transport.pool
+
+
+async def test_a_connection_that_is_lost_before_anything_was_asked(server, monkeypatch):
+    place, pool = await pooled(server)
+    connect, lost = pool._connect, []
+
+    async def unlucky(origin):
+        connection = await connect(origin)
+        if not lost:
+            lost.append(connection)
+            connection.transport.abort()
+            await asyncio.sleep(0.05)
+        return connection
+
+    monkeypatch.setattr(pool, '_connect', unlucky)
+    pool._idle.clear()
+    async with asyncio.timeout(5):
+        assert await place.read_range(10, 50) == DATA[10:50]
+    assert lost
+    await granular.aio.aclose()
+
+
+async def test_a_server_is_watched_that_was_connected_to_when_nothing_was(server, monkeypatch):
+    place, pool = await pooled(server)
+    look_up = pool._addresses
+
+    async def slowly(origin):
+        for connection in list(pool.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0.05)
+        if pool._ticking is not None:  # it finds nothing to watch
+            pool._ticking.cancel()
+        pool._tick()
+        return await look_up(origin)
+
+    monkeypatch.setattr(pool, '_addresses', slowly)
+    pool._idle.clear()
+    server.script.extend(['hang'] * 9)
+    async with asyncio.timeout(20):
+        with pytest.raises(StoreTimeoutError):
+            await place.read_range(10, 50)
+    await granular.aio.aclose()
 
 
 # --- redirections

@@ -26,6 +26,7 @@ from granular.errors import (
     StoreError,
     StoreTimeoutError,
 )
+from granular.hiding import hidden
 
 logger = logging.getLogger('granular')
 
@@ -55,15 +56,18 @@ class Transport:
       config: the knobs.
       version_header: the reply header that tells one version of an object from the next.
       redirects: whether to follow a Location header. Buckets are never left: their requests are signed.
+      tls_verify: whether servers must be who they say, or the file of the authorities that say so.
     """
 
-    def __init__(self, config: IOConfig, version_header: str, redirects: bool = False) -> None:
+    def __init__(
+        self, config: IOConfig, version_header: str, redirects: bool = False, tls_verify: bool | str = True
+    ) -> None:
         self._config = config
         self._version_header = version_header.lower()
         self._redirects = redirects
         self._limit = Limit(config.concurrency, config.memory)
         self._budget = Budget()
-        self.pool = Pool(config)
+        self.pool = Pool(config, tls_verify)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -135,7 +139,7 @@ class Transport:
             if not self._redirects or head.status not in (301, 302, 303, 307, 308) or 'location' not in head.headers:
                 return head
             target = target.follow(head.headers['location'])
-        raise BadReplyError(f'{target.url}: more than {_REDIRECTS} redirections')
+        raise BadReplyError(f'{hidden(target.url)}: more than {_REDIRECTS} redirections')
 
     async def _retry(self, attempt: Callable[[], Awaitable[T]], mend: Mend, name: str, weight: int) -> T:
         """Try until it works, the error is permanent, or the attempts or the time are used up."""
@@ -243,4 +247,5 @@ def _refusal(head: Head, sink: Sink, name: str) -> Exception:
 
 
 def _text(body: bytes) -> str:
-    return ' '.join(body.decode(errors='replace').split())[:200]
+    # Servers quote what they were asked.
+    return ' '.join(hidden(body.decode(errors='replace')).split())[:200]

@@ -13,6 +13,7 @@ from granular.aio.loops import Scope, gather, peek_scope, scope
 from granular.aio.memory import Space, blank
 from granular.aio.reply import Reply
 from granular.aio.stores.base import Request, Store
+from granular.aio.tls import verify_of
 from granular.aio.transport import Ail, Transport
 from granular.config import IOConfig
 
@@ -121,6 +122,7 @@ class RemoteStore(Store, Generic[C]):
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         super().__init__(root, config, options)
         # Of what makes a client, so that one made before the environment changed, as in tests, is not taken for this.
+        self.tls_verify = verify_of(root, self.options)
         self._environment = hash(tuple(map(os.environ.get, self.variables)))
 
     def _identity(self) -> tuple[Any, ...]:
@@ -132,7 +134,7 @@ class RemoteStore(Store, Generic[C]):
 
     async def _open_client(self, opened: Scope) -> C:
         client = await self.make_client()
-        client.transport = Transport(self.config, self.version_header, self.redirects)
+        client.transport = Transport(self.config, self.version_header, self.redirects, self.tls_verify)
         opened.on_close(client.aclose)
         return client
 
