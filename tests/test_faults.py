@@ -21,6 +21,7 @@ from granular.errors import (
 from tests.faults import DATA, FaultServer
 
 QUICK = granular.IOConfig(backoff=0.01, read_timeout=0.5, first_byte_timeout=0.5, attempts=4)
+HASTY = granular.IOConfig(backoff=0.001, backoff_cap=0.002)
 
 
 @pytest.fixture
@@ -438,6 +439,28 @@ def test_checksums_of_parts_are_not_taken_for_those_of_the_object(server):
     assert path(server).read_bytes() == DATA[:1000]
     server.script.append(hashed('x-amz-checksum-type', 'COMPOSITE\r\nx-amz-checksum-crc32c: AAAAAA=='))
     assert path(server).read_bytes() == DATA[:1000]
+
+
+TWICE = (
+    'reset', ('truncate', 0), ('truncate', 20_000), ('status', 500), ('status', 408), 'whole', ('chunked', 1000),
+    'document', 'zipped', 'long', ('until_close', 50),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize('first', TWICE, ids=str)
+def test_two_faults_of_one_read(server, first):
+    for second in TWICE:
+        # A bucket for each, as the retries of one are limited.
+        place = granular.Path(
+            f's3://b{time.time_ns()}/object', key='k', secret='x', endpoint_url=server.endpoint, config=HASTY
+        )
+        for start, stop in ((10, 90_000), (0, None)):
+            server.script.extend([first, second])
+            try:
+                assert place.read_range(start, stop) == DATA[start:stop], (first, second)
+            except BadReplyError:
+                assert TWICE.index(first) > 6 and TWICE.index(second) > 6
+            server.script.clear()
 
 
 def test_a_whole_object_that_breaks_off_goes_on_too(server):

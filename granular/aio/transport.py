@@ -54,13 +54,13 @@ class Transport:
     Args:
       config: the knobs.
       version_header: the reply header that tells one version of an object from the next.
-      redirects: whether to follow a Location header. Buckets are never left: their requests are signed.
+      bucket: whether each object has a version, and no Location header is followed, as requests are signed.
     """
 
-    def __init__(self, config: IOConfig, version_header: str, redirects: bool = False) -> None:
+    def __init__(self, config: IOConfig, version_header: str, bucket: bool) -> None:
         self._config = config
         self._version_header = version_header.lower()
-        self._redirects = redirects
+        self._bucket = bucket
         self._limit = Limit(config.concurrency, config.memory)
         self._budget = Budget()
         self.pool = Pool(config)
@@ -95,13 +95,15 @@ class Transport:
           ObjectChangedError: if the reply is of another version.
           NotFoundError, AccessDeniedError, StoreError: for what the store says.
         """
-        download = Download(name, start, stop, version, self._version_header, into)
+        download = Download(name, start, stop, version, self._version_header, into, self._bucket)
         weight = -start if start < 0 else (1 << 20 if stop is None else stop - start)
 
         async def attempt() -> Reply:
             target = await prepare()
             try:
                 head = await self._exchange(target, 'GET', download, download.range())
+                if download.is_doubtful(head):
+                    head = await self._exchange(target, 'GET', download, '')
                 reply = download.take(head)
                 if reply is not None and download.whole:
                     await check_whole(head.headers, reply.data, name)
@@ -132,14 +134,14 @@ class Transport:
     async def _exchange(self, target: Target, method: str, sink: Sink, more: str) -> Head:
         for _ in range(_REDIRECTS):
             head = await self.pool.exchange(target, target.request(method, more), sink, method == 'HEAD')
-            if not self._redirects or head.status not in (301, 302, 303, 307, 308) or 'location' not in head.headers:
+            if self._bucket or head.status not in (301, 302, 303, 307, 308) or 'location' not in head.headers:
                 return head
             target = target.follow(head.headers['location'])
         raise BadReplyError(f'{target.url}: more than {_REDIRECTS} redirections')
 
     async def _retry(self, attempt: Callable[[], Awaitable[T]], mend: Mend, name: str, weight: int) -> T:
         """Try until it works, the error is permanent, or the attempts or the time are used up."""
-        config, tries, began, paid = self._config, 0, time.monotonic(), 1.0
+        config, tries, wrong, began, paid = self._config, 0, 0, time.monotonic(), 1.0
         mended: set[Ail] = set()
         while True:
             tries += 1
@@ -155,7 +157,8 @@ class Transport:
             except (ProtocolError, BadReplyError) as bad:
                 # Once more, on another connection; a store that answers wrongly twice will not do better.
                 error = bad if isinstance(bad, BadReplyError) else BadReplyError(f'{name}: {bad}')
-                cause, permitted = None, min(2, permitted)
+                wrong += 1
+                cause, permitted = None, permitted if wrong < 2 else tries
             except _AilingError as ailing:
                 if ailing.what in mended or not await mend(ailing.what, ailing.said):
                     raise ailing.error from None

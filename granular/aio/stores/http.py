@@ -14,7 +14,7 @@ from granular.errors import AccessDeniedError, NotFoundError, StoreError
 class HTTPStore(RemoteStore['HTTPClient']):
     """One host. Options: ``headers`` to send with each request, and what else fsspec's HTTPFileSystem takes."""
 
-    redirects = True
+    is_bucket = False
 
     async def make_client(self) -> 'HTTPClient':
         return HTTPClient(self)

@@ -113,8 +113,8 @@ class RemoteStore(Store, Generic[C]):
 
     version_header = 'ETag'
     """The reply header that tells one version of an object from the next."""
-    redirects = False
-    """Whether a Location header is followed."""
+    is_bucket = True
+    """Whether each object has a version, and the store is never left for another."""
     variables: tuple[str, ...] = ()
     """The environment variables that a client goes by where the options are silent."""
 
@@ -132,7 +132,7 @@ class RemoteStore(Store, Generic[C]):
 
     async def _open_client(self, opened: Scope) -> C:
         client = await self.make_client()
-        client.transport = Transport(self.config, self.version_header, self.redirects)
+        client.transport = Transport(self.config, self.version_header, self.is_bucket)
         opened.on_close(client.aclose)
         return client
 
