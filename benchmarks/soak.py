@@ -23,7 +23,8 @@ import granular
 from benchmarks.bars import ROOT
 from granular.checksums import crc32c
 from granular.errors import GranularError
-from tests.faults import AmazonKeys, Asked, FaultServer, google_key
+from tests.credentials import AmazonKeys, google_key
+from tests.faults import Asked, FaultServer
 
 SHARE = 0.01  # of all requests
 POINTS, SHARDLEN = 1600, 200

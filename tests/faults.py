@@ -3,18 +3,14 @@
 import asyncio
 import base64
 import collections
+import contextlib
 import gzip
-import itertools
 import json
-import pathlib
 import ssl
 import threading
 import urllib.parse
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
-
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
+from typing import Any, NamedTuple, Self
 
 from granular.checksums import crc32c
 
@@ -74,6 +70,7 @@ class FaultServer:
         self._writers: set[asyncio.StreamWriter] = set()
         self.files = files
         self.script: collections.deque[Any] = collections.deque()
+        self.aim = ''  # how the keys end whose requests the script is for
         self.asked: list[str | None] = []
         self.methods: list[str] = []
         self.authorized: list[str] = []
@@ -82,9 +79,10 @@ class FaultServer:
         self.etag: str | None = '"one"'
         self.renew: Callable[[], None] = int  # called when the credentials of a request are said to have expired
         self._revoked: set[str] = set()
-        self._tokens = 0
+        self.tokens = 0  # that were asked for
+        self.tokenless = 0  # of these, how many were answered by the end of the connection
 
-    def __enter__(self) -> 'FaultServer':
+    def __enter__(self) -> Self:
         self._loop = asyncio.new_event_loop()
         ready = threading.Event()
         self._thread = threading.Thread(target=self._main, args=(ready,), daemon=True)
@@ -93,8 +91,13 @@ class FaultServer:
         return self
 
     def __exit__(self, *args: object) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self.stop()
+
+    def stop(self) -> None:
+        """End; more than once is no error."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(10)
 
     def _main(self, ready: threading.Event) -> None:
         asyncio.set_event_loop(self._loop)
@@ -104,14 +107,22 @@ class FaultServer:
         ready.set()
         self._loop.run_forever()
         server.close()
+        self._loop.run_until_complete(asyncio.sleep(0.02))  # who has connected is served before all ends
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        for writer in self._writers:
-            writer.transport.abort()
+        self._hang_up()
         self._loop.run_until_complete(asyncio.sleep(0.02))
         self._loop.close()
+
+    def hang_up(self) -> None:
+        """End all connections."""
+        self._loop.call_soon_threadsafe(self._hang_up)
+
+    def _hang_up(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -125,22 +136,26 @@ class FaultServer:
                 path, _, query = target.partition('?')
                 if method == 'POST':
                     await reader.readexactly(int(lines['content-length']))
-                    self._tokens += 1
-                    _say(
-                        writer,
-                        'application/json',
-                        json.dumps({'access_token': f'token-{self._tokens}', 'expires_in': 3600}),
-                    )
+                    self.tokens += 1
+                    if self.tokens <= self.tokenless:
+                        writer.transport.abort()
+                        return
+                    token = {'access_token': f'token-{self.tokens}', 'expires_in': 3600}
+                    _say(writer, 'application/json', json.dumps(token))
                 elif self.files is not None and (listed := self._listed(path, query)) is not None:
                     self._list(writer, *listed)
                 else:
                     await self._answer(writer, lines, self._asked(method, path, lines))
                 await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError, asyncio.CancelledError):
-            pass  # the client went, or the server ends
+        except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
+            pass
+        except asyncio.CancelledError:
+            writer.transport.abort()  # the server ends
         finally:
-            self._writers.discard(writer)
             writer.close()
+            with contextlib.suppress(ConnectionError, ssl.SSLError, asyncio.CancelledError):
+                await writer.wait_closed()
+            self._writers.discard(writer)
 
     async def _answer(self, writer: asyncio.StreamWriter, lines: Mapping[str, str], asked: Asked) -> None:
         self.note(asked, lines)
@@ -148,7 +163,7 @@ class FaultServer:
         if credential in self._revoked:
             await self.status(writer, asked, 403, 'ExpiredToken')
             return
-        line = self.next_line()
+        line = self.next_line() if asked.key.endswith(self.aim) else 'good'
         name, *args = (line,) if isinstance(line, str) else line
         if name == 'expire':
             self._revoked.add(credential)
@@ -376,33 +391,3 @@ def _credential(lines: Mapping[str, str]) -> str:
 def _say(writer: asyncio.StreamWriter, kind: str, body: str) -> None:
     head = f'HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n'
     writer.write((head + body).encode())
-
-
-def google_key(folder: pathlib.Path, server: FaultServer) -> str:
-    """The file of a service account whose tokens the server gives."""
-    private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    said = {
-        'type': 'service_account',
-        'client_email': 'tests@tests.iam.gserviceaccount.com',
-        'private_key': private.private_bytes(*form).decode(),
-        'token_uri': f'{server.endpoint}/token',
-    }
-    place = folder / 'account.json'
-    place.write_text(json.dumps(said))
-    return str(place)
-
-
-class AmazonKeys:
-    """A file of credentials, as a program that renews them keeps it."""
-
-    def __init__(self, file: pathlib.Path) -> None:
-        self.file = file
-        self._count = itertools.count(1)
-        self.renew()
-
-    def renew(self) -> None:
-        """Others, in place of those that were there."""
-        draft = self.file.with_suffix('.draft')
-        draft.write_text(f'[default]\naws_access_key_id=KEY{next(self._count)}\naws_secret_access_key=x\n')
-        draft.replace(self.file)

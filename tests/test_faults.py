@@ -16,7 +16,6 @@ from granular.errors import (
     ObjectChangedError,
     OutOfRangeError,
     StoreError,
-    StoreTimeoutError,
 )
 from tests.faults import DATA, FaultServer
 
@@ -128,30 +127,6 @@ def test_retry_after_is_waited_for(server):
     assert time.monotonic() - began >= 1
 
 
-def test_resets(server):
-    server.script.extend(['reset', 'reset'])
-    assert path(server).read_range(10, 50) == DATA[10:50]
-
-
-def test_nobody_answers():
-    config = granular.IOConfig(backoff=0.01, attempts=3)
-    with pytest.raises(StoreError, match='127.0.0.1') as caught:
-        granular.Path('http://127.0.0.1:9/object', config=config).read_bytes()
-    assert isinstance(caught.value, OSError)
-    with pytest.raises(StoreError, match='no-such-host'):
-        granular.Path('http://no-such-host.invalid/object', config=config).read_bytes()
-
-
-def test_no_first_byte(server):
-    server.script.extend(['hang'] * 4)
-    with pytest.raises(StoreTimeoutError, match='no answer') as caught:
-        path(server).read_range(10, 50)
-    assert isinstance(caught.value, TimeoutError)
-    server.script.clear()
-    server.script.append('hang')
-    assert path(server).read_range(10, 50) == DATA[10:50]
-
-
 @pytest.mark.parametrize('fault', ['truncate', 'stall'])
 def test_a_body_that_breaks_off_goes_on_where_it_ended(server, fault):
     server.script.append((fault, 30_000))
@@ -176,12 +151,6 @@ def test_without_a_version_it_starts_over(server):
     server.script.append(('truncate', 30_000))
     assert path(server).read_range(1000, 91_000) == DATA[1000:91_000]
     assert server.asked == ['bytes=1000-90999'] * 2
-
-
-def test_an_object_that_is_replaced_in_the_middle(server):
-    server.script.extend([('truncate', 30_000), 'replaced'])
-    with pytest.raises(ObjectChangedError, match='"one" became "two"'):
-        path(server).read_range(1000, 91_000)
 
 
 def test_a_pinned_object(server):

@@ -99,7 +99,7 @@ class Transport:
         weight = -start if start < 0 else (1 << 20 if stop is None else stop - start)
 
         async def attempt() -> Reply:
-            target = await prepare()
+            target = await _prepared(prepare)
             try:
                 head = await self._exchange(target, 'GET', download, download.range())
                 if download.is_doubtful(head):
@@ -124,7 +124,7 @@ class Transport:
 
         async def attempt() -> Mapping[str, str]:
             sink = Sink()
-            head = await self._exchange(await prepare(), 'HEAD', sink, '')
+            head = await self._exchange(await _prepared(prepare), 'HEAD', sink, '')
             if head.status != 200:
                 raise _refusal(head, sink, name)
             return head.headers
@@ -214,6 +214,14 @@ class _RetryableError(Exception):
     def __init__(self, error: StoreError, throttled: bool, after: float) -> None:
         super().__init__(str(error))
         self.error, self.throttled, self.after = error, throttled, after
+
+
+async def _prepared(prepare: Prepare) -> Target:
+    try:
+        return await prepare()
+    except StoreError as error:
+        # Who gives the credentials may be out for a while, as the store may.
+        raise _RetryableError(error, throttled=False, after=0.0) from error
 
 
 def _refusal(head: Head, sink: Sink, name: str) -> Exception:

@@ -11,7 +11,7 @@ from granular.aio import ranges
 from granular.aio.http1 import Target
 from granular.aio.loops import Scope, gather, peek_scope, scope
 from granular.aio.memory import Space, blank
-from granular.aio.reply import Reply
+from granular.aio.reply import Reply, changed
 from granular.aio.stores.base import Request, Store
 from granular.aio.transport import Ail, Transport
 from granular.config import IOConfig
@@ -171,8 +171,9 @@ class RemoteStore(Store, Generic[C]):
         out: list[bytes] = []
         reads: list[Coroutine[Any, Any, Reply]] = []
         single: list[int] = []  # of each read, which result it is; -1 for a part of one
+        loose: list[tuple[str, int, int]] = []  # which reads are of an object that is not pinned
         for key, starts, stops, version in requests:
-            name = self.url(key)
+            name, first = self.url(key), len(reads)
             for start, stop in zip(starts, stops, strict=True):
                 if stop - start <= most:
                     single.append(len(out))
@@ -184,7 +185,14 @@ class RemoteStore(Store, Generic[C]):
                 parts = self._parts(client, key, start, stop, version, Space(data, view))
                 single += [-1] * len(parts)
                 reads += parts
-        for place, reply in zip(single, await gather(reads), strict=True):
+            if version is None:
+                loose.append((key, first, len(reads)))
+        replies = await gather(reads)
+        for place, reply in zip(single, replies, strict=True):
             if place >= 0:
                 out[place] = reply.data
+        for key, first, behind in loose:
+            for reply in replies[first + 1 : behind]:
+                if reply.version != replies[first].version:
+                    raise changed(self.url(key), replies[first].version or '', reply.version)
         return out
