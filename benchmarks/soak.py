@@ -183,11 +183,12 @@ class Soak:
         with self.counted(), granular.ShardedDatasetReader(place, granular.decoders) as reader:
             self.opened += 1
             epochs = granular.sources.Epochs(reader, seed=turn)
+            order: Any = epochs.aio
             source = granular.sources.Transform(epochs, summed)
             with granular.Loader(source, 32, prefetch=2) as loader:
                 for step in range(0, 32 * 20, 32):
                     batch = next(loader)
-                    indices = epochs.aio.lookup(np.arange(step, step + 32)).tolist()
+                    indices = order.lookup(np.arange(step, step + 32)).tolist()
                     wanted = [summed(point(index, layout), None)['crc'] for index in indices]
                     self.compare([batch['label'].tolist(), batch['crc'].tolist()], [indices, wanted], f'batch {step}')
                     self.batches += 1
@@ -225,7 +226,11 @@ class Soak:
     def report(self, server: Mapping[str, Any]) -> str:
         """The figures."""
         warm = [(minutes, size) for minutes, size, _, _ in self.samples[:-1] if minutes >= WARM]
-        slope = 60 * np.polyfit(*zip(*warm, strict=True), 1)[0] if len(warm) > 2 else float('nan')
+        slope = (
+            60 * np.polyfit([when for when, _ in warm], [size for _, size in warm], 1)[0]
+            if len(warm) > 2
+            else float('nan')
+        )
         (begin, first, *_), (*_, last, over) = self.samples, self.samples
         faults = server['met']
         lines = [
@@ -250,7 +255,7 @@ def write(folder: pathlib.Path) -> None:
     """The datasets."""
     for layout in ('columns', 'refs'):
         place = folder / 'data' / layout
-        writer = granular.ShardedDatasetWriter(place, SPEC[layout], granular.encoders, SHARDLEN, layout=layout)  # type: ignore[arg-type]
+        writer = granular.ShardedDatasetWriter(place, SPEC[layout], granular.encoders, SHARDLEN, layout=layout)
         with writer:
             for index in range(POINTS):
                 writer.append(point(index, layout), flush=False)

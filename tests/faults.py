@@ -77,7 +77,7 @@ class FaultServer:
         self.dates: list[str] = []
         self.connections = 0
         self.etag: str | None = '"one"'
-        self.renew: Callable[[], None] = int  # called when the credentials of a request are said to have expired
+        self.renew: Callable[[], object] = int  # called when the credentials of a request are said to have expired
         self._revoked: set[str] = set()
         self.tokens = 0  # that were asked for
         self.tokenless = 0  # of these, how many were answered by the end of the connection
