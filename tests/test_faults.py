@@ -172,6 +172,13 @@ def test_a_store_that_ignores_ranges(server):
     assert path(server).read_bytes() == DATA
 
 
+def test_a_store_that_ignores_ranges_and_does_not_end(server):
+    head = b'HTTP/1.1 200 X\r\nETag: "one"\r\nTransfer-Encoding: chunked\r\n\r\nfffffff\r\n'
+    server.script.extend([('raw', head + bytes((64 << 20) + 10))] * 2)
+    with pytest.raises(BadReplyError, match='all of its object'):
+        path(server).read_range(10, 50)
+
+
 @pytest.mark.parametrize(
     'fault',
     [('ranged', None), ('ranged', 'bytes 11-50/100000'), ('ranged', 'bytes 10-48/100000'), ('ranged', 'bytes 10-49/*'),
