@@ -324,8 +324,10 @@ def translated(name: str) -> contextlib.AbstractContextManager[None]:
 
 def _ours(name: str, error: Exception) -> GranularError | None:
     from gcsfs.retry import HttpError
-    from google.auth.exceptions import GoogleAuthError
+    from google.auth.exceptions import GoogleAuthError, TransportError
 
+    if isinstance(error, TransportError):
+        return StoreError(f'{name}: no answer from where its tokens come from: {error}')
     if isinstance(error, GoogleAuthError):
         return AccessDeniedError(f'{name}: {hidden(str(error))}')
     if isinstance(error, HttpError | OSError) and (getattr(error, 'code', 0) in (401, 403) or 'orbidden' in str(error)):

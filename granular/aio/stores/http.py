@@ -19,7 +19,7 @@ from granular.hiding import hidden
 class HTTPStore(RemoteStore['HTTPClient']):
     """One host. Options: ``headers`` to send with each request, and ``tls_verify``."""
 
-    redirects = True
+    is_bucket = False
 
     def url(self, key: str) -> str:
         return hidden(self.address(key)) if '?' in key else self.address(key)
