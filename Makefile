@@ -8,7 +8,7 @@ RIVALS := aiohttp obstore s3fs gcsfs tensorstore grain webdataset streaming litd
 # A build for the CPU: the plain name brings gigabytes of CUDA.
 TORCH  ?= torch==2.13.0
 
-.PHONY: demo test lint bench bench-quick servers clean
+.PHONY: demo test lint bench bench-quick faults soak servers clean
 
 demo: $(VENV)/demo
 	$(BIN)/granular demo
@@ -27,6 +27,13 @@ bench: $(VENV)/bench $(RIVALS:%=.rivals/%/ready) servers
 
 bench-quick: $(VENV)/bench $(RIVALS:%=.rivals/%/ready) servers
 	$(BIN)/python -m benchmarks --quick $(ARGS)
+
+# What becomes of reads at every fault, beside others; and an hour of reads at 1 % faults.
+faults: $(VENV)/bench .rivals/s3fs/ready .rivals/gcsfs/ready .rivals/obstore/ready
+	$(BIN)/python -m benchmarks.faults $(ARGS)
+
+soak: $(VENV)/bench
+	$(BIN)/python -m benchmarks.soak $(ARGS)
 
 # What the benchmarks measure against comes from Debian.
 servers:

@@ -12,7 +12,7 @@ import contextvars
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from granular.aio.loops import Begun, begin, running_loop
 from granular.errors import ClosedError, GranularError
@@ -22,56 +22,119 @@ T = TypeVar('T')
 _STOP_TIMEOUT: Final = 5.0
 
 
+class Call(Generic[T]):
+    """The rest of a coroutine, to be run on a loop, and what comes of it.
+
+    All of it may be interrupted anywhere: what counts is set on the loop, which Ctrl-C never reaches.
+    """
+
+    def __init__(self, rest: Begun[T]) -> None:
+        self._rest, self._begun = rest, False
+        self._context = contextvars.copy_context()  # what the caller has set is seen on the loop as well
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def send(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have it run."""
+        self._loop = loop
+        loop.call_soon_threadsafe(self._start, context=self._context)
+
+    def cancel(self) -> None:
+        """Cancel it and wait until it has cleaned up."""
+        if self._loop is None:
+            self._rest.close()
+            return
+        if self.future.done() or self._loop.is_closed():
+            return
+        self.future.cancel()
+        self.send(self._loop)  # whether it was sent before, nobody knows
+        concurrent.futures.wait([self.future], _STOP_TIMEOUT)
+
+    def _start(self) -> None:
+        if self._begun:
+            return
+        self._begun = True
+        if self.future.cancelled():
+            self._rest.close()
+            self.future.set_running_or_notify_cancel()
+            return
+        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(_resumed(self._rest))
+        task.add_done_callback(self._done)
+
+        def cancel(future: concurrent.futures.Future[T]) -> None:
+            if future.cancelled():
+                loop.call_soon_threadsafe(task.cancel)
+
+        self.future.add_done_callback(cancel)
+
+    def _done(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self.future.cancel()
+        if not self.future.set_running_or_notify_cancel():
+            return
+        if (error := task.exception()) is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(task.result())
+
+
 class Bridge:
     """An event loop on a daemon thread; uvloop's if it is installed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._ended = False
+        self._running: list[tuple[asyncio.AbstractEventLoop, threading.Thread]] = []
+        self.ended = False
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop, started on first use."""
         with self._lock:
-            if self._ended:
+            if self.ended:
                 raise ClosedError('the interpreter is shutting down')
-            if self._loop is None:
+            if not self._running:
                 started = threading.Event()
-                self._loop = _new_loop()
-                self._thread = threading.Thread(
-                    target=_main, args=(self._loop, started), name='granular-loop', daemon=True
-                )
-                self._thread.start()
+                threading.Thread(target=self._main, args=(started,), name='granular-loop', daemon=True).start()
                 started.wait()
-            return self._loop
+            return self._running[0][0]
 
-    def submit(self, coro: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Have a coroutine run on the loop."""
-        try:
-            if threading.current_thread() is self._thread:
-                raise GranularError(
-                    'a blocking call was made on the loop that is to answer it: await the one of granular.aio'
-                )
-            # The caller's context, so that what it set is seen on the loop as well.
-            return contextvars.copy_context().run(asyncio.run_coroutine_threadsafe, coro, self.loop())
-        except BaseException:
-            coro.close()
-            raise
+    def submit(self, call: Call[Any]) -> None:
+        """Have a coroutine go on under the loop."""
+        if any(threading.current_thread() is thread for _, thread in self._running):
+            raise GranularError(
+                'a blocking call was made on the loop that is to answer it: await the one of granular.aio'
+            )
+        call.send(self.loop())
 
     def stop(self) -> None:
         """Cancel what runs, close sessions and sockets, and end the thread."""
         with self._lock:
-            self._ended = True
-            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        if loop is not None and thread is not None:
+            self.ended = True
+            running, self._running = self._running, []
+        for loop, thread in running:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(_STOP_TIMEOUT)
 
     def after_fork(self) -> None:
         """In a forked child: the thread did not come along. The parent's loop is neither used nor collected."""
-        _inherited.append((self._loop, self._thread))
+        _inherited.append(self._running)
         self.__init__()  # type: ignore[misc]
+
+    def _main(self, started: threading.Event) -> None:
+        loop = _new_loop()
+        asyncio.set_event_loop(loop)
+        # Told here, as who began this thread may be interrupted before it knows that there is one.
+        self._running.append((loop, threading.current_thread()))
+        loop.call_soon(started.set)
+        try:
+            loop.run_forever()
+            tasks = asyncio.all_tasks(loop)
+            for task in tasks:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
 
 
 _inherited: list[Any] = []
@@ -96,14 +159,15 @@ def run(coro: Coroutine[Any, Any, T]) -> T:
             asyncio._set_running_loop(outer)
     if not isinstance(found, Begun):
         return found  # type: ignore[no-any-return]
-    rest: Begun[T] = found
-    future = bridge.submit(_resumed(rest))
+    call = Call[T](found)
     try:
-        return future.result()
+        bridge.submit(call)
+        return call.future.result()
     except BaseException:
-        if not future.done():
-            future.cancel()
-            concurrent.futures.wait([future], _STOP_TIMEOUT)
+        call.cancel()
+        if bridge.ended and threading.current_thread().daemon:
+            # The interpreter ends, and with it this thread: as quietly as any other daemon thread.
+            raise SystemExit from None
         raise
 
 
@@ -136,18 +200,3 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
-
-
-def _main(loop: asyncio.AbstractEventLoop, started: threading.Event) -> None:
-    asyncio.set_event_loop(loop)
-    loop.call_soon(started.set)
-    try:
-        loop.run_forever()
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-    finally:
-        asyncio.set_event_loop(None)
-        loop.close()

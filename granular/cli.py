@@ -19,7 +19,9 @@ def main() -> None:
     try:
         app()
     except GranularError as error:
-        sys.stderr.write(f'error: {error}\n')
+        from granular.inspecting import printable
+
+        sys.stderr.write(f'error: {printable(str(error))}\n')
         raise SystemExit(1) from None
     except BrokenPipeError:
         # Whoever read the output has seen enough; what is still buffered would complain at exit.

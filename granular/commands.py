@@ -10,7 +10,7 @@ from rich.console import Console
 
 import granular
 from granular.errors import InvalidArgumentError, NotFoundError, UnknownTypeError
-from granular.inspecting import Description, describe, readable
+from granular.inspecting import Description, describe, printable, readable
 
 _KEY_WITH_RANGE = re.compile(r'([^\[]+)\[(\d*):(\d*)\]')
 
@@ -92,7 +92,8 @@ def ls(
         if as_json and stat is not None:
             entries.append({'name': path.name, 'url': str(path), 'size': stat.size, 'is_dir': stat.is_dir})
         else:
-            typer.echo(path.name if stat is None else f'{"-" if stat.is_dir else stat.size:>14}  {path.name}')
+            name = printable(path.name)
+            typer.echo(name if stat is None else f'{"-" if stat.is_dir else stat.size:>14}  {name}')
     if as_json:
         typer.echo(json.dumps(entries))
 
@@ -121,7 +122,7 @@ def cat(
         typer.echo(json.dumps(shown))
         return
     for key, value in shown.items():
-        typer.echo(f'{key}: {json.dumps(value, ensure_ascii=False)}')
+        typer.echo(printable(f'{key}: {json.dumps(value, ensure_ascii=False)}'))
 
 
 @app.command()
@@ -151,7 +152,7 @@ def copy(
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task('copy', total=_total(here) if console.is_terminal else None)
         here.copy(there, progress=lambda size: progress.update(task, advance=size))
-    console.print(f'copied {here} to {there}', highlight=False, soft_wrap=True)
+    console.print(printable(f'copied {here} to {there}'), highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -177,7 +178,7 @@ def verify(
     else:
         for problem in report.problems:
             where = problem.place if problem.record is None else f'{problem.place}: record {problem.record}'
-            typer.echo(f'{where}: {problem.message}')
+            typer.echo(printable(f'{where}: {problem.message}'))
         checked = f'{report.checked:,} of them with a checksum' if report.checked else 'none of which has a checksum'
         typer.echo(
             f'{len(report.problems) or "no"} problems: {report.datapoints:,} datapoints, {report.records:,} records, '
@@ -253,17 +254,18 @@ def _total(place: granular.Path) -> int:
 
 def _print_description(found: Description) -> None:
     from rich.table import Table
+    from rich.text import Text  # in which brackets have no meaning
 
     console = Console()
     head = Table.grid(padding=(0, 2))
     for name in ('url', 'kind', 'layout', 'versions', 'shards', 'datapoints', 'bytes'):
         if (value := found.get(name)) is not None:
             text = ', '.join(map(str, value)) if isinstance(value, list) else str(value)
-            head.add_row(name, f'{value:,}' if isinstance(value, int) else text)
+            head.add_row(name, f'{value:,}' if isinstance(value, int) else Text(printable(text)))
     console.print(head, highlight=False, soft_wrap=True)
     if found.get('keys'):
         table = Table('key', 'type', 'records', 'bytes', box=None, header_style='bold')
         for key, row in found['keys'].items():
-            table.add_row(key, row['type'], f'{row["records"]:,}', f'{row["bytes"]:,}')
+            table.add_row(Text(key), Text(printable(row['type'])), f'{row["records"]:,}', f'{row["bytes"]:,}')
         console.print()
         console.print(table, highlight=False)

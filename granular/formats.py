@@ -7,7 +7,8 @@ plain functions or partials of them, so that readers and writers pickle. To choo
 """
 
 import functools
-import io
+import math
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -15,13 +16,25 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from granular.errors import DecodeError, EncodeError, MissingExtraError
+from granular.errors import DecodeError, EncodeError
+from granular.media import decode_image, decode_video, encode_image, encode_video
+
+__all__ = [
+    'decode_array', 'decode_bytes', 'decode_image', 'decode_int', 'decode_msgpack', 'decode_tree', 'decode_utf8',
+    'decode_video', 'decoders', 'encode_array', 'encode_bytes', 'encode_image', 'encode_int', 'encode_msgpack',
+    'encode_tree', 'encode_utf8', 'encode_video', 'encoders', 'inline_safe',
+]  # fmt: skip
 
 Encoder = Callable[[Any], bytes]
 Decoder = Callable[[bytes], Any]
 Buffer = bytes | bytearray | memoryview
 
 _ARRAY_KINDS: Final = 'biufcmMSUV'
+# What `dtype.str` may be. numpy understands far more: fields, sub-arrays, names, objects.
+_DTYPE: Final = re.compile(rf'[<>|=]?[{_ARRAY_KINDS}][0-9]{{1,10}}(\[([1-9][0-9]{{0,9}})?[A-Za-z]{{1,7}}\])?')
+_DIMENSIONS: Final = 64
+_LAST_CODE_POINT: Final = 0x10FFFF
+_HEADERS: Final = 16  # of arrays in msgpack, which may claim any length before that is compared with what follows
 
 
 # --- plain values -----------------------------------------------------------------------------------------------------
@@ -98,11 +111,29 @@ def encode_msgpack(value: Any) -> bytes:
 
 
 def decode_msgpack(buffer: Buffer) -> Any:
-    """What msgpack holds; maps may have keys of any type."""
+    """What msgpack holds; maps may have keys of any type. Nested 1,024 deep at most."""
     try:
-        return msgpack.unpackb(buffer, strict_map_key=False)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise DecodeError(f'{len(buffer)} bytes are not msgpack: {error}') from error
+        return _unpack(buffer)
+    except _UNPACKING as error:
+        raise DecodeError(f'{len(buffer)} bytes are not msgpack: {error or type(error).__name__}') from error
+
+
+def _unpack(buffer: Buffer) -> Any:
+    """Unpack msgpack in memory in proportion to its bytes.
+
+    An array's header says how long it is, and the list is made before its items are seen: of a thousand headers, one
+    inside the other, each would have one made as long as the record. Skipping makes nothing, and ends where items are
+    missing.
+    """
+    data = bytes(buffer)
+    if data.count(0xDC) + data.count(0xDD) > _HEADERS:
+        parser = msgpack.Unpacker(strict_map_key=False, max_buffer_size=len(data))
+        parser.feed(data)
+        parser.skip()
+    return msgpack.unpackb(data, strict_map_key=False)
+
+
+_UNPACKING: Final = (ValueError, TypeError, OverflowError, RecursionError, MemoryError, msgpack.UnpackException)
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------------
@@ -123,10 +154,10 @@ def encode_array(value: Any) -> bytes:
 def decode_array(buffer: Buffer) -> NDArray[Any]:
     """An array: a read-only view of the record's bytes."""
     try:
-        dtype, shape, data = msgpack.unpackb(buffer)
+        dtype, shape, data = msgpack.unpackb(buffer, max_array_len=_DIMENSIONS, max_map_len=0, max_ext_len=0)
         return _unpack_array(dtype, shape, data)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise DecodeError(f'{len(buffer)} bytes are no array: {error}') from error
+    except _UNPACKING as error:
+        raise DecodeError(f'{len(buffer)} bytes are no array: {error or type(error).__name__}') from error
 
 
 def encode_tree(value: Any) -> bytes:
@@ -146,9 +177,9 @@ def encode_tree(value: Any) -> bytes:
 def decode_tree(buffer: Buffer) -> Any:
     """A tree, whose arrays are read-only views of the record's bytes."""
     try:
-        return _unpack_tree(msgpack.unpackb(buffer, strict_map_key=False))
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise DecodeError(f'{len(buffer)} bytes are no tree: {error}') from error
+        return _unpack_tree(_unpack(buffer))
+    except _UNPACKING as error:
+        raise DecodeError(f'{len(buffer)} bytes are no tree: {error or type(error).__name__}') from error
 
 
 def _pack_array(value: Any) -> tuple[str, tuple[int, ...], Any]:
@@ -159,12 +190,24 @@ def _pack_array(value: Any) -> tuple[str, tuple[int, ...], Any]:
     return array.dtype.str, array.shape, array.tobytes()
 
 
+@functools.lru_cache(maxsize=256)
+def _dtype(text: Any) -> np.dtype[Any]:
+    if type(text) is not str or not _DTYPE.fullmatch(text):
+        raise ValueError(f'its dtype is {text!r:.80}')
+    return np.dtype(text)
+
+
 def _unpack_array(dtype: Any, shape: Any, data: Any) -> NDArray[Any]:
-    kind = np.dtype(dtype)
-    if not isinstance(dtype, str) or kind.kind not in _ARRAY_KINDS:
-        raise ValueError(f'its dtype is {dtype!r}')
-    if not kind.itemsize or not data:
-        return np.empty(shape, kind) if not data else np.frombuffer(data, kind).reshape(shape)
+    kind = _dtype(dtype)
+    if type(data) is not bytes or type(shape) is not list or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f'its shape is {shape!r:.80}, its data {type(data).__name__}')
+    if math.prod(shape) * kind.itemsize != len(data):
+        raise ValueError(f'shape {shape!r:.80} of {dtype!r} has other than {len(data)} bytes')
+    if not data:
+        # Nothing is allocated for a billion items of no bytes.
+        return np.empty(shape, kind) if kind.itemsize else np.broadcast_to(np.zeros((), kind), shape)
+    if kind.kind == 'U' and np.frombuffer(data, kind.str.replace('U', 'u')[:2] + '4').max() > _LAST_CODE_POINT:
+        raise ValueError('its text has characters that Unicode has not')
     return np.frombuffer(data, kind).reshape(shape)
 
 
@@ -188,117 +231,6 @@ def _unpack_tree(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _unpack_tree(item) for key, item in value.items()}
     return value
-
-
-# --- images and videos ------------------------------------------------------------------------------------------------
-
-
-def encode_image(value: Any, quality: int = 95, format: str = 'jpg') -> bytes:
-    """An image, by Pillow.
-
-    Args:
-      value: uint8 of shape (height, width) or (height, width, 3), for png also (height, width, 4), or a PIL image.
-      quality: of a jpg, 1 to 100. (granular 0.21 takes the argument but writes 75, Pillow's default.)
-      format: ``'jpg'`` or ``'png'``.
-
-    Raises:
-      EncodeError: for another shape or dtype.
-    """
-    image_module = _pillow()
-    if isinstance(value, image_module.Image):
-        image = value
-    else:
-        array = np.asarray(value)
-        channels = array.shape[2:] if array.ndim == 3 else ()
-        fits = channels in ((), (3,)) or (format == 'png' and channels == (4,))
-        if array.dtype != np.uint8 or array.ndim not in (2, 3) or not fits or 0 in array.shape:
-            raise EncodeError(
-                f'an image as {format} is uint8 of shape (height, width) or (height, width, 3'
-                f'{" or 4" if format == "png" else ""}), got {array.dtype} of shape {array.shape}'
-            )
-        image = image_module.fromarray(array)
-    options = {'quality': quality} if format in ('jpg', 'jpeg') else {}
-    stream = io.BytesIO()
-    try:
-        image.save(stream, format={'jpg': 'jpeg'}.get(format, format).upper(), **options)
-    except (OSError, KeyError, ValueError) as error:
-        raise EncodeError(f'an image of mode {image.mode} and size {image.size} as {format}: {error}') from error
-    return stream.getvalue()
-
-
-def decode_image(buffer: Buffer) -> NDArray[Any]:
-    """An image as a new uint8 array of shape (height, width) or (height, width, channels), as the file has them.
-
-    A palette comes back as its indices, and CMYK as four channels.
-    """
-    image_module = _pillow()
-    try:
-        with image_module.open(io.BytesIO(buffer)) as image:
-            return np.array(image)
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DecodeError(f'{len(buffer)} bytes are no image that Pillow knows: {error}') from error
-
-
-def encode_video(value: Any, fps: int = 20, format: str = 'mp4', codec: str = 'h264') -> bytes:
-    """A video, by PyAV, in yuv420p: lossy, and of even width and height.
-
-    Args:
-      value: uint8 of shape (frames, height, width, 3).
-      fps: frames per second.
-      format: the container, ``'mp4'`` or ``'webm'``.
-      codec: ``'h264'``, ``'vp9'``, or what else PyAV can write into it.
-
-    Raises:
-      EncodeError: for another shape or dtype.
-    """
-    av = _pyav()
-    array = np.asarray(value)
-    if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] != 3 or 0 in array.shape:
-        raise EncodeError(
-            f'a video is uint8 of shape (frames, height, width, 3), got {array.dtype} of shape {array.shape}'
-        )
-    frames, height, width = array.shape[:3]
-    if height % 2 or width % 2:
-        raise EncodeError(f'a video of {height} by {width} pixels: yuv420p needs both even; pad or crop it by one')
-    stream = io.BytesIO()
-    try:
-        with av.open(stream, mode='w', format=format) as container:
-            output = container.add_stream(codec, rate=fps)
-            output.width, output.height, output.pix_fmt = width, height, 'yuv420p'
-            for i in range(frames):
-                frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(array[i]), format='rgb24')
-                frame.pts = i
-                container.mux(output.encode(frame))
-            container.mux(output.encode(None))
-    except (av.FFmpegError, ValueError) as error:
-        raise EncodeError(f'a video of shape {array.shape} as {format} with {codec}: {error}') from error
-    return stream.getvalue()
-
-
-def decode_video(buffer: Buffer) -> NDArray[np.uint8]:
-    """A video as uint8 of shape (frames, height, width, 3)."""
-    av = _pyav()
-    try:
-        with av.open(io.BytesIO(buffer)) as container:
-            return np.stack([frame.to_ndarray(format='rgb24') for frame in container.decode(video=0)])
-    except (av.FFmpegError, ValueError, IndexError) as error:
-        raise DecodeError(f'{len(buffer)} bytes are no video that PyAV knows: {error}') from error
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingExtraError("images need Pillow: pip install 'granular[formats]'") from error
-    return Image
-
-
-def _pyav() -> Any:
-    try:
-        import av
-    except ImportError as error:
-        raise MissingExtraError("videos need PyAV: pip install 'granular[formats]'") from error
-    return av
 
 
 # --- by type ----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from granular.path import Path
 from granular.sharded import ShardedDatasetReader
 
 _SHOWN = 8  # values of an array
+_DEPTH = 64  # lists and maps in one another
 
 
 class Key(TypedDict):
@@ -44,16 +45,16 @@ def describe(place: Path) -> Description:
     if place.suffix == '.bag':
         with BagReader(place, cache_index=False) as bag:
             return {
-                'url': str(place), 'kind': 'bag', 'versions': [bag.version], 'datapoints': len(bag), 'bytes': bag.size,
+                'url': f'{place}', 'kind': 'bag', 'versions': [bag.version], 'datapoints': len(bag), 'bytes': bag.size,
             }  # fmt: skip
     try:
         with DatasetReader(place, None, cache_index=False) as reader:
-            return {'url': str(place), 'kind': 'dataset', **_describe([reader.aio])}
+            return {'url': f'{place}', 'kind': 'dataset', **_describe([reader.aio])}
     except NotFoundError as error:
         try:
             with ShardedDatasetReader(place, None, cache_index=False) as sharded:
                 shards = sharded.aio.readers
-                return {'url': str(place), 'kind': 'sharded dataset', 'shards': len(shards), **_describe(shards)}
+                return {'url': f'{place}', 'kind': 'sharded dataset', 'shards': len(shards), **_describe(shards)}
         except NotFoundError:
             raise error from None
 
@@ -78,17 +79,24 @@ def _describe(readers: list[Any]) -> Description:
     }
 
 
-def readable(value: Any, kind: str) -> Any:
+def printable(text: str) -> str:
+    """Text of others as a terminal may have it: what would move its cursor or ring its bell is escaped."""
+    return ''.join(char if char.isprintable() else char.encode('unicode_escape').decode() for char in text)
+
+
+def readable(value: Any, kind: str, depth: int = 0) -> Any:
     """A value as JSON that a person can read: arrays and bytes by their size and first values."""
+    if depth > _DEPTH:
+        return '...'
     if isinstance(value, np.ndarray):
         head = [item.item() for item in value.ravel()[:_SHOWN]]
         return {'type': kind, 'dtype': str(value.dtype), 'shape': list(value.shape), 'head': [_plain(x) for x in head]}
     if isinstance(value, bytes):
         return {'type': kind, 'bytes': len(value)}
     if isinstance(value, dict):
-        return {str(key): readable(item, kind) for key, item in value.items()}
+        return {str(key): readable(item, kind, depth + 1) for key, item in value.items()}
     if isinstance(value, list):
-        return [readable(item, kind) for item in value]
+        return [readable(item, kind, depth + 1) for item in value]
     return _plain(value)
 
 

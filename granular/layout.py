@@ -4,6 +4,7 @@ A bag's *limits* are kept as one int64 array of N + 1 offsets, the first of them
 ``limits[i]`` to ``limits[i + 1]``, in whichever version they were written.
 """
 
+import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -23,7 +24,8 @@ MAX_RECORDS: Final = 2**32 - 1
 LIMIT: Final = 8  # bytes of a limit
 
 _KEY: Final = re.compile(r'[a-z_][A-Za-z0-9_.-]*')
-_SHARD: Final = re.compile(r'\d{6,}')
+_KIND: Final = re.compile(r'[a-z_]')
+_SHARD: Final = re.compile(r'[0-9]{6,18}')
 
 
 # --- bags ---------------------------------------------------------------------------------------------------------
@@ -45,12 +47,31 @@ def table_start(tail: bytes, size: int, name: str) -> int:
             f'{name}: its last 8 bytes say that the table starts at {start}, which leaves no whole number of limits '
             f'in a file of {size} bytes: it is cut short, or no bag'
         )
+    check_count((size - start) // LIMIT, name)
     return start
 
 
-def blank_limits(count: int) -> Ints:
-    """An array for ``count`` limits as they stand in a file, behind a zero: fill ``[1:]``, then ``finish_limits``."""
-    limits = np.empty(count + 1, np.int64)
+def check_count(limits: int, name: str) -> int:
+    """The number of limits of a table, if a bag may have so many.
+
+    Raises:
+      CorruptBagError: if it may not.
+    """
+    if limits > MAX_RECORDS + 1:
+        raise CorruptBagError(f'{name}: its table has {limits} limits, but a bag holds at most {MAX_RECORDS} records')
+    return limits
+
+
+def blank_limits(count: int, name: str) -> Ints:
+    """An array for ``count`` limits as they stand in a file, behind a zero: fill ``[1:]``, then ``finish_limits``.
+
+    Raises:
+      CorruptBagError: if there are more than a bag may have, or than there is memory for.
+    """
+    try:
+        limits = np.empty(check_count(count, name) + 1, np.int64)
+    except MemoryError as error:
+        raise CorruptBagError(f'{name}: there is no memory for its {count} limits') from error
     limits[0] = 0
     return limits
 
@@ -76,6 +97,11 @@ def check_limits(limits: Ints, datasize: int, name: str) -> Ints:
     if limits[-1] > datasize:
         raise CorruptBagError(f'{name}: its last limit is {limits[-1]}, but there are only {datasize} bytes of records')
     return limits
+
+
+def view_of(limits: Ints) -> memoryview:
+    """The limits, as what gives a Python int in a third of the time that an array takes to give a numpy one."""
+    return memoryview(limits.data).cast('B').cast('q')
 
 
 def last_limit(tail: bytes, size: int) -> int:
@@ -110,22 +136,32 @@ def unpack_refs(records: Iterable[bytes], spec: Mapping[str, str], name: str) ->
       The first record and the number of records, both of shape (datapoints, keys). A scalar has one record.
     """
     sequence = [is_sequence(kind) for kind in spec.values()]
-    flat: list[tuple[int, int]] = []
-    unpack = msgpack.unpackb
+    flat: list[tuple[int, ...]] = []
+    # Numbers in lists no longer than the spec, or than two: what claims to be longer is not made.
+    unpack = functools.partial(
+        msgpack.unpackb, max_array_len=max(2, len(sequence)), max_map_len=0, max_ext_len=0, max_bin_len=0, max_str_len=0
+    )
     for i, record in enumerate(records):
         try:
             refs = unpack(record)
             row = [
-                ((ref[0], ref[1]) if ref else (0, 0)) if many else (ref + 0, 1)
+                (tuple(ref) or (0, 0)) if many else (ref + 0, 1)  # of what is no list or number, a TypeError
                 for many, ref in zip(sequence, refs, strict=True)
             ]
-        except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
-            raise CorruptDatasetError(f'{name}: reference {i} of those read does not fit the spec {spec}') from error
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise CorruptDatasetError(
+                f'{name}: reference {i} of those read does not fit the spec {dict(spec)!r:.200}'
+            ) from error
         flat.extend(row)
+    if not flat:
+        return np.zeros((0, len(sequence)), np.int64), np.zeros((0, len(sequence)), np.int64)
     try:
-        table = np.array(flat, np.int64).reshape(-1, len(sequence), 2)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise CorruptDatasetError(f'{name}: references must be integers') from error
+        table = np.array(flat)  # of the type that they have, as a fraction would be cut to an integer
+    except (ValueError, OverflowError) as error:
+        raise CorruptDatasetError(f'{name}: references must be pairs of integers') from error
+    if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != 2:
+        raise CorruptDatasetError(f'{name}: references must be pairs of integers below 2**63, got {table.dtype}')
+    table = table.reshape(-1, len(sequence), 2)
     return table[:, :, 0], table[:, :, 1]
 
 
@@ -155,7 +191,7 @@ def check_spec(spec: Mapping[str, str], layout: Layout) -> Spec:
     for key, kind in spec.items():
         if not isinstance(key, str) or not _KEY.fullmatch(key):
             raise SpecError(f'key {key!r} cannot be a file name: want [a-z_] and then [A-Za-z0-9_.-]')
-        if not isinstance(kind, str) or not re.match(r'[a-z_]', kind):
+        if not isinstance(kind, str) or not _KIND.match(kind):
             raise SpecError(f'the type of key {key!r} is {kind!r}: want a name such as "utf8" or "utf8[]"')
         if layout == 'refs' and key == 'refs':
             raise SpecError("key 'refs' is taken: the refs layout keeps its references in refs.bag")
@@ -175,12 +211,14 @@ def parse_spec(content: bytes, name: str) -> Spec:
     """The spec in ``spec.json``, sorted by key."""
     try:
         spec = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptDatasetError(f'{name}: is not JSON: {error}') from error
     if not isinstance(spec, dict) or not spec or not all(isinstance(kind, str) for kind in spec.values()):
         raise CorruptDatasetError(f'{name}: a spec maps each key to the name of its type, got {spec!r:.200}')
     if bad := [key for key in spec if not _KEY.fullmatch(key)]:
-        raise CorruptDatasetError(f'{name}: keys {bad} cannot be file names')
+        raise CorruptDatasetError(f'{name}: keys {bad!r:.200} cannot be file names')
+    if bad := [key for key, kind in spec.items() if not _KIND.match(kind)]:
+        raise CorruptDatasetError(f'{name}: keys {bad!r:.200} have types that are no names')
     return dict(sorted(spec.items()))
 
 

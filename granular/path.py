@@ -206,9 +206,11 @@ class _RawReader(io.RawIOBase):
         return self._file.tell()
 
     def close(self) -> None:
-        if not self.closed:
-            run(self._file.aclose())
-        super().close()
+        try:
+            if not self.closed:
+                run(self._file.aclose())
+        finally:
+            super().close()
 
 
 class _Reader(io.BufferedReader):
@@ -232,9 +234,11 @@ class _RawWriter(io.RawIOBase):
         return self.file.tell()
 
     def close(self) -> None:
-        if not self.closed:
-            run(self.file.aclose())
-        super().close()
+        try:
+            if not self.closed:
+                run(self.file.aclose())
+        finally:  # closed, whatever interrupts it, so that nothing is flushed when it is collected
+            super().close()
 
 
 class _Writer(io.BufferedWriter):

@@ -1,33 +1,89 @@
 """A server that answers each request as the next line of its script says: every fault of a store, on demand."""
 
 import asyncio
+import base64
 import collections
+import contextlib
+import gzip
+import json
 import ssl
 import threading
-from collections.abc import Mapping
-from typing import Any
+import urllib.parse
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Self
+
+from granular.checksums import crc32c
 
 DATA = bytes(i * 7 % 256 for i in range(100_000))
+_OTHER = bytes(255 - i for i in range(256))
+
+
+class Asked(NamedTuple):
+    """A request for an object."""
+
+    method: str
+    key: str
+    wanted: str | None
+    google: bool
+    data: bytes | None
+
+    @property
+    def body(self) -> bytes:
+        """All of the object."""
+        return self.data or b''
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The bytes that are asked for."""
+        size = len(self.body)
+        if self.wanted is None:
+            return 0, size
+        left, right = self.wanted.removeprefix('bytes=').split('-')
+        if not left:
+            return max(0, size - int(right)), size
+        return int(left), min(int(right) + 1, size) if right else size
+
+    @property
+    def said(self) -> str:
+        """The Content-Range of its answer."""
+        start, stop = self.span
+        return f'bytes {start}-{stop - 1}/{len(self.body)}'
+
+    @property
+    def piece(self) -> bytes:
+        """The body of its answer."""
+        return self.body[slice(*self.span)]
 
 
 class FaultServer:
-    """One object at every path. What is not scripted is answered well.
+    """Objects as S3, GCS and web servers give them, whatever the bucket. What is not scripted is answered well.
 
     A line of the script is the name of a method, or a tuple of it and its arguments.
+
+    Args:
+      tls: serve over TLS.
+      files: the objects by key; without them there is ``DATA`` at every path.
     """
 
-    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None, files: Mapping[str, bytes] | None = None) -> None:
         self._tls = tls
         self._writers: set[asyncio.StreamWriter] = set()
+        self.files = files
         self.script: collections.deque[Any] = collections.deque()
+        self.aim = ''  # how the keys end whose requests the script is for
         self.asked: list[str | None] = []
         self.methods: list[str] = []
         self.authorized: list[str] = []
         self.dates: list[str] = []
+        self.heads: list[dict[str, str]] = []
         self.connections = 0
         self.etag: str | None = '"one"'
+        self.renew: Callable[[], object] = int  # called when the credentials of a request are said to have expired
+        self._revoked: set[str] = set()
+        self.tokens = 0  # that were asked for
+        self.tokenless = 0  # of these, how many were answered by the end of the connection
 
-    def __enter__(self) -> 'FaultServer':
+    def __enter__(self) -> Self:
         self._loop = asyncio.new_event_loop()
         ready = threading.Event()
         self._thread = threading.Thread(target=self._main, args=(ready,), daemon=True)
@@ -36,8 +92,13 @@ class FaultServer:
         return self
 
     def __exit__(self, *args: object) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self.stop()
+
+    def stop(self) -> None:
+        """End; more than once is no error."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(10)
 
     def _main(self, ready: threading.Event) -> None:
         asyncio.set_event_loop(self._loop)
@@ -47,14 +108,22 @@ class FaultServer:
         ready.set()
         self._loop.run_forever()
         server.close()
+        self._loop.run_until_complete(asyncio.sleep(0.02))  # who has connected is served before all ends
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        for writer in self._writers:
-            writer.transport.abort()
+        self._hang_up()
         self._loop.run_until_complete(asyncio.sleep(0.02))
         self._loop.close()
+
+    def hang_up(self) -> None:
+        """End all connections."""
+        self._loop.call_soon_threadsafe(self._hang_up)
+
+    def _hang_up(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -62,143 +131,265 @@ class FaultServer:
         try:
             while True:
                 head = (await reader.readuntil(b'\r\n\r\n')).decode()
-                self.methods.append(head.split(' ')[0])
-                lines = dict(line.split(': ', 1) for line in head.split('\r\n')[1:] if line)
-                wanted = lines.get('Range')
-                self.asked.append(wanted)
-                self.authorized.append(lines.get('Authorization', ''))
-                self.dates.append(lines.get('X-Amz-Date', ''))
-                fault = self.script.popleft() if self.script else 'good'
-                name, *args = (fault,) if isinstance(fault, str) else fault
-                await getattr(self, name)(writer, wanted, *args)
+                first, *rest = head.split('\r\n')
+                method, target, _ = first.split(' ')
+                lines = {name.lower(): value for name, value in (line.split(': ', 1) for line in rest if line)}
+                self.heads.append(dict(line.split(': ', 1) for line in rest if line))
+                path, _, query = target.partition('?')
+                if method == 'POST':
+                    await reader.readexactly(int(lines['content-length']))
+                    self.tokens += 1
+                    if self.tokens <= self.tokenless:
+                        writer.transport.abort()
+                        return
+                    token = {'access_token': f'token-{self.tokens}', 'expires_in': 3600}
+                    _say(writer, 'application/json', json.dumps(token))
+                elif self.files is not None and (listed := self._listed(path, query)) is not None:
+                    self._list(writer, *listed)
+                else:
+                    await self._answer(writer, lines, self._asked(method, path, lines))
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
             pass
+        except asyncio.CancelledError:
+            writer.transport.abort()  # the server ends
         finally:
             writer.close()
+            with contextlib.suppress(ConnectionError, ssl.SSLError, asyncio.CancelledError):
+                await writer.wait_closed()
+            self._writers.discard(writer)
 
-    def _span(self, wanted: str | None) -> tuple[int, int]:
-        if wanted is None:
-            return 0, len(DATA)
-        left, right = wanted.removeprefix('bytes=').split('-')
-        if not left:
-            return max(0, len(DATA) - int(right)), len(DATA)
-        return int(left), min(int(right) + 1, len(DATA)) if right else len(DATA)
+    async def _answer(self, writer: asyncio.StreamWriter, lines: Mapping[str, str], asked: Asked) -> None:
+        self.note(asked, lines)
+        credential = _credential(lines)
+        if credential in self._revoked:
+            await self.status(writer, asked, 403, 'ExpiredToken')
+            return
+        line = self.next_line() if asked.key.endswith(self.aim) else 'good'
+        name, *args = (line,) if isinstance(line, str) else line
+        if name == 'expire':
+            self._revoked.add(credential)
+            self.renew()
+            name, args = 'status', [401] if asked.google else [403, 'ExpiredToken']
+        await getattr(self, name)(writer, asked, *args)
 
-    def _head(self, status: int, length: int | None, **more: str) -> bytes:
+    def note(self, asked: Asked, lines: Mapping[str, str]) -> None:
+        """Keep what was asked for."""
+        self.methods.append(asked.method)
+        self.asked.append(asked.wanted)
+        self.authorized.append(lines.get('authorization', ''))
+        self.dates.append(lines.get('x-amz-date', ''))
+
+    def next_line(self) -> Any:
+        """What becomes of a request."""
+        return self.script.popleft() if self.script else 'good'
+
+    def _asked(self, method: str, path: str, lines: Mapping[str, str]) -> Asked:
+        google = '/storage/v1/b/' in path
+        key = path.partition('/o/')[2] if google else path.lstrip('/').partition('/')[2]
+        key = urllib.parse.unquote(key)
+        data = DATA if self.files is None else self.files.get(key)
+        return Asked(method, key, lines.get('range'), google, data)
+
+    # --- what buckets have beside objects
+
+    def _listed(self, path: str, query: str) -> tuple[bool, str, str] | None:
+        """Which kind of store is asked for a list, its prefix and delimiter."""
+        said = dict(urllib.parse.parse_qsl(query))
+        google = path.startswith('/storage/v1/b/') and path.endswith('/o')
+        return (google, said.get('prefix', ''), said.get('delimiter', '')) if google or 'list-type' in said else None
+
+    def _list(self, writer: asyncio.StreamWriter, google: bool, prefix: str, delimiter: str) -> None:
+        objects, folders = {}, {}
+        for key, data in (self.files or {}).items():
+            if key.startswith(prefix):
+                before, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, '', '')
+                if found:
+                    folders[prefix + before + found] = 1
+                else:
+                    objects[key] = len(data)
+        if google:
+            items = [{'name': key, 'size': str(size), 'generation': '1'} for key, size in objects.items()]
+            _say(
+                writer,
+                'application/json',
+                json.dumps({'kind': 'storage#objects', 'items': items, 'prefixes': list(folders)}),
+            )
+            return
+        body = '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult><IsTruncated>false</IsTruncated>'
+        body += ''.join(f'<Contents><Key>{key}</Key><Size>{size}</Size></Contents>' for key, size in objects.items())
+        body += ''.join(f'<CommonPrefixes><Prefix>{folder}</Prefix></CommonPrefixes>' for folder in folders)
+        body += '</ListBucketResult>'
+        _say(writer, 'application/xml', body)
+
+    def _head(self, asked: Asked, status: int, length: int | None, **more: str) -> bytes:
         lines = [f'HTTP/1.1 {status} X'] + ([] if length is None else [f'Content-Length: {length}'])
-        lines += [f'ETag: {self.etag}'] if self.etag else []
+        if self.etag:
+            lines += [f'X-Goog-Generation: {self.etag}'] if asked.google else [f'ETag: {self.etag}']
+        if asked.google and asked.wanted is None:
+            digest = base64.b64encode(crc32c(asked.body).to_bytes(4, 'big')).decode()
+            lines.append(f'X-Goog-Hash: crc32c={digest}')
         lines += [f'{key.replace("_", "-")}: {value}' for key, value in more.items()]
         return '\r\n'.join([*lines, '', '']).encode()
 
+    def _part(self, asked: Asked, length: int | None = None, **more: str) -> bytes:
+        """The head of a good answer."""
+        if asked.wanted is None:
+            return self._head(asked, 200, length, **more)
+        return self._head(asked, 206, length, Content_Range=asked.said, **more)
+
     # --- the lines of a script
 
-    async def good(self, writer: asyncio.StreamWriter, wanted: str | None, cut: int | None = None) -> None:
-        start, stop = self._span(wanted)
-        span = f'bytes {start}-{stop - 1}/{len(DATA)}'
-        writer.write(self._head(206, stop - start, Content_Range=span) + DATA[start:stop][:cut])
+    async def good(self, writer: asyncio.StreamWriter, asked: Asked, cut: int | None = None) -> None:
+        if asked.data is None:
+            await self.status(writer, asked, 404, 'NoSuchKey')
+        elif asked.wanted is not None and not asked.piece:
+            await self.unsatisfiable(writer, asked, f'bytes */{len(asked.data)}')
+        else:
+            body = b'' if asked.method == 'HEAD' else asked.piece[:cut]
+            writer.write(self._part(asked, len(asked.piece)) + body)
 
     async def status(
         self,
         writer: asyncio.StreamWriter,
-        wanted: str | None,
+        asked: Asked,
         code: int,
         says: str = 'Scripted',
         more: Mapping[str, str] = {},
     ) -> None:
         body = f'<Error><Code>{says}</Code></Error>'.encode()
-        writer.write(self._head(code, len(body), **more) + body)
+        writer.write(self._head(asked, code, len(body), **more) + body)
 
-    async def retry_after(self, writer: asyncio.StreamWriter, wanted: str | None, seconds: int) -> None:
-        await self.status(writer, wanted, 503, 'Scripted', {'Retry-After': str(seconds)})
+    async def retry_after(self, writer: asyncio.StreamWriter, asked: Asked, seconds: int) -> None:
+        await self.status(writer, asked, 503, 'Scripted', {'Retry-After': str(seconds)})
 
-    async def reset(self, writer: asyncio.StreamWriter, wanted: str | None) -> None:
+    async def unsatisfiable(self, writer: asyncio.StreamWriter, asked: Asked, said: str | None = None) -> None:
+        await self.status(writer, asked, 416, 'InvalidRange', {'Content-Range': said} if said else {})
+
+    async def reset(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
         writer.transport.abort()
 
-    async def hang(self, writer: asyncio.StreamWriter, wanted: str | None) -> None:
+    async def hang(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
         await asyncio.sleep(60)
 
-    async def truncate(self, writer: asyncio.StreamWriter, wanted: str | None, after: int) -> None:
-        await self.good(writer, wanted, after)
+    async def truncate(self, writer: asyncio.StreamWriter, asked: Asked, after: int) -> None:
+        await self.good(writer, asked, after)
         await writer.drain()
         await asyncio.sleep(0.05)
         writer.transport.abort()
 
-    async def stall(self, writer: asyncio.StreamWriter, wanted: str | None, after: int) -> None:
-        await self.good(writer, wanted, after)
+    async def then_reset(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+        await self.good(writer, asked)
+        await writer.drain()
+        await asyncio.sleep(0.02)
+        writer.transport.abort()
+
+    async def stall(self, writer: asyncio.StreamWriter, asked: Asked, after: int) -> None:
+        await self.good(writer, asked, after)
         await writer.drain()
         await asyncio.sleep(60)
 
-    async def late(self, writer: asyncio.StreamWriter, wanted: str | None, seconds: float) -> None:
+    async def late(self, writer: asyncio.StreamWriter, asked: Asked, seconds: float) -> None:
         await asyncio.sleep(seconds)
-        await self.good(writer, wanted)
+        await self.good(writer, asked)
 
-    async def drip(self, writer: asyncio.StreamWriter, wanted: str | None, pause: float) -> None:
-        start, stop = self._span(wanted)
-        span = f'bytes {start}-{stop - 1}/{len(DATA)}'
-        writer.write(self._head(206, stop - start, Content_Range=span))
-        for i in range(start, stop):
-            writer.write(DATA[i : i + 1])
+    async def drip(self, writer: asyncio.StreamWriter, asked: Asked, pause: float) -> None:
+        writer.write(self._part(asked, len(asked.piece)))
+        for i in range(len(asked.piece)):
+            writer.write(asked.piece[i : i + 1])
             await writer.drain()
             await asyncio.sleep(pause)
 
-    async def whole(self, writer: asyncio.StreamWriter, wanted: str | None, encoding: str = '') -> None:
-        writer.write(self._head(200, len(DATA), **({'Content_Encoding': encoding} if encoding else {})) + DATA)
+    async def whole(self, writer: asyncio.StreamWriter, asked: Asked, encoding: str = '') -> None:
+        more = {'Content_Encoding': encoding} if encoding else {}
+        writer.write(self._head(asked, 200, len(asked.body), **more) + asked.body)
 
-    async def ranged(self, writer: asyncio.StreamWriter, wanted: str | None, said: str | None) -> None:
-        start, stop = self._span(wanted)
+    async def document(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+        """An error in a reply of success, just as long as what was asked for."""
+        body = b'<?xml version="1.0"?><Error><Code>InternalError</Code></Error>'.ljust(len(asked.piece))
+        writer.write(f'HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n'.encode() + body)
+
+    async def ranged(self, writer: asyncio.StreamWriter, asked: Asked, said: str | None) -> None:
         more = {} if said is None else {'Content_Range': said}
-        writer.write(self._head(206, stop - start, **more) + DATA[start:stop])
+        writer.write(self._head(asked, 206, len(asked.piece), **more) + asked.piece)
 
-    async def long(self, writer: asyncio.StreamWriter, wanted: str | None) -> None:
-        start, stop = self._span(wanted)
-        span = f'bytes {start}-{stop - 1}/{len(DATA)}'
-        writer.write(self._head(206, stop - start + 10, Content_Range=span) + DATA[start : stop + 10])
+    async def shifted(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+        """Another range than was asked for, and said so."""
+        start, stop = asked.span
+        await self.ranged(writer, asked, f'bytes {start + 1}-{stop}/{len(asked.body)}')
 
-    async def then_close(self, writer: asyncio.StreamWriter, wanted: str | None) -> None:
-        await self.good(writer, wanted)
+    async def long(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+        # Of an object that comes whole, nothing but its length says how long it is.
+        more = 10 if asked.wanted else 0
+        writer.write(self._part(asked, len(asked.piece) + more) + asked.piece + b'0123456789')
+
+    async def short(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+        """Less than was asked for, and no word of it but the length."""
+        half = len(asked.piece) // 2
+        writer.write(self._part(asked, half if asked.wanted else len(asked.piece)) + asked.piece[:half])
+        if asked.wanted is None:
+            await writer.drain()
+            writer.close()
+
+    async def then_close(self, writer: asyncio.StreamWriter, asked: Asked, said: str = '') -> None:
+        more = {'Connection': said} if said else {}
+        writer.write(self._part(asked, len(asked.piece), **more) + asked.piece)
         await writer.drain()
         writer.close()
 
-    async def replaced(self, writer: asyncio.StreamWriter, wanted: str | None) -> None:
+    async def replaced(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+        """From here on each object is another one of the same size."""
         self.etag = '"two"'
-        await self.good(writer, wanted)
+        if self.files is not None:
+            self.files = {key: data.translate(_OTHER) for key, data in self.files.items()}
+            asked = asked._replace(data=self.files.get(asked.key))
+        await self.good(writer, asked)
 
-    async def chunked(self, writer: asyncio.StreamWriter, wanted: str | None, size: int, end: bytes = b'') -> None:
-        start, stop = self._span(wanted)
-        span = f'bytes {start}-{stop - 1}/{len(DATA)}'
-        writer.write(self._head(206, None, Content_Range=span, Transfer_Encoding='chunked'))
-        for at in range(start, stop, size):
-            piece = DATA[at : min(at + size, stop)]
+    async def chunked(self, writer: asyncio.StreamWriter, asked: Asked, size: int, end: bytes = b'') -> None:
+        writer.write(self._part(asked, Transfer_Encoding='chunked'))
+        for at in range(0, len(asked.piece), size):
+            piece = asked.piece[at : at + size]
             writer.write(b'%x;a=b\r\n%b\r\n' % (len(piece), piece))
         writer.write(end or b'0\r\nTrailer: x\r\n\r\n')
 
-    async def until_close(self, writer: asyncio.StreamWriter, wanted: str | None, length: int | None = None) -> None:
-        start, stop = self._span(wanted)
-        span = f'bytes {start}-{stop - 1}/{len(DATA)}'
-        writer.write(self._head(206, None, Content_Range=span) + DATA[start:stop][:length])
+    async def zipped(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+        """What was asked for, compressed on the way."""
+        body = gzip.compress(asked.piece)
+        head = self._part(asked, Transfer_Encoding='chunked', Content_Encoding='gzip')
+        writer.write(head + b'%x\r\n%b\r\n0\r\n\r\n' % (len(body), body))
+
+    async def until_close(self, writer: asyncio.StreamWriter, asked: Asked, length: int | None = None) -> None:
+        writer.write(self._part(asked) + asked.piece[:length])
         await writer.drain()
         writer.close()
 
-    async def slowly(self, writer: asyncio.StreamWriter, wanted: str | None) -> None:
-        start, stop = self._span(wanted)
-        span = f'bytes {start}-{stop - 1}/{len(DATA)}'
-        head = self._head(206, stop - start, Content_Range=span)
+    async def slowly(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+        head = self._part(asked, len(asked.piece))
         for i in range(len(head)):
             writer.write(head[i : i + 1])
             await writer.drain()
             await asyncio.sleep(0)
-        writer.write(DATA[start:stop])
+        writer.write(asked.piece)
 
-    async def raw(self, writer: asyncio.StreamWriter, wanted: str | None, data: bytes, close: bool = False) -> None:
+    async def raw(self, writer: asyncio.StreamWriter, asked: Asked, data: bytes, close: bool = False) -> None:
         writer.write(data)
         await writer.drain()
         if close:
             writer.close()
 
-    async def informed(self, writer: asyncio.StreamWriter, wanted: str | None) -> None:
+    async def informed(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
         writer.write(b'HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n')
-        await self.good(writer, wanted)
+        await self.good(writer, asked)
 
-    async def redirect(self, writer: asyncio.StreamWriter, wanted: str | None, location: str) -> None:
-        writer.write(self._head(307, 0, Location=location))
+    async def redirect(self, writer: asyncio.StreamWriter, asked: Asked, location: str) -> None:
+        writer.write(self._head(asked, 307, 0, Location=location))
+
+
+def _credential(lines: Mapping[str, str]) -> str:
+    """Who asks: the token, or the key of a signature."""
+    return lines.get('authorization', '').partition('/')[0]
+
+
+def _say(writer: asyncio.StreamWriter, kind: str, body: str) -> None:
+    head = f'HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n'
+    writer.write((head + body).encode())

@@ -6,10 +6,12 @@ import json
 import os
 import pathlib
 import socket
+import ssl
 import sys
 import tempfile
 import threading
 import time
+import urllib.parse
 import uuid
 from collections.abc import Iterator
 from types import TracebackType
@@ -147,6 +149,59 @@ class SeaweedServer(ContextServer):
                 if time.monotonic() > end:
                     raise
                 time.sleep(0.2)
+
+
+class TLSProxy:
+    """TLS in front of a server that has none. ``endpoint`` is its address.
+
+    Args:
+      context: with its certificate.
+      behind: the server's address.
+    """
+
+    def __init__(self, context: ssl.SSLContext, behind: str) -> None:
+        self._context, self._behind = context, urllib.parse.urlsplit(behind)
+
+    def __enter__(self) -> Self:
+        self._loop, ready = asyncio.new_event_loop(), threading.Event()
+        self._thread = threading.Thread(target=self._main, args=(ready,), daemon=True)
+        self._thread.start()
+        ready.wait(10)
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+    def _main(self, ready: threading.Event) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._serve, '127.0.0.1', 0, ssl=self._context))
+        self.endpoint = f'https://127.0.0.1:{server.sockets[0].getsockname()[1]}'
+        ready.set()
+        self._loop.run_forever()
+        server.close()
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.run_until_complete(asyncio.sleep(0.02))
+        self._loop.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner, outer = await asyncio.open_connection(self._behind.hostname, self._behind.port)
+
+        async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                while data := await source.read(65536):
+                    target.write(data)
+                    await target.drain()
+            target.close()
+
+        try:
+            await asyncio.gather(pump(reader, outer), pump(inner, writer))
+        finally:
+            writer.transport.abort()
+            outer.transport.abort()
 
 
 class HTTPServer(Server):

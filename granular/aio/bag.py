@@ -58,7 +58,7 @@ class BagReader(Opened):
         self._split: bool | None = None if index is None else True
         self.cache_index, self.cache_data, self.verify = cache_index, cache_data, verify
         self._sums: Sums | None = None
-        self.name = f'<{len(source)} bytes>' if isinstance(source, Buffer) else str(self._path)
+        self.name = f'<{len(source)} bytes>' if isinstance(source, Buffer) else f'{self._path}'
         self._limits: Ints | None = None
         self._view: memoryview | None = None
         self._version = self._length = self._datasize = self._size = 0
@@ -96,7 +96,7 @@ class BagReader(Opened):
                 raise CorruptBagError(
                     f'{self.name}: has no checksums to verify: it was written without checksums=True: {error}'
                 ) from error
-            self._sums = load(data, self._length, str(path))
+            self._sums = load(data, self._length, f'{path}')
 
     async def _open_bag(self) -> None:
         if self._path is None:
@@ -130,7 +130,7 @@ class BagReader(Opened):
     async def _recall(self, known: BagState, path: Path) -> None:
         """Open it as it was known before; whether it still is that, the first read will tell."""
         self._version, self._size, self._datasize, self._pin, self._limits = known
-        self._length, self._view = len(self._limits) - 1, _view(self._limits)
+        self._length, self._view = len(self._limits) - 1, layout.view_of(self._limits)
         if self.cache_data:
             end = self._datasize if self._version == 3 else self._size
             self._data = (await path.read_ranges([0], [end], version=self._pin))[0]
@@ -153,14 +153,14 @@ class BagReader(Opened):
     async def _open_single(self, end: Reply) -> None:
         self._size = end.size
         if not end.size:
-            self._version, self._limits = 2, layout.blank_limits(0)
-            self._view = _view(self._limits)
+            self._version, self._limits = 2, layout.blank_limits(0, self.name)
+            self._view = layout.view_of(self._limits)
             return
         start = self._datasize = layout.table_start(end.data, end.size, self.name)
         if self.cache_index or self._data is not None or self.cache_data:
             filled = await self._table_into(self._path, start, end)
             self._version, self._limits = layout.finish_limits(filled, start, self.name)
-            self._length, self._view = len(self._limits) - 1, _view(self._limits)
+            self._length, self._view = len(self._limits) - 1, layout.view_of(self._limits)
             return
         path = self._require_path()
         if start >= end.start:
@@ -176,20 +176,20 @@ class BagReader(Opened):
         if index_end is None:
             index_end = Reply(self._index or b'', 0, len(self._index or b''), None)
         self._version, self._datasize = 3, end.size
-        self._length = index_end.size // layout.LIMIT
+        self._length = layout.check_count(index_end.size // layout.LIMIT, self.name)
         self._size = end.size + index_end.size
         if self.cache_index or self.cache_data or index is None or not self._length:
             usable = self._length * layout.LIMIT
             kept = index_end._replace(data=index_end.data[: max(0, usable - index_end.start)], size=usable)
             filled = await self._table_into(index, 0, kept)
             self._limits = layout.check_limits(filled, end.size, self.name)
-            self._view = _view(self._limits)
+            self._view = layout.view_of(self._limits)
         else:
             self._table = (index, 0, index_end.version)
 
     async def _table_into(self, path: Path | None, start: int, end: Reply) -> Ints:
         """The limits from ``start`` to the end of a file of which ``end`` is read already, behind a zero."""
-        filled = layout.blank_limits((end.size - start) // layout.LIMIT)
+        filled = layout.blank_limits((end.size - start) // layout.LIMIT, self.name)
         target = memoryview(filled[1:].data).cast('B')
         have = max(start, end.start)
         target[have - start :] = memoryview(end.data)[have - end.start :]
@@ -360,6 +360,11 @@ async def read_records(wanted: Sequence[tuple[BagReader, Ints]]) -> list[list[by
         for i, pieces in zip(unknown, tables, strict=True):
             limits[i] = wanted[i][0].limits_in(wanted[i][1], pieces)
     known = [found for found in limits if found is not None]
+    for (bag, places), (starts, stops) in zip(wanted, known, strict=True):
+        if (total := int((stops - starts).sum())) > bag._datasize:
+            if len(np.unique(places)) == len(places):
+                raise CorruptBagError(f'{bag.name}: {len(places)} records have {total} bytes of {bag._datasize}')
+            return await _read_once(wanted)
     out = [bag.in_memory(*found) for (bag, _), found in zip(wanted, known, strict=True)]
     absent = [i for i, records in enumerate(out) if records is None]
     if absent and store is not None:
@@ -376,6 +381,13 @@ async def read_records(wanted: Sequence[tuple[BagReader, Ints]]) -> list[list[by
     return found
 
 
+async def _read_once(wanted: Sequence[tuple[BagReader, Ints]]) -> list[list[bytes]]:
+    """As ``read_records``, for records that are wanted more than once: each is read and kept once."""
+    distinct = [np.unique(places, return_inverse=True) for _, places in wanted]
+    found = await read_records([(bag, once) for (bag, _), (once, _) in zip(wanted, distinct, strict=True)])
+    return [[records[i] for i in again.tolist()] for records, (_, again) in zip(found, distinct, strict=True)]
+
+
 async def _or_none(path: Path, tail: int, missing_ok: bool) -> Any:
     try:
         return await path.store.read(path.key, -tail)
@@ -383,8 +395,3 @@ async def _or_none(path: Path, tail: int, missing_ok: bool) -> Any:
         if not missing_ok:
             raise
         return None
-
-
-def _view(limits: Ints) -> memoryview:
-    # Indexing a memoryview gives a Python int in a third of the time that an array takes to give a numpy one.
-    return memoryview(limits.data).cast('B').cast('q')

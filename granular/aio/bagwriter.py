@@ -77,7 +77,7 @@ class BagWriter(Opened):
         """Records that were handed on."""
 
     def __repr__(self) -> str:
-        return f'{type(self).__name__}({str(self.path)!r})'
+        return f'{type(self).__name__}({f"{self.path}"!r})'
 
     async def _open(self) -> None:
         if self.version == 3 and isinstance(self.path.store, LocalStore):
@@ -101,9 +101,9 @@ class BagWriter(Opened):
         self._length = len(index) // layout.LIMIT
         if self._most is not None:
             self._length = min(self._length, self._most)
-        filled = layout.blank_limits(self._length)
+        filled = layout.blank_limits(self._length, f'{self._index_path}')
         memoryview(filled[1:].data).cast('B')[:] = memoryview(index)[: self._length * layout.LIMIT]
-        self._offset = int(layout.check_limits(filled, datasize, str(self.path))[-1])
+        self._offset = int(layout.check_limits(filled, datasize, f'{self.path}')[-1])
         if datasize > self._offset and self.resume == 'check':
             self._tail = _Tail(self.path.key, self._offset, datasize)
         keep = self._offset if self._tail is None else datasize

@@ -40,6 +40,11 @@ class Spans:
     @classmethod
     async def load(cls, refs: BagReader, spec: Spec) -> 'Spans':
         """Read and unpack a whole ``refs.bag``."""
+        if len(refs) * (len(spec) + 1) > refs.size:
+            # Each is a byte or more, and so is the length of them all.
+            raise CorruptDatasetError(
+                f'{refs.name}: references of {len(refs)} datapoints to {len(spec)} keys cannot fit {refs.size} bytes'
+            )
         firsts, counts = np.empty((2, len(spec), len(refs)), np.uint32)
         for start in range(0, len(refs), _WINDOW):
             stop = min(start + _WINDOW, len(refs))
@@ -161,12 +166,21 @@ class Columns:
                 f'has {self.bags[key]._length}'
             )
 
+    def _check_apart(self, key: str, places: Ints, counts: Ints, length: int) -> None:
+        """That sequences share no records: a few that all have all of them would fill the memory."""
+        _, once = np.unique(places, return_index=True)
+        if (total := int(counts[once].sum())) > length:
+            raise CorruptDatasetError(
+                f'{self.name}: {len(once)} datapoints refer to {total} records of key {key!r}, whose bag has {length}'
+            )
+
     def records(self, places: Ints, choice: Choice, firsts: Ints, counts: Ints) -> tuple[Ints, Ints]:
         """The records of a choice, one after the other, and how many of them each datapoint has."""
         if self.refs is None:
             return places, counts[:, 0]
         key, first, count = choice.field.key, firsts[:, choice.place], counts[:, choice.place]
-        bad = (first < 0) | (count < 0) | (first + count > self.bags[key]._length)
+        length = self.bags[key]._length
+        bad = (first < 0) | (count < 0) | (first > length - count)
         if bad.any():
             i = int(np.argmax(bad))
             self.check_span(key, int(places[i]), int(first[i]), int(count[i]))
@@ -176,6 +190,8 @@ class Columns:
             rows = zip(first.tolist(), count.tolist(), places.tolist(), strict=True)
             cut = [span((f, c), choice.want, key, place, self.name) for f, c, place in rows]
             first, count = np.array(cut, np.int64).reshape(-1, 2).T
+        if count.sum() > length:
+            self._check_apart(key, places, count, length)
         ends = np.cumsum(count)
         return np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - ends + count, count), count
 

@@ -62,7 +62,7 @@ class DatasetReader(Opened):
         self.directory = Path(directory)
         self._decoders = decoders
         self._options = (cache_index, tuple(cache_keys), parallel, verify)
-        self._name = str(self.directory)
+        self._name = f'{self.directory}'
         self._columns = Columns(self._name, {}, {}, None)
         self._length = 0
         self._all: list[Choice] = []
@@ -104,7 +104,7 @@ class DatasetReader(Opened):
             self._content, layout = await self._look(index)
         else:
             self._content, layout = known.spec, 'columns' if refs is None else 'refs'
-        spec = parse_spec(self._content, str(self.directory / 'spec.json'))
+        spec = parse_spec(self._content, f'{self.directory / "spec.json"}')
         if unknown := set(cache_keys) - set(spec) - {'refs'}:
             raise UnknownKeyError(f'{self._name}: cache_keys has {sorted(unknown)}, the spec has {list(spec)}')
         fields = fields_of(spec, self._decoders, layout, self._name)
@@ -147,7 +147,7 @@ class DatasetReader(Opened):
         content: Any
         found: Any  # why there are no references, or None
         content, found = await gather([self._read_spec(), _try_open(refs)])
-        spec = parse_spec(content, str(self.directory / 'spec.json'))
+        spec = parse_spec(content, f'{self.directory / "spec.json"}')
         layout: Layout = 'columns' if 'refs' in spec or isinstance(found, NotFoundError) else 'refs'
         if layout == 'refs' and found is not None:
             raise found
@@ -276,7 +276,11 @@ class DatasetReader(Opened):
         place = index_of(index, self._length, self._name)
         if self._columns.refs is None:
             return dict.fromkeys(self._columns.spec, True)
-        _, counts = (await locate([(self._columns, np.array([place]))]))[0]
+        firsts, counts = (await locate([(self._columns, np.array([place]))]))[0]
+        for choice in self._all:
+            self._columns.check_span(
+                choice.field.key, place, int(firsts[0, choice.place]), int(counts[0, choice.place])
+            )
         return {
             choice.field.key: range(int(counts[0, choice.place])) if choice.field.many else True for choice in self._all
         }

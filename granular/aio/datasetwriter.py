@@ -58,7 +58,7 @@ class DatasetWriter(Opened):
     ) -> None:
         super().__init__()
         self.directory = Path(directory)
-        self._name = str(self.directory)
+        self._name = f'{self.directory}'
         self._layout = layout
         self._spec = check_spec(spec, layout)
         self._fields = fields_of(self._spec, encoders, layout, self._name)
@@ -132,7 +132,7 @@ class DatasetWriter(Opened):
             )
         if self._described and 'refs.bag' not in entries.keys() - ours:
             place = self.directory / 'spec.json'
-            existing = parse_spec(await place.read_bytes(), str(place))
+            existing = parse_spec(await place.read_bytes(), f'{place}')
             if existing != self._spec:
                 raise SpecError(f'{self._name}: exists with spec {existing}, which is not {self._spec}')
         if strange := [name for name in entries.keys() - ours - {'spec.json'} if not name.startswith('.')]:

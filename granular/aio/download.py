@@ -26,16 +26,25 @@ class Download(Sink):
       version: what the object's version must be; None for any, but then the same in every reply.
       version_header: the header that tells the version, in lower case.
       into: where the bytes go; by default into bytes of their own.
+      versioned: whether each object has a version, so that what comes whole and without one is no object.
     """
 
     def __init__(
-        self, name: str, start: int, stop: int | None, version: str | None, version_header: str, into: Space | None
+        self,
+        name: str,
+        start: int,
+        stop: int | None,
+        version: str | None,
+        version_header: str,
+        into: Space | None,
+        versioned: bool,
     ) -> None:
         self._name, self._start, self._stop = name, start, stop
         self._version, self._header = version, version_header
-        self._into = into
+        self._into, self._versioned = into, versioned
         self._space = _NOTHING  # for all of the span
         self._done = 0  # bytes that earlier replies brought
+        self._filling = False  # whether the present reply brings bytes of the span, and not the text of an error
         self._span: tuple[int, int, int] | None = None  # first byte, behind the last, size; from the first reply
         self._enough: int | None = None  # bytes after which a whole object has what was asked for
 
@@ -48,7 +57,8 @@ class Download(Sink):
         """The header line that asks for what is still missing; none for all of an object."""
         if self._span is not None and self._version is None:
             self.restart()  # what follows may be of another version
-        self._done, self.got = self._done + self.got if self._span is not None else 0, 0
+        self._done += self.got if self._filling else 0
+        self._filling, self.got = False, 0
         if self._span is not None and self._span[0] + self._done < self._span[1]:
             return f'Range: bytes={self._span[0] + self._done}-{self._span[1] - 1}\r\n'
         self.restart()
@@ -68,6 +78,9 @@ class Download(Sink):
         if head.status not in (200, 206):
             return super().place(head)
         version = head.headers.get(self._header)
+        if version is None and (self._version is not None or (self._versioned and head.status == 200)):
+            # A page of somebody else's, such as an error in a reply of success.
+            raise BadReplyError(f'{self._name}: status {head.status} without {self._header}, which objects have')
         if self._version is not None and version != self._version:
             raise changed(self._name, self._version, version)
         return self._part(head, version) if head.status == 206 else self._all(head, version)
@@ -107,6 +120,10 @@ class Download(Sink):
             raise BadReplyError(f'{self._name}: bytes {expected[0]} to {expected[1]} came as Content-Range {said!r}')
         if head.length not in (None, behind - first):
             raise BadReplyError(f'{self._name}: Content-Range {said!r} with Content-Length {head.length}')
+        encoding = head.headers.get('content-encoding', 'identity')
+        if head.length is None and encoding != 'identity':
+            # What is stored compressed has a length: this was compressed on its way.
+            raise BadReplyError(f'{self._name}: Content-Range {said!r} with Content-Encoding {encoding}')
         return self._room(first, behind, size, version)
 
     def _room(self, first: int, behind: int, size: int, version: str | None) -> memoryview:
@@ -117,7 +134,7 @@ class Download(Sink):
                 self._space = blank(behind - first) if self._into is None else self._into.part(0, behind - first)
             except StoreError as error:
                 raise StoreError(f'{self._name}: {error}') from error
-        self._version = version
+        self._version, self._filling = version, True
         return self._space.view[self._done :]
 
     def _all(self, head: Head, version: str | None) -> memoryview | int:
@@ -128,6 +145,9 @@ class Download(Sink):
                 f'{self._name}: the store sent all of it, with Content-Encoding {encoding}, in which there are no '
                 f'ranges: store it without'
             )
+        if length is None and 'transfer-encoding' not in head.headers and (self._versioned or not self.whole):
+            # It ends with the connection, wherever that breaks.
+            raise BadReplyError(f'{self._name}: status {head.status} without a length, by which to tell its end')
         if length is not None and self.whole:
             self.restart()
             return self._room(0, length, length, version)
@@ -135,11 +155,15 @@ class Download(Sink):
             raise BadReplyError(f'{self._name}: a range was answered with all of its {length} bytes')
         self.restart()
         self._enough = self._stop if self._start >= 0 and length is not None else None
-        return _ENDLESS if self._enough is None else self._enough
+        if self._enough is not None:
+            return self._enough
+        return _ENDLESS if self.whole else _WHOLE + 1
 
     def _cut(self, head: Head, version: str | None) -> Reply:
         data, self.body, length = bytes(self.body), bytearray(), head.length
         size = len(data) if length is None else length
+        if size > _WHOLE and not self.whole:
+            raise BadReplyError(f'{self._name}: a range was answered with all of its object, of no length')
         if self._enough is None and len(data) != size:
             raise BadReplyError(f'{self._name}: {len(data)} bytes came instead of {size}')
         if self._stop is not None and size < self._stop:
@@ -150,12 +174,17 @@ class Download(Sink):
             self._into.view[:] = data
         return Reply(data, first, size, version)
 
+    def is_doubtful(self, head: Head) -> bool:
+        """Whether a reply says that an object is empty without saying so: only all of the object will tell."""
+        return head.status == 416 and self._start < 0 and self._version is None and _size_in(head) < 0
+
     def _nothing(self, head: Head, version: str | None) -> Reply:
-        match = _CONTENT_RANGE.fullmatch(head.headers.get('content-range', ''))
-        size = int(match[3]) if match is not None and match[3] != '*' else -1
-        # Nothing can be the end of an empty object, so stores refuse to give it. S3 does not say its size.
-        if size <= 0 and self._start <= 0 and self._stop is None:
+        size = _size_in(head)
+        # Nothing can be the end of an empty object, so stores refuse to give it.
+        if size == 0 and self._start <= 0 and self._stop is None:
             return Reply(b'', 0, 0, version)
+        if self.whole or self.is_doubtful(head):
+            raise BadReplyError(f'{self._name}: status 416 where no range was asked for')
         if self._version is not None:
             # It was long enough when its version was learned.
             raise changed(self._name, self._version, version)
@@ -163,8 +192,14 @@ class Download(Sink):
 
     def restart(self) -> None:
         """Forget what came."""
-        self._space, self._span, self._done, self.got = _NOTHING, None, 0, 0
+        self._space, self._span, self._done, self.got, self._filling = _NOTHING, None, 0, 0, False
 
     def _beyond(self, size: int) -> OutOfRangeError:
         known = f'but it has {size}' if size >= 0 else 'which lie beyond its end'
         return OutOfRangeError(f'{self._name}: bytes {self._start} to {self._stop} were asked for, {known}')
+
+
+def _size_in(head: Head) -> int:
+    """An object's size, if a refusal of its range says it, else -1."""
+    match = _CONTENT_RANGE.fullmatch(head.headers.get('content-range', ''))
+    return int(match[3]) if match is not None and match[3] != '*' else -1

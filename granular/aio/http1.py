@@ -5,9 +5,12 @@ import contextlib
 import itertools
 import urllib.parse
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from granular.errors import InvalidArgumentError
+from granular.hiding import hidden
+
+_PUBLIC: Final = ('accept', 'accept-language', 'user-agent')  # headers that tell no host a secret
 
 
 class ProtocolError(Exception):
@@ -31,6 +34,9 @@ class Target(NamedTuple):
     headers: Mapping[str, str]
     lines: bytes
 
+    def __repr__(self) -> str:
+        return f'Target({hidden(self.url)!r})'
+
     @classmethod
     def of(cls, url: str, headers: Mapping[str, str]) -> 'Target':
         """The target of an address whose path is quoted already.
@@ -42,7 +48,7 @@ class Target(NamedTuple):
         secure = parts.scheme == 'https'
         host = parts.hostname
         if parts.scheme not in ('http', 'https') or not host:
-            raise InvalidArgumentError(f'{url}: want http:// or https:// and a host')
+            raise InvalidArgumentError(f'{hidden(url)}: want http:// or https:// and a host')
         with contextlib.suppress(UnicodeError):
             host = host if host.isascii() else host.encode('idna').decode()
         default = 443 if secure else 80
@@ -64,10 +70,17 @@ class Target(NamedTuple):
         return b'%b %b HTTP/1.1\r\n%b%b\r\n' % (method.encode(), self.path.encode(), self.lines, more.encode())
 
     def follow(self, location: str) -> 'Target':
-        """Where a redirection leads; what authorises is left behind if that is another host."""
+        """Where a redirection leads; if that is another host, without what authorises, and so without what may.
+
+        Raises:
+          ProtocolError: if it leads from TLS to where anybody may read and change what comes.
+        """
         there = Target.of(urllib.parse.urljoin(self.url, location), {})
-        private = () if there.origin == self.origin else ('authorization', 'cookie')
-        return Target.of(there.url, {k: v for k, v in self.headers.items() if k.lower() not in private})
+        if there.origin == self.origin:
+            return Target.of(there.url, self.headers)
+        if self.origin.secure and not there.origin.secure:
+            raise ProtocolError(f'a redirection from https to {hidden(there.url)}')
+        return Target.of(there.url, {k: v for k, v in self.headers.items() if k.lower() in _PUBLIC})
 
 
 class Head(NamedTuple):

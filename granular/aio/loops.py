@@ -39,6 +39,10 @@ class Begun(Generic[T]):
     def __init__(self, coro: Coroutine[Any, Any, T]) -> None:
         self._coro = coro
 
+    def close(self) -> None:
+        """Give it up."""
+        self._coro.close()
+
     def __await__(self) -> Generator[Any, Any, T]:
         # `yield from` refuses a coroutine that has begun, so this is what it does, by hand.
         coro, value = self._coro, None
@@ -109,9 +113,14 @@ async def settle(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
             return error
         return None
 
-    for failed in await gather([caught(coro) for coro in coroutines]):
-        if failed is not None:
-            raise failed
+    coros = list(coroutines)
+    try:
+        for failed in await gather([caught(coro) for coro in coros]):
+            if failed is not None:
+                raise failed
+    finally:
+        for coro in coros:
+            coro.close()  # that an interrupt has kept from beginning
 
 
 async def for_each(items: AsyncIterator[T], fn: Callable[[T], Coroutine[Any, Any, None]], limit: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from granular.aio.http1 import Head, Origin, Target
 from granular.aio.reply import counters
 from granular.aio.threads import offload
+from granular.aio.tls import context_of
 from granular.aio.wire import SCRATCH, Connection, Exchange, Sink, StaleError, now
 from granular.config import IOConfig
 
@@ -36,10 +37,11 @@ class Pool:
 
     Args:
       config: its timeouts, its least rate, and the share of requests that may be asked twice.
+      tls_verify: whether servers must be who they say, or the file of the authorities that say so.
     """
 
-    def __init__(self, config: IOConfig) -> None:
-        self._config = config
+    def __init__(self, config: IOConfig, tls_verify: bool | str = True) -> None:
+        self._config, self._tls_verify = config, tls_verify
         self.latencies: collections.deque[float] = collections.deque(maxlen=512)  # seconds until a reply began
         self._slow = float('inf')  # seconds after which one is asked for again
         self._spare = 0.0  # how many still may be
@@ -93,6 +95,12 @@ class Pool:
             connection.transport.close()
         return None
 
+    def opened(self, connection: Connection) -> None:
+        """A connection stands, and is watched from here on."""
+        self.connections.add(connection)
+        if self._ticking is None and not self._closed:
+            self._ticking = self._loop.call_later(self._interval(), self._tick)
+
     def keep(self, connection: Connection) -> None:
         """Use a connection again."""
         self._idle.setdefault(connection.origin, []).append(connection)
@@ -106,8 +114,6 @@ class Pool:
             idle.remove(connection)
 
     async def _connect(self, origin: Origin) -> Connection:
-        if self._ticking is None and not self._closed:
-            self._ticking = self._loop.call_later(self._interval(), self._tick)
         async with asyncio.timeout(self._config.connect_timeout):
             addresses = await self._addresses(origin)
             context = await self._tls() if origin.secure else None
@@ -148,7 +154,7 @@ class Pool:
     async def _tls(self) -> ssl.SSLContext:
         # Reading the certificates of all authorities takes tens of milliseconds: not on the loop, and once.
         if self._context is None:
-            self._context = asyncio.ensure_future(offload(ssl.create_default_context))
+            self._context = asyncio.ensure_future(offload(context_of, self._tls_verify))
         return await asyncio.shield(self._context)
 
     def _interval(self) -> float:

@@ -15,6 +15,9 @@ from granular.errors import InvalidArgumentError
 class PurePath:
     """A place on a disk, in a bucket or on a server, named by its address.
 
+    ``str`` and a pickle have the address whole. ``repr``, formatting (``f'{path}'``) and all messages leave out what
+    would let in whoever reads them: the query of a presigned ``http(s)`` address, a user and password.
+
     Args:
       place: a path (``./data``), an address (``s3://bucket/data``), an ``os.PathLike``, a ``granular`` path, or a path
         object of somebody else's that has ``/``, ``name``, ``parent``, ``exists``, ``open('rb')`` and ``glob``.
@@ -60,10 +63,14 @@ class PurePath:
     # --- names
 
     def __str__(self) -> str:
-        return self._store.url(self._key)
+        return self._store.address(self._key)
+
+    def __format__(self, spec: str) -> str:
+        # As messages have it: a presigned query lets in whoever reads it.
+        return format(self._store.url(self._key), spec)
 
     def __repr__(self) -> str:
-        return f'{type(self).__name__}({str(self)!r})'
+        return f'{type(self).__name__}({self._store.url(self._key)!r})'
 
     def __fspath__(self) -> str:
         if not self._store.local:
@@ -190,8 +197,9 @@ class PurePath:
         """The address as a URI, ``file://`` for a local path, with what URIs cannot hold escaped."""
         if self._store.local:
             return 'file://' + urllib.parse.quote(os.path.abspath(self._key))
-        root = self._store.url('')
-        return root + urllib.parse.quote(str(self)[len(root) :])
+        root = self._store.address('')
+        path, mark, query = str(self)[len(root) :].partition('?' if root.startswith('http') else '\0')
+        return root + urllib.parse.quote(path) + mark + query
 
 
 @lru_cache(maxsize=256)

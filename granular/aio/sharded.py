@@ -40,7 +40,7 @@ class ShardedDatasetReader(Opened):
         super().__init__()
         check_steps(shardstart, shardstep)
         self.directory = Path(directory)
-        self._name = str(self.directory)
+        self._name = f'{self.directory}'
         self._args = (decoders, cache_index, tuple(cache_keys), parallel, verify)
         self._steps = (shardstart, shardstep)
         self._readers: list[DatasetReader] = []
@@ -62,7 +62,7 @@ class ShardedDatasetReader(Opened):
         if not numbers:
             raise NotFoundError(f'{self._name}: holds no shards: want folders such as {shard_name(0)}')
         if numbers != list(range(len(numbers))):
-            missing = next(i for i in range(numbers[-1]) if i not in set(numbers))
+            missing = next(i for i, number in enumerate(numbers) if i != number)
             raise CorruptDatasetError(
                 f'{self._name}: shard {shard_name(missing)} is missing, of {numbers[-1] + 1}: its writer has '
                 f'not finished, or it was removed'
@@ -221,11 +221,11 @@ def _reorder(values: list[Any], order: Ints | None) -> list[Any]:
 
 async def shards_in(directory: Path) -> list[int]:
     """The numbers of the shards in a folder, sorted; what else lies there is ignored."""
-    found = []
+    found = set()
     async for entry in directory.store.scan(directory.key):
         number = shard_number(entry.key.rpartition('/')[2])
         if entry.is_dir and number is not None:
-            found.append(number)
+            found.add(number)
     return sorted(found)
 
 

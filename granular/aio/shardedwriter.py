@@ -59,7 +59,7 @@ class ShardedDatasetWriter(Opened):
         self.directory = Path(directory)
         self._args = (spec, encoders, layout, resume, checksums)
         self._spec = check_spec(spec, layout)
-        fields_of(self._spec, encoders, layout, str(self.directory))  # refuses an unknown type before a shard is begun
+        fields_of(self._spec, encoders, layout, f'{self.directory}')  # refuses an unknown type before a shard is begun
         self._layout = layout
         self._shardlen, self._next, self._step = shardlen, shardstart, shardstep
         self._writer: DatasetWriter | None = None
@@ -68,7 +68,7 @@ class ShardedDatasetWriter(Opened):
         self._failed = False
 
     def __repr__(self) -> str:
-        return f'{type(self).__name__}({str(self.directory)!r})'
+        return f'{type(self).__name__}({f"{self.directory}"!r})'
 
     async def _open(self) -> None:
         await self.directory.mkdir(parents=True, exist_ok=True)

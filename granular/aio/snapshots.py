@@ -1,9 +1,9 @@
 """What is learned of a dataset when it is opened, kept on the local disk, so that it is opened without a request.
 
-One file per dataset (or per sharded dataset, for all of its shards): a head in msgpack and the tables of limits behind
-it, which are mapped into memory, so that processes of one machine share them. What is kept is bound to the versions of
-the objects: a bag that was replaced since answers its first read with another version, which is an ObjectChangedError,
-and the file is removed. A place whose objects have no versions is never kept.
+One file per dataset (or per sharded dataset, for all of its shards): a checksum, a head in msgpack and the tables of
+limits behind it, which are mapped into memory, so that processes of one machine share them. What is kept is bound to
+the versions of the objects: a bag that was replaced since answers its first read with another version, which is an
+ObjectChangedError, and the file is removed. A place whose objects have no versions is never kept.
 """
 
 import contextvars
@@ -12,6 +12,7 @@ import logging
 import mmap
 import os
 import secrets
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -22,13 +23,15 @@ from numpy.typing import NDArray
 from granular.aio.path import Path
 from granular.aio.stores.base import without_secrets
 from granular.aio.threads import offload
+from granular.layout import check_limits
 
 Ints = NDArray[np.int64]
 
 logger = logging.getLogger('granular')
 
-_MAGIC: Final = b'granular-index-1'
-_HEAD: Final = len(_MAGIC) + 8
+_MAGIC: Final = b'granular-index-2'
+_SUM: Final = len(_MAGIC) + 8  # from where on all is in the checksum
+_HEAD: Final = _SUM + 8
 
 
 sharing: contextvars.ContextVar[bool] = contextvars.ContextVar('sharing', default=False)
@@ -83,7 +86,7 @@ class Snapshot:
         file = _place(directory)
         if file is None:
             return None
-        folders = await offload(_load, file, str(directory))
+        folders = await offload(_load, file, f'{directory}')
         return None if folders is None else cls(file, folders)
 
     @staticmethod
@@ -94,9 +97,9 @@ class Snapshot:
             return
         if all(bag.pin for folder in folders.values() for bag in folder.bags.values()):
             try:
-                await offload(_save, file, str(directory), folders)
+                await offload(_save, file, f'{directory}', folders)
             except OSError as error:
-                logger.warning('the index of %s is not kept: %s', directory, error)
+                logger.warning('the index of %s is not kept: %s', f'{directory}', error)
 
     async def forget(self) -> None:
         """It is of what was there before."""
@@ -125,13 +128,15 @@ def _load(file: str, name: str) -> dict[str, FolderState] | None:
     try:
         if bytes(view[: len(_MAGIC)]) != _MAGIC:
             raise ValueError('it begins otherwise')
-        start = _HEAD + int.from_bytes(view[len(_MAGIC) : _HEAD], 'little')
+        if int.from_bytes(view[len(_MAGIC) : _SUM], 'little') != zlib.crc32(view[_SUM:]):
+            raise ValueError('it is not what was written')
+        start = _HEAD + int.from_bytes(view[_SUM:_HEAD], 'little')
         said, rows = msgpack.unpackb(view[_HEAD:start], strict_map_key=False)
         if said != name:
             raise ValueError(f'it is of {said}')
         tables = np.frombuffer(view[-(-start // 8) * 8 :], '<i8')
         return {
-            folder: FolderState(spec, {key: _bag_state(row, tables) for key, row in bags.items()})
+            folder: FolderState(bytes(spec), {key: _bag_state(row, tables) for key, row in bags.items()})
             for folder, (spec, bags) in rows.items()
         }
     except Exception as error:
@@ -143,9 +148,13 @@ def _load(file: str, name: str) -> dict[str, FolderState] | None:
 
 def _bag_state(row: Sequence[Any], tables: Ints) -> BagState:
     version, size, datasize, pin, start, count = row
-    if not 0 < count <= len(tables) - start:
-        raise ValueError(f'it ends before the table at {start}')
-    return BagState(version, size, datasize, pin, tables[start : start + count])
+    if not all(type(number) is int and number >= 0 for number in (version, size, datasize, start, count)):
+        raise ValueError(f'{row!r:.80} is no bag')
+    if type(pin) is not str or version not in (1, 2, 3) or datasize > size:
+        raise ValueError(f'{row!r:.80} is no bag')
+    if not 0 < count <= len(tables) - start or tables[start]:
+        raise ValueError(f'there is no table at {start}')
+    return BagState(version, size, datasize, pin, check_limits(tables[start : start + count], datasize, 'it'))
 
 
 def _save(file: str, name: str, folders: Mapping[str, FolderState]) -> None:
@@ -164,18 +173,25 @@ def _save(file: str, name: str, folders: Mapping[str, FolderState]) -> None:
     draft = f'{file}.{secrets.token_hex(4)}.tmp'
     try:
         with open(draft, 'wb') as opened:
-            opened.write(_MAGIC + len(head).to_bytes(8, 'little') + head)
-            opened.write(bytes(-opened.tell() % 8))
-            _write(opened, tables)
+            front = len(head).to_bytes(8, 'little') + head
+            front += bytes(-(_SUM + len(front)) % 8)
+            opened.write(_MAGIC + bytes(_SUM - len(_MAGIC)) + front)
+            total = _write(opened, tables, zlib.crc32(front))
+            opened.seek(len(_MAGIC))
+            opened.write(total.to_bytes(_SUM - len(_MAGIC), 'little'))
         os.replace(draft, file)
     except BaseException:
         _remove(draft)
         raise
 
 
-def _write(opened: Any, tables: Sequence[Ints]) -> None:
+def _write(opened: Any, tables: Sequence[Ints], total: int) -> int:
+    """Write tables; the checksum of all, given that of what came before."""
     for table in tables:
-        opened.write(np.ascontiguousarray(table, '<i8').data)
+        data = memoryview(np.ascontiguousarray(table, '<i8').data).cast('B')
+        opened.write(data)
+        total = zlib.crc32(data, total)
+    return total
 
 
 def _remove(file: str) -> None:

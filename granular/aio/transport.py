@@ -26,6 +26,7 @@ from granular.errors import (
     StoreError,
     StoreTimeoutError,
 )
+from granular.hiding import hidden
 
 logger = logging.getLogger('granular')
 
@@ -54,16 +55,17 @@ class Transport:
     Args:
       config: the knobs.
       version_header: the reply header that tells one version of an object from the next.
-      redirects: whether to follow a Location header. Buckets are never left: their requests are signed.
+      bucket: whether each object has a version, and no Location header is followed, as requests are signed.
+      tls_verify: whether servers must be who they say, or the file of the authorities that say so.
     """
 
-    def __init__(self, config: IOConfig, version_header: str, redirects: bool = False) -> None:
+    def __init__(self, config: IOConfig, version_header: str, bucket: bool, tls_verify: bool | str = True) -> None:
         self._config = config
         self._version_header = version_header.lower()
-        self._redirects = redirects
+        self._bucket = bucket
         self._limit = Limit(config.concurrency, config.memory)
         self._budget = Budget()
-        self.pool = Pool(config)
+        self.pool = Pool(config, tls_verify)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -95,13 +97,15 @@ class Transport:
           ObjectChangedError: if the reply is of another version.
           NotFoundError, AccessDeniedError, StoreError: for what the store says.
         """
-        download = Download(name, start, stop, version, self._version_header, into)
+        download = Download(name, start, stop, version, self._version_header, into, self._bucket)
         weight = -start if start < 0 else (1 << 20 if stop is None else stop - start)
 
         async def attempt() -> Reply:
-            target = await prepare()
+            target = await _prepared(prepare)
             try:
                 head = await self._exchange(target, 'GET', download, download.range())
+                if download.is_doubtful(head):
+                    head = await self._exchange(target, 'GET', download, '')
                 reply = download.take(head)
                 if reply is not None and download.whole:
                     await check_whole(head.headers, reply.data, name)
@@ -122,7 +126,7 @@ class Transport:
 
         async def attempt() -> Mapping[str, str]:
             sink = Sink()
-            head = await self._exchange(await prepare(), 'HEAD', sink, '')
+            head = await self._exchange(await _prepared(prepare), 'HEAD', sink, '')
             if head.status != 200:
                 raise _refusal(head, sink, name)
             return head.headers
@@ -132,14 +136,14 @@ class Transport:
     async def _exchange(self, target: Target, method: str, sink: Sink, more: str) -> Head:
         for _ in range(_REDIRECTS):
             head = await self.pool.exchange(target, target.request(method, more), sink, method == 'HEAD')
-            if not self._redirects or head.status not in (301, 302, 303, 307, 308) or 'location' not in head.headers:
+            if self._bucket or head.status not in (301, 302, 303, 307, 308) or 'location' not in head.headers:
                 return head
             target = target.follow(head.headers['location'])
-        raise BadReplyError(f'{target.url}: more than {_REDIRECTS} redirections')
+        raise BadReplyError(f'{hidden(target.url)}: more than {_REDIRECTS} redirections')
 
     async def _retry(self, attempt: Callable[[], Awaitable[T]], mend: Mend, name: str, weight: int) -> T:
         """Try until it works, the error is permanent, or the attempts or the time are used up."""
-        config, tries, began, paid = self._config, 0, time.monotonic(), 1.0
+        config, tries, wrong, began, paid = self._config, 0, 0, time.monotonic(), 1.0
         mended: set[Ail] = set()
         while True:
             tries += 1
@@ -156,7 +160,8 @@ class Transport:
             except (ProtocolError, BadReplyError) as bad:
                 # Once more, on another connection; a store that answers wrongly twice will not do better.
                 error = bad if isinstance(bad, BadReplyError) else BadReplyError(f'{name}: {bad}')
-                cause, permitted = None, min(2, permitted)
+                wrong += 1
+                cause, permitted = None, permitted if wrong < 2 else tries
             except _AilingError as ailing:
                 if ailing.what in mended or not await mend(ailing.what, ailing.said):
                     raise ailing.error from None
@@ -215,6 +220,14 @@ class _RetryableError(Exception):
         self.error, self.throttled, self.after = error, throttled, after
 
 
+async def _prepared(prepare: Prepare) -> Target:
+    try:
+        return await prepare()
+    except StoreError as error:
+        # Who gives the credentials may be out for a while, as the store may.
+        raise _RetryableError(error, throttled=False, after=0.0) from error
+
+
 def _refusal(head: Head, sink: Sink, name: str) -> Exception:
     """What a reply means that is neither success nor a matter of ranges."""
     status, body = head.status, bytes(sink.body)
@@ -245,4 +258,5 @@ def _refusal(head: Head, sink: Sink, name: str) -> Exception:
 
 
 def _text(body: bytes) -> str:
-    return ' '.join(body.decode(errors='replace').split())[:200]
+    # Servers quote what they were asked.
+    return ' '.join(hidden(body.decode(errors='replace')).split())[:200]

@@ -74,12 +74,14 @@ async def verify(place: Path | str | Any, progress: Callable[[int], None] | None
     numbers = await shards_in(root)
     if not numbers:
         raise NotFoundError(f'{root}: is no dataset: it has neither a spec.json nor shards')
-    for number in range(numbers[-1] + 1):
-        folder = root / shard_name(number)
-        if number not in numbers:
-            report.problems.append(Problem(str(folder), None, 'the shard is missing'))
-        else:
-            await _dataset(folder, report, progress)
+    expected = 0
+    for number in numbers:
+        if number > expected:
+            till = '' if number == expected + 1 else f', as are all to {shard_name(number - 1)}'
+            place = f'{root / shard_name(expected)}'
+            report.problems.append(Problem(place, None, f'the shard is missing{till}'))
+        await _dataset(root / shard_name(number), report, progress)
+        expected = number + 1
     return report
 
 
@@ -87,13 +89,13 @@ async def _dataset(folder: Path, report: Report, progress: Callable[[int], None]
     try:
         reader = await DatasetReader.open(folder, None)
     except (CorruptError, NotFoundError) as error:
-        report.problems.append(Problem(str(folder), None, str(error)))
+        report.problems.append(Problem(f'{folder}', None, str(error)))
         return
     async with reader:
         report.datapoints += len(reader)
         lengths = {key: len(bag) for key, bag in reader.bags.items()}
         if reader.layout == 'columns' and len(set(lengths.values())) > 1:
-            report.problems.append(Problem(str(folder), None, f'columns differ in length: {lengths}'))
+            report.problems.append(Problem(f'{folder}', None, f'columns differ in length: {lengths}'))
         if reader.layout == 'refs':
             await _references(reader, folder, report)
         for bag in reader.bags.values():
@@ -106,18 +108,18 @@ async def _references(reader: DatasetReader, folder: Path, report: Report) -> No
         try:
             await reader.check_references(range(start, min(start + _WINDOW, len(reader))))
         except CorruptError as error:
-            report.problems.append(Problem(str(folder / 'refs.bag'), None, str(error)))
+            report.problems.append(Problem(f'{folder / "refs.bag"}', None, str(error)))
 
 
 async def _bag(bag: BagReader, report: Report, progress: Callable[[int], None] | None) -> None:
     place = bag.beside(SUFFIX)
     sums: Sums | None = None
     try:
-        sums = load(await place.read_bytes(), len(bag), str(place))
+        sums = load(await place.read_bytes(), len(bag), f'{place}')
     except NotFoundError:
         pass  # its writer kept none
     except CorruptError as error:
-        report.problems.append(Problem(str(place), None, str(error)))
+        report.problems.append(Problem(f'{place}', None, str(error)))
 
     def check(start: int, records: list[bytes]) -> list[tuple[int, str | None]]:
         out: list[tuple[int, str | None]] = []

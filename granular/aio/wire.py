@@ -86,6 +86,10 @@ class Connection(asyncio.BufferedProtocol):
         self.exchange = exchange
         exchange.on.append(self)
         self.moved = self.sent = now()
+        if self.transport.is_closing():
+            # Nobody will say so any more, if it was lost before it had something to lose.
+            self.fail(StaleError('closed while idle') if self._used else ConnectionResetError('closed at once'))
+            return
         self.transport.write(exchange.request)
 
     def fail(self, error: BaseException) -> None:
@@ -107,7 +111,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
-        self._pool.connections.add(self)
+        self._pool.opened(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._scratch_view if self._view is None else self._view

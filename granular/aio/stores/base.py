@@ -12,6 +12,7 @@ from granular.aio.loops import gather, need_loop
 from granular.aio.reply import Reply
 from granular.config import IOConfig, Merge, MiB, store_defaults
 from granular.errors import InvalidArgumentError, UnsupportedError
+from granular.hiding import without_user
 
 _WINDOW: Final = 16 * MiB  # read at a time beside the memory that it goes into
 _SECRET: Final = re.compile(r'key|secret|token|pass|cred|auth|sas|sign|conn|header|user', re.IGNORECASE)
@@ -138,6 +139,9 @@ class Store(abc.ABC):
         self.options = dict(options)
         self.merge: Merge = store_defaults(config, local=self.local)
 
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self.url("")!r})'
+
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.root, self.config, without_secrets(self.options))
 
@@ -150,9 +154,13 @@ class Store(abc.ABC):
     def _identity(self) -> tuple[Any, ...]:
         return self.root, self.config, self.options
 
-    def url(self, key: str) -> str:
+    def address(self, key: str) -> str:
         """The address of a key, as a user would write it."""
         return f'{self.root}/{key}' if key else self.root
+
+    def url(self, key: str) -> str:
+        """The address of a key as it is shown: without what lets in whoever reads it."""
+        return self.address(key)
 
     async def ready(self) -> None:
         """Be where this store's calls can wait: under a loop, unless they never do."""
@@ -394,5 +402,7 @@ def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         if _SECRET.search(name):
             continue
-        clean[name] = without_secrets(value) if isinstance(value, Mapping) else value
+        if isinstance(value, Mapping):
+            value = without_secrets(value)
+        clean[name] = without_user(value) if isinstance(value, str) else value
     return clean

@@ -19,6 +19,7 @@ from granular.aio.stores import translating
 from granular.aio.stores.base import Entry, Folders, Kept, ObjectWriter, PartWriter, Stat, check_options
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.threads import offload
+from granular.aio.tls import context_of
 from granular.errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -28,6 +29,7 @@ from granular.errors import (
     NotFoundError,
     StoreError,
 )
+from granular.hiding import hidden
 
 _BATCH = 100  # keys in one delete request
 _RENEW = 300.0  # seconds before a token's end
@@ -37,7 +39,7 @@ _BINARY = {'Content-Type': 'application/octet-stream'}
 class GCSStore(RemoteStore['GCSClient']):
     """One bucket.
 
-    Options: ``token``, ``project``, ``anon``, ``endpoint_url``, ``requester_pays``, and what else
+    Options: ``token``, ``project``, ``anon``, ``endpoint_url``, ``requester_pays``, ``tls_verify``, and what else
     :class:`gcsfs.GCSFileSystem` takes. Where they are silent, STORAGE_EMULATOR_HOST and gcsfs's chain speak.
     """
 
@@ -52,7 +54,11 @@ class GCSStore(RemoteStore['GCSClient']):
 
     async def make_client(self) -> 'GCSClient':
         # Importing gcsfs and finding credentials takes a while: not on the loop.
-        return await offload(GCSClient, self, asyncio.get_running_loop())
+        client = await offload(GCSClient, self, asyncio.get_running_loop())
+        if self.tls_verify is not True:
+            connector = aiohttp.TCPConnector(ssl=await offload(context_of, self.tls_verify))
+            client.fs._session = aiohttp.ClientSession(connector=connector)
+        return client
 
     async def stat(self, key: str) -> Stat:
         client = await self.client()
@@ -166,9 +172,9 @@ class GCSClient(Client):
             from gcsfs.core import GCSFileSystem
         except ImportError as error:
             raise MissingExtraError("gs:// needs gcsfs: pip install 'granular[gcs]'") from error
-        check_options(store.root, store.options, GCSFileSystem, ('anon',))
+        check_options(store.root, store.options, GCSFileSystem, ('anon', 'tls_verify'))
         self._store = store
-        options = dict(store.options)
+        options = {name: value for name, value in store.options.items() if name != 'tls_verify'}
         if options.pop('anon', False):
             options['token'] = 'anon'
         emulated = options.get('endpoint_url') or os.environ.get('STORAGE_EMULATOR_HOST') not in (None, '', 'default')
@@ -318,14 +324,18 @@ def translated(name: str) -> contextlib.AbstractContextManager[None]:
 
 def _ours(name: str, error: Exception) -> GranularError | None:
     from gcsfs.retry import HttpError
-    from google.auth.exceptions import GoogleAuthError
+    from google.auth.exceptions import GoogleAuthError, TransportError
 
+    if isinstance(error, TransportError):
+        return StoreError(f'{name}: no answer from where its tokens come from: {error}')
     if isinstance(error, GoogleAuthError):
-        return AccessDeniedError(f'{name}: {error}')
+        return AccessDeniedError(f'{name}: {hidden(str(error))}')
     if isinstance(error, HttpError | OSError) and (getattr(error, 'code', 0) in (401, 403) or 'orbidden' in str(error)):
-        return AccessDeniedError(f'{name}: access denied ({error}): check the credentials and their rights')
+        return AccessDeniedError(
+            f'{name}: access denied ({hidden(str(error))}): check the credentials and their rights'
+        )
     if isinstance(error, HttpError | OSError) and (getattr(error, 'code', 0) == 412 or 'conditionNotMet' in str(error)):
         return AlreadyExistsError(f'{name}: another writer has published it meanwhile')
     if isinstance(error, HttpError | aiohttp.ClientError):
-        return StoreError(f'{name}: {type(error).__name__}: {error}')
+        return StoreError(f'{name}: {type(error).__name__}: {hidden(str(error))}')
     return None

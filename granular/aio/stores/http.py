@@ -6,15 +6,23 @@ import urllib.parse
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+import aiohttp
+
 from granular.aio.stores.base import Entry, Stat
 from granular.aio.stores.remote import Client, RemoteStore
-from granular.errors import AccessDeniedError, NotFoundError, StoreError
+from granular.aio.threads import offload
+from granular.aio.tls import context_of
+from granular.errors import AccessDeniedError, InvalidArgumentError, NotFoundError, StoreError
+from granular.hiding import hidden
 
 
 class HTTPStore(RemoteStore['HTTPClient']):
-    """One host. Options: ``headers`` to send with each request, and what else fsspec's HTTPFileSystem takes."""
+    """One host. Options: ``headers`` to send with each request, and ``tls_verify``."""
 
-    redirects = True
+    is_bucket = False
+
+    def url(self, key: str) -> str:
+        return hidden(self.address(key)) if '?' in key else self.address(key)
 
     async def make_client(self) -> 'HTTPClient':
         return HTTPClient(self)
@@ -38,16 +46,17 @@ class HTTPStore(RemoteStore['HTTPClient']):
         return Stat(int(head['content-length']), when, head.get('etag'))
 
     async def _links(self, key: str) -> list[str]:
-        fs = (await self.client()).filesystem()
-        url = self.url(key).rstrip('/') + '/'
+        fs = await (await self.client()).filesystem()
+        url = self.address(key).rstrip('/') + '/'
+        name = hidden(url)
         try:
             links: list[str] = await fs._ls(url, detail=False)
         except FileNotFoundError as error:
-            raise NotFoundError(f'{url}: no such folder') from error
-        except (OSError, ValueError) as error:
+            raise NotFoundError(f'{name}: no such folder') from (None if '?' in url else error)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             if getattr(error, 'status', None) in (401, 403):
-                raise AccessDeniedError(f'{url}: access denied: the server lists no folders') from error
-            raise StoreError(f'{url}: {error}') from error
+                raise AccessDeniedError(f'{name}: access denied: the server lists no folders') from None
+            raise StoreError(f'{name}: {hidden(str(error))}') from None
         return sorted(link for link in links if link.startswith(url) and link != url)
 
     async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
@@ -60,6 +69,8 @@ class HTTPClient(Client):
 
     def __init__(self, store: HTTPStore) -> None:
         super().__init__()
+        if unknown := sorted(set(store.options) - {'headers', 'tls_verify'}):
+            raise InvalidArgumentError(f'{store.root}: unknown options {unknown}: there are headers and tls_verify')
         self._store = store
         self._fs: Any = None
 
@@ -68,14 +79,16 @@ class HTTPClient(Client):
         url = f'{self._store.root}/{urllib.parse.quote(path, safe="/~-_.")}{mark}{query}'
         return url, self._store.options.get('headers', {})
 
-    def filesystem(self) -> Any:
+    async def filesystem(self) -> Any:
         """The fsspec filesystem that lists."""
         if self._fs is None:
             from fsspec.implementations.http import HTTPFileSystem
 
+            verify = self._store.tls_verify
+            trusted = {} if verify is True else {'ssl': await offload(context_of, verify)}
             self._fs = HTTPFileSystem(
                 asynchronous=True, skip_instance_cache=True, use_listings_cache=False,
-                client_kwargs={'headers': self._store.options.get('headers', {})},
+                client_kwargs={'headers': self._store.options.get('headers', {})}, **trusted,
             )  # fmt: skip
         return self._fs
 

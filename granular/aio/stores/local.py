@@ -124,7 +124,7 @@ class LocalStore(Store):
     def __init__(self, root: str = '', config: IOConfig | None = None, options: Mapping[str, Any] = {}) -> None:
         super().__init__(root, config or IOConfig(), options)
 
-    def url(self, key: str) -> str:
+    def address(self, key: str) -> str:
         return key
 
     # --- reading

@@ -11,8 +11,9 @@ from granular.aio import ranges
 from granular.aio.http1 import Target
 from granular.aio.loops import Scope, gather, peek_scope, scope
 from granular.aio.memory import Space, blank
-from granular.aio.reply import Reply
+from granular.aio.reply import Reply, changed
 from granular.aio.stores.base import Request, Store
+from granular.aio.tls import verify_of
 from granular.aio.transport import Ail, Transport
 from granular.config import IOConfig
 
@@ -113,14 +114,15 @@ class RemoteStore(Store, Generic[C]):
 
     version_header = 'ETag'
     """The reply header that tells one version of an object from the next."""
-    redirects = False
-    """Whether a Location header is followed."""
+    is_bucket = True
+    """Whether each object has a version, and the store is never left for another."""
     variables: tuple[str, ...] = ()
     """The environment variables that a client goes by where the options are silent."""
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         super().__init__(root, config, options)
         # Of what makes a client, so that one made before the environment changed, as in tests, is not taken for this.
+        self.tls_verify = verify_of(root, self.options)
         self._environment = hash(tuple(map(os.environ.get, self.variables)))
 
     def _identity(self) -> tuple[Any, ...]:
@@ -132,7 +134,7 @@ class RemoteStore(Store, Generic[C]):
 
     async def _open_client(self, opened: Scope) -> C:
         client = await self.make_client()
-        client.transport = Transport(self.config, self.version_header, self.redirects)
+        client.transport = Transport(self.config, self.version_header, self.is_bucket, self.tls_verify)
         opened.on_close(client.aclose)
         return client
 
@@ -171,8 +173,9 @@ class RemoteStore(Store, Generic[C]):
         out: list[bytes] = []
         reads: list[Coroutine[Any, Any, Reply]] = []
         single: list[int] = []  # of each read, which result it is; -1 for a part of one
+        loose: list[tuple[str, int, int]] = []  # which reads are of an object that is not pinned
         for key, starts, stops, version in requests:
-            name = self.url(key)
+            name, first = self.url(key), len(reads)
             for start, stop in zip(starts, stops, strict=True):
                 if stop - start <= most:
                     single.append(len(out))
@@ -184,7 +187,14 @@ class RemoteStore(Store, Generic[C]):
                 parts = self._parts(client, key, start, stop, version, Space(data, view))
                 single += [-1] * len(parts)
                 reads += parts
-        for place, reply in zip(single, await gather(reads), strict=True):
+            if version is None:
+                loose.append((key, first, len(reads)))
+        replies = await gather(reads)
+        for place, reply in zip(single, replies, strict=True):
             if place >= 0:
                 out[place] = reply.data
+        for key, first, behind in loose:
+            for reply in replies[first + 1 : behind]:
+                if reply.version != replies[first].version:
+                    raise changed(self.url(key), replies[first].version or '', reply.version)
         return out

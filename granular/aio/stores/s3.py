@@ -26,6 +26,7 @@ from granular.errors import (
     NotFoundError,
     StoreError,
 )
+from granular.hiding import hidden
 
 _ETAG = re.compile(r'[0-9a-f]{32}(-\d+)?')
 _BATCH = 1000  # keys in one delete request
@@ -41,7 +42,8 @@ class S3Store(RemoteStore['S3Client']):
     """One bucket.
 
     Options: ``key``, ``secret``, ``token``, ``profile``, ``anon``, ``endpoint_url``, ``region``, ``requester_pays``,
-    and what else :class:`s3fs.S3FileSystem` takes. Where they are silent, the environment and botocore's chain speak.
+    ``tls_verify``, and what else :class:`s3fs.S3FileSystem` takes. Where they are silent, the environment and the chain
+    of botocore speak.
     """
 
     has_folders = False
@@ -205,7 +207,7 @@ class S3Client(Client):
             from botocore.session import Session
         except ImportError as error:
             raise MissingExtraError("s3:// needs s3fs: pip install 'granular[s3]'") from error
-        check_options(store.root, store.options, s3fs.S3FileSystem, ('profile', 'region'))
+        check_options(store.root, store.options, s3fs.S3FileSystem, ('profile', 'region', 'tls_verify'))
         self._store = store
         options = dict(store.options)
         self._anon = bool(options.get('anon'))
@@ -320,17 +322,18 @@ class S3Client(Client):
     def _make_filesystem(self) -> Any:
         import s3fs
 
-        options = {name: value for name, value in self._options.items() if name != 'client_kwargs'}
+        options = {name: value for name, value in self._options.items() if name not in ('client_kwargs', 'tls_verify')}
         config: dict[str, Any] = {'max_pool_connections': 32, **options.pop('config_kwargs', {})}
         if self._endpoint:
             # Servers of others know the protocol of old: no trailing checksums, no bucket in the host's name.
             config.setdefault('s3', {'addressing_style': 'path'})
             config.setdefault('request_checksum_calculation', 'when_required')
             config.setdefault('response_checksum_validation', 'when_required')
+        trusted = {} if self._store.tls_verify is True else {'verify': self._store.tls_verify}
         fs = s3fs.S3FileSystem(
             **options,
             endpoint_url=self._endpoint,
-            client_kwargs={**self._options.get('client_kwargs', {}), 'region_name': self.region},
+            client_kwargs={**self._options.get('client_kwargs', {}), 'region_name': self.region, **trusted},
             config_kwargs=config,
             asynchronous=True,
             skip_instance_cache=True,
@@ -370,10 +373,11 @@ def _ours(name: str, error: Exception) -> GranularError | None:
             return AlreadyExistsError(f'{name}: another writer has published it meanwhile ({code})')
         if code in ('401', '403', 'AccessDenied', 'InvalidAccessKeyId', 'SignatureDoesNotMatch', 'ExpiredToken'):
             return AccessDeniedError(f'{name}: access denied ({code}): check the credentials and their rights')
-        return StoreError(f'{name}: {error}')
+        return StoreError(f'{name}: {hidden(str(error))}')
     if isinstance(error, botocore.NoCredentialsError | botocore.PartialCredentialsError | botocore.ProfileNotFound):
         return AccessDeniedError(f'{name}: {error}')
-    return StoreError(f'{name}: {type(error).__name__}: {error}') if isinstance(error, botocore.BotoCoreError) else None
+    said = f'{name}: {type(error).__name__}: {hidden(str(error))}'
+    return StoreError(said) if isinstance(error, botocore.BotoCoreError) else None
 
 
 def _code(error: Any) -> str:

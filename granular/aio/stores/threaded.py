@@ -13,6 +13,7 @@ from granular.aio.stores.translating import translated
 from granular.aio.threads import offload
 from granular.config import IOConfig, MiB
 from granular.errors import MissingExtraError, NotFoundError, OutOfRangeError, StoreError, UnknownSchemeError
+from granular.hiding import hidden
 
 T = TypeVar('T')
 
@@ -53,12 +54,15 @@ class FsspecStore(ThreadedStore):
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         super().__init__(root, config, options)
         cls = _filesystem_class(root)
-        with translated(root):
+        with translated(hidden(root)):
             self._fs = cls(**{**cls._get_kwargs_from_urls(root), **options})
         self._cut = len(cls._strip_protocol(root).strip('/'))
 
+    def address(self, key: str) -> str:
+        return f'{self.root}{key}' if self.root.endswith('://') else super().address(key)
+
     def url(self, key: str) -> str:
-        return f'{self.root}{key}' if self.root.endswith('://') else super().url(key)
+        return hidden(self.address(key)) if '@' in self.root else self.address(key)
 
     def _path(self, key: str) -> str:
         return f'{self._fs.root_marker}{key}'
@@ -272,9 +276,9 @@ def _filesystem_class(root: str) -> Any:
     try:
         return fsspec.get_filesystem_class(protocol)
     except ImportError as error:
-        raise MissingExtraError(f'{root}: {error}') from error
+        raise MissingExtraError(f'{hidden(root)}: {error}') from error
     except ValueError as error:
-        raise UnknownSchemeError(f'{root}: there is no store for scheme {protocol!r}: {error}') from error
+        raise UnknownSchemeError(f'{hidden(root)}: there is no store for scheme {protocol!r}: {error}') from error
 
 
 def fsspec_root(url: str) -> str:

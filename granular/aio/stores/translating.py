@@ -13,6 +13,7 @@ from granular.errors import (
     StoreError,
     StoreTimeoutError,
 )
+from granular.hiding import hidden
 
 Foreign = Callable[[str, Exception], GranularError | None]
 
@@ -60,6 +61,6 @@ def _of_builtin(name: str, error: Exception) -> GranularError | None:
             if (number := getattr(error, 'errno', None)) in _NUMBERED:
                 ours, says = _NUMBERED[number]
             # The system's text may repeat the path; that of a library says more.
-            detail = getattr(error, 'strerror', None) or str(error)
+            detail = hidden(getattr(error, 'strerror', None) or str(error))
             return ours(f'{name}: {says} ({detail})' if detail else f'{name}: {says}')
     return None

@@ -1,0 +1,198 @@
+"""Every fault, met by granular and by those beside it with their own settings: what becomes of a read.
+
+``python -m benchmarks.faults [--only FAULT ...]`` prints a table for docs/reliability.md.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import contextlib
+import json
+import os
+import pathlib
+import ssl
+import subprocess
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.bars import ROOT
+from benchmarks.nginx import ports
+from benchmarks.remote import RIVALS, SCRIPTS
+from tests.credentials import AmazonKeys, google_key
+from tests.faults import FaultServer
+
+WHO = ('granular', 's3fs', 'gcsfs', 'obstore')
+COUNT, SIZE, STRIDE = 12, 64 << 10, 2 << 20
+LIMIT = 190.0  # seconds after which a read hangs
+
+DATA = np.random.default_rng(0).bytes(COUNT * STRIDE)
+STARTS = [STRIDE * i for i in range(COUNT)]
+STOPS = [start + SIZE for start in STARTS]
+
+
+class Fault(NamedTuple):
+    """What a store does to some of the requests, and whether a read can bring the right bytes all the same."""
+
+    lines: list[Any]
+    passes: bool = True
+    where: str = 'server'
+
+
+FAULTS = {
+    'a reset before a reply': Fault(['reset', 'reset']),
+    'a reset inside a body': Fault([('truncate', 20_000)]),
+    'a reset after a body': Fault(['then_reset'] * 3),
+    'a body that ends early': Fault([('until_close', 20_000)]),
+    'no reply': Fault(['hang']),
+    'a body that stalls': Fault([('stall', 20_000)]),
+    'a body that drips': Fault([('drip', 0.01)]),
+    'a storm of 503': Fault([('status', 503, 'SlowDown')] * 30),
+    'a body too short, and said so': Fault(['short']),
+    'a body too long': Fault(['long']),
+    'a wrong Content-Range': Fault(['shifted']),
+    'no Content-Range': Fault([('ranged', None)]),
+    'all of the object for a range': Fault(['whole']),
+    'an error document in a 200': Fault(['document']),
+    '416 for a range that is there': Fault(['unsatisfiable'], False),
+    'chunks without a length': Fault([('chunked', 10_000)] * 99),
+    'gzip that nobody asked for': Fault(['zipped']),
+    'credentials that expire early': Fault(['expire']),
+    'a connection for each reply': Fault(['then_close'] * 99),
+    'garbage': Fault([('raw', b'SSH-2.0-OpenSSH_9.2\r\n\r\n')]),
+    'an object that is replaced': Fault(['good'] * 6 + ['replaced'], False),
+    'a redirection to another host': Fault(['redirected'] * 99, False),
+    "another's certificate": Fault([], False, 'tls'),
+    'a host that refuses': Fault([], False, 'nobody'),
+    'a host that is unknown': Fault([], False, 'unknown'),
+}
+
+
+class Outcome(NamedTuple):
+    """What came of it."""
+
+    text: str
+    good: bool
+    says: str
+
+    def __str__(self) -> str:
+        return self.text if self.good else f'**{self.text}**'
+
+
+class Store(FaultServer):
+    """The object, of which a second store has a copy."""
+
+    other: FaultServer
+
+    def next_line(self) -> Any:
+        line = super().next_line()
+        return ('redirect', f'{self.other.endpoint}/bucket/object') if line == 'redirected' else line
+
+
+def certificate(folder: pathlib.Path) -> ssl.SSLContext:
+    """A certificate of another host, which is trusted."""
+    command = ['openssl', 'req', '-x509', '-newkey', 'rsa:2048', '-nodes', '-days', '2', '-subj', '/CN=example.org']
+    files = ['-addext', 'subjectAltName=DNS:example.org', '-keyout', 'key.pem', '-out', 'cert.pem']
+    subprocess.run([*command, *files], check=True, capture_output=True, cwd=folder)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / 'cert.pem', folder / 'key.pem')
+    return context
+
+
+@contextlib.contextmanager
+def serving(fault: Fault, folder: pathlib.Path) -> Iterator[Store]:
+    """The server of one case, and the credentials that it knows."""
+    tls = certificate(folder) if fault.where == 'tls' else None
+    keys = AmazonKeys(folder / 'credentials')
+    with FaultServer(files={'object': DATA}) as other, Store(tls, {'object': DATA}) as server:
+        server.other = other
+        server.script.extend(fault.lines)
+        server.renew = keys.renew
+        yield server
+
+
+def run(name: str, who: str) -> Outcome:
+    """One fault and one client, in a process of its own."""
+    fault = FAULTS[name]
+    with tempfile.TemporaryDirectory(prefix='granular-faults-') as temporary, contextlib.ExitStack() as stack:
+        folder = pathlib.Path(temporary)
+        server = stack.enter_context(serving(fault, folder))
+        account = google_key(folder, server)
+        elsewhere = {'nobody': f'http://127.0.0.1:{ports(1)[0]}', 'unknown': 'http://no-such-host.invalid'}
+        job: dict[str, Any] = {
+            'endpoint': elsewhere.get(fault.where, server.endpoint),
+            'account': account,
+            'credentials': str(folder / 'credentials'),
+            'starts': STARTS,
+            'stops': STOPS,
+        }
+        if fault.where == 'tls':  # whose tokens cannot come over it
+            job['account'] = 'anon'
+        (folder / 'job.json').write_text(json.dumps(job))
+        python = sys.executable if who == 'granular' else str(RIVALS / who / 'bin' / 'python')
+        settings = {
+            'AWS_SHARED_CREDENTIALS_FILE': job['credentials'],
+            'AWS_EC2_METADATA_DISABLED': 'true',
+            'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false',  # which asks Google for the kind of each bucket
+            **({'SSL_CERT_FILE': str(folder / 'cert.pem')} if fault.where == 'tls' else {}),
+            **({'AWS_CA_BUNDLE': str(folder / 'cert.pem')} if fault.where == 'tls' else {}),
+            **({'PYTHONPATH': str(ROOT)} if who == 'granular' else {}),
+        }
+        command = [python, str(SCRIPTS / 'run_faults.py'), who, str(folder / 'job.json')]
+        try:
+            done = subprocess.run(
+                command, check=False, capture_output=True, text=True, timeout=LIMIT, cwd='/',
+                env={**os.environ, **settings},
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return Outcome('hangs', False, '')
+        said = [line for line in done.stdout.splitlines() if line.startswith('{')]
+        if not said:
+            raise RuntimeError(f'{name}, {who}: {done.stdout}{done.stderr}')
+        return judge(fault, json.loads(said[-1]), server)
+
+
+def judge(fault: Fault, found: dict[str, Any], server: Store) -> Outcome:
+    """Whether it is what one may rely on: the right bytes, or, where there are none, an error."""
+    seconds = f'{found["seconds"]:.1f} s'
+    says = str(found.get('says', ''))
+    if 'error' in found:
+        return Outcome(f'{found["error"]}, {seconds}', not fault.passes, says)
+    old = [zlib.crc32(DATA[a:b]) for a, b in zip(STARTS, STOPS, strict=True)]
+    files = server.files or {}
+    new = [zlib.crc32(files['object'][a:b]) for a, b in zip(STARTS, STOPS, strict=True)]
+    if found['sums'] not in (old, new):
+        return Outcome('WRONG BYTES', False, says)
+    if server.other.authorized:
+        told = ', with its credentials' if any(server.other.authorized) else ''
+        return Outcome(f'goes there{told}, {seconds}', not told, says)
+    return Outcome(f'right, {seconds}', True, says)
+
+
+def main() -> None:
+    """Print the table, and how many faults each survived."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--only', nargs='+', choices=FAULTS, metavar='FAULT')
+    parser.add_argument('--parallel', type=int, default=6, help='cases at a time: most of them wait')
+    parser.add_argument('--who', nargs='+', choices=WHO, default=WHO)
+    args = parser.parse_args()
+    names = args.only or list(FAULTS)
+    cases = [(name, who) for name in names for who in args.who]
+    with concurrent.futures.ThreadPoolExecutor(args.parallel) as pool:
+        outcomes = dict(zip(cases, pool.map(lambda case: run(*case), cases), strict=True))
+    print(f'| what the store does | {" | ".join(args.who)} |', f'| --- |{" --- |" * len(args.who)}', sep='\n')
+    for name in names:
+        print(f'| {name} | {" | ".join(str(outcomes[name, who]) for who in args.who)} |')
+    good = collections.Counter(who for (_, who), outcome in outcomes.items() if outcome.good)
+    print(f'| survived, of {len(names)} | {" | ".join(str(good[who]) for who in args.who)} |\n')
+    for (name, who), outcome in outcomes.items():
+        if outcome.says:
+            print(f'{name}, {who}: {outcome.says}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,293 @@
+"""Random reads for an hour from a server of which one reply in a hundred is a fault: ``python -m benchmarks.soak``."""
+
+import argparse
+import asyncio
+import collections
+import contextlib
+import functools
+import itertools
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+import granular
+from benchmarks.bars import ROOT
+from granular.checksums import crc32c
+from granular.errors import GranularError
+from tests.credentials import AmazonKeys, google_key
+from tests.faults import Asked, FaultServer
+
+SHARE = 0.01  # of all requests
+POINTS, SHARDLEN = 1600, 200
+SPEC = {'columns': {'data': 'bytes', 'label': 'int'}, 'refs': {'data': 'bytes', 'frames': 'bytes[]', 'label': 'int'}}
+WARM = 5.0  # minutes that the slope of memory leaves out
+IDLE = 20.0  # seconds after which connections that are not used are closed
+RENEWED = 30.0  # seconds for which credentials are good at least
+
+# Every fault that a read survives.
+FAULTS: tuple[Any, ...] = (
+    'reset', 'then_reset', ('truncate', 0), ('truncate', 100), ('truncate', 20_000), 'hang', ('stall', 0),
+    ('stall', 1000), ('drip', 0.01), ('late', 2), ('status', 408), ('status', 429), ('status', 500), ('status', 502),
+    ('status', 503), ('status', 504), ('retry_after', 1), 'whole', ('whole', 'gzip'), 'document', 'zipped', 'long',
+    'short', 'shifted', ('ranged', None), ('chunked', 1000), ('chunked', 1000, b'0\r\n\r\n'), 'until_close',
+    ('until_close', 50), 'then_close', ('then_close', 'close'), 'slowly', 'informed', 'expire',
+    ('raw', b'SSH-2.0-OpenSSH_9.2\r\n\r\n'), ('raw', b'\x16\x03\x01' * 50, True),
+)  # fmt: skip
+
+
+class Faulty(FaultServer):
+    """Draws a fault for a share of all requests for objects; lists are always answered well."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        super().__init__(files=files)
+        self.count = 0
+        self.met: collections.Counter[str] = collections.Counter()
+        self._dice = random.Random(0)
+        self._expired = 0.0
+
+    def note(self, asked: Asked, lines: Mapping[str, str]) -> None:
+        self.count += 1  # and nothing is kept, for an hour's requests
+
+    def next_line(self) -> Any:
+        if self._dice.random() >= SHARE:
+            return 'good'
+        line = self._dice.choice(FAULTS)
+        if line == 'expire':
+            if time.monotonic() - self._expired < RENEWED:
+                return 'good'
+            self._expired = time.monotonic()
+        self.met[line if isinstance(line, str) else ' '.join(str(word)[:20] for word in line)] += 1
+        return line
+
+
+def serve(folder: pathlib.Path) -> None:
+    """The server's process: says where it is, and, when its input ends, what it did."""
+    data = folder / 'data'
+    files = {str(file.relative_to(data)): file.read_bytes() for file in data.rglob('*') if file.is_file()}
+    keys = AmazonKeys(folder / 'credentials')
+    with Faulty(files) as server:
+        server.renew = keys.renew
+        print(json.dumps({'endpoint': server.endpoint, 'account': google_key(folder, server)}), flush=True)
+        sys.stdin.read()
+        print(json.dumps({'requests': server.count, 'met': server.met}), flush=True)
+
+
+@functools.cache
+def point(index: int, layout: str) -> dict[str, Any]:
+    """What a datapoint must be."""
+    rng = np.random.default_rng(index)
+    data = rng.bytes(int(10 ** rng.uniform(1, 5)))
+    frames = {'frames': [rng.bytes(500 * k) for k in range(index % 4)]} if layout == 'refs' else {}
+    return {'data': data, 'label': index, **frames}
+
+
+def summed(found: Mapping[str, Any], seed: Any) -> dict[str, int]:
+    """A datapoint for the Loader, whose checksum covers all of it."""
+    return {'label': found['label'], 'crc': crc32c(found['data'] + b''.join(found.get('frames', ())))}
+
+
+class Soak:
+    """The reads, what they brought, and what the process took."""
+
+    def __init__(self, places: Mapping[str, list[granular.Path]], minutes: float, share: float) -> None:
+        self.places, self.share = places, share
+        self.began = time.monotonic()
+        self.end = self.began + 60 * minutes
+        self.burnt = time.process_time()
+        self.reads = self.mismatches = self.batches = self.opened = 0
+        self.errors: collections.Counter[str] = collections.Counter()
+        self.samples: list[tuple[float, float, int, int]] = []
+
+    def compare(self, found: Any, wanted: Any, where: str) -> None:
+        """One datapoint beside what it must be."""
+        self.reads += 1
+        if found != wanted:
+            self.mismatches += 1
+            print(f'MISMATCH {where}', flush=True)
+
+    def failed(self, error: GranularError) -> None:
+        """A read ended with an error, as one whose second reply is broken as well does."""
+        self.errors[type(error).__name__] += 1
+        print(f'error {type(error).__name__}: {str(error)[:300]} {getattr(error, "__notes__", "")}', flush=True)
+
+    async def pace(self) -> None:
+        """Wait until the processor has had its rest."""
+        while time.process_time() - self.burnt > self.share * (time.monotonic() - self.began + 1):
+            await asyncio.sleep(0.05)
+
+    async def worker(self, layout: str, place: granular.Path, seed: int) -> None:
+        """Reads through a reader of its own, opened anew every now and then."""
+        dice, path = random.Random(seed), granular.aio.Path(place)
+        while time.monotonic() < self.end:
+            try:
+                async with granular.aio.ShardedDatasetReader(path, granular.decoders) as reader:
+                    self.opened += 1
+                    for _ in range(dice.randrange(50, 500)):
+                        if time.monotonic() > self.end:
+                            return
+                        with self.counted():
+                            await self.read(reader, path, layout, dice)
+                        await self.pace()
+            except GranularError as error:
+                self.failed(error)
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """A read that may end with an error."""
+        try:
+            yield
+        except GranularError as error:
+            self.failed(error)
+
+    async def read(self, reader: Any, path: Any, layout: str, dice: random.Random) -> None:
+        """One of the ways to read, compared."""
+        where, kind = dice.randrange(POINTS), dice.random()
+        if kind < 0.5:
+            self.compare(await reader.get(where), point(where, layout), f'{path} {where}')
+        elif kind < 0.8:
+            indices = [dice.randrange(POINTS) for _ in range(16)]
+            for index, found in zip(indices, await reader.fetch(indices), strict=True):
+                self.compare(found, point(index, layout), f'{path} {index}')
+        elif kind < 0.9:
+            labels = (await reader.get(slice(where, where + 20), ('label',)))['label']
+            self.compare(labels, list(range(where, min(where + 20, POINTS))), f'{path} {where} to {where + 20}')
+        else:
+            shard, local = divmod(where, SHARDLEN)
+            first = [len(point(i, layout)['data']) for i in range(shard * SHARDLEN, where)]
+            start, data = sum(first), point(where, layout)['data']
+            found = await (path / f'{shard:06d}' / 'data.bag').read_ranges(
+                [start, start], [start + len(data), start + len(data) // 2]
+            )
+            self.compare(found, [data, data[: len(data) // 2]], f'{path} {shard} {local}')
+
+    async def loader(self, layout: str, place: granular.Path, seed: int) -> None:
+        """A synchronous Loader for some batches, every now and then."""
+        for turn in itertools.count(seed):
+            await asyncio.to_thread(self.load, layout, place, turn)
+            await asyncio.sleep(20)
+            await self.pace()
+            if time.monotonic() > self.end:
+                return
+
+    def load(self, layout: str, place: granular.Path, turn: int) -> None:
+        """Batches of a Loader, compared."""
+        with self.counted(), granular.ShardedDatasetReader(place, granular.decoders) as reader:
+            self.opened += 1
+            epochs = granular.sources.Epochs(reader, seed=turn)
+            order: Any = epochs.aio
+            source = granular.sources.Transform(epochs, summed)
+            with granular.Loader(source, 32, prefetch=2) as loader:
+                for step in range(0, 32 * 20, 32):
+                    batch = next(loader)
+                    indices = order.lookup(np.arange(step, step + 32)).tolist()
+                    wanted = [summed(point(index, layout), None)['crc'] for index in indices]
+                    self.compare([batch['label'].tolist(), batch['crc'].tolist()], [indices, wanted], f'batch {step}')
+                    self.batches += 1
+
+    def sample(self) -> None:
+        """Memory in MB, descriptors and threads."""
+        pages = int(pathlib.Path('/proc/self/statm').read_text().split()[1])
+        minutes = (time.monotonic() - self.began) / 60
+        sample = minutes, pages * os.sysconf('SC_PAGE_SIZE') / 1e6, _entries('fd'), _entries('task')
+        self.samples.append(sample)
+        busy = (time.process_time() - self.burnt) / (time.monotonic() - self.began)
+        print(
+            f'{minutes:5.1f} min  {self.reads:>9,} reads  {sum(self.errors.values())} errors  {self.mismatches} '
+            f'mismatches  {sample[1]:.1f} MB  {sample[2]} descriptors  {sample[3]} threads  {busy:.2f} cores',
+            flush=True,
+        )
+
+    async def sampler(self) -> None:
+        """A sample each minute."""
+        while (left := self.end - time.monotonic()) > 0:
+            self.sample()
+            await asyncio.sleep(min(60, left))
+        self.sample()
+
+    async def run(self) -> None:
+        """All of it."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.sampler())
+            for seed, (layout, places) in enumerate(self.places.items()):
+                for number, place in enumerate(places):
+                    for k in range(3):
+                        group.create_task(self.worker(layout, place, 100 * seed + 10 * number + k))
+                    group.create_task(self.loader(layout, place, 100 * seed + 10 * number))
+
+    def report(self, server: Mapping[str, Any]) -> str:
+        """The figures."""
+        warm = [(minutes, size) for minutes, size, _, _ in self.samples[:-1] if minutes >= WARM]
+        slope = (
+            60 * np.polyfit([when for when, _ in warm], [size for _, size in warm], 1)[0]
+            if len(warm) > 2
+            else float('nan')
+        )
+        (begin, first, *_), (*_, last, over) = self.samples, self.samples
+        faults = server['met']
+        lines = [
+            f'{last[0]:.0f} minutes, {self.opened:,} readers opened, {self.batches:,} batches of Loaders',
+            f'{self.reads:,} comparisons, {self.mismatches} mismatches',
+            f'{server["requests"]:,} requests, {sum(faults.values()):,} faults of {len(faults)} kinds',
+            f'errors raised: {dict(self.errors) or "none"}; {granular.io_stats()}',
+            f'memory {first[1]:.1f} MB after a minute, {last[1]:.1f} MB after the last, {slope:+.2f} MB an hour '
+            f'from minute {WARM:g} on',
+            f'descriptors: {begin[2]} before, {first[2]} after a minute, {last[2]} after the last, {over[2]} when all '
+            f'is closed; threads: {begin[3]}, {first[3]}, {last[3]}, {over[3]}',
+            *(f'  {count:>6,}  {name!r}' for name, count in sorted(faults.items(), key=lambda item: -item[1])),
+        ]
+        return '\n'.join(lines)
+
+
+def _entries(what: str) -> int:
+    return len(os.listdir(f'/proc/self/{what}'))
+
+
+def write(folder: pathlib.Path) -> None:
+    """The datasets."""
+    for layout in ('columns', 'refs'):
+        place = folder / 'data' / layout
+        writer = granular.ShardedDatasetWriter(place, SPEC[layout], granular.encoders, SHARDLEN, layout=layout)
+        with writer:
+            for index in range(POINTS):
+                writer.append(point(index, layout), flush=False)
+
+
+def main() -> None:
+    """Print the figures; the exit status says whether every datapoint was right."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--minutes', type=float, default=60)
+    parser.add_argument('--share', type=float, default=0.2, help='of a core that the reads may take')
+    parser.add_argument('--serve', type=pathlib.Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        serve(args.serve)
+        return
+    with tempfile.TemporaryDirectory(prefix='granular-soak-') as temporary:
+        folder = pathlib.Path(temporary)
+        write(folder)
+        command = [sys.executable, '-m', 'benchmarks.soak', '--serve', temporary]
+        pipe: Callable[..., Any] = functools.partial(subprocess.Popen, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        with pipe(command, text=True, cwd=ROOT) as server:
+            said = json.loads(server.stdout.readline())
+            os.environ['AWS_SHARED_CREDENTIALS_FILE'] = str(folder / 'credentials')
+            s3 = granular.Path('s3://soak', endpoint_url=said['endpoint'])
+            gs = granular.Path('gs://soak', endpoint_url=said['endpoint'], token=said['account'])
+            soak = Soak({layout: [s3 / layout, gs / layout] for layout in SPEC}, args.minutes, args.share)
+            asyncio.run(soak.run())
+            time.sleep(IDLE)
+            soak.sample()
+            print(soak.report(json.loads(server.communicate()[0])))
+    sys.exit(soak.mismatches > 0)
+
+
+if __name__ == '__main__':
+    main()

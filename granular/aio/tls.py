@@ -1,0 +1,54 @@
+"""Whether a server must be who it says, for the hot path and for the libraries beside it."""
+
+import ssl
+import warnings
+from collections.abc import Mapping
+from typing import Any, Final
+
+from granular.errors import InvalidArgumentError
+
+_warned: Final[set[str]] = set()
+
+
+def verify_of(root: str, options: Mapping[str, Any]) -> bool | str:
+    """The option ``tls_verify``: True (the default), False, or the file of the authorities to trust.
+
+    The first place with False in a process is warned of, and each further host or bucket.
+
+    Raises:
+      InvalidArgumentError: for what is none of these, and for the ways in which libraries turn it off in silence.
+    """
+    verify: bool | str = options.get('tls_verify', True)
+    if not isinstance(verify, bool | str) or verify == '':
+        raise InvalidArgumentError(f'{root}: tls_verify is {verify!r}: want True, False or the file of a CA bundle')
+    if 'verify' in (options.get('client_kwargs') or {}) or not options.get('use_ssl', True):
+        raise InvalidArgumentError(
+            f'{root}: pass tls_verify= to say which certificates are trusted, not use_ssl or client_kwargs'
+        )
+    if verify is False and root not in _warned:
+        _warned.add(root)
+        warnings.warn(
+            f'{root}: tls_verify=False: certificates are not verified, so that anybody on the way may read and change '
+            f'what is read and written, and the credentials sent with it',
+            RuntimeWarning,
+            stacklevel=5,
+        )
+    return verify
+
+
+def context_of(verify: bool | str) -> ssl.SSLContext:
+    """What connections are made with. It reads files: not on a loop.
+
+    Raises:
+      InvalidArgumentError: if the file of authorities cannot be read.
+    """
+    if isinstance(verify, bool):
+        context = ssl.create_default_context()
+        if not verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+    try:
+        return ssl.create_default_context(cafile=verify)
+    except OSError as error:
+        raise InvalidArgumentError(f'tls_verify={verify!r}: cannot be read as a CA bundle: {error}') from error
