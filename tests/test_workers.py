@@ -207,14 +207,13 @@ def test_nothing_outlives_the_program(tmp_path, method, how):
     script = tmp_path / 'script.py'
     script.write_text(SCRIPT.format(method=method, how='interrupted' if how == 'killed' else how))
     environment = {**os.environ, 'PYTHONPATH': '.', 'PYTHONWARNINGS': 'error::ResourceWarning'}
-    process = subprocess.Popen(
-        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
-    assert process.stdout.readline() == 'ready\n'
-    children = psutil.Process(process.pid).children(recursive=True) if how != 'exit' else []
-    if how != 'exit':
-        process.send_signal(signal.SIGINT if how == 'interrupted' else signal.SIGKILL)
-    _, errors = process.communicate(timeout=20)
+    pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True}
+    with subprocess.Popen([sys.executable, script], env=environment, **pipes) as process:
+        assert process.stdout.readline() == 'ready\n'
+        children = psutil.Process(process.pid).children(recursive=True) if how != 'exit' else []
+        if how != 'exit':
+            process.send_signal(signal.SIGINT if how == 'interrupted' else signal.SIGKILL)
+        _, errors = process.communicate(timeout=20)
     gone, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
     if how == 'exit':

@@ -256,12 +256,12 @@ def _work(pipe: Connection, payload: Any, sizes: Sequence[int], foreign: Sequenc
         failed = error
     lock = threading.Lock()
     running: dict[int, concurrent.futures.Future[Any]] = {}
+    replies = concurrent.futures.ThreadPoolExecutor(1, 'granular-reply')  # as copying takes too long for the loop
 
     def reply(number: int, future: 'concurrent.futures.Future[Any]') -> None:
         running.pop(number, None)
-        if future.cancelled():
-            return
-        _reply(pipe, lock, number, future.exception(), future)
+        if not future.cancelled():
+            _reply(pipe, lock, number, future.exception(), future)
 
     while True:
         try:
@@ -277,8 +277,8 @@ def _work(pipe: Connection, payload: Any, sizes: Sequence[int], foreign: Sequenc
         elif task is None:
             _reply(pipe, lock, number, failed, None)
         else:
-            future = running[number] = bridge.submit(task.make(position))
-            future.add_done_callback(lambda done, number=number: reply(number, done))  # type: ignore[misc]
+            future = running[number] = asyncio.run_coroutine_threadsafe(task.make(position), bridge.loop())
+            future.add_done_callback(lambda done, number=number: replies.submit(reply, number, done))  # type: ignore[misc]
     for future in list(running.values()):
         future.cancel()
     bridge.stop()
