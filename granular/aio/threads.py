@@ -110,18 +110,20 @@ class _Spread(Generic[T]):
     def run(self) -> list[T]:
         """All results, computed by this thread and by those that it asks for help."""
         helpers: list[concurrent.futures.Future[None]] = []
-        stage, look, timer = 1, 0.005, Timer()
+        shared, look, timer = False, 0.005, Timer()
         _working.add(id(self))
         try:
             if self._alone():
                 return self._out
             helpers += self._call_for(min(CORES, self._count) - len(_working))
-            while self._step():
-                if stage == 1 and timer.wall > look:
+            while True:
+                if not shared and timer.wall > look:
                     look *= 2
                     if timer.waited:
-                        stage = 2
+                        shared = True
                         helpers += self._call_for(min(threads().width, self._count) - 1 - len(helpers))
+                if not self._step():
+                    break
             # Those that have not begun are not waited for: the pool may be full of threads that wait as this one does.
             concurrent.futures.wait([helper for helper in helpers if not helper.cancel()])
         finally:
