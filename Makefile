@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check
-ORACLES := .oracles/0.21.1/ready .oracles/0.24.2/ready
+ORACLES := .oracles/0.21.1/ready .oracles/0.24.2/ready .oracles/grain/ready
 
 RIVALS := aiohttp obstore s3fs gcsfs tensorstore grain webdataset streaming litdata granular
 # A build for the CPU: the plain name brings gigabytes of CUDA.
@@ -62,11 +62,14 @@ $(VENV)/lint: pyproject.toml | $(BIN)/python
 	$(PIP) -e '.[lint]'
 	touch $@
 
-# The published releases, each in an environment of its own: what they write, we read, and the other way round.
+# The published releases, each in an environment of its own: what they write, we read, and the other way round; and
+# Grain, whose orders ours are.
 .oracles/%/ready: Makefile
 	$(PYTHON) -m venv .oracles/$*
-	.oracles/$*/bin/python -m pip install -q --disable-pip-version-check granular==$* pillow av
+	.oracles/$*/bin/python -m pip install -q --disable-pip-version-check $(or $(oracle_$*),granular==$* pillow av)
 	touch $@
+
+oracle_grain := grain==0.2.18
 
 # Who is measured beside us, each in an environment of its own.
 aiohttp     := aiohttp uvloop

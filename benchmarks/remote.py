@@ -22,9 +22,9 @@ INFLIGHT = 256
 Who = TypeVar('Who', bound=Hashable)
 
 
-def ours(data: Data, what: str, core: int | None = CORE, **job: object) -> dict[str, float]:
+def ours(data: Data, what: str, core: int | None = CORE, module: str = 'clients', **job: object) -> dict[str, float]:
     """A run of granular."""
-    return child([sys.executable, '-m', 'benchmarks.clients', what, data.job('ours', **job)], core, cwd=ROOT)
+    return child([sys.executable, '-m', f'benchmarks.{module}', what, data.job('ours', **job)], core, cwd=ROOT)
 
 
 def rival(data: Data, name: str, script: str, *args: str, core: int | None = CORE, **job: object) -> dict[str, float]:

@@ -4,15 +4,36 @@ The names here block; those of :mod:`granular.aio` are awaited.
 """
 
 from granular import aio, errors, formats, shuffle, sources
+from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, SequentialSampler
+from granular.aio.pipeline.source import RandomAccessDataSource
+from granular.aio.pipeline.transforms import (
+    Batch,
+    FilterTransform,
+    FlatMapTransform,
+    MapTransform,
+    MapWithIndexTransform,
+    MultiprocessingOptions,
+    NoSharding,
+    RandomMapTransform,
+    RangeDataSource,
+    ReadOptions,
+    ShardByJaxProcess,
+    ShardByTorchRank,
+    ShardOptions,
+)
 from granular.aio.reply import io_stats
 from granular.bag import BagReader, BagWriter
+from granular.checkpoints import load_state, save_state
 from granular.cleaning import clean
 from granular.config import IOConfig
+from granular.dataloader import DataLoader
 from granular.dataset import DatasetReader, DatasetWriter
 from granular.errors import GranularError
 from granular.formats import decoders, encoders
 from granular.loader import Loader
+from granular.mapdataset import DatasetIterator, IterDataset, MapDataset
 from granular.path import Path
+from granular.progress import progress
 from granular.sharded import ShardedDatasetReader, ShardedDatasetWriter
 from granular.verifying import verify
 
@@ -21,12 +42,33 @@ __version__ = '1.0.0a1'
 __all__ = [
     'BagReader',
     'BagWriter',
+    'Batch',
+    'DataLoader',
+    'DatasetIterator',
     'DatasetReader',
     'DatasetWriter',
+    'FilterTransform',
+    'FlatMapTransform',
     'GranularError',
     'IOConfig',
+    'IndexSampler',
+    'IterDataset',
     'Loader',
+    'MapDataset',
+    'MapTransform',
+    'MapWithIndexTransform',
+    'MultiprocessingOptions',
+    'NoSharding',
     'Path',
+    'RandomAccessDataSource',
+    'RandomMapTransform',
+    'RangeDataSource',
+    'ReadOptions',
+    'RecordMetadata',
+    'SequentialSampler',
+    'ShardByJaxProcess',
+    'ShardByTorchRank',
+    'ShardOptions',
     'ShardedDatasetReader',
     'ShardedDatasetWriter',
     'aio',
@@ -36,6 +78,9 @@ __all__ = [
     'errors',
     'formats',
     'io_stats',
+    'load_state',
+    'progress',
+    'save_state',
     'shuffle',
     'sources',
     'verify',

@@ -26,7 +26,8 @@
     │   ├── CorruptBagError
     │   ├── CorruptRecordError
     │   └── CorruptDatasetError
-    └── StateError               ValueError          a checkpoint that does not fit what loads it
+    ├── StateError               ValueError          a checkpoint that does not fit what loads it
+    └── WorkerError              RuntimeError        a worker process died, or what it made cannot be carried over
 
 An error names the place (file, key, index), the figures that disagree and the way out; it never holds a credential.
 All of them pickle, as they are built from their message alone.
@@ -137,3 +138,7 @@ class CorruptDatasetError(CorruptError):
 
 class StateError(GranularError, ValueError):
     """A checkpoint that does not fit what loads it."""
+
+
+class WorkerError(GranularError, RuntimeError):
+    """A worker process died, or what it made or raised cannot be carried over."""

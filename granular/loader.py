@@ -5,8 +5,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from granular.aio import loader as core
-from granular.aio.loader import Batch, Spec
+from granular.aio.assembly import Batch, Spec
 from granular.aio.loops import need_loop
+from granular.aio.pipeline.errors import OnError
 from granular.bridge import run
 
 
@@ -24,15 +25,20 @@ class Loader:
         arrays.
       batch: datapoints in a batch.
       prefetch: batches that are fetched ahead.
-      workers: threads that decode and transform. Reads need none: they are the event loop's.
+      workers: threads that decode and transform. Reads need none: they are the event loop's. With ``mp``, processes.
       recycle_after: use the memory of a batch again after this many more were handed out; False for fresh memory.
       shard_id, num_shards: which of several loaders this is, each of which gets its own part of every global batch.
-      mp: reserved for worker processes.
+      mp: a start method ('spawn', 'forkserver', 'fork') or context of :mod:`multiprocessing`, to make batches in worker
+        processes, which hand them over in shared memory. Source and functions must pickle, unless they are forked.
+      on_error: what becomes of a datapoint that cannot be made: 'raise', 'skip', which makes its batch smaller, or a
+        function of step and error, which gives one in its place, or None to skip it, or raises. What a store fails with
+        is always raised.
 
     Raises (while iterating):
       DatapointError: for a datapoint whose keys, dtypes or shapes are not those of the first. Never is one cast or cut.
       Exception: what the source raised, as it was raised, with a note of the step. The loader stays at the batch that
         failed: to go on behind it, ``load`` a later step.
+      WorkerError: if a worker process died.
     """
 
     def __init__(
@@ -45,8 +51,9 @@ class Loader:
         shard_id: int = 0,
         num_shards: int = 1,
         mp: Any = None,
+        on_error: OnError = 'raise',
     ) -> None:
-        self.aio = core.Loader(source, batch, prefetch, workers, recycle_after, shard_id, num_shards, mp)
+        self.aio = core.Loader(source, batch, prefetch, workers, recycle_after, shard_id, num_shards, mp, on_error)
 
     @property
     def spec(self) -> Spec:
@@ -82,11 +89,24 @@ class Loader:
     load_state_dict = load
 
     def stats(self) -> dict[str, float]:
-        """Batches, datapoints and bytes handed out, seconds the consumer waited, and batches in flight or ready."""
+        """What was handed out, and how fast; who waited for whom; what is read ahead.
+
+        Batches, datapoints and bytes; batches and bytes per second; seconds that the consumer waited, and seconds that
+        it spent on its own; batches that are ready and in flight; datapoints that could not be made.
+        """
         return self.aio.stats()
 
+    def fingerprint(self) -> list[str]:
+        """What it reads, a line for each stage: a state fits a loader with the same."""
+        return self.aio.fingerprint()
+
+    @property
+    def errors(self) -> list[tuple[int, str]]:
+        """Step and message of the datapoints that could not be made, the last thousand."""
+        return self.aio.errors
+
     def close(self) -> None:
-        """End: cancel what is being fetched and its threads. More than once is no error."""
+        """End: cancel what is being fetched, its threads and processes. More than once is no error."""
         run(self.aio.aclose())
 
     def __enter__(self) -> Self:

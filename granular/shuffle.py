@@ -1,13 +1,19 @@
 """Orders: which datapoint comes at a step, as a pure function of seed and step, for whole arrays of steps at once."""
 
-from typing import Final, Protocol, runtime_checkable
+import functools
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from granular.errors import InvalidArgumentError
+
 Ints = NDArray[np.int64]
 
 _KEPT: Final = 2  # epochs: of two, one is ending while the other begins
+_CHUNK: Final = 1 << 15  # lookups at a time, so that what is computed on the way stays in the processor's cache
+_SMALLEST: Final = 16  # bits of a block of the cipher; fewer mix badly
+_FEW: Final = 4096  # datapoints, up to which a permutation is made whole
 
 
 @runtime_checkable
@@ -32,6 +38,9 @@ class Permutation:
     def __reduce__(self) -> tuple[type['Permutation'], tuple[()]]:
         return type(self), ()
 
+    def __repr__(self) -> str:
+        return 'Permutation()'
+
     def lookup(self, places: Ints, length: int, seed: int, epoch: int) -> Ints:
         """The indices that come at these places of an epoch."""
         key = length, seed, epoch
@@ -51,6 +60,9 @@ class Permutation:
 class Sequential:
     """The order in which the datapoints are stored."""
 
+    def __repr__(self) -> str:
+        return 'Sequential()'
+
     def lookup(self, places: Ints, length: int, seed: int, epoch: int) -> Ints:
         """The places themselves."""
         return places
@@ -58,3 +70,205 @@ class Sequential:
     def is_ready(self, length: int, seed: int, epoch: int) -> bool:
         """Always."""
         return True
+
+
+class Index:
+    """The order of Google Grain's ``shuffle``, in O(1) memory: each index is computed by itself.
+
+    Four rounds of the Simon block cipher (https://eprint.iacr.org/2013/404) over as many bits as an index has, with
+    keys that C++'s ``std::seed_seq`` draws from ``seed + epoch``; what falls out of range is enciphered again (cycle
+    walking). Of ``2**n + 1`` datapoints, n even and 16 or more, Grain gives one twice and never the last; here they
+    have an order of their own.
+    """
+
+    def __repr__(self) -> str:
+        return 'Index()'
+
+    def lookup(self, places: Ints, length: int, seed: int, epoch: int) -> Ints:
+        """The indices that come at these places of an epoch."""
+        return permute(places, length, seed + epoch)
+
+    def is_ready(self, length: int, seed: int, epoch: int) -> bool:
+        """Always: some 20 million lookups a second."""
+        return True
+
+
+class Blocks:
+    """Blocks of neighbours travel together, and a window of blocks is mixed: an order that suits buckets.
+
+    The blocks of an epoch come in the order of :class:`Index`; the datapoints of each ``window`` of them are then mixed
+    fully, by numpy's permutation. So one range request brings a whole block, and a source reads ``window * block``
+    datapoints ahead at most. Memory is that of a few windows' permutations, whatever the length, and any step can be
+    looked up by itself. docs/performance.md shows how well it mixes.
+
+    Args:
+      block: neighbouring datapoints that are read together.
+      window: blocks that are mixed.
+    """
+
+    def __init__(self, block: int = 64, window: int = 128) -> None:
+        for name, value in (('block', block), ('window', window)):
+            if not isinstance(value, int) or value < 1:
+                raise InvalidArgumentError(f'{name} is {value!r}: want an integer from 1 on')
+        self.block, self.window = block, window
+
+    def __repr__(self) -> str:
+        return f'Blocks(block={self.block}, window={self.window})'
+
+    def lookup(self, places: Ints, length: int, seed: int, epoch: int) -> Ints:
+        """The indices that come at these places of an epoch."""
+        count = -(-length // self.block)
+        full = self.window * self.block
+        # The last block may be short. The window that it falls into is smaller by what lacks, and there it stands last.
+        lacking = count * self.block - length
+        slot = int(_unpermute(count - 1, count, seed + epoch))
+        its = slot // self.window
+        windows = np.where(places < its * full, places, np.maximum(places + lacking, its * full)) // full
+        # What lies in its window, but before the records that lack, was moved too far or not at all; both end up in it.
+        windows = np.where((places >= its * full) & (places < (its + 1) * full - lacking), its, windows)
+        out = np.empty_like(places)
+        for window in set(windows.tolist()):
+            here = windows == window
+            first = window * self.window
+            last = min(first + self.window, count)
+            short = window == its
+            size = (last - first) * self.block - (lacking if short else 0)
+            begin = window * full - (lacking if window > its else 0)
+            slots, within = np.divmod(_mixture(size, seed, epoch, window)[places[here] - begin], self.block)
+            if short:  # its last slot and that of the short block change places
+                own, end = slot - first, last - first - 1
+                slots = np.where(slots == end, own, np.where(slots == own, end, slots))
+            out[here] = permute(slots + first, count, seed + epoch) * self.block + within
+        return out
+
+    def is_ready(self, length: int, seed: int, epoch: int) -> bool:
+        """Always."""
+        return True
+
+    def upcoming(self, steps: Ints, length: int, seed: int) -> tuple[Ints, Ints]:
+        """Epochs and numbers of the blocks to read meanwhile, so that they are there one window later."""
+        epochs, places = np.divmod(steps + self.window * self.block, length)
+        count = -(-length // self.block)
+        epochs, slots = np.divmod(np.unique(epochs * count + places // self.block), count)
+        blocks = np.empty_like(slots)
+        for epoch in set(epochs.tolist()):
+            here = epochs == epoch
+            blocks[here] = permute(slots[here], count, seed + epoch)
+        return epochs, blocks
+
+
+def permute(places: Ints, length: int, seed: int) -> Ints:
+    """A permutation of ``range(length)``, at these places; the seed counts modulo 2**32."""
+    if length <= 1:
+        return np.zeros_like(places)
+    if length <= _FEW:
+        return _table(length, seed % (1 << 32))[places]
+    bits, keys = _bits(length), _keys(seed % (1 << 32))
+    out = np.empty_like(places)
+    flat, found = places.reshape(-1), out.reshape(-1)
+    for at in range(0, len(flat), _CHUNK):
+        found[at : at + _CHUNK] = _walk(flat[at : at + _CHUNK], length, bits // 2, keys)
+    return out
+
+
+@functools.lru_cache(64)
+def _table(length: int, seed: int) -> Ints:
+    """A small permutation at once: most of the cipher's numbers are out of range, and many would be walked through."""
+    following = _encipher(np.arange(1 << _SMALLEST, dtype=np.uint32), _SMALLEST // 2, _keys(seed)).astype(np.int64)
+    while (following[:length] >= length).any():
+        far = np.flatnonzero(following >= length)
+        following[far] = following[following[far]]
+    return following[:length].copy()
+
+
+@functools.lru_cache(64)
+def _unpermute(index: int, length: int, seed: int) -> int:
+    """The place at which ``permute`` has an index."""
+    if length <= 1:
+        return 0
+    width, keys = _bits(length) // 2, _keys(seed % (1 << 32))
+    mask = (1 << width) - 1
+    while True:
+        left, right = index >> width, index & mask
+        for first, second in ((keys[2], keys[3]), (keys[0], keys[1])):
+            right ^= (_mix(left, width, mask) ^ second) & mask
+            left ^= (_mix(right, width, mask) ^ first) & mask
+        index = left << width | right
+        if index < length:
+            return index
+
+
+def _bits(length: int) -> int:
+    bits = (length - 1).bit_length() if (length - 1) & (length - 2) else max(1, (length - 2).bit_length())
+    bits = max(_SMALLEST, bits + bits % 2)
+    # Grain takes the logarithm of the last index, which for a power of two gives one bit less than it has.
+    return bits if length - 1 < 1 << bits else bits + 2
+
+
+def _walk(indices: Ints, length: int, width: int, keys: tuple[int, ...]) -> Ints:
+    kind = np.uint32 if 2 * width <= 32 else np.uint64
+    values = _encipher(indices.astype(kind), width, keys)
+    beyond = np.flatnonzero(values >= length)
+    while len(beyond):
+        again = _encipher(values[beyond], width, keys)
+        values[beyond] = again
+        beyond = beyond[again >= length]
+    return values.astype(np.int64)
+
+
+def _encipher(values: NDArray[Any], width: int, keys: tuple[int, ...]) -> NDArray[Any]:
+    kind = values.dtype.type
+    mask, shift = kind((1 << width) - 1), kind(width)
+    left, right = values >> shift, values & mask
+    for first, second in ((keys[0], keys[1]), (keys[2], keys[3])):
+        left ^= _mix(right, width, mask) ^ (kind(first) & mask)
+        right ^= _mix(left, width, mask) ^ (kind(second) & mask)
+    out: NDArray[Any] = (left << shift) | right
+    return out
+
+
+def _mix(x: Any, width: int, mask: Any) -> Any:
+    """Simon's round function: three rotations."""
+
+    def turned(by: int) -> Any:
+        return (x << by | x >> (width - by)) & mask
+
+    return (turned(1) & turned(8)) ^ turned(2)
+
+
+@functools.lru_cache(64)
+def _keys(seed: int) -> tuple[int, ...]:
+    """Four keys from a seed, as C++'s ``std::seed_seq`` generates them ([rand.util.seedseq] of its standard)."""
+    count, given = 4, (seed,)
+    full = (1 << 32) - 1
+    state = [0x8B8B8B8B] * count
+    lag, rounds = (count - 1) // 2, max(len(given) + 1, count)
+    near = (count - lag) // 2
+    far = near + lag
+
+    def scramble(x: int) -> int:
+        x &= full
+        return x ^ x >> 27
+
+    for k in range(rounds):
+        here, there = k % count, (k + near) % count
+        first = 1664525 * scramble(state[here] ^ state[there] ^ state[k - 1 if k else -1 % count]) & full
+        second = first + (len(given) if k == 0 else here + (given[k - 1] if k <= len(given) else 0)) & full
+        state[there] = state[there] + first & full
+        state[(k + far) % count] = state[(k + far) % count] + second & full
+        state[here] = second
+    for k in range(rounds, rounds + count):
+        here, there = k % count, (k + near) % count
+        third = 1566083941 * scramble(state[here] + state[there] + state[(k - 1) % count]) & full
+        fourth = third - here & full
+        state[there] ^= third
+        state[(k + far) % count] ^= fourth
+        state[here] = fourth
+    return tuple(state)
+
+
+@functools.lru_cache(16)
+def _mixture(size: int, seed: int, epoch: int, window: int) -> Ints:
+    """The order of one window."""
+    order: Ints = np.random.default_rng(seed=[seed, epoch, window]).permutation(size)
+    return order

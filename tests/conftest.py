@@ -104,9 +104,14 @@ def bucket(request: pytest.FixtureRequest) -> granular.Path:
 
 @pytest.fixture(scope='session')
 def oracle21() -> Oracle:
-    return Oracle('0.21.1')
+    return Oracle.granular('0.21.1')
 
 
 @pytest.fixture(scope='session')
 def oracle24() -> Oracle:
-    return Oracle('0.24.2')
+    return Oracle.granular('0.24.2')
+
+
+@pytest.fixture(scope='session')
+def grain() -> Oracle:
+    return Oracle.grain()

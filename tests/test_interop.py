@@ -45,7 +45,7 @@ writer.close()
 @pytest.fixture(params=['oracle21', 'oracle24'])
 def release(request):
     oracle = request.getfixturevalue(request.param)
-    if oracle.version == '0.21.1':
+    if oracle.name == '0.21.1':
         return oracle, {**SPEC, **SEQUENCES}, 'refs'
     return oracle, SPEC, 'columns'
 

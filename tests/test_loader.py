@@ -8,7 +8,7 @@ import pytest
 
 import granular
 from granular import aio, sources
-from granular.errors import ClosedError, DatapointError, InvalidArgumentError, StateError, UnsupportedError
+from granular.errors import ClosedError, DatapointError, InvalidArgumentError, StateError
 
 
 class Numbers:
@@ -188,11 +188,6 @@ def _ended():
 def test_arguments_that_cannot_be(options):
     with pytest.raises(InvalidArgumentError):
         granular.Loader(Numbers(), **options)
-
-
-def test_processes_are_not_there_yet():
-    with pytest.raises(UnsupportedError, match='mp'):
-        granular.Loader(Numbers(), 4, mp='spawn')
 
 
 def test_from_a_bucket(bucket):

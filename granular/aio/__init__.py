@@ -3,12 +3,16 @@
 from granular.aio import sources
 from granular.aio.bag import BagReader
 from granular.aio.bagwriter import BagWriter
+from granular.aio.checkpoints import load_state, save_state
 from granular.aio.cleaning import clean
 from granular.aio.dataset import DatasetReader
 from granular.aio.datasetwriter import DatasetWriter
 from granular.aio.loader import Loader
 from granular.aio.loops import aclose
 from granular.aio.path import Path
+from granular.aio.pipeline.dataloader import DataLoader
+from granular.aio.pipeline.iterdataset import DatasetIterator, IterDataset
+from granular.aio.pipeline.mapdataset import MapDataset
 from granular.aio.sharded import ShardedDatasetReader
 from granular.aio.shardedwriter import ShardedDatasetWriter
 from granular.aio.verifying import verify
@@ -16,14 +20,20 @@ from granular.aio.verifying import verify
 __all__ = [
     'BagReader',
     'BagWriter',
+    'DataLoader',
+    'DatasetIterator',
     'DatasetReader',
     'DatasetWriter',
+    'IterDataset',
     'Loader',
+    'MapDataset',
     'Path',
     'ShardedDatasetReader',
     'ShardedDatasetWriter',
     'aclose',
     'clean',
+    'load_state',
+    'save_state',
     'sources',
     'verify',
 ]

@@ -17,7 +17,7 @@ from granular.aio.lifecycle import Opened
 from granular.aio.loops import gather, running_loop
 from granular.aio.paging import pages
 from granular.aio.path import Path
-from granular.aio.snapshots import FolderState, Snapshot
+from granular.aio.snapshots import FolderState, Snapshot, sharing
 from granular.errors import (
     CorruptBagError,
     CorruptDatasetError,
@@ -73,7 +73,10 @@ class DatasetReader(Opened):
         self._light = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.directory, self._decoders, *self._options)
+        args = (self.directory, self._decoders, *self._options)
+        if sharing.get() and self._state == 'open' and (state := self._state_now()) is not None:
+            return _shared, (type(self), args, {'': state})
+        return type(self), args
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._name!r})'
@@ -90,7 +93,7 @@ class DatasetReader(Opened):
     async def _open(self) -> None:
         await self.directory.store.ready()
         cache_index, cache_keys, _, verify = self._options
-        if self._alone and cache_index:
+        if self._alone and cache_index and self._snapshot is None:
             self._snapshot = await Snapshot.load(self.directory)
         folders = {} if self._snapshot is None else self._snapshot.folders
         known = folders.get('' if self._alone else self.directory.name)
@@ -329,3 +332,10 @@ async def _try_open(bag: BagReader) -> GranularError | None:
     except (NotFoundError, CorruptBagError) as error:
         return error
     return None
+
+
+def _shared(kind: type[DatasetReader], args: tuple[Any, ...], folders: Mapping[str, FolderState]) -> DatasetReader:
+    """A reader in a worker process, with the index of its parent's."""
+    reader = kind(*args)
+    reader._snapshot = Snapshot('', folders)
+    return reader

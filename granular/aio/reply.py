@@ -32,6 +32,7 @@ class Counters:
       retries: requests that were sent again.
       hedges: requests that were sent a second time because the first was slow.
       bytes: bytes of replies.
+      in_flight: requests that are being answered.
     """
 
     ranges: int = 0
@@ -39,13 +40,14 @@ class Counters:
     retries: int = 0
     hedges: int = 0
     bytes: int = 0
+    in_flight: int = 0
 
 
 counters = Counters()
 
 
 def io_stats() -> dict[str, int]:
-    """Ranges asked for, requests sent, retries among them, and bytes received, since the process started.
+    """Ranges asked for, requests sent, retries and hedges among them, bytes received, and requests in flight.
 
     Reads of local files and of schemes that go through fsspec count as one request each.
     """

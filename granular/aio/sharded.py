@@ -15,7 +15,7 @@ from granular.aio.lifecycle import Opened
 from granular.aio.loops import gather
 from granular.aio.paging import pages
 from granular.aio.path import Path
-from granular.aio.snapshots import FolderState, Snapshot
+from granular.aio.snapshots import FolderState, Snapshot, sharing
 from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError
 from granular.layout import shard_name, shard_number
 
@@ -44,10 +44,14 @@ class ShardedDatasetReader(Opened):
         self._args = (decoders, cache_index, tuple(cache_keys), parallel, verify)
         self._steps = (shardstart, shardstep)
         self._readers: list[DatasetReader] = []
+        self._given: Snapshot | None = None
         self._starts = self._stops = np.zeros(0, np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.directory, *self._args[:-1], *self._steps, self._args[-1])
+        args = (self.directory, *self._args[:-1], *self._steps, self._args[-1])
+        if sharing.get() and self._state == 'open' and len(states := self._states_now()) == len(self._readers):
+            return _shared, (type(self), args, states)
+        return type(self), args
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._name!r})'
@@ -67,7 +71,7 @@ class ShardedDatasetReader(Opened):
         chosen = numbers[start::step]
         if not chosen:
             raise NotFoundError(f'{self._name}: has {len(numbers)} shards, none from {start} on in steps of {step}')
-        snapshot = await Snapshot.load(self.directory) if self._args[1] else None
+        snapshot = self._given or (await Snapshot.load(self.directory) if self._args[1] else None)
         self._readers = [DatasetReader.of_shard(self.directory / shard_name(i), self._args, snapshot) for i in chosen]
         await gather([reader._ensure_open() for reader in self._readers])
         await self._keep({} if snapshot is None else snapshot.folders)
@@ -84,10 +88,13 @@ class ShardedDatasetReader(Opened):
 
     async def _keep(self, kept: Mapping[str, FolderState]) -> None:
         """Keep what is known of the shards, beside those that are kept already."""
-        known = {reader.directory.name: reader._state_now() for reader in self._readers}
-        states = {name: state for name, state in known.items() if state is not None}
+        states = self._states_now()
         if states.keys() - kept.keys():
             await Snapshot.save(self.directory, {**kept, **states})
+
+    def _states_now(self) -> dict[str, FolderState]:
+        known = {reader.directory.name: reader._state_now() for reader in self._readers}
+        return {name: state for name, state in known.items() if state is not None}
 
     async def _close(self) -> None:
         for reader in self._readers:
@@ -192,6 +199,15 @@ class ShardedDatasetReader(Opened):
             for group, shard in zip(np.split(places, edges), shards[np.append(0, edges)].tolist(), strict=True)
         ]
         return parts, order
+
+
+def _shared(
+    kind: type[ShardedDatasetReader], args: tuple[Any, ...], folders: Mapping[str, FolderState]
+) -> ShardedDatasetReader:
+    """A reader in a worker process, with the index of its parent's."""
+    reader = kind(*args)
+    reader._given = Snapshot('', folders)
+    return reader
 
 
 def _reorder(values: list[Any], order: Ints | None) -> list[Any]:

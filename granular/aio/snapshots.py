@@ -6,6 +6,7 @@ the versions of the objects: a bag that was replaced since answers its first rea
 ObjectChangedError, and the file is removed. A place whose objects have no versions is never kept.
 """
 
+import contextvars
 import hashlib
 import logging
 import mmap
@@ -31,6 +32,10 @@ logger = logging.getLogger('granular')
 _MAGIC: Final = b'granular-index-2'
 _SUM: Final = len(_MAGIC) + 8  # from where on all is in the checksum
 _HEAD: Final = _SUM + 8
+
+
+sharing: contextvars.ContextVar[bool] = contextvars.ContextVar('sharing', default=False)
+"""Whether what is pickled goes to a worker process of this machine, so that readers take their indices along."""
 
 
 class BagState(NamedTuple):

@@ -110,18 +110,20 @@ class _Spread(Generic[T]):
     def run(self) -> list[T]:
         """All results, computed by this thread and by those that it asks for help."""
         helpers: list[concurrent.futures.Future[None]] = []
-        stage, look, timer = 0, 0.005, Timer()
+        shared, look, timer = False, 0.005, Timer()
         _working.add(id(self))
         try:
-            while self._step():
-                if stage == 0 and timer.wall > 0.001:
-                    stage = 1
-                    helpers += self._call_for(min(CORES, self._count) - len(_working))
-                if stage == 1 and timer.wall > look:
+            if self._alone():
+                return self._out
+            helpers += self._call_for(min(CORES, self._count) - len(_working))
+            while True:
+                if not shared and timer.wall > look:
                     look *= 2
                     if timer.waited:
-                        stage = 2
+                        shared = True
                         helpers += self._call_for(min(threads().width, self._count) - 1 - len(helpers))
+                if not self._step():
+                    break
             # Those that have not begun are not waited for: the pool may be full of threads that wait as this one does.
             concurrent.futures.wait([helper for helper in helpers if not helper.cancel()])
         finally:
@@ -129,6 +131,17 @@ class _Spread(Generic[T]):
         if self._errors:
             raise self._errors[0]
         return self._out
+
+    def _alone(self) -> bool:
+        """Begin, with nothing to share yet; whether it was done in a millisecond."""
+        call, out = self._call, self._out
+        until = time.perf_counter() + 0.001
+        for i in range(self._count):
+            out[i] = call(i)
+            if self.stopped or time.perf_counter() > until:
+                self._numbers = itertools.count(i + 1)
+                return self.stopped or i + 1 == self._count
+        return True
 
     def _call_for(self, count: int) -> list[concurrent.futures.Future[None]]:
         return [threads().submit(self._help) for _ in range(count)]

@@ -152,6 +152,7 @@ class Transport:
             error: StoreError
             cause: Exception | None
             held = await self._limit.acquire(weight)
+            counters.in_flight += 1
             try:
                 result = await attempt()
                 self._budget.give(paid)
@@ -182,6 +183,7 @@ class Transport:
             except OSError as failed:
                 error, cause = StoreError(f'{name}: {type(failed).__name__}: {failed}'), failed
             finally:
+                counters.in_flight -= 1
                 self._limit.release(held)
             wait = max(least, random.uniform(0, min(config.backoff_cap, base * 2 ** (tries - 1))))
             spent = time.monotonic() - began

@@ -1,0 +1,68 @@
+"""Pipelines: streams beside the Loader, blocks beside the full shuffle, overhead beside Grain's, worker processes."""
+
+import functools
+
+from benchmarks.bars import Bar, Result
+from benchmarks.data import Data
+from benchmarks.nginx import Server
+from benchmarks.remote import in_turns, ours, rival
+
+_ours = functools.partial(ours, module='piping')
+
+
+def streams(data: Data, server: Server) -> Result:
+    """A shuffled and batched MapDataset beside the bare Loader, over the 25 ms server."""
+    batches = data.count(1000)
+    job = {'url': f'{server.delayed}/{data.medium().name}', 'batches': batches}
+    rate = in_turns(
+        1 if data.quick else 3,
+        {'stream': lambda: _ours(data, 'stream', **job)['rate'], 'loader': lambda: ours(data, 'loader', **job)['rate']},
+    )
+    got, bare = rate['stream'], rate['loader']
+    return [Bar('MapDataset stream / Loader, 25 ms server', got / bare, 0.8, f'{got:,.0f}/s / {bare:,.0f}/s')], []
+
+
+def blocks(data: Data, server: Server) -> Result:
+    """4 kB records in blocks and fully shuffled, over the 25 ms server."""
+    url = f'{server.delayed}/{data.small().name}'
+    full, some = data.count(400), data.count(1600) - 20
+    whole = _ours(data, 'loader', url=url, batch=256, batches=full, blocks=False)
+    found = _ours(data, 'loader', url=url, batch=256, batches=some, blocks=True)
+    figures = f'{found["rate"]:,.0f}/s / {whole["rate"]:,.0f}/s'
+    saved = f'{found["requests"]:.4f} requests a record, fully shuffled {whole["requests"]:.2f}'
+    return [
+        Bar('records / requests of shuffle.Blocks, 4 kB', 1 / found['requests'], 20, saved),
+        Bar('shuffle.Blocks / full shuffle, 4 kB, 25 ms server', found['rate'] / whole['rate'], 10, figures),
+    ], []
+
+
+def overhead(data: Data, server: Server) -> Result:
+    """What a pipeline costs by itself: a list, the identity, batches of 64; beside Grain."""
+    count = data.count(640_000)
+    rate = in_turns(
+        1 if data.quick else 3,
+        {
+            'ours': lambda: _ours(data, 'overhead', core=None, count=count)['rate'],
+            'grain': lambda: rival(data, 'grain', 'grain', 'overhead', core=None, count=count)['rate'],
+        },
+    )
+    got, theirs = rate['ours'], rate['grain']
+    looked = _ours(data, 'lookups', core=None)['rate']
+    return [
+        Bar('elements of a pipeline without I/O / Grain', got / theirs, 3, f'{got:,.0f}/s / {theirs:,.0f}/s'),
+        Bar('lookups in a shuffled billion, millions a second', looked / 1e6, 5),
+    ], []
+
+
+def workers(data: Data, server: Server) -> Result:
+    """A transformation that computes in Python for a millisecond, in 4 worker processes and in 1."""
+    batches = 40 if data.quick else 120
+    rate = in_turns(
+        1 if data.quick else 3,
+        {
+            count: lambda count=count: _ours(data, 'workers', core=None, workers=count, batches=batches)['rate']
+            for count in (4, 1)
+        },
+    )
+    behind = f'{rate[4]:,.0f}/s / {rate[1]:,.0f}/s'
+    return [Bar('4 worker processes / 1, 1 ms of Python each', rate[4] / rate[1], 1.7, behind)], []

@@ -1,0 +1,33 @@
+"""The orders in which mosaicml-streaming and webdataset give the records of a dataset in shards."""
+
+import json
+import pathlib
+import random
+import sys
+
+import numpy as np
+
+job = json.loads(pathlib.Path(sys.argv[2]).read_text())
+shards = [range(at, at + job['shard']) for at in range(0, job['count'], job['shard'])]
+
+
+def streaming():
+    from streaming.base.shuffle import get_shuffle
+
+    sizes = np.array([len(shard) for shard in shards])
+    found = {}
+    for name, block in (('py1e, its default', 1 << 18), ('py1e, blocks of 4,000', 4000)):
+        found[name] = get_shuffle('py1e', sizes, 1, 1, 0, block).tolist()
+    return found
+
+
+def webdataset():
+    from webdataset.filters import shuffle
+
+    mixed = random.Random(1).sample(shards, len(shards))
+    stream = (i for shard in mixed for i in shard)
+    return {'shards shuffled, shuffle(1000)': list(shuffle(1000, rng=random.Random(1))(stream))}
+
+
+if __name__ == '__main__':
+    print(json.dumps(globals()[sys.argv[1]]()), flush=True)

@@ -1,0 +1,165 @@
+"""Samplers: which record comes at an index, and with which random numbers; as Google Grain has them."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from granular.aio.pipeline.nodes import ENDLESS
+from granular.aio.pipeline.source import Ints, Node, Source
+from granular.aio.pipeline.transforms import NoSharding, ShardOptions
+from granular.errors import InvalidArgumentError, OutOfRangeError
+from granular.shuffle import permute
+
+
+@dataclasses.dataclass(slots=True)
+class RecordMetadata:
+    """What a sampler says of an index.
+
+    Attributes:
+      index: of the sampler.
+      record_key: of the record in the data source.
+      rng: random numbers for its transformations.
+    """
+
+    index: int
+    record_key: int | None = None
+    rng: np.random.Generator | None = None
+
+    def __str__(self) -> str:
+        return f'RecordMetadata(index={self.index}, record_key={self.record_key}, rng={self.rng})'
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Anything that gives a RecordMetadata for an index."""
+
+    def __getitem__(self, index: int) -> RecordMetadata:
+        """What comes at an index."""
+        ...
+
+
+class IndexSampler:
+    """Records in order or shuffled, for some epochs, of which each shard has a contiguous part of its own.
+
+    Indices count the records of all shards in turn: those of shard ``s`` are ``s``, ``s + shard_count``, and so on.
+    Uneven shards are exact: each gives all of its records, once an epoch (Grain drops some, or repeats them).
+
+    Args:
+      num_records: records in the data source.
+      shard_options: which part of them this process has.
+      shuffle: whether each epoch is in an order of its own; that of ``MapDataset.shuffle``.
+      num_epochs: None for ever.
+      seed: from 0 to 2**32 - 1; record ``index`` gets the random numbers of ``Philox(key=seed + index)``.
+    """
+
+    def __init__(
+        self,
+        num_records: int,
+        shard_options: ShardOptions | None = None,
+        shuffle: bool = False,
+        num_epochs: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if not isinstance(num_records, int) or num_records < 1:
+            raise InvalidArgumentError(f'num_records is {num_records!r}: want an integer from 1 on')
+        if num_epochs is not None and (not isinstance(num_epochs, int) or num_epochs < 1):
+            raise InvalidArgumentError(f'num_epochs is {num_epochs!r}: want an integer from 1 on, or None')
+        if shuffle and seed is None:
+            raise InvalidArgumentError('to shuffle, pass a seed')
+        if seed is not None and (not isinstance(seed, int) or not 0 <= seed < 1 << 32):
+            raise InvalidArgumentError(f'the seed is {seed!r}: want an integer from 0 to 2**32 - 1')
+        self.num_records, self.shuffle, self.num_epochs, self.seed = num_records, shuffle, num_epochs, seed
+        self.shard_options = shard_options or NoSharding()
+        self._start, self._stop = self.shard_options.split(num_records)
+
+    def __repr__(self) -> str:
+        return (
+            f'IndexSampler(num_records={self.num_records}, shard_options={self.shard_options!r}, '
+            f'shuffle={self.shuffle}, num_epochs={self.num_epochs}, seed={self.seed})'
+        )
+
+    @property
+    def shard_length(self) -> int:
+        """How many indices this shard has."""
+        length = self._stop - self._start
+        return ENDLESS if self.num_epochs is None and length else length * (self.num_epochs or 0)
+
+    def __len__(self) -> int:
+        return min(ENDLESS, self.shard_length * self.shard_options.shard_count)
+
+    def record_keys(self, places: Ints) -> Ints:
+        """The records at places of this shard, counted from 0 on."""
+        length = self._stop - self._start
+        epochs, places = np.divmod(places, max(1, length))
+        if self.shuffle and self.seed is not None:
+            out = np.empty_like(places)
+            for epoch in np.unique(epochs).tolist():
+                here = epochs == epoch
+                out[here] = permute(places[here], length, self.seed + epoch)
+            places = out
+        return places + self._start
+
+    def __getitem__(self, index: int) -> RecordMetadata:
+        place = index // self.shard_options.shard_count
+        if index < 0 or place >= self.shard_length:
+            raise OutOfRangeError(f'index {index} is out of range: the sampler has {len(self)}')
+        key = int(self.record_keys(np.array([place]))[0])
+        return RecordMetadata(index, key, self.rng(index))
+
+    def rng(self, index: int) -> np.random.Generator | None:
+        """The random numbers of an index."""
+        return None if self.seed is None else np.random.Generator(np.random.Philox(key=self.seed + index))
+
+
+class SequentialSampler(IndexSampler):
+    """Records in order, for one epoch; of each index the record of that number, whatever its shard."""
+
+    def __init__(self, num_records: int, shard_options: ShardOptions | None = None, seed: int | None = None) -> None:
+        super().__init__(num_records, shard_options, False, 1, seed)
+
+    def record_keys(self, places: Ints) -> Ints:
+        """The records at places of this shard, counted from 0 on."""
+        return places * self.shard_options.shard_count + self.shard_options.shard_index
+
+    @property
+    def shard_length(self) -> int:
+        """How many indices this shard has."""
+        shard = self.shard_options
+        each, over = divmod(self.num_records, shard.shard_count)
+        return each if shard.drop_remainder else each + (shard.shard_index < over)
+
+
+class Sampled(Node):
+    """The records that a sampler names for a shard, each with its metadata."""
+
+    def __init__(self, source: Source, sampler: Any, shard: ShardOptions) -> None:
+        super().__init__(source)
+        self._sampler, self._shard = sampler, shard
+        if isinstance(sampler, IndexSampler):
+            self._length = sampler.shard_length
+        elif hasattr(sampler, '__len__'):
+            self._length = -(-max(0, len(sampler) - shard.shard_index) // shard.shard_count)
+        else:
+            raise InvalidArgumentError(f'{type(sampler).__name__} has no length: give it one')
+
+    def __len__(self) -> int:
+        return self._length
+
+    async def fetch(self, indices: ArrayLike) -> list[Any]:
+        places = np.asarray(indices, np.int64)
+        numbers = (places * self._shard.shard_count + self._shard.shard_index).tolist()
+        sampler = self._sampler
+        if isinstance(sampler, IndexSampler):
+            keys = sampler.record_keys(places)
+            points: Sequence[Any] = await self.parents[0].fetch(keys)
+            made = [RecordMetadata(number, key) for number, key in zip(numbers, keys.tolist(), strict=True)]
+        else:
+            made = [sampler[number] for number in numbers]
+            points = await self.parents[0].fetch([metadata.record_key or 0 for metadata in made])
+        return list(zip(made, points, strict=True))
+
+    def describe(self) -> str:
+        return repr(self._sampler)

@@ -1,0 +1,115 @@
+"""Datasets of lazy elements and their streams, for programs that block."""
+
+import operator
+from collections.abc import Iterator as StandardIterator
+from collections.abc import Mapping
+from typing import Any, Self, SupportsIndex, overload
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from granular.aio.pipeline import mapdataset as core
+from granular.aio.pipeline.ahead import END
+from granular.aio.pipeline.iterdataset import DatasetIterator as AsyncDatasetIterator
+from granular.aio.pipeline.iterdataset import Iterator, IterOperations
+from granular.aio.pipeline.operations import MapOperations
+from granular.aio.pipeline.streams import Stream
+from granular.bridge import run
+
+
+class DatasetIterator(StandardIterator[Any]):
+    """The elements of a stream; between any two of them, its state can be had and restored."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._core = Iterator(stream)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        element = run(self._core.next())
+        if element is END:
+            raise StopIteration
+        return element
+
+    def get_state(self) -> dict[str, Any]:
+        """From where the next element follows: plain JSON, of indices alone."""
+        return self._core.get_state()
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state.
+
+        Raises:
+          StateError: if it is none, or one of another pipeline; it says what differs.
+        """
+        run(self._core.restore(state))
+
+    def start_prefetch(self) -> None:
+        """Begin to read, before the first element is asked for."""
+        run(self._core.start_prefetch())
+
+    def stats(self) -> dict[str, float]:
+        """Elements handed out; of what is read: elements, bytes, seconds waited for it, chunks ready and in flight."""
+        return self._core.stats()
+
+    @property
+    def errors(self) -> list[tuple[int, str]]:
+        """Index and message of the elements that could not be made, the last thousand of each source."""
+        return self._core.errors
+
+    def close(self) -> None:
+        """End: its tasks, threads and processes. More than once is no error."""
+        run(self._core.aclose())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.close()
+
+
+class IterDataset(IterOperations):
+    """A stream of elements, with ``for``, or ``async for``."""
+
+    def __iter__(self) -> DatasetIterator:
+        return DatasetIterator(self._stream)
+
+    def __aiter__(self) -> AsyncDatasetIterator:
+        return AsyncDatasetIterator(self._stream)
+
+
+class MapDataset(MapOperations):
+    """A lazy sequence of elements, each a pure function of its index, fetched many at a time.
+
+    ``dataset[i]`` is an element, ``dataset[a:b:c]`` a dataset of some. Index ``len + i`` is element ``i`` of the next
+    epoch, negative ones are of the epochs before. What a filter left out is None; iteration skips it.
+
+    Attributes:
+      aio: the asynchronous twin, which does the work.
+    """
+
+    _stream = IterDataset
+
+    @property
+    def aio(self) -> core.MapDataset:
+        """The asynchronous twin, which does the work."""
+        return core.MapDataset(self._node)
+
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Any: ...
+
+    def __getitem__(self, index: SupportsIndex | slice) -> Any:
+        if isinstance(index, slice):
+            return self.slice(index)
+        return run(self._node.fetch(np.array([operator.index(index)])))[0]
+
+    def fetch(self, indices: ArrayLike) -> list[Any]:
+        """The elements at many indices, in the order asked, in one fan-out."""
+        return run(self._node.fetch(np.asarray(indices, np.int64)))
+
+    def __iter__(self) -> DatasetIterator:
+        stream: IterDataset = self.to_iter_dataset()
+        return iter(stream)

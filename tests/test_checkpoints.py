@@ -1,0 +1,100 @@
+"""States in files, and what can be seen of a running pipeline."""
+
+import json
+
+import pytest
+
+import granular
+from granular import MapDataset, ShardOptions, aio
+from granular.errors import NotFoundError, StateError
+
+
+def stream(index=0, count=1):
+    dataset = MapDataset.range(48).shuffle(seed=1).map(abs)
+    return dataset.to_iter_dataset(shard_options=ShardOptions(index, count))
+
+
+def test_a_state_in_every_kind_of_store(root):
+    iterator = iter(stream().batch(5))
+    next(iterator)
+    place = granular.save_state(root / 'checkpoint', iterator.get_state())
+    assert place.name == 'process_0-of-1.json'
+    rest = [batch.tolist() for batch in iterator]
+    granular.save_state(root / 'other', {'step': 3})
+    other = iter(stream().batch(5))
+    other.set_state(granular.load_state(root / 'checkpoint'))
+    assert [batch.tolist() for batch in other] == rest
+    with pytest.raises(NotFoundError, match='holds no state'):
+        granular.load_state(root / 'nothing')
+
+
+def test_more_and_fewer_hosts(tmp_path):
+    seen = []
+    for index in range(4):
+        with iter(stream(index, 4)) as iterator:
+            seen += [next(iterator) for _ in range(5)]
+            granular.save_state(tmp_path, iterator.get_state(), ShardOptions(index, 4))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f'process_{i}-of-4.json' for i in range(4)]
+    for count in (1, 3, 4, 6):
+        rest = []
+        for index in range(count):
+            with iter(stream(index, count)) as iterator:
+                iterator.set_state(granular.load_state(tmp_path, ShardOptions(index, count)))
+                rest += list(iterator)
+        assert sorted(seen + rest) == list(range(48))
+    with iter(stream(0, 4)) as iterator:
+        granular.save_state(tmp_path, iterator.get_state(), ShardOptions(0, 4))
+    with pytest.raises(StateError, match='after the same number of elements'):
+        granular.load_state(tmp_path, ShardOptions(0, 3))
+
+
+def test_a_loader_on_more_hosts(tmp_path):
+    source = granular.sources.Epochs([{'i': i} for i in range(96)], seed=1)
+
+    def batches(count, state, rounds):
+        out = []
+        for index in range(count):
+            with granular.Loader(source, 12 // count, shard_id=index, num_shards=count) as loader:
+                loader.load(state)
+                out.append([next(loader)['i'].tolist() for _ in range(rounds)])
+                state_after = loader.save()
+        return [[i for part in parts for i in part] for parts in zip(*out, strict=True)], state_after
+
+    first, state = batches(2, {'step': 0}, 3)
+    granular.save_state(tmp_path, state)
+    for count in (1, 3, 4):
+        rest, _ = batches(count, granular.load_state(tmp_path), 4)
+        assert rest == batches(2, state, 4)[0]
+
+
+def test_what_is_no_state(tmp_path):
+    (tmp_path / 'process_0-of-1.json').write_text('{"version": 9}')
+    with pytest.raises(StateError, match=r'process_0-of-1.json: is no state of version 1'):
+        granular.load_state(tmp_path)
+    (tmp_path / 'process_0-of-1.json').write_text('{"vers')
+    with pytest.raises(StateError, match='is no state: '):
+        granular.load_state(tmp_path)
+    with pytest.raises(StateError, match='no plain JSON'):
+        granular.save_state(tmp_path / 'new', {'x': object()})
+    assert not (tmp_path / 'new').exists()
+
+
+async def test_the_asynchronous_face(tmp_path):
+    place = await aio.save_state(tmp_path, {'step': 3})
+    assert json.loads(await place.read_text()) == {'version': 1, 'state': {'step': 3}}
+    assert await aio.load_state(tmp_path) == {'step': 3}
+
+
+def test_progress_shows_who_waits(capsys):
+    source = granular.sources.Epochs([{'i': i} for i in range(100)], seed=1)
+    with granular.Loader(granular.sources.Truncate(source, 100), 10) as loader:
+        items = granular.progress(loader, total=8, summary=True)
+        assert len([next(items) for _ in range(8)]) == 8
+        items.close()
+        stats = loader.stats()
+    assert stats['batches'] == 8
+    assert {'wait_seconds', 'consumer_seconds', 'bytes_per_second', 'in_flight', 'errors'} <= stats.keys()
+    assert list(granular.progress(stream(), summary=True)) == list(stream())
+    shown = capsys.readouterr().err
+    assert 'waiting' in shown
+    assert 'shuffle(seed=1, Index())' in shown

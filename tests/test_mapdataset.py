@@ -1,0 +1,253 @@
+"""MapDataset: the meaning and the orders of Google Grain, one fan-out for any chain."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+import granular
+from granular import MapDataset, aio
+from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
+
+# Each is evaluated here and with Grain; `M` is the MapDataset of either.
+SAME = [
+    'M.range(11).shuffle(seed=10).map(lambda x: x + 1).batch(2)',
+    'M.range(3, 40, 4)',
+    'M.source([5, 6, 7]).repeat(3).shuffle(seed=3)',
+    'M.range(7).shuffle(seed=1).repeat(2)',
+    'M.range(7).shuffle(seed=1).repeat(2, reseed_each_epoch=False)',
+    'M.range(20)[3:17:2].shuffle(seed=4)',
+    'M.range(20)[::-3]',
+    'M.range(20).slice(slice(2, None, 5)).map_with_index(lambda i, x: 100 * i + x)',
+    'M.range(9).filter(lambda x: x % 3 == 0)',
+    'M.range(9).filter(lambda x: x % 3 == 0).map(lambda x: x * 2)',
+    'M.range(10).batch(4)',
+    'M.range(10).batch(4, drop_remainder=True)',
+    'M.range(10).batch(3, batch_fn=sum)',
+    'M.mix([M.range(5), M.range(7, 10)])',
+    'M.mix([M.range(50), M.range(70, 100)], weights=[0.3, 0.7])',
+    'M.mix([M.range(9).repeat(), M.range(10, 12).repeat(), M.range(20, 50)], weights=[1, 2, 3])',
+    'M.concatenate([M.range(3), M.range(3, 8)])',
+    'M.concatenate([M.range(3).shuffle(seed=1), M.range(3, 8).shuffle(seed=2)]).shuffle(seed=5)',
+    'M.range(8).seed(7).shuffle()',
+    'M.range(8).seed(7).map(lambda x: x).shuffle().random_map(lambda x, r: x + int(r.integers(1000)))',
+    'M.range(8).random_map(lambda x, r: x + int(r.integers(1000)), seed=3).repeat(2)',
+    'M.mix([M.range(8).seed(1).shuffle(), M.range(8).seed(2).map(lambda x: -x).shuffle()]).shuffle()',
+    'M.range(30).shuffle(seed=4)[5:25].batch(3).shuffle(seed=1).repeat(2)',
+    'M.source([{"a": i, "b": (i, [i * 2])} for i in range(7)]).batch(3)',
+]
+
+
+def plain(element):
+    if isinstance(element, dict):
+        return {key: plain(value) for key, value in element.items()}
+    if isinstance(element, list | tuple):
+        return [plain(value) for value in element]
+    return element.tolist() if hasattr(element, 'tolist') else element
+
+
+def test_what_grain_gives(grain):
+    script = """
+M = grain.MapDataset
+def plain(x):
+    if isinstance(x, dict): return {k: plain(v) for k, v in x.items()}
+    if isinstance(x, (list, tuple)): return [plain(v) for v in x]
+    return x.tolist() if hasattr(x, 'tolist') else x
+out = []
+for text in json.loads(sys.argv[1]):
+    ds = eval(text)
+    n = min(len(ds), 1000)
+    at = [ds[i] for i in list(range(2 * n if len(ds) == n else n))]
+    out.append([len(ds), plain(at), plain(list(ds)) if n < 1000 else None])
+print(json.dumps(out))
+"""
+    for text, (length, items, listed) in zip(SAME, grain.run(script, json.dumps(SAME)), strict=True):
+        dataset = eval(text, {'M': MapDataset})
+        assert len(dataset) == length, text
+        assert plain(dataset.fetch(range(len(items)))) == items, text
+        assert plain([dataset[i] for i in range(len(items))]) == items, text
+        if listed is not None:
+            assert plain(list(dataset)) == listed, text
+
+
+def test_the_order_that_was_promised():
+    dataset = MapDataset.source(list(range(11))).shuffle(seed=10).map(lambda x: x + 1).batch(2)
+    assert plain(list(dataset)) == [[6, 11], [2, 10], [3, 5], [1, 4], [8, 9], [7]]
+    assert dataset[len(dataset) + 2].tolist() == [7, 3]
+
+
+def test_epochs_before_and_after():
+    dataset = MapDataset.range(5).shuffle(seed=3)
+    epochs = [[dataset[i] for i in range(5 * epoch, 5 * epoch + 5)] for epoch in (-2, -1, 0, 1)]
+    assert all(sorted(epoch) == list(range(5)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+    assert MapDataset.range(5)[-1] == 4
+    assert MapDataset.concatenate([MapDataset.range(3), MapDataset.range(3, 5)])[-1] == 4
+
+
+@pytest.fixture
+def place(moto):
+    place = moto.place()
+    spec = {'id': 'int', 'text': 'utf8', 'data': 'bytes'}
+    with granular.DatasetWriter(place, spec, granular.encoders) as writer:
+        for i in range(300):
+            writer.append({'id': i, 'text': f'number {i}', 'data': bytes([i % 256]) * 1000})
+    return place
+
+
+def test_any_chain_is_one_fetch_of_the_reader(place, monkeypatch):
+    calls = []
+    fetch = aio.DatasetReader.fetch
+
+    async def counted(self, indices, mask=None):
+        calls.append(len(indices))
+        return await fetch(self, indices, mask)
+
+    monkeypatch.setattr(aio.DatasetReader, 'fetch', counted)
+    with granular.DatasetReader(place, granular.decoders) as reader:
+        dataset = MapDataset.source(reader).shuffle(seed=1)[:200].repeat(2).map(lambda p: p['id'])
+        batched = dataset.map(lambda i: i + 1).batch(16)
+        found = batched.fetch([0, 3])
+        assert calls == [32]
+        assert [batch.tolist() for batch in found] == [
+            (np.array(dataset.fetch(range(a, a + 16))) + 1).tolist() for a in (0, 48)
+        ]
+        calls.clear()
+        both = MapDataset.zip([dataset, dataset.map(lambda i: -i)])
+        assert all(a == -b for a, b in both.fetch(range(5)))
+        assert calls == [5, 5]
+
+
+def test_what_is_not_selected_is_not_read(place):
+    with granular.DatasetReader(place, granular.decoders) as reader:
+        dataset = MapDataset.source(reader).shuffle(seed=1)
+        before = granular.io_stats()['bytes']
+        assert set(dataset.select(['id'])[3]) == {'id'}
+        small = granular.io_stats()['bytes'] - before
+        assert set(dataset[3]) == {'id', 'text', 'data'}
+        assert granular.io_stats()['bytes'] - before - small > 900 > small
+        assert dataset.select('text').repeat(2)[3]['text'] == dataset[3]['text']
+        mapped = dataset.map(lambda point: {**point, 'more': 1})
+        assert mapped.select(['more', 'id'])[3] == {'more': 1, 'id': dataset[3]['id']}
+        with pytest.raises(UnknownKeyError, match="no field 'nothing'"):
+            mapped.select(['nothing'])[0]
+
+
+def test_batches_of_many_kinds():
+    Point = __import__('collections').namedtuple('Point', 'x y')
+    batch = MapDataset.source([Point(i, np.ones((2, 3)) * i) for i in range(4)]).batch(4)[0]
+    assert isinstance(batch, Point)
+    assert batch.y.shape == (4, 2, 3)
+    zeros = MapDataset.source([b'a\0\0', b'b']).batch(2)[0]
+    assert zeros.tolist() == [b'a\0\0', b'b']
+    with pytest.raises(DatapointError, match=r"'x': datapoint 1 of a batch has shape \(3,\), the first \(2,\)"):
+        MapDataset.source([{'x': np.ones(2)}, {'x': np.ones(3)}]).batch(2)[0]
+    with pytest.raises(DatapointError, match=r"datapoint 1 of a batch is a dict of \['y'\]"):
+        MapDataset.source([{'x': 1}, {'y': 1}]).batch(2)[0]
+
+
+class Double(granular.MapTransform):
+    def map(self, element):
+        return element * 2
+
+
+class Odd(granular.FilterTransform):
+    def filter(self, element):
+        return element % 2 == 1
+
+
+class Noise(granular.RandomMapTransform):
+    def random_map(self, element, rng):
+        return element + rng.integers(10, 20)
+
+
+class Number(granular.MapWithIndexTransform):
+    def map_with_index(self, index, element):
+        return index, element
+
+
+def test_transformations_as_objects():
+    dataset = MapDataset.range(6).seed(1).apply([Double(), Noise(), granular.Batch(2), Number()])
+    index, batch = dataset[1]
+    assert index == 1
+    assert batch.shape == (2,)
+    assert dataset[1][1].tolist() == batch.tolist()
+    assert list(MapDataset.range(6).apply(Odd())) == [1, 3, 5]
+    assert MapDataset.range(6).pipe(lambda ds, n: ds[:n], 2)[1] == 1
+    stream = MapDataset.range(3).to_iter_dataset().apply(granular.Batch(2))
+    assert plain(list(stream)) == [[0, 1], [2]]
+
+
+def test_a_part_by_indices():
+    dataset = MapDataset.range(10, 20).slice([3, -1, 0])
+    assert list(dataset) == [13, 19, 10]
+    assert dataset[4] == 19
+    with pytest.raises(InvalidArgumentError, match='within the 10'):
+        MapDataset.range(10).slice([10])
+
+
+def test_select_from_datasets():
+    chosen = [(0, 2), (1, 0), (0, 0)]
+    dataset = MapDataset.select_from_datasets([MapDataset.range(3), MapDataset.range(5, 7)], chosen)
+    assert list(dataset) == [2, 5, 0]
+
+
+def test_it_is_printed_stage_by_stage():
+    def decode(x):
+        return x
+
+    left = MapDataset.range(100).shuffle(seed=1)
+    dataset = MapDataset.mix([left, MapDataset.source([1, 2]).repeat()]).map(decode).batch(8)
+    lines = [line.rsplit(maxsplit=1) for line in str(dataset).split('\n')]
+    assert [(said.strip(), length) for said, length in lines] == [
+        ('range(0, 100)', '100'),
+        ('shuffle(seed=1, Index())', '100'),
+        ('list of 2', '2'),
+        ('repeat(None)', '∞'),
+        ('mix of 2, weights 1:1', '200'),
+        ('map(test_it_is_printed_stage_by_stage.decode)', '200'),
+        ('batch(8)', '25'),
+    ]
+    assert str(dataset).startswith('  range')
+    assert 'batch(8)' in repr(dataset)
+
+
+@pytest.mark.parametrize(
+    'make',
+    [lambda d: d.shuffle(), lambda d: d.shuffle(seed=-1), lambda d: d.shuffle(seed=2**32), lambda d: d.random_map(max),
+     lambda d: d.batch(0), lambda d: d.filter(bool).batch(2), lambda d: d.repeat(0), lambda d: d.repeat().repeat(2),
+     lambda d: d.map(3), lambda d: d.apply(3), lambda d: MapDataset.mix([d, d], [1, 0]),
+     lambda d: MapDataset.mix([d, d[:0]]), lambda d: MapDataset.zip([d, d[:3]]), lambda d: MapDataset.concatenate([]),
+     lambda d: MapDataset.concatenate([d, d.repeat()]), lambda d: d.shuffle(seed=1, order='blocks')],
+)  # fmt: skip
+def test_what_makes_no_dataset(make):
+    with pytest.raises(InvalidArgumentError):
+        make(MapDataset.range(5))
+
+
+def test_it_pickles(tmp_path):
+    with granular.DatasetWriter(tmp_path / 'ds', {'id': 'int', 'x': 'int'}, granular.encoders) as writer:
+        for i in range(300):
+            writer.append({'id': i, 'x': i})
+    with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
+        dataset = (
+            MapDataset.source(reader).shuffle(seed=1, order=granular.shuffle.Blocks(10, 4)).select(['id']).batch(4)
+        )
+        twin = pickle.loads(pickle.dumps(dataset))
+        assert twin[2]['id'].tolist() == dataset[2]['id'].tolist()
+
+
+async def test_the_asynchronous_face():
+    dataset = aio.MapDataset.range(10).shuffle(seed=1).batch(3)
+    assert plain(await dataset.get(1)) == plain(MapDataset.range(10).shuffle(seed=1).batch(3)[1])
+    assert plain(await dataset.fetch([1, 2])) == plain([await dataset.get(1), await dataset.get(2)])
+    assert len([batch async for batch in dataset]) == 4
+
+
+def test_a_loader_of_a_mapdataset():
+    dataset = MapDataset.range(100).shuffle(seed=1).map(lambda i: {'i': i})
+    with granular.Loader(dataset, 10) as loader:
+        assert [i for batch in loader for i in batch['i'].tolist()] == [p['i'] for p in dataset]
+    with granular.Loader(granular.sources.Epochs(dataset, shuffle=False), 10) as loader:
+        assert next(loader)['i'].tolist() == [p['i'] for p in dataset.fetch(range(10))]

@@ -1,0 +1,122 @@
+"""Orders: permutations all, those of Grain to the index, and blocks that travel together."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import granular
+from granular import aio, shuffle
+from granular.errors import InvalidArgumentError
+
+LENGTHS = (1, 2, 3, 10, 1000, 4097, 65536, 65538, 100_003, (1 << 20) + 2, 1_000_000_000)
+
+
+def test_the_order_is_that_of_grain(grain):
+    cases = [(length, seed) for length in LENGTHS for seed in (0, 10, 2**32 - 1)]
+    script = """
+cases = json.loads(sys.argv[1])
+def order(length, seed):
+    ds = grain.MapDataset.range(length).shuffle(seed=seed)
+    return [int(ds[i]) for i in range(0, 2 * length, max(1, length // 50))]
+print(json.dumps([order(*case) for case in cases]))
+"""
+    import json
+
+    for (length, seed), theirs in zip(cases, grain.run(script, json.dumps(cases)), strict=True):
+        dataset = granular.MapDataset.range(length).shuffle(seed=seed)
+        assert dataset.fetch(range(0, 2 * length, max(1, length // 50))) == theirs, (length, seed)
+
+
+@pytest.mark.parametrize('length', [65537, (1 << 18) + 1])
+def test_where_grain_gives_one_twice_all_come_once(length):
+    found = shuffle.permute(np.arange(length), length, 3)
+    assert len(np.unique(found)) == length
+
+
+@given(st.integers(1, 5000), st.integers(0, 2**32 - 1), st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_index_is_a_permutation(length, seed, epoch):
+    found = shuffle.Index().lookup(np.arange(length), length, seed, epoch)
+    assert sorted(found.tolist()) == list(range(length))
+
+
+@given(
+    st.integers(1, 3000), st.integers(1, 70), st.integers(1, 9), st.integers(0, 2**32 - 1), st.data()
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_blocks_are_a_permutation_that_can_be_looked_up_anywhere(length, block, window, seed, data):
+    order = shuffle.Blocks(block, window)
+    found = order.lookup(np.arange(length), length, seed, 1)
+    assert sorted(found.tolist()) == list(range(length))
+    some = np.array(data.draw(st.lists(st.integers(0, length - 1), max_size=20)), np.int64)
+    assert order.lookup(some, length, seed, 1).tolist() == found[some].tolist()
+    # So many in a row are of one window, or of two behind the one with the short block.
+    for first in range(0, length, max(1, block * window)):
+        assert len(np.unique(found[first : first + block * window] // block)) <= 2 * window
+
+
+def test_epochs_and_seeds_differ():
+    for order in (shuffle.Index(), shuffle.Blocks(16, 8), shuffle.Permutation()):
+        orders = [order.lookup(np.arange(1000), 1000, seed, epoch).tolist() for seed in (1, 50) for epoch in (0, 1)]
+        assert len({tuple(found) for found in orders}) == 4
+
+
+def test_neighbours_are_far_apart():
+    found = shuffle.Index().lookup(np.arange(100_000), 100_000, 0, 0)
+    assert 0.3 < np.abs(np.diff(found)).mean() / 100_000 < 0.36  # a third, of two that are drawn at random
+
+
+def test_what_are_no_blocks():
+    for block, window in ((0, 4), (4, 0), (1.5, 4)):
+        with pytest.raises(InvalidArgumentError, match='want an integer from 1 on'):
+            shuffle.Blocks(block, window)
+
+
+@pytest.fixture
+def shards(moto):
+    place = moto.place()
+    with granular.ShardedDatasetWriter(place, {'i': 'int', 'x': 'bytes'}, granular.encoders, shardlen=700) as writer:
+        for i in range(2000):
+            writer.append({'i': i, 'x': i.to_bytes(2, 'big') * 500})
+    return place
+
+
+async def test_a_block_is_one_request(shards):
+    async with aio.ShardedDatasetReader(shards, granular.decoders, cache_keys=('i', 'refs')) as reader:
+        source = aio.sources.Epochs(reader, shuffle=shuffle.Blocks(block=50, window=4), seed=1)
+        before = granular.io_stats()['requests']
+        found = [point for step in range(0, 4000, 40) for point in await source.fetch(np.arange(step, step + 40))]
+        requests = granular.io_stats()['requests'] - before
+    for epoch in (found[:2000], found[2000:]):
+        assert sorted(point['i'] for point in epoch) == list(range(2000))
+        assert all(point['x'] == point['i'].to_bytes(2, 'big') * 500 for point in epoch)
+    # 40 blocks an epoch, some of which lie in two shards.
+    assert requests <= 2 * 44
+
+
+async def test_blocks_are_read_once_by_several_batches_at_a_time(shards):
+    async with aio.ShardedDatasetReader(shards, granular.decoders, cache_keys=('i', 'refs')) as reader:
+        dataset = aio.MapDataset.source(reader).shuffle(seed=1, order=shuffle.Blocks(block=50, window=4))
+        before = granular.io_stats()['requests']
+        async with aio.Loader(dataset.select(['i']), 40) as loader:
+            found = [i async for batch in loader for i in batch['i'].tolist()]
+        assert granular.io_stats()['requests'] == before  # this key is in memory
+        async with aio.Loader(dataset.map(lambda point: {'i': point['i']}), 40) as loader:
+            assert [i async for batch in loader for i in batch['i'].tolist()] == found
+            loader.load({'step': 400, 'seed': 1})
+            assert (await anext(loader))['i'].tolist() == found[400:440]
+        assert sorted(found) == list(range(2000))
+
+
+async def test_a_buffer_that_is_too_small_reads_again(shards, caplog):
+    from granular.aio.pipeline.blocks import BlockBuffer
+    from granular.aio.pipeline.nodes import Wrapped
+
+    async with aio.ShardedDatasetReader(shards, granular.decoders) as reader:
+        buffer = BlockBuffer(Wrapped(reader), 50, memory=100_000)
+        order = shuffle.Blocks(50, 4).lookup(np.arange(2000), 2000, 1, 0)
+        parts = [order[window + at : window + at + 40] for at in range(0, 200, 40) for window in range(0, 2000, 200)]
+        for part in parts:
+            assert [point['i'] for point in await buffer.fetch(part)] == part.tolist()
+    assert 'hold more than 100000 bytes' in caplog.text
