@@ -2,15 +2,18 @@
 
 import asyncio
 import contextlib
+import gc
 import ssl
 
 import pytest
 import trustme
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
 import granular
 from granular.aio.http1 import Chunks, ProtocolError, Target, parse
+from granular.aio.pool import Pool
 from granular.errors import BadReplyError, InvalidArgumentError, StoreTimeoutError
 from tests.faults import DATA, FaultServer
 
@@ -267,3 +270,22 @@ def test_a_user_in_the_address_is_sent_as_basic_authorization():
 def test_headers_that_would_be_two(headers):
     with pytest.raises(InvalidArgumentError, match='characters'):
         Target.of('http://host/', headers)
+
+
+def test_connections_that_are_given_up_are_forgotten(server):
+    async def main():
+        place = granular.aio.Path(f'{server.endpoint}/object')
+        await place.read_range(0, 10)
+        for turns in range(50):
+            tasks = [asyncio.create_task(place.read_range(i, i + 10)) for i in range(20)]
+            for _ in range(turns % 9):
+                await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.2)
+        loop = asyncio.get_running_loop()
+        pools = [found for found in gc.get_objects() if isinstance(found, Pool) and found._loop is loop]
+        assert [len(pool.connections) for pool in pools] == [0]
+
+    uvloop.run(main())

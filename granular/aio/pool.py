@@ -120,16 +120,21 @@ class Pool:
             first, failure = next(self._turn), OSError('no address')
             for i in range(len(addresses)):
                 address = addresses[(first + i) % len(addresses)]
+                connection, stands = Connection(self, origin), False
                 try:
-                    _, connection = await self._loop.create_connection(
-                        lambda: Connection(self, origin), address, origin.port,
+                    await self._loop.create_connection(
+                        lambda made=connection: made, address, origin.port,
                         ssl=context, server_hostname=origin.host if origin.secure else None,
                     )  # fmt: skip
+                    stands = True
                 except ssl.SSLCertVerificationError:
                     raise
                 except OSError as error:
                     failure = error
                     continue
+                finally:
+                    if not stands:  # uvloop does not say of one that was given up that it is lost
+                        self.forget(connection)
                 if self._closed:
                     connection.transport.abort()
                     raise ConnectionAbortedError('the client is closed')
