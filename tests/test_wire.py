@@ -1,15 +1,18 @@
 """What HTTP/1.1 allows a server to say, and what it does not."""
 
+import asyncio
 import contextlib
 import ssl
 
 import pytest
 import trustme
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
 import granular
 from granular.aio.http1 import Chunks, ProtocolError, Target, parse
+from granular.aio.wire import Exchange, Sink
 from granular.errors import BadReplyError, InvalidArgumentError
 from tests.faults import DATA, FaultServer
 
@@ -138,6 +141,77 @@ def test_redirections_that_lead_in_circles(server):
     with pytest.raises(BadReplyError, match='redirections'):
         path(server).read_range(10, 50)
     assert len(server.asked) == 20
+
+
+# --- connections
+
+
+def run_on(kind, main):
+    factory = uvloop.new_event_loop if kind == 'uvloop' else asyncio.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(main())
+
+
+async def pool_of(server):
+    store = granular.aio.Path(path(server)).store
+    return (await store.client()).transport.pool, Target.of(f'{server.endpoint}/object', {})
+
+
+@pytest.mark.parametrize('loop', ['asyncio', 'uvloop'])
+def test_a_read_that_is_cancelled_leaves_a_connection_to_who_has_it_now(server, loop):
+    async def main():
+        pool, target = await pool_of(server)
+        keep, later = pool.keep, []
+
+        def kept(connection):
+            # The reply of the first is there, and the second takes the connection before the first hears of its end.
+            pool.keep = keep
+            keep(connection)
+            later.append(asyncio.ensure_future(pool.exchange(target, target.request('GET'), Sink())))
+            first.cancel()
+
+        pool.keep = kept
+        first = asyncio.ensure_future(pool.exchange(target, target.request('GET', 'Range: bytes=0-9\r\n'), Sink()))
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert (await asyncio.wait_for(later[0], 5)).status == 200
+
+    run_on(loop, main)
+    assert server.connections == 1
+
+
+@pytest.mark.parametrize('loop', ['asyncio', 'uvloop'])
+def test_connections_that_nobody_waits_for_are_forgotten(server, loop):
+    async def main():
+        pool, target = await pool_of(server)
+        for ticks in range(12):
+            task = asyncio.ensure_future(pool.exchange(target, target.request('GET'), Sink()))
+            for _ in range(ticks):
+                await asyncio.sleep(0.0002)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        server.hang_up()
+        await asyncio.sleep(0.3)
+        assert not pool.connections
+
+    run_on(loop, main)
+
+
+@pytest.mark.parametrize('loop', ['asyncio', 'uvloop'])
+def test_a_connection_that_ends_before_the_request(server, loop):
+    async def main():
+        pool, target = await pool_of(server)
+        connection = await pool._connect(target.origin)
+        while not server.connections:
+            await asyncio.sleep(0.01)
+        server.hang_up()
+        await asyncio.sleep(0.2)
+        exchange = Exchange(target, target.request('GET'), Sink(), False)
+        connection.send(exchange)
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(exchange.future, 5)
+
+    run_on(loop, main)
 
 
 # --- TLS

@@ -114,14 +114,16 @@ class Pool:
             first, failure = next(self._turn), OSError('no address')
             for i in range(len(addresses)):
                 address = addresses[(first + i) % len(addresses)]
+                connection = Connection(self, origin)
                 try:
-                    _, connection = await self._loop.create_connection(
-                        lambda: Connection(self, origin), address, origin.port,
+                    await self._loop.create_connection(
+                        lambda it=connection: it, address, origin.port,
                         ssl=context, server_hostname=origin.host if origin.secure else None,
                     )  # fmt: skip
-                except ssl.SSLCertVerificationError:
-                    raise
-                except OSError as error:
+                except BaseException as error:
+                    self.forget(connection)  # uvloop does not say that it is lost, if nobody waits for it any more
+                    if not isinstance(error, OSError) or isinstance(error, ssl.SSLCertVerificationError):
+                        raise
                     failure = error
                     continue
                 if self._closed:
