@@ -105,6 +105,8 @@ class Soak:
         self.burnt = time.process_time()
         self.reads = self.mismatches = self.batches = self.opened = 0
         self.errors: collections.Counter[str] = collections.Counter()
+        self.running: dict[object, float] = {}  # when each read that goes on began
+        self.longest = 0.0  # seconds of a read
         self.samples: list[tuple[float, float, int, int]] = []
 
     def compare(self, found: Any, wanted: Any, where: str) -> None:
@@ -134,7 +136,7 @@ class Soak:
                     for _ in range(dice.randrange(50, 500)):
                         if time.monotonic() > self.end:
                             return
-                        with self.counted():
+                        with self.counted(), self.timed():
                             await self.read(reader, path, layout, dice)
                         await self.pace()
             except GranularError as error:
@@ -142,11 +144,21 @@ class Soak:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """A read that may end with an error."""
+        """Reads that may end with an error."""
         try:
             yield
         except GranularError as error:
             self.failed(error)
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """A read that is to end."""
+        mark = object()
+        self.running[mark] = time.monotonic()
+        try:
+            yield
+        finally:
+            self.longest = max(self.longest, time.monotonic() - self.running.pop(mark))
 
     async def read(self, reader: Any, path: Any, layout: str, dice: random.Random) -> None:
         """One of the ways to read, compared."""
@@ -187,11 +199,16 @@ class Soak:
             source = granular.sources.Transform(epochs, summed)
             with granular.Loader(source, 32, prefetch=2) as loader:
                 for step in range(0, 32 * 20, 32):
-                    batch = next(loader)
+                    with self.timed():
+                        batch = next(loader)
                     indices = order.lookup(np.arange(step, step + 32)).tolist()
                     wanted = [summed(point(index, layout), None)['crc'] for index in indices]
                     self.compare([batch['label'].tolist(), batch['crc'].tolist()], [indices, wanted], f'batch {step}')
                     self.batches += 1
+
+    def oldest(self) -> float:
+        """Seconds that the oldest read takes that goes on."""
+        return time.monotonic() - min(list(self.running.values()), default=time.monotonic())
 
     def sample(self) -> None:
         """Memory in MB, descriptors and threads."""
@@ -202,7 +219,8 @@ class Soak:
         busy = (time.process_time() - self.burnt) / (time.monotonic() - self.began)
         print(
             f'{minutes:5.1f} min  {self.reads:>9,} reads  {sum(self.errors.values())} errors  {self.mismatches} '
-            f'mismatches  {sample[1]:.1f} MB  {sample[2]} descriptors  {sample[3]} threads  {busy:.2f} cores',
+            f'mismatches  {sample[1]:.1f} MB  {sample[2]} descriptors  {sample[3]} threads  {busy:.2f} cores  '
+            f'longest read {max(self.longest, self.oldest()):.0f} s',
             flush=True,
         )
 
@@ -212,6 +230,9 @@ class Soak:
             self.sample()
             await asyncio.sleep(min(60, left))
         self.sample()
+        while self.running:  # whatever does not end is seen
+            print(f'{len(self.running)} reads go on, {self.oldest():.0f} s', flush=True)
+            await asyncio.sleep(10)
 
     async def run(self) -> None:
         """All of it."""
@@ -235,7 +256,7 @@ class Soak:
         faults = server['met']
         lines = [
             f'{last[0]:.0f} minutes, {self.opened:,} readers opened, {self.batches:,} batches of Loaders',
-            f'{self.reads:,} comparisons, {self.mismatches} mismatches',
+            f'{self.reads:,} comparisons, {self.mismatches} mismatches, the longest read took {self.longest:.1f} s',
             f'{server["requests"]:,} requests, {sum(faults.values()):,} faults of {len(faults)} kinds',
             f'errors raised: {dict(self.errors) or "none"}; {granular.io_stats()}',
             f'memory {first[1]:.1f} MB after a minute, {last[1]:.1f} MB after the last, {slope:+.2f} MB an hour '

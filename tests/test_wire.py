@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import ssl
 
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 import granular
 from granular.aio.http1 import Chunks, ProtocolError, Target, parse
-from granular.aio.pool import Pool
+from granular.aio.wire import Exchange, Sink
 from granular.errors import BadReplyError, InvalidArgumentError, StoreTimeoutError
 from tests.faults import DATA, FaultServer
 
@@ -193,6 +192,77 @@ def test_redirections_that_lead_in_circles(server):
     assert len(server.asked) == 20
 
 
+# --- connections
+
+
+def run_on(kind, main):
+    factory = uvloop.new_event_loop if kind == 'uvloop' else asyncio.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(main())
+
+
+async def pool_of(server):
+    store = granular.aio.Path(path(server)).store
+    return (await store.client()).transport.pool, Target.of(f'{server.endpoint}/object', {})
+
+
+@pytest.mark.parametrize('loop', ['asyncio', 'uvloop'])
+def test_a_read_that_is_cancelled_leaves_a_connection_to_who_has_it_now(server, loop):
+    async def main():
+        pool, target = await pool_of(server)
+        keep, later = pool.keep, []
+
+        def kept(connection):
+            # The reply of the first is there, and the second takes the connection before the first hears of its end.
+            pool.keep = keep
+            keep(connection)
+            later.append(asyncio.ensure_future(pool.exchange(target, target.request('GET'), Sink())))
+            first.cancel()
+
+        pool.keep = kept
+        first = asyncio.ensure_future(pool.exchange(target, target.request('GET', 'Range: bytes=0-9\r\n'), Sink()))
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert (await asyncio.wait_for(later[0], 5)).status == 200
+
+    run_on(loop, main)
+    assert server.connections == 1
+
+
+@pytest.mark.parametrize('loop', ['asyncio', 'uvloop'])
+def test_connections_that_nobody_waits_for_are_forgotten(server, loop):
+    async def main():
+        pool, target = await pool_of(server)
+        for ticks in range(12):
+            task = asyncio.ensure_future(pool.exchange(target, target.request('GET'), Sink()))
+            for _ in range(ticks):
+                await asyncio.sleep(0.0002)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        server.hang_up()
+        await asyncio.sleep(0.3)
+        assert not pool.connections
+
+    run_on(loop, main)
+
+
+@pytest.mark.parametrize('loop', ['asyncio', 'uvloop'])
+def test_a_connection_that_ends_before_the_request(server, loop):
+    async def main():
+        pool, target = await pool_of(server)
+        connection = await pool._connect(target.origin)
+        while not server.connections:
+            await asyncio.sleep(0.01)
+        server.hang_up()
+        await asyncio.sleep(0.2)
+        exchange = Exchange(target, target.request('GET'), Sink(), False)
+        connection.send(exchange)
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(exchange.future, 5)
+
+    run_on(loop, main)
+
+
 # --- TLS
 
 
@@ -270,22 +340,3 @@ def test_a_user_in_the_address_is_sent_as_basic_authorization():
 def test_headers_that_would_be_two(headers):
     with pytest.raises(InvalidArgumentError, match='characters'):
         Target.of('http://host/', headers)
-
-
-def test_connections_that_are_given_up_are_forgotten(server):
-    async def main():
-        place = granular.aio.Path(f'{server.endpoint}/object')
-        await place.read_range(0, 10)
-        for turns in range(50):
-            tasks = [asyncio.create_task(place.read_range(i, i + 10)) for i in range(20)]
-            for _ in range(turns % 9):
-                await asyncio.sleep(0)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0.2)
-        loop = asyncio.get_running_loop()
-        pools = [found for found in gc.get_objects() if isinstance(found, Pool) and found._loop is loop]
-        assert [len(pool.connections) for pool in pools] == [0]
-
-    uvloop.run(main())

@@ -120,21 +120,18 @@ class Pool:
             first, failure = next(self._turn), OSError('no address')
             for i in range(len(addresses)):
                 address = addresses[(first + i) % len(addresses)]
-                connection, stands = Connection(self, origin), False
+                connection = Connection(self, origin)
                 try:
                     await self._loop.create_connection(
-                        lambda made=connection: made, address, origin.port,
+                        lambda it=connection: it, address, origin.port,
                         ssl=context, server_hostname=origin.host if origin.secure else None,
                     )  # fmt: skip
-                    stands = True
-                except ssl.SSLCertVerificationError:
-                    raise
-                except OSError as error:
+                except BaseException as error:
+                    self.forget(connection)  # uvloop does not say that it is lost, if nobody waits for it any more
+                    if not isinstance(error, OSError) or isinstance(error, ssl.SSLCertVerificationError):
+                        raise
                     failure = error
                     continue
-                finally:
-                    if not stands:  # uvloop does not say of one that was given up that it is lost
-                        self.forget(connection)
                 if self._closed:
                     connection.transport.abort()
                     raise ConnectionAbortedError('the client is closed')

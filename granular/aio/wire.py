@@ -51,9 +51,9 @@ class Exchange:
         self.on: list[Connection] = []
 
     def drop(self, but: 'Connection | None' = None) -> None:
-        """Take it off its connections, which ends them."""
+        """Take it off its connections, which ends them, unless they serve another one already."""
         for connection in self.on:
-            if connection is not but:
+            if connection is not but and connection.exchange is self:
                 connection.drop()
         self.on = [] if but is None else [but]
 
@@ -86,11 +86,10 @@ class Connection(asyncio.BufferedProtocol):
         self.exchange = exchange
         exchange.on.append(self)
         self.moved = self.sent = now()
-        if self.transport.is_closing():
-            # Nobody will say so any more, if it was lost before it had something to lose.
+        if self.transport.is_closing():  # nobody will say once more that it is lost
             self.fail(StaleError('closed while idle') if self._used else ConnectionResetError('closed at once'))
-            return
-        self.transport.write(exchange.request)
+        else:
+            self.transport.write(exchange.request)
 
     def fail(self, error: BaseException) -> None:
         """End the connection, and the exchange, unless another connection has it as well."""
