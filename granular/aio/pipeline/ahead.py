@@ -15,6 +15,7 @@ T = TypeVar('T')
 
 _LONG: Final = 0.005  # seconds that an item may take, and for each of its datapoints, before several are made at a time
 _LONG_EACH: Final = 0.0001
+_CHEAP: Final = 0.002  # seconds
 _PATIENCE: Final = 3  # long ones in a row
 END: Final = object()
 """What stands behind the last item."""
@@ -40,6 +41,7 @@ class Ahead(Generic[T]):
       stop: the position behind the last; None if there is no end.
       depth: items that are made beyond the next one.
       stride: from one position to the next.
+      cheap: whether the last item took next to no time, and waited for nothing.
       waited: seconds that the consumer waited for items.
       consumed: seconds between an item and the next time that one was asked for.
     """
@@ -56,6 +58,7 @@ class Ahead(Generic[T]):
         self._make, self.stride, self._weight = make, stride, weight
         self._workers, self._name, self._captures = workers, name, captures
         self.position, self.stop, self.depth = 0, None, 0  # type: int, int | None, int
+        self.cheap = False
         self.waited = self.consumed = 0.0
         self._handed: float | None = None  # when the last item was
         self._items: collections.deque[asyncio.Task[T]] = collections.deque()
@@ -143,12 +146,13 @@ class Ahead(Generic[T]):
             found = await begun(lambda: self._timed(position), self._lane)
             if not isinstance(found, Begun):
                 return found
-            self._waits = True
+            self._waits, self.cheap = True, False
             return await found
 
     async def _timed(self, position: int) -> T:
         timer = Timer()
         item = await self._make(position)
+        self.cheap = not self._waits and timer.wall < _CHEAP
         self._long = self._long + 1 if timer.wall > max(_LONG, _LONG_EACH * self._weight) else 0
         if self._long > _PATIENCE and self._width == 1:
             # What takes long lets go of the interpreter meanwhile, as decoders of images do: one item for each core.

@@ -28,7 +28,7 @@ from granular.errors import InvalidArgumentError, StateError
 
 _CHUNK: Final = 64  # datapoints that are fetched at once
 _CHUNKS: Final = 8  # chunks that the elements read ahead are divided into, at least
-_SMALL: Final = 1 << 18  # bytes, below which more is fetched at once
+_SMALL: Final = 1 << 18  # bytes, below which more is fetched at once, if that waits for nothing
 
 
 class Stream(abc.ABC):
@@ -171,7 +171,7 @@ class Reading(Flow):
                     return END
                 self._points, self._place = found, 0
                 size = self._learn(found)
-                if size < _SMALL and self._chunk < self._most:
+                if self.ahead.cheap and size < _SMALL and self._chunk < self._most:
                     await self._widen()
             point = self._points[self._place]
             if type(point) is Failure:
