@@ -69,6 +69,7 @@ def _shown(items: Iterable[Any], total: int | None, summary: bool) -> Generator[
                 yield item
     finally:
         if summary:
+            timing.on = False
             console.print(_summary(items))
             console.print('\n'.join(f'{name:<18} {value:,.6g}' for name, value in stats().items()), highlight=False)
 
