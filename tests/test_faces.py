@@ -21,7 +21,7 @@ PAIRS = [
 ONLY_ASYNC = {'aclose', 'abort', 'open', 'choose', 'readers', 'bags'} | {
     'immediate', 'length_of', 'get_now', 'limits', 'table_job', 'limits_in', 'data_job', 'in_memory', 'of_version',
     'add', 'crowded', 'lookup', 'known', 'of_shard', 'beside', 'checked', 'sums', 'verify', 'check_references',
-    'call', 'describe', 'doing', 'parents', 'release', 'select', 'sparse',
+    'call', 'describe', 'doing', 'made', 'parents', 'release', 'select', 'sparse', 'spent',
     'keep', 'cut', 'unused',
 }  # fmt: skip
 ONLY_SYNC = {'close', 'aio', 'endless', 'seed'}

@@ -33,6 +33,7 @@ class Counters:
       hedges: requests that were sent a second time because the first was slow.
       bytes: bytes of replies.
       in_flight: requests that are being answered.
+      cached: datapoints that were asked for when the block that holds them was there already, or on its way.
     """
 
     ranges: int = 0
@@ -41,13 +42,14 @@ class Counters:
     hedges: int = 0
     bytes: int = 0
     in_flight: int = 0
+    cached: int = 0
 
 
 counters = Counters()
 
 
 def io_stats() -> dict[str, int]:
-    """Ranges asked for, requests sent, retries and hedges among them, bytes received, and requests in flight.
+    """Ranges asked for, requests sent, retries and hedges among them, bytes received, requests in flight, cache hits.
 
     Reads of local files and of schemes that go through fsspec count as one request each.
     """

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from granular.aio.loops import need_loop
 from granular.aio.pipeline.source import Node, Source, weigh
+from granular.aio.reply import counters
 
 logger = logging.getLogger('granular')
 
@@ -81,6 +82,8 @@ class BlockBuffer(Node):
         numbers, within = np.divmod(places, self._block)
         keys = list(zip(epochs.tolist(), numbers.tolist(), strict=True))
         wanted = dict.fromkeys(keys)
+        there = {key for key in wanted if key in self._blocks}
+        counters.cached += sum(key in there for key in keys)
         self._begin(wanted)
         blocks = {key: self._blocks[key] for key in wanted}
         await self._wait({block.task for block in blocks.values() if not block.task.done()})

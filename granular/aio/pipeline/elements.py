@@ -1,13 +1,14 @@
 """Nodes that compute on datapoints: a chain of them fetches below once and runs in the pool, in one go."""
 
 import abc
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular.aio.pipeline.source import Failure, Node, Source, map_in_threads, weigh
+from granular.aio.pipeline.source import Failure, Node, Source, map_in_threads, timed, weigh
 from granular.aio.pipeline.transforms import FilterTransform, MapTransform, MapWithIndexTransform, RandomMapTransform
 from granular.aio.threads import offload
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
@@ -31,7 +32,7 @@ class Element(Node):
             chain.append(below)
         steps = np.asarray(indices).tolist()
         points = await below.fetch(indices)
-        return await map_in_threads([node.call for node in reversed(chain)], points, self.doing, steps)
+        return await map_in_threads([timed(node, node.call) for node in reversed(chain)], points, self.doing, steps)
 
 
 class Map(Element):
@@ -150,8 +151,9 @@ class Batch(Node):
         cuts = np.cumsum(stops - starts)
         batches = [points[b - a : b] for a, b in zip((stops - starts).tolist(), cuts.tolist(), strict=True)]
         if self._fn is stack and weigh(points) < _IN_PLACE:
-            return [self.make(batch, step) for batch, step in zip(batches, steps.tolist(), strict=True)]
-        return await map_in_threads([self.make], batches, 'batching', steps.tolist())
+            make = timed(self, self.make)
+            return [make(batch, step) for batch, step in zip(batches, steps.tolist(), strict=True)]
+        return await map_in_threads([timed(self, self.make)], batches, 'batching', steps.tolist())
 
     def make(self, points: list[Any], index: int) -> Any:
         """A batch; if one of its datapoints failed, that failure."""
@@ -227,7 +229,7 @@ def method_of(transform: Any, name: str) -> Callable[..., Any]:
 def name_of(fn: Any) -> str:
     """A function, as a printed pipeline names it."""
     owner = getattr(fn, '__self__', None)
-    if owner is not None and not isinstance(owner, type):
+    if owner is not None and not isinstance(owner, type | types.ModuleType):
         return type(owner).__qualname__
     fn = getattr(fn, 'func', fn)  # of a functools.partial
     return getattr(fn, '__qualname__', type(fn).__qualname__).replace('<locals>.', '')

@@ -222,14 +222,13 @@ class Iterator:
             'consumer_seconds': max((reading.ahead.consumed for reading in readings), default=0.0),
             'ready': sum(ready for ready, _ in counts),
             'in_flight': sum(in_flight for _, in_flight in counts),
-            'errors': sum({id(root.errors): root.errors.count for root in self._stream.roots()}.values()),
+            'errors': sum(reading.errors.count for reading in readings),
         }
 
     @property
     def errors(self) -> list[tuple[int, str]]:
         """Index and message of the elements that could not be made, the last thousand of each source."""
-        found = {id(root.errors): root.errors for root in self._stream.roots()}
-        return [error for errors in found.values() for error in errors.recent]
+        return [error for reading in _readings(self._flow) for error in reading.errors.recent]
 
     async def aclose(self) -> None:
         """End: its tasks, threads and processes. More than once is no error."""

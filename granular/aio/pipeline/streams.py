@@ -41,7 +41,6 @@ class Stream(abc.ABC):
 
     parents: tuple[Any, ...] = ()
     given: int | None = None
-    errors: Errors
 
     @abc.abstractmethod
     def flow(self) -> Flow:
@@ -82,18 +81,17 @@ class Read(Stream):
         shard: ShardOptions | None = None,
         on_error: OnError = 'raise',
         workers: MultiprocessingOptions | None = None,
-        errors: Errors | None = None,
     ) -> None:
         self.parents = (source,)
         self.source, self.options, self.allow_nones = source, options, allow_nones
         self.shard, self.workers = shard or ShardOptions(0, 1), workers
-        self.errors = errors or Errors(on_error)
+        self.on_error = Errors(on_error).on_error  # of which each iteration keeps count by itself
 
     def replaced(self, **changes: Any) -> 'Read':
         """The same with some arguments changed."""
         given = {
             'source': self.source, 'options': self.options, 'allow_nones': self.allow_nones, 'shard': self.shard,
-            'on_error': self.errors.on_error, 'workers': self.workers, 'errors': self.errors,
+            'on_error': self.on_error, 'workers': self.workers,
         }  # fmt: skip
         return type(self)(**{**given, **changes})
 
@@ -113,16 +111,14 @@ class Read(Stream):
         # Without its shard, and its workers: the state of one fits any number of them.
         return f'to_iter_dataset({"allow_nones=True" if self.allow_nones else ""})'
 
-    def default_seed(self) -> int | None:
-        return default_seed([self])
-
 
 class _Chunks:
     """Makes chunks of a source, here or in a worker process."""
 
-    def __init__(self, source: Source, stride: int, count: int, stop: int, captures: bool) -> None:
+    captures = True
+
+    def __init__(self, source: Source, stride: int, count: int, stop: int) -> None:
         self._source, self._stride, self.count, self._stop = source, stride, count, stop
-        self.captures = captures
 
     async def make(self, position: int) -> list[Any]:
         stop = min(self._stop, position + self._stride * self.count)
@@ -133,14 +129,14 @@ class Reading(Flow):
     """Reads a source. Its state is the position of the next element in the whole of the source, whatever its shard."""
 
     def __init__(self, read: Read) -> None:
-        self._read, self._errors = read, read.errors
+        self._read, self.errors = read, Errors(read.on_error)
         shard, options = read.shard, read.options
         self._stride = shard.shard_count
         length = len(read.source)
         self._stop = length // self._stride * self._stride if shard.drop_remainder else length
         weight = _weight(read.source)
         self._chunk = max(1, min(_CHUNK // weight, options.prefetch_buffer_size // _CHUNKS))
-        self._task = _Chunks(read.source, self._stride, self._chunk, self._stop, True)
+        self._task = _Chunks(read.source, self._stride, self._chunk, self._stop)
         self._workers: Workers | None = None
         depth = _CHUNKS
         # Workers have their task already.
@@ -159,7 +155,6 @@ class Reading(Flow):
         self._first = 0  # position of the chunk, of this shard
         self._sized = 0
         self.ahead.position = shard.shard_index
-        self._global = 0
         self.counts = {'elements': 0, 'bytes': 0}
 
     async def next(self) -> Any:
@@ -175,11 +170,11 @@ class Reading(Flow):
                     await self._widen()
             point = self._points[self._place]
             if type(point) is Failure:
-                if self._errors.raises:
+                if self.errors.raises:
                     await self._seek(self._first + self._place * self._stride)
                     raise point.error
-                self._errors.report([outline(point)])
-                point = self._errors.resolve(point)
+                self.errors.report([outline(point)])
+                point = self.errors.resolve(point)
                 if point is None:
                     self._place += 1
                     continue
@@ -247,7 +242,6 @@ class Each(Stream):
 
     def __init__(self, parent: Stream, name: str, transform: Any, seed: int | None = None) -> None:
         self.parents = (parent,)
-        self.errors = parent.errors
         self.name, self.transform, self.seed = name, transform, seed
         self.method = elements.method_of(transform, name)
 
@@ -286,7 +280,7 @@ class BatchOf(Stream):
     ) -> None:
         if not isinstance(size, int) or size < 1:
             raise InvalidArgumentError(f'batch_size is {size!r}: want an integer from 1 on')
-        self.parents, self.errors = (parent,), parent.errors
+        self.parents = (parent,)
         self.size, self.drop_remainder, self.fn = size, drop_remainder, batch_fn or elements.stack
 
     def flow(self) -> Flow:
@@ -301,7 +295,7 @@ class SeededStream(Stream):
     """The seed of what is random further on."""
 
     def __init__(self, parent: Stream, seed: int) -> None:
-        self.parents, self.errors, self.given = (parent,), parent.errors, seed
+        self.parents, self.given = (parent,), seed
 
     def merged(self) -> Read | None:
         read: Read | None = self.parents[0].merged()
@@ -319,7 +313,7 @@ class Staged(Stream):
     """A stage of one or several parents, whose flow is made by a function."""
 
     def __init__(self, parents: Sequence[Stream], said: str, make: Callable[..., Flow], *args: Any) -> None:
-        self.parents, self.errors = tuple(parents), parents[0].errors
+        self.parents = tuple(parents)
         self._said, self._make, self._args = said, make, args
 
     def flow(self) -> Flow:
