@@ -5,16 +5,18 @@ import collections
 import functools
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from granular.aio.assembly import Assembly, Batch, Made, Spec, spec_of
 from granular.aio.loops import need_loop
 from granular.aio.pipeline.ahead import END, Ahead
 from granular.aio.pipeline.errors import Errors, OnError
-from granular.aio.pipeline.processes import Workers
 from granular.aio.pipeline.rendering import fingerprint
 from granular.aio.pipeline.source import Source, convert, length_of
 from granular.errors import ClosedError, InvalidArgumentError, StateError
+
+if TYPE_CHECKING:
+    from granular.aio.pipeline.processes import Workers
 
 _TRIED: Final = 100  # datapoints, of which one must be whole, if those that are not are skipped
 
@@ -166,6 +168,8 @@ class Loader:
                 raise StopAsyncIteration
             self._assembly = Assembly(self.source, self.batch, await self.spec(), self._errors.on_error)
             if self._mp is not None:
+                from granular.aio.pipeline.processes import Workers
+
                 self._processes = Workers(self._assembly, self.workers, self._mp)
         found: Any = await self._ahead.take()
         if found is END:

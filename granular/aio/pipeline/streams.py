@@ -9,7 +9,7 @@ worker processes.
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -21,10 +21,12 @@ from granular.aio.pipeline.errors import Errors, OnError, outline
 from granular.aio.pipeline.flow import Flow
 from granular.aio.pipeline.flows import Applying, Batching
 from granular.aio.pipeline.nodes import default_seed
-from granular.aio.pipeline.processes import Workers
 from granular.aio.pipeline.source import Failure, Source, weigh
 from granular.aio.pipeline.transforms import MultiprocessingOptions, ReadOptions, ShardOptions
 from granular.errors import InvalidArgumentError, StateError
+
+if TYPE_CHECKING:
+    from granular.aio.pipeline.processes import Workers
 
 _CHUNK: Final = 64  # datapoints that are fetched at once
 _CHUNKS: Final = 8  # chunks that the elements read ahead are divided into, at least
@@ -128,6 +130,8 @@ class _Chunks:
 class Reading(Flow):
     """Reads a source. Its state is the position of the next element in the whole of the source, whatever its shard."""
 
+    _workers: 'Workers | None'
+
     def __init__(self, read: Read) -> None:
         self._read, self.errors = read, Errors(read.on_error)
         shard, options = read.shard, read.options
@@ -137,11 +141,13 @@ class Reading(Flow):
         weight = _weight(read.source)
         self._chunk = max(1, min(_CHUNK // weight, options.prefetch_buffer_size // _CHUNKS))
         self._task = _Chunks(read.source, self._stride, self._chunk, self._stop)
-        self._workers: Workers | None = None
+        self._workers = None
         depth = _CHUNKS
         # Workers have their task already.
         self._most = max(self._chunk, options.prefetch_buffer_size // _CHUNKS) if read.workers is None else self._chunk
         if read.workers is not None and read.workers.num_workers:
+            from granular.aio.pipeline.processes import Workers
+
             self._workers = Workers(self._task, read.workers.num_workers, read.workers.start_method)
             depth = max(depth, read.workers.num_workers * read.workers.per_worker_buffer_size)
         make = self._task.make if self._workers is None else self._workers.make
