@@ -1,6 +1,7 @@
 """Samplers and the DataLoader: Grain's records in Grain's order, whatever the number of workers."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -127,6 +128,14 @@ def test_a_sampler_of_ones_own():
     assert len(list(DataLoader(data_source=range(5), sampler=Backwards(), operations=[Noise()]))) == 5
     assert str(granular.RangeDataSource(1, 9, 2)) == 'RangeDataSource(start=1, stop=9, step=2)'
     assert list(DataLoader(data_source=granular.RangeDataSource(1, 9, 2), sampler=SequentialSampler(4))) == [1, 3, 5, 7]
+
+
+@pytest.mark.parametrize('name', ['torch', 'jax'])
+def test_frameworks_that_are_missing_are_named(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    kind = {'torch': granular.ShardByTorchRank, 'jax': granular.ShardByJaxProcess}[name]
+    with pytest.raises(granular.errors.MissingExtraError, match=rf'granular\[{name}\]'):
+        kind()
 
 
 def test_what_is_no_sampler():

@@ -22,7 +22,7 @@ from granular.aio.pipeline.transforms import (
 from granular.errors import InvalidArgumentError
 
 
-class _Operations(Element):
+class _Applied(Element):
     """Operations on single records, which share the random numbers of the record's index."""
 
     def __init__(self, parent: Source, steps: Sequence[tuple[str, Any]], sampler: Any) -> None:
@@ -57,40 +57,8 @@ class _Operations(Element):
         return ', '.join(f'{name}({name_of(fn)})' for name, fn in self._steps) or 'no operations'
 
 
-def build(
-    stream: type[IterOperations],
-    data_source: Any,
-    sampler: Any,
-    operations: Sequence[Transformation],
-    shard_options: ShardOptions | None,
-    read_options: ReadOptions | None,
-    workers: MultiprocessingOptions,
-    on_error: OnError,
-) -> IterOperations:
-    """The stream that a DataLoader is."""
-    if shard_options is None:
-        shard_options = getattr(sampler, 'shard_options', None) or NoSharding()
-    own = getattr(sampler, 'shard_options', shard_options)
-    if (own.shard_index, own.shard_count) != (shard_options.shard_index, shard_options.shard_count):
-        raise InvalidArgumentError(f'the sampler is sharded as {own}, and the loader as {shard_options}: pass it once')
-    steps: list[tuple[str, Any]] = []
-    rest = list(operations)
-    while rest and not isinstance(rest[0], Batch) and not callable(getattr(rest[0], 'flat_map', None)):
-        step = rest.pop(0)
-        names = ('map_with_index', 'random_map', 'filter', 'map')
-        name = next((name for name in names if callable(getattr(step, name, None))), 'map')
-        steps.append((name, method_of(step, name)))
-    source = _Operations(Sampled(Wrapped(data_source), sampler, shard_options), steps, sampler)
-    dataset = stream(Read(source, read_options or ReadOptions(), on_error=on_error))
-    seed = getattr(sampler, 'seed', None)
-    if seed is not None:
-        dataset = dataset.seed(seed)
-    dataset = dataset.apply(rest)
-    return dataset.mp_prefetch(workers)
-
-
-class DataLoader:
-    """Elements of a data source in the order of a sampler, through operations; iterated with ``async for``.
+class Operations:
+    """Elements of a data source in the order of a sampler, through operations.
 
     Each iteration begins anew. Batches are the same for any number of workers, and so are states: one that was taken
     with four workers is restored with none.
@@ -108,6 +76,8 @@ class DataLoader:
       start_method: of the processes: 'spawn', 'forkserver' or 'fork'.
     """
 
+    _kind: type[IterOperations]
+
     def __init__(
         self,
         *,
@@ -121,13 +91,36 @@ class DataLoader:
         on_error: OnError = 'raise',
         start_method: str = 'spawn',
     ) -> None:
+        if shard_options is None:
+            shard_options = getattr(sampler, 'shard_options', None) or NoSharding()
+        own = getattr(sampler, 'shard_options', shard_options)
+        if (own.shard_index, own.shard_count) != (shard_options.shard_index, shard_options.shard_count):
+            raise InvalidArgumentError(
+                f'the sampler is sharded as {own}, and the loader as {shard_options}: pass it once'
+            )
+        steps: list[tuple[str, Any]] = []
+        rest = list(operations)
+        while rest and not isinstance(rest[0], Batch) and not callable(getattr(rest[0], 'flat_map', None)):
+            step = rest.pop(0)
+            names = ('map_with_index', 'random_map', 'filter', 'map')
+            name = next((name for name in names if callable(getattr(step, name, None))), 'map')
+            steps.append((name, method_of(step, name)))
+        source = _Applied(Sampled(Wrapped(data_source), sampler, shard_options), steps, sampler)
+        dataset = self._kind(Read(source, read_options or ReadOptions(), on_error=on_error))
+        seed = getattr(sampler, 'seed', None)
+        if seed is not None:
+            dataset = dataset.seed(seed)
+        dataset = dataset.apply(rest)
         workers = MultiprocessingOptions(worker_count, worker_buffer_size, start_method)
-        self._dataset = build(
-            IterDataset, data_source, sampler, operations, shard_options, read_options, workers, on_error
-        )
-
-    def __aiter__(self) -> DatasetIterator:
-        return DatasetIterator(self._dataset._stream)
+        self._dataset = dataset.mp_prefetch(workers)
 
     def __str__(self) -> str:
         return rendered(self._dataset._stream)
+
+
+class DataLoader(Operations):
+    __doc__ = Operations.__doc__
+    _kind = IterDataset
+
+    def __aiter__(self) -> DatasetIterator:
+        return DatasetIterator(self._dataset._stream)
