@@ -1,8 +1,10 @@
 """The commands of the command line, with typer and rich."""
 
+import contextlib
 import dataclasses
 import json
 import re
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -138,8 +140,6 @@ def copy(
     anon: Anon = False,
 ) -> None:
     """Copy a file or folder, and check it; the specs of datasets come last, so that half a copy looks incomplete."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
     here = _path(source, endpoint_url, region, profile, anon)
     there = _path(target, endpoint_url, region, profile, anon)
     if not overwrite and there.exists():
@@ -148,10 +148,8 @@ def copy(
             f'differs'
         )
     console = Console(stderr=True)
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task('copy', total=_total(here) if console.is_terminal else None)
-        here.copy(there, progress=lambda size: progress.update(task, advance=size))
+    with _bytes_shown(console, 'copy', here) as advance:
+        here.copy(there, progress=advance)
     console.print(printable(f'copied {here} to {there}'), highlight=False, markup=False, soft_wrap=True)
 
 
@@ -165,14 +163,9 @@ def verify(
     anon: Anon = False,
 ) -> None:
     """Read all of a dataset and say what is wrong with it: structure, references, and records that have checksums."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
     place = _path(url, endpoint_url, region, profile, anon)
-    console = Console(stderr=True)
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task('verify', total=_total(place) if console.is_terminal else None)
-        report = granular.verify(place, lambda size: progress.update(task, advance=size))
+    with _bytes_shown(Console(stderr=True), 'verify', place) as advance:
+        report = granular.verify(place, advance)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(report)))
     else:
@@ -243,6 +236,17 @@ def _mask(text: str) -> tuple[str, bool | slice]:
     if match is None:
         return text, True
     return match[1], slice(int(match[2] or 0), int(match[3]) if match[3] else None)
+
+
+@contextlib.contextmanager
+def _bytes_shown(console: Console, what: str, place: granular.Path) -> Iterator[Callable[[int], None]]:
+    """A bar of the bytes of a place, in a terminal; gives what to call with those that are done."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=_total(place) if console.is_terminal else None)
+        yield lambda size: progress.update(task, advance=size)
 
 
 def _total(place: granular.Path) -> int:

@@ -6,7 +6,7 @@ import os
 import pytest
 
 import granular
-from granular.aio.stores.base import PartWriter
+from granular.aio.stores.parts import PartWriter
 from granular.errors import BadReplyError, GranularError, InvalidArgumentError, NotFoundError, StoreError
 from tests.servers import served
 from tests.test_writers import SPEC, fill, point

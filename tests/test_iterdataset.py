@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import numpy as np
 import pytest
@@ -242,7 +243,7 @@ def test_prefetch_can_be_begun_before():
         for _ in range(200):
             if asked:
                 break
-            __import__('time').sleep(0.01)
+            time.sleep(0.01)
         assert asked
 
 

@@ -1,5 +1,6 @@
 """MapDataset: the meaning and the orders of Google Grain, one fan-out for any chain."""
 
+import collections
 import json
 import pickle
 
@@ -135,7 +136,7 @@ def test_what_is_not_selected_is_not_read(place):
 
 
 def test_batches_of_many_kinds():
-    Point = __import__('collections').namedtuple('Point', 'x y')
+    Point = collections.namedtuple('Point', 'x y')
     batch = MapDataset.source([Point(i, np.ones((2, 3)) * i) for i in range(4)]).batch(4)[0]
     assert isinstance(batch, Point)
     assert batch.y.shape == (4, 2, 3)

@@ -1,5 +1,7 @@
 """Orders: permutations all, those of Grain to the index, and blocks that travel together."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,8 +23,6 @@ def order(length, seed):
     return [int(ds[i]) for i in range(0, 2 * length, max(1, length // 50))]
 print(json.dumps([order(*case) for case in cases]))
 """
-    import json
-
     for (length, seed), theirs in zip(cases, grain.run(script, json.dumps(cases)), strict=True):
         dataset = granular.MapDataset.range(length).shuffle(seed=seed)
         assert dataset.fetch(range(0, 2 * length, max(1, length // 50))) == theirs, (length, seed)

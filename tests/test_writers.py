@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import granular
-from granular.aio.stores.base import PartWriter
+from granular.aio.stores.parts import PartWriter
 from granular.errors import AlreadyExistsError, ClosedError, GranularError, StoreError
 from tests.kills import run, small
 

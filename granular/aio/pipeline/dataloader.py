@@ -12,12 +12,12 @@ from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, Sampled
 from granular.aio.pipeline.source import Failure, Source
 from granular.aio.pipeline.streams import Read
 from granular.aio.pipeline.transforms import (
-    Batch,
     MultiprocessingOptions,
     NoSharding,
     ReadOptions,
     ShardOptions,
     Transformation,
+    operation_of,
 )
 from granular.errors import InvalidArgumentError
 
@@ -100,11 +100,8 @@ class Operations:
             )
         steps: list[tuple[str, Any]] = []
         rest = list(operations)
-        while rest and not isinstance(rest[0], Batch) and not callable(getattr(rest[0], 'flat_map', None)):
-            step = rest.pop(0)
-            names = ('map_with_index', 'random_map', 'filter', 'map')
-            name = next((name for name in names if callable(getattr(step, name, None))), 'map')
-            steps.append((name, method_of(step, name)))
+        while rest and (name := operation_of(rest[0])) not in ('batch', 'flat_map'):
+            steps.append((name, method_of(rest.pop(0), name)))
         source = _Applied(Sampled(Wrapped(data_source), sampler, shard_options), steps, sampler)
         dataset = self._kind(Read(source, read_options or ReadOptions(), on_error=on_error))
         seed = getattr(sampler, 'seed', None)

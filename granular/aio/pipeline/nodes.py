@@ -83,8 +83,8 @@ class Shuffle(Mapped):
             coming = zip(epochs.tolist(), blocks.tolist(), strict=True)
             await below.expect([(epoch, block) for epoch, block in coming if epoch <= last])
         if all(self.order.is_ready(length, self.seed, epoch) for epoch in np.unique(steps // length).tolist()):
-            return await self.parents[0].fetch(self.lookup(steps))
-        return await self.parents[0].fetch(await offload(self.lookup, steps))
+            return await below.fetch(self.lookup(steps))
+        return await below.fetch(await offload(self.lookup, steps))
 
     def lookup(self, indices: Ints) -> Ints:
         length = len(self)

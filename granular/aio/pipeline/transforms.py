@@ -181,20 +181,30 @@ class RangeDataSource:
         return f'RangeDataSource(start={self._range.start}, stop={self._range.stop}, step={self._range.step})'
 
 
+def operation_of(transformation: Any) -> str:
+    """The operation that a transformation is for: the name of its method, ``'batch'``, or ``'map'`` for a function.
+
+    Raises:
+      InvalidArgumentError: if it is none.
+    """
+    if isinstance(transformation, Batch):
+        return 'batch'
+    for name in ('map_with_index', 'random_map', 'flat_map', 'filter', 'map'):
+        if callable(getattr(transformation, name, None)):
+            return name
+    if not callable(transformation):
+        raise InvalidArgumentError(f'{transformation!r:.100} is no transformation')
+    return 'map'
+
+
 def apply(dataset: Any, transformations: Transformation | Sequence[Transformation]) -> Any:
     """A dataset of either kind, with transformations applied."""
     for step in transformations if isinstance(transformations, Sequence) else [transformations]:
+        name = operation_of(step)
         if isinstance(step, Batch):
             dataset = dataset.batch(step.batch_size, drop_remainder=step.drop_remainder, batch_fn=step.batch_fn)
-            continue
-        for name in ('map_with_index', 'random_map', 'flat_map', 'filter', 'map'):
-            if callable(getattr(step, name, None)):
-                break
+        elif hasattr(dataset, name):
+            dataset = getattr(dataset, name)(step)
         else:
-            if not callable(step):
-                raise InvalidArgumentError(f'{step!r:.100} is no transformation')
-            name = 'map'
-        if not hasattr(dataset, name):
             raise InvalidArgumentError(f'{name} needs a stream: call to_iter_dataset() before it')
-        dataset = getattr(dataset, name)(step)
     return dataset

@@ -16,7 +16,8 @@ import aiohttp
 
 from granular.aio.loops import gather, need_loop
 from granular.aio.stores import translating
-from granular.aio.stores.base import Entry, Folders, Kept, ObjectWriter, PartWriter, Stat, check_options
+from granular.aio.stores.base import Entry, Folders, Kept, ObjectWriter, Stat, check_options
+from granular.aio.stores.parts import PartWriter
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.threads import offload
 from granular.aio.tls import context_of

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from granular.aio.loops import gather, need_loop
-from granular.aio.stores.base import PartWriter, Upload
+from granular.aio.stores.base import Upload
+from granular.aio.stores.parts import PartWriter
 from granular.aio.stores.s3 import S3Store, translated
 from granular.errors import NotFoundError
 
