@@ -51,6 +51,7 @@ $(VENV)/demo: pyproject.toml | $(BIN)/python
 	touch $@
 
 $(VENV)/test: pyproject.toml | $(BIN)/python
+	$(BIN)/python -c 'import torch' 2> /dev/null || $(PIP) '$(TORCH)'
 	$(PIP) -e '.[all,test]'
 	touch $@
 
