@@ -28,6 +28,7 @@ from granular.cleaning import clean
 from granular.config import IOConfig
 from granular.dataloader import DataLoader
 from granular.dataset import DatasetReader, DatasetWriter
+from granular.datasources import ParquetDataSource, ParquetIterDataset
 from granular.errors import GranularError
 from granular.formats import decoders, encoders
 from granular.loader import Loader
@@ -59,6 +60,8 @@ __all__ = [
     'MapWithIndexTransform',
     'MultiprocessingOptions',
     'NoSharding',
+    'ParquetDataSource',
+    'ParquetIterDataset',
     'Path',
     'RandomAccessDataSource',
     'RandomMapTransform',

@@ -7,6 +7,7 @@ from granular.aio.checkpoints import load_state, save_state
 from granular.aio.cleaning import clean
 from granular.aio.dataset import DatasetReader
 from granular.aio.datasetwriter import DatasetWriter
+from granular.aio.datasources import ParquetDataSource, ParquetIterDataset
 from granular.aio.loader import Loader
 from granular.aio.loops import aclose
 from granular.aio.path import Path
@@ -27,6 +28,8 @@ __all__ = [
     'IterDataset',
     'Loader',
     'MapDataset',
+    'ParquetDataSource',
+    'ParquetIterDataset',
     'Path',
     'ShardedDatasetReader',
     'ShardedDatasetWriter',

@@ -1,5 +1,5 @@
 """Sources in the formats of others."""
 
-from granular.datasources.parquet import ParquetDataSource
+from granular.datasources.parquet import ParquetDataSource, ParquetIterDataset
 
-__all__ = ['ParquetDataSource']
+__all__ = ['ParquetDataSource', 'ParquetIterDataset']

@@ -1,5 +1,6 @@
 """Sources in the formats of others, asynchronous."""
 
 from granular.aio.datasources.parquet import ParquetDataSource
+from granular.aio.datasources.parquetstream import ParquetIterDataset
 
-__all__ = ['ParquetDataSource']
+__all__ = ['ParquetDataSource', 'ParquetIterDataset']
