@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular.aio.path import Path
-from granular.aio.stores.base import without_secrets
 from granular.aio.threads import offload
 from granular.layout import check_limits
 
@@ -111,8 +110,7 @@ def _place(directory: Path) -> str | None:
     cache = store.config.index_cache
     if not cache or store.local:
         return None
-    options = sorted(without_secrets(store.options).items())
-    name = hashlib.sha256(repr((store.root, options, directory.key)).encode()).hexdigest()
+    name = hashlib.sha256(repr((store.fingerprint, directory.key)).encode()).hexdigest()
     return os.path.join(os.path.expanduser(cache), f'{name[:40]}.index')
 
 
