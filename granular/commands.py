@@ -207,6 +207,28 @@ def clean(
     typer.echo(f'{len(found) or "nothing"} {done}{f", {total:,} bytes" if found else ""}', err=True)
 
 
+@app.command()
+def cache(
+    folder: Annotated[str, typer.Argument(help='The cache_dir.', envvar='GRANULAR_CACHE_DIR', show_default=False)],
+    trim: Annotated[
+        int | None, typer.Option(help='Remove what was used least recently until so many bytes are left.')
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what the block cache in a local folder holds, and trim it."""
+    from granular.aio.stores.packs import existing
+
+    packs = existing(folder)
+    removed = None if trim is None else packs.trim(trim)
+    if as_json:
+        places = [usage._asdict() for usage in packs.usage()]
+        typer.echo(json.dumps({'bytes': packs.size(), 'removed': removed or 0, 'places': places}))
+        return
+    for usage in packs.usage():
+        typer.echo(f'{usage.bytes:>14}  {usage.bytes / max(usage.of, 1):>4.0%}  {printable(usage.place)}')
+    typer.echo(f'{packs.size():,} bytes{"" if removed is None else f", {removed:,} removed"}', err=True)
+
+
 # --- helpers
 
 

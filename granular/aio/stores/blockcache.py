@@ -87,6 +87,7 @@ class BlockCache:
     def __init__(self, folder: str, limit: int) -> None:
         self._packs = Packs(folder, limit)
         self._flying: dict[Name, Flight] = {}
+        self._meeting: dict[tuple[str, str, str], concurrent.futures.Future[None]] = {}
         self._paused = 0.0
 
     async def read_many(self, below: Below, identity: str, requests: Sequence[Request]) -> list[bytes]:
@@ -149,11 +150,21 @@ class BlockCache:
 
     async def _meet(self, below: Below, identity: str, key: str, version: str) -> Cached | None:
         """What is known of an object; of one that nobody has read yet, its size is asked for."""
-        found = await self._tried(lambda: self._packs.known(identity, key, version))
-        if found is None:
+        name = identity, key, version
+        found = await self._tried(lambda: self._packs.known(*name))
+        if found is not None:
+            return found
+        mine: concurrent.futures.Future[None] = concurrent.futures.Future()
+        meeting = self._meeting.setdefault(name, mine)
+        if meeting is not mine:
+            await asyncio.shield(asyncio.wrap_future(meeting))
+            return await self._tried(lambda: self._packs.known(*name))
+        try:
             size = (await below.read(key, 0, 1, version)).size
-            found = await self._tried(lambda: self._packs.introduce(identity, key, version, size, below.url(key)))
-        return found
+            return await self._tried(lambda: self._packs.introduce(*name, size, below.url(key)))
+        finally:
+            del self._meeting[name]
+            mine.set_result(None)
 
     async def _tried(self, call: Callable[[], T]) -> T | None:
         """Do something with the folder, in a thread; if that fails, do without."""

@@ -33,6 +33,7 @@ import numpy as np
 from granular.aio.memory import blank
 from granular.aio.stores.locks import RangeLocks, lock
 from granular.checksums import crc32c
+from granular.errors import NotFoundError
 
 SHIFT: Final = 16
 BLOCK: Final = 1 << SHIFT
@@ -388,3 +389,14 @@ class Packs:
                 removed += self._remove(packs[:1], 0)
                 packs = packs[1:]
             return removed
+
+
+def existing(folder: str) -> Packs:
+    """The blocks in a folder that has some.
+
+    Raises:
+      NotFoundError: if it has none.
+    """
+    if not os.path.exists(os.path.join(folder, _VERSION, 'table')):
+        raise NotFoundError(f'{folder}: is no cache_dir of a block cache')
+    return Packs(folder, 0)
