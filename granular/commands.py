@@ -219,14 +219,17 @@ def cache(
     from granular.aio.stores.packs import existing
 
     packs = existing(folder)
-    removed = None if trim is None else packs.trim(trim)
+    removed = 0 if trim is None else packs.trim(trim)
+    places: dict[str, list[int]] = {}
+    for url, size, there in packs.objects():
+        row = places.setdefault(url.rpartition('/')[0], [0, 0])
+        row[0], row[1] = row[0] + there, row[1] + size
     if as_json:
-        places = [usage._asdict() for usage in packs.usage()]
-        typer.echo(json.dumps({'bytes': packs.size(), 'removed': removed or 0, 'places': places}))
+        typer.echo(json.dumps({'bytes': packs.size(), 'removed': removed, 'places': places}))
         return
-    for usage in packs.usage():
-        typer.echo(f'{usage.bytes:>14}  {usage.bytes / max(usage.of, 1):>4.0%}  {printable(usage.place)}')
-    typer.echo(f'{packs.size():,} bytes{"" if removed is None else f", {removed:,} removed"}', err=True)
+    for place, (there, size) in sorted(places.items()):
+        typer.echo(f'{there:>14}  {there / max(size, 1):>4.0%}  {printable(place)}')
+    typer.echo(f'{packs.size():,} bytes, {removed:,} removed', err=True)
 
 
 # --- helpers

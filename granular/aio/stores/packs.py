@@ -25,7 +25,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgpack
 import numpy as np
@@ -87,22 +87,6 @@ class Cached:
         return min(BLOCK, self.size - (block << SHIFT))
 
 
-class Usage(NamedTuple):
-    """What a cache holds of a folder of objects.
-
-    Attributes:
-      place: the folder's address.
-      objects: versions of objects.
-      bytes: of blocks that are there.
-      of: bytes that these objects have.
-    """
-
-    place: str
-    objects: int
-    bytes: int
-    of: int
-
-
 class Packs:
     """The blocks in a folder.
 
@@ -161,7 +145,7 @@ class Packs:
         except Exception as error:
             logger.warning('%s: is no card of a cached object: %s', path, error)
             return None
-        if not all(type(number) is int for number in (size, base)) or not 0 <= size < 8 * (_TABLE - base):
+        if not (type(size) is type(base) is int and size >= 0 and _HEAD // 8 <= base <= len(self.words) - _words(size)):
             return None
         return self._objects.setdefault((store, key, version), Cached(size, base, name))
 
@@ -172,10 +156,9 @@ class Packs:
             if (found := self.known(store, key, version)) is not None:
                 return found
             base = self.words[1] or _HEAD // 8
-            after = base + 2 * -(-size // BLOCK)
-            if after > len(self.words):
+            if base + _words(size) > len(self.words):
                 raise OSError(f'{self.folder}: its table is full: remove the folder')
-            self.words[1] = after
+            self.words[1] = base + _words(size)
             os.makedirs(os.path.dirname(path), exist_ok=True)
             draft = f'{path}.{secrets.token_hex(4)}'
             with open(draft, 'wb') as card:
@@ -270,10 +253,9 @@ class Packs:
         view = memoryview(data)
         while view:
             pack, slot, count = self._room(-(-len(view) // BLOCK))
-            part = view[: count << SHIFT]
-            at = slot << SHIFT
-            while at < (slot << SHIFT) + len(part):
-                at += os.pwrite(pack.fd, part[at - (slot << SHIFT) :], at)
+            part, done = view[: count << SHIFT], 0
+            while done < len(part):
+                done += os.pwrite(pack.fd, part[done:], (slot << SHIFT) + done)
             for i in range(count):
                 block = bytes(part[i << SHIFT : (i + 1) << SHIFT])
                 entry = cached.base + 2 * (first + i)
@@ -296,7 +278,7 @@ class Packs:
             self._claim(pack)
 
     def _claim(self, full: Pack | None) -> None:
-        """Find a pack that nobody writes to and that has room, or begin one."""
+        """Go on with a pack that nobody writes to, or begin one."""
         with self._alone():
             if self._mine is not full:
                 return  # another thread did
@@ -356,26 +338,17 @@ class Packs:
 
     # --- looking at it
 
-    def usage(self) -> list[Usage]:
-        """What it holds, by folder."""
-        alive = {number for _, number, _ in self._listed()}
-        found: dict[str, list[int]] = {}
+    def objects(self) -> Iterator[tuple[str, int, int]]:
+        """The address and size of each version of an object, and how many of its bytes are there."""
+        alive = [number for _, number, _ in self._listed()]
         table = np.frombuffer(self._map, np.uint64)
-        for size, base, url in self._cards():
-            entries = table[base : base + 2 * -(-size // BLOCK)].reshape(-1, 2)
-            there = np.isin(entries[:, 0] >> np.uint64(SLOTS), list(alive)) & (entries[:, 0] > 0)
-            row = found.setdefault(url.rpartition('/')[0], [0, 0, 0])
-            row[0] += 1
-            row[1] += int((entries[there, 1] >> np.uint64(32)).sum())
-            row[2] += size
-        return [Usage(place, *row) for place, row in sorted(found.items())]
-
-    def _cards(self) -> Iterator[tuple[int, int, str]]:
         for folder, _, names in os.walk(os.path.join(self.folder, 'objects')):
             for name in names:
                 with open(os.path.join(folder, name), 'rb') as card:
                     size, base, url = msgpack.unpackb(card.read())
-                yield size, base, url
+                entries = table[base : base + _words(size)].reshape(-1, 2)
+                there = np.isin(entries[:, 0] >> np.uint64(SLOTS), alive) & (entries[:, 0] > 0)
+                yield url, size, int((entries[there, 1] >> np.uint64(32)).sum())
 
     def size(self) -> int:
         """Bytes of all packs."""
@@ -389,6 +362,11 @@ class Packs:
                 removed += self._remove(packs[:1], 0)
                 packs = packs[1:]
             return removed
+
+
+def _words(size: int) -> int:
+    """What an object of so many bytes takes of the table."""
+    return 2 * -(-size // BLOCK)
 
 
 def existing(folder: str) -> Packs:
