@@ -33,12 +33,13 @@ import numpy as np
 from granular.aio.memory import blank
 from granular.aio.stores.locks import RangeLocks, lock
 from granular.checksums import crc32c
+from granular.config import MiB
 from granular.errors import NotFoundError
 
 SHIFT: Final = 16
 BLOCK: Final = 1 << SHIFT
 """Bytes of a block: a request for fewer costs about as much."""
-PACKS: Final = 128  # that there may be
+PACKS: Final = 128  # that there may be; fewer, of 1 MiB, in a small cache
 SLOTS: Final = 24  # bits of a location that say where in its pack a block lies; the others are the pack's number
 _TABLE: Final = 1 << 34  # bytes that are mapped, for 64 TiB of objects; on the disk it has what was written
 _HEAD: Final = 4096  # bytes before the first entry: the next pack's number, and the next object's first entry
@@ -99,7 +100,7 @@ class Packs:
 
     def __init__(self, folder: str, limit: int) -> None:
         self.folder = os.path.join(folder, _VERSION)
-        self._pack_size = max(limit // PACKS // BLOCK, 1) * BLOCK
+        self._pack_size = max(max(limit // PACKS, min(limit // 8, MiB)) // BLOCK, 1) * BLOCK
         self._limit = limit
         for name in ('objects', 'packs'):
             os.makedirs(os.path.join(self.folder, name), exist_ok=True)
