@@ -21,7 +21,8 @@ from granular.aio.loops import gather
 from granular.aio.paging import pages
 from granular.aio.path import Path
 from granular.aio.purepath import PurePath
-from granular.aio.stores import Store
+from granular.aio.reply import counters
+from granular.aio.stores import Request, Store
 from granular.aio.threads import offload, spread
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, OutOfRangeError
@@ -176,7 +177,7 @@ class ArrayRecordDataSource(Opened):
         await self._ensure_open()
         if isinstance(index, slice | range):
             return await self.fetch(index)
-        return (await self._read(np.array([index_of(index, self._length, self._name)])))[0]
+        return await self._read_one(index_of(index, self._length, self._name))
 
     async def fetch(self, indices: Any) -> list[bytes]:
         """Many records in one fan-out over all files.
@@ -189,6 +190,20 @@ class ArrayRecordDataSource(Opened):
         """
         await self._ensure_open()
         return await self._read(indices_of(indices, self._length, self._name))
+
+    async def _read_one(self, place: int) -> bytes:
+        """As ``_read``, without what many cost to be planned."""
+        i = int(np.searchsorted(self._stops, place, side='right'))
+        part = self._parts[i]
+        path = part.path
+        if path not in self._indices:
+            await self._learn({path})
+        file = self._indices[path]
+        chunk, inner = divmod(place - int(self._stops[i]) + part.stop, file.group)
+        start, stop = int(file.offsets[chunk]), int(file.offsets[chunk + 1])
+        counters.ranges += 1
+        raw = (await path.store.read_many([Request(path.key, [start], [stop], file.version)]))[0]
+        return (await offload(_decode, Piece(path, file, chunk, [inner], []), raw))[0]
 
     async def _read(self, wanted: Ints) -> list[bytes]:
         owners = np.searchsorted(self._stops, wanted, side='right')
@@ -206,13 +221,8 @@ class ArrayRecordDataSource(Opened):
         raw = [data for of_store in found for of_job in of_store for data in of_job]
         flat = [piece for of_store in pieces.values() for piece in of_store]
 
-        def decode(k: int) -> list[bytes]:
-            piece = flat[k]
-            at, count = int(piece.file.offsets[piece.chunk]), piece.file.count_of(piece.chunk)
-            return read_records(raw[k], at, count, piece.inner, f'{piece.path}, chunk {piece.chunk}')
-
         out: list[bytes] = [b''] * len(wanted)
-        for piece, records in zip(flat, await spread(decode, len(flat)), strict=True):
+        for piece, records in zip(flat, await spread(lambda k: _decode(flat[k], raw[k]), len(flat)), strict=True):
             for place, record in zip(piece.places, records, strict=True):
                 out[place] = record
         return out
@@ -249,13 +259,21 @@ class ArrayRecordDataSource(Opened):
                 yield record
 
 
+def _decode(piece: Piece, raw: bytes) -> list[bytes]:
+    at, count = int(piece.file.offsets[piece.chunk]), piece.file.count_of(piece.chunk)
+    return read_records(raw, at, count, piece.inner, f'{piece.path}, chunk {piece.chunk}')
+
+
 def _part_of(place: Any) -> Part:
     """What a user names some records with."""
     if isinstance(place, Part):
         return place
     if all(hasattr(place, name) for name in ('filename', 'skip', 'take', 'examples_in_shard')):
         path = Path(place.filename)
-        skip, take, count = (operator.index(n) for n in (place.skip, place.take, place.examples_in_shard))
+        try:
+            skip, take, count = map(operator.index, (place.skip, place.take, place.examples_in_shard))
+        except TypeError as error:
+            raise InvalidArgumentError(f'{path}: want integers for skip, take and examples_in_shard: {error}') from None
         take = count - skip if take == -1 else take
         if skip < 0 or take < 0 or skip + take > count:
             raise InvalidArgumentError(f'{path}: cannot skip {skip} records and take {take}: it has {count}')

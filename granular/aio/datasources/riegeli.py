@@ -215,15 +215,19 @@ def _varint(data: Buffer, at: int, name: str) -> tuple[int, int]:
 def varints(data: Buffer, name: str) -> Ints:
     """All numbers of a buffer that holds nothing else."""
     raw = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(raw < 128) + 1
-    if len(ends) == len(raw):
+    last = np.flatnonzero(raw < 128)
+    if len(last) == len(raw):
         return raw.astype(np.int64)
-    lengths = np.diff(ends, prepend=0)
-    if not len(ends) or ends[-1] != len(raw) or lengths.max() > _VARINT:
+    lengths = last.copy()
+    lengths[:1] += 1
+    lengths[1:] -= last[:-1]
+    most = int(lengths.max(initial=0))
+    if not most or last[-1] + 1 != len(raw) or most > _VARINT:
         raise CorruptRecordError(f'{name}: {len(raw)} bytes are no sequence of numbers')
-    starts = ends - lengths
-    shifts = 7 * (np.arange(len(raw)) - np.repeat(starts, lengths))
-    return np.add.reduceat((raw & 127).astype(np.int64) << shifts, starts)
+    values = raw[last].astype(np.int64)
+    for k in range(1, most):
+        values = np.where(lengths > k, values << 7 | raw[last - k] & 127, values)
+    return values
 
 
 def fields(data: Buffer, name: str) -> dict[int, int | Buffer]:
