@@ -373,6 +373,18 @@ def test_few_bytes_that_stand_for_many(tmp_path, kind):
     tracemalloc.stop()
 
 
+def test_a_damaged_record_is_skipped(tmp_path):
+    path = write(tmp_path / 'x', [b'%d' % i * 30 for i in range(40)], 'group_size:4,uncompressed')
+    data = bytearray(path.read_bytes())
+    data[data.index(b'16' * 30) - 5] = 99  # the length of its sizes
+    path.write_bytes(data)
+    chain = granular.MapDataset.source(granular.ArrayRecordDataSource(path))
+    with pytest.raises(CorruptRecordError, match='x, chunk 4'):
+        chain[17]
+    stream = chain.to_iter_dataset(on_error='skip')
+    assert list(stream) == [b'%d' % i * 30 for i in range(40) if i // 4 != 4]
+
+
 @given(cut=st.integers(0, 200_000))
 @quick
 def test_truncated(folder, tmp_path_factory, cut):

@@ -7,7 +7,7 @@ import operator
 import os
 import re
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Final, NamedTuple, Protocol, SupportsIndex, overload
+from typing import Any, Final, NamedTuple, Protocol, SupportsIndex, overload, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from granular.aio.lifecycle import Opened
 from granular.aio.loops import gather
 from granular.aio.paging import pages
 from granular.aio.path import Path
-from granular.aio.purepath import PurePath
 from granular.aio.reply import counters
 from granular.aio.stores import Request, Store
 from granular.aio.threads import offload, spread
@@ -33,6 +32,7 @@ _SLICED: Final = re.compile(r'(.*)\[(\d+):(\d+)\]', re.DOTALL)
 _PAGE: Final = 4 * MiB
 
 
+@runtime_checkable
 class FileInstruction(Protocol):
     """Some records of a file, as TensorFlow Datasets names them.
 
@@ -47,6 +47,9 @@ class FileInstruction(Protocol):
     skip: int
     take: int
     examples_in_shard: int
+
+
+Place = str | os.PathLike[str] | FileInstruction
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,12 +81,12 @@ class ArrayRecordDataSource(Opened):
 
     All chunks that a batch needs are read by one fan-out of byte ranges, of all files, and each is decompressed once,
     in threads. The package ``array_record`` is not needed. Opening takes one request a file, of 128 KiB, or two if it
-    has more than some 10,000 chunks; a file whose records are given as ``FileInstruction`` or ``path[a:b]`` is opened
-    when it is first read. It pickles to its addresses and the lengths that it knows.
+    has thousands of chunks; a file whose records are given as ``FileInstruction`` or ``path[a:b]`` is opened when it is
+    first read. It pickles to its addresses and the lengths that it knows.
 
     Files may have any ``group_size``, not compressed, or by brotli or zstd. Of a batch in random order each record
-    costs reading and decompressing its whole group. Memory: 8 bytes a chunk, and while a batch is read its chunks, of
-    which as many are decompressed at a time as there are threads.
+    costs reading and decompressing its whole group. Memory: 8 bytes a chunk, some 250 while its file is opened; and
+    while a batch is read its chunks, of which as many are decompressed at a time as there are threads.
 
     The hashes in the files are not checked, as no package for Python computes HighwayHash. All sizes, counts and
     offsets are, against each other and the file's size, and a file is pinned to the ETag or generation that it was
@@ -100,9 +103,9 @@ class ArrayRecordDataSource(Opened):
       OutOfRangeError: if a file has fewer records than were asked for.
     """
 
-    def __init__(self, paths: Any) -> None:
+    def __init__(self, paths: Place | Sequence[Place] | Any) -> None:
         super().__init__()
-        if isinstance(paths, str | os.PathLike | PurePath) or not isinstance(paths, Sequence):
+        if isinstance(paths, str) or not isinstance(paths, Sequence):
             paths = [paths]
         if not paths:
             raise InvalidArgumentError('ArrayRecordDataSource: want a file or more, got none')
@@ -123,37 +126,36 @@ class ArrayRecordDataSource(Opened):
         digest = hashlib.sha256()
         for part in self._parts:
             digest.update(f'{part.path}[{part.start}:{-1 if part.whole else part.stop}]\n'.encode())
-        first, more = f'{self._parts[0].path}', len(self._parts)
-        return f'{type(self).__name__}({first!r}, files={more}, hash={digest.hexdigest()[:16]})'
+        first, count = f'{self._parts[0].path}', len(self._parts)
+        return f'{type(self).__name__}(files={count}, hash={digest.hexdigest()[:16]}, first={first!r})'
 
     # --- opening
 
     async def _open(self) -> None:
-        await self._learn({part.path for part in self._parts if part.stop < 0})
-        parts = []
-        for part in self._parts:
-            if part.stop < 0:
-                part = dataclasses.replace(part, stop=max(part.start, self._indices[part.path].records))
-            parts.append(part)
-        self._parts = parts
-        self._stops = np.cumsum([part.stop - part.start for part in parts])
+        files = await self._learn({part.path for part in self._parts if part.stop < 0})
+        self._parts = [
+            dataclasses.replace(part, stop=files[part.path].records) if part.stop < 0 else part for part in self._parts
+        ]
+        self._stops = np.cumsum([part.stop - part.start for part in self._parts])
         self._length = int(self._stops[-1])
 
-    async def _learn(self, paths: set[Path]) -> None:
-        """Have the indices of files."""
-        missing = sorted(paths - self._indices.keys())
+    async def _learn(self, paths: set[Path]) -> dict[Path, Index]:
+        """The indices of files, those among them."""
+        files = self._indices
+        missing = sorted(paths - files.keys())
         if not missing:
-            return
+            return files
         for store in {path.store for path in missing}:
             await store.ready()
         found = dict(zip(missing, await gather([_read_index(path) for path in missing]), strict=True))
         for part in self._parts:
-            if part.path in found and part.stop > found[part.path].records:
+            path = part.path
+            if path in found and part.stop > found[path].records:
                 raise OutOfRangeError(
-                    f'{part.path}: records {part.start} to {part.stop} were asked for, but it has '
-                    f'{found[part.path].records}'
+                    f'{path}: records {part.start} to {part.stop} were asked for, but it has {found[path].records}'
                 )
-        self._indices.update(found)
+        files.update(found)
+        return files
 
     async def _close(self) -> None:
         self._indices = {}
@@ -196,9 +198,7 @@ class ArrayRecordDataSource(Opened):
         i = int(np.searchsorted(self._stops, place, side='right'))
         part = self._parts[i]
         path = part.path
-        if path not in self._indices:
-            await self._learn({path})
-        file = self._indices[path]
+        file = self._indices.get(path) or (await self._learn({path}))[path]
         chunk, inner = divmod(place - int(self._stops[i]) + part.stop, file.group)
         start, stop = int(file.offsets[chunk]), int(file.offsets[chunk + 1])
         counters.ranges += 1
@@ -208,13 +208,14 @@ class ArrayRecordDataSource(Opened):
     async def _read(self, wanted: Ints) -> list[bytes]:
         owners = np.searchsorted(self._stops, wanted, side='right')
         used = np.unique(owners).tolist()
-        await self._learn({self._parts[i].path for i in used})
+        files = await self._learn({self._parts[i].path for i in used})
         jobs: dict[Store, list[Job]] = {}
         pieces: dict[Store, list[Piece]] = {}
         for i in used:
-            places = np.flatnonzero(owners == i)
-            job, of_part = self._pieces(i, wanted, places)
-            store = self._parts[i].path.store
+            part, places = self._parts[i], np.flatnonzero(owners == i)
+            positions = wanted[places] - int(self._stops[i]) + part.stop
+            job, of_part = _plan(part.path, files[part.path], positions, places)
+            store = part.path.store
             jobs.setdefault(store, []).append(job)
             pieces.setdefault(store, []).extend(of_part)
         found = await gather([read_all(store, of_store) for store, of_store in jobs.items()])
@@ -227,36 +228,32 @@ class ArrayRecordDataSource(Opened):
                 out[place] = record
         return out
 
-    def _pieces(self, i: int, wanted: Ints, places: Ints) -> tuple[Job, list[Piece]]:
-        """What to read of a part, for the records at some places of those wanted."""
-        part = self._parts[i]
-        index = self._indices[part.path]
-        at = wanted[places] - (int(self._stops[i]) - part.stop)
-        order = np.argsort(at, kind='stable')
-        chunks, inner = np.divmod(at[order], index.group)
-        places = places[order]
-        numbers, firsts = np.unique(chunks, return_index=True)
-        job = Job(part.path.key, index.offsets[numbers], index.offsets[numbers + 1], index.version)
-        cuts = [*firsts.tolist(), len(chunks)]
-        within, targets = inner.tolist(), places.tolist()
-        return job, [
-            Piece(part.path, index, number, within[a:b], targets[a:b])
-            for number, a, b in zip(numbers.tolist(), cuts, cuts[1:], strict=False)
-        ]
-
     async def __aiter__(self) -> AsyncIterator[bytes]:
         await self._ensure_open()
         if not self._length:
             return
-        first = self._parts[0]
-        await self._learn({first.path})
-        index = self._indices[first.path]
-        size = self._length * index.size // max(1, index.records)
-        # A page has a group or more, as each page reads its groups.
-        size = min(size, _PAGE * self._length // index.group)
-        async with contextlib.aclosing(pages(self.fetch, self._length, size, first.path.store.local)) as items:
+        path = self._parts[0].path
+        file = (await self._learn({path}))[path]
+        size = self._length * file.size // max(1, file.records)
+        # A page is no smaller than a group, which would be read for each of its pages.
+        size = min(size, _PAGE * self._length // file.group)
+        async with contextlib.aclosing(pages(self.fetch, self._length, size, path.store.local)) as items:
             async for record in items:
                 yield record
+
+
+def _plan(path: Path, file: Index, positions: Ints, places: Ints) -> tuple[Job, list[Piece]]:
+    """What to read of a file for some of its records, which go to these places."""
+    order = np.argsort(positions, kind='stable')
+    chunks, inner = np.divmod(positions[order], file.group)
+    numbers, firsts = np.unique(chunks, return_index=True)
+    job = Job(path.key, file.offsets[numbers], file.offsets[numbers + 1], file.version)
+    cuts = [*firsts.tolist(), len(chunks)]
+    within, targets = inner.tolist(), places[order].tolist()
+    return job, [
+        Piece(path, file, number, within[a:b], targets[a:b])
+        for number, a, b in zip(numbers.tolist(), cuts, cuts[1:], strict=False)
+    ]
 
 
 def _decode(piece: Piece, raw: bytes) -> list[bytes]:
@@ -268,7 +265,7 @@ def _part_of(place: Any) -> Part:
     """What a user names some records with."""
     if isinstance(place, Part):
         return place
-    if all(hasattr(place, name) for name in ('filename', 'skip', 'take', 'examples_in_shard')):
+    if isinstance(place, FileInstruction):
         path = Path(place.filename)
         try:
             skip, take, count = map(operator.index, (place.skip, place.take, place.examples_in_shard))
