@@ -108,6 +108,20 @@ def test_what_the_package_reads(tmp_path, options):
         assert list(ours) == records
 
 
+@given(
+    sizes=st.lists(st.integers(0, 300) | st.integers(65_300, 65_600) | st.just(131_000), max_size=20),
+    group=st.integers(1, 9),
+    compression=st.sampled_from(['uncompressed', 'zstd', 'brotli:1']),
+)
+@settings(quick, max_examples=60)
+def test_wherever_blocks_end(tmp_path_factory, sizes, group, compression):
+    rng = np.random.default_rng(0)
+    records = [rng.bytes(size) for size in sizes]
+    path = tmp_path_factory.getbasetemp() / 'blocks.array_record'
+    write(path, records, f'group_size:{group},{compression}')
+    assert granular.ArrayRecordDataSource(path).fetch(range(len(sizes))) == records
+
+
 @pytest.mark.parametrize('count', [0, 1])
 def test_small_files(tmp_path, count):
     path = write(tmp_path / 'x', [b'one'] * count)

@@ -22,9 +22,9 @@ class ArrayRecordDataSource(Reader[core.ArrayRecordDataSource]):
     costs reading and decompressing its whole group. Memory: 8 bytes a chunk, some 250 while its file is opened; and
     while a batch is read its chunks, of which as many are decompressed at a time as there are threads.
 
-    The hashes in the files are not checked, as no package for Python computes HighwayHash. All sizes, counts and
-    offsets are, against each other and the file's size, and a file is pinned to the ETag or generation that it was
-    opened with.
+    All sizes, counts and offsets are checked, against each other and the file's size, and a file is pinned to the ETag
+    or generation that it was opened with. The hashes in the files (HighwayHash) are not checked: a record that was
+    damaged on the disk comes as it is, unless it is compressed and cannot be decompressed to its size.
 
     Args:
       paths: a file, or a sequence of files: addresses, paths, such with the records wanted behind them
