@@ -126,7 +126,7 @@ def test_truncated(tmp_path_factory, cut):
 
 
 @given(data=st.data())
-@settings(quick, max_examples=200)
+@settings(quick, max_examples=150)
 def test_any_damage(tmp_path_factory, data):
     options = data.draw(st.sampled_from(['group_size:1,uncompressed', 'group_size:4', 'group_size:4,brotli']))
     base = tmp_path_factory.getbasetemp()
