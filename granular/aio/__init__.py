@@ -7,6 +7,7 @@ from granular.aio.checkpoints import load_state, save_state
 from granular.aio.cleaning import clean
 from granular.aio.dataset import DatasetReader
 from granular.aio.datasetwriter import DatasetWriter
+from granular.aio.datasources import ArrayRecordDataSource
 from granular.aio.loader import Loader
 from granular.aio.loops import aclose
 from granular.aio.path import Path
@@ -18,6 +19,7 @@ from granular.aio.shardedwriter import ShardedDatasetWriter
 from granular.aio.verifying import verify
 
 __all__ = [
+    'ArrayRecordDataSource',
     'BagReader',
     'BagWriter',
     'DataLoader',
