@@ -28,7 +28,7 @@ from granular.cleaning import clean
 from granular.config import IOConfig
 from granular.dataloader import DataLoader
 from granular.dataset import DatasetReader, DatasetWriter
-from granular.datasources import ParquetDataSource, ParquetIterDataset
+from granular.datasources import ArrayRecordDataSource, ParquetDataSource, ParquetIterDataset, WebDatasetDataSource
 from granular.errors import GranularError
 from granular.formats import decoders, encoders
 from granular.loader import Loader
@@ -41,6 +41,7 @@ from granular.verifying import verify
 __version__ = '1.0.0a1'
 
 __all__ = [
+    'ArrayRecordDataSource',
     'BagReader',
     'BagWriter',
     'Batch',
@@ -74,6 +75,7 @@ __all__ = [
     'ShardOptions',
     'ShardedDatasetReader',
     'ShardedDatasetWriter',
+    'WebDatasetDataSource',
     'aio',
     'clean',
     'decoders',

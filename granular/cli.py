@@ -1,4 +1,4 @@
-"""The command line: ``granular demo``, ``info``, ``ls``, ``cat``, ``copy``, ``verify`` and ``clean``.
+"""The command line: ``granular demo``, ``info``, ``ls``, ``cat``, ``copy``, ``verify``, ``clean`` and ``cache``.
 
 Data goes to stdout, everything else to stderr; progress is drawn only on a terminal.
 """

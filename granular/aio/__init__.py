@@ -7,7 +7,7 @@ from granular.aio.checkpoints import load_state, save_state
 from granular.aio.cleaning import clean
 from granular.aio.dataset import DatasetReader
 from granular.aio.datasetwriter import DatasetWriter
-from granular.aio.datasources import ParquetDataSource, ParquetIterDataset
+from granular.aio.datasources import ArrayRecordDataSource, ParquetDataSource, ParquetIterDataset, WebDatasetDataSource
 from granular.aio.loader import Loader
 from granular.aio.loops import aclose
 from granular.aio.path import Path
@@ -19,6 +19,7 @@ from granular.aio.shardedwriter import ShardedDatasetWriter
 from granular.aio.verifying import verify
 
 __all__ = [
+    'ArrayRecordDataSource',
     'BagReader',
     'BagWriter',
     'DataLoader',
@@ -33,6 +34,7 @@ __all__ = [
     'Path',
     'ShardedDatasetReader',
     'ShardedDatasetWriter',
+    'WebDatasetDataSource',
     'aclose',
     'clean',
     'load_state',

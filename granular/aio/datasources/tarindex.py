@@ -1,7 +1,7 @@
 """The members of tar files, from their headers, and how WebDataset groups them into samples.
 
-Headers are those of POSIX ustar, pax and GNU tar (https://www.gnu.org/software/tar/manual/html_node/Standard.html), each
-of them parsed by Python's ``tarfile``. Nothing here reads from a store.
+Headers are those of POSIX ustar, pax and GNU tar (https://www.gnu.org/software/tar/manual/html_node/Standard.html),
+each of them parsed by Python's ``tarfile``. Nothing here reads from a store.
 """
 
 import logging
@@ -77,6 +77,7 @@ class Scanner:
         self._name = name
         self.at, self.done = 0, False
         self._count = 0
+        self._wide = False  # whether a header was longer than the window
         self._long: str | None = None  # the name of the member that follows, if it has its own header
         self._longsize: int | None = None
         self._keys: list[bytes] = []
@@ -87,7 +88,8 @@ class Scanner:
 
     def window(self) -> int:
         """How many bytes to read from ``at`` on: many headers at once, or one, where members are large."""
-        return _PEEK if self._count and self.at // self._count > _SPARSE else _SCAN
+        sparse = self._count and self.at // self._count > _SPARSE
+        return _PEEK if sparse and not self._wide else _SCAN
 
     def feed(self, start: int, data: bytes, size: int) -> None:
         """Parse the headers in a part of the file, which begins at ``at``.
@@ -116,8 +118,7 @@ class Scanner:
                 if length > _LONGEST:
                     raise CorruptError(f'{self._name}: the header at byte {at} has {length} bytes')
                 if body + length > stop:
-                    if at == start and stop < size and len(data) >= BLOCK + _LONGEST:
-                        raise CorruptError(f'{self._name}: the header at byte {at} has {length} bytes')
+                    self._wide = at == start
                     return  # the next window begins here
                 self._learn(header.type, data[body - start : body - start + length], at)
             else:
@@ -131,6 +132,7 @@ class Scanner:
                 self._long = self._longsize = None
                 self._count += 1
             self.at = body + -(-length // BLOCK) * BLOCK
+            self._wide = False
         if not self.done and self.at + BLOCK > size:
             if self.at < size:
                 raise CorruptError(f'{self._name}: is cut off: its last header has {size - self.at} bytes')
