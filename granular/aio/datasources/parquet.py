@@ -24,7 +24,7 @@ from granular.aio.snapshots import sharing
 from granular.aio.stores import Store
 from granular.aio.threads import CORES, offload, spread
 from granular.config import MiB
-from granular.errors import CorruptDatasetError, InvalidArgumentError, UnknownKeyError
+from granular.errors import CorruptDatasetError, CorruptError, InvalidArgumentError, UnknownKeyError
 from granular.extras import need
 
 Ints = NDArray[np.int64]
@@ -235,6 +235,8 @@ class ParquetDataSource(Opened):
         owners = self.groups_of(places)
         groups = np.unique(owners).tolist()
         keys = [(group, name) for group in groups for name in names]
+        if damaged := cache.damaged.keys() & set(keys):
+            raise CorruptError(cache.damaged[min(damaged)])
         found = {key: cache.take(key) for key in keys}
         missing = [key for key, column in found.items() if column is None]
         self._begin(cache, missing)
@@ -253,14 +255,14 @@ class ParquetDataSource(Opened):
 
     async def _load(self, cache: Cache, load: Load, keys: list[Key]) -> None:
         try:
-            load.found = await self._decoded(keys)
+            load.found = await self._decoded(cache, keys)
             cache.keep(load.found)
         finally:
             for key in keys:
                 if cache.loads.get(key) is load:
                     del cache.loads[key]
 
-    async def _decoded(self, keys: list[Key]) -> dict[Key, Any]:
+    async def _decoded(self, cache: Cache, keys: list[Key]) -> dict[Key, Any]:
         """Columns of row groups: one fan-out for their bytes, which threads decode."""
         wanted: dict[int, list[str]] = {}
         for group, name in keys:
@@ -280,7 +282,16 @@ class ParquetDataSource(Opened):
         def call(i: int) -> dict[Key, Any]:
             group, footer, inner, names = parts[i]
             held, pieces[i] = pieces[i], []
-            return {(group, name): column for name, column in decode(footer, inner, names, held).items()}
+            try:
+                return {(group, name): column for name, column in decode(footer, inner, names, held).items()}
+            except CorruptError:
+                for name in names:  # which of them it is
+                    try:
+                        decode(footer, inner, (name,), held)
+                    except CorruptError as error:
+                        cache.damaged[group, name] = str(error)
+                        raise
+                raise
 
         return {key: column for part in await spread(call, len(parts)) for key, column in part.items()}
 

@@ -14,7 +14,7 @@ from granular.aio.loops import need_loop
 from granular.aio.pipeline.errors import OnError
 from granular.aio.pipeline.flow import Flow
 from granular.aio.pipeline.iterdataset import IterDataset
-from granular.aio.pipeline.source import Source
+from granular.aio.pipeline.source import Failure, Source, convert
 from granular.aio.pipeline.streams import Read, Reading, Stream
 from granular.aio.pipeline.transforms import ReadOptions
 from granular.aio.purepath import PurePath
@@ -54,6 +54,7 @@ class Rows(Source):
 
     def __init__(self, data: ParquetDataSource, cycle: int, read_ahead: int) -> None:
         self.data, self.cycle, self._read_ahead = data, cycle, read_ahead
+        self._source = convert(data)
         self._opened: _Opened | None = None
         self._current: list[int] = []  # the row groups that the last fetch needed
 
@@ -86,7 +87,11 @@ class Rows(Source):
         if groups != self._current:
             self._current = groups
             await self._expect(opened, groups, int(steps[-1]))
-        return await self.data.fetch(places)
+        found = await self._source.fetch(places)
+        for step, point in zip(steps.tolist(), found, strict=True):
+            if type(point) is Failure:
+                point.step = step
+        return found
 
     async def _expect(self, opened: _Opened, groups: list[int], step: int) -> None:
         """Have row groups read: those needed now, of all open files, and the next ones."""
@@ -124,6 +129,8 @@ class Rows(Source):
 
     def state_of(self, opened: _Opened, position: int) -> Any:
         """The state before a row: where each file stands."""
+        if not position:
+            return self.start()
         taken, unopened = opened.order.consumed(position)
         if len(opened.stops) == 1:
             return _place_of(opened.stops[0], min(position, opened.order.lengths[0]))
