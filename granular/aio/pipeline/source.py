@@ -152,7 +152,7 @@ def convert(source: Any) -> Source:
     if (core := getattr(source, 'aio', None)) is not None:
         return convert(core)
     if inspect.iscoroutinefunction(getattr(source, 'fetch', None)):
-        return _Fetching(source)
+        return Fetching(source)
     for name in ('fetch', '__getitems__', '_getitems'):
         if callable(getattr(source, name, None)):
             return _Blocking(source, name)
@@ -207,7 +207,7 @@ class _Adapter(Source):
             return [point for half in await gather([self.fetch(half) for half in halves]) for point in half]
 
 
-class _Fetching(_Adapter):
+class Fetching(_Adapter):
     """A reader."""
 
     def __init__(self, source: Any, mask: Sequence[str] | None = None) -> None:
