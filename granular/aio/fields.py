@@ -15,7 +15,7 @@ from granular import filters
 from granular.aio.indexing import indices_of
 from granular.aio.loops import gather, need_loop
 from granular.aio.pipeline.choosing import read_labels
-from granular.aio.pipeline.elements import Select
+from granular.aio.pipeline.elements import selected
 from granular.aio.pipeline.source import Failure, Ints, Source, convert, takes_mask
 from granular.aio.threads import offload, spread
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
@@ -178,7 +178,7 @@ class Keys(Fields):
     async def load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
         keys = list(dict.fromkeys(fields))
         source: Source = self.parents[0]
-        points = await (source.select(keys) or Select(source, keys)).fetch(indices)
+        points = await selected(source, keys).fetch(indices)
         for point in points:
             if type(point) is Failure:
                 raise point.error
@@ -282,7 +282,7 @@ def fields_of(dataset: Any) -> Fields:
     """
     if isinstance(dataset, Fields):
         return dataset
-    core = getattr(dataset, 'aio', None)
+    core = inspect.getattr_static(dataset, 'aio', None)  # of itself, not of what it wraps
     if isinstance(core, Fields):
         return core
     if isinstance(dataset, FieldDataset) or _all_methods(dataset):

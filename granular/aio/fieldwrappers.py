@@ -73,7 +73,8 @@ class SubsetWrapper(_Chosen):
 
     Args:
       dataset: a dataset of fields, or a reader.
-      indices: integers, negative ones from the end, which may repeat; or a slice or range.
+      indices: integers, negative ones from the end, which may repeat; or a slice or range. Loaders see none that is
+        negative, where KappaData hands them on.
     """
 
     def __init__(self, dataset: Any, indices: Any) -> None:

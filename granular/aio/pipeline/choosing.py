@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from granular import filters
-from granular.aio.pipeline.elements import Element, Select
+from granular.aio.pipeline.elements import Element, selected
 from granular.aio.pipeline.nodes import ENDLESS, Concatenate, Repeat, Seeded, Slice, Wrapped
 from granular.aio.pipeline.source import Ints, Source
 from granular.aio.threads import offload
@@ -67,7 +67,7 @@ async def labels_of(node: Source, field: Any) -> filters.Labels:
         raise InvalidArgumentError('a filter leaves gaps, which have no class: choose classes before filter()')
     known = _known.setdefault(node, {})
     if field not in known:
-        below = node.select([field]) or Select(node, [field])
+        below = selected(node, [field])
 
         async def read(indices: Ints) -> list[Any]:
             return [point[field] for point in await below.fetch(indices)]

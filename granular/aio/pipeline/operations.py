@@ -154,7 +154,7 @@ class MapOperations:
     def select(self, fields: Sequence[str]) -> Self:
         """Some fields of each element, a dict. Over a reader, what is not chosen is not read."""
         fields = [fields] if isinstance(fields, str) else list(fields)
-        return self._derive(self._node.select(fields) or elements.Select(self._node, fields))
+        return self._derive(elements.selected(self._node, fields))
 
     def batch(
         self,
