@@ -167,6 +167,7 @@ class Keys(Fields):
         if source.sparse:
             raise InvalidArgumentError('a filter leaves gaps, which have no fields: choose samples by class or index')
         self.parents, self._names, self._length = (source,), names, len(source)
+        self._selected: dict[tuple[str, ...], Source] = {}  # one for each choice of keys that was asked for
 
     def __len__(self) -> int:
         return self._length
@@ -176,9 +177,11 @@ class Keys(Fields):
         return self._names
 
     async def load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
-        keys = list(dict.fromkeys(fields))
-        source: Source = self.parents[0]
-        points = await selected(source, keys).fetch(indices)
+        keys = tuple(dict.fromkeys(fields))
+        source = self._selected.get(keys)
+        if source is None:
+            source = self._selected[keys] = selected(self.parents[0], keys)
+        points = await source.fetch(indices)
         for point in points:
             if type(point) is Failure:
                 raise point.error
