@@ -16,6 +16,7 @@ from granular.aio.indexing import indices_of
 from granular.aio.loops import gather, need_loop
 from granular.aio.pipeline.choosing import read_labels
 from granular.aio.pipeline.elements import selected
+from granular.aio.pipeline.nodes import ENDLESS
 from granular.aio.pipeline.source import Failure, Ints, Source, convert, takes_mask
 from granular.aio.threads import offload, spread
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
@@ -166,6 +167,8 @@ class Keys(Fields):
         super().__init__()
         if source.sparse:
             raise InvalidArgumentError('a filter leaves gaps, which have no fields: choose samples by class or index')
+        if len(source) >= ENDLESS:
+            raise InvalidArgumentError('what is repeated for ever has no samples to count: wrap it before repeat()')
         self.parents, self._names, self._length = (source,), names, len(source)
         self._selected: dict[tuple[str, ...], Source] = {}  # one for each choice of keys that was asked for
 
@@ -290,7 +293,8 @@ def fields_of(dataset: Any) -> Fields:
         return core
     if isinstance(dataset, FieldDataset) or _all_methods(dataset):
         return Methods(dataset)
-    if isinstance(getattr(dataset, 'node', None), Source) or takes_mask(dataset) or takes_mask(core):
+    lazy = any(isinstance(one, Source) for one in (dataset, core, getattr(dataset, 'node', None)))
+    if lazy or takes_mask(dataset) or takes_mask(core):
         spec = getattr(dataset, 'spec', None)
         return Keys(convert(dataset), tuple(sorted(spec)) if isinstance(spec, Mapping) else None)
     raise InvalidArgumentError(
