@@ -38,14 +38,14 @@ def as_labels(values: Any, name: str = 'labels') -> Labels:
         array = np.empty((len(values), 0), object)
     if array.size == 0 and array.ndim == 1:
         return np.zeros(0, np.int64)
-    if array.ndim == 1:
+    if array.ndim == 1 and array.dtype != object:
         return _checked(array, values, name)
     out = np.empty(len(values), object)
     for i, value in enumerate(values):
         classes = np.asarray(value)
         if classes.ndim != 1:
             raise InvalidArgumentError(
-                f'{name}: sample {i} has a label of shape {classes.shape}: want one class or a list'
+                f'{name}: sample {i} has label {value!r:.60}: want an integer, a string or a 1-D sequence of them'
             )
         if classes.dtype == bool:
             classes = np.flatnonzero(classes)
@@ -64,10 +64,8 @@ def by_class(labels: Any, valid_classes: Any = None, invalid_classes: Any = None
       invalid_classes: those that do not. Exactly one of the two is given.
       name: the field, for errors.
     """
-    if (valid_classes is None) == (invalid_classes is None):
-        raise InvalidArgumentError('want either valid_classes or invalid_classes')
-    given = valid_classes if invalid_classes is None else invalid_classes
-    array, wanted = as_labels(labels, name), class_list(given)
+    valid, wanted = chosen_classes(valid_classes, invalid_classes)
+    array = as_labels(labels, name)
     several = array.dtype == object
     kinds = {classes.dtype.kind for classes in (array if several else [array]) if classes.size}
     if wanted.size and kinds - {wanted.dtype.kind}:
@@ -80,16 +78,21 @@ def by_class(labels: Any, valid_classes: Any = None, invalid_classes: Any = None
         found = np.array([bool(np.isin(classes, wanted).any()) for classes in array], bool)
     else:
         found = np.isin(array, wanted)
-    return np.flatnonzero(found if invalid_classes is None else ~found)
+    return np.flatnonzero(found if valid else ~found)
 
 
-def class_list(classes: Any) -> Labels:
-    """Classes as a sorted array without repeats."""
-    loose = isinstance(classes, str | bytes) or not hasattr(classes, '__iter__')
-    array = None if loose or np.ndim(classes) > 1 else as_labels(np.array(list(classes)), 'classes')
+def chosen_classes(valid_classes: Any = None, invalid_classes: Any = None) -> tuple[bool, Labels]:
+    """Whether the classes given are those that stay, and which they are, sorted, without repeats."""
+    if (valid_classes is None) == (invalid_classes is None):
+        raise InvalidArgumentError('want either valid_classes or invalid_classes')
+    classes = valid_classes if invalid_classes is None else invalid_classes
+    try:
+        array = None if isinstance(classes, str | bytes) else as_labels(list(classes), 'classes')
+    except TypeError:  # it cannot be iterated over
+        array = None
     if array is None or array.dtype == object:
         raise InvalidArgumentError(f'want a 1-D sequence of classes, got {classes!r:.100}')
-    return np.unique(array)
+    return invalid_classes is None, np.unique(array)
 
 
 def oversampled(

@@ -82,9 +82,11 @@ def test_several_classes_of_a_sample():
 @pytest.mark.parametrize(
     ('labels', 'valid', 'invalid', 'match'),
     [([0], None, None, 'either'), ([0], [0], [1], 'either'), ([0], 3, None, 'sequence of classes, got 3'),
-     ([0], 'cat', None, "got 'cat'"), ([0], [[1]], None, 'sequence of classes'), ([0], [0.5], None, 'float'),
-     ([0.5], [0], None, 'got float'), ([None], [0], None, 'NoneType'), (['a'], [0], None, 'strings'),
-     ([0], ['0'], None, 'strings'), (['a', 0], [0], None, 'int, str'), ([[[0]]], [0], None, 'shape')],
+     ([0], 'cat', None, "got 'cat'"), ([0], [[1]], None, 'sequence of classes'), ([0], [[1], [1, 2]], None, '1-D'),
+     ([0], np.array(3), None, '1-D'), ([0], ['a', 1], None, 'int, str'), ([0], [0.5], None, 'float'),
+     ([0.5], [0], None, 'got float'), ([None], [0], None, 'label None'), (['a'], [0], None, 'strings'),
+     ([0], ['0'], None, 'strings'), (['a', 0], [0], None, 'int, str'), ([[[0]]], [0], None, '1-D'),
+     ([[0], 1], [0], None, 'sample 1 has label 1')],
 )  # fmt: skip
 def test_what_is_no_class(labels, valid, invalid, match):
     with pytest.raises(InvalidArgumentError, match=match):
@@ -225,6 +227,18 @@ def test_what_is_chosen_holds_in_every_epoch():
     assert len({point['r'] for point in twos.fetch(range(6))}) == 6
     both = MapDataset.mix([dataset, dataset]).filter_classes(valid_classes=[0])
     assert {point['label'] for point in both.fetch(range(3 * len(both)))} == {0}
+
+
+def test_samples_of_several_classes_and_many_classes():
+    dataset = MapDataset.source([{'label': label} for label in ([0, 3], [1], [], [3, 2])])
+    chosen = dataset.filter_classes(valid_classes=[3, 1])
+    assert [point['label'] for point in chosen.filter_classes(invalid_classes=range(1, 2))] == [[0, 3], [3, 2]]
+    assert 'invalid_classes=range(0, 900)' in repr(dataset.filter_classes(invalid_classes=np.arange(900)))
+    names = [f'class {i:02}' for i in range(12)]
+    named = MapDataset.source([{'label': name} for name in names]).filter_classes(valid_classes=names)
+    assert repr(names) in repr(named)
+    with pytest.raises(InvalidArgumentError, match='have several'):
+        chosen.oversample()
 
 
 def test_parts_and_repeats():

@@ -14,6 +14,7 @@ from granular.aio.threads import offload
 from granular.errors import InvalidArgumentError
 
 _PAGE: Final = 1 << 17  # labels that are read at once
+_LISTED: Final = 10  # classes in a description, beyond which those that follow each other are a range
 
 _known: weakref.WeakKeyDictionary[Source, dict[Any, filters.Labels]] = weakref.WeakKeyDictionary()
 
@@ -53,10 +54,11 @@ async def oversampled(node: Source, field: Any, strategy: filters.Strategy, unla
 
 def said_of(valid_classes: Any, invalid_classes: Any) -> str:
     """Which classes, in a description."""
-    if (valid_classes is None) == (invalid_classes is None):
-        raise InvalidArgumentError('want either valid_classes or invalid_classes')
-    name, given = ('valid', valid_classes) if invalid_classes is None else ('invalid', invalid_classes)
-    return f'{name}_classes={filters.class_list(given).tolist()}'
+    valid, classes = filters.chosen_classes(valid_classes, invalid_classes)
+    listed: list[Any] = classes.tolist()
+    whole = len(listed) > _LISTED and classes.dtype.kind == 'i' and listed[-1] - listed[0] == len(listed) - 1
+    shown = range(listed[0], listed[-1] + 1) if whole else listed
+    return f'{"" if valid else "in"}valid_classes={shown}'
 
 
 async def labels_of(node: Source, field: Any) -> filters.Labels:
