@@ -221,6 +221,8 @@ def test_what_is_chosen_holds_in_every_epoch():
     dataset = MapDataset.source(points)
     ones = dataset.shuffle(seed=3).filter_classes(valid_classes=[0])
     assert {point['label'] for point in ones.fetch(range(-4, 8))} == {0}
+    some = dataset.shuffle(seed=3).filter_classes(invalid_classes=[2])[1:].filter_classes(valid_classes=[0])
+    assert {point['label'] for point in some.fetch(range(3 * len(some)))} == {0}
     noisy = dataset.random_map(lambda point, rng: {**point, 'r': rng.random()}, seed=1)
     twos = noisy.filter_classes(valid_classes=[2])
     assert {point['label'] for point in twos.fetch(range(6))} == {2}

@@ -40,9 +40,8 @@ async def filtered(node: Source, field: Any, valid_classes: Any, invalid_classes
     """The elements of some classes."""
     said = f'filter_classes({field!r}, {said_of(valid_classes, invalid_classes)})'
     labels = await labels_of(node, field)
-    return _chosen(
-        node, labels, await offload(filters.by_class, labels, valid_classes, invalid_classes, field), said, field
-    )
+    indices = await offload(filters.by_class, labels, valid_classes, invalid_classes, field)
+    return _chosen(node, labels, indices, said, field)
 
 
 async def oversampled(node: Source, field: Any, strategy: filters.Strategy, unlabeled: int | str | None) -> Chosen:
@@ -99,8 +98,6 @@ def _chosen(node: Source, labels: filters.Labels, indices: Ints, said: str, fiel
 
 def _recurs(node: Source) -> bool:
     """Whether index ``len + i`` is the datapoint of index ``i``, if with other random numbers."""
-    if isinstance(node, Wrapped):
+    if isinstance(node, Wrapped | Chosen):
         return True
-    if isinstance(node, Chosen):
-        return node._recurs
     return isinstance(node, Slice | Seeded | Repeat | Concatenate | Element) and all(map(_recurs, node.parents))
