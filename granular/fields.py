@@ -52,6 +52,9 @@ class Fields:
         """Whether there is such a field, as far as one can know."""
         return self.aio.has(field)
 
+    def __getitem__(self, index: Any) -> Any:
+        raise core.no_elements(self)
+
     def __repr__(self) -> str:
         return repr(self.aio)
 

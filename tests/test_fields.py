@@ -6,6 +6,8 @@ import threading
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import granular
 from granular import (
@@ -116,6 +118,8 @@ def test_what_cannot_be_loaded():
         ModeWrapper([1, 2], 'x')
     with pytest.raises(InvalidArgumentError, match="ModeWrapper.*mode='class x'"):
         Numbers()[0]
+    with pytest.raises(InvalidArgumentError, match="ModeWrapper.*mode='class x'"):
+        RepeatWrapper(Numbers(), 2)[0]
     wrapper = ModeWrapper(Numbers(), 'x')
     for index in (11, -12):
         with pytest.raises(OutOfRangeError, match=f'index {index} is out of range'):
@@ -230,6 +234,37 @@ def test_subset_percent_repeat_shuffle_and_concatenation():
     assert both.getitems_class([0, 4]) == [0, 2]
     with pytest.raises(InvalidArgumentError, match='one dataset or more'):
         FieldConcat([])
+
+
+OPERATIONS = st.one_of(
+    st.tuples(st.just('subset'), st.lists(st.integers(-1, 0), max_size=5)),
+    st.tuples(st.just('part'), st.tuples(st.integers(0, 4), st.integers(4, 8))),
+    st.tuples(st.just('repeat'), st.integers(1, 3)),
+    st.tuples(st.just('twice'), st.none()),
+    st.tuples(st.just('classes'), st.sets(st.integers(0, 2))),
+)
+
+
+@given(st.lists(OPERATIONS, max_size=4))
+def test_wrappers_upon_wrappers_are_lists_of_samples(operations):
+    dataset, model = Shifted(Numbers()), [(10 * i + 1, label) for i, label in enumerate(LABELS)]
+    for name, given_ in operations:
+        if name == 'subset' and model:
+            dataset, model = SubsetWrapper(dataset, given_), [model[i] for i in given_]
+        elif name == 'part':
+            start, stop = (len(model) * eighths // 8 for eighths in given_)
+            dataset, model = PercentFilterWrapper(dataset, given_[0] / 8, given_[1] / 8), model[start:stop]
+        elif name == 'repeat' and model:
+            dataset, model = RepeatWrapper(dataset, given_), model * given_
+        elif name == 'twice':
+            dataset, model = FieldConcat([dataset, dataset]), model + model
+        elif name == 'classes':
+            dataset = ClassFilterWrapper(dataset, given_, field='class')
+            model = [sample for sample in model if sample[1] in given_]
+    wrapper = ModeWrapper(dataset, 'x class')
+    assert len(wrapper) == len(model)
+    assert wrapper[:] == model
+    assert wrapper[::-2] == model[::-2]
 
 
 def test_filters_read_labels_once():

@@ -49,10 +49,7 @@ class FieldDataset(abc.ABC):
         return tuple(sorted(_methods(type(self))))
 
     def __getitem__(self, index: Any) -> Any:
-        mode = ' '.join(self.fields or ('x', 'y'))
-        raise InvalidArgumentError(
-            f'{type(self).__name__} has fields, and no elements: load them with ModeWrapper(dataset, mode={mode!r})'
-        )
+        raise no_elements(self)
 
     def __repr__(self) -> str:
         return f'{type(self).__qualname__}()'
@@ -299,6 +296,14 @@ def fields_of(dataset: Any) -> Fields:
         return Keys(convert(dataset), tuple(sorted(spec)) if isinstance(spec, Mapping) else None)
     raise InvalidArgumentError(
         f'{type(dataset).__name__} has no fields: want a dataset with methods such as getitem_x, or a reader'
+    )
+
+
+def no_elements(dataset: Any) -> InvalidArgumentError:
+    """What to say to those who index a dataset of fields."""
+    mode = ' '.join(dataset.fields or ('x', 'y'))
+    return InvalidArgumentError(
+        f'{type(dataset).__name__} has fields, and no elements: load them with ModeWrapper(dataset, mode={mode!r})'
     )
 
 
