@@ -36,6 +36,18 @@ def blocks(data: Data, server: Server) -> Result:
     ], []
 
 
+def labels(data: Data, server: Server) -> Result:
+    """The labels of 100 kB records, by ModeWrapper: the bytes of all replies after opening, whatever was sent for."""
+    place = data.medium()
+    found = _ours(data, 'labels', url=f'{server.delayed}/{place.name}', cache_keys=[])
+    bag, whole = ((place / f'{key}.bag').stat().st_size for key in ('label', 'data'))
+    behind = (
+        f'{found["bytes"]:,.0f} B / {bag:,} B for {found["count"]:,.0f} labels in {found["requests"]:.0f} requests, '
+        f'{found["seconds"] * 1e3:.0f} ms; opening took {found["opening"]:,.0f} B; the records are {whole:,} B'
+    )
+    return [Bar('bytes of ModeWrapper(reader, "label") / label bag', found['bytes'] / bag, 1, behind, at_most=True)], []
+
+
 def overhead(data: Data, server: Server) -> Result:
     """What a pipeline costs by itself: a list, the identity, batches of 64; beside Grain."""
     count = data.count(640_000)

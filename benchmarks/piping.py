@@ -105,5 +105,22 @@ def lookups(job: Job) -> dict[str, float]:
     return {'rate': best}
 
 
+def labels(job: Job) -> dict[str, float]:
+    """Bytes of all replies, and seconds, of opening a reader, and of loading the label of every datapoint after it."""
+    began, before = time.perf_counter(), granular.io_stats()
+    reader = open_reader(job)
+    opened, between = time.perf_counter(), granular.io_stats()
+    count = len(granular.ModeWrapper(reader, 'label')[:])
+    done, after = time.perf_counter(), granular.io_stats()
+    return {
+        'count': count,
+        'opening': between['bytes'] - before['bytes'],
+        'bytes': after['bytes'] - between['bytes'],
+        'requests': after['requests'] - between['requests'],
+        'opening_seconds': opened - began,
+        'seconds': done - opened,
+    }
+
+
 if __name__ == '__main__':
     print(json.dumps(globals()[sys.argv[1]](json.loads(pathlib.Path(sys.argv[2]).read_text()))))

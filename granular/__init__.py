@@ -3,7 +3,7 @@
 The names here block; those of :mod:`granular.aio` are awaited.
 """
 
-from granular import aio, errors, formats, shuffle, sources
+from granular import aio, errors, filters, formats, shuffle, sources
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, SequentialSampler
 from granular.aio.pipeline.source import RandomAccessDataSource
 from granular.aio.pipeline.transforms import (
@@ -30,6 +30,18 @@ from granular.dataloader import DataLoader
 from granular.dataset import DatasetReader, DatasetWriter
 from granular.datasources import ArrayRecordDataSource, ParquetDataSource, ParquetIterDataset, WebDatasetDataSource
 from granular.errors import GranularError
+from granular.fields import (
+    ClassFilterWrapper,
+    FieldConcat,
+    FieldDataset,
+    FieldWrapper,
+    ModeWrapper,
+    OversamplingWrapper,
+    PercentFilterWrapper,
+    RepeatWrapper,
+    ShuffleWrapper,
+    SubsetWrapper,
+)
 from granular.formats import decoders, encoders
 from granular.loader import Loader
 from granular.mapdataset import DatasetIterator, IterDataset, MapDataset
@@ -45,10 +57,14 @@ __all__ = [
     'BagReader',
     'BagWriter',
     'Batch',
+    'ClassFilterWrapper',
     'DataLoader',
     'DatasetIterator',
     'DatasetReader',
     'DatasetWriter',
+    'FieldConcat',
+    'FieldDataset',
+    'FieldWrapper',
     'FilterTransform',
     'FlatMapTransform',
     'GranularError',
@@ -59,28 +75,35 @@ __all__ = [
     'MapDataset',
     'MapTransform',
     'MapWithIndexTransform',
+    'ModeWrapper',
     'MultiprocessingOptions',
     'NoSharding',
+    'OversamplingWrapper',
     'ParquetDataSource',
     'ParquetIterDataset',
     'Path',
+    'PercentFilterWrapper',
     'RandomAccessDataSource',
     'RandomMapTransform',
     'RangeDataSource',
     'ReadOptions',
     'RecordMetadata',
+    'RepeatWrapper',
     'SequentialSampler',
     'ShardByJaxProcess',
     'ShardByTorchRank',
     'ShardOptions',
     'ShardedDatasetReader',
     'ShardedDatasetWriter',
+    'ShuffleWrapper',
+    'SubsetWrapper',
     'WebDatasetDataSource',
     'aio',
     'clean',
     'decoders',
     'encoders',
     'errors',
+    'filters',
     'formats',
     'io_stats',
     'load_state',

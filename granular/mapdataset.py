@@ -8,6 +8,7 @@ from typing import Any, Self, SupportsIndex, overload
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular.aio.pipeline import choosing
 from granular.aio.pipeline import mapdataset as core
 from granular.aio.pipeline.ahead import END
 from granular.aio.pipeline.iterdataset import DatasetIterator as AsyncDatasetIterator
@@ -15,6 +16,7 @@ from granular.aio.pipeline.iterdataset import Iterator, IterOperations
 from granular.aio.pipeline.operations import MapOperations
 from granular.aio.pipeline.streams import Stream
 from granular.bridge import run
+from granular.filters import Strategy
 
 
 class DatasetIterator(StandardIterator[Any]):
@@ -109,6 +111,31 @@ class MapDataset(MapOperations):
     def fetch(self, indices: ArrayLike) -> list[Any]:
         """The elements at many indices, in the order asked, in one fan-out."""
         return run(self._node.fetch(np.asarray(indices, np.int64)))
+
+    def filter_classes(self, field: str = 'label', valid_classes: Any = None, invalid_classes: Any = None) -> Self:
+        """The elements of some classes, or of all others. Their labels are read once, and nothing else of them.
+
+        Where the order differs from epoch to epoch, the elements are those of the first: shuffle behind it.
+
+        Args:
+          field: the key of the labels, of which a sample may have one or a sequence.
+          valid_classes: those that stay: a list, a range or an array of integers or strings.
+          invalid_classes: in place of it, those that do not.
+        """
+        return self._derive(run(choosing.filtered(self._node, field, valid_classes, invalid_classes)))
+
+    def oversample(
+        self, field: str = 'label', strategy: Strategy = 'multiply', unlabeled: int | str | None = -1
+    ) -> Self:
+        """Elements of rare classes repeated. Their labels are read once, and nothing else of them.
+
+        Args:
+          field: the key of the labels.
+          strategy: ``'multiply'``: what fits k times into the count of the largest class comes k times;
+            ``'exact'``: each class comes to that count exactly.
+          unlabeled: the label that stands for no class; its elements come once. None if there is none.
+        """
+        return self._derive(run(choosing.oversampled(self._node, field, strategy, unlabeled)))
 
     def __iter__(self) -> DatasetIterator:
         stream: IterDataset = self.to_iter_dataset()

@@ -7,17 +7,22 @@ import pytest
 import granular
 from granular import aio, sources
 
+FIELDS = (
+    'ClassFilterWrapper', 'FieldConcat', 'FieldDataset', 'FieldWrapper', 'ModeWrapper', 'OversamplingWrapper',
+    'PercentFilterWrapper', 'RepeatWrapper', 'ShuffleWrapper', 'SubsetWrapper',
+)  # fmt: skip
 SOURCES = ('Epochs', 'Transform', 'Sample', 'Truncate', 'Interleave', 'Mix')
 PAIRS = [
     (getattr(granular, name), getattr(aio, name))
     for name in (
-        'ArrayRecordDataSource', 'BagReader', 'BagWriter', 'DatasetReader', 'DatasetWriter', 'Loader', 'ParquetDataSource',
-        'ParquetIterDataset', 'Path', 'WebDatasetDataSource',
+        'ArrayRecordDataSource', 'BagReader', 'BagWriter', 'DatasetReader', 'DatasetWriter', 'Loader',
+        'ParquetDataSource', 'ParquetIterDataset', 'Path', 'WebDatasetDataSource',
     )
 ] + [
     (granular.ShardedDatasetReader, aio.ShardedDatasetReader),
     (granular.ShardedDatasetWriter, aio.ShardedDatasetWriter),
     *((getattr(sources, name), getattr(aio.sources, name)) for name in SOURCES),
+    *((getattr(granular, name), getattr(aio, name)) for name in FIELDS),
 ]  # fmt: skip
 
 # Of one face alone: how it is opened, closed and iterated, and what only the core needs.
@@ -25,7 +30,7 @@ ONLY_ASYNC = {'aclose', 'abort', 'open', 'choose', 'readers', 'bags'} | {
     'immediate', 'length_of', 'get_now', 'limits', 'table_job', 'limits_in', 'data_job', 'in_memory', 'of_version',
     'add', 'crowded', 'lookup', 'known', 'of_shard', 'beside', 'checked', 'sums', 'verify', 'check_references',
     'call', 'describe', 'doing', 'made', 'parents', 'release', 'select', 'sparse', 'spent',
-    'keep', 'cut', 'unused',
+    'keep', 'cut', 'unused', 'labels', 'load', 'pure', 'expect', 'footers', 'groups_of', 'weight',
 }  # fmt: skip
 ONLY_SYNC = {'close', 'aio', 'endless', 'seed'}
 

@@ -122,7 +122,7 @@ def test_members_are_grouped_as_webdataset_does(tmp_path):
     assert source[0] == {'__key__': 'a', 'txt': '1', 'seg.png': 2}
     assert source.fetch([1, 0], ['seg.png']) == [{}, {'seg.png': 2}]
     with pytest.raises(UnknownKeyError, match=r"sample 1 has no 'seg\.png'"):
-        source[0:2]
+        source[0:2, ['txt', 'seg.png']]
     path.write_bytes(archive([('a.txt', b'1'), ('a.TXT', b'2')]))
     with pytest.raises(CorruptError, match="'a' has 'txt' twice"):
         granular.WebDatasetDataSource(path)

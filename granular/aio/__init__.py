@@ -8,8 +8,19 @@ from granular.aio.cleaning import clean
 from granular.aio.dataset import DatasetReader
 from granular.aio.datasetwriter import DatasetWriter
 from granular.aio.datasources import ArrayRecordDataSource, ParquetDataSource, ParquetIterDataset, WebDatasetDataSource
+from granular.aio.fields import FieldDataset, FieldWrapper
+from granular.aio.fieldwrappers import (
+    ClassFilterWrapper,
+    FieldConcat,
+    OversamplingWrapper,
+    PercentFilterWrapper,
+    RepeatWrapper,
+    ShuffleWrapper,
+    SubsetWrapper,
+)
 from granular.aio.loader import Loader
 from granular.aio.loops import aclose
+from granular.aio.modewrapper import ModeWrapper
 from granular.aio.path import Path
 from granular.aio.pipeline.dataloader import DataLoader
 from granular.aio.pipeline.iterdataset import DatasetIterator, IterDataset
@@ -22,18 +33,28 @@ __all__ = [
     'ArrayRecordDataSource',
     'BagReader',
     'BagWriter',
+    'ClassFilterWrapper',
     'DataLoader',
     'DatasetIterator',
     'DatasetReader',
     'DatasetWriter',
+    'FieldConcat',
+    'FieldDataset',
+    'FieldWrapper',
     'IterDataset',
     'Loader',
     'MapDataset',
+    'ModeWrapper',
+    'OversamplingWrapper',
     'ParquetDataSource',
     'ParquetIterDataset',
     'Path',
+    'PercentFilterWrapper',
+    'RepeatWrapper',
     'ShardedDatasetReader',
     'ShardedDatasetWriter',
+    'ShuffleWrapper',
+    'SubsetWrapper',
     'WebDatasetDataSource',
     'aclose',
     'clean',

@@ -26,6 +26,7 @@ class Threads(concurrent.futures.ThreadPoolExecutor):
 
 
 _own: list[Threads] = []
+_beside: list[Threads] = []
 current: contextvars.ContextVar[Threads | None] = contextvars.ContextVar('threads', default=None)
 """The threads of the loader whose batch is being read, if one is; the process's own otherwise."""
 
@@ -39,7 +40,15 @@ def threads() -> Threads:
     return _own[0]
 
 
+def beside() -> Threads:
+    """Other threads, for what a function of the user waits for: in its own pool, all might wait for each other."""
+    if not _beside:
+        _beside.append(Threads(min(32, 4 * CORES), 'granular-beside'))
+    return _beside[0]
+
+
 os.register_at_fork(after_in_child=_own.clear)
+os.register_at_fork(after_in_child=_beside.clear)
 
 
 async def offload(fn: Callable[[*Ts], T], *args: *Ts) -> T:

@@ -120,6 +120,12 @@ class Select(Element):
         return f'select({", ".join(self._fields)})'
 
 
+def selected(source: Source, fields: Sequence[str]) -> Source:
+    """A source with some fields of each datapoint, the others of which are not read if that can be."""
+    below = source.select(fields)
+    return Select(source, fields) if below is None else below
+
+
 class Batch(Node):
     """Batches of neighbours, all of whose datapoints are fetched at once."""
 

@@ -10,7 +10,7 @@ from granular.aio.pipeline import elements, nodes
 from granular.aio.pipeline.errors import OnError
 from granular.aio.pipeline.iterdataset import IterOperations
 from granular.aio.pipeline.rendering import rendered
-from granular.aio.pipeline.source import RandomAccessDataSource, Source
+from granular.aio.pipeline.source import Ints, RandomAccessDataSource, Source
 from granular.aio.pipeline.streams import Read
 from granular.aio.pipeline.transforms import (
     FilterTransform,
@@ -23,6 +23,7 @@ from granular.aio.pipeline.transforms import (
     apply,
 )
 from granular.errors import InvalidArgumentError
+from granular.filters import percent_range, repetitions_of
 from granular.shuffle import Index, Order
 
 
@@ -97,17 +98,37 @@ class MapOperations:
         """
         return self._derive(nodes.Shuffle(self._node, order or Index(), self._seed_of(seed, 'shuffle')))
 
-    def slice(self, sl: builtins.slice | Sequence[int]) -> Self:
+    def slice(self, sl: builtins.slice | Sequence[int] | Ints) -> Self:
         """A part: by a slice, or by the indices of the elements themselves."""
         return self._derive(nodes.Slice(self._node, sl))
 
-    def repeat(self, num_epochs: int | None = None, *, reseed_each_epoch: bool = True) -> Self:
+    def subset(self, indices: Sequence[int] | Ints) -> Self:
+        """The elements at some indices, in the order given, which may repeat; negative ones from the end."""
+        return self.slice(indices)
+
+    def percent(self, from_percent: float | None = None, to_percent: float | None = None) -> Self:
+        """A part, of which ranges that meet share no element and leave out none.
+
+        Args:
+          from_percent: from 0 to 1, where it begins; None for 0.
+          to_percent: from 0 to 1, where it ends; None for 1. 0.29 of 100 elements are 29, 0 is none.
+        """
+        if len(self) >= nodes.ENDLESS:
+            raise InvalidArgumentError('what is repeated for ever has no percentages: call percent() before repeat()')
+        return self.slice(builtins.slice(*percent_range(len(self), from_percent, to_percent)))
+
+    def repeat(
+        self, num_epochs: int | None = None, *, min_size: int | None = None, reseed_each_epoch: bool = True
+    ) -> Self:
         """Several epochs as one; None for ever.
 
         Args:
           num_epochs: 1 or more.
+          min_size: in place of it, elements that there are to be, or somewhat more, as epochs are whole.
           reseed_each_epoch: whether what is random differs from epoch to epoch.
         """
+        if min_size is not None:
+            num_epochs = repetitions_of(len(self), num_epochs, min_size)
         return self._derive(nodes.Repeat(self._node, num_epochs, reseed_each_epoch))
 
     # --- elements
@@ -133,7 +154,7 @@ class MapOperations:
     def select(self, fields: Sequence[str]) -> Self:
         """Some fields of each element, a dict. Over a reader, what is not chosen is not read."""
         fields = [fields] if isinstance(fields, str) else list(fields)
-        return self._derive(self._node.select(fields) or elements.Select(self._node, fields))
+        return self._derive(elements.selected(self._node, fields))
 
     def batch(
         self,

@@ -2,8 +2,6 @@
 
 from typing import Any, Final
 
-from granular.aio.pipeline.source import Source
-
 _ENDLESS: Final = 1 << 62
 
 
@@ -22,12 +20,10 @@ def stages(stage: Any, depth: int = 0) -> list[tuple[int, str, str]]:
 
 
 def _length(stage: Any) -> str:
-    if not isinstance(stage, Source):
-        return ''
     try:
         length = len(stage)
     except (TypeError, ValueError):
-        return '∞' if stage.endless else ''
+        return '∞' if getattr(stage, 'endless', False) else ''
     return '∞' if length > _ENDLESS else f'{length:,}'
 
 

@@ -2,6 +2,7 @@
 
 import abc
 import contextvars
+import functools
 import inspect
 import operator
 import pickle
@@ -151,7 +152,7 @@ def convert(source: Any) -> Source:
     if (core := getattr(source, 'aio', None)) is not None:
         return convert(core)
     if inspect.iscoroutinefunction(getattr(source, 'fetch', None)):
-        return _Fetching(source)
+        return Fetching(source)
     if isinstance(source, Mapping) and any(isinstance(key, str) for key in source):
         raise InvalidArgumentError(
             f'{type(source).__name__} holds several by name: choose one of {list(source)!r:.200}'
@@ -210,7 +211,7 @@ class _Adapter(Source):
             return [point for half in await gather([self.fetch(half) for half in halves]) for point in half]
 
 
-class _Fetching(_Adapter):
+class Fetching(_Adapter):
     """A reader."""
 
     def __init__(self, source: Any, mask: Sequence[str] | None = None) -> None:
@@ -219,12 +220,12 @@ class _Fetching(_Adapter):
 
     async def _fetch(self, indices: ArrayLike) -> list[Any]:
         found: list[Any] = await (
-            self._source.fetch(indices) if self._mask is None else self._source.fetch(indices, self._mask)
+            self._source.fetch(indices) if self._mask is None else self._source.fetch(indices, mask=self._mask)
         )
         return found
 
     def select(self, fields: Sequence[str]) -> Self | None:
-        if 'mask' not in inspect.signature(self._source.fetch).parameters or self._mask is not None:
+        if not takes_mask(self._source) or self._mask is not None:
             return None
         return type(self)(self._source, tuple(fields))
 
@@ -235,21 +236,30 @@ class _Fetching(_Adapter):
 class _Blocking(_Adapter):
     """Something with a method that takes many indices and blocks."""
 
-    def __init__(self, source: Any, method: str) -> None:
+    def __init__(self, source: Any, method: str, mask: Sequence[str] | None = None) -> None:
         super().__init__(source)
-        self._method = method
+        self._method, self._mask = method, mask
 
     async def _fetch(self, indices: ArrayLike) -> list[Any]:
-        return list(await offload(getattr(self._source, self._method), np.asarray(indices).tolist()))
+        method = getattr(self._source, self._method)
+        if self._mask is not None:
+            method = functools.partial(method, mask=self._mask)
+        return list(await offload(method, np.asarray(indices).tolist()))
 
     def select(self, fields: Sequence[str]) -> Self | None:
-        # A dataset of Hugging Face, of which no other column is decoded then.
         known, choose = getattr(self._source, 'column_names', None), getattr(self._source, 'select_columns', None)
-        if not isinstance(known, list) or not callable(choose):
+        if isinstance(known, list) and callable(
+            choose
+        ):  # a dataset of Hugging Face, which decodes no other column then
+            if unknown := [field for field in fields if field not in known]:
+                raise UnknownKeyError(f'there are no columns {unknown}: there are {known}')
+            return type(self)(choose(list(fields)), self._method)
+        if self._method != 'fetch' or not takes_mask(self._source) or self._mask is not None:
             return None
-        if unknown := [field for field in fields if field not in known]:
-            raise UnknownKeyError(f'there are no columns {unknown}: there are {known}')
-        return type(self)(choose(list(fields)), self._method)
+        return type(self)(self._source, self._method, tuple(fields))
+
+    def describe(self) -> str:
+        return super().describe() + ('' if self._mask is None else f', keys {", ".join(self._mask)}')
 
 
 class _Called(_Adapter):
@@ -271,6 +281,12 @@ class _InMemory(_Adapter):
     async def _fetch(self, indices: ArrayLike) -> list[Any]:
         source = self._source
         return [source[step] for step in np.asarray(indices).tolist()]
+
+
+def takes_mask(source: Any) -> bool:
+    """Whether a source's ``fetch`` reads some fields alone, if it is told which."""
+    fetch = getattr(source, 'fetch', None)
+    return callable(fetch) and 'mask' in inspect.signature(fetch).parameters
 
 
 def length_of(source: Any) -> int:

@@ -1,0 +1,188 @@
+"""Which samples stay, and how often: by class, by percent, repeated, shuffled. Pure functions of numpy, no I/O.
+
+Each gives indices into the dataset, as int64. The pipelines' methods and the wrappers of field datasets share them.
+"""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granular.errors import InvalidArgumentError, OutOfRangeError
+
+Ints = NDArray[np.int64]
+Labels = NDArray[Any]
+Strategy = Literal['multiply', 'exact']
+
+_CLOSE: Final = Fraction(1, 1 << 50)  # by how much a percentage may be off, such as 0.29 or 1 - 0.9
+
+
+def as_labels(values: Any, name: str = 'labels') -> Labels:
+    """Labels as an array: int64 or strings, one for each sample; or of objects, each the classes of one sample.
+
+    A sample with several classes has a 1-D sequence of them, or an array of booleans, of which class ``i`` is true.
+
+    Args:
+      values: a sequence of labels.
+      name: the field, for errors.
+
+    Raises:
+      InvalidArgumentError: if they are neither.
+    """
+    try:
+        array = np.asarray(values)
+    except ValueError:  # as many classes here as there are not there
+        array = np.empty((len(values), 0), object)
+    if array.size == 0 and array.ndim == 1:
+        return np.zeros(0, np.int64)
+    if array.ndim == 1 and array.dtype != object:
+        return _checked(array, values, name)
+    out = np.empty(len(values), object)
+    for i, value in enumerate(values):
+        classes = np.asarray(value)
+        if classes.ndim != 1:
+            raise InvalidArgumentError(
+                f'{name}: sample {i} has label {value!r:.60}: want an integer, a string or a 1-D sequence of them'
+            )
+        if classes.dtype == bool:
+            classes = np.flatnonzero(classes)
+        out[i] = _checked(classes, value, name) if classes.size else np.zeros(0, np.int64)
+    return out
+
+
+def by_class(labels: Any, valid_classes: Any = None, invalid_classes: Any = None, name: str = 'labels') -> Ints:
+    """The samples of some classes, or of all others, in order.
+
+    A sample with several classes stays if any of them is valid, or none of them invalid.
+
+    Args:
+      labels: as :func:`as_labels` takes them.
+      valid_classes: those that stay: a list, a range, a set or an array.
+      invalid_classes: those that do not. Exactly one of the two is given.
+      name: the field, for errors.
+    """
+    valid, wanted = chosen_classes(valid_classes, invalid_classes)
+    array = as_labels(labels, name)
+    several = array.dtype == object
+    kinds = {classes.dtype.kind for classes in (array if several else [array]) if classes.size}
+    if wanted.size and kinds - {wanted.dtype.kind}:
+        here = next(classes for classes in (array if several else [array]) if classes.size)
+        raise InvalidArgumentError(
+            f'{name}: of {wanted[:5].tolist()} none can be found among classes such as {here[:5].tolist()}: '
+            f'one are integers, the other strings'
+        )
+    if several:
+        found = np.array([bool(np.isin(classes, wanted).any()) for classes in array], bool)
+    else:
+        found = np.isin(array, wanted)
+    return np.flatnonzero(found if valid else ~found)
+
+
+def chosen_classes(valid_classes: Any = None, invalid_classes: Any = None) -> tuple[bool, Labels]:
+    """Whether the classes given are those that stay, and which they are, sorted, without repeats."""
+    if (valid_classes is None) == (invalid_classes is None):
+        raise InvalidArgumentError('want either valid_classes or invalid_classes')
+    classes = valid_classes if invalid_classes is None else invalid_classes
+    try:
+        array = None if isinstance(classes, str | bytes) else as_labels(list(classes), 'classes')
+    except TypeError:  # it cannot be iterated over
+        array = None
+    if array is None or array.dtype == object:
+        raise InvalidArgumentError(f'want a 1-D sequence of classes, got {classes!r:.100}')
+    return invalid_classes is None, np.unique(array)
+
+
+def oversampled(
+    labels: Any, strategy: Strategy = 'multiply', unlabeled: int | str | None = -1, name: str = 'labels'
+) -> Ints:
+    """Samples of rare classes, repeated.
+
+    Args:
+      labels: as :func:`as_labels` takes them, one class for each sample.
+      strategy: ``'multiply'``, as KappaData defines it: all samples in order, then, class by class, those of each
+        whose count fits k times into that of the largest one, k - 1 more times. ``'exact'``: class by class the
+        samples of each, repeated in order until they are as many as those of the largest one.
+      unlabeled: the label that stands for no class: these samples stay once, with ``'exact'`` at the end. None if there
+        is no such label.
+      name: the field, for errors.
+
+    Raises:
+      InvalidArgumentError: for samples with several classes, of which no count can be met.
+    """
+    if strategy not in ('multiply', 'exact'):
+        raise InvalidArgumentError(f"the strategy is {strategy!r}: want 'multiply' or 'exact'")
+    array = as_labels(labels, name)
+    if array.dtype == object:
+        raise InvalidArgumentError(f'{name}: oversampling wants one class for each sample, these have several')
+    labeled = np.ones(len(array), bool)
+    if unlabeled is not None and isinstance(unlabeled, str) == (array.dtype.kind == 'U'):
+        labeled = array != unlabeled
+    order = np.argsort(array, kind='stable')
+    order = order[labeled[order]]
+    edges = np.flatnonzero(array[order][1:] != array[order][:-1]) + 1
+    groups = [group for group in np.split(order, edges) if len(group)]
+    most = max(map(len, groups), default=0)
+    if strategy == 'multiply':
+        more = [np.tile(group, most // len(group) - 1) for group in groups]
+        return np.concatenate([np.arange(len(array)), *more])
+    return np.concatenate([*(np.resize(group, most) for group in groups), np.flatnonzero(~labeled)])
+
+
+def percent_range(length: int, from_percent: float | None = None, to_percent: float | None = None) -> tuple[int, int]:
+    """Where a part of a dataset begins and ends. Ranges that meet share no sample and leave out none.
+
+    A bound that is within 1e-15 of a whole sample is that sample: 0.29 of 100 is 29, though ``0.29 * 100 < 29``.
+
+    Args:
+      length: samples that there are.
+      from_percent: from 0 to 1, where it begins; None for 0.
+      to_percent: from 0 to 1, where it ends; None for 1. 0 is empty.
+    """
+    bounds = [0 if from_percent is None else from_percent, 1 if to_percent is None else to_percent]
+    if not all(isinstance(p, int | float | np.integer | np.floating | Fraction) and 0 <= p <= 1 for p in bounds):
+        raise InvalidArgumentError(f'want percentages from 0 to 1, got {from_percent!r} and {to_percent!r}')
+    if bounds[0] > bounds[1]:
+        raise InvalidArgumentError(f'from_percent={from_percent} lies behind to_percent={to_percent}')
+    start, stop = (_edge(length, p) for p in bounds)
+    return start, stop
+
+
+def repetitions_of(length: int, repetitions: int | None = None, min_size: int | None = None) -> int:
+    """How often a dataset is repeated: so often, or until it has so many samples or more."""
+    if (repetitions is None) == (min_size is None):
+        raise InvalidArgumentError('want either repetitions or min_size')
+    name, value = ('repetitions', repetitions) if min_size is None else ('min_size', min_size)
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+        raise InvalidArgumentError(f'{name} is {value!r}: want an integer from 1 on')
+    if not length:
+        raise InvalidArgumentError('an empty dataset stays empty, however often it is repeated')
+    return int(value) if min_size is None else -(-int(value) // length)
+
+
+def shuffled(length: int, seed: int) -> Ints:
+    """All samples in the order that a seed makes: that of numpy's ``default_rng(seed).shuffle``, as in KappaData."""
+    if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
+        raise InvalidArgumentError(f'the seed is {seed!r}: want an integer from 0 on')
+    indices = np.arange(length)
+    np.random.default_rng(int(seed)).shuffle(indices)
+    return indices
+
+
+def _checked(array: Labels, values: Sequence[Any], name: str) -> Labels:
+    if array.dtype.kind == 'U' and all(isinstance(value, str) for value in values):
+        return array
+    if array.dtype.kind not in 'biu':
+        kinds = sorted({type(value).__name__ for value in values})
+        raise InvalidArgumentError(f'{name}: want classes that are integers or strings, got {", ".join(kinds[:5])}')
+    if array.dtype.kind == 'u' and array.max() > np.iinfo(np.int64).max:
+        raise OutOfRangeError(f'{name}: class {array.max()} is beyond 2**63 - 1')
+    return array.astype(np.int64)
+
+
+def _edge(length: int, percent: Any) -> int:
+    # Of a float in single precision, what was meant is what it prints.
+    exact = Fraction(str(percent)) if isinstance(percent, np.float32 | np.float16) else Fraction(percent)
+    return min(length, math.floor((exact + _CLOSE) * length))

@@ -1,0 +1,500 @@
+"""Datasets of fields: loading those that are asked for, in bulk, over methods and over readers, through wrappers."""
+
+import asyncio
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import granular
+from granular import (
+    ClassFilterWrapper,
+    FieldConcat,
+    FieldDataset,
+    FieldWrapper,
+    MapDataset,
+    ModeWrapper,
+    OversamplingWrapper,
+    PercentFilterWrapper,
+    RepeatWrapper,
+    ShuffleWrapper,
+    SubsetWrapper,
+    aio,
+)
+from granular.errors import ClosedError, DatapointError, InvalidArgumentError, OutOfRangeError, UnknownKeyError
+
+LABELS = [0, 1, 1, 1, 2, 2, 1, 0, 1, 1, 1]
+
+
+class Numbers(FieldDataset):
+    """x is ten times the index."""
+
+    class_names = ('a', 'b', 'c')
+
+    def __init__(self, labels=LABELS):
+        self.labels = labels
+        self.called = []
+
+    def __len__(self):
+        return len(self.labels)
+
+    def getitem_x(self, idx, ctx=None):
+        self.called.append(('x', idx))
+        return idx * 10
+
+    def getitem_class(self, idx, ctx=None):
+        self.called.append(('class', idx))
+        if ctx is not None:
+            ctx['class'] = self.labels[idx]
+        return self.labels[idx]
+
+
+class Shifted(FieldWrapper):
+    """x with a shift that is drawn, or would be."""
+
+    def __init__(self, dataset, shift=1):
+        super().__init__(dataset)
+        self.shift = shift
+
+    def getitem_x(self, idx, ctx=None):
+        ctx['shift'] = self.shift
+        return self.dataset.getitem_x(idx, ctx) + self.shift
+
+
+# --- what a mode gives; most of these were checked with the ModeWrapper and KDWrapper of kappadata 1.4.15
+
+
+def test_modes():
+    dataset = Numbers()
+    assert ModeWrapper(dataset, 'x')[3] == 30
+    assert ModeWrapper(dataset, 'class x')[-1] == (1, 100)
+    assert ModeWrapper(dataset, 'index x index')[-2] == (9, 90, 9)
+    assert ModeWrapper(dataset, ['index'])[4] == 4
+    assert ModeWrapper(dataset, 'class')[5:-3:2] == [2, 0]
+    assert ModeWrapper(dataset, 'x class')[9:2:-4] == [(90, 1), (50, 2)]
+    assert list(ModeWrapper(dataset, 'class')) == ModeWrapper(dataset, 'class')[:] == LABELS
+    assert [x for x, _ in ModeWrapper(dataset, 'x class')] == list(range(0, 110, 10))
+    wrapper = ModeWrapper(dataset, '  x   index ')
+    assert wrapper.mode == 'x index'
+    assert len(wrapper) == 11
+    want = [(100, 10), (0, 0), (0, 0)]
+    for fetch in (wrapper.fetch, wrapper.__getitems__, wrapper._getitems):
+        assert fetch([-1, 0, 0]) == want
+    assert wrapper.fetch(np.array([10, 0, 0])) == want
+
+
+def test_a_fresh_ctx_for_each_sample():
+    dataset = Shifted(Numbers())
+    assert ModeWrapper(dataset, 'x', return_ctx=True)[-1] == (101, {'shift': 1})
+    assert ModeWrapper(dataset, 'x class ctx.shift', return_ctx=True)[-2] == ((91, 1, 1), {'shift': 1, 'class': 1})
+    pairs = ModeWrapper(dataset, 'class', return_ctx=True).fetch([0, 0, 4])
+    assert pairs == [(0, {'class': 0}), (0, {'class': 0}), (2, {'class': 2})]
+    assert pairs[0][1] is not pairs[1][1]
+    with pytest.raises(UnknownKeyError, match=r"ctx\.flip: .* 'flip' .*\['class'\]"):
+        ModeWrapper(dataset, 'class ctx.flip')[0]
+
+
+def test_only_what_is_asked_for_is_called():
+    dataset = Numbers()
+    ModeWrapper(dataset, 'class')[:]
+    assert {name for name, _ in dataset.called} == {'class'}
+    assert len(dataset.called) == 11
+
+
+@pytest.mark.parametrize('mode', ['x z', 'x,class', 'getitem_x'])
+def test_unknown_fields_are_named_with_those_that_there_are(mode):
+    with pytest.raises(UnknownKeyError, match=r"no field '.*': there are 'class', 'x', 'index'"):
+        ModeWrapper(Numbers(), mode)
+
+
+def test_what_cannot_be_loaded():
+    for mode in ('', ' ', [], [3]):
+        with pytest.raises(InvalidArgumentError, match='the mode is'):
+            ModeWrapper(Numbers(), mode)
+    with pytest.raises(InvalidArgumentError, match='list has no fields'):
+        ModeWrapper([1, 2], 'x')
+    with pytest.raises(InvalidArgumentError, match="ModeWrapper.*mode='class x'"):
+        Numbers()[0]
+    with pytest.raises(InvalidArgumentError, match="ModeWrapper.*mode='class x'"):
+        RepeatWrapper(Numbers(), 2)[0]
+    wrapper = ModeWrapper(Numbers(), 'x')
+    for index in (11, -12):
+        with pytest.raises(OutOfRangeError, match=f'index {index} is out of range'):
+            wrapper[index]
+    with pytest.raises(OutOfRangeError):
+        wrapper.fetch([0, 11])
+
+
+def test_an_error_says_which_field_of_which_sample():
+    class Broken(Numbers):
+        def getitem_x(self, idx, ctx=None):
+            return 1 // (idx - 3)
+
+    with pytest.raises(ZeroDivisionError) as found:
+        ModeWrapper(Broken(), 'x').fetch([1, 3])
+    assert any("field 'x' of sample 3" in note for note in found.value.__notes__)
+    stream = MapDataset.source(ModeWrapper(Broken(), 'index x')).to_iter_dataset(on_error='skip')
+    assert [i for i, _ in stream] == [0, 1, 2, 4, 5, 6, 7, 8, 9, 10]
+    points = MapDataset.range(11).map(lambda i: {'x': 1 // (i - 3)})
+    stream = MapDataset.source(ModeWrapper(points, 'index x')).to_iter_dataset(on_error='skip')
+    assert [i for i, _ in stream] == [0, 1, 2, 4, 5, 6, 7, 8, 9, 10]
+
+
+# --- methods for a batch, and coroutines
+
+
+class Bulk(Numbers):
+    def getitems_x(self, indices, ctxs):
+        self.called.append(('bulk', len(indices)))
+        for ctx in ctxs:
+            ctx['bulk'] = True
+        return np.array(indices) * 10
+
+
+class Own(Bulk):
+    def getitem_x(self, idx, ctx=None):
+        return -idx
+
+
+class Waiting(FieldDataset):
+    most = now = 0
+
+    def __len__(self):
+        return 50
+
+    async def getitem_x(self, idx, ctx=None):
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0.01)
+        self.now -= 1
+        return idx
+
+
+def test_a_method_for_a_batch():
+    dataset = Bulk()
+    assert ModeWrapper(dataset, 'x ctx.bulk').fetch([3, 1]) == [(30, True), (10, True)]
+    assert dataset.called == [('bulk', 2)]
+    assert ModeWrapper(Own(), 'x').fetch([3, 1]) == [-3, -1]
+
+    class Short(Numbers):
+        def getitems_x(self, indices, ctxs):
+            return [1]
+
+    with pytest.raises(DatapointError, match='getitems_x gave 1 values for 2 samples'):
+        ModeWrapper(Short(), 'x').fetch([1, 2])
+
+
+def test_coroutines_run_all_at_a_time():
+    dataset = Waiting()
+    assert ModeWrapper(dataset, 'x')[:] == list(range(50))
+    assert dataset.most == 50
+    assert ModeWrapper(SubsetWrapper(dataset, [7]), 'x')[0] == SubsetWrapper(dataset, [7]).getitem_x(0) == 7
+
+
+# --- wrappers
+
+
+def test_wrappers_pass_on_what_they_do_not_have():
+    dataset = Shifted(Shifted(Numbers()), 5)
+    assert dataset.fields == ('class', 'x')
+    assert ModeWrapper(dataset, 'x class index')[2] == (26, 1, 2)
+    assert dataset.getitem_x(2, {}) == 26
+    assert dataset.getitem_class(2) == 1
+    assert dataset.dataset.dataset.class_names == ('a', 'b', 'c')
+    assert dataset.dataset.getitems_x([1, 2], [{}, {}]) == [11, 21]
+    assert not hasattr(dataset, 'getitem_z')
+    assert not hasattr(dataset, 'getitems_x')
+    assert not hasattr(dataset, 'other')
+
+
+def test_subset_percent_repeat_shuffle_and_concatenation():
+    dataset = Numbers()
+    subset = SubsetWrapper(Shifted(dataset), [3, -1, 0])
+    assert ModeWrapper(subset, 'x class index')[:] == [(31, 1, 0), (101, 1, 1), (1, 0, 2)]
+    assert ModeWrapper(SubsetWrapper(subset, slice(None, None, -1)), 'x')[:] == [1, 101, 31]
+    with pytest.raises(OutOfRangeError):
+        SubsetWrapper(dataset, [11])
+    part = PercentFilterWrapper(dataset, 0.25, 0.75)
+    assert ModeWrapper(part, 'x')[:] == [20, 30, 40, 50, 60, 70]
+    assert len(PercentFilterWrapper(Numbers([0] * 100), to_percent=0.29)) == 29  # 28 with kappadata
+    empty = PercentFilterWrapper(dataset, to_percent=0)
+    assert len(empty) == 0  # all of them with kappadata
+    assert ModeWrapper(empty, 'x')[:] == list(ModeWrapper(empty, 'x')) == []
+    assert ModeWrapper(RepeatWrapper(part, repetitions=2), 'x')[5:8] == [70, 20, 30]
+    assert len(RepeatWrapper(dataset, min_size=25)) == 33
+    with pytest.raises(InvalidArgumentError):
+        RepeatWrapper(dataset, 2, 3)
+    assert ModeWrapper(ShuffleWrapper(dataset, seed=5), 'x')[:4] == [100, 70, 10, 30]
+    both = FieldConcat([dataset, Shifted(dataset), SubsetWrapper(dataset, [])])
+    assert ModeWrapper(both, 'x class').fetch([0, 10, 11, 21, -1]) == [(0, 0), (100, 1), (1, 0), (101, 1), (101, 1)]
+    assert both.getitem_x(21, {}) == 101
+    assert both.getitems_class([0, 4]) == [0, 2]
+    with pytest.raises(InvalidArgumentError, match='one dataset or more'):
+        FieldConcat([])
+
+
+OPERATIONS = st.one_of(
+    st.tuples(st.just('subset'), st.lists(st.integers(-1, 0), max_size=5)),
+    st.tuples(st.just('part'), st.tuples(st.integers(0, 4), st.integers(4, 8))),
+    st.tuples(st.just('repeat'), st.integers(1, 3)),
+    st.tuples(st.just('twice'), st.none()),
+    st.tuples(st.just('classes'), st.sets(st.integers(0, 2))),
+)
+
+
+@given(st.lists(OPERATIONS, max_size=4))
+def test_wrappers_upon_wrappers_are_lists_of_samples(operations):
+    dataset, model = Shifted(Numbers()), [(10 * i + 1, label) for i, label in enumerate(LABELS)]
+    for name, given_ in operations:
+        if name == 'subset' and model:
+            dataset, model = SubsetWrapper(dataset, given_), [model[i] for i in given_]
+        elif name == 'part':
+            start, stop = (len(model) * eighths // 8 for eighths in given_)
+            dataset, model = PercentFilterWrapper(dataset, given_[0] / 8, given_[1] / 8), model[start:stop]
+        elif name == 'repeat' and model:
+            dataset, model = RepeatWrapper(dataset, given_), model * given_
+        elif name == 'twice':
+            dataset, model = FieldConcat([dataset, dataset]), model + model
+        elif name == 'classes':
+            dataset = ClassFilterWrapper(dataset, given_, field='class')
+            model = [sample for sample in model if sample[1] in given_]
+    wrapper = ModeWrapper(dataset, 'x class')
+    assert len(wrapper) == len(model)
+    assert wrapper[:] == model
+    assert wrapper[::-2] == model[::-2]
+
+
+def test_filters_read_labels_once():
+    dataset = Numbers()
+    chosen = ClassFilterWrapper(Shifted(dataset), valid_classes=[0, 2], field='class')
+    assert dataset.called == [('class', i) for i in range(11)]
+    dataset.called.clear()
+    assert len(chosen) == 4
+    balanced = OversamplingWrapper(ShuffleWrapper(RepeatWrapper(chosen, 2), seed=1), 'exact', field='class')
+    assert dataset.called == []
+    classes = ModeWrapper(balanced, 'class')[:]
+    assert classes == sorted(classes) == [0] * 4 + [2] * 4
+    assert ModeWrapper(chosen, 'x index')[1:3] == [(41, 1), (51, 2)]
+    want = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 7, 0, 7, 4, 5, 4, 5]
+    assert ModeWrapper(OversamplingWrapper(dataset, field='class'), 'x')[:] == [10 * i for i in want]
+    with pytest.raises(UnknownKeyError, match="no field 'label'"):
+        ClassFilterWrapper(dataset, [1])
+    with pytest.raises(InvalidArgumentError, match='either'):
+        ClassFilterWrapper(dataset, field='class')
+
+
+# --- over readers
+
+
+def write(place, kind=granular.DatasetWriter, start=0, **options):
+    spec = {'data': 'bytes', 'image': 'png', 'label': 'int'}
+    with kind(place, spec, granular.encoders, layout='columns', **options) as writer:
+        for i in range(start, start + 200):
+            image = np.full((4, 4, 3), i % 256, np.uint8)
+            writer.append({'data': i.to_bytes(2, 'big') * 500, 'image': image, 'label': i % 7})
+
+
+@pytest.fixture(scope='module')
+def bucket(request):
+    place = request.getfixturevalue('moto').place()
+    write(place / 'one')
+    write(place / 'two', start=200)
+    write(place / 'shards', granular.ShardedDatasetWriter, shardlen=60)
+    return place
+
+
+@pytest.fixture
+def fetched(monkeypatch):
+    """How many datapoints were asked for, and the mask, for each fetch of a reader."""
+    calls = []
+    for kind in (aio.DatasetReader, aio.ShardedDatasetReader):
+
+        async def fetching(self, indices, mask=None, fetch=kind.fetch):
+            calls.append((len(indices), None if mask is None else list(mask)))
+            return await fetch(self, indices, mask)
+
+        monkeypatch.setattr(kind, 'fetch', fetching)
+    return calls
+
+
+@pytest.mark.parametrize(('kind', 'name'), [(granular.DatasetReader, 'one'), (granular.ShardedDatasetReader, 'shards')])
+def test_fields_of_a_reader_become_its_mask(bucket, fetched, kind, name):
+    with kind(bucket / name, granular.decoders) as reader:
+        before = granular.io_stats()
+        assert ModeWrapper(reader, 'label')[:] == [i % 7 for i in range(200)]
+        after = granular.io_stats()
+        assert after['bytes'] - before['bytes'] == 200  # a byte for each of these integers
+        assert after['requests'] - before['requests'] == (1 if name == 'one' else 4)
+        image, label, index = ModeWrapper(reader, 'image label index')[-3]
+        assert (image[0, 0, 0], label, index) == (197, 197 % 7, 197)
+        assert ModeWrapper(reader, 'label label').fetch([8, 0]) == [(1, 1), (0, 0)]
+        assert fetched == [(200, ['label']), (1, ['image', 'label']), (2, ['label'])]
+        fetched.clear()
+        assert ModeWrapper(reader, 'index')[2:4] == [2, 3]
+        assert fetched == []
+        with pytest.raises(UnknownKeyError, match="no field 'class': there are 'data', 'image', 'label', 'index'"):
+            ModeWrapper(reader, 'class')
+
+
+def test_a_batch_through_wrappers_is_one_fan_out_for_each_reader(bucket, fetched):
+    one, two = (granular.DatasetReader(bucket / name, granular.decoders) for name in ('one', 'two'))
+    with one, two:
+        both = ShuffleWrapper(ClassFilterWrapper(FieldConcat([one, two]), invalid_classes=[0, 1]), seed=0)
+        assert fetched == [(200, ['label']), (200, ['label'])]
+        fetched.clear()
+        points = ModeWrapper(both, 'data label')[:64]
+        assert {label for _, label in points} == {2, 3, 4, 5, 6}
+        assert all(int.from_bytes(data[:2], 'big') % 7 == label for data, label in points)
+        assert [mask for _, mask in fetched] == [['data', 'label']] * 2
+        assert sum(count for count, _ in fetched) == 64
+
+
+class Brighter(FieldWrapper):
+    """An image from below, which is decoded in a thread while this method holds one."""
+
+    def getitem_image(self, idx, ctx=None):
+        ctx['thread'] = threading.current_thread().name
+        return self.dataset.getitem_image(idx, ctx) + 1
+
+    def getitems_brightness(self, indices, ctxs):
+        return [int(image.max()) for image in self.dataset.getitems_image(indices, ctxs)]
+
+
+def test_a_wrapper_of_a_reader(bucket, fetched):
+    with granular.DatasetReader(bucket / 'one', granular.decoders) as reader:
+        dataset = Brighter(reader)
+        assert dataset.fields == ('brightness', 'data', 'image', 'label')
+        assert ModeWrapper(dataset, 'label brightness data index')[3:5] == [
+            (i % 7, i, i.to_bytes(2, 'big') * 500, i) for i in (3, 4)
+        ]
+        assert fetched == [(2, ['label', 'data']), (2, ['image'])]
+        images = ModeWrapper(dataset, 'image')[:100]
+        assert [image[0, 0, 0] for image in images] == list(range(1, 101))
+
+
+async def test_threads_that_wait_for_decoders_do_not_wait_for_each_other(bucket):
+    async with aio.DatasetReader(bucket / 'one', granular.decoders) as reader:
+        wrapper = aio.ModeWrapper(Brighter(Brighter(reader)), 'image')
+        async with asyncio.timeout(20):
+            found = await asyncio.gather(*(wrapper.fetch(range(64)) for _ in range(4)))
+        assert [image[0, 0, 0] for image in found[3]] == list(range(2, 66))
+
+
+def test_a_mapdataset_and_whatever_takes_a_mask():
+    points = MapDataset.source([{'x': i, 'label': i % 2, 'y': -i} for i in range(6)])
+    odd = points.filter_classes(valid_classes=[1])
+    assert ModeWrapper(odd, 'y index')[:] == [(-1, 0), (-3, 1), (-5, 2)]
+    with pytest.raises(UnknownKeyError, match="no field 'z'"):
+        ModeWrapper(odd, 'z')[0]
+    assert ModeWrapper(granular.sources.Epochs(points, shuffle=False), 'y')[-1] == -5
+    with pytest.raises(InvalidArgumentError, match='gaps'):
+        ModeWrapper(points.filter(bool), 'x')
+    with pytest.raises(InvalidArgumentError, match='for ever'):
+        ModeWrapper(points.repeat(), 'x')
+
+    class Table:
+        def __len__(self):
+            return 5
+
+        def fetch(self, indices, mask=None):
+            asked.append((indices, mask))
+            return [{key: (key, i) for key in mask} for i in indices]
+
+    asked = []
+    assert ModeWrapper(Table(), 'b a').fetch([4, 1]) == [(('b', 4), ('a', 4)), (('b', 1), ('a', 1))]
+    assert asked == [([4, 1], ('b', 'a'))]
+    assert list(MapDataset.source(Table()).select(['a']))[4] == {'a': ('a', 4)}
+
+
+class Foreign:
+    """Answers to the fields of what it wraps, as the wrappers of KappaData do."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __len__(self):
+        return 2
+
+    def __getattr__(self, name):
+        if name.startswith('getitem_'):
+            return lambda idx, ctx=None: getattr(self.dataset, name)(10 - idx, ctx)
+        raise AttributeError(name)
+
+
+def test_datasets_of_others():
+    assert ModeWrapper(Foreign(Numbers()), 'x class index')[:] == [(100, 1, 0), (90, 1, 1)]
+    assert ModeWrapper(Shifted(Foreign(Numbers())), 'x class')[1] == (91, 1)
+    assert len(ClassFilterWrapper(Foreign(Numbers()), valid_classes=[1], field='class')) == 2
+
+
+# --- as a source; pickled; printed
+
+
+def as_dict(sample, seed):
+    return {'label': sample[1]}
+
+
+def test_it_is_a_source_of_pipelines(bucket):
+    with granular.DatasetReader(bucket / 'one', granular.decoders) as reader:
+        chosen = ClassFilterWrapper(reader, valid_classes=range(2))
+        wrapper = ModeWrapper(chosen, 'data label')
+        dataset = MapDataset.source(wrapper).shuffle(seed=1).batch(8)
+        assert set(dataset[0][1].tolist()) == {0, 1}
+        said = [line.rsplit(maxsplit=1) for line in str(dataset).splitlines()]
+        assert [(stage.strip(), length) for stage, length in said] == [
+            (repr(reader), '200'),
+            ("ClassFilterWrapper(valid_classes=[0, 1], field='label')", '58'),
+            ("ModeWrapper('data label')", '58'),
+            ('shuffle(seed=1, Index())', '58'),
+            ('batch(8)', '8'),
+        ]
+        assert str(wrapper).splitlines()[-1].startswith("ModeWrapper('data label')")
+        assert repr(wrapper) == "ModeWrapper(ClassFilterWrapper(valid_classes=[0, 1], field='label'), 'data label')"
+        with granular.Loader(granular.sources.Transform(wrapper, as_dict), 4) as loader:
+            assert next(loader)['label'].tolist() == [0, 1, 0, 1]
+
+
+def test_it_pickles(tmp_path):
+    write(tmp_path / 'ds')
+    with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
+        chosen = OversamplingWrapper(ClassFilterWrapper(Brighter(reader), valid_classes=[3, 6]), 'exact')
+        both = FieldConcat([chosen, SubsetWrapper(chosen, [1])])
+        wrapper = ModeWrapper(PercentFilterWrapper(both, 0.5), 'index label image')
+        want = wrapper.fetch([0, -1])
+        assert [label for _, label, _ in want] == [6, 3]
+        sent, core = pickle.dumps(wrapper), pickle.dumps(wrapper.aio)
+        with granular.Loader(granular.sources.Transform(wrapper, as_dict), 2, mp='spawn', workers=1) as loader:
+            assert next(loader)['label'].tolist() == [6, 6]
+    twin = pickle.loads(sent)
+    assert len(twin) == len(wrapper)
+    for found in (twin.fetch([0, -1]), asyncio.run(pickle.loads(core).fetch([0, -1]))):
+        for left, right in zip(found, want, strict=True):
+            assert left[:2] == right[:2]
+            assert (left[2] == right[2]).all()
+
+
+# --- the asynchronous face
+
+
+class Dimmed(aio.FieldWrapper):
+    async def getitem_image(self, idx, ctx=None):
+        ctx['dimmed'] = True
+        return await self.dataset.getitem_image(idx, ctx) // 2
+
+
+async def test_the_asynchronous_face(bucket, fetched):
+    async with aio.DatasetReader(bucket / 'one', granular.decoders) as reader:
+        dataset = await aio.ClassFilterWrapper.open(Dimmed(reader), invalid_classes=[0])
+        assert fetched == [(200, ['label'])]
+        wrapper = aio.ModeWrapper(dataset, 'label image ctx.dimmed')
+        assert len(wrapper) == 171
+        label, image, dimmed = await wrapper.get(-1)
+        assert (label, image[0, 0, 0], dimmed) == (3, 99, True)
+        assert [label async for label in aio.ModeWrapper(dataset, 'label')][:3] == [1, 2, 3]
+        assert await aio.ModeWrapper(aio.SubsetWrapper(dataset, [3]), 'label').get(slice(None)) == [4]
+        assert await dataset.getitem_label(0) == 1
+        with pytest.raises(ClosedError, match='not open yet'):
+            len(aio.OversamplingWrapper(reader))

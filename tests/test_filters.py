@@ -1,0 +1,274 @@
+"""Which samples stay, and how often: pure functions, and the methods of MapDataset that are made of them."""
+
+import collections
+import pickle
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import granular
+from granular import MapDataset, aio, filters
+from granular.errors import InvalidArgumentError, UnknownKeyError
+
+LABELS = [0, 1, 1, 1, 2, 2, 1, 0, 1, 1, 1]
+
+
+# --- percent
+
+
+@pytest.mark.parametrize(
+    ('length', 'start', 'stop', 'want'),
+    [(100, None, 0.29, (0, 29)), (100, 0, 0, (0, 0)), (100, None, None, (0, 100)), (100, 0.29, 0.57, (29, 57)),
+     (10, 1 - 0.9, 0.1 + 0.2, (1, 3)), (3, 1 / 3, 2 / 3, (1, 2)), (11, 0.25, 0.75, (2, 8)), (0, 0.1, 0.9, (0, 0)),
+     (100, np.float32(0.29), np.float64(0.58), (29, 58)), (10**12, 0.29, 1, (29 * 10**10, 10**12)),
+     (7, Fraction(1, 7), 1, (1, 7))],
+)  # fmt: skip
+def test_percent_edges(length, start, stop, want):
+    assert filters.percent_range(length, start, stop) == want
+
+
+@given(st.integers(0, 10**9), st.lists(st.floats(0, 1), max_size=6))
+def test_percent_ranges_that_meet_partition(length, edges):
+    bounds = [0, *sorted(edges), 1]
+    ranges = [filters.percent_range(length, a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    assert ranges[0][0] == 0
+    assert ranges[-1][1] == length
+    assert all(left[1] == right[0] for left, right in zip(ranges, ranges[1:], strict=False))
+
+
+@given(st.integers(1, 10**9), st.data())
+def test_percent_of_whole_samples(length, data):
+    count = data.draw(st.integers(0, length))
+    assert filters.percent_range(length, None, count / length)[1] == count
+    hundredths = data.draw(st.integers(0, 100))
+    assert filters.percent_range(length, None, float(f'{hundredths / 100:.2f}'))[1] == hundredths * length // 100
+
+
+@pytest.mark.parametrize('bounds', [(-0.1, 1), (0, 1.1), (0.6, 0.5), (float('nan'), 1), ('0.5', 1)])
+def test_what_is_no_percentage(bounds):
+    with pytest.raises(InvalidArgumentError):
+        filters.percent_range(10, *bounds)
+
+
+# --- classes
+
+
+def test_classes():
+    want = [0, 4, 5, 7]
+    for valid in ([0, 2], (2, 0, 0), {0, 2}, range(0, 3, 2), np.array([2, 0], np.uint8), [0, 2, 77, -5]):
+        assert filters.by_class(LABELS, valid).tolist() == want
+    assert filters.by_class(np.array(LABELS), invalid_classes=[1, 7]).tolist() == want
+    assert filters.by_class(LABELS, []).tolist() == []
+    assert filters.by_class(LABELS, invalid_classes=range(0)).tolist() == list(range(11))
+    assert filters.by_class([-1, 3, -2], [-1, -2]).tolist() == [0, 2]
+    assert filters.by_class(['cat', 'dog', 'cow'], invalid_classes=np.array(['dog'])).tolist() == [0, 2]
+    assert filters.by_class([], [1]).tolist() == []
+
+
+def test_several_classes_of_a_sample():
+    for labels in (
+        [[0, 3], [1], [], [3, 2]],
+        [np.array([0, 3]), np.array([1]), np.zeros(0), (3, 2)],
+        np.array([[1, 0, 0, 1], [0, 1, 0, 0], [0, 0, 0, 0], [0, 0, 1, 1]], bool),
+    ):
+        assert filters.by_class(labels, [3]).tolist() == [0, 3]
+        assert filters.by_class(labels, invalid_classes=[0, 1]).tolist() == [2, 3]
+    assert filters.by_class([['cat'], ['dog', 'cat']], ['dog']).tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ('labels', 'valid', 'invalid', 'match'),
+    [([0], None, None, 'either'), ([0], [0], [1], 'either'), ([0], 3, None, 'sequence of classes, got 3'),
+     ([0], 'cat', None, "got 'cat'"), ([0], [[1]], None, 'sequence of classes'), ([0], [[1], [1, 2]], None, '1-D'),
+     ([0], np.array(3), None, '1-D'), ([0], ['a', 1], None, 'int, str'), ([0], [0.5], None, 'float'),
+     ([0.5], [0], None, 'got float'), ([None], [0], None, 'label None'), (['a'], [0], None, 'strings'),
+     ([0], ['0'], None, 'strings'), (['a', 0], [0], None, 'int, str'), ([[[0]]], [0], None, '1-D'),
+     ([[0], 1], [0], None, 'sample 1 has label 1')],
+)  # fmt: skip
+def test_what_is_no_class(labels, valid, invalid, match):
+    with pytest.raises(InvalidArgumentError, match=match):
+        filters.by_class(labels, valid, invalid)
+
+
+# --- oversampling: the lists are what OversamplingWrapper(ds, mode=...).indices of kappadata 1.4.15 gave
+
+
+def test_oversampling_is_that_of_kappadata():
+    multiplied = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 7, 0, 7, 4, 5, 4, 5]
+    assert filters.oversampled(LABELS).tolist() == multiplied
+    exact = [0, 7, 0, 7, 0, 7, 0, 1, 2, 3, 6, 8, 9, 10, 4, 5, 4, 5, 4, 5, 4]
+    assert filters.oversampled(LABELS, 'exact').tolist() == exact
+    assert filters.oversampled([0, -1, 1, 1, 1, -1]).tolist() == [0, 1, 2, 3, 4, 5, 0, 0]
+    # Its 'exact' drops what has no label, and never ends if a class has no samples.
+    assert filters.oversampled([0, -1, 1, 1, 1, -1], 'exact').tolist() == [0, 0, 0, 2, 3, 4, 1, 5]
+
+
+def test_oversampling_of_other_labels():
+    assert filters.oversampled([1, -1, 1], 'exact', unlabeled=None).tolist() == [1, 1, 0, 2]
+    assert filters.oversampled(['b', 'a', 'b'], 'exact').tolist() == [1, 1, 0, 2]
+    assert filters.oversampled(['b', '', 'b', 'a'], 'exact', unlabeled='').tolist() == [3, 3, 0, 2, 1]
+    assert filters.oversampled([5, 900, 900]).tolist() == [0, 1, 2, 0]
+    for strategy in ('multiply', 'exact'):
+        assert filters.oversampled([], strategy).tolist() == []
+        assert filters.oversampled([-1, -1], strategy).tolist() == [0, 1]
+    with pytest.raises(InvalidArgumentError, match='these have several'):
+        filters.oversampled([[0, 1], [1]])
+    with pytest.raises(InvalidArgumentError, match="strategy is 'double'"):
+        filters.oversampled([0], 'double')
+
+
+@given(st.lists(st.integers(-2, 6), max_size=60))
+def test_counts_of_oversampling(labels):
+    before = collections.Counter(labels)
+    most = max((count for label, count in before.items() if label != -1), default=0)
+    for strategy in ('multiply', 'exact'):
+        indices = filters.oversampled(labels, strategy)
+        after = collections.Counter(labels[i] for i in indices.tolist())
+        assert set(indices.tolist()) == set(range(len(labels)))
+        for label, count in before.items():
+            want = count if label == -1 else most if strategy == 'exact' else most // count * count
+            assert after[label] == want
+
+
+# --- repeated and shuffled
+
+
+def test_repetitions():
+    assert filters.repetitions_of(11, min_size=25) == 3
+    assert filters.repetitions_of(11, min_size=22) == 2
+    assert filters.repetitions_of(11, min_size=np.int64(1)) == 1
+    assert filters.repetitions_of(11, repetitions=4) == 4
+    for given_ in ({}, {'repetitions': 1, 'min_size': 1}, {'repetitions': 0}, {'min_size': 1.5}, {'min_size': True}):
+        with pytest.raises(InvalidArgumentError):
+            filters.repetitions_of(11, **given_)
+    with pytest.raises(InvalidArgumentError, match='empty'):
+        filters.repetitions_of(0, repetitions=2)
+
+
+def test_the_shuffled_order_is_that_of_kappadata():
+    assert filters.shuffled(11, 5).tolist() == [10, 7, 1, 3, 2, 4, 6, 0, 9, 5, 8]  # ShuffleWrapper(ds, seed=5).indices
+    with pytest.raises(InvalidArgumentError, match='seed'):
+        filters.shuffled(11, -1)
+
+
+# --- as methods of MapDataset
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """The masks of each fetch of a reader."""
+    masks = []
+    fetch = aio.DatasetReader.fetch
+
+    async def fetching(self, indices, mask=None):
+        masks.append((len(indices), None if mask is None else list(mask)))
+        return await fetch(self, indices, mask)
+
+    monkeypatch.setattr(aio.DatasetReader, 'fetch', fetching)
+    return masks
+
+
+@pytest.fixture
+def place(tmp_path):
+    with granular.DatasetWriter(tmp_path / 'ds', {'x': 'bytes', 'label': 'int'}, granular.encoders) as writer:
+        for i, label in enumerate(LABELS):
+            writer.append({'x': bytes([i]) * 1000, 'label': label})
+    return tmp_path / 'ds'
+
+
+def test_labels_are_read_by_field_once_and_in_bulk(place, counted):
+    with granular.DatasetReader(place, granular.decoders) as reader:
+        dataset = MapDataset.source(reader)
+        train = dataset.filter_classes(valid_classes=[0, 2])
+        assert counted == [(11, ['label'])]
+        rest = dataset.filter_classes('label', invalid_classes=range(0, 3, 2))
+        balanced = train.oversample(strategy='exact')
+        assert counted == [(11, ['label'])]
+        assert [point['x'][0] for point in train] == [0, 4, 5, 7]
+        assert [point['label'] for point in rest] == [1] * 7
+        assert [point['x'][0] for point in balanced] == [0, 7, 4, 5]
+        assert [point['x'][0] for point in dataset.oversample().percent(0.5)] == [9, 10, 0, 7, 0, 7, 4, 5, 4, 5]
+        assert all(mask is None for _, mask in counted[1:])
+        counted.clear()
+        dataset.percent(0.5).filter_classes(valid_classes=[1])
+        assert counted == [(6, ['label'])]
+        with pytest.raises(UnknownKeyError, match="'class'"):
+            dataset.filter_classes('class', valid_classes=[1])
+
+
+def test_it_describes_itself_and_pickles(place):
+    with granular.DatasetReader(place, granular.decoders) as reader:
+        dataset = MapDataset.source(reader).filter_classes(valid_classes=[2, 0, 2]).oversample().shuffle(seed=1)
+        said = [line.rsplit(maxsplit=1) for line in str(dataset).splitlines()[1:]]
+        assert [(stage.strip(), length) for stage, length in said] == [
+            ("filter_classes('label', valid_classes=[0, 2])", '4'),
+            ("oversample('label', 'multiply')", '4'),
+            ('shuffle(seed=1, Index())', '4'),
+        ]
+        twin = pickle.loads(pickle.dumps(dataset))
+        assert list(twin.select('label')) == list(dataset.select('label'))
+        state = iter(dataset.to_iter_dataset()).get_state()
+        with iter(twin.to_iter_dataset()) as iterator:
+            iterator.set_state(state)
+            assert next(iterator)['label'] == dataset[0]['label']
+
+
+def test_what_is_chosen_holds_in_every_epoch():
+    points = [{'label': label, 'i': i} for i, label in enumerate(LABELS)]
+    dataset = MapDataset.source(points)
+    ones = dataset.shuffle(seed=3).filter_classes(valid_classes=[0])
+    assert {point['label'] for point in ones.fetch(range(-4, 8))} == {0}
+    some = dataset.shuffle(seed=3).filter_classes(invalid_classes=[2])[1:].filter_classes(valid_classes=[0])
+    assert {point['label'] for point in some.fetch(range(3 * len(some)))} == {0}
+    noisy = dataset.random_map(lambda point, rng: {**point, 'r': rng.random()}, seed=1)
+    twos = noisy.filter_classes(valid_classes=[2])
+    assert {point['label'] for point in twos.fetch(range(6))} == {2}
+    assert len({point['r'] for point in twos.fetch(range(6))}) == 6
+    both = MapDataset.mix([dataset, dataset]).filter_classes(valid_classes=[0])
+    assert {point['label'] for point in both.fetch(range(3 * len(both)))} == {0}
+
+
+def test_samples_of_several_classes_and_many_classes():
+    dataset = MapDataset.source([{'label': label} for label in ([0, 3], [1], [], [3, 2])])
+    chosen = dataset.filter_classes(valid_classes=[3, 1])
+    assert [point['label'] for point in chosen.filter_classes(invalid_classes=range(1, 2))] == [[0, 3], [3, 2]]
+    assert 'invalid_classes=range(0, 900)' in repr(dataset.filter_classes(invalid_classes=np.arange(900)))
+    names = [f'class {i:02}' for i in range(12)]
+    named = MapDataset.source([{'label': name} for name in names]).filter_classes(valid_classes=names)
+    assert repr(names) in repr(named)
+    with pytest.raises(InvalidArgumentError, match='have several'):
+        chosen.oversample()
+
+
+def test_parts_and_repeats():
+    dataset = MapDataset.range(10)
+    assert list(dataset.subset([3, -1, 3])) == [3, 9, 3]
+    assert list(dataset.subset(np.array([1]))) == [1]
+    assert list(dataset.percent(to_percent=0)) == []
+    assert list(dataset.percent(0.29, 0.5)) == [2, 3, 4]
+    assert len(dataset.repeat(min_size=21)) == 30
+    with pytest.raises(InvalidArgumentError, match='either'):
+        dataset.repeat(2, min_size=3)
+    tuples = MapDataset.source([('a', 1), ('b', 0)])
+    assert list(tuples.filter_classes(1, valid_classes=[0])) == [('b', 0)]
+
+
+@pytest.mark.parametrize(
+    ('make', 'match'),
+    [(lambda d: d.filter_classes(), 'either'), (lambda d: d.repeat().filter_classes(valid_classes=[1]), 'for ever'),
+     (lambda d: d.repeat().percent(0.5), 'for ever'), (lambda d: d.filter(bool).oversample(), 'gaps'),
+     (lambda d: d.map(lambda p: {'label': 0.5}).oversample(), 'label: want classes')],
+)  # fmt: skip
+def test_what_makes_no_choice(make, match):
+    with pytest.raises(InvalidArgumentError, match=match):
+        make(MapDataset.source([{'label': 1}] * 3))
+
+
+async def test_the_asynchronous_face(place):
+    async with aio.DatasetReader(place, granular.decoders) as reader:
+        dataset = await aio.MapDataset.source(reader).filter_classes(invalid_classes=[1])
+        assert len(dataset) == 4
+        assert [point['x'][0] async for point in await dataset.oversample(strategy='exact')] == [0, 7, 4, 5]
