@@ -310,11 +310,8 @@ def double(row):
 
 def test_in_worker_processes(several):
     stream = granular.ParquetIterDataset(several, ['id'], cycle_length=2).map(double)
-    ones = granular.MapDataset.source(granular.ParquetDataSource(several)).map(double).to_iter_dataset()
     with iter(stream.mp_prefetch(1)) as iterator:
         assert list(iterator) == list(stream)
-    with iter(ones.mp_prefetch(1)) as iterator:
-        assert list(iterator) == [2 * i for i in range(80)]
 
 
 # --- streams
@@ -434,6 +431,16 @@ def test_read_ahead_is_bounded(moto):
         assert size < 600_000  # of 800,000 in all: the footer, what 500 rows need, and five row groups more
         _, count, size = requests(lambda: sum(1 for _ in iterator))
         assert 200_000 < size < 900_000
+
+
+def test_two_who_iterate_at_once_keep_apart(moto):
+    path = write(moto.place() / 'x', numbers(1000), row_group_size=50, compression='none')
+    stream = granular.ParquetIterDataset(path, ['wide', 'id'], read_ahead=0).map(double)
+    _, _, alone = requests(lambda: list(stream))
+    with iter(stream) as one, iter(stream) as other:
+        found, _, size = requests(lambda: [(next(one), next(other)) for _ in range(1000)])
+    assert found == [(2 * i, 2 * i) for i in range(1000)]
+    assert size < 2.2 * alone
 
 
 async def test_an_asynchronous_stream(several):

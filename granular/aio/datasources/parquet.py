@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any, Final, SupportsIndex
+from typing import Any, Final, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,6 +136,13 @@ class ParquetDataSource(Opened):
         """The files, opened."""
         self._check_open()
         return self._footers
+
+    def copy(self) -> Self:
+        """Another source of the same files, with a life and a cache of its own."""
+        self._check_open()
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__, _cache=Cache(None, self._cache_bytes))
+        return twin
 
     # --- reading
 
@@ -276,7 +283,7 @@ class ParquetDataSource(Opened):
                 (group, self._footers[owner], group - int(self._firsts[owner]), tuple(names[i::count]))
                 for i in range(count)
             ]
-        spans = [chunks(footer, inner, names) for _, footer, inner, names in parts]
+        spans = await offload(lambda: [chunks(footer, inner, names) for _, footer, inner, names in parts])
         pieces = await _read_spans([footer for _, footer, _, _ in parts], spans)
 
         def call(i: int) -> dict[Key, Any]:

@@ -248,9 +248,7 @@ class _Blocking(_Adapter):
 
     def select(self, fields: Sequence[str]) -> Self | None:
         known, choose = getattr(self._source, 'column_names', None), getattr(self._source, 'select_columns', None)
-        if isinstance(known, list) and callable(
-            choose
-        ):  # a dataset of Hugging Face, which decodes no other column then
+        if isinstance(known, list) and callable(choose):  # of Hugging Face: no other column is decoded then
             if unknown := [field for field in fields if field not in known]:
                 raise UnknownKeyError(f'there are no columns {unknown}: there are {known}')
             return type(self)(choose(list(fields)), self._method)
