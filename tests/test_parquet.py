@@ -518,6 +518,14 @@ def test_replaced_files(place):
     assert granular.ParquetDataSource(path)[0]['id'] == 7
 
 
+def test_empty_files(place):
+    (place / 'x').write_bytes(b'')
+    with pytest.raises(GranularError, match='x'):
+        granular.ParquetDataSource(place / 'x')
+    empty = write(place / 'empty', numbers(0))
+    assert list(granular.ParquetDataSource(empty)) == list(granular.ParquetIterDataset([empty, empty])) == []
+
+
 def test_files_that_do_not_fit(tmp_path):
     one = write(granular.Path(tmp_path / 'one'), numbers(3))
     other = write(granular.Path(tmp_path / 'other'), numbers(3).drop_columns(['wide']))

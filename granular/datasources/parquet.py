@@ -138,7 +138,7 @@ class ParquetIterDataset(IterDataset):
       columns: their names, in the order wanted; all by default. What is not chosen is not read.
       cycle_length: how many files are read at a time.
       read_ahead: bytes of row groups that are read ahead, by what the footers say of them; at least one row group is.
-      read_options: threads, and how many rows are made ahead.
+      read_options: threads, and how many rows are made ahead; by default about 8 MiB of them, by the first row group.
       on_error: what becomes of a row that what stands before the first stage of several rows cannot make, as in
         ``MapDataset.to_iter_dataset``.
     """

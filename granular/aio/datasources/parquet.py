@@ -213,12 +213,12 @@ class ParquetDataSource(Opened):
         owner = int(self._owners[group])
         return weight(self._footers[owner], group - int(self._firsts[owner]), names)
 
-    async def expect(self, groups: Iterable[int], names: tuple[str, ...]) -> None:
+    async def expect(self, groups: Sequence[int], names: tuple[str, ...]) -> None:
         """Begin to read row groups that will be asked for; these are kept until then, whatever else is dropped."""
         cache = await self._enter()
         cache.expected = {(group, name) for group in groups for name in names}
-        for group in dict.fromkeys(group for group, _ in sorted(cache.expected)):
-            self._begin(cache, [key for key in sorted(cache.expected) if key[0] == group])
+        for group in groups:
+            self._begin(cache, [(group, name) for name in names])
 
     async def release(self) -> None:
         """Stop what is read ahead for nobody, and let go of what is kept."""

@@ -26,6 +26,7 @@ Ints = NDArray[np.int64]
 
 CYCLE: Final = 16
 READ_AHEAD: Final = 64 * MiB
+_LARGEST: Final = 256  # rows that are fetched at once
 _MOST: Final = 256  # row groups ahead, however small
 
 
@@ -52,10 +53,13 @@ class Rows(Source):
       data: the files.
       cycle: how many are read at a time.
       read_ahead: bytes of row groups that are read ahead, by what the footers say; at least one row group is.
+      options: how many rows are made ahead; by default some MiB of them.
     """
 
-    def __init__(self, data: ParquetDataSource, cycle: int, read_ahead: int) -> None:
-        self.data, self.cycle, self._read_ahead = data, cycle, read_ahead
+    def __init__(
+        self, data: ParquetDataSource, cycle: int, read_ahead: int, options: ReadOptions | None = None
+    ) -> None:
+        self.data, self.cycle, self._read_ahead, self.options = data, cycle, read_ahead, options
         self._source = convert(data)
         self._opened: _Opened | None = None
         self._current: list[int] = []  # the row groups that the last fetch needed
@@ -66,7 +70,7 @@ class Rows(Source):
 
     def renewed(self) -> 'Rows':
         """The same once it is open, for one who reads them by himself."""
-        twin = Rows(self.data.copy(), self.cycle, self._read_ahead)
+        twin = Rows(self.data.copy(), self.cycle, self._read_ahead, self.options)
         twin._opened = self._opened
         return twin
 
@@ -84,6 +88,13 @@ class Rows(Source):
 
     def __len__(self) -> int:
         return len(self.data)
+
+    def chunk(self) -> int:
+        """How many rows are worth one fetch: of narrow ones many, as a column costs the same however few they are."""
+        rows = next((footer.stops[0] for footer in self.data.footers if len(footer.stops)), 0)
+        if not rows:
+            return _LARGEST
+        return max(1, min(_LARGEST, MiB * int(rows) // max(1, self.data.weight(0, self.data.columns))))
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         opened = await self.open()
@@ -256,7 +267,11 @@ class ReadingRows(Flow):
         if self._inner is None:
             await need_loop()
             opened = await self._rows.open()
-            self._inner = opened, Reading(self._read.replaced(source=_over(self._read.source, self._rows.renewed())))
+            read = self._read.replaced(source=_over(self._read.source, self._rows.renewed()))
+            chunk = self._rows.chunk()
+            if self._rows.options is None:
+                read = read.replaced(options=ReadOptions(prefetch_buffer_size=8 * chunk))
+            self._inner = opened, Reading(read, chunk)
             self.parents = (self._inner[1],)
         return self._inner
 
@@ -295,7 +310,7 @@ def parquet_stream(
         if not isinstance(value, int) or value < least:
             raise InvalidArgumentError(f'{name} is {value!r}: want an integer from {least} on')
     data = ParquetDataSource(paths, columns, read_ahead)
-    rows = Rows(data, min(cycle_length, len(data.paths)), read_ahead)
+    rows = Rows(data, min(cycle_length, len(data.paths)), read_ahead, read_options)
     return ReadRows(rows, read_options or ReadOptions(), on_error=on_error)
 
 
@@ -319,7 +334,7 @@ class ParquetIterDataset(IterDataset):
       columns: their names, in the order wanted; all by default. What is not chosen is not read.
       cycle_length: how many files are read at a time.
       read_ahead: bytes of row groups that are read ahead, by what the footers say of them; at least one row group is.
-      read_options: threads, and how many rows are made ahead.
+      read_options: threads, and how many rows are made ahead; by default about 8 MiB of them, by the first row group.
       on_error: what becomes of a row that what stands before the first stage of several rows cannot make, as in
         ``MapDataset.to_iter_dataset``.
     """

@@ -132,14 +132,14 @@ class Reading(Flow):
 
     _workers: 'Workers | None'
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: Read, chunk: int = _CHUNK) -> None:
         self._read, self.errors = read, Errors(read.on_error)
         shard, options = read.shard, read.options
         self._stride = shard.shard_count
         length = len(read.source)
         self._stop = length // self._stride * self._stride if shard.drop_remainder else length
         weight = _weight(read.source)
-        self._chunk = max(1, min(_CHUNK // weight, options.prefetch_buffer_size // _CHUNKS))
+        self._chunk = max(1, min(chunk // weight, options.prefetch_buffer_size // _CHUNKS))
         self._task = _Chunks(read.source, self._stride, self._chunk, self._stop)
         self._workers = None
         depth = _CHUNKS
