@@ -4,6 +4,7 @@ The names here block; those of :mod:`granular.aio` are awaited.
 """
 
 from granular import aio, errors, formats, shuffle, sources
+from granular.aio.caches.memorysource import InMemoryDataSource
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, SequentialSampler
 from granular.aio.pipeline.source import RandomAccessDataSource
 from granular.aio.pipeline.transforms import (
@@ -23,6 +24,7 @@ from granular.aio.pipeline.transforms import (
 )
 from granular.aio.reply import io_stats
 from granular.bag import BagReader, BagWriter
+from granular.caches import RedisCache, SharedMemoryCache
 from granular.checkpoints import load_state, save_state
 from granular.cleaning import clean
 from granular.config import IOConfig
@@ -51,6 +53,7 @@ __all__ = [
     'FlatMapTransform',
     'GranularError',
     'IOConfig',
+    'InMemoryDataSource',
     'IndexSampler',
     'IterDataset',
     'Loader',
@@ -65,12 +68,14 @@ __all__ = [
     'RangeDataSource',
     'ReadOptions',
     'RecordMetadata',
+    'RedisCache',
     'SequentialSampler',
     'ShardByJaxProcess',
     'ShardByTorchRank',
     'ShardOptions',
     'ShardedDatasetReader',
     'ShardedDatasetWriter',
+    'SharedMemoryCache',
     'aio',
     'clean',
     'decoders',

@@ -3,6 +3,9 @@
 from granular.aio import sources
 from granular.aio.bag import BagReader
 from granular.aio.bagwriter import BagWriter
+from granular.aio.caches.memorysource import InMemoryDataSource
+from granular.aio.caches.rediscache import RedisCache
+from granular.aio.caches.sharedcache import SharedMemoryCache
 from granular.aio.checkpoints import load_state, save_state
 from granular.aio.cleaning import clean
 from granular.aio.dataset import DatasetReader
@@ -24,12 +27,15 @@ __all__ = [
     'DatasetIterator',
     'DatasetReader',
     'DatasetWriter',
+    'InMemoryDataSource',
     'IterDataset',
     'Loader',
     'MapDataset',
     'Path',
+    'RedisCache',
     'ShardedDatasetReader',
     'ShardedDatasetWriter',
+    'SharedMemoryCache',
     'aclose',
     'clean',
     'load_state',

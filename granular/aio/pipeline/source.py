@@ -175,6 +175,11 @@ class _Adapter(Source):
     def __len__(self) -> int:
         return length_of(self._source)
 
+    @property
+    def root(self) -> Any:
+        """What it reads."""
+        return self._source
+
     def describe(self) -> str:
         if isinstance(self._source, range):
             return repr(self._source)
