@@ -11,7 +11,7 @@ import pytest
 
 import granular
 from tests.oracles import Oracle
-from tests.servers import FakeGCSServer, HTTPServer, MotoServer, SeaweedServer, Server
+from tests.servers import FakeGCSServer, HTTPServer, MotoServer, RedisServer, SeaweedServer, Server
 
 STORES = ('local', 'memory', 'moto', 'seaweed', 'fakegcs')
 BUCKETS = ('moto', 'seaweed', 'fakegcs')
@@ -75,6 +75,12 @@ def seaweed() -> Iterator[SeaweedServer]:
 @pytest.fixture(scope='session')
 def fakegcs() -> Iterator[FakeGCSServer]:
     with FakeGCSServer() as server:
+        yield server
+
+
+@pytest.fixture(scope='session')
+def redis_server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
         yield server
 
 

@@ -12,6 +12,8 @@ PAIRS = [
     (getattr(granular, name), getattr(aio, name))
     for name in ('BagReader', 'BagWriter', 'DatasetReader', 'DatasetWriter', 'Loader', 'Path')
 ] + [
+    (granular.SharedMemoryCache, aio.SharedMemoryCache),
+    (granular.RedisCache, aio.RedisCache),
     (granular.ShardedDatasetReader, aio.ShardedDatasetReader),
     (granular.ShardedDatasetWriter, aio.ShardedDatasetWriter),
     *((getattr(sources, name), getattr(aio.sources, name)) for name in SOURCES),
@@ -22,7 +24,7 @@ ONLY_ASYNC = {'aclose', 'abort', 'open', 'choose', 'readers', 'bags'} | {
     'immediate', 'length_of', 'get_now', 'limits', 'table_job', 'limits_in', 'data_job', 'in_memory', 'of_version',
     'add', 'crowded', 'lookup', 'known', 'of_shard', 'beside', 'checked', 'sums', 'verify', 'check_references',
     'call', 'describe', 'doing', 'made', 'parents', 'release', 'select', 'sparse', 'spent',
-    'keep', 'cut', 'unused',
+    'keep', 'cut', 'unused', 'identity',
 }  # fmt: skip
 ONLY_SYNC = {'close', 'aio', 'endless', 'seed'}
 

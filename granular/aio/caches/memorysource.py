@@ -52,6 +52,8 @@ class InMemoryDataSource:
         segment = attach(path) if elements is None else create(path, lambda fd: _fill(fd, elements))
         self._holder = segment.holder
         try:
+            if not os.fstat(segment.fd).st_size:  # which cannot be mapped
+                raise CorruptError(f'{path}: is empty')
             self._map = mmap.mmap(segment.fd, 0, access=mmap.ACCESS_READ)
             self._ends, self._sum = _index(self._map, path)
         except BaseException:
