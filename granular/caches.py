@@ -125,6 +125,11 @@ class RedisCache(Cache[rediscache.RedisCache]):
             )
         )
 
+    @property
+    def url(self) -> str:
+        """The server's address, without user and password."""
+        return self.aio.url
+
     def stats(self) -> dict[str, int]:
         """What this process counted.
 

@@ -197,9 +197,8 @@ def total(source, queue):
     queue.put(sum(source))
 
 
-@pytest.mark.parametrize('method', ['fork', 'spawn'])
-def test_processes_of_multiprocessing(method):
-    context = multiprocessing.get_context(method)
+def test_forked_processes_and_pickled_ones():
+    context = multiprocessing.get_context('fork')
     with granular.InMemoryDataSource(range(100)) as source:
         queue = context.SimpleQueue()
         processes = [context.Process(target=total, args=(source, queue)) for _ in range(2)]
@@ -210,6 +209,8 @@ def test_processes_of_multiprocessing(method):
             process.join()
             process.close()
         queue.close()
+        code = 'import pickle, sys; s = pickle.loads(bytes.fromhex(sys.argv[1])); print(repr(s), sum(s))'
+        assert program(code, pickle.dumps(source).hex()).communicate() == (f'{source!r} 4950\n', '')
         assert sum(granular.InMemoryDataSource(name=source.name)) == 4950
 
 

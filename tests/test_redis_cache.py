@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 import uuid
@@ -241,7 +242,7 @@ def test_the_password_is_not_shown(source, monkeypatch, caplog, space):
             assert twin.fetch(range(8)) == list(range(8))
             assert twin.stats()['hits'] == 8
             monkeypatch.setenv('GRANULAR_REDIS_URL', f'redis://:{PASSWORD}@elsewhere:1/0')
-            assert 'elsewhere' not in repr(pickle.loads(data))
+            assert pickle.loads(data).url == cache.url == f'redis://127.0.0.1:{server.port}/0'
     assert PASSWORD not in caplog.text
 
 
@@ -271,3 +272,27 @@ def test_values_expire(source, redis_server, space):
 def test_arguments(options):
     with pytest.raises(InvalidArgumentError):
         granular.RedisCache([1], **options)
+
+
+class Odd:
+    """A source with the repr of any object."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return index
+
+
+@pytest.mark.parametrize('source', [[1, 2], np.zeros(3), Odd(), granular.MapDataset.source(Odd()).shuffle(1)])
+def test_what_says_nothing_of_itself_needs_a_fingerprint(source, redis_server, space):
+    with pytest.raises(InvalidArgumentError, match='pass fingerprint='):
+        granular.RedisCache(source, redis_server.url, namespace=space)
+    with granular.RedisCache(source, redis_server.url, namespace=space, fingerprint='mine') as cache:
+        assert cache[1] == source[1]
+
+
+def test_without_redis_py(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'redis.asyncio', None)
+    with pytest.raises(granular.errors.MissingExtraError, match=r'granular\[redis\]'):
+        granular.RedisCache(range(3))

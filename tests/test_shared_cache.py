@@ -124,6 +124,15 @@ def test_a_transform_that_fails_names_the_step(source):
     assert 'step 7' in caught.value.__notes__[0]
 
 
+def test_what_a_filter_left_out_is_kept_as_such(source):
+    dataset = granular.MapDataset.source(source).filter(lambda point: point['label'] % 2)
+    with granular.SharedMemoryCache(dataset, label) as cache:
+        for _ in range(2):
+            assert cache.fetch(range(4)) == [None, 1, None, 3]
+        assert len(source.asked) == 1
+        assert list(granular.MapDataset.source(cache)) == list(range(1, 64, 2))
+
+
 def test_images_are_kept_decoded_before_the_transforms():
     images = [Image.fromarray(np.random.default_rng(i).integers(0, 256, (8, 9, 3), np.uint8)) for i in range(4)]
     pack, unpack = granular.formats.pack_image, granular.formats.unpack_image

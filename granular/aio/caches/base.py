@@ -17,15 +17,20 @@ from granular.aio.pipeline.source import Failure, convert, length_of, map_in_thr
 from granular.aio.reply import counters
 from granular.aio.sharded import ShardedDatasetReader
 from granular.config import MiB
-from granular.errors import EncodeError
+from granular.errors import EncodeError, InvalidArgumentError
 from granular.values import decode, encode
 
 Function = Callable[[Any], Any] | Any
+_NONE: Final = encode(None)
 _IN_PLACE: Final = MiB  # bytes of records that are decoded on the loop
 
 
 class Cache(Opened):
-    """A source, and what is kept of it."""
+    """A source, and what is kept of it.
+
+    Attributes:
+      sparse: whether some of its values may be None, because a filter left them out.
+    """
 
     def __init__(self, source: Any, transform: Function | None, pack: Function | None, unpack: Function | None) -> None:
         super().__init__()
@@ -35,6 +40,7 @@ class Cache(Opened):
         self._pack = None if pack is None else method_of(pack, 'map')
         self._unpack = None if unpack is None else method_of(unpack, 'map')
         self._length = -1
+        self.sparse = self._below.sparse
 
     def __repr__(self) -> str:
         more = '' if self._transform is None else f', transform={name_of(self._transform)}'
@@ -47,7 +53,7 @@ class Cache(Opened):
             await core._ensure_open()
         length = length_of(self._below)
         if self._length not in (-1, length):
-            raise EncodeError(f'{self!r}: the source has {length} elements here, and had {self._length}')
+            raise InvalidArgumentError(f'{self!r}: the source has {length} elements here, and had {self._length}')
         self._length = length
         await self._connect()
 
@@ -102,9 +108,10 @@ class Cache(Opened):
         return await map_in_threads([self._value], found, doing, places)
 
     async def _read(self, missing: Sequence[int]) -> list[Any]:
-        """The records of indices, read below; None or a Failure where there is none."""
+        """The records of indices, read below; a Failure where there is none."""
         values = await self._below.fetch(np.array(missing, np.int64))
-        return await map_in_threads([self._encoded], values, 'caching', missing)
+        records = await map_in_threads([self._encoded], values, 'caching', missing)
+        return [_NONE if record is None else record for record in records]
 
     def _encoded(self, value: Any, place: int) -> bytes:
         try:
@@ -115,31 +122,42 @@ class Cache(Opened):
     def _value(self, found: Any, place: int) -> Any:
         """What the caller gets of a record, with memory of its own."""
         value = decode(self._record(found))
+        if value is None:  # what a filter left out stays so
+            return None
         if self._unpack is not None:
             value = self._unpack(value)
         return value if self._transform is None else self._transform(value)
 
-    def _fingerprint(self) -> bytes:
-        """16 bytes that tell a source from others: its stages and length, its readers, and ``pack``."""
+    def _fingerprint(self, alone: bool) -> bytes:
+        """16 bytes that tell a source from others: its stages and length, its readers, and ``pack``.
+
+        Args:
+          alone: whether nothing else keeps what is cached from being that of another run.
+
+        Raises:
+          InvalidArgumentError: if it is to tell alone, and a source says nothing of itself.
+        """
         parts: list[Any] = [stages(self._below), self._length, None if self._pack is None else name_of(self._pack)]
-        for reader in _readers(self._below):
-            *told, functions = reader.identity
-            parts.append((*told, {key: name_of(fn) for key, fn in functions.items()}))
+        for root in _roots(self._below):
+            if isinstance(root, DatasetReader):
+                *told, functions = root.identity
+                parts.append((*told, {key: name_of(fn) for key, fn in functions.items()}))
+            elif alone and (isinstance(root, list | tuple | np.ndarray) or ' at 0x' in repr(root)):
+                raise InvalidArgumentError(
+                    f'{self!r}: a {type(root).__name__} does not say what tells it from another one: pass fingerprint='
+                )
         return hashlib.sha256(repr(parts).encode()).digest()[:16]
 
 
-def _readers(stage: Any) -> Iterator[DatasetReader]:
-    """The readers at the roots of a pipeline, or the shards of one."""
+def _roots(stage: Any) -> Iterator[Any]:
+    """What a pipeline reads in the end; of a sharded dataset its shards."""
     for parent in stage.parents:
-        yield from _readers(parent)
-    root = getattr(stage, 'root', None)
-    root = getattr(root, 'aio', root)
-    if isinstance(root, ShardedDatasetReader):
-        yield from root.readers
-    elif isinstance(root, DatasetReader):
-        yield root
+        yield from _roots(parent)
+    if (root := getattr(stage, 'root', None)) is not None:
+        core = getattr(root, 'aio', root)
+        yield from core.readers if isinstance(core, ShardedDatasetReader) else [core]
 
 
 def is_record(found: Any) -> bool:
-    """Whether it is one: no None, and no Failure."""
-    return found is not None and type(found) is not Failure
+    """Whether it is one, and no Failure."""
+    return type(found) is not Failure

@@ -54,7 +54,8 @@ class RedisCache(Cache):
       transform: a function of each value, or an object with ``map``, that runs at each read, in threads.
       namespace: what all keys begin with.
       fingerprint: what tells this source from others; on all machines the same. By default made of its stages and its
-        length, and of a reader's address, spec, versions and decoders. Functions count by their names.
+        length, and of a reader's address, spec, versions and decoders. Functions count by their names. A list, or an
+        object without a ``__repr__`` of its own, needs one.
       expire: seconds after which a value is dropped; None for never.
       timeout: seconds that the server may take to answer.
       wait: seconds to wait for what others are reading.
@@ -105,12 +106,14 @@ class RedisCache(Cache):
         more = {**self._options, 'fingerprint': self._print, 'pack': pack, 'unpack': unpack}
         return _again, (type(self), (self._source, self._shown, transform), more, self._told, self._length)
 
-    def __repr__(self) -> str:
-        return f'{super().__repr__()[:-1]}, url={self._shown!r})'
+    @property
+    def url(self) -> str:
+        """The server's address, without user and password."""
+        return self._shown
 
     async def _connect(self) -> None:
         if self._print is None:
-            self._print = self._fingerprint().hex()
+            self._print = self._fingerprint(alone=True).hex()
         self._prefix = f'{self._namespace}:{self._print}:'
 
     async def _close(self) -> None:
@@ -156,7 +159,8 @@ class RedisCache(Cache):
             self._down = time.monotonic() + self._retry
             if not self._failing:
                 # No text of it, which may quote what the server was told.
-                logger.warning('%s: %s: going on without it', self._shown, type(error).__name__)
+                kind = type(error).__name__
+                logger.warning('%s: %s: going on without it; passwords come from %s', self._shown, kind, VARIABLE)
             self._failing = True
             return None
         if self._failing:

@@ -70,7 +70,7 @@ class SharedMemoryCache(Cache):
 
     async def _connect(self) -> None:
         if self._address is None:
-            self._table = Table.new(self._length, self._max_bytes, self._fingerprint(), self._name)
+            self._table = Table.new(self._length, self._max_bytes, self._fingerprint(alone=False), self._name)
         else:
             self._table = Table.at(self._address)
 

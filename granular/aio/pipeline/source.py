@@ -171,6 +171,7 @@ class _Adapter(Source):
         self._source = source
         self.endless = not hasattr(source, '__len__')
         self.seed = getattr(source, 'seed', 0)
+        self.sparse = bool(getattr(source, 'sparse', False))
 
     def __len__(self) -> int:
         return length_of(self._source)
