@@ -60,6 +60,10 @@ def test_read_once_for_all(source, redis_server, space, client):
         assert sorted(granular.MapDataset.source(cache).shuffle(3)) == list(range(64))
     with pytest.raises(ClosedError):
         cache[1]
+    until = time.monotonic() + 5
+    while len(client.client_list()) > 1:  # all but the test's own
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def test_a_batch_is_one_command(source, redis_server, space, client):

@@ -78,6 +78,10 @@ async def test_the_asynchronous_face(source):
         assert await cache.get(5) == 5
         assert await asyncio.gather(*(cache.fetch([i, i + 1]) for i in range(20))) == [[i, i + 1] for i in range(20)]
         assert len(source.asked) == 1
+    late = aio.SharedMemoryCache([1, 2])
+    assert await late.get(-1) == 2
+    assert await pickle.loads(pickle.dumps(late)).get(0) == 1
+    await late.aclose()
     with pytest.raises(ClosedError, match='not open yet'):
         pickle.dumps(aio.SharedMemoryCache(source))
 

@@ -81,7 +81,9 @@ class Cache(Opened):
 
     async def get(self, index: SupportsIndex) -> Any:
         """The value at an index, negative from the end."""
-        return (await self.fetch([index_of(index, len(self), repr(self))]))[0]
+        if self._state != 'open':
+            await self._ensure_open()
+        return (await self.fetch([index_of(index, self._length, repr(self))]))[0]
 
     async def fetch(self, indices: Any) -> list[Any]:
         """The values at many indices, in the order asked; what is missing is read below in one fetch.

@@ -97,6 +97,8 @@ class RedisCache(Cache):
         self._expire = None if expire is None else round(expire * 1000)
         self._timeout, self._wait, self._retry = timeout, wait, retry
         self._namespace, self._print = namespace, fingerprint
+        self._key = 'redis', secrets.token_hex(8)
+        self._asking = False
         self._down = 0.0
         self._failing = False
         self._counted = dict.fromkeys(_COUNTERS, 0)
@@ -117,7 +119,10 @@ class RedisCache(Cache):
         self._prefix = f'{self._namespace}:{self._print}:'
 
     async def _close(self) -> None:
-        pass
+        if self._asking:
+            client = (await scope()).peek(self._key)  # those of other loops end with these
+            if client is not None:
+                await client.aclose()
 
     def stats(self) -> dict[str, int]:
         """What this process counted.
@@ -145,7 +150,8 @@ class RedisCache(Cache):
             opened.on_close(client.aclose)
             return client
 
-        return await (await scope()).get(('redis', self._url, self._timeout), create)
+        self._asking = True
+        return await (await scope()).get(self._key, create)
 
     async def _asked(self, ask: Callable[[Any], Awaitable[T]]) -> T | None:
         """What the server answers; None if it does not."""

@@ -24,14 +24,15 @@ class SharedMemoryCache(Cache):
     ``torchrun``, and lives as long as one of them; if they are all killed, what is left is removed by the next process
     that makes such memory.
 
-    Nothing is dropped: once it is full, what is missing is read below each time. Linux only.
+    Nothing is dropped: once it is full, what is missing is read below each time. Processes that miss a value at the
+    same moment read it each, and it is kept once. Linux only.
 
     Memory: ``max_bytes`` and 8 for each index, for all processes together, taken as values come.
 
     Args:
       source: whatever a MapDataset takes as a source.
       transform: a function of each value, or an object with ``map``, that runs at each read, in threads.
-      max_bytes: of the values kept, 17 bytes or more for each above its own.
+      max_bytes: bytes that what is kept may take: the values' own, and some 20 more for each.
       name: 1 to 160 of ``A-Z a-z 0-9 _ . -``, for processes that are started apart.
       pack: makes of a value what can be kept: None, a bool, an int, a float, a complex, a str, bytes, a numpy array,
         or a list, tuple or dict of these. By default values are such. Runs in threads, once for each value.
