@@ -1,5 +1,4 @@
-"""What caches of any kind have in common: a batch is looked up at once, and what is missing is read below in one
-fetch."""
+"""What caches of any kind have in common: a batch is looked up at once, and read below at once where it is missing."""
 
 import abc
 import hashlib
@@ -8,6 +7,7 @@ from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
+from granular.aio.bag import BagReader
 from granular.aio.dataset import DatasetReader
 from granular.aio.indexing import index_of, indices_of
 from granular.aio.lifecycle import Opened
@@ -144,6 +144,8 @@ class Cache(Opened):
             if isinstance(root, DatasetReader):
                 *told, functions = root.identity
                 parts.append((*told, {key: name_of(fn) for key, fn in functions.items()}))
+            elif isinstance(root, BagReader):
+                parts.append((root.size, None if root.known is None else root.known.pin))
             elif alone and (isinstance(root, list | tuple | np.ndarray) or ' at 0x' in repr(root)):
                 raise InvalidArgumentError(
                     f'{self!r}: a {type(root).__name__} does not say what tells it from another one: pass fingerprint='

@@ -166,7 +166,10 @@ class RedisCache(Cache):
             if not self._failing:
                 # No text of it, which may quote what the server was told.
                 kind = type(error).__name__
-                logger.warning('%s: %s: going on without it; passwords come from %s', self._shown, kind, VARIABLE)
+                hint = (
+                    f' (a password that was not pickled is taken from {VARIABLE})' if 'Authentication' in kind else ''
+                )
+                logger.warning('%s: %s: going on without it%s', self._shown, kind, hint)
             self._failing = True
             return None
         if self._failing:
@@ -180,26 +183,34 @@ class RedisCache(Cache):
         answers = await self._asked(lambda client: client.mget(keys)) if keys else []
         if answers is None:
             return [None] * len(places)
+        found = self._hits(places, answers)
+        self._counted['damaged'] += found.count(None) - answers.count(None)
+        return found
+
+    def _hits(self, places: Sequence[int], answers: Sequence[bytes | None]) -> list[bytes | None]:
+        """What was found is counted."""
         found = [self._checked(answer, place) for answer, place in zip(answers, places, strict=True)]
         self._counted['hits'] += len(found) - found.count(None)
         return found
 
     async def _fill(self, missing: Sequence[int]) -> Mapping[int, Any]:
         token = secrets.token_hex(8)
-        locks = await self._asked(lambda client: self._lock(client, missing, token))
-        if locks is None:
+        answered = await self._asked(lambda client: self._lock(client, missing, token))
+        if answered is None:
             self._counted['bypassed'] += len(missing)
             return dict(zip(missing, await self._read(missing), strict=True))
-        ours = [place for place, got in zip(missing, locks, strict=True) if got]
-        records: dict[int, Any] = {}
-        if ours:
+        locked, there = answered
+        records: dict[int, Any] = dict(there)
+        if locked:
             try:
-                records = dict(zip(ours, await self._read(ours), strict=True))
-                await self._asked(lambda client: self._store(client, records))
+                if ours := [place for place in locked if place not in there]:
+                    new = dict(zip(ours, await self._read(ours), strict=True))
+                    await self._asked(lambda client: self._store(client, new))
+                    records |= new
+                    self._counted['misses'] += len(ours)
             finally:
-                names = [self._lock_of(place) for place in ours]
+                names = [self._lock_of(place) for place in locked]
                 await self._asked(lambda client: client.eval(_UNLOCK, len(names), *names, token))
-            self._counted['misses'] += len(ours)
         if others := [place for place in missing if place not in records]:
             records |= await self._await(others)
         if left := [place for place in others if place not in records]:
@@ -228,15 +239,21 @@ class RedisCache(Cache):
         self._counted['waited'] += len(records)
         return records
 
-    async def _lock(self, client: Any, places: Sequence[int], token: str) -> list[Any]:
+    async def _lock(self, client: Any, places: Sequence[int], token: str) -> tuple[list[int], dict[int, bytes]]:
+        """Which of these are to be read by us, and what others have stored since they were missing."""
         # Longer than anybody waits for it, so that who is slow is not read beside.
         milliseconds = max(1000, round(self._wait * 2000))
         async with client.pipeline(transaction=False) as pipeline:
             for place in places:
                 pipeline.set(self._lock_of(place), token, nx=True, px=milliseconds)
-            answers: list[Any] = await pipeline.execute(raise_on_error=False)
-        # A server that is full refuses to lock as well.
-        return [True if isinstance(answer, Exception) else answer for answer in answers]
+            pipeline.mget([f'{self._prefix}{place}' for place in places])
+            *locks, answers = await pipeline.execute(raise_on_error=False)
+        if isinstance(answers, Exception):
+            raise answers
+        found = zip(places, self._hits(places, answers), strict=True)
+        # What is refused is an error, and as good as ours: a server that is full refuses to lock.
+        locked = [place for place, got in zip(places, locks, strict=True) if got]
+        return locked, {place: record for place, record in found if record is not None}
 
     async def _store(self, client: Any, records: Mapping[int, Any]) -> None:
         async with client.pipeline(transaction=False) as pipeline:
@@ -259,10 +276,7 @@ class RedisCache(Cache):
         if answer is None:
             return None
         record = answer[_HEAD:]
-        if answer[:_HEAD] != _MAGIC + self._sum(record, place).to_bytes(4, 'little'):
-            self._counted['damaged'] += 1
-            return None
-        return record
+        return record if answer[:_HEAD] == _MAGIC + self._sum(record, place).to_bytes(4, 'little') else None
 
     def _sum(self, record: bytes, place: int) -> int:
         return crc32c(record, crc32c(place.to_bytes(8, 'little')))
@@ -272,14 +286,14 @@ def _apart(url: str) -> tuple[str, bool]:
     """An address without its user and password, and whether it had them."""
     try:
         parts = urllib.parse.urlsplit(url)
-        port = parts.port
+        _ = parts.port
     except ValueError:
         raise InvalidArgumentError('url is no address: want redis://host:port/database') from None
     if parts.scheme not in ('redis', 'rediss', 'unix'):
         raise InvalidArgumentError(f'url has the scheme {parts.scheme!r:.40}: want redis://, rediss:// or unix://')
     query = urllib.parse.parse_qsl(parts.query, keep_blank_values=True)
     shown = urllib.parse.urlencode([(name, value) for name, value in query if name not in ('username', 'password')])
-    host = (parts.hostname or '') + ('' if port is None else f':{port}')
+    host = parts.netloc.rpartition('@')[2]
     secret = '@' in parts.netloc or len(shown) != len(urllib.parse.urlencode(query))
     return urllib.parse.urlunsplit((parts.scheme, host, parts.path, shown, '')), secret
 
