@@ -7,7 +7,7 @@ import sys
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
@@ -233,6 +233,7 @@ def test_raw_images_keep_palette_and_transparency(tmp_path, transparency):
     assert found.convert('RGBA').tobytes() == image.convert('RGBA').tobytes()
 
 
+@settings(max_examples=40)
 @given(
     hnp.arrays(
         st.sampled_from(['u1', '>u2', 'f4', '?', 'i8', 'c8']), hnp.array_shapes(min_dims=0, min_side=0, max_side=4)
@@ -250,6 +251,7 @@ def test_what_is_no_image(value):
         formats.pack_image(value)
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_damaged_raw_images(data):
     image = Image.new('P', (3, 3))

@@ -184,7 +184,7 @@ def test_workers_of_torch(source):
     import torch  # here, as the programs below import this module
 
     with granular.SharedMemoryCache(source, label) as cache:
-        for context, count in (('spawn', 1), ('fork', 2)):
+        for context, count in (('fork', 2), ('spawn', 1)):
             loader = torch.utils.data.DataLoader(cache, 8, num_workers=count, multiprocessing_context=context)
             assert torch.cat(list(loader)).tolist() == list(range(64))
         assert sorted(i for line in source.asked for i in line) == list(range(64))
