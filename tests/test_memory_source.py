@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import uuid
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 import granular
 from granular.aio.caches.segments import FOLDER
-from granular.aio.stores.locks import held
+from granular.aio.stores.locks import held, lock
 from granular.errors import (
     AlreadyExistsError,
     ClosedError,
@@ -37,6 +38,9 @@ VALUES = st.recursive(
 )
 
 
+RUN = f'run-{uuid.uuid4().hex[:12]}'  # in each name, as others may run these tests as well
+
+
 def left():
     """Memory that has a name, and nobody who keeps it."""
     paths = [os.path.join(FOLDER, name) for name in os.listdir(FOLDER) if name.startswith('granular-')]
@@ -55,17 +59,16 @@ def opened():
 @pytest.fixture(autouse=True)
 def clean():
     yield
-    if left() or opened():
+    if opened():
         gc.collect()  # which takes a while, once torch is there
-    assert left() == set()
+    assert not [path for path in left() if RUN in path]
     assert opened() == []
 
 
-def program(code, *args, **kwargs):
-    return subprocess.Popen(
-        [sys.executable, '-W', 'error', '-c', code, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        **kwargs,
-    )  # fmt: skip
+def program(code, *args):
+    """Python code that knows the name of this run, in a process of its own."""
+    command = [sys.executable, '-W', 'error', '-c', f'RUN = {RUN!r}\n{code}', *args]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @settings(max_examples=50)
@@ -145,19 +148,19 @@ def test_elements_of_any_kind():
 
 
 def test_attached_by_name_from_another_process():
-    with granular.InMemoryDataSource([b'a\0', np.arange(3)], name='there') as source:
+    with granular.InMemoryDataSource([b'a\0', np.arange(3)], name=f'{RUN}-there') as source:
         code = (
-            "import granular; s = granular.InMemoryDataSource(name='there'); s.unlink(); print(s, s[0], s[1].sum());"
-            ' print(granular.InMemoryDataSource([1, 2]))'
+            "import granular; s = granular.InMemoryDataSource(name=f'{RUN}-there'); s.unlink();"
+            ' print(s, s[0], s[1].sum()); print(granular.InMemoryDataSource([1, 2]))'
         )
         out, error = program(code).communicate()
         assert (out.splitlines(), error) == ([f"{source!r} b'a\\x00' 3", repr(granular.InMemoryDataSource([1, 2]))], '')
         # It neither removed it when it ended, nor when it was told to.
-        assert granular.InMemoryDataSource(name='there')[0] == b'a\0'
+        assert granular.InMemoryDataSource(name=f'{RUN}-there')[0] == b'a\0'
         with pytest.raises(AlreadyExistsError, match='there'):
-            granular.InMemoryDataSource([1], name='there')
+            granular.InMemoryDataSource([1], name=f'{RUN}-there')
     with pytest.raises(NotFoundError, match='there'):
-        granular.InMemoryDataSource(name='there')
+        granular.InMemoryDataSource(name=f'{RUN}-there')
 
 
 def test_its_repr_tells_elements_and_not_places():
@@ -176,14 +179,14 @@ def test_its_repr_tells_elements_and_not_places():
 
 
 def test_it_pickles_to_its_name():
-    source = granular.InMemoryDataSource([b'x' * 10_000], name='pickled')
+    source = granular.InMemoryDataSource([b'x' * 10_000], name=f'{RUN}-pickled')
     data = pickle.dumps(source)
     assert len(data) < 200
     twin = pickle.loads(data)
     assert twin[0] == source[0]
     assert repr(twin) == repr(source)
     twin.close()
-    assert granular.InMemoryDataSource(name='pickled')[0] == source[0]
+    assert granular.InMemoryDataSource(name=f'{RUN}-pickled')[0] == source[0]
     source.unlink()
     assert source[0] == b'x' * 10_000
     with pytest.raises(NotFoundError):
@@ -216,27 +219,26 @@ def test_forked_processes_and_pickled_ones():
 
 
 def test_an_owner_that_is_collected_or_ends_leaves_nothing():
-    source = granular.InMemoryDataSource([1], name='brief')
+    source = granular.InMemoryDataSource([1], name=f'{RUN}-brief')
     del source
     gc.collect()
     with pytest.raises(NotFoundError):
-        granular.InMemoryDataSource(name='brief')
+        granular.InMemoryDataSource(name=f'{RUN}-brief')
     out, error = program(
-        "import granular; s = granular.InMemoryDataSource([1], name='brief'); print(s[0])"
+        "import granular; s = granular.InMemoryDataSource([1], name=f'{RUN}-brief'); print(s[0])"
     ).communicate()
     assert (out, error) == ('1\n', '')
 
 
 def test_what_a_killed_owner_left_is_removed_by_the_next():
     process = program(
-        "import granular, time; s = granular.InMemoryDataSource([1], name='killed'); print(s[0], flush=True);"
+        "import granular, time; s = granular.InMemoryDataSource([1], name=f'{RUN}-killed'); print(s[0], flush=True);"
         ' time.sleep(60)'
     )
     assert process.stdout.readline() == '1\n'
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert any('killed' in name for name in left())
-    with granular.InMemoryDataSource([2], name='killed') as source:  # the same name, too
+    with granular.InMemoryDataSource([2], name=f'{RUN}-killed') as source:  # the same name, too
         assert source[0] == 2
 
 
@@ -259,14 +261,16 @@ def test_names(name):
 
 
 def test_memory_that_is_no_source(tmp_path):
-    place = os.path.join(FOLDER, f'granular-{os.getuid()}-data-odd')
+    place = os.path.join(FOLDER, f'granular-{os.getuid()}-data-{RUN}-odd')
     for content in (b'', b'granular-data-1\n', b'x' * 100, b'granular-data-1\n' + b'\xff' * 100):
         with open(place, 'wb') as file:
+            lock(file.fileno())  # so that nobody takes it for one that was left
             file.write(content)
-        with pytest.raises(granular.errors.CorruptError, match='odd'):
-            granular.InMemoryDataSource(name='odd')
+            file.flush()
+            with pytest.raises(granular.errors.CorruptError, match='odd'):
+                granular.InMemoryDataSource(name=f'{RUN}-odd')
     os.unlink(place)
     os.symlink(tmp_path, place)
     with pytest.raises(granular.errors.AccessDeniedError):
-        granular.InMemoryDataSource(name='odd')
+        granular.InMemoryDataSource(name=f'{RUN}-odd')
     os.unlink(place)
