@@ -277,6 +277,21 @@ def test_after_the_end_of_the_owner_workers_read_on(source):
     assert source.asked == [[1, 2], [3]]
 
 
+def test_after_the_owner_was_killed_workers_read_on_and_nothing_is_left():
+    code = 'import granular, pickle, time; c = granular.SharedMemoryCache(range(5)); c[1]'
+    owner = program(f'{code}; print(pickle.dumps(c).hex(), flush=True); time.sleep(60)')
+    data = bytes.fromhex(owner.stdout.readline())
+    twin = pickle.loads(data)
+    assert twin[1] == 1
+    owner.kill()
+    owner.communicate()
+    assert twin.fetch([1, 2]) == [1, 2]
+    assert twin.stats()['misses'] == 2
+    twin.close()
+    with pytest.raises(NotFoundError):
+        pickle.loads(data)[1]
+
+
 # --- with a name ------------------------------------------------------------------------------------------------------
 
 PROGRAM = """
