@@ -15,7 +15,7 @@ BENCHMARKS = {
     for fn in (
         remote.medium, remote.small, remote.large, remote.tls, remote.tail, remote.faults,
         pipelines.streams, pipelines.blocks, pipelines.overhead, pipelines.workers, pipelines.labels,
-        mixing.mixing, caching.blockcache,
+        mixing.mixing, caching.blockcache, caching.shared,
         rest.local, rest.batch, rest.opening, rest.memory, rest.first, rest.images, rest.processes,
         arrayrecord.arrayrecord,
     )

@@ -4,6 +4,7 @@ The names here block; those of :mod:`granular.aio` are awaited.
 """
 
 from granular import aio, errors, filters, formats, shuffle, sources
+from granular.aio.caches.memorysource import InMemoryDataSource
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, SequentialSampler
 from granular.aio.pipeline.source import RandomAccessDataSource
 from granular.aio.pipeline.transforms import (
@@ -23,6 +24,7 @@ from granular.aio.pipeline.transforms import (
 )
 from granular.aio.reply import io_stats
 from granular.bag import BagReader, BagWriter
+from granular.caches import RedisCache, SharedMemoryCache
 from granular.checkpoints import load_state, save_state
 from granular.cleaning import clean
 from granular.config import IOConfig
@@ -69,6 +71,7 @@ __all__ = [
     'FlatMapTransform',
     'GranularError',
     'IOConfig',
+    'InMemoryDataSource',
     'IndexSampler',
     'IterDataset',
     'Loader',
@@ -86,6 +89,7 @@ __all__ = [
     'RangeDataSource',
     'ReadOptions',
     'RecordMetadata',
+    'RedisCache',
     'RepeatWrapper',
     'SequentialSampler',
     'ShardByJaxProcess',
@@ -93,6 +97,7 @@ __all__ = [
     'ShardOptions',
     'ShardedDatasetReader',
     'ShardedDatasetWriter',
+    'SharedMemoryCache',
     'ShuffleWrapper',
     'SubsetWrapper',
     'aio',

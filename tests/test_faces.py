@@ -16,6 +16,8 @@ PAIRS = [
     (getattr(granular, name), getattr(aio, name))
     for name in ('ArrayRecordDataSource', 'BagReader', 'BagWriter', 'DatasetReader', 'DatasetWriter', 'Loader', 'Path')
 ] + [
+    (granular.SharedMemoryCache, aio.SharedMemoryCache),
+    (granular.RedisCache, aio.RedisCache),
     (granular.ShardedDatasetReader, aio.ShardedDatasetReader),
     (granular.ShardedDatasetWriter, aio.ShardedDatasetWriter),
     *((getattr(sources, name), getattr(aio.sources, name)) for name in SOURCES),
@@ -28,6 +30,7 @@ ONLY_ASYNC = {'aclose', 'abort', 'open', 'choose', 'readers', 'bags'} | {
     'add', 'crowded', 'lookup', 'known', 'of_shard', 'beside', 'checked', 'sums', 'verify', 'check_references',
     'call', 'describe', 'doing', 'made', 'parents', 'release', 'select', 'sparse', 'spent',
     'keep', 'cut', 'unused', 'labels', 'load', 'pure',
+    'identity',
 }  # fmt: skip
 ONLY_SYNC = {'close', 'aio', 'endless', 'seed'}
 

@@ -3,6 +3,9 @@
 from granular.aio import sources
 from granular.aio.bag import BagReader
 from granular.aio.bagwriter import BagWriter
+from granular.aio.caches.memorysource import InMemoryDataSource
+from granular.aio.caches.rediscache import RedisCache
+from granular.aio.caches.sharedcache import SharedMemoryCache
 from granular.aio.checkpoints import load_state, save_state
 from granular.aio.cleaning import clean
 from granular.aio.dataset import DatasetReader
@@ -41,6 +44,7 @@ __all__ = [
     'FieldConcat',
     'FieldDataset',
     'FieldWrapper',
+    'InMemoryDataSource',
     'IterDataset',
     'Loader',
     'MapDataset',
@@ -48,9 +52,11 @@ __all__ = [
     'OversamplingWrapper',
     'Path',
     'PercentFilterWrapper',
+    'RedisCache',
     'RepeatWrapper',
     'ShardedDatasetReader',
     'ShardedDatasetWriter',
+    'SharedMemoryCache',
     'ShuffleWrapper',
     'SubsetWrapper',
     'aclose',

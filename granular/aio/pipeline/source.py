@@ -172,9 +172,15 @@ class _Adapter(Source):
         self._source = source
         self.endless = not hasattr(source, '__len__')
         self.seed = getattr(source, 'seed', 0)
+        self.sparse = bool(getattr(source, 'sparse', False))
 
     def __len__(self) -> int:
         return length_of(self._source)
+
+    @property
+    def root(self) -> Any:
+        """What it reads."""
+        return self._source
 
     def describe(self) -> str:
         if isinstance(self._source, range):
