@@ -7,7 +7,6 @@ it is killed, a record is there as a whole or not at all, and what it occupies i
 """
 
 import contextlib
-import fcntl
 import mmap
 import os
 import secrets
@@ -19,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from granular.aio.caches.segments import Segment, attach, create, path_of
+from granular.aio.stores.locks import RangeLocks
 from granular.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, StoreError, UnsupportedError
 
 _MAGIC: Final = int.from_bytes(b'grcache1', 'little')
@@ -221,14 +221,11 @@ def _sizes(count: int, room: int) -> tuple[int, int]:
 
 
 class _Lock:
-    """The right to write, which the system takes back when the process ends.
-
-    Of an open file of its own (``F_OFD_SETLK`` in fcntl(2)), as the others are shared with forked processes.
-    """
+    """The right to write, which the system takes back when the process ends."""
 
     def __init__(self, fd: int) -> None:
         self._file = fd
-        self._fd = -1
+        self._locks: RangeLocks | None = None  # of an open file of its own, as the others are shared with forked ones
         self._threads = threading.Lock()
 
     @contextlib.contextmanager
@@ -239,37 +236,25 @@ class _Lock:
             yield False
             return
         try:
-            if self._fd < 0:
-                self._fd = os.open(f'/proc/self/fd/{self._file}', os.O_RDWR | os.O_CLOEXEC)
-            while not (ours := self._set(fcntl.F_WRLCK)) and time.monotonic() < until:
+            if self._locks is None:
+                self._locks = RangeLocks(f'/proc/self/fd/{self._file}')
+            while not (ours := self._locks.lock(0, 1)) and time.monotonic() < until:
                 time.sleep(_TICK)
             try:
                 yield ours
             finally:
                 if ours:
-                    self._set(fcntl.F_UNLCK)
+                    self._locks.unlock(0, 1)
         finally:
             self._threads.release()
 
-    def _set(self, kind: int) -> bool:
-        try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, struct.pack('hhqqi4x', kind, os.SEEK_SET, 0, 1, 0))
-        except BlockingIOError:
-            return False
-        return True
-
     def close(self) -> None:
         """Let go of it for good."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self._locks = None
 
     def after_fork(self) -> None:
         """In a child: what is held is the parent's."""
         self._threads = threading.Lock()
-        self.close()
-
-    def __del__(self) -> None:
         self.close()
 
 
