@@ -31,6 +31,7 @@ from granular.dataset import DatasetReader, DatasetWriter
 from granular.errors import GranularError
 from granular.formats import decoders, encoders
 from granular.loader import Loader
+from granular.localcopies import LocalCopy, copy_to_local
 from granular.mapdataset import DatasetIterator, IterDataset, MapDataset
 from granular.path import Path
 from granular.progress import progress
@@ -54,6 +55,7 @@ __all__ = [
     'IndexSampler',
     'IterDataset',
     'Loader',
+    'LocalCopy',
     'MapDataset',
     'MapTransform',
     'MapWithIndexTransform',
@@ -73,6 +75,7 @@ __all__ = [
     'ShardedDatasetWriter',
     'aio',
     'clean',
+    'copy_to_local',
     'decoders',
     'encoders',
     'errors',

@@ -8,6 +8,7 @@ from granular.aio.cleaning import clean
 from granular.aio.dataset import DatasetReader
 from granular.aio.datasetwriter import DatasetWriter
 from granular.aio.loader import Loader
+from granular.aio.localcopies import copy_to_local
 from granular.aio.loops import aclose
 from granular.aio.path import Path
 from granular.aio.pipeline.dataloader import DataLoader
@@ -32,6 +33,7 @@ __all__ = [
     'ShardedDatasetWriter',
     'aclose',
     'clean',
+    'copy_to_local',
     'load_state',
     'save_state',
     'sources',

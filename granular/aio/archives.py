@@ -1,0 +1,479 @@
+"""Unpacking zip and tar archives as they come, into a folder and nowhere else.
+
+A tar is read once, from its beginning. A zip has its directory at the end, which is read first, by range requests
+(https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3; POSIX.1-2017, pax, for tar). An archive may come from
+anybody: no member is written outside of the folder, or through a link, and none may be larger than it says.
+"""
+
+import asyncio
+import bz2
+import concurrent.futures
+import contextlib
+import gzip
+import io
+import lzma
+import os
+import shutil
+import stat
+import tarfile
+import zipfile
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from granular.aio.digests import Digests, proven
+from granular.aio.loops import need_loop
+from granular.aio.path import Path, Progress
+from granular.aio.stores.translating import translated
+from granular.aio.threads import Threads, call_in
+from granular.config import MiB
+from granular.errors import (
+    BadReplyError,
+    CorruptArchiveError,
+    GranularError,
+    InvalidArgumentError,
+    MissingExtraError,
+    StoreError,
+    UnsupportedError,
+)
+
+KINDS: Final = {
+    '.zip': 'zip', '.tar': 'tar', '.tar.gz': 'tar.gz', '.tgz': 'tar.gz', '.tar.bz2': 'tar.bz2', '.tar.xz': 'tar.xz',
+    '.tar.zst': 'tar.zst',
+}  # fmt: skip
+"""What the names of archives end in, and the formats."""
+
+_WINDOW: Final = 8 * MiB
+_CHUNK: Final = MiB
+_ROOM: Final = 64 * MiB  # written between two looks at what the disk has left
+_HEADER: Final = MiB  # bytes of a name or an extended header, which a tar may claim to be of any length
+_TARGET: Final = 4096  # bytes of where a link leads
+_HOPS: Final = 40  # links that one may lead through, as in Linux
+
+
+class Unpacked(NamedTuple):
+    """What was unpacked: files, and their bytes."""
+
+    files: int
+    bytes: int
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """A file's name without the ending of an archive, and its format; itself and nothing if it is none."""
+    for ending, kind in KINDS.items():
+        if name.lower().endswith(ending) and len(name) > len(ending):
+            return name[: -len(ending)], kind
+    return name, ''
+
+
+async def unpack(
+    source: Path, kind: str, folder: str, pool: Threads, progress: Progress | None = None, keep: str = ''
+) -> Unpacked:
+    """Unpack an archive into a local folder that exists. At most 16 MiB of the archive are held at a time.
+
+    If all of it lies in one folder that is named as the archive or as the target, that one is left out. Rights and
+    times are not kept, but that a file can be executed is. Links may lead to what lies in the folder.
+
+    Args:
+      source: the archive.
+      kind: its format, of ``KINDS``.
+      folder: where to.
+      pool: the threads to unpack in; its loop must not need them.
+      progress: called with the bytes of the archive that were read since, on a thread of the pool.
+      keep: the name of a file in the folder which is not the archive's.
+
+    Raises:
+      InvalidArgumentError: if a member would lie, or leads, outside of the folder, or is a device.
+      CorruptArchiveError: if it is cut short or damaged, or if a member is not as long as it says.
+      StoreError: if the disk has no room for it.
+      UnsupportedError: if it is encrypted or compressed in a way that is not known.
+    """
+    await need_loop()
+    kept = await source.store.kept(source.key)
+    digests = Digests(proven(kept.digests), source.store.config.part_size)
+    version = kept.version or (await source.stat()).version
+    archive = _Archive(source, kept.size, version, asyncio.get_running_loop(), digests, progress)
+    target = _Target(f'{source}', folder, {source_stem(source), os.path.basename(folder)}, keep)
+
+    def work() -> Unpacked:
+        try:
+            if kind == 'zip':
+                _unzip(archive, target)
+            else:
+                _untar(archive, kind, target)
+                for name in proven(kept.digests):
+                    if digests.found(name) != kept.digests[name]:
+                        raise BadReplyError(
+                            f'{source}: {kept.size} bytes came with {name} {digests.found(name)}, the store says '
+                            f'{kept.digests[name]}'
+                        )
+            target.finish()
+        except GranularError:
+            raise
+        except Exception as error:  # of whatever kind: what parsers run into
+            doing = f' at {target.member!r}' if target.member else ''
+            raise CorruptArchiveError(f'{source}: cannot be read as {kind}{doing}: {error!r:.200}') from error
+        return Unpacked(target.files, target.bytes)
+
+    running = asyncio.ensure_future(call_in(pool, work))
+    try:
+        return await asyncio.shield(running)
+    except BaseException:
+        archive.stop()
+        await asyncio.wait([running])
+        running.cancelled() or running.exception()
+        raise
+    finally:
+        archive.stop()
+
+
+def source_stem(source: Path) -> str:
+    """The name of an archive without its ending."""
+    return split_name(source.name)[0]
+
+
+class _Archive(io.RawIOBase):
+    """The archive as a file that blocks, for a thread; the loop reads it, window by window, one of them ahead."""
+
+    def __init__(
+        self,
+        path: Path,
+        size: int,
+        version: str | None,
+        loop: asyncio.AbstractEventLoop,
+        digests: Digests,
+        progress: Progress | None,
+    ) -> None:
+        self._path, self._size, self._version, self._loop = path, size, version, loop
+        self._digests, self._progress = digests, progress
+        self._at, self._number, self._data = 0, -1, b''
+        self._ahead: dict[int, concurrent.futures.Future[list[bytes]]] = {}
+        self._seen: set[int] = set()  # windows that were counted: those of a zip's directory come twice
+        self._stopped = False
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = max(0, offset + (0, self._at, self._size)[whence])
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast('B')
+        if self._at >= self._size:
+            return 0
+        number, start = divmod(self._at, _WINDOW)
+        data = memoryview(self._window(number))[start : start + len(view)]
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def _window(self, number: int) -> bytes:
+        if number != self._number:
+            if self._stopped:
+                raise InterruptedError('unpacking was given up')
+            wanted = self._ahead.pop(number, None) or self._ask(number)
+            self._drop()
+            self._ahead[number] = wanted
+            if number == self._number + 1 and (number + 1) * _WINDOW < self._size:
+                self._ahead[number + 1] = self._ask(number + 1)
+            self._data = wanted.result()[0]
+            self._number = number
+            self._ahead.pop(number, None)
+            if number not in self._seen:
+                self._seen.add(number)
+                self._digests.add(self._data)  # of a tar, whose windows come in order
+                if self._progress is not None:
+                    self._progress(len(self._data))
+        return self._data
+
+    def _ask(self, number: int) -> concurrent.futures.Future[list[bytes]]:
+        start = number * _WINDOW
+        reading = self._path.read_ranges([start], [min(start + _WINDOW, self._size)], version=self._version)
+        return asyncio.run_coroutine_threadsafe(reading, self._loop)
+
+    def _drop(self) -> None:
+        for future in self._ahead.values():
+            future.cancel()
+        self._ahead.clear()
+
+    def stop(self) -> None:
+        """Read no more."""
+        self._stopped = True
+        for future in list(self._ahead.values()):
+            future.cancel()
+
+
+class _Target:
+    """The folder that is unpacked into, and what keeps an archive within it.
+
+    Links are made at the end, so that nothing is ever written through one.
+    """
+
+    def __init__(self, archive: str, folder: str, roots: set[str], keep: str) -> None:
+        self._archive, self._folder, self._roots, self._keep = archive, folder, roots, keep
+        self._made: set[tuple[str, ...]] = {()}
+        self._links: dict[tuple[str, ...], str] = {}
+        self._since = 0
+        self.member = ''
+        self.files = self.bytes = 0
+
+    def refused(self, why: str) -> InvalidArgumentError:
+        return InvalidArgumentError(f'{self._archive}: member {self.member!r} is not unpacked: {why}')
+
+    def corrupt(self, why: str) -> CorruptArchiveError:
+        return CorruptArchiveError(f'{self._archive}: member {self.member!r}: {why}')
+
+    def parts(self, name: str) -> tuple[str, ...]:
+        """The components of a name, if it stays in the folder."""
+        if name.startswith('/'):
+            raise self.refused(f'{name!r} is absolute')
+        found = tuple(part for part in name.split('/') if part not in ('', '.'))
+        if '..' in found:
+            raise self.refused(f'{name!r} may lead out of {self._folder}')
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise self.refused('its name is no Unicode') from None
+        if '\0' in name:
+            raise self.refused('its name holds a zero byte')
+        return found
+
+    def path(self, parts: tuple[str, ...]) -> str:
+        return os.path.join(self._folder, *parts)
+
+    def make(self, parts: tuple[str, ...]) -> None:
+        """Make a folder, and those above it."""
+        if parts in self._made:
+            return
+        self.make(parts[:-1])
+        path = self.path(parts)
+        with translated(path):
+            try:
+                os.mkdir(path)
+            except FileExistsError:
+                if not stat.S_ISDIR(os.lstat(path).st_mode):
+                    raise self.refused(f'{"/".join(parts)!r} is a file as well as a folder') from None
+        self._made.add(parts)
+
+    def folder(self, name: str) -> None:
+        self.make(self.parts(name))
+
+    def file(self, name: str, size: int, read: Callable[[int], bytes], executable: bool) -> None:
+        """Write a file of so many bytes. One of the same name is replaced."""
+        parts = self.parts(name)
+        if not parts:
+            raise self.refused('a file needs a name')
+        if parts == (self._keep,):
+            return
+        self.make(parts[:-1])
+        self.room(size)
+        path = self.path(parts)
+        with translated(path):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            mode = 0o777 if executable else 0o666
+            try:
+                fd = os.open(path, flags, mode)
+            except FileExistsError:
+                if stat.S_ISDIR(os.lstat(path).st_mode):
+                    raise self.refused('it is a file as well as a folder') from None
+                os.unlink(path)
+                fd = os.open(path, flags, mode)
+        with open(fd, 'wb', buffering=0) as file:
+            left = size
+            while left:
+                data = read(min(left, _CHUNK))
+                if not data:
+                    raise self.corrupt(f'ends after {size - left} of {size} bytes')
+                left -= len(data)
+                view = memoryview(data)
+                with translated(path):
+                    while view:
+                        view = view[file.write(view) :]
+        self.files += 1
+        self.bytes += size
+
+    def room(self, size: int) -> None:
+        """See that the disk has room for so many bytes more."""
+        self._since += size
+        if self._since < _ROOM:
+            return
+        self._since = 0
+        with translated(self._folder):
+            free = shutil.disk_usage(self._folder).free
+        if size > free:
+            raise StoreError(
+                f'{self._folder}: the disk is full: {self._archive} has {self.member!r} of {size} bytes, and {free} '
+                f'are free'
+            )
+
+    def hard_link(self, name: str, target: str) -> None:
+        """A second name of a file that was unpacked before."""
+        parts, old = self.parts(name), self.path(self.parts(target))
+        if not parts:
+            raise self.refused('a link needs a name')
+        self.make(parts[:-1])
+        with translated(self.path(parts)):
+            if not os.path.lexists(old) or not stat.S_ISREG(os.lstat(old).st_mode):
+                raise self.refused(f'it is a link to {target!r}, which is no file before it')
+            with contextlib.suppress(FileNotFoundError):
+                if not os.path.samefile(old, self.path(parts)):
+                    os.unlink(self.path(parts))
+            with contextlib.suppress(FileExistsError):
+                os.link(old, self.path(parts), follow_symlinks=False)
+        self.files += 1
+
+    def link(self, name: str, target: str) -> None:
+        """Keep a symbolic link for the end."""
+        parts = self.parts(name)
+        if not parts or not target or len(target) > _TARGET or '\0' in target:
+            raise self.refused(f'it is a link to {target!r:.80}')
+        self.make(parts[:-1])
+        self._links[parts] = target
+
+    def finish(self) -> None:
+        """Leave out a single root, and make the links."""
+        with translated(self._folder):
+            self._leave_out_root()
+        for parts, target in self._links.items():
+            self.member = '/'.join(parts)
+            if self._lands(parts, target) is None:
+                raise self.refused(f'it is a link to {target!r}, which leads out of {self._folder}')
+        for parts, target in self._links.items():
+            self.member = '/'.join(parts)
+            with translated(self.path(parts)):
+                if os.path.lexists(self.path(parts)):
+                    raise self.refused('it is a link as well as a file or folder')
+                os.symlink(target, self.path(parts))
+            self.files += 1
+
+    def _leave_out_root(self) -> None:
+        tops = {name for name in os.listdir(self._folder) if name != self._keep} | {parts[0] for parts in self._links}
+        if len(tops) != 1 or (root := tops.pop()) not in self._roots or (root,) not in self._made:
+            return
+        # Under another name first, as what it holds may have its name.
+        aside = self.path((f'.{root}.unpacked',))
+        os.rename(self.path((root,)), aside)
+        for name in os.listdir(aside):
+            if name != self._keep:
+                os.rename(os.path.join(aside, name), self.path((name,)))
+        shutil.rmtree(aside)
+        self._links = {parts[1:]: target for parts, target in self._links.items()}
+
+    def _lands(self, parts: tuple[str, ...], target: str) -> tuple[str, ...] | None:
+        """Where a link leads to, through others; None if that is out of the folder, or nowhere."""
+        at, hops = list(parts[:-1]), 0
+        if target.startswith('/'):
+            return None
+        ahead = target.split('/')[::-1]
+        while ahead:
+            part = ahead.pop()
+            if part == '..':
+                if not at:
+                    return None
+                at.pop()
+            elif part not in ('', '.'):
+                at.append(part)
+                if (further := self._links.get(tuple(at))) is not None:
+                    hops += 1
+                    if hops > _HOPS or further.startswith('/'):
+                        return None
+                    at.pop()
+                    ahead += further.split('/')[::-1]
+        return tuple(at)
+
+
+# --- zip ------------------------------------------------------------------------------------------------------------
+
+
+def _unzip(archive: _Archive, target: _Target) -> None:
+    with zipfile.ZipFile(io.BufferedReader(archive, _CHUNK)) as opened:
+        members = sorted(opened.infolist(), key=lambda info: info.header_offset)
+        target.room(sum(info.file_size for info in members))
+        for info in members:
+            target.member = info.orig_filename
+            mode = info.external_attr >> 16 if info.create_system == 3 else 0
+            if '\0' in info.orig_filename:
+                raise target.refused('its name holds a zero byte')
+            if info.flag_bits & 1:
+                raise UnsupportedError(f'{target.member!r} of {archive._path} is encrypted')
+            if info.is_dir():
+                target.folder(info.filename)
+            elif stat.S_ISLNK(mode):
+                if info.file_size > _TARGET:
+                    raise target.refused(f'it is a link of {info.file_size} bytes')
+                target.link(info.filename, opened.read(info).decode())
+            elif stat.S_IFMT(mode) not in (0, stat.S_IFREG):
+                raise target.refused('it is neither a file, a folder nor a link')
+            else:
+                try:
+                    file = opened.open(info)
+                except NotImplementedError as error:
+                    raise UnsupportedError(f'{target.member!r} of {archive._path}: {error}') from error
+                with file:
+                    target.file(info.filename, info.file_size, file.read, bool(mode & 0o100))
+                    if file.read(1):
+                        raise target.corrupt(f'is longer than the {info.file_size} bytes that it says')
+
+
+# --- tar ------------------------------------------------------------------------------------------------------------
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose name is not read into memory if it claims to be of gigabytes."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> Any:
+        if not self.isreg() and self.type in (*tarfile.GNU_TYPES, *_EXTENDED) and self.size > _HEADER:
+            raise tarfile.ReadError(f'a header of {self.size} bytes')
+        return super()._proc_member(tar)  # type: ignore[misc]
+
+
+_EXTENDED: Final = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+
+
+def _untar(archive: _Archive, kind: str, target: _Target) -> None:
+    stream = _decompressed(io.BufferedReader(archive, _CHUNK), kind)
+    with tarfile.open(fileobj=stream, mode='r|', tarinfo=_Member) as opened:
+        for member in opened:
+            opened.members = []  # type: ignore[attr-defined]  # which it would keep all of
+            target.member = member.name
+            if member.isdir():
+                target.folder(member.name)
+            elif member.issym():
+                target.link(member.name, member.linkname)
+            elif member.islnk():
+                target.hard_link(member.name, member.linkname)
+            elif member.isfile():
+                file = opened.extractfile(member)
+                if file is None:
+                    raise target.corrupt('has no content')
+                target.file(member.name, member.size, file.read, bool(member.mode & 0o100))
+            else:
+                raise target.refused('it is neither a file, a folder nor a link')
+    target.member = ''
+    while stream.read(_CHUNK):  # behind the end, for the checksum of what is compressed
+        pass
+    while archive.read(_CHUNK):
+        pass
+
+
+def _decompressed(file: io.BufferedReader, kind: str) -> Any:
+    match kind:
+        case 'tar.gz':
+            return gzip.GzipFile(fileobj=file)
+        case 'tar.bz2':
+            return bz2.BZ2File(file)
+        case 'tar.xz':
+            return lzma.LZMAFile(file)
+        case 'tar.zst':
+            try:
+                import zstandard
+            except ImportError as error:
+                raise MissingExtraError(".tar.zst needs zstandard: pip install 'granular[arrayrecord]'") from error
+            return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+    return file
