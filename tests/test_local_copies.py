@@ -260,8 +260,8 @@ def special(name, mode, content=b''):
 
 @pytest.mark.parametrize(
     'files',
-    [{'../out': b'evil'}, {'/tmp/granular-out': b'evil'}, {'a/../../out': b''}, dict([special('l', stat.S_IFLNK, b'/etc')]),
-     dict([special('l', stat.S_IFLNK, b'../..')]), dict([special('d', stat.S_IFCHR)]),
+    [{'../out': b'evil'}, {'/tmp/granular-out': b'evil'}, {'a/../../out': b''},
+     dict([special('l', stat.S_IFLNK, b'/etc')]), dict([special('l', stat.S_IFLNK, b'../..')]), dict([special('d', stat.S_IFCHR)]),
      dict([special('l', stat.S_IFLNK, b'x' * 5000)])],
 )  # fmt: skip
 def test_hostile_zips(files, tmp_path):
@@ -275,10 +275,10 @@ def test_hostile_zips(files, tmp_path):
 def test_links_within(tmp_path, local):
     members = [
         ('r/a/file', b'1'), member('r/link', LINK, 'a/file'), member('r/a/up', LINK, '../b/../link'),
-        member('r/hard', HARD, 'r/a/file'), member('r/dir', LINK, 'a'), ('r/run', b'#!/bin/sh\n'), ('./r/a/./dot', b'2'),
+        member('r/hard', HARD, 'r/a/file'), member('r/dir', LINK, 'a'),
+        (member('r/run', tarfile.REGTYPE, mode=0o755)[0], b'#!/bin/sh\n'), ('./r/a/./dot', b'2'),
         ('r/a/file', b'replaced'), ('r/b/x', b''),
     ]  # fmt: skip
-    members[5] = (member('r/run', tarfile.REGTYPE, mode=0o755)[0], b'#!/bin/sh\n')
     (tmp_path / 'r.tar').write_bytes(tarred(members))
     granular.copy_to_local(tmp_path, local, 'r')
     root = local / 'r'
@@ -301,12 +301,13 @@ def declared(data, size):
     return bytes(out)
 
 
+SUMMED = tarred(FILES, 'w:gz')
 BROKEN = {
     'cut.zip': zipped(FILES)[:-100],
     'cut.tar': tarred(FILES)[: 1 << 19],
-    'cut.tgz': tarred(FILES, 'w:gz')[:-8],
-    'summed.tgz': (lambda data: data[:-8] + bytes([data[-8] ^ 1]) + data[-7:])(tarred(FILES, 'w:gz')),
-    'flipped.zip': (lambda data: data.replace(b'one', b'two'))(zipped(FILES, zipfile.ZIP_STORED)),
+    'cut.tgz': SUMMED[:-8],
+    'summed.tgz': SUMMED[:-8] + bytes([SUMMED[-8] ^ 1]) + SUMMED[-7:],
+    'flipped.zip': zipped(FILES, zipfile.ZIP_STORED).replace(b'one', b'two'),
     'longer.zip': declared(zipped({'x': b'y' * 1000}), 500),
     'shorter.zip': declared(zipped({'x': b'y' * 1000}), 2000),
     'none.zip': b'PK',
@@ -415,19 +416,19 @@ async def test_a_copy_that_is_cancelled_leaves_no_thread(tmp_path, local, moto):
     assert not [thread for thread in threading.enumerate() if 'unpack' in thread.name]
     count = len(os.listdir(local / 'x'))
     await asyncio.sleep(0.1)
-    assert len(os.listdir(local / 'x')) == count < 42
+    assert len(os.listdir(local / 'x')) == count < 26
     done = await asyncio.gather(*(aio.copy_to_local(bucket / 'x.tar', local / 'x') for _ in range(4)))
     assert sorted((one.was_copied, one.was_deleted) for one in done) == [(False, False)] * 3 + [(True, True)]
-    assert len(os.listdir(local / 'x')) == 41
+    assert len(os.listdir(local / 'x')) == 25
 
 
 def test_an_archive_that_is_replaced_while_it_is_read(tmp_path, local):
     place = tmp_path / 'x.tar'
-    place.write_bytes(tarred({str(i): os.urandom(1 << 20) for i in range(40)}))
+    place.write_bytes(tarred({str(i): os.urandom(1 << 20) for i in range(24)}))
 
     def replace(size):
         other = tmp_path / 'other'
-        other.write_bytes(tarred({'x': bytes(50 << 20)}))
+        other.write_bytes(tarred({'x': bytes(30 << 20)}))
         os.replace(other, place)
         os.utime(place, ns=(1, 1))
         granular.aio.stores.local.files.forget(str(place))
