@@ -261,7 +261,8 @@ def special(name, mode, content=b''):
 @pytest.mark.parametrize(
     'files',
     [{'../out': b'evil'}, {'/tmp/granular-out': b'evil'}, {'a/../../out': b''},
-     dict([special('l', stat.S_IFLNK, b'/etc')]), dict([special('l', stat.S_IFLNK, b'../..')]), dict([special('d', stat.S_IFCHR)]),
+     dict([special('l', stat.S_IFLNK, b'/etc')]), dict([special('l', stat.S_IFLNK, b'../..')]),
+     dict([special('d', stat.S_IFCHR)]),
      dict([special('l', stat.S_IFLNK, b'x' * 5000)])],
 )  # fmt: skip
 def test_hostile_zips(files, tmp_path):
@@ -416,10 +417,10 @@ async def test_a_copy_that_is_cancelled_leaves_no_thread(tmp_path, local, moto):
     assert not [thread for thread in threading.enumerate() if 'unpack' in thread.name]
     count = len(os.listdir(local / 'x'))
     await asyncio.sleep(0.1)
-    assert len(os.listdir(local / 'x')) == count < 26
+    assert len(os.listdir(local / 'x')) == count < 42
     done = await asyncio.gather(*(aio.copy_to_local(bucket / 'x.tar', local / 'x') for _ in range(4)))
     assert sorted((one.was_copied, one.was_deleted) for one in done) == [(False, False)] * 3 + [(True, True)]
-    assert len(os.listdir(local / 'x')) == 25
+    assert len(os.listdir(local / 'x')) == 41
 
 
 def test_an_archive_that_is_replaced_while_it_is_read(tmp_path, local):
