@@ -28,6 +28,7 @@ from granular.cleaning import clean
 from granular.config import IOConfig
 from granular.dataloader import DataLoader
 from granular.dataset import DatasetReader, DatasetWriter
+from granular.datasources import ArrayRecordDataSource
 from granular.errors import GranularError
 from granular.formats import decoders, encoders
 from granular.loader import Loader
@@ -41,6 +42,7 @@ from granular.verifying import verify
 __version__ = '1.0.0a1'
 
 __all__ = [
+    'ArrayRecordDataSource',
     'BagReader',
     'BagWriter',
     'Batch',

@@ -7,6 +7,7 @@ from granular.aio.checkpoints import load_state, save_state
 from granular.aio.cleaning import clean
 from granular.aio.dataset import DatasetReader
 from granular.aio.datasetwriter import DatasetWriter
+from granular.aio.datasources import ArrayRecordDataSource
 from granular.aio.loader import Loader
 from granular.aio.localcopies import copy_to_local
 from granular.aio.loops import aclose
@@ -19,6 +20,7 @@ from granular.aio.shardedwriter import ShardedDatasetWriter
 from granular.aio.verifying import verify
 
 __all__ = [
+    'ArrayRecordDataSource',
     'BagReader',
     'BagWriter',
     'DataLoader',

@@ -1,0 +1,281 @@
+"""ArrayRecord files, the format that Grain and TensorFlow Datasets keep records in, read by byte ranges."""
+
+import contextlib
+import dataclasses
+import hashlib
+import operator
+import os
+import re
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final, NamedTuple, Protocol, SupportsIndex, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granular.aio.datasources.arrayrecordindex import Index, footer_offset, parse_footer
+from granular.aio.datasources.riegeli import BLOCK, read_records
+from granular.aio.fanout import Job, read_all
+from granular.aio.indexing import index_of, indices_of
+from granular.aio.lifecycle import Opened
+from granular.aio.loops import gather
+from granular.aio.paging import pages
+from granular.aio.path import Path
+from granular.aio.purepath import PurePath
+from granular.aio.stores import Store
+from granular.aio.threads import offload, spread
+from granular.config import MiB
+from granular.errors import InvalidArgumentError, OutOfRangeError
+
+Ints = NDArray[np.int64]
+
+_SLICED: Final = re.compile(r'(.*)\[(\d+):(\d+)\]', re.DOTALL)
+_PAGE: Final = 4 * MiB
+
+
+class FileInstruction(Protocol):
+    """Some records of a file, as TensorFlow Datasets names them.
+
+    Attributes:
+      filename: the file.
+      skip: records before those that are read.
+      take: records that are read; -1 for all that follow.
+      examples_in_shard: records of the file.
+    """
+
+    filename: Any
+    skip: int
+    take: int
+    examples_in_shard: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """Records ``start`` to before ``stop`` of a file.
+
+    Attributes:
+      whole: whether all of the file was asked for, so that ``stop`` is -1 until it is known.
+    """
+
+    path: Path
+    start: int
+    stop: int
+    whole: bool = False
+
+
+class Piece(NamedTuple):
+    """A chunk, and which of its records are wanted where."""
+
+    path: Path
+    file: Index
+    chunk: int
+    inner: list[int]
+    places: list[int]
+
+
+class ArrayRecordDataSource(Opened):
+    """Random access to the records of ArrayRecord files, on a disk or in buckets, in the order given.
+
+    All chunks that a batch needs are read by one fan-out of byte ranges, of all files, and each is decompressed once,
+    in threads. The package ``array_record`` is not needed. Opening takes one request a file, of 128 KiB, or two if it
+    has more than some 10,000 chunks; a file whose records are given as ``FileInstruction`` or ``path[a:b]`` is opened
+    when it is first read. It pickles to its addresses and the lengths that it knows.
+
+    Files may have any ``group_size``, not compressed, or by brotli or zstd. Of a batch in random order each record
+    costs reading and decompressing its whole group. Memory: 8 bytes a chunk, and while a batch is read its chunks, of
+    which as many are decompressed at a time as there are threads.
+
+    The hashes in the files are not checked, as no package for Python computes HighwayHash. All sizes, counts and
+    offsets are, against each other and the file's size, and a file is pinned to the ETag or generation that it was
+    opened with.
+
+    Args:
+      paths: a file, or a sequence of files: addresses, paths, such with the records wanted behind them
+        (``'s3://bucket/train.array_record[100:200]'``), or objects with ``filename``, ``skip``, ``take`` and
+        ``examples_in_shard``, as TensorFlow Datasets has them.
+
+    Raises:
+      CorruptError: if a file is no ArrayRecord file, or damaged.
+      UnsupportedError: if its chunks are transposed, or compressed by snappy.
+      OutOfRangeError: if a file has fewer records than were asked for.
+    """
+
+    def __init__(self, paths: Any) -> None:
+        super().__init__()
+        if isinstance(paths, str | os.PathLike | PurePath) or not isinstance(paths, Sequence):
+            paths = [paths]
+        if not paths:
+            raise InvalidArgumentError('ArrayRecordDataSource: want a file or more, got none')
+        self._parts = [_part_of(place) for place in paths]
+        self._indices: dict[Path, Index] = {}
+        self._stops: Ints = np.zeros(0, np.int64)
+        self._length = 0
+        self._name = self._describe()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._parts,)
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def _describe(self) -> str:
+        # States of pipelines are compared by this: it is the same in any process, open or not.
+        digest = hashlib.sha256()
+        for part in self._parts:
+            digest.update(f'{part.path}[{part.start}:{-1 if part.whole else part.stop}]\n'.encode())
+        first, more = f'{self._parts[0].path}', len(self._parts)
+        return f'{type(self).__name__}({first!r}, files={more}, hash={digest.hexdigest()[:16]})'
+
+    # --- opening
+
+    async def _open(self) -> None:
+        await self._learn({part.path for part in self._parts if part.stop < 0})
+        parts = []
+        for part in self._parts:
+            if part.stop < 0:
+                part = dataclasses.replace(part, stop=max(part.start, self._indices[part.path].records))
+            parts.append(part)
+        self._parts = parts
+        self._stops = np.cumsum([part.stop - part.start for part in parts])
+        self._length = int(self._stops[-1])
+
+    async def _learn(self, paths: set[Path]) -> None:
+        """Have the indices of files."""
+        missing = sorted(paths - self._indices.keys())
+        if not missing:
+            return
+        for store in {path.store for path in missing}:
+            await store.ready()
+        found = dict(zip(missing, await gather([_read_index(path) for path in missing]), strict=True))
+        for part in self._parts:
+            if part.path in found and part.stop > found[part.path].records:
+                raise OutOfRangeError(
+                    f'{part.path}: records {part.start} to {part.stop} were asked for, but it has '
+                    f'{found[part.path].records}'
+                )
+        self._indices.update(found)
+
+    async def _close(self) -> None:
+        self._indices = {}
+
+    # --- reading
+
+    def __len__(self) -> int:
+        self._check_open()
+        return self._length
+
+    @overload
+    async def get(self, index: SupportsIndex) -> bytes: ...
+    @overload
+    async def get(self, index: slice | range) -> list[bytes]: ...
+    async def get(self, index: SupportsIndex | slice | range) -> bytes | list[bytes]:
+        """The record at an index, negative from the end, or the records of a slice.
+
+        Raises:
+          OutOfRangeError: an ``IndexError``.
+        """
+        await self._ensure_open()
+        if isinstance(index, slice | range):
+            return await self.fetch(index)
+        return (await self._read(np.array([index_of(index, self._length, self._name)])))[0]
+
+    async def fetch(self, indices: Any) -> list[bytes]:
+        """Many records in one fan-out over all files.
+
+        Args:
+          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
+
+        Returns:
+          The records, in the order asked.
+        """
+        await self._ensure_open()
+        return await self._read(indices_of(indices, self._length, self._name))
+
+    async def _read(self, wanted: Ints) -> list[bytes]:
+        owners = np.searchsorted(self._stops, wanted, side='right')
+        used = np.unique(owners).tolist()
+        await self._learn({self._parts[i].path for i in used})
+        jobs: dict[Store, list[Job]] = {}
+        pieces: dict[Store, list[Piece]] = {}
+        for i in used:
+            places = np.flatnonzero(owners == i)
+            job, of_part = self._pieces(i, wanted, places)
+            store = self._parts[i].path.store
+            jobs.setdefault(store, []).append(job)
+            pieces.setdefault(store, []).extend(of_part)
+        found = await gather([read_all(store, of_store) for store, of_store in jobs.items()])
+        raw = [data for of_store in found for of_job in of_store for data in of_job]
+        flat = [piece for of_store in pieces.values() for piece in of_store]
+
+        def decode(k: int) -> list[bytes]:
+            piece = flat[k]
+            at, count = int(piece.file.offsets[piece.chunk]), piece.file.count_of(piece.chunk)
+            return read_records(raw[k], at, count, piece.inner, f'{piece.path}, chunk {piece.chunk}')
+
+        out: list[bytes] = [b''] * len(wanted)
+        for piece, records in zip(flat, await spread(decode, len(flat)), strict=True):
+            for place, record in zip(piece.places, records, strict=True):
+                out[place] = record
+        return out
+
+    def _pieces(self, i: int, wanted: Ints, places: Ints) -> tuple[Job, list[Piece]]:
+        """What to read of a part, for the records at some places of those wanted."""
+        part = self._parts[i]
+        index = self._indices[part.path]
+        at = wanted[places] - (int(self._stops[i]) - part.stop)
+        order = np.argsort(at, kind='stable')
+        chunks, inner = np.divmod(at[order], index.group)
+        places = places[order]
+        numbers, firsts = np.unique(chunks, return_index=True)
+        job = Job(part.path.key, index.offsets[numbers], index.offsets[numbers + 1], index.version)
+        cuts = [*firsts.tolist(), len(chunks)]
+        within, targets = inner.tolist(), places.tolist()
+        return job, [
+            Piece(part.path, index, number, within[a:b], targets[a:b])
+            for number, a, b in zip(numbers.tolist(), cuts, cuts[1:], strict=False)
+        ]
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        await self._ensure_open()
+        if not self._length:
+            return
+        first = self._parts[0]
+        await self._learn({first.path})
+        index = self._indices[first.path]
+        size = self._length * index.size // max(1, index.records)
+        # A page has a group or more, as each page reads its groups.
+        size = min(size, _PAGE * self._length // index.group)
+        async with contextlib.aclosing(pages(self.fetch, self._length, size, first.path.store.local)) as items:
+            async for record in items:
+                yield record
+
+
+def _part_of(place: Any) -> Part:
+    """What a user names some records with."""
+    if isinstance(place, Part):
+        return place
+    if all(hasattr(place, name) for name in ('filename', 'skip', 'take', 'examples_in_shard')):
+        path = Path(place.filename)
+        skip, take, count = (operator.index(n) for n in (place.skip, place.take, place.examples_in_shard))
+        take = count - skip if take == -1 else take
+        if skip < 0 or take < 0 or skip + take > count:
+            raise InvalidArgumentError(f'{path}: cannot skip {skip} records and take {take}: it has {count}')
+        return Part(path, skip, skip + take)
+    path = Path(place)
+    if match := _SLICED.fullmatch(path.key):
+        path, start, stop = Path.of(path.store, match[1]), int(match[2]), int(match[3])
+        if stop < start:
+            raise InvalidArgumentError(f'{path}: records {start} to {stop} are none: want start <= stop')
+        return Part(path, start, stop)
+    return Part(path, 0, -1, whole=True)
+
+
+async def _read_index(path: Path) -> Index:
+    """The index of a file, of its last bytes."""
+    name = f'{path}'
+    tail = await path.store.read(path.key, -(BLOCK + path.store.config.tail))
+    begin, end = footer_offset(tail.data, tail.size, name), tail.size - BLOCK
+    if begin >= tail.start:
+        footer = tail.data[begin - tail.start : end - tail.start]
+    else:
+        footer = (await path.read_ranges([begin], [end], version=tail.version))[0]
+    return await offload(parse_footer, footer, begin, tail.size, tail.version, name)
