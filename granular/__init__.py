@@ -26,6 +26,7 @@ from granular.bag import BagReader, BagWriter
 from granular.checkpoints import load_state, save_state
 from granular.cleaning import clean
 from granular.config import IOConfig
+from granular.converting import Conversion, convert
 from granular.dataloader import DataLoader
 from granular.dataset import DatasetReader, DatasetWriter
 from granular.datasources import ArrayRecordDataSource
@@ -46,6 +47,7 @@ __all__ = [
     'BagReader',
     'BagWriter',
     'Batch',
+    'Conversion',
     'DataLoader',
     'DatasetIterator',
     'DatasetReader',
@@ -77,6 +79,7 @@ __all__ = [
     'ShardedDatasetWriter',
     'aio',
     'clean',
+    'convert',
     'copy_to_local',
     'decoders',
     'encoders',

@@ -63,7 +63,7 @@ def encode_utf8(value: str) -> bytes:
 
 
 def encode_image_file(value: Buffer) -> bytes:
-    """The bytes of an image file as they are, for a writer of files that need not be made: JPEG, PNG, WebP, GIF, BMP."""
+    """The bytes of an image file as they are: a JPEG, PNG, WebP, GIF or BMP."""
     if not isinstance(value, bytes | bytearray | memoryview):
         raise EncodeError(f'want the bytes of an image file, got {type(value).__name__}')
     data = bytes(value)

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 import zipfile
 
@@ -379,9 +380,7 @@ print(done.was_copied, done.was_deleted, done.files, flush=True)
 
 def start(source, target):
     command = [sys.executable, '-c', PROGRAM, str(source), str(target)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == 'ready\n'
-    return process
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def test_two_processes_at_once_and_one_that_is_killed(tmp_path, local):
@@ -389,6 +388,7 @@ def test_two_processes_at_once_and_one_that_is_killed(tmp_path, local):
     files = {f'{i:04}': os.urandom(10_000) for i in range(2000)}
     (tmp_path / 'x.tar').write_bytes(tarred(files))
     first, second, third = (start(tmp_path / 'x.tar', local / 'x') for _ in range(3))
+    assert all(process.stdout.readline() == 'ready\n' for process in (first, second, third))
     first.stdin.write('\n')
     first.stdin.flush()
     assert first.stdout.readline() == 'some\n'
@@ -403,29 +403,30 @@ def test_two_processes_at_once_and_one_that_is_killed(tmp_path, local):
     assert contents(local / 'x') == files
 
 
-async def test_a_copy_that_is_cancelled_leaves_no_thread(tmp_path, local, moto):
-    import threading
+async def test_a_copy_that_is_cancelled_leaves_no_thread(tmp_path, local):
+    (tmp_path / 'x.tar').write_bytes(tarred({str(i): bytes(1 << 20) for i in range(40)}))
+    loop, seen = asyncio.get_running_loop(), []
 
-    bucket = moto.place()
-    await (bucket / 'x.tar').aio.write_bytes(tarred({str(i): os.urandom(1 << 20) for i in range(40)}))
-    task = asyncio.create_task(aio.copy_to_local(bucket / 'x.tar', local / 'x'))
-    while not (local / 'x' / '0').exists():
-        await asyncio.sleep(0.005)
-    task.cancel()
+    def progress(size):
+        seen.append(size)
+        if len(seen) == 2:
+            loop.call_soon_threadsafe(task.cancel)
+
+    task = asyncio.create_task(aio.copy_to_local(tmp_path / 'x.tar', local / 'x', progress=progress))
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not [thread for thread in threading.enumerate() if 'unpack' in thread.name]
     count = len(os.listdir(local / 'x'))
-    await asyncio.sleep(0.1)
-    assert len(os.listdir(local / 'x')) == count < 42
-    done = await asyncio.gather(*(aio.copy_to_local(bucket / 'x.tar', local / 'x') for _ in range(4)))
+    await asyncio.sleep(0.05)
+    assert 1 < len(os.listdir(local / 'x')) == count < 41
+    done = await asyncio.gather(*(aio.copy_to_local(tmp_path / 'x.tar', local / 'x') for _ in range(4)))
     assert sorted((one.was_copied, one.was_deleted) for one in done) == [(False, False)] * 3 + [(True, True)]
     assert len(os.listdir(local / 'x')) == 41
 
 
 def test_an_archive_that_is_replaced_while_it_is_read(tmp_path, local):
     place = tmp_path / 'x.tar'
-    place.write_bytes(tarred({str(i): os.urandom(1 << 20) for i in range(24)}))
+    place.write_bytes(tarred({str(i): bytes(1 << 20) for i in range(24)}))
 
     def replace(size):
         other = tmp_path / 'other'

@@ -5,6 +5,7 @@ from granular.aio.bag import BagReader
 from granular.aio.bagwriter import BagWriter
 from granular.aio.checkpoints import load_state, save_state
 from granular.aio.cleaning import clean
+from granular.aio.converting import convert
 from granular.aio.dataset import DatasetReader
 from granular.aio.datasetwriter import DatasetWriter
 from granular.aio.datasources import ArrayRecordDataSource
@@ -35,6 +36,7 @@ __all__ = [
     'ShardedDatasetWriter',
     'aclose',
     'clean',
+    'convert',
     'copy_to_local',
     'load_state',
     'save_state',
