@@ -5,7 +5,7 @@ import pathlib
 import sys
 import tempfile
 
-from benchmarks import curves, mixing, pipelines, remote, rest
+from benchmarks import arrayrecord, curves, mixing, pipelines, remote, rest
 from benchmarks.bars import Bar, Figures, machine, write
 from benchmarks.data import Data
 from benchmarks.nginx import serving
@@ -16,6 +16,7 @@ BENCHMARKS = {
         remote.medium, remote.small, remote.large, remote.tls, remote.tail, remote.faults,
         pipelines.streams, pipelines.blocks, pipelines.overhead, pipelines.workers, mixing.mixing,
         rest.local, rest.batch, rest.opening, rest.memory, rest.first, rest.images, rest.processes,
+        arrayrecord.arrayrecord,
     )
 }  # fmt: skip
 CURVES = {fn.__name__: fn for fn in (curves.inflight, curves.gap, curves.request)}

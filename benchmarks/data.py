@@ -29,7 +29,8 @@ class Data:
         """How many of so many records there are."""
         return whole // 10 if self.quick else whole
 
-    def _once(self, name: str, write: Any) -> pathlib.Path:
+    def once(self, name: str, write: Any) -> pathlib.Path:
+        """A folder of that name, written the first time that it is asked for."""
         place = self.folder / f'{name}{"-quick" if self.quick else ""}'
         if not (place / 'done').exists():
             write(place)
@@ -49,7 +50,7 @@ class Data:
                     point = {'data': block[at : at + size], 'label': i % 1000, 'text': f'text number {i}'}
                     writer.append(point, flush=False)
 
-        return self._once(name, write)
+        return self.once(name, write)
 
     def medium(self) -> pathlib.Path:
         """10,000 records of 50 to 150 kB: 1 GB."""
@@ -76,7 +77,7 @@ class Data:
                 for i in range(self.count(1000) * 20):
                     writer.append({'data': b'x' * 100, 'label': i, 'text': str(i)}, flush=False)
 
-        return self._once(f'shards-{layout}', write)
+        return self.once(f'shards-{layout}', write)
 
     def images(self) -> pathlib.Path:
         """2,000 jpg images of 320 by 240."""
@@ -91,7 +92,7 @@ class Data:
                     image = np.asarray(Image.fromarray(small).resize((320, 240)))
                     writer.append({'image': image, 'label': i % 10}, flush=False)
 
-        return self._once('images', write)
+        return self.once('images', write)
 
     def job(self, name: str, **what: Any) -> str:
         """A file that tells a rival what to do."""

@@ -10,7 +10,7 @@ from granular import aio, sources
 SOURCES = ('Epochs', 'Transform', 'Sample', 'Truncate', 'Interleave', 'Mix')
 PAIRS = [
     (getattr(granular, name), getattr(aio, name))
-    for name in ('BagReader', 'BagWriter', 'DatasetReader', 'DatasetWriter', 'Loader', 'Path')
+    for name in ('ArrayRecordDataSource', 'BagReader', 'BagWriter', 'DatasetReader', 'DatasetWriter', 'Loader', 'Path')
 ] + [
     (granular.ShardedDatasetReader, aio.ShardedDatasetReader),
     (granular.ShardedDatasetWriter, aio.ShardedDatasetWriter),

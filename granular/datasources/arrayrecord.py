@@ -15,16 +15,16 @@ class ArrayRecordDataSource(Reader[core.ArrayRecordDataSource]):
 
     All chunks that a batch needs are read by one fan-out of byte ranges, of all files, and each is decompressed once,
     in threads. The package ``array_record`` is not needed. Opening takes one request a file, of 128 KiB, or two if it
-    has more than some 10,000 chunks; a file whose records are given as ``FileInstruction`` or ``path[a:b]`` is opened
-    when it is first read. It pickles to its addresses and the lengths that it knows.
+    has thousands of chunks; a file whose records are given as ``FileInstruction`` or ``path[a:b]`` is opened when it is
+    first read. It pickles to its addresses and the lengths that it knows.
 
     Files may have any ``group_size``, not compressed, or by brotli or zstd. Of a batch in random order each record
-    costs reading and decompressing its whole group. Memory: 8 bytes a chunk, and while a batch is read its chunks, of
-    which as many are decompressed at a time as there are threads.
+    costs reading and decompressing its whole group. Memory: 8 bytes a chunk, some 250 while its file is opened; and
+    while a batch is read its chunks, of which as many are decompressed at a time as there are threads.
 
-    The hashes in the files are not checked, as no package for Python computes HighwayHash. All sizes, counts and
-    offsets are, against each other and the file's size, and a file is pinned to the ETag or generation that it was
-    opened with.
+    All sizes, counts and offsets are checked, against each other and the file's size, and a file is pinned to the ETag
+    or generation that it was opened with. The hashes in the files (HighwayHash) are not checked: a record that was
+    damaged on the disk comes as it is, unless it is compressed and cannot be decompressed to its size.
 
     Args:
       paths: a file, or a sequence of files: addresses, paths, such with the records wanted behind them
@@ -39,7 +39,7 @@ class ArrayRecordDataSource(Reader[core.ArrayRecordDataSource]):
 
     aio: core.ArrayRecordDataSource
 
-    def __init__(self, paths: Any) -> None:
+    def __init__(self, paths: core.Place | Sequence[core.Place] | Any) -> None:
         self._open(core.ArrayRecordDataSource(paths))
 
     def __len__(self) -> int:

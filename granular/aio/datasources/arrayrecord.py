@@ -7,7 +7,7 @@ import operator
 import os
 import re
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Final, NamedTuple, Protocol, SupportsIndex, overload
+from typing import Any, Final, NamedTuple, Protocol, SupportsIndex, overload, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,8 @@ from granular.aio.lifecycle import Opened
 from granular.aio.loops import gather
 from granular.aio.paging import pages
 from granular.aio.path import Path
-from granular.aio.purepath import PurePath
-from granular.aio.stores import Store
+from granular.aio.reply import counters
+from granular.aio.stores import Request, Store
 from granular.aio.threads import offload, spread
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, OutOfRangeError
@@ -32,6 +32,7 @@ _SLICED: Final = re.compile(r'(.*)\[(\d+):(\d+)\]', re.DOTALL)
 _PAGE: Final = 4 * MiB
 
 
+@runtime_checkable
 class FileInstruction(Protocol):
     """Some records of a file, as TensorFlow Datasets names them.
 
@@ -46,6 +47,9 @@ class FileInstruction(Protocol):
     skip: int
     take: int
     examples_in_shard: int
+
+
+Place = str | os.PathLike[str] | FileInstruction
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,16 +81,16 @@ class ArrayRecordDataSource(Opened):
 
     All chunks that a batch needs are read by one fan-out of byte ranges, of all files, and each is decompressed once,
     in threads. The package ``array_record`` is not needed. Opening takes one request a file, of 128 KiB, or two if it
-    has more than some 10,000 chunks; a file whose records are given as ``FileInstruction`` or ``path[a:b]`` is opened
-    when it is first read. It pickles to its addresses and the lengths that it knows.
+    has thousands of chunks; a file whose records are given as ``FileInstruction`` or ``path[a:b]`` is opened when it is
+    first read. It pickles to its addresses and the lengths that it knows.
 
     Files may have any ``group_size``, not compressed, or by brotli or zstd. Of a batch in random order each record
-    costs reading and decompressing its whole group. Memory: 8 bytes a chunk, and while a batch is read its chunks, of
-    which as many are decompressed at a time as there are threads.
+    costs reading and decompressing its whole group. Memory: 8 bytes a chunk, some 250 while its file is opened; and
+    while a batch is read its chunks, of which as many are decompressed at a time as there are threads.
 
-    The hashes in the files are not checked, as no package for Python computes HighwayHash. All sizes, counts and
-    offsets are, against each other and the file's size, and a file is pinned to the ETag or generation that it was
-    opened with.
+    All sizes, counts and offsets are checked, against each other and the file's size, and a file is pinned to the ETag
+    or generation that it was opened with. The hashes in the files (HighwayHash) are not checked: a record that was
+    damaged on the disk comes as it is, unless it is compressed and cannot be decompressed to its size.
 
     Args:
       paths: a file, or a sequence of files: addresses, paths, such with the records wanted behind them
@@ -99,9 +103,9 @@ class ArrayRecordDataSource(Opened):
       OutOfRangeError: if a file has fewer records than were asked for.
     """
 
-    def __init__(self, paths: Any) -> None:
+    def __init__(self, paths: Place | Sequence[Place] | Any) -> None:
         super().__init__()
-        if isinstance(paths, str | os.PathLike | PurePath) or not isinstance(paths, Sequence):
+        if isinstance(paths, str) or not isinstance(paths, Sequence):
             paths = [paths]
         if not paths:
             raise InvalidArgumentError('ArrayRecordDataSource: want a file or more, got none')
@@ -122,37 +126,36 @@ class ArrayRecordDataSource(Opened):
         digest = hashlib.sha256()
         for part in self._parts:
             digest.update(f'{part.path}[{part.start}:{-1 if part.whole else part.stop}]\n'.encode())
-        first, more = f'{self._parts[0].path}', len(self._parts)
-        return f'{type(self).__name__}({first!r}, files={more}, hash={digest.hexdigest()[:16]})'
+        first, count = f'{self._parts[0].path}', len(self._parts)
+        return f'{type(self).__name__}(files={count}, hash={digest.hexdigest()[:16]}, first={first!r})'
 
     # --- opening
 
     async def _open(self) -> None:
-        await self._learn({part.path for part in self._parts if part.stop < 0})
-        parts = []
-        for part in self._parts:
-            if part.stop < 0:
-                part = dataclasses.replace(part, stop=max(part.start, self._indices[part.path].records))
-            parts.append(part)
-        self._parts = parts
-        self._stops = np.cumsum([part.stop - part.start for part in parts])
+        files = await self._learn({part.path for part in self._parts if part.stop < 0})
+        self._parts = [
+            dataclasses.replace(part, stop=files[part.path].records) if part.stop < 0 else part for part in self._parts
+        ]
+        self._stops = np.cumsum([part.stop - part.start for part in self._parts])
         self._length = int(self._stops[-1])
 
-    async def _learn(self, paths: set[Path]) -> None:
-        """Have the indices of files."""
-        missing = sorted(paths - self._indices.keys())
+    async def _learn(self, paths: set[Path]) -> dict[Path, Index]:
+        """The indices of files, those among them."""
+        files = self._indices
+        missing = sorted(paths - files.keys())
         if not missing:
-            return
+            return files
         for store in {path.store for path in missing}:
             await store.ready()
         found = dict(zip(missing, await gather([_read_index(path) for path in missing]), strict=True))
         for part in self._parts:
-            if part.path in found and part.stop > found[part.path].records:
+            path = part.path
+            if path in found and part.stop > found[path].records:
                 raise OutOfRangeError(
-                    f'{part.path}: records {part.start} to {part.stop} were asked for, but it has '
-                    f'{found[part.path].records}'
+                    f'{path}: records {part.start} to {part.stop} were asked for, but it has {found[path].records}'
                 )
-        self._indices.update(found)
+        files.update(found)
+        return files
 
     async def _close(self) -> None:
         self._indices = {}
@@ -176,7 +179,7 @@ class ArrayRecordDataSource(Opened):
         await self._ensure_open()
         if isinstance(index, slice | range):
             return await self.fetch(index)
-        return (await self._read(np.array([index_of(index, self._length, self._name)])))[0]
+        return await self._read_one(index_of(index, self._length, self._name))
 
     async def fetch(self, indices: Any) -> list[bytes]:
         """Many records in one fan-out over all files.
@@ -190,72 +193,84 @@ class ArrayRecordDataSource(Opened):
         await self._ensure_open()
         return await self._read(indices_of(indices, self._length, self._name))
 
+    async def _read_one(self, place: int) -> bytes:
+        """As ``_read``, without what many cost to be planned."""
+        i = int(np.searchsorted(self._stops, place, side='right'))
+        part = self._parts[i]
+        path = part.path
+        file = self._indices.get(path) or (await self._learn({path}))[path]
+        chunk, inner = divmod(place - int(self._stops[i]) + part.stop, file.group)
+        start, stop = int(file.offsets[chunk]), int(file.offsets[chunk + 1])
+        counters.ranges += 1
+        raw = (await path.store.read_many([Request(path.key, [start], [stop], file.version)]))[0]
+        return (await offload(_decode, Piece(path, file, chunk, [inner], []), raw))[0]
+
     async def _read(self, wanted: Ints) -> list[bytes]:
         owners = np.searchsorted(self._stops, wanted, side='right')
         used = np.unique(owners).tolist()
-        await self._learn({self._parts[i].path for i in used})
+        files = await self._learn({self._parts[i].path for i in used})
         jobs: dict[Store, list[Job]] = {}
         pieces: dict[Store, list[Piece]] = {}
         for i in used:
-            places = np.flatnonzero(owners == i)
-            job, of_part = self._pieces(i, wanted, places)
-            store = self._parts[i].path.store
+            part, places = self._parts[i], np.flatnonzero(owners == i)
+            positions = wanted[places] - int(self._stops[i]) + part.stop
+            job, of_part = _plan(part.path, files[part.path], positions, places)
+            store = part.path.store
             jobs.setdefault(store, []).append(job)
             pieces.setdefault(store, []).extend(of_part)
         found = await gather([read_all(store, of_store) for store, of_store in jobs.items()])
         raw = [data for of_store in found for of_job in of_store for data in of_job]
         flat = [piece for of_store in pieces.values() for piece in of_store]
 
-        def decode(k: int) -> list[bytes]:
-            piece = flat[k]
-            at, count = int(piece.file.offsets[piece.chunk]), piece.file.count_of(piece.chunk)
-            return read_records(raw[k], at, count, piece.inner, f'{piece.path}, chunk {piece.chunk}')
-
         out: list[bytes] = [b''] * len(wanted)
-        for piece, records in zip(flat, await spread(decode, len(flat)), strict=True):
+        for piece, records in zip(flat, await spread(lambda k: _decode(flat[k], raw[k]), len(flat)), strict=True):
             for place, record in zip(piece.places, records, strict=True):
                 out[place] = record
         return out
-
-    def _pieces(self, i: int, wanted: Ints, places: Ints) -> tuple[Job, list[Piece]]:
-        """What to read of a part, for the records at some places of those wanted."""
-        part = self._parts[i]
-        index = self._indices[part.path]
-        at = wanted[places] - (int(self._stops[i]) - part.stop)
-        order = np.argsort(at, kind='stable')
-        chunks, inner = np.divmod(at[order], index.group)
-        places = places[order]
-        numbers, firsts = np.unique(chunks, return_index=True)
-        job = Job(part.path.key, index.offsets[numbers], index.offsets[numbers + 1], index.version)
-        cuts = [*firsts.tolist(), len(chunks)]
-        within, targets = inner.tolist(), places.tolist()
-        return job, [
-            Piece(part.path, index, number, within[a:b], targets[a:b])
-            for number, a, b in zip(numbers.tolist(), cuts, cuts[1:], strict=False)
-        ]
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         await self._ensure_open()
         if not self._length:
             return
-        first = self._parts[0]
-        await self._learn({first.path})
-        index = self._indices[first.path]
-        size = self._length * index.size // max(1, index.records)
-        # A page has a group or more, as each page reads its groups.
-        size = min(size, _PAGE * self._length // index.group)
-        async with contextlib.aclosing(pages(self.fetch, self._length, size, first.path.store.local)) as items:
+        path = self._parts[0].path
+        file = (await self._learn({path}))[path]
+        size = self._length * file.size // max(1, file.records)
+        # A page is no smaller than a group, which would be read for each of its pages.
+        size = min(size, _PAGE * self._length // file.group)
+        async with contextlib.aclosing(pages(self.fetch, self._length, size, path.store.local)) as items:
             async for record in items:
                 yield record
+
+
+def _plan(path: Path, file: Index, positions: Ints, places: Ints) -> tuple[Job, list[Piece]]:
+    """What to read of a file for some of its records, which go to these places."""
+    order = np.argsort(positions, kind='stable')
+    chunks, inner = np.divmod(positions[order], file.group)
+    numbers, firsts = np.unique(chunks, return_index=True)
+    job = Job(path.key, file.offsets[numbers], file.offsets[numbers + 1], file.version)
+    cuts = [*firsts.tolist(), len(chunks)]
+    within, targets = inner.tolist(), places[order].tolist()
+    return job, [
+        Piece(path, file, number, within[a:b], targets[a:b])
+        for number, a, b in zip(numbers.tolist(), cuts, cuts[1:], strict=False)
+    ]
+
+
+def _decode(piece: Piece, raw: bytes) -> list[bytes]:
+    at, count = int(piece.file.offsets[piece.chunk]), piece.file.count_of(piece.chunk)
+    return read_records(raw, at, count, piece.inner, f'{piece.path}, chunk {piece.chunk}')
 
 
 def _part_of(place: Any) -> Part:
     """What a user names some records with."""
     if isinstance(place, Part):
         return place
-    if all(hasattr(place, name) for name in ('filename', 'skip', 'take', 'examples_in_shard')):
+    if isinstance(place, FileInstruction):
         path = Path(place.filename)
-        skip, take, count = (operator.index(n) for n in (place.skip, place.take, place.examples_in_shard))
+        try:
+            skip, take, count = map(operator.index, (place.skip, place.take, place.examples_in_shard))
+        except TypeError as error:
+            raise InvalidArgumentError(f'{path}: want integers for skip, take and examples_in_shard: {error}') from None
         take = count - skip if take == -1 else take
         if skip < 0 or take < 0 or skip + take > count:
             raise InvalidArgumentError(f'{path}: cannot skip {skip} records and take {take}: it has {count}')

@@ -1,7 +1,7 @@
 """Where the chunks of an ArrayRecord file lie, of its last bytes: cpp/layout.proto of google/array_record.
 
-The last 64 KiB are a chunk, the postscript, that says where the footer begins. That is a chunk of protobuf messages: one
-for the file, then one for each chunk of records.
+The last 64 KiB are a chunk, the postscript, that says where the footer begins. That is a chunk of protobuf messages:
+one for the file, then one for each chunk of records.
 """
 
 import dataclasses

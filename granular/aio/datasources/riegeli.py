@@ -2,8 +2,8 @@
 
 As specified in doc/riegeli_records_file_format.md of google/riegeli. A chunk is a header of 40 bytes and its data, and
 a block header of 24 bytes interrupts it wherever the file's offset is a multiple of 64 KiB. Simple chunks are read, not
-compressed, or by brotli or zstd. The hashes (HighwayHash) of headers and data are not checked: no package for Python
-computes them. All sizes and counts are, against each other and against the bytes that there are.
+compressed, or by brotli or zstd. All sizes and counts are checked, against each other and against the bytes that there
+are; the hashes of headers and data (HighwayHash) are not, as computing them in Python takes longer than all the rest.
 """
 
 import struct
@@ -25,7 +25,7 @@ BLOCK_HEADER: Final = 24
 CHUNK_HEADER: Final = 40
 
 _HEADER: Final = struct.Struct('<8xQ8xQQ')  # without the two hashes; the type and the number of records share a word
-_SIMPLE: Final = ord('r')
+_SIMPLE, _TRANSPOSED = ord('r'), ord('t')
 _KINDS: Final = {'s': 'a file signature', 'm': 'file metadata', 'p': 'padding', 't': 'a transposed chunk'}
 _PLAIN, _BROTLI, _ZSTD = 0, ord('b'), ord('z')
 _COMPRESSIONS: Final = {'s': 'snappy'}
@@ -82,13 +82,13 @@ def _without_block_headers(raw: bytes, at: int) -> Buffer:
     return b''.join(pieces)
 
 
-def read_records(raw: bytes, at: int, count: int, wanted: Sequence[int] | None, name: str) -> list[bytes]:
-    """Some or all records of a chunk.
+def read_records(raw: bytes, at: int, count: int, wanted: Sequence[int], name: str) -> list[bytes]:
+    """Some records of a chunk.
 
     Args:
       raw, at, name: as for ``parse_chunk``.
       count: how many records the file says that it has.
-      wanted: the records wanted, each below ``count``; None for all.
+      wanted: the records wanted, each below ``count``.
 
     Raises:
       CorruptRecordError: if its sizes and counts do not fit each other.
@@ -96,9 +96,9 @@ def read_records(raw: bytes, at: int, count: int, wanted: Sequence[int] | None, 
     """
     ends, values = read_values(parse_chunk(raw, at, name), count, name)
     if count == 1:
-        return [bytes(values)] * (1 if wanted is None else len(wanted))
+        return [bytes(values)] * len(wanted)
     places = ends.tolist()
-    return [bytes(values[places[i - 1] if i else 0 : places[i]]) for i in (range(count) if wanted is None else wanted)]
+    return [bytes(values[places[i - 1] if i else 0 : places[i]]) for i in wanted]
 
 
 def read_values(chunk: Chunk, count: int | None, name: str, most: int = LARGEST) -> tuple[Ints, Buffer]:
@@ -115,9 +115,9 @@ def read_values(chunk: Chunk, count: int | None, name: str, most: int = LARGEST)
         if chr(kind) not in _KINDS:
             raise CorruptRecordError(f'{name}: has type {kind:#x}, which is none')
         what = f'{name}: is {_KINDS[chr(kind)]}, not a simple chunk'
-        raise (
-            UnsupportedError(f'{what}: write it with transpose:false') if kind == ord('t') else CorruptRecordError(what)
-        )
+        if kind == _TRANSPOSED:
+            raise UnsupportedError(f'{what}: write it with transpose:false')
+        raise CorruptRecordError(what)
     if count is not None and has != count:
         raise CorruptRecordError(f"{name}: has {has} records, but the file's index says {count}")
     if not data:
@@ -126,8 +126,10 @@ def read_values(chunk: Chunk, count: int | None, name: str, most: int = LARGEST)
     length, begin = _varint(data, 1, name)
     if length > len(data) - begin:
         raise CorruptRecordError(f'{name}: the sizes of its records take {length} of {len(data) - begin} bytes')
+    if decoded > LARGEST:
+        raise UnsupportedError(f'{name}: has {decoded} bytes of records: at most {LARGEST} are read')
     if decoded > most:
-        raise UnsupportedError(f'{name}: has {decoded} bytes of records: at most {most} are read')
+        raise CorruptRecordError(f'{name}: has {decoded} bytes of records, want at most {most}')
     sizes = _decompress(compression, data[begin : begin + length], None, min(_VARINT * has, most), f'{name}, sizes')
     values = _decompress(compression, data[begin + length :], decoded, decoded, f'{name}, values')
     if has == 1:
@@ -215,15 +217,19 @@ def _varint(data: Buffer, at: int, name: str) -> tuple[int, int]:
 def varints(data: Buffer, name: str) -> Ints:
     """All numbers of a buffer that holds nothing else."""
     raw = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(raw < 128) + 1
-    if len(ends) == len(raw):
+    last = np.flatnonzero(raw < 128)
+    if len(last) == len(raw):
         return raw.astype(np.int64)
-    lengths = np.diff(ends, prepend=0)
-    if not len(ends) or ends[-1] != len(raw) or lengths.max() > _VARINT:
+    lengths = last.copy()
+    lengths[:1] += 1
+    lengths[1:] -= last[:-1]
+    most = int(lengths.max(initial=0))
+    if not most or last[-1] + 1 != len(raw) or most > _VARINT:
         raise CorruptRecordError(f'{name}: {len(raw)} bytes are no sequence of numbers')
-    starts = ends - lengths
-    shifts = 7 * (np.arange(len(raw)) - np.repeat(starts, lengths))
-    return np.add.reduceat((raw & 127).astype(np.int64) << shifts, starts)
+    values = raw[last].astype(np.int64)
+    for k in range(1, most):
+        values = np.where(lengths > k, values << 7 | raw[last - k] & 127, values)
+    return values
 
 
 def fields(data: Buffer, name: str) -> dict[int, int | Buffer]:

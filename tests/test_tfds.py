@@ -1,0 +1,84 @@
+"""A dataset that TensorFlow Datasets wrote, read as a source, without TensorFlow."""
+
+import io
+import sys
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+import granular
+
+COUNT = 90
+
+
+class Tiny(tfds.core.GeneratorBasedBuilder):
+    """A dataset of 90 elements."""
+
+    VERSION = tfds.core.Version('1.0.0')
+    code_path = None  # to look for it, tfds needs importlib_resources, which it does not bring
+
+    def _info(self):
+        return tfds.core.DatasetInfo(
+            builder=self,
+            features=tfds.features.FeaturesDict(
+                {
+                    'image': tfds.features.Image(shape=(4, 6, 3)),
+                    'label': tfds.features.ClassLabel(num_classes=5),
+                    'vector': tfds.features.Tensor(shape=(3,), dtype=np.float32),
+                }
+            ),
+        )
+
+    def _split_generators(self, dl_manager):
+        return {'train': self._generate_examples()}
+
+    def _generate_examples(self):
+        for i in range(COUNT):
+            image = granular.encoders['png'](np.full((4, 6, 3), i, np.uint8))  # for an array, tfds needs TensorFlow
+            yield i, {'image': io.BytesIO(image), 'label': i % 5, 'vector': [i, i + 0.5, -i]}
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('tfds')
+    config = tfds.download.DownloadConfig(num_shards=3)
+    Tiny(data_dir=folder, file_format='array_record').download_and_prepare(download_config=config)
+    return folder
+
+
+def check(element):
+    i = int(element['image'][0, 0, 0])
+    assert element['image'].shape == (4, 6, 3)
+    assert element['label'] == i % 5
+    assert element['vector'].tolist() == [i, i + 0.5, -i]
+    return i
+
+
+def test_a_data_source(folder):
+    theirs = tfds.data_source('tiny', split='train', data_dir=folder)
+    assert 'tensorflow' not in sys.modules
+    chain = granular.MapDataset.source(theirs).shuffle(seed=7)
+    order = granular.MapDataset.range(COUNT).shuffle(seed=7)
+    assert len(chain) == COUNT
+    assert sorted(map(check, chain)) == list(range(COUNT))
+    assert [check(element) for element in chain] == [check(theirs[i]) for i in order]
+    batches = list(chain.batch(16).to_iter_dataset())
+    assert [len(batch['label']) for batch in batches] == [16] * 5 + [10]
+    images = np.concatenate([batch['image'] for batch in batches])
+    assert (images == np.stack([theirs[i]['image'] for i in order])).all()
+    with granular.Loader(granular.sources.Epochs(theirs, seed=1), 30) as loader:
+        labels = np.concatenate([next(loader)['label'] for _ in range(3)])
+    assert np.bincount(labels).tolist() == [18] * 5
+
+
+def test_its_files(folder):
+    # The same records by range requests, as from a bucket; the features of the dataset decode them.
+    split = tfds.builder('tiny', data_dir=folder).info.splits['train[10:70]']
+    source = granular.ArrayRecordDataSource(split.file_instructions)
+    theirs = tfds.data_source('tiny', split='train[10:70]', data_dir=folder)
+    assert len(split.file_instructions) == 3
+    assert len(source) == len(theirs) == 60
+    features = tfds.builder('tiny', data_dir=folder).info.features
+    chain = granular.MapDataset.source(source).map(features.deserialize_example_np)
+    assert [check(element) for element in chain] == [check(element) for element in theirs]
