@@ -75,10 +75,10 @@ def convert(
     here = place_of(source, endpoint_url, region, profile, anon)
     there = place_of(target, endpoint_url, region, profile, anon)
     console = Console(stderr=True)
-    if dry_run:
+    if dry_run or console.is_terminal:
         done = granular.convert(here, there, **options, dry_run=True)
-    else:
-        with _records_shown(console) as advance:
+    if not dry_run:
+        with _records_shown(console, done.records if console.is_terminal else None) as advance:
             done = granular.convert(here, there, **options, progress=advance)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(done)))
@@ -94,13 +94,20 @@ def _spec(given: list[str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _records_shown(console: Console) -> Iterator[Callable[[int], None]]:
+def _records_shown(console: Console, total: int | None) -> Iterator[Callable[[int], None]]:
     """A bar of records, in a terminal; gives what to call with those that are done."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn('records'), TimeElapsedColumn())
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn('records'), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task('convert', total=None)
+        task = progress.add_task('convert', total=total)
         yield lambda count: progress.update(task, advance=count)
 
 

@@ -408,6 +408,25 @@ def test_array_records(tmp_path):
     check(tmp_path / 'x', [{'data': bytes([i]) * 3} for i in range(10)])
 
 
+def test_parquet_files(tmp_path, moto):
+    import pyarrow
+    from pyarrow import parquet
+
+    bucket = moto.place()
+    rows = [{'n': i, 'Image': JPEG if i % 2 else PNG, 'text': None if i % 7 == 0 else str(i)} for i in range(60)]
+    for part in range(2):
+        out = io.BytesIO()
+        parquet.write_table(pyarrow.Table.from_pylist(rows[30 * part :][:30]), out, row_group_size=8)
+        (bucket / 'data' / f'{part}.parquet').write_bytes(out.getvalue())
+    for i, source in enumerate([bucket / 'data', bucket / 'data' / '*.parquet', bucket / 'data' / '0.parquet']):
+        done = granular.convert(source, tmp_path / f'{i}', shardlen=25)
+        assert (done.format, done.records, done.renamed) == ('parquet', 30 if i == 2 else 60, {'Image': 'image'})
+        assert done.spec == {'image': 'jpg', 'n': 'int', 'text': 'msgpack'}
+        with granular.ShardedDatasetReader(tmp_path / f'{i}', {**granular.decoders, 'jpg': bytes}) as reader:
+            wanted = [{'n': row['n'], 'image': row['Image'], 'text': row['text']} for row in rows[: done.records]]
+            assert list(reader) == wanted
+
+
 @pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::FutureWarning', 'ignore::ResourceWarning')
 def test_hugging_face_datasets(tmp_path):
     import datasets

@@ -29,6 +29,7 @@ from granular.errors import (
     StoreError,
     UnsupportedError,
 )
+from tests.servers import served
 
 MARKER = '.granular-copy.json'
 FILES = {'a/1.txt': b'one', 'a/2.txt': b'', 'b/c/3.bin': os.urandom(1 << 20), 'top': b'x' * 1000}
@@ -86,7 +87,9 @@ def local(tmp_path):
     return tmp_path / 'local'
 
 
-def test_the_promise(root, local):
+@pytest.mark.parametrize('store', ['local', 'moto', 'fakegcs'])
+def test_the_promise(store, request, tmp_path, local):
+    root = granular.Path(tmp_path / 'root') if store == 'local' else request.getfixturevalue(store).place()
     source = root / 'data'
     for name, data in FILES.items():
         if source.store.has_folders:
@@ -149,7 +152,8 @@ def test_arguments(tmp_path, moto):
     assert os.listdir(tmp_path) == ['source']
 
 
-async def test_the_asynchronous_face_and_a_single_file(bucket, local):
+async def test_the_asynchronous_face_and_a_single_file(moto, local):
+    bucket = moto.place()
     await (bucket / 'file').aio.write_bytes(b'12345')
     local.mkdir()
     (local / '.file.0123abcd.part').write_bytes(b'12')  # of a process that was killed
@@ -197,6 +201,14 @@ def test_a_folder_of_archives_and_files_in_a_bucket(store, request, local):
     assert (done.files, done.was_unpacked, done.source_format) == (123, True, 'folder')
     assert sum(seen) == sum((folder / name).stat().size for folder, _, names in bucket.walk() for name in names)
     assert done.bytes == sum(map(len, contents(local).values()))
+
+
+def test_from_a_web_server(tmp_path, local):
+    """A zip over HTTP, which has no listings."""
+    (tmp_path / 'x.zip').write_bytes(zipped(FILES))
+    with served(str(tmp_path)) as server:
+        assert granular.copy_to_local(f'{server.endpoint}/x.zip', local / 'x').source_format == 'zip'
+    assert contents(local / 'x') == FILES
 
 
 def test_names_that_are_taken_twice(tmp_path, local):

@@ -121,16 +121,15 @@ async def convert(
     for name, number in (('shardlen', shardlen), ('parallel', parallel), ('sample', sample)):
         if number is not None and number < 1:
             raise InvalidArgumentError(f'{name} is {number}: want 1 or more')
-    origin = await origin_of(source, format)
-    fitting = Fitting(await origin.sample(sample), spec, layout, origin.name)
-    used = fitting.encoders(encoders)
-    place = Path(directory)
-    records = None if origin.source is None else len(origin)
-    shards = 1 if shardlen is None else None if records is None else max(1, -(-records // shardlen))
-    work = _Work(origin, place, fitting, used, shardlen, layout, checksums, parallel, progress)
-    done = Conversion(origin.name, origin.format, fitting.spec, fitting.renamed, records, shards)
-    if not dry_run:
-        done = await work.run(done)
+    async with contextlib.aclosing(await origin_of(source, format)) as origin:
+        fitting = Fitting(await origin.sample(sample), spec, layout, origin.name)
+        place, used = Path(directory), fitting.encoders(encoders)
+        work = _Work(origin, place, fitting, used, shardlen, layout, checksums, parallel, progress)
+        records = None if origin.source is None else len(origin)
+        shards = 1 if shardlen is None else None if records is None else max(1, -(-records // shardlen))
+        done = Conversion(origin.name, origin.format, fitting.spec, fitting.renamed, records, shards)
+        if not dry_run:
+            done = await work.run(done)
     return dataclasses.replace(done, seconds=time.perf_counter() - began)
 
 

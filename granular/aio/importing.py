@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 
 from granular.aio import datasources
+from granular.aio.lifecycle import Opened
 from granular.aio.loops import gather, need_loop
 from granular.aio.path import Path
 from granular.aio.pipeline import source as sources
@@ -48,17 +49,30 @@ class Origin:
       source: if it can be read at random.
       items: if it can only be read from its beginning on.
       size: bytes of its files, as far as they are known; tells one state of it from another.
+      opened: what is closed with it.
     """
 
     def __init__(
-        self, name: str, format: str, source: Source | None = None, items: Any = None, size: int | None = None
+        self,
+        name: str,
+        format: str,
+        source: Source | None = None,
+        items: Any = None,
+        size: int | None = None,
+        opened: Opened | None = None,
     ) -> None:
         self.name, self.format, self.source, self.items, self.size = name, format, source, items, size
+        self.opened = opened
         self._back: list[Any] = []  # that were only looked at
         self._pull: Callable[[int], Coroutine[Any, Any, list[Any]]] | None = None
 
     def __len__(self) -> int:
         return 0 if self.source is None else len(self.source)
+
+    async def aclose(self) -> None:
+        """Close what was opened for it."""
+        if self.opened is not None:
+            await self.opened.aclose()
 
     async def sample(self, count: int) -> list[Any]:
         """A few records, of 64 MiB at most: of what can be read at random from all over it, and else the first."""
@@ -263,7 +277,7 @@ async def _files(paths: Sequence[Path], format: str, name: str) -> Origin:
         raise InvalidArgumentError(f'{name}: as {format} want a folder')
     opened: Any = getattr(datasources, _CLASSES[format])(paths)
     await opened._ensure_open()
-    return Origin(name, format, sources.convert(opened), size=size)
+    return Origin(name, format, sources.convert(opened), size=size, opened=opened)
 
 
 async def _saved(place: Path, splits: bool) -> Origin:
