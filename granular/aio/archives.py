@@ -50,7 +50,7 @@ def split_name(name: str) -> tuple[str, str]:
 async def unpack(
     source: Path, kind: str, folder: str, pool: Threads, progress: Progress | None = None, keep: str = ''
 ) -> Unpacked:
-    """Unpack an archive into a local folder that exists. At most 16 MiB of the archive are held at a time.
+    """Unpack an archive into a local folder that exists. At most 24 MiB of the archive are held at a time.
 
     If all of it lies in one folder that is named as the archive or as the target, that one is left out. Rights and
     times are not kept, but that a file can be executed is. Links may lead to what lies in the folder.

@@ -16,6 +16,7 @@ from granular.aio.loops import for_each, need_loop
 from granular.aio.path import Path, Progress
 from granular.aio.sharded import shards_in
 from granular.aio.shardedwriter import length_of_shard
+from granular.aio.stores.localwriting import drop_drafts
 from granular.aio.threads import offload
 from granular.config import MiB
 from granular.errors import (
@@ -185,6 +186,8 @@ class _Work:
                 raise AlreadyExistsError(
                     f'{place}: holds a dataset that convert did not write: choose another folder, or remove it'
                 ) from None
+            if place.store.local:
+                await offload(drop_drafts, (place / PLAN).key)
             await (place / PLAN).write_text(f'{json.dumps(plan, sort_keys=True)}\n')
         except ValueError as error:
             raise CorruptDatasetError(f'{place / PLAN}: is none that convert writes') from error
@@ -296,17 +299,19 @@ class _Work:
         """Write records to a shard, reading those that follow meanwhile."""
         source = self._origin.source
         assert source is not None
-        steps = [range(at, min(at + self._chunk, stop)) for at in range(start, stop, self._chunk)]
-        reading: asyncio.Task[list[Any]] | None = None
+        at, reading = start, None
         try:
-            for step, following in zip(steps, [*steps[1:], None], strict=True):
-                records = await (reading or source.fetch(step))
-                reading = None if following is None else asyncio.create_task(source.fetch(following))
-                await self._write(writer, records, step.start)
+            while at < stop:
+                first, following = at, min(at + self._chunk, stop)
+                records = await (reading or source.fetch(range(first, following)))
+                at = following
+                more = range(at, min(at + self._chunk, stop))
+                reading = asyncio.create_task(source.fetch(more)) if more else None
+                await self._write(writer, records, first)
         finally:
-            if reading is not None and not reading.done():
+            if reading is not None:
                 reading.cancel()
-                await asyncio.wait([reading])
+                await asyncio.gather(reading, return_exceptions=True)
 
     # --- sources that are read once
 

@@ -52,7 +52,7 @@ class Fitting:
         found = {
             key: _joined({_kind(_plain(record.get(field))) for record in records}) for field, key in self._keys.items()
         }
-        if unknown := sorted(set(spec or {}) - set(found)):
+        if records and (unknown := sorted(set(spec or {}) - set(found))):
             raise InvalidArgumentError(f'{name}: spec names keys {unknown}, but there are {sorted(found)}')
         found.update(spec or {})
         if unfit := sorted(key for key, kind in found.items() if not kind):

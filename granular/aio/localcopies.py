@@ -17,8 +17,7 @@ from granular.aio.loops import need_loop
 from granular.aio.path import Path, Progress
 from granular.aio.stores import Entry
 from granular.aio.stores.local import LocalStore
-from granular.aio.stores.localwriting import drafted, sync_all
-from granular.aio.stores.locks import held
+from granular.aio.stores.localwriting import drafted, drop_drafts, sync_all
 from granular.aio.stores.translating import translated
 from granular.aio.threads import Threads, offload
 from granular.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
@@ -153,7 +152,7 @@ async def _done(source: Path, target: Path) -> LocalCopy | None:
         return None
     state = await _state(target)
     if state is None:
-        if not await offload(os.listdir, target.key):
+        if not await offload(_is_used, target.key):
             return None
         logger.info('%s: was not made by copy_to_local, and is left as it is', target)
         return LocalCopy(f'{target}')
@@ -189,22 +188,11 @@ async def _copy_file(source: Path, target: Path, progress: Progress | None) -> L
         try:
             if await target.exists():
                 return LocalCopy(f'{target}')
-            deleted = await offload(_drop_drafts, target.key)
+            deleted = await offload(drop_drafts, target.key)
             await source.copy(target, progress=progress)
         finally:
             await target.store.delete_empty(room.key)
     return LocalCopy(f'{target}', True, deleted, False, 1, (await target.stat()).size, 0.0, 'file')
-
-
-def _drop_drafts(path: str) -> bool:
-    """Remove what a process that was killed had of a file; whether there was something."""
-    folder, name = os.path.split(path)
-    found = [os.path.join(folder, draft) for draft in os.listdir(folder or '.') if drafted(draft) == name]
-    dead = [draft for draft in found if not held(draft)]
-    for draft in dead:
-        with translated(draft):
-            os.unlink(draft)
-    return bool(dead)
 
 
 @contextlib.asynccontextmanager
@@ -241,8 +229,7 @@ async def _copy_folder(
         if (done := await _done(asked, target)) is not None:  # by whoever had the lock
             return done
         deleted = await _state(target) is not None
-        if deleted:
-            await offload(_clear, target.key)
+        await offload(_clear, target.key)
         await _mark(target, asked, 'copying', {})
         pool = Threads(_ARCHIVES, 'granular-unpack')
         try:
@@ -264,6 +251,12 @@ async def _copy_folder(
 async def _mark(target: Path, source: Path, state: str, counts: dict[str, int]) -> None:
     text = json.dumps({'source': _address(source), 'state': state, **counts})
     await (target / MARKER).write_text(f'{text}\n')
+
+
+def _is_used(folder: str) -> bool:
+    """Whether there is something in a folder but what was to become a marker."""
+    with translated(folder):
+        return any(drafted(name) != MARKER for name in os.listdir(folder))
 
 
 def _clear(folder: str) -> None:

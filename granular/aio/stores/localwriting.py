@@ -13,7 +13,7 @@ from typing import BinaryIO, Final
 from granular.aio.reply import changed
 from granular.aio.stores.base import ObjectWriter
 from granular.aio.stores.local import IN_PLACE, File, version_of
-from granular.aio.stores.locks import lock
+from granular.aio.stores.locks import held, lock
 from granular.aio.stores.translating import translated
 from granular.aio.threads import offload
 from granular.config import MiB
@@ -31,6 +31,17 @@ def drafted(name: str) -> str:
     """The name of the file that a draft is to become; empty if it is no draft."""
     match = _DRAFT.fullmatch(name)
     return '' if match is None else match[1]
+
+
+def drop_drafts(path: str) -> bool:
+    """Remove what processes that were killed had written of a file; whether there was something."""
+    folder, name = os.path.split(path)
+    with translated(path):
+        found = [os.path.join(folder, draft) for draft in os.listdir(folder or '.') if drafted(draft) == name]
+        dead = [draft for draft in found if not held(draft)]
+        for draft in dead:
+            os.unlink(draft)
+    return bool(dead)
 
 
 class LocalWriter(ObjectWriter):
