@@ -15,7 +15,6 @@ from granular.aio.digests import Digests, proven
 from granular.aio.loops import need_loop
 from granular.aio.path import Path, Progress
 from granular.aio.threads import Threads, call_in
-from granular.aio.unpacking import Target, untar, unzip
 from granular.config import MiB
 from granular.errors import (
     BadReplyError,
@@ -69,6 +68,8 @@ async def unpack(
       StoreError: if the disk has no room for it.
       UnsupportedError: if it is encrypted or compressed in a way that is not known.
     """
+    from granular.aio.unpacking import Target, untar, unzip  # what it needs is rarely needed
+
     await need_loop()
     kept = await source.store.kept(source.key)
     digests = Digests(proven(kept.digests), source.store.config.part_size)
