@@ -14,7 +14,7 @@ demo: $(VENV)/demo
 	$(BIN)/granular demo
 
 test: $(VENV)/test $(ORACLES)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 # What mypy sees depends on what is installed, so it is given all of it.
 lint: $(VENV)/test $(VENV)/lint

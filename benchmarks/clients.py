@@ -39,7 +39,8 @@ def array(point: Mapping[str, Any], seed: Any) -> dict[str, Any]:
 
 def open_reader(job: Job) -> granular.DatasetReader:
     """The dataset of a job, with what is small in memory."""
-    place = granular.Path(job['url'], config=granular.IOConfig(concurrency=job.get('inflight', 256)))
+    knobs = {'concurrency': job.get('inflight', 256), **job.get('knobs', {})}
+    place = granular.Path(job['url'], config=granular.IOConfig(**knobs))
     return granular.DatasetReader(place, granular.decoders, cache_keys=tuple(job.get('cache_keys', ('label', 'text'))))
 
 

@@ -58,6 +58,20 @@ def same(point: Any) -> Any:
     return point
 
 
+def epochs(job: Job) -> dict[str, list[float]]:
+    """Datapoints a second and requests of each epoch of a shuffled Loader."""
+    source = granular.sources.Epochs(open_reader(job), seed=0)
+    found: dict[str, list[float]] = {'rates': [], 'requests': []}
+    with granular.Loader(granular.sources.Transform(source, sizes), 64) as items:
+        for _ in range(job['epochs']):
+            before, began = granular.io_stats()['requests'], time.perf_counter()
+            for _ in range(job['batches']):
+                next(items)
+            found['rates'].append(job['batches'] * 64 / (time.perf_counter() - began))
+            found['requests'].append(granular.io_stats()['requests'] - before)
+    return found
+
+
 def overhead(job: Job) -> dict[str, float]:
     """Elements a second of a pipeline over a list."""
     dataset = granular.MapDataset.source(list(range(job['count']))).map(same).batch(64)

@@ -29,7 +29,7 @@ from granular.config import IOConfig
 from granular.converting import Conversion, convert
 from granular.dataloader import DataLoader
 from granular.dataset import DatasetReader, DatasetWriter
-from granular.datasources import ArrayRecordDataSource
+from granular.datasources import ArrayRecordDataSource, ParquetDataSource, ParquetIterDataset, WebDatasetDataSource
 from granular.errors import GranularError
 from granular.formats import decoders, encoders
 from granular.loader import Loader
@@ -65,6 +65,8 @@ __all__ = [
     'MapWithIndexTransform',
     'MultiprocessingOptions',
     'NoSharding',
+    'ParquetDataSource',
+    'ParquetIterDataset',
     'Path',
     'RandomAccessDataSource',
     'RandomMapTransform',
@@ -77,6 +79,7 @@ __all__ = [
     'ShardOptions',
     'ShardedDatasetReader',
     'ShardedDatasetWriter',
+    'WebDatasetDataSource',
     'aio',
     'clean',
     'convert',

@@ -207,6 +207,31 @@ def clean(
     typer.echo(f'{len(found) or "nothing"} {done}{f", {total:,} bytes" if found else ""}', err=True)
 
 
+@app.command()
+def cache(
+    folder: Annotated[str, typer.Argument(help='The cache_dir.', envvar='GRANULAR_CACHE_DIR', show_default=False)],
+    trim: Annotated[
+        int | None, typer.Option(help='Remove what was used least recently until so many bytes are left.')
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what the block cache in a local folder holds, and trim it."""
+    from granular.aio.stores.packs import existing
+
+    packs = existing(folder)
+    removed = 0 if trim is None else packs.trim(trim)
+    places: dict[str, list[int]] = {}
+    for url, size, there in packs.objects():
+        row = places.setdefault(url.rpartition('/')[0], [0, 0])
+        row[0], row[1] = row[0] + there, row[1] + size
+    if as_json:
+        typer.echo(json.dumps({'bytes': packs.size(), 'removed': removed, 'places': places}))
+        return
+    for place, (there, size) in sorted(places.items()):
+        typer.echo(f'{there:>14}  {there / max(size, 1):>4.0%}  {printable(place)}')
+    typer.echo(f'{packs.size():,} bytes, {removed:,} removed', err=True)
+
+
 # --- helpers
 
 

@@ -8,6 +8,7 @@ from granular.errors import InvalidArgumentError
 
 KiB: Final = 1 << 10
 MiB: Final = 1 << 20
+GiB: Final = 1 << 30
 
 
 def _knob(name: str, default: float | int | str, doc: str) -> Any:
@@ -54,11 +55,13 @@ class IOConfig:
     backoff_cap: float = _knob('backoff_cap', 20.0, 'seconds that a single wait never passes')
     part_size: int = _knob('part_size', 8 * MiB, 'bytes of an upload part; doubles every 1,000 parts')
     index_cache: str = _knob('index_cache', '', 'a local folder that keeps the indices of datasets; none if empty')
+    cache_dir: str = _knob('cache_dir', '', 'a local folder that keeps blocks of objects in buckets; none if empty')
+    cache_bytes: int = _knob('cache_bytes', 10 * GiB, 'bytes on the disk that cache_dir may take, from 8 MiB on')
     upload_concurrency: int = _knob('upload_concurrency', 4, 'parts of one object in flight while it is written')
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            if field.name == 'index_cache':
+            if field.name in ('index_cache', 'cache_dir'):
                 continue
             value, least = getattr(self, field.name), -1 if field.name in ('max_gap', 'max_request') else 0
             if value < least or (value == 0 and field.name not in _MAY_BE_ZERO):
@@ -66,6 +69,8 @@ class IOConfig:
         # S3 refuses parts below 5 MiB, and GCS wants multiples of 256 KiB.
         if self.part_size < 5 * MiB or self.part_size % (256 * KiB):
             raise InvalidArgumentError(f'IOConfig.part_size is {self.part_size}: a multiple of 256 KiB from 5 MiB on')
+        if self.cache_bytes < 8 * MiB:
+            raise InvalidArgumentError(f'IOConfig.cache_bytes is {self.cache_bytes}: want {8 * MiB} or more')
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 import granular
+from granular import cli
 from tests.oracles import Oracle
 from tests.servers import FakeGCSServer, HTTPServer, MotoServer, SeaweedServer, Server
 
@@ -115,3 +117,15 @@ def oracle24() -> Oracle:
 @pytest.fixture(scope='session')
 def grain() -> Oracle:
     return Oracle.grain()
+
+
+@pytest.fixture
+def granular_cli(monkeypatch, capsys):
+    def call(*args):
+        monkeypatch.setattr(sys, 'argv', ['granular', *map(str, args)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return call

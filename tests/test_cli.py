@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import granular
-from granular import cli
 from granular.errors import GranularError
 
 SPEC = {'image': 'png', 'label': 'int', 'text': 'utf8', 'times': 'int[]', 'array': 'array', 'raw': 'bytes'}
@@ -25,18 +24,6 @@ def place(tmp_path):
                 }
             )  # fmt: skip
     return tmp_path / 'ds'
-
-
-@pytest.fixture
-def granular_cli(monkeypatch, capsys):
-    def call(*args):
-        monkeypatch.setattr(sys, 'argv', ['granular', *map(str, args)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return ended.value.code or 0, out, err
-
-    return call
 
 
 def test_info(granular_cli, place):

@@ -8,7 +8,7 @@ from granular.aio.cleaning import clean
 from granular.aio.converting import convert
 from granular.aio.dataset import DatasetReader
 from granular.aio.datasetwriter import DatasetWriter
-from granular.aio.datasources import ArrayRecordDataSource
+from granular.aio.datasources import ArrayRecordDataSource, ParquetDataSource, ParquetIterDataset, WebDatasetDataSource
 from granular.aio.loader import Loader
 from granular.aio.localcopies import copy_to_local
 from granular.aio.loops import aclose
@@ -31,9 +31,12 @@ __all__ = [
     'IterDataset',
     'Loader',
     'MapDataset',
+    'ParquetDataSource',
+    'ParquetIterDataset',
     'Path',
     'ShardedDatasetReader',
     'ShardedDatasetWriter',
+    'WebDatasetDataSource',
     'aclose',
     'clean',
     'convert',

@@ -34,6 +34,8 @@ class Counters:
       bytes: bytes of replies.
       in_flight: requests that are being answered.
       cached: datapoints that were asked for when the block that holds them was there already, or on its way.
+      block_hits: blocks of objects that came from the block cache.
+      block_misses: blocks that were fetched for it.
     """
 
     ranges: int = 0
@@ -43,6 +45,8 @@ class Counters:
     bytes: int = 0
     in_flight: int = 0
     cached: int = 0
+    block_hits: int = 0
+    block_misses: int = 0
 
 
 counters = Counters()

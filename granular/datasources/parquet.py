@@ -6,9 +6,14 @@ from typing import Any, SupportsIndex
 
 from granular.aio.datasources import parquet as core
 from granular.aio.datasources.parquet import CACHE, Fields
+from granular.aio.datasources.parquetstream import CYCLE, READ_AHEAD, parquet_stream
+from granular.aio.pipeline.errors import OnError
+from granular.aio.pipeline.streams import Stream
+from granular.aio.pipeline.transforms import ReadOptions
 from granular.aio.purepath import PurePath
 from granular.bridge import iterate, run
 from granular.face import Reader
+from granular.mapdataset import IterDataset
 
 
 class ParquetDataSource(Reader[core.ParquetDataSource]):
@@ -105,3 +110,44 @@ class ParquetDataSource(Reader[core.ParquetDataSource]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iterate(self.aio.__aiter__)
+
+
+class ParquetIterDataset(IterDataset):
+    """A stream of the rows of Parquet files, on a disk or in buckets, with ``for`` or ``async for``.
+
+    Row groups come in order, each by range requests of the columns chosen; the next ones are read meanwhile. Of several
+    files one row is taken of each in turn, ``cycle_length`` of them at a time, in the order of
+    ``grain.experimental.ParquetIterDataset``. Rows are as those of ``ParquetDataSource``. Nothing is read before it is
+    iterated; then all footers are.
+
+    A state is ``{'row_group': r, 'index_within_row_group': i}`` of the next row; of several files ``{'files': {'0':
+    that of the first, ...}, 'next_file': n}``, of those that are open.
+
+    With ``mp_prefetch``, each worker reads the row groups of the rows that it makes: all of them, if there are several.
+
+    Memory: the decoded row groups of ``cycle_length`` files, twice ``read_ahead``, and what ``read_options`` allow.
+
+    Args:
+      paths: a file, or a sequence of files.
+      columns: their names, in the order wanted; all by default. What is not chosen is not read.
+      cycle_length: how many files are read at a time.
+      read_ahead: bytes of row groups that are read ahead, by what the footers say of them; at least one row group is.
+      read_options: threads, and how many rows are made ahead.
+      on_error: what becomes of a row that what stands before the first stage of several rows cannot make, as in
+        ``MapDataset.to_iter_dataset``.
+    """
+
+    def __init__(
+        self,
+        paths: PurePath | str | os.PathLike[str] | Sequence[Any],
+        columns: Sequence[str] | None = None,
+        *,
+        cycle_length: int = CYCLE,
+        read_ahead: int = READ_AHEAD,
+        read_options: ReadOptions | None = None,
+        on_error: OnError = 'raise',
+    ) -> None:
+        super().__init__(parquet_stream(paths, columns, cycle_length, read_ahead, read_options, on_error))
+
+    def _derive(self, stream: Stream) -> Any:
+        return IterDataset(stream)

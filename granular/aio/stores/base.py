@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 import inspect
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -152,6 +153,11 @@ class Store(abc.ABC):
 
     def _identity(self) -> tuple[Any, ...]:
         return self.root, self.config, self.options
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """What tells this store from others in what is kept on the local disk; without credentials."""
+        return repr((self.root, sorted(without_secrets(self.options).items())))
 
     def address(self, key: str) -> str:
         """The address of a key, as a user would write it."""

@@ -2,7 +2,9 @@
 
 import errno
 import fcntl
+import logging
 import os
+import struct
 import weakref
 from collections.abc import Callable
 from typing import Final
@@ -11,6 +13,8 @@ from granular.errors import AlreadyExistsError
 
 # What file systems answer that have no such locks, or none on folders, as NFS.
 _UNKNOWN: Final = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
+
+logger = logging.getLogger('granular')
 
 
 def lock(fd: int) -> bool | None:
@@ -24,6 +28,39 @@ def lock(fd: int) -> bool | None:
             return None
         raise
     return True
+
+
+class RangeLocks:
+    """Locks on bytes of a file, each held by one process at a time; those of a process that ends are free.
+
+    They belong to the open file, as ``F_OFD_SETLK`` of fcntl(2) has it, so that another descriptor of the process does
+    not drop them, and are to be opened anew after a fork. Where there are none, every one is had.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def lock(self, start: int, count: int) -> bool:
+        """Lock bytes, whether or not there are so many in the file: whether nobody else has one of them."""
+        return self._set(fcntl.F_WRLCK, start, count)
+
+    def unlock(self, start: int, count: int) -> None:
+        """Let others have them."""
+        self._set(fcntl.F_UNLCK, start, count)
+
+    def _set(self, kind: int, start: int, count: int) -> bool:
+        if not hasattr(fcntl, 'F_OFD_SETLK'):
+            return True
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, struct.pack('hhqqi4x', kind, os.SEEK_SET, start, count, 0))
+        except (BlockingIOError, PermissionError):
+            return False
+        except OSError as error:
+            logger.debug('no locks on bytes of files: %s', error)
+        return True
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self._fd)
 
 
 class FolderLock:

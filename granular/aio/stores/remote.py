@@ -5,7 +5,7 @@ import asyncio
 import os
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from granular.aio import ranges
 from granular.aio.http1 import Target
@@ -16,6 +16,9 @@ from granular.aio.stores.base import Request, Store
 from granular.aio.tls import verify_of
 from granular.aio.transport import Ail, Transport
 from granular.config import IOConfig
+
+if TYPE_CHECKING:
+    from granular.aio.stores.blockcache import BlockCache
 
 # A signature of S3 is good for 15 minutes; a token is renewed some minutes before its end.
 _SIGNED_FOR: Final = 240.0
@@ -150,10 +153,23 @@ class RemoteStore(Store, Generic[C]):
         client = await self.client()
         return await client.read(key, self.url(key), start, stop, version)
 
+    def _cache(self) -> 'BlockCache | None':
+        """Where blocks are kept on the local disk, if they are."""
+        if not self.config.cache_dir:
+            return None
+        from granular.aio.stores.blockcache import cache_of
+
+        return cache_of(self.config)
+
     async def read_into(self, key: str, start: int, stop: int, version: str | None, target: memoryview) -> None:
-        client = await self.client()
         # Some at a time: a table may be larger than all memory that requests in flight are to have.
         wave = self.config.memory // 2
+        if version is not None and self._cache() is not None:
+            for at in range(start, stop, wave):
+                end = min(at + wave, stop)
+                target[at - start : end - start] = (await self.read_many([Request(key, [at], [end], version)]))[0]
+            return
+        client = await self.client()
         for at in range(start, stop, wave):
             space = Space(target, target[at - start : min(at + wave, stop) - start])
             await gather(self._parts(client, key, at, min(at + wave, stop), version, space))
@@ -168,6 +184,13 @@ class RemoteStore(Store, Generic[C]):
         ]
 
     async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
+        cache = self._cache()
+        if cache is not None:
+            return await cache.read_many(self, self.fingerprint, requests)
+        return await self.fetch_many(requests)
+
+    async def fetch_many(self, requests: Sequence[Request]) -> list[bytes]:
+        """As ``read_many``, from the store whatever is kept here."""
         client = await self.client()
         most = self.merge.max_request
         out: list[bytes] = []
