@@ -7,6 +7,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tarfile
 
 import numpy as np
 import pytest
@@ -425,6 +426,28 @@ def test_parquet_files(tmp_path, moto):
         with granular.ShardedDatasetReader(tmp_path / f'{i}', {**granular.decoders, 'jpg': bytes}) as reader:
             wanted = [{'n': row['n'], 'image': row['Image'], 'text': row['text']} for row in rows[: done.records]]
             assert list(reader) == wanted
+
+
+def test_tar_files_of_webdataset(tmp_path, moto):
+    bucket = moto.place()
+    for part in range(2):
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode='w') as file:
+            for i in range(10 * part, 10 * part + 10):
+                for name, data in (('jpg', JPEG), ('cls', str(i % 3)), ('json', f'{{"i": {i}}}'), ('npy', bytes(i))):
+                    data = data if isinstance(data, bytes) else data.encode()
+                    info = tarfile.TarInfo(f'{i:04}.{name}')
+                    info.size = len(data)
+                    file.addfile(info, io.BytesIO(data))
+        (bucket / f'data-{part}.tar').write_bytes(out.getvalue())
+    done = granular.convert(bucket, tmp_path / 'x', shardlen=8)
+    assert (done.format, done.records, done.shards) == ('webdataset', 20, 3)
+    assert done.spec == {'__key__': 'utf8', 'cls': 'int', 'jpg': 'jpg', 'json': 'utf8', 'npy': 'bytes'}
+    with granular.ShardedDatasetReader(tmp_path / 'x', {**granular.decoders, 'jpg': bytes}) as reader:
+        assert list(reader) == [
+            {'__key__': f'{i:04}', 'cls': i % 3, 'jpg': JPEG, 'json': f'{{"i": {i}}}', 'npy': bytes(i)}
+            for i in range(20)
+        ]
 
 
 @pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::FutureWarning', 'ignore::ResourceWarning')

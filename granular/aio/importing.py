@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
+from granular import formats
 from granular.aio import datasources
 from granular.aio.lifecycle import Opened
 from granular.aio.loops import gather, need_loop
@@ -275,9 +276,22 @@ async def _files(paths: Sequence[Path], format: str, name: str) -> Origin:
         return Origin(name, format, _hugging_face(module.concatenate_datasets(read), name).source, size=size)
     if format not in _CLASSES:
         raise InvalidArgumentError(f'{name}: as {format} want a folder')
-    opened: Any = getattr(datasources, _CLASSES[format])(paths)
+    options: dict[str, Any] = {'decoders': _TEXTS} if format == 'webdataset' else {}
+    opened: Any = getattr(datasources, _CLASSES[format])(paths, **options)
     await opened._ensure_open()
     return Origin(name, format, sources.convert(opened), size=size, opened=opened)
+
+
+def _class(data: bytes) -> int | str:
+    """A class of WebDataset: a number, or its name."""
+    text = formats.decode_utf8(data).strip()
+    return int(text) if re.fullmatch(r'-?[0-9]{1,38}', text) else text
+
+
+# What files in WebDataset's tars hold, by their endings, as far as it is not bytes.
+_TEXTS: Final = {
+    'cls': _class, 'cls2': _class, 'index': _class, **dict.fromkeys(('txt', 'text', 'json'), formats.decode_utf8)
+}  # fmt: skip
 
 
 async def _saved(place: Path, splits: bool) -> Origin:
