@@ -380,7 +380,7 @@ def test_what_is_not_known(tmp_path):
     (tmp_path / 'x').mkdir()
     (tmp_path / 'x' / 'file.bin').write_bytes(b'x')
     for source, error, said in (
-        (tmp_path / 'nothing', NotFoundError, 'nothing'), (tmp_path / 'x', NotFoundError, 'nothing that is known'),
+        (tmp_path / 'nothing', NotFoundError, 'nothing'), (tmp_path / 'x', NotFoundError, 'nobody knows what it is'),
         (tmp_path / 'x' / 'file.bin', InvalidArgumentError, 'does not say'), (5, InvalidArgumentError, 'int'),
         (tmp_path / 'x' / '*.parquet', NotFoundError, 'nothing matches'), ({'a': 1}, InvalidArgumentError, 'dict'),
         (granular.MapDataset.source(range(3)).repeat(), InvalidArgumentError, 'no end'),

@@ -387,7 +387,10 @@ PROGRAM = """
 import sys, granular
 print('ready', flush=True)
 sys.stdin.readline()
-done = granular.copy_to_local(sys.argv[1], sys.argv[2], progress=lambda size: print('some', flush=True))
+def progress(size):
+    print('some', flush=True)
+    sys.stdin.readline()
+done = granular.copy_to_local(sys.argv[1], sys.argv[2], progress=progress)
 print(done.was_copied, done.was_deleted, done.files, flush=True)
 """
 

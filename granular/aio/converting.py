@@ -5,12 +5,12 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 from granular.aio.codec import Encoder, encode_now, fields_of
 from granular.aio.datasetwriter import DatasetWriter
-from granular.aio.importing import Format, Origin, origin_of
+from granular.aio.importing import Ahead, Format, Origin, origin_of
 from granular.aio.inferring import Fitting
 from granular.aio.loops import for_each, need_loop
 from granular.aio.path import Path, Progress
@@ -321,7 +321,7 @@ class _Work:
         opened: list[DatasetWriter] = []  # the one that is being filled, and the first
         publishing: set[asyncio.Task[None]] = set()
         try:
-            async with contextlib.aclosing(_Ahead(self._origin.stream(self._chunk))) as records:
+            async with contextlib.aclosing(Ahead(self._origin.stream(self._chunk))) as records:
                 while True:
                     if number in self._lengths:
                         passed = 0
@@ -360,7 +360,7 @@ class _Work:
         """How many more records a shard takes, that are asked for at a time."""
         return self._chunk if self._shardlen is None else min(self._chunk, self._shardlen - count)
 
-    async def _pour(self, records: '_Ahead', writer: DatasetWriter, first: int) -> int:
+    async def _pour(self, records: Ahead, writer: DatasetWriter, first: int) -> int:
         """Fill a shard, as far as the records go; how many it holds."""
         count = there = len(writer)
         self._found += there
@@ -377,36 +377,3 @@ class _Work:
     async def _publish(self, writer: DatasetWriter) -> None:
         await writer.aclose()
         self._bytes += writer.size
-
-
-class _Ahead:
-    """Records of which as many are taken as are wanted, while those that follow are read."""
-
-    def __init__(self, stream: AsyncGenerator[list[Any], None]) -> None:
-        self._stream = stream
-        self._records: list[Any] = []
-        self._reading: asyncio.Task[list[Any]] | None = None
-
-    async def _read(self) -> list[Any]:
-        return await anext(self._stream, [])
-
-    async def more(self) -> bool:
-        """Whether there are more."""
-        if not self._records:
-            self._records = await (self._reading or self._read())
-            self._reading = asyncio.create_task(self._read()) if self._records else None
-        return bool(self._records)
-
-    async def take(self, count: int) -> list[Any]:
-        """The next ones, at most so many; none at the end, or if none are wanted."""
-        if count < 1 or not await self.more():
-            return []
-        out, self._records = self._records[:count], self._records[count:]
-        return out
-
-    async def aclose(self) -> None:
-        """Read no more."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
-        await self._stream.aclose()

@@ -1,5 +1,6 @@
 """What is converted: records of any kind, by an address or an object, at random or one after the other."""
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -12,13 +13,13 @@ import numpy as np
 
 from granular import formats
 from granular.aio import datasources
+from granular.aio.imagefolder import ImageFolder
 from granular.aio.lifecycle import Opened
 from granular.aio.loops import gather, need_loop
 from granular.aio.path import Path
 from granular.aio.pipeline import source as sources
 from granular.aio.pipeline.source import Source, nbytes
 from granular.aio.purepath import PurePath
-from granular.aio.stores import Entry
 from granular.aio.threads import offload
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, NotFoundError, UnsupportedError
@@ -35,7 +36,6 @@ _CLASSES: Final = {
     'parquet': 'ParquetDataSource', 'arrayrecord': 'ArrayRecordDataSource', 'webdataset': 'WebDatasetDataSource',
 }  # fmt: skip
 _SHARDED: Final = re.compile(r'-\d+-of-\d+$')  # behind the ending, as tfds and Beam name files
-_IMAGES: Final = ('.jpg', '.jpeg', '.png', '.webp', '.gif', '.bmp', '.tif', '.tiff', '.ppm', '.pgm')
 _CHUNK: Final = 4 * MiB
 _ENDLESS: Final = 1 << 62  # the length of what is repeated without end
 _SAMPLE: Final = 64 * MiB  # of records that are looked at
@@ -96,6 +96,39 @@ class Origin:
             self._pull = await _pull_from(self.items)
         while records := await self._pull(chunk):
             yield records
+
+
+class Ahead:
+    """Records of which as many are taken as are wanted, while those that follow are read."""
+
+    def __init__(self, stream: AsyncGenerator[list[Any], None]) -> None:
+        self._stream = stream
+        self._records: list[Any] = []
+        self._reading: asyncio.Task[list[Any]] | None = None
+
+    async def _read(self) -> list[Any]:
+        return await anext(self._stream, [])
+
+    async def more(self) -> bool:
+        """Whether there are more."""
+        if not self._records:
+            self._records = await (self._reading or self._read())
+            self._reading = asyncio.create_task(self._read()) if self._records else None
+        return bool(self._records)
+
+    async def take(self, count: int) -> list[Any]:
+        """The next ones, at most so many; none at the end, or if none are wanted."""
+        if count < 1 or not await self.more():
+            return []
+        out, self._records = self._records[:count], self._records[count:]
+        return out
+
+    async def aclose(self) -> None:
+        """Read no more."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+        await self._stream.aclose()
 
 
 async def _pull_from(items: Any) -> Callable[[int], Coroutine[Any, Any, list[Any]]]:
@@ -249,7 +282,12 @@ async def _at(place: Path, format: Format | None) -> Origin:
         if not found[kinds[0]]:
             raise NotFoundError(f'{place}: holds no files of {kinds[0]}')
         return await _files(sorted(found[kinds[0]]), kinds[0], f'{place}')
-    images = await ImageFolder.listed(place)
+    try:
+        images = await ImageFolder.listed(place)
+    except NotFoundError as error:
+        if format:
+            raise
+        raise NotFoundError(f'{error}, nor files of {", ".join(_ENDINGS)}: nobody knows what it is') from None
     return Origin(f'{place}', 'images', sources.convert(images), size=images.size)
 
 
@@ -308,54 +346,3 @@ def _local(place: Path) -> str:
     if not place.store.local:
         raise UnsupportedError(f'{place}: Hugging Face datasets are read from a local disk: use copy_to_local first')
     return place.key
-
-
-class ImageFolder:
-    """Images in folders by class, as their files are: ``image``, ``label`` (the number of its class), ``class``.
-
-    Classes are the folders that hold images, however deep, sorted by name; images are in the order of their names. The
-    names of all files are held in memory.
-    """
-
-    def __init__(self, place: Path, entries: Sequence[Entry]) -> None:
-        base = len(place.key.rstrip('/')) + 1 if place.key not in ('', '.') else 0
-        kept = [(entry.key[base:].partition('/')[0], entry) for entry in entries if '/' in entry.key[base:]]
-        kept.sort(key=lambda pair: (pair[0], pair[1].key))
-        self._place = place
-        self.classes = sorted({name for name, _ in kept})
-        self._labels = {name: label for label, name in enumerate(self.classes)}
-        self._rows = [(name, entry.key) for name, entry in kept]
-        self.size = sum(entry.size for _, entry in kept)
-
-    @classmethod
-    async def listed(cls, place: Path) -> 'ImageFolder':
-        """The images of a folder.
-
-        Raises:
-          NotFoundError: if there are none.
-        """
-        entries = []
-        async with contextlib.aclosing(place.store.scan_tree(place.key)) as found:  # type: ignore[type-var]
-            async for entry in found:
-                name = entry.key.rpartition('/')[2]
-                if not entry.is_dir and not name.startswith('.') and name.lower().endswith(_IMAGES):
-                    entries.append(entry)
-        images = cls(place, entries)
-        if not len(images):
-            raise NotFoundError(
-                f'{place}: is nothing that is known: neither files of {", ".join(_ENDINGS)}, nor images in folders by '
-                f'class'
-            )
-        return images
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    async def fetch(self, indices: Any) -> list[dict[str, Any]]:
-        """The images at many indices."""
-        rows = [self._rows[index] for index in np.asarray(indices).tolist()]
-        replies = await gather([self._place.store.read(key) for _, key in rows])
-        return [
-            {'image': reply.data, 'label': self._labels[name], 'class': name}
-            for (name, _), reply in zip(rows, replies, strict=True)
-        ]
