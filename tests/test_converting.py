@@ -1,5 +1,6 @@
 """Conversions: what comes out is what went in, whoever was killed on the way."""
 
+import asyncio
 import io
 import json
 import os
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import time
 
 import numpy as np
 import pytest
@@ -267,7 +269,7 @@ def test_another_conversion_is_not_gone_on_with(tmp_path):
 
 
 PROGRAM = """
-import json, sys, time
+import json, sys
 import granular
 place, options, kind, layout = json.loads(sys.argv[1])
 class Random:
@@ -276,8 +278,10 @@ class Random:
     def fetch(self, indices):
         return list(map(small, indices))
 def small(i):
-    time.sleep(0.001)
+    if i == gate:
+        sys.stdin.readline()  # until it is killed
     return {'n': i, 'x': bytes([i % 251]) * (i * 7919 % 500)}
+gate = 31 if kind == 'Random' else 250  # none that types are seen in
 source = Random() if kind == 'Random' else map(small, range(300))
 def progress(count):
     print(count, flush=True)
@@ -297,10 +301,13 @@ def test_a_conversion_that_is_killed_is_gone_on_with(store, kind, layout, reques
     source = Random(300, small) if kind == 'Random' else map(small, range(300))
     granular.convert(source, root / 'whole', shardlen=60, layout=layout)
     args = json.dumps([str(place), options, kind, layout])
-    process = subprocess.Popen([sys.executable, '-c', PROGRAM, args], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, '-c', PROGRAM, args]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     done = 0
-    while done < 190:
+    while done < 120:
         done += int(process.stdout.readline())
+    while not list(place.glob('*/spec.json')):
+        time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     finished = [path.parent.name for path in place.glob('*/spec.json')]
@@ -321,11 +328,8 @@ def test_a_conversion_that_is_killed_is_gone_on_with(store, kind, layout, reques
 
 async def test_two_at_once(tmp_path):
     """The second is refused, and the first goes on."""
-    import asyncio
 
     def slow(i):
-        import time
-
         time.sleep(0.0005)
         return point(i)
 
