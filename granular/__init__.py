@@ -28,9 +28,10 @@ from granular.caches import RedisCache, SharedMemoryCache
 from granular.checkpoints import load_state, save_state
 from granular.cleaning import clean
 from granular.config import IOConfig
+from granular.converting import Conversion, convert
 from granular.dataloader import DataLoader
 from granular.dataset import DatasetReader, DatasetWriter
-from granular.datasources import ArrayRecordDataSource
+from granular.datasources import ArrayRecordDataSource, ParquetDataSource, ParquetIterDataset, WebDatasetDataSource
 from granular.errors import GranularError
 from granular.fields import (
     ClassFilterWrapper,
@@ -46,6 +47,7 @@ from granular.fields import (
 )
 from granular.formats import decoders, encoders
 from granular.loader import Loader
+from granular.localcopies import LocalCopy, copy_to_local
 from granular.mapdataset import DatasetIterator, IterDataset, MapDataset
 from granular.path import Path
 from granular.progress import progress
@@ -60,6 +62,7 @@ __all__ = [
     'BagWriter',
     'Batch',
     'ClassFilterWrapper',
+    'Conversion',
     'DataLoader',
     'DatasetIterator',
     'DatasetReader',
@@ -75,6 +78,7 @@ __all__ = [
     'IndexSampler',
     'IterDataset',
     'Loader',
+    'LocalCopy',
     'MapDataset',
     'MapTransform',
     'MapWithIndexTransform',
@@ -82,6 +86,8 @@ __all__ = [
     'MultiprocessingOptions',
     'NoSharding',
     'OversamplingWrapper',
+    'ParquetDataSource',
+    'ParquetIterDataset',
     'Path',
     'PercentFilterWrapper',
     'RandomAccessDataSource',
@@ -100,8 +106,11 @@ __all__ = [
     'SharedMemoryCache',
     'ShuffleWrapper',
     'SubsetWrapper',
+    'WebDatasetDataSource',
     'aio',
     'clean',
+    'convert',
+    'copy_to_local',
     'decoders',
     'encoders',
     'errors',

@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular.errors import DecodeError, EncodeError
-from granular.media import decode_image, decode_video, encode_image, encode_video, pack_image, unpack_image
+from granular.media import decode_image, decode_video, encode_image, encode_video, image_type, pack_image, unpack_image
 
 __all__ = [
     'decode_array', 'decode_bytes', 'decode_image', 'decode_int', 'decode_msgpack', 'decode_tree', 'decode_utf8',
-    'decode_video', 'decoders', 'encode_array', 'encode_bytes', 'encode_image', 'encode_int', 'encode_msgpack',
-    'encode_tree', 'encode_utf8', 'encode_video', 'encoders', 'inline_safe', 'pack_image', 'unpack_image',
+    'decode_video', 'decoders', 'encode_array', 'encode_bytes', 'encode_image', 'encode_image_file', 'encode_int',
+    'encode_msgpack', 'encode_tree', 'encode_utf8', 'encode_video', 'encoders', 'inline_safe', 'pack_image',
+    'unpack_image',
 ]  # fmt: skip
 
 Encoder = Callable[[Any], bytes]
@@ -60,6 +61,16 @@ def encode_utf8(value: str) -> bytes:
         return value.encode()
     except UnicodeEncodeError as error:
         raise EncodeError(f'text with a lone surrogate at {error.start} has no UTF-8') from error
+
+
+def encode_image_file(value: Buffer) -> bytes:
+    """The bytes of an image file as they are: a JPEG, PNG, WebP, GIF or BMP."""
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise EncodeError(f'want the bytes of an image file, got {type(value).__name__}')
+    data = bytes(value)
+    if not image_type(data):
+        raise EncodeError(f'{len(data)} bytes that begin with {data[:8]!r} are no JPEG, PNG, WebP, GIF or BMP file')
+    return data
 
 
 def decode_utf8(buffer: Buffer) -> str:
@@ -280,7 +291,7 @@ decoders: dict[str, Decoder] = {
 }
 
 _LIGHT: Final[tuple[Callable[..., Any], ...]] = (
-    *(encode_bytes, encode_utf8, encode_int, encode_msgpack, encode_array, encode_tree),
+    *(encode_bytes, encode_image_file, encode_utf8, encode_int, encode_msgpack, encode_array, encode_tree),
     *(decode_bytes, decode_utf8, decode_int, decode_msgpack, decode_array, decode_tree),
 )
 

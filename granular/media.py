@@ -26,6 +26,19 @@ _PALETTES: Final = {'RGB': 3, 'RGBA': 4, 'RGBX': 4, 'L': 1}
 _LONGEST: Final = 1 << 16  # bytes of a header
 
 
+def image_type(data: Buffer) -> str:
+    """The type that the bytes of an image file have, ``'jpg'`` or ``'png'``, by how they begin; empty if they are none.
+
+    ``'png'`` is also that of WebP, GIF and BMP: it says how arrays are encoded, and all of them are read alike.
+    """
+    head = bytes(data[:14])
+    if head.startswith(b'\xff\xd8\xff'):
+        return 'jpg'
+    if head.startswith((b'\x89PNG\r\n\x1a\n', b'GIF87a', b'GIF89a')) or (head[:4], head[8:12]) == (b'RIFF', b'WEBP'):
+        return 'png'
+    return 'png' if head.startswith(b'BM') and int.from_bytes(head[2:6], 'little') == len(data) else ''
+
+
 def encode_image(value: Any, quality: int = 95, format: str = 'jpg') -> bytes:
     """An image, by Pillow.
 

@@ -77,6 +77,19 @@ def test_exported_names():
         assert hasattr(aio, name)
 
 
+def test_functions():
+    """Those that both faces have take the same."""
+    names = [name for name in granular.__all__ if inspect.isfunction(getattr(granular, name)) and name in aio.__all__]
+    assert {'clean', 'convert', 'copy_to_local', 'verify'} <= set(names)
+    for name in names:
+        here, there = getattr(granular, name), getattr(aio, name)
+        assert inspect.iscoroutinefunction(there) or here is there, name
+        left, right = inspect.signature(here).parameters, inspect.signature(there).parameters
+        assert [(p.name, p.kind, p.default) for p in left.values()] == [
+            (p.name, p.kind, p.default) for p in right.values()
+        ], name
+
+
 def test_the_tree_of_errors_is_drawn_as_it_is():
     errors = {
         name: cls for name, cls in vars(granular.errors).items()

@@ -8,9 +8,10 @@ from granular.aio.caches.rediscache import RedisCache
 from granular.aio.caches.sharedcache import SharedMemoryCache
 from granular.aio.checkpoints import load_state, save_state
 from granular.aio.cleaning import clean
+from granular.aio.converting import convert
 from granular.aio.dataset import DatasetReader
 from granular.aio.datasetwriter import DatasetWriter
-from granular.aio.datasources import ArrayRecordDataSource
+from granular.aio.datasources import ArrayRecordDataSource, ParquetDataSource, ParquetIterDataset, WebDatasetDataSource
 from granular.aio.fields import FieldDataset, FieldWrapper
 from granular.aio.fieldwrappers import (
     ClassFilterWrapper,
@@ -22,6 +23,7 @@ from granular.aio.fieldwrappers import (
     SubsetWrapper,
 )
 from granular.aio.loader import Loader
+from granular.aio.localcopies import copy_to_local
 from granular.aio.loops import aclose
 from granular.aio.modewrapper import ModeWrapper
 from granular.aio.path import Path
@@ -50,6 +52,8 @@ __all__ = [
     'MapDataset',
     'ModeWrapper',
     'OversamplingWrapper',
+    'ParquetDataSource',
+    'ParquetIterDataset',
     'Path',
     'PercentFilterWrapper',
     'RedisCache',
@@ -59,8 +63,11 @@ __all__ = [
     'SharedMemoryCache',
     'ShuffleWrapper',
     'SubsetWrapper',
+    'WebDatasetDataSource',
     'aclose',
     'clean',
+    'convert',
+    'copy_to_local',
     'load_state',
     'save_state',
     'sources',

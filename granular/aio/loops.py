@@ -123,6 +123,46 @@ async def settle(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
             coro.close()  # that an interrupt has kept from beginning
 
 
+def shared_task(coro: Coroutine[Any, Any, None]) -> 'asyncio.Task[None]':
+    """A task that several may wait for (:func:`wait_shared`), under a loop. Whoever waits for it hears of its error."""
+    task = asyncio.create_task(coro)
+    task.add_done_callback(_seen)
+    return task
+
+
+async def wait_shared(tasks: 'set[asyncio.Task[None]]') -> None:
+    """Wait for tasks that others may wait for too; one for whom nobody waits any more is cancelled."""
+    for task in tasks:
+        _waiters[task] = _waiters.get(task, 0) + 1
+    try:
+        for task in tasks:
+            await asyncio.shield(task)
+    finally:
+        for task in tasks:
+            _waiters[task] -= 1
+            if not _waiters[task]:
+                del _waiters[task]
+                if not task.done():
+                    task.cancel()
+
+
+async def cancel_idle(tasks: 'set[asyncio.Task[None]]') -> None:
+    """Cancel those of some shared tasks that nobody waits for."""
+    idle = {task for task in tasks if task not in _waiters}
+    for task in idle:
+        task.cancel()
+    await asyncio.gather(*idle, return_exceptions=True)
+
+
+def _seen(task: 'asyncio.Task[None]') -> None:
+    # If nobody waits for it, whoever asks next begins again.
+    if not task.cancelled():
+        task.exception()
+
+
+_waiters: dict[asyncio.Task[None], int] = {}
+
+
 async def for_each(items: AsyncIterator[T], fn: Callable[[T], Coroutine[Any, Any, None]], limit: int) -> None:
     """Run a coroutine for each item as they come, at most ``limit`` at a time. The first error ends them all."""
     await need_loop()

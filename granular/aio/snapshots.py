@@ -13,8 +13,8 @@ import mmap
 import os
 import secrets
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgpack
 import numpy as np
@@ -25,6 +25,7 @@ from granular.aio.threads import offload
 from granular.layout import check_limits
 
 Ints = NDArray[np.int64]
+T = TypeVar('T')
 
 logger = logging.getLogger('granular')
 
@@ -82,7 +83,7 @@ class Snapshot:
     @classmethod
     async def load(cls, directory: Path) -> 'Snapshot | None':
         """What is kept of a dataset, if its store has an index cache and it was opened before."""
-        file = _place(directory)
+        file = place_of(directory)
         if file is None:
             return None
         folders = await offload(_load, file, f'{directory}')
@@ -91,7 +92,7 @@ class Snapshot:
     @staticmethod
     async def save(directory: Path, folders: Mapping[str, FolderState]) -> None:
         """Keep what is known of a dataset. A cache that cannot be written is a warning, not an error."""
-        file = _place(directory)
+        file = place_of(directory)
         if file is None:
             return
         if all(bag.pin for folder in folders.values() for bag in folder.bags.values()):
@@ -105,7 +106,8 @@ class Snapshot:
         await offload(_remove, self._file)
 
 
-def _place(directory: Path) -> str | None:
+def place_of(directory: Path) -> str | None:
+    """The file that keeps what is known of a place; None if its store has no index cache."""
     store = directory.store
     cache = store.config.index_cache
     if not cache or store.local:
@@ -114,7 +116,12 @@ def _place(directory: Path) -> str | None:
     return os.path.join(os.path.expanduser(cache), f'{name[:40]}.index')
 
 
-def _load(file: str, name: str) -> dict[str, FolderState] | None:
+def recall(file: str, name: str, parse: Callable[[Any, Ints], T]) -> T | None:
+    """What ``keep`` wrote of a place; None if there is nothing, or it is damaged, which is logged.
+
+    Args:
+      parse: makes it of the head and the numbers; what it raises means damage.
+    """
     try:
         with open(file, 'rb') as opened:
             view = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
@@ -133,15 +140,23 @@ def _load(file: str, name: str) -> dict[str, FolderState] | None:
         if said != name:
             raise ValueError(f'it is of {said}')
         tables = np.frombuffer(view[-(-start // 8) * 8 :], '<i8')
-        return {
-            folder: FolderState(bytes(spec), {key: _bag_state(row, tables) for key, row in bags.items()})
-            for folder, (spec, bags) in rows.items()
-        }
+        return parse(rows, tables)
     except Exception as error:
         # Whatever is wrong with it, the store knows better.
         logger.warning('%s: the index of %s is not used: %s', file, name, error)
         _remove(file)
         return None
+
+
+def _load(file: str, name: str) -> dict[str, FolderState] | None:
+    return recall(file, name, _folders)
+
+
+def _folders(rows: Any, tables: Ints) -> dict[str, FolderState]:
+    return {
+        folder: FolderState(bytes(spec), {key: _bag_state(row, tables) for key, row in bags.items()})
+        for folder, (spec, bags) in rows.items()
+    }
 
 
 def _bag_state(row: Sequence[Any], tables: Ints) -> BagState:
@@ -166,6 +181,11 @@ def _save(file: str, name: str, folders: Mapping[str, FolderState]) -> None:
             tables.append(bag.limits)
             at += len(bag.limits)
         rows[folder] = spec, kept
+    keep(file, name, rows, tables)
+
+
+def keep(file: str, name: str, rows: Any, tables: Sequence[Ints]) -> None:
+    """Keep what is known of a place: a head, of what msgpack takes, and numbers behind it."""
     head = msgpack.packb((name, rows))
     os.makedirs(os.path.dirname(file), exist_ok=True)
     draft = f'{file}.{secrets.token_hex(4)}.tmp'

@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular.aio.loops import need_loop
+from granular.aio.loops import cancel_idle, need_loop, shared_task, wait_shared
 from granular.aio.pipeline.source import Node, Source, weigh
 from granular.aio.reply import counters
 
@@ -55,10 +55,7 @@ class BlockBuffer(Node):
     async def release(self) -> None:
         if any(not block.task.done() for block in self._blocks.values()):
             await self._enter()
-            idle = {block.task for block in self._blocks.values() if block.task not in _waiters}
-            for task in idle:
-                task.cancel()
-            await asyncio.gather(*idle, return_exceptions=True)
+            await cancel_idle({block.task for block in self._blocks.values()})
         await super().release()
 
     async def _enter(self) -> None:
@@ -70,8 +67,7 @@ class BlockBuffer(Node):
     def _begin(self, keys: Iterable[tuple[int, int]]) -> None:
         missing = [key for key in keys if key not in self._blocks]
         if missing:
-            task = asyncio.create_task(self._read(missing))
-            task.add_done_callback(_seen)
+            task = shared_task(self._read(missing))
             for key in missing:
                 self._blocks[key] = _Block(task)
 
@@ -86,7 +82,7 @@ class BlockBuffer(Node):
         counters.cached += sum(key in there for key in keys)
         self._begin(wanted)
         blocks = {key: self._blocks[key] for key in wanted}
-        await self._wait({block.task for block in blocks.values() if not block.task.done()})
+        await wait_shared({block.task for block in blocks.values() if not block.task.done()})
         out: list[Any] = []
         again: list[int] = []
         for i, (key, place) in enumerate(zip(keys, within.tolist(), strict=True)):
@@ -139,30 +135,6 @@ class BlockBuffer(Node):
                 )
             self._kept -= block.size
             del self._blocks[key]
-
-    async def _wait(self, tasks: set[asyncio.Task[None]]) -> None:
-        """Wait for tasks that others may wait for too; one for whom nobody waits any more is cancelled."""
-        for task in tasks:
-            _waiters[task] = _waiters.get(task, 0) + 1
-        try:
-            for task in tasks:
-                await asyncio.shield(task)
-        finally:
-            for task in tasks:
-                _waiters[task] -= 1
-                if not _waiters[task]:
-                    del _waiters[task]
-                    if not task.done():
-                        task.cancel()
-
-
-def _seen(task: asyncio.Task[None]) -> None:
-    # Whoever waits for it hears of its error; if nobody does, whoever asks next reads it again.
-    if not task.cancelled():
-        task.exception()
-
-
-_waiters: dict[asyncio.Task[None], int] = {}
 
 
 class _Block:

@@ -21,6 +21,10 @@ class Flow(abc.ABC):
     async def restore(self, state: Any) -> None:
         """Go on from a state."""
 
+    def mark(self) -> Any:
+        """As ``state``, but for this flow alone, to return to if the next element fails: of what form is cheapest."""
+        return self.state()
+
     async def begin(self) -> None:
         """Begin to read ahead."""
         for parent in self.parents:

@@ -179,7 +179,7 @@ class Iterator:
         """The next element, or ``END``."""
         if self._closed:
             raise ClosedError('the iterator is closed')
-        before = self._flow.state()
+        before = self._flow.mark()
         try:
             element = await self._flow.next()
         except BaseException:

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from granular.aio.indexing import indices_of
 from granular.aio.loops import gather
 from granular.aio.threads import offload, spread
-from granular.errors import ClosedError, InvalidArgumentError, OutOfRangeError, WorkerError
+from granular.errors import ClosedError, InvalidArgumentError, OutOfRangeError, UnknownKeyError, WorkerError
 
 Ints = NDArray[np.int64]
 
@@ -153,6 +153,10 @@ def convert(source: Any) -> Source:
         return convert(core)
     if inspect.iscoroutinefunction(getattr(source, 'fetch', None)):
         return Fetching(source)
+    if isinstance(source, Mapping) and any(isinstance(key, str) for key in source):
+        raise InvalidArgumentError(
+            f'{type(source).__name__} holds several by name: choose one of {list(source)!r:.200}'
+        )
     for name in ('fetch', '__getitems__', '_getitems'):
         if callable(getattr(source, name, None)):
             return _Blocking(source, name)
@@ -187,7 +191,7 @@ class _Adapter(Source):
             return repr(self._source)
         if isinstance(self._source, list | tuple | np.ndarray):
             return f'{type(self._source).__name__} of {len(self._source)}'
-        shown = repr(self._source)
+        shown = ' '.join(repr(self._source).split())  # that of a dataset of Hugging Face has several lines
         return type(self._source).__name__ if ' at 0x' in shown else f'{shown:.200}'
 
     @abc.abstractmethod
@@ -249,9 +253,17 @@ class _Blocking(_Adapter):
         return list(await offload(method, np.asarray(indices).tolist()))
 
     def select(self, fields: Sequence[str]) -> Self | None:
-        if self._method != 'fetch' or not takes_mask(self._source) or self._mask is not None:
+        if self._mask is not None:
             return None
-        return type(self)(self._source, self._method, tuple(fields))
+        if self._method == 'fetch' and takes_mask(self._source):
+            return type(self)(self._source, self._method, tuple(fields))
+        # A dataset of Hugging Face, of which no other column is decoded then.
+        known, choose = getattr(self._source, 'column_names', None), getattr(self._source, 'select_columns', None)
+        if not isinstance(known, list) or not callable(choose):
+            return None
+        if unknown := [field for field in fields if field not in known]:
+            raise UnknownKeyError(f'there are no columns {unknown}: there are {known}')
+        return type(self)(choose(list(fields)), self._method)
 
     def describe(self) -> str:
         return super().describe() + ('' if self._mask is None else f', keys {", ".join(self._mask)}')

@@ -1,0 +1,238 @@
+"""The members of tar files, from their headers, and how WebDataset groups them into samples.
+
+Headers are those of POSIX ustar, pax and GNU tar (https://www.gnu.org/software/tar/manual/html_node/Standard.html),
+each of them parsed by Python's ``tarfile``. Nothing here reads from a store.
+"""
+
+import logging
+import re
+import tarfile
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granular.config import MiB
+from granular.errors import CorruptError, UnsupportedError
+
+Ints = NDArray[np.int64]
+
+logger = logging.getLogger('granular')
+
+BLOCK: Final = 512
+# The folder and the name up to its first dot are the key, what follows is the field: as WebDataset has it.
+_NAME: Final = re.compile(r'((?:.*/)?[^./][^./]*)\.([^/]*)', re.DOTALL)
+_META: Final = re.compile(r'__[^/]*__($|/)')
+_PAX: Final = re.compile(rb'(\d+) ([^=]+)=')
+_LONGEST: Final = MiB  # bytes of a header that says how another member is named
+_COMPRESSED: Final = {b'\x1f\x8b': 'gzip', b'BZh': 'bzip2', b'\xfd7zXZ\0': 'xz', b'\x28\xb5\x2f\xfd': 'zstd'}
+_SPARSE: Final = 4 * MiB  # bytes from one header to the next, above which bodies are not read along
+_SCAN: Final = 16 * MiB
+_PEEK: Final = 4096
+
+
+class Index(NamedTuple):
+    """The samples of a tar file.
+
+    Attributes:
+      size: bytes of the file.
+      version: its ETag or generation.
+      keys: all samples' keys, one after the other.
+      key_stops: where each ends there, shape (samples,).
+      stops: members up to the end of each sample, shape (samples,).
+      fields: the fields that there are.
+      field: which of them each member is, shape (members,).
+      starts: where each member's bytes begin, shape (members,).
+      sizes: how many it has, shape (members,).
+    """
+
+    size: int
+    version: str | None
+    keys: bytes
+    key_stops: Ints
+    stops: Ints
+    fields: tuple[str, ...]
+    field: Ints
+    starts: Ints
+    sizes: Ints
+
+    def key(self, sample: int) -> str:
+        """The key of a sample."""
+        start = int(self.key_stops[sample - 1]) if sample else 0
+        return self.keys[start : int(self.key_stops[sample])].decode('utf-8', 'surrogateescape')
+
+
+class Scanner:
+    """Reads headers, of windows of the file that it asks for.
+
+    Args:
+      name: the file, for errors.
+
+    Attributes:
+      at: where the next header begins.
+      done: whether the archive has ended.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.at, self.done = 0, False
+        self._count = 0
+        self._wide = False  # whether a header was longer than the window
+        self._long: str | None = None  # the name of the member that follows, if it has its own header
+        self._longsize: int | None = None
+        self._keys: list[bytes] = []
+        self._stops: list[int] = []
+        self._fields: dict[str, int] = {}
+        self._members: list[tuple[int, int, int]] = []
+        self._here: set[int] = set()  # fields of the sample
+
+    def window(self) -> int:
+        """How many bytes to read from ``at`` on: many headers at once, or one, where members are large."""
+        sparse = self._count and self.at // self._count > _SPARSE
+        return _PEEK if sparse and not self._wide else _SCAN
+
+    def feed(self, start: int, data: bytes, size: int) -> None:
+        """Parse the headers in a part of the file, which begins at ``at``.
+
+        Raises:
+          CorruptError: if there is none where one must be, or the file ends before its members do.
+          UnsupportedError: if it is compressed, or has a member in a form that cannot be read by range.
+        """
+        if start == 0:
+            self._check_kind(data, size)
+        stop = start + len(data)
+        while not self.done and self.at + BLOCK <= stop:
+            at = self.at
+            block = data[at - start : at - start + BLOCK]
+            if not any(block):
+                self.done = True
+                return
+            header = self._parse(block, at)
+            body = at + BLOCK
+            length = header.size if self._longsize is None or header.type in _SAYING else self._longsize
+            if length < 0 or body + length > size:
+                raise CorruptError(
+                    f'{self._name}: is cut off: member {header.name!r} at byte {at} has {length} bytes, the file {size}'
+                )
+            if header.type in _SAYING:
+                if length > _LONGEST:
+                    raise CorruptError(f'{self._name}: the header at byte {at} has {length} bytes')
+                if body + length > stop:
+                    self._wide = at == start
+                    return  # the next window begins here
+                self._learn(header.type, data[body - start : body - start + length], at)
+            else:
+                if header.issparse() or header.type == tarfile.GNUTYPE_SPARSE:
+                    raise UnsupportedError(f'{self._name}: member {header.name!r} is stored sparse')
+                name = self._long or header.name
+                if header.isreg():
+                    self._add(name, body, length, at)
+                elif not header.isdir():
+                    length = 0  # links and devices have no body, whatever they say
+                self._long = self._longsize = None
+                self._count += 1
+            self.at = body + -(-length // BLOCK) * BLOCK
+            self._wide = False
+        if not self.done and self.at + BLOCK > size:
+            if self.at < size:
+                raise CorruptError(f'{self._name}: is cut off: its last header has {size - self.at} bytes')
+            logger.warning('%s: has no end: it may have been cut off behind member %d', self._name, self._count)
+            self.done = True
+
+    def index(self, size: int, version: str | None) -> Index:
+        """What was found."""
+        if self._keys:
+            self._stops.append(len(self._members))
+        members = np.array(self._members, np.int64).reshape(-1, 3).T
+        lengths = np.array([len(key) for key in self._keys], np.int64)
+        return Index(
+            size, version, b''.join(self._keys), np.cumsum(lengths, dtype=np.int64), np.array(self._stops, np.int64),
+            tuple(self._fields), *map(np.ascontiguousarray, members),
+        )  # fmt: skip
+
+    def _check_kind(self, data: bytes, size: int) -> None:
+        for magic, kind in _COMPRESSED.items():
+            if data.startswith(magic):
+                raise UnsupportedError(
+                    f'{self._name}: is compressed by {kind}, so that its members cannot be read by range: decompress it'
+                )
+        if size < BLOCK:
+            raise CorruptError(f'{self._name}: is no tar file, or cut off: it has {size} bytes')
+
+    def _parse(self, block: bytes, at: int) -> tarfile.TarInfo:
+        try:
+            return tarfile.TarInfo.frombuf(block, 'utf-8', 'surrogateescape')
+        except tarfile.HeaderError as error:
+            raise CorruptError(f'{self._name}: there is no header of a tar file at byte {at}: {error}') from error
+
+    def _learn(self, kind: bytes, body: bytes, at: int) -> None:
+        """What a header says of the member that follows."""
+        if kind == tarfile.GNUTYPE_LONGNAME:
+            self._long = body.rstrip(b'\0').decode('utf-8', 'surrogateescape')
+        elif kind in _PAX_TYPES:
+            for key, value in self._records(body, at):
+                if key.startswith(b'GNU.sparse'):
+                    raise UnsupportedError(f'{self._name}: the member at byte {at} is stored sparse')
+                if kind == tarfile.XGLTYPE:
+                    continue  # of all that follow, such as a comment: a name or size would make no sense
+                if key == b'path':
+                    self._long = value.decode('utf-8', 'surrogateescape')
+                elif key == b'size':
+                    if not value.isdigit():
+                        raise CorruptError(f'{self._name}: the header at byte {at} has size {value!r:.40}')
+                    self._longsize = int(value)
+
+    def _records(self, body: bytes, at: int) -> list[tuple[bytes, bytes]]:
+        found, place = [], 0
+        while place < len(body) and body[place]:
+            match = _PAX.match(body, place)
+            stop = place + int(match[1][:8]) if match else 0
+            if match is None or not match.end() < stop <= len(body) or body[stop - 1 : stop] != b'\n':
+                raise CorruptError(f'{self._name}: the pax header at byte {at} is damaged')
+            found.append((match[2], body[match.end() : stop - 1]))
+            place = stop
+        return found
+
+    def _add(self, name: str, start: int, size: int, at: int) -> None:
+        match = _NAME.fullmatch(name)
+        if match is None or _META.match(name):
+            return
+        key, field = match[1].encode('utf-8', 'surrogateescape'), match[2].lower()
+        number = self._fields.setdefault(field, len(self._fields))
+        if not self._keys or self._keys[-1] != key:
+            if self._keys:
+                self._stops.append(len(self._members))
+            self._keys.append(key)
+            self._here = set()
+        if number in self._here:
+            raise CorruptError(f'{self._name}: sample {match[1]!r} has {field!r} twice, the second at byte {at}')
+        self._here.add(number)
+        self._members.append((number, start, size))
+
+
+_PAX_TYPES: Final = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+_SAYING: Final = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, *_PAX_TYPES)
+
+
+def pack(index: Index) -> tuple[Any, list[Ints]]:
+    """An index as a head, which msgpack takes, and tables."""
+    head = (index.size, index.version, index.keys, index.fields)
+    return head, [index.key_stops, index.stops, index.field, index.starts, index.sizes]
+
+
+def unpack(head: Any, tables: list[Ints]) -> Index:
+    """What ``pack`` was given.
+
+    Raises:
+      ValueError: if it is something else.
+    """
+    size, version, keys, fields = head
+    key_stops, stops, field, starts, sizes = tables
+    samples, members = len(stops), len(field)
+    if not len(key_stops) == samples or not members == len(starts) == len(sizes):
+        raise ValueError('its tables are of different lengths')
+    if samples and (stops[-1] != members or key_stops[-1] != len(keys) or (np.diff(stops) < 0).any()):
+        raise ValueError('its tables do not fit each other')
+    if members and (field.min() < 0 or field.max() >= len(fields) or starts.min() < 0 or (starts + sizes).max() > size):
+        raise ValueError('it names what there is not')
+    return Index(size, version, keys, key_stops, stops, tuple(fields), field, starts, sizes)
