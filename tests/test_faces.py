@@ -14,7 +14,10 @@ FIELDS = (
 SOURCES = ('Epochs', 'Transform', 'Sample', 'Truncate', 'Interleave', 'Mix')
 PAIRS = [
     (getattr(granular, name), getattr(aio, name))
-    for name in ('ArrayRecordDataSource', 'BagReader', 'BagWriter', 'DatasetReader', 'DatasetWriter', 'Loader', 'Path')
+    for name in (
+        'ArrayRecordDataSource', 'BagReader', 'BagWriter', 'DatasetReader', 'DatasetWriter', 'Loader',
+        'ParquetDataSource', 'ParquetIterDataset', 'Path', 'WebDatasetDataSource',
+    )
 ] + [
     (granular.SharedMemoryCache, aio.SharedMemoryCache),
     (granular.RedisCache, aio.RedisCache),
@@ -29,8 +32,7 @@ ONLY_ASYNC = {'aclose', 'abort', 'open', 'choose', 'readers', 'bags'} | {
     'immediate', 'length_of', 'get_now', 'limits', 'table_job', 'limits_in', 'data_job', 'in_memory', 'of_version',
     'add', 'crowded', 'lookup', 'known', 'of_shard', 'beside', 'checked', 'sums', 'verify', 'check_references',
     'call', 'describe', 'doing', 'made', 'parents', 'release', 'select', 'sparse', 'spent',
-    'keep', 'cut', 'unused', 'labels', 'load', 'pure',
-    'identity',
+    'keep', 'cut', 'unused', 'labels', 'load', 'pure', 'expect', 'footers', 'groups_of', 'weight', 'identity',
 }  # fmt: skip
 ONLY_SYNC = {'close', 'aio', 'endless', 'seed'}
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, Self, SupportsIndex
 
 from granular.aio.datasources import parquet as core
 from granular.aio.datasources.parquet import CACHE, Fields
@@ -107,6 +107,12 @@ class ParquetDataSource(Reader[core.ParquetDataSource]):
     def _getitems(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         # By this name Grain's loaders ask for a batch.
         return self.fetch(indices)
+
+    def copy(self) -> Self:
+        """Another source of the same files, with a life and a cache of its own."""
+        twin = type(self).__new__(type(self))
+        twin.aio = self.aio.copy()
+        return twin
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iterate(self.aio.__aiter__)

@@ -29,6 +29,7 @@ class Cache:
       kept: the columns, those used last behind the others.
       loads: what is being read.
       expected: what is kept, whatever its size.
+      damaged: why columns cannot be decoded, as another try would not help: the files are pinned to their versions.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None, limit: int) -> None:
@@ -36,6 +37,7 @@ class Cache:
         self.kept: collections.OrderedDict[Key, Any] = collections.OrderedDict()
         self.loads: dict[Key, Load] = {}
         self.expected: set[Key] = set()
+        self.damaged: dict[Key, str] = {}
 
     def has(self, key: Key) -> bool:
         """Whether it is there, or on its way."""

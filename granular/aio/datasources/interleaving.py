@@ -32,7 +32,7 @@ class Interleaved:
             begins.append(begun)
             slots.append(slot)
             heapq.heappush(free, (begun + length + 1, slot))
-        self.begins = begins
+        self.begins, self._slots = begins, slots
         ends = [begun + length for begun, length in zip(begins, self.lengths, strict=True)]
         self._edges = sorted({0, *begins, *ends})
         open_files: list[list[int]] = []
@@ -87,13 +87,13 @@ class Interleaved:
           blocks: of each file, where its blocks end; increasing.
         """
         taken, unopened = self.consumed(position)
-        coming: list[tuple[int, int, int]] = []
+        coming: list[tuple[int, int, int, int]] = []  # round, slot, file, block
 
         def push(number: int, block: int) -> None:
             stops = blocks[number]
             if block < len(stops):
                 first = stops[block - 1] if block else 0
-                heapq.heappush(coming, (self.begins[number] + first, number, block))
+                heapq.heappush(coming, (self.begins[number] + first, self._slots[number], number, block))
 
         for number, row in taken.items():
             push(number, bisect.bisect_right(blocks[number], row - 1) + 1 if row else 0)
@@ -102,6 +102,6 @@ class Interleaved:
                 push(unopened, 0)
                 unopened += 1
             if coming:
-                _, number, block = heapq.heappop(coming)
+                _, _, number, block = heapq.heappop(coming)
                 yield number, block
                 push(number, block + 1)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any, Final, SupportsIndex
+from typing import Any, Final, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from granular.aio.snapshots import sharing
 from granular.aio.stores import Store
 from granular.aio.threads import CORES, offload, spread
 from granular.config import MiB
-from granular.errors import CorruptDatasetError, InvalidArgumentError, UnknownKeyError
+from granular.errors import CorruptDatasetError, CorruptError, InvalidArgumentError, UnknownKeyError
 from granular.extras import need
 
 Ints = NDArray[np.int64]
@@ -137,6 +137,13 @@ class ParquetDataSource(Opened):
         self._check_open()
         return self._footers
 
+    def copy(self) -> Self:
+        """Another source of the same files, with a life and a cache of its own."""
+        self._check_open()
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__, _cache=Cache(None, self._cache_bytes))
+        return twin
+
     # --- reading
 
     async def get(self, index: SupportsIndex | slice, mask: Fields = None) -> Any:
@@ -235,6 +242,8 @@ class ParquetDataSource(Opened):
         owners = self.groups_of(places)
         groups = np.unique(owners).tolist()
         keys = [(group, name) for group in groups for name in names]
+        if damaged := cache.damaged.keys() & set(keys):
+            raise CorruptError(cache.damaged[min(damaged)])
         found = {key: cache.take(key) for key in keys}
         missing = [key for key, column in found.items() if column is None]
         self._begin(cache, missing)
@@ -253,14 +262,14 @@ class ParquetDataSource(Opened):
 
     async def _load(self, cache: Cache, load: Load, keys: list[Key]) -> None:
         try:
-            load.found = await self._decoded(keys)
+            load.found = await self._decoded(cache, keys)
             cache.keep(load.found)
         finally:
             for key in keys:
                 if cache.loads.get(key) is load:
                     del cache.loads[key]
 
-    async def _decoded(self, keys: list[Key]) -> dict[Key, Any]:
+    async def _decoded(self, cache: Cache, keys: list[Key]) -> dict[Key, Any]:
         """Columns of row groups: one fan-out for their bytes, which threads decode."""
         wanted: dict[int, list[str]] = {}
         for group, name in keys:
@@ -274,13 +283,22 @@ class ParquetDataSource(Opened):
                 (group, self._footers[owner], group - int(self._firsts[owner]), tuple(names[i::count]))
                 for i in range(count)
             ]
-        spans = [chunks(footer, inner, names) for _, footer, inner, names in parts]
+        spans = await offload(lambda: [chunks(footer, inner, names) for _, footer, inner, names in parts])
         pieces = await _read_spans([footer for _, footer, _, _ in parts], spans)
 
         def call(i: int) -> dict[Key, Any]:
             group, footer, inner, names = parts[i]
             held, pieces[i] = pieces[i], []
-            return {(group, name): column for name, column in decode(footer, inner, names, held).items()}
+            try:
+                return {(group, name): column for name, column in decode(footer, inner, names, held).items()}
+            except CorruptError:
+                for name in names:  # which of them it is
+                    try:
+                        decode(footer, inner, (name,), held)
+                    except CorruptError as error:
+                        cache.damaged[group, name] = str(error)
+                        raise
+                raise
 
         return {key: column for part in await spread(call, len(parts)) for key, column in part.items()}
 

@@ -35,6 +35,7 @@ class Footer(NamedTuple):
       version: the ETag or generation that it had.
       metadata: pyarrow's ``FileMetaData``.
       names: of its columns.
+      leaves: of each column, the numbers of its chunks in a row group.
       stops: rows of all row groups up to each, shape (row groups,).
     """
 
@@ -43,6 +44,7 @@ class Footer(NamedTuple):
     version: str | None
     metadata: Any
     names: tuple[str, ...]
+    leaves: dict[str, list[int]]
     stops: Ints
 
 
@@ -76,6 +78,7 @@ def parse_footer(path: Path, size: int, version: str | None, tail: bytes) -> Foo
     try:
         metadata = parquet.read_metadata(pa.BufferReader(tail))
         names = tuple(metadata.schema.to_arrow_schema().names)
+        paths = [metadata.schema.column(i).path.split('.') for i in range(metadata.num_columns)]
         rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     except (pa.ArrowException, ValueError, OSError) as error:
         raise CorruptError(f'{path}: its footer of {len(tail)} bytes is not read: {error}') from error
@@ -84,7 +87,13 @@ def parse_footer(path: Path, size: int, version: str | None, tail: bytes) -> Foo
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise UnsupportedError(f'{path}: has several columns named {", ".join(map(repr, twice))}')
-    return Footer(path, size, version, metadata, names, np.cumsum(rows, dtype=np.int64))
+    # A column has the chunks whose paths begin with its name, as pyarrow chooses them; it may have dots itself.
+    leaves: dict[str, list[int]] = {name: [] for name in names}
+    for number, parts in enumerate(paths):
+        for count in range(1, len(parts) + 1):
+            if (name := '.'.join(parts[:count])) in leaves:
+                leaves[name].append(number)
+    return Footer(path, size, version, metadata, names, leaves, np.cumsum(rows, dtype=np.int64))
 
 
 def chunks(footer: Footer, group: int, names: tuple[str, ...]) -> list[tuple[int, int]]:
@@ -93,29 +102,22 @@ def chunks(footer: Footer, group: int, names: tuple[str, ...]) -> list[tuple[int
     Raises:
       CorruptError: if the file is too short for one.
     """
-    wanted, found = set(names), []
+    found = []
     row_group = footer.metadata.row_group(group)
     more = _MORE if _OLD.match(footer.metadata.created_by or '') else 0
-    for i in range(row_group.num_columns):
+    for i in sorted({i for name in names for i in footer.leaves[name]}):
         chunk = row_group.column(i)
-        path = chunk.path_in_schema
-        # By the first parts of its path, as pyarrow chooses columns; a name may have dots itself.
-        if not wanted & ({path} if '.' not in path else {path[: dot.start()] for dot in _DOTS.finditer(f'{path}.')}):
-            continue
         start, dictionary = chunk.data_page_offset, chunk.dictionary_page_offset
         if dictionary is not None and 0 < dictionary < start:
             start = dictionary
         stop, end = start + chunk.total_compressed_size, footer.size - TAIL
         if not len(MAGIC) <= start <= stop <= end:
             raise CorruptError(
-                f'{footer.path}: row group {group}, column {path!r}: is to lie at bytes {start} to {stop}, '
-                f'of {footer.size}: the footer is damaged, or of another file'
+                f'{footer.path}: row group {group}, column {chunk.path_in_schema!r}: is to lie at bytes {start} to '
+                f'{stop}, of {footer.size}: the footer is damaged, or of another file'
             )
         found.append((start, min(stop + more, end)))
     return found
-
-
-_DOTS: Final = re.compile(r'\.')
 
 
 def weight(footer: Footer, group: int, names: tuple[str, ...]) -> int:
@@ -123,8 +125,8 @@ def weight(footer: Footer, group: int, names: tuple[str, ...]) -> int:
     row_group = footer.metadata.row_group(group)
     if len(names) == len(footer.names):
         return int(row_group.total_byte_size)
-    wanted, columns = set(names), (row_group.column(i) for i in range(row_group.num_columns))
-    return sum(chunk.total_uncompressed_size for chunk in columns if chunk.path_in_schema.partition('.')[0] in wanted)
+    leaves = {i for name in names for i in footer.leaves[name]}
+    return sum(row_group.column(i).total_uncompressed_size for i in leaves)
 
 
 def decode(footer: Footer, group: int, names: tuple[str, ...], pieces: list[tuple[int, bytes]]) -> dict[str, Any]:

@@ -14,10 +14,11 @@ from granular.aio.loops import need_loop
 from granular.aio.pipeline.errors import OnError
 from granular.aio.pipeline.flow import Flow
 from granular.aio.pipeline.iterdataset import IterDataset
-from granular.aio.pipeline.source import Source
+from granular.aio.pipeline.source import Failure, Source, convert
 from granular.aio.pipeline.streams import Read, Reading, Stream
 from granular.aio.pipeline.transforms import ReadOptions
 from granular.aio.purepath import PurePath
+from granular.aio.threads import offload
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, StateError
 
@@ -25,6 +26,7 @@ Ints = NDArray[np.int64]
 
 CYCLE: Final = 16
 READ_AHEAD: Final = 64 * MiB
+_MOST: Final = 256  # row groups ahead, however small
 
 
 class _Opened(NamedTuple):
@@ -54,11 +56,19 @@ class Rows(Source):
 
     def __init__(self, data: ParquetDataSource, cycle: int, read_ahead: int) -> None:
         self.data, self.cycle, self._read_ahead = data, cycle, read_ahead
+        self._source = convert(data)
         self._opened: _Opened | None = None
         self._current: list[int] = []  # the row groups that the last fetch needed
+        self._weights: dict[int, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, '_opened': None, '_current': []}
+        return {**self.__dict__, '_opened': None, '_current': [], '_weights': {}}
+
+    def renewed(self) -> 'Rows':
+        """The same once it is open, for one who reads them by himself."""
+        twin = Rows(self.data.copy(), self.cycle, self._read_ahead)
+        twin._opened = self._opened
+        return twin
 
     async def open(self) -> _Opened:
         """Read the footers, once."""
@@ -85,26 +95,34 @@ class Rows(Source):
         groups = np.unique(self.data.groups_of(places)).tolist()
         if groups != self._current:
             self._current = groups
-            await self._expect(opened, groups, int(steps[-1]))
-        return await self.data.fetch(places)
+            wanted = await offload(self._plan, opened, groups, int(steps[-1]))
+            await self.data.expect(wanted, self.data.columns)
+        found = await self._source.fetch(places)
+        for step, point in zip(steps.tolist(), found, strict=True):
+            if type(point) is Failure:
+                point.step = step
+        return found
 
-    async def _expect(self, opened: _Opened, groups: list[int], step: int) -> None:
-        """Have row groups read: those needed now, of all open files, and the next ones."""
-        wanted = list(groups)
+    def _plan(self, opened: _Opened, groups: list[int], step: int) -> list[int]:
+        """The row groups to read: those needed now, of all open files, and the next ones."""
+        wanted = dict.fromkeys(groups)
         taken, _ = opened.order.consumed(step)
         for number, row in taken.items():
             inner = bisect.bisect_right(opened.stops[number], row)
             if inner < len(opened.stops[number]):
-                wanted.append(opened.groups[number] + inner)
+                wanted[opened.groups[number] + inner] = None
+        most = len(wanted) + _MOST
         room = self._read_ahead
         for number, inner in opened.order.upcoming(step, opened.stops):
             group = opened.groups[number] + inner
             if group not in wanted:
-                wanted.append(group)
-                room -= self.data.weight(group, self.data.columns)
-                if room <= 0:
+                wanted[group] = None
+                if group not in self._weights:
+                    self._weights[group] = self.data.weight(group, self.data.columns)
+                room -= self._weights[group]
+                if room <= 0 or len(wanted) >= most:
                     break
-        await self.data.expect(wanted, self.data.columns)
+        return list(wanted)
 
     async def release(self) -> None:
         self._current = []
@@ -124,6 +142,8 @@ class Rows(Source):
 
     def state_of(self, opened: _Opened, position: int) -> Any:
         """The state before a row: where each file stands."""
+        if not position:
+            return self.start()
         taken, unopened = opened.order.consumed(position)
         if len(opened.stops) == 1:
             return _place_of(opened.stops[0], min(position, opened.order.lengths[0]))
@@ -209,6 +229,15 @@ def rows_of(source: Source) -> Rows:
     return source
 
 
+def _over(source: Source, rows: Rows) -> Source:
+    """The same nodes over other rows, so that those who iterate at once keep apart what they read."""
+    if not source.parents:
+        return rows
+    twin = type(source).__new__(type(source))
+    twin.__dict__.update(source.__dict__, parents=(_over(source.parents[0], rows),))
+    return twin
+
+
 class _Mark(NamedTuple):
     """A position, which a state takes longer to say: it is asked for before every row."""
 
@@ -227,7 +256,7 @@ class ReadingRows(Flow):
         if self._inner is None:
             await need_loop()
             opened = await self._rows.open()
-            self._inner = opened, Reading(self._read)
+            self._inner = opened, Reading(self._read.replaced(source=_over(self._read.source, self._rows.renewed())))
             self.parents = (self._inner[1],)
         return self._inner
 

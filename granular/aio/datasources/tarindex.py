@@ -21,7 +21,7 @@ logger = logging.getLogger('granular')
 
 BLOCK: Final = 512
 # The folder and the name up to its first dot are the key, what follows is the field: as WebDataset has it.
-_NAME: Final = re.compile(r'((?:.*/)?[^./][^./]*)\.([^/]*)', re.DOTALL)
+_NAME: Final = re.compile(r'((?:.*/)?[^./]+)\.([^/]*)', re.DOTALL)
 _META: Final = re.compile(r'__[^/]*__($|/)')
 _PAX: Final = re.compile(rb'(\d+) ([^=]+)=')
 _LONGEST: Final = MiB  # bytes of a header that says how another member is named

@@ -1,0 +1,552 @@
+import asyncio
+import decimal
+import json
+import multiprocessing
+import pickle
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import granular
+from granular import aio
+from granular.aio.datasources.interleaving import Interleaved
+from granular.errors import (
+    CorruptDatasetError,
+    CorruptError,
+    GranularError,
+    InvalidArgumentError,
+    MissingExtraError,
+    ObjectChangedError,
+    OutOfRangeError,
+    StateError,
+    UnknownKeyError,
+    UnsupportedError,
+)
+
+COMPRESSIONS = ('none', 'snappy', 'gzip', 'brotli', 'zstd', 'lz4')
+
+
+@pytest.fixture(params=['local', 'moto', 'fakegcs'])
+def place(request, tmp_path):
+    if request.param == 'local':
+        return granular.Path(tmp_path)
+    return request.getfixturevalue(request.param).place()
+
+
+def write(path, table, **options):
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, **options)
+    path.write_bytes(sink.getvalue().to_pybytes())
+    return path
+
+
+def numbers(count=1000, first=0):
+    """A narrow column, a wide one and one of text."""
+    rng = np.random.default_rng(first)
+    ids = np.arange(first, first + count)
+    return pa.table({'id': ids, 'wide': [rng.bytes(200) for _ in range(count)], 'text': [f't{i}' for i in ids]})
+
+
+def with_nulls(values, every):
+    return [None if i % every == 0 else value for i, value in enumerate(values)]
+
+
+def kinds(count=60):
+    """A column of each type, with nulls."""
+    ids = list(range(count))
+    columns = {
+        'int64': pa.array([i + (1 << 60) + 1 for i in ids]),
+        'int64 null': pa.array(with_nulls([i + (1 << 60) + 1 for i in ids], 3)),
+        'uint8': pa.array(with_nulls(ids, 4), pa.uint8()),
+        'float32': pa.array([i / 2 for i in ids], pa.float32()),
+        'float64 null': pa.array(with_nulls([i / 2 for i in ids], 5)),
+        'bool': pa.array([i % 2 == 0 for i in ids]),
+        'bool null': pa.array(with_nulls([i % 2 == 0 for i in ids], 3)),
+        'text': pa.array(with_nulls([f'ä{i}' for i in ids], 7)),
+        'bytes': pa.array(with_nulls([bytes([i, 0, 0]) for i in ids], 7), pa.large_binary()),
+        'dictionary': pa.array(with_nulls([f'd{i % 3}' for i in ids], 4)).dictionary_encode(),
+        'decimal': pa.array([decimal.Decimal(i) / 4 for i in ids], pa.decimal128(12, 2)),
+        'list': pa.array(with_nulls([list(range(i % 5)) for i in ids], 6)),
+        'list null': pa.array([[i, None] if i % 2 else [i] for i in ids]),
+        'bools': pa.array([[True, None] if i % 2 else [False] for i in ids]),
+        'texts': pa.array([[f'{i}', None] for i in ids]),
+        'fixed': pa.array(with_nulls([[i, i + 1.5] for i in ids], 4), pa.list_(pa.float32(), 2)),
+        'nested': pa.array(with_nulls([[[i], [], [i, i]][: i % 4] for i in ids], 5)),
+        'struct': pa.array(with_nulls([{'x': i if i % 2 else None, 'y': [i / 2] * (i % 3)} for i in ids], 5)),
+        'map': pa.array(with_nulls([[(f'k{i}', i)] * (i % 3) for i in ids], 4), pa.map_(pa.string(), pa.int64())),
+        'a.b': pa.array(ids),
+        'a': pa.array([{'b': i, 'c.d': -i} for i in ids]),
+        'null': pa.nulls(count),
+    }
+    return pa.table(columns)
+
+
+def times(count=10):
+    return pa.table({
+        'timestamp': pa.array([None, *range(1, count)], pa.timestamp('us', 'UTC')),
+        'date': pa.array([None, *range(1, count)], pa.date32()),
+        'duration': pa.array([None, *range(1, count)], pa.duration('s')),
+        'time': pa.array([None, *range(1, count)], pa.time32('s')),
+    })  # fmt: skip
+
+
+def plain(value):
+    """A value as pyarrow's own ``to_pylist`` has it."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray | list):
+        return [plain(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and np.isnan(value) else value
+
+
+def equal(ours, theirs):
+    assert type(ours) is type(theirs)
+    if isinstance(ours, np.ndarray):
+        assert ours.dtype == theirs.dtype
+        assert len(ours) == len(theirs)
+        if ours.dtype == object:
+            for one, other in zip(ours, theirs, strict=True):
+                equal(one, other)
+            return
+    np.testing.assert_equal(ours, theirs)
+
+
+def requests(fn):
+    before = granular.io_stats()
+    found = fn()
+    after = granular.io_stats()
+    return found, after['requests'] - before['requests'], after['bytes'] - before['bytes']
+
+
+# --- values
+
+
+@pytest.mark.parametrize('compression', COMPRESSIONS)
+def test_values_are_those_of_pyarrow(tmp_path, compression):
+    table = kinds()
+    path = write(granular.Path(tmp_path / 'x'), table, compression=compression, row_group_size=7, data_page_size=64)
+    theirs = table.to_pylist()
+    with granular.ParquetDataSource(path) as source:
+        assert source.columns == tuple(table.column_names)
+        assert len(source) == 60
+        assert [plain(row) for row in source] == theirs
+        order = np.random.default_rng(0).permutation(60).tolist()
+        assert [plain(row) for row in source.fetch(order)] == [theirs[i] for i in order]
+
+
+def test_types_are_those_of_numpy(tmp_path):
+    row = granular.ParquetDataSource(write(granular.Path(tmp_path / 'x'), kinds(), row_group_size=9))[11]
+    assert type(row['int64']) is type(row['int64 null']) is np.int64
+    assert type(row['uint8']) is np.uint8
+    assert type(row['float32']) is np.float32
+    assert type(row['bool']) is np.bool_
+    assert row['list'].dtype == np.int64 and row['list'].flags.writeable and row['list'].base is None
+    assert row['list null'].dtype == np.float64
+    assert row['fixed'].dtype == np.float32
+    assert row['nested'].dtype == object and row['nested'][0].dtype == np.int64
+    assert type(row['struct']['x']) is np.int64
+    assert type(row['map']) is list and type(row['map'][0]) is tuple
+
+
+def test_rows_are_those_of_grain(tmp_path):
+    import grain.experimental
+
+    keys = ['int64', 'float32', 'float64 null', 'bool', 'text', 'bytes', 'decimal', 'list', 'texts', 'fixed', 'nested']
+    path = tmp_path / 'x'
+    write(granular.Path(path), kinds().select(keys), row_group_size=7)
+    theirs = list(grain.experimental.ParquetIterDataset(str(path)))
+    ours = list(granular.ParquetIterDataset(path))
+    assert len(ours) == len(theirs) == 60
+    for one, other in zip(ours, theirs, strict=True):
+        assert list(one) == list(other)
+        for key in keys:
+            equal(one[key], other[key])
+
+
+def test_times_are_those_of_numpy(tmp_path):
+    table = times()
+    path = write(granular.Path(tmp_path / 'x'), table, row_group_size=3)
+    columns = granular.ParquetDataSource(path)[:]
+    for key in ('timestamp', 'date', 'duration'):
+        np.testing.assert_array_equal(np.array(columns[key]), pq.read_table(path)[key].to_numpy())
+    assert columns['time'] == table['time'].to_pylist()
+
+
+def test_what_a_row_holds_does_not_hold_its_row_group(tmp_path):
+    path = write(granular.Path(tmp_path / 'x'), pa.table({'x': [[float(i)] * 1000 for i in range(100)]}))
+    row = granular.ParquetDataSource(path)[3]
+    row['x'][:] = -1
+    assert row['x'].base is None
+    assert granular.ParquetDataSource(path)[3]['x'][0] == 3
+
+
+# --- indices
+
+
+def test_indices(place):
+    table = numbers(100)
+    paths = [write(place / f'{i}.parquet', table.slice(40 * i, 40), row_group_size=15) for i in range(3)]
+    with granular.ParquetDataSource(paths) as source:
+        assert len(source) == 100
+        assert source[-1] == source[99] == table.slice(99).to_pylist()[0]
+        assert source[38:42, ['id']] == {'id': [38, 39, 40, 41]}
+        assert source[5, 'text'] == {'text': 't5'}
+        assert source.fetch([], ['id']) == source.fetch(np.zeros(0, np.int64)) == []
+        assert source.fetch([3, 3], ()) == [{}, {}]
+        assert source.__getitems__([1, 0]) == source._getitems([1, 0]) == source.fetch(slice(1, None, -1))
+        with pytest.raises(OutOfRangeError, match=r'0\.parquet and 2 more.*100'):
+            source[100]
+        with pytest.raises(UnknownKeyError, match='nothing'):
+            source[0, ['nothing']]
+    with pytest.raises(UnknownKeyError, match='nothing'):
+        granular.ParquetDataSource(paths, ['id', 'nothing'])
+    assert list(granular.ParquetDataSource(paths[0], ['text', 'id'])[0]) == ['text', 'id']
+
+
+@pytest.fixture(scope='module')
+def several(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('several')
+    sizes = [13, 0, 1, 40, 26]
+    starts = np.cumsum([0, *sizes])
+    return [
+        write(granular.Path(folder / f'{i}'), numbers(size, int(start)), row_group_size=6)
+        for i, (size, start) in enumerate(zip(sizes, starts[:-1], strict=True))
+    ]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    indices=st.lists(st.integers(-80, 79), max_size=30),
+    mask=st.sampled_from([None, ('id',), ('id', 'text')]),
+    cache=st.sampled_from([0, 300, 1 << 20]),
+)
+def test_any_indices(several, indices, mask, cache):
+    with granular.ParquetDataSource(several, cache_bytes=cache) as source:
+        rows = source.fetch(indices, mask)
+        assert [row['id'] for row in rows] == [i % 80 for i in indices]
+        assert source.fetch(indices[::-1], mask) == rows[::-1]
+        assert all(tuple(row) == (mask or ('id', 'wide', 'text')) for row in rows)
+
+
+# --- what is read
+
+
+def test_a_column_costs_its_bytes_and_a_batch_one_request_a_row_group(moto):
+    path = write(moto.place() / 'x', numbers(2000), row_group_size=100, compression='none')
+    metadata = pq.read_metadata(pa.BufferReader(path.read_bytes()))
+    column = sum(metadata.row_group(i).column(0).total_compressed_size for i in range(20))
+    source, count, size = requests(lambda: granular.ParquetDataSource(path))
+    assert count == 1 and size <= 64 << 10
+    order = np.random.default_rng(0).permutation(2000)
+    rows, count, size = requests(lambda: source.fetch(order, ('id',)))
+    assert [row['id'] for row in rows] == order.tolist()
+    assert count <= 20
+    config = granular.IOConfig(max_gap=0)
+    exact = granular.ParquetDataSource(granular.Path(str(path), config=config, **path.aio.store.options), ['id'])
+    rows, count, size = requests(lambda: exact.fetch(order))
+    assert (count, size) == (20, column)
+    again, count, _ = requests(lambda: exact.fetch(order[::-1]))
+    assert count == 0 and again == rows[::-1]
+    chosen = granular.MapDataset.source(source).select(['text'])
+    source.aio._cache.clear()
+    assert requests(lambda: chosen[1999])[0] == {'text': 't1999'}
+    with granular.ParquetDataSource(path, cache_bytes=0) as source:
+        assert [requests(lambda: source[5, 'id'])[1] for _ in range(2)] == [1, 1]
+
+
+async def test_those_who_ask_at_once_share_a_request(moto):
+    path = write(moto.place() / 'x', numbers(500))
+    async with aio.ParquetDataSource(path) as source:
+        before = granular.io_stats()['requests']
+        found = await asyncio.gather(*(source.fetch([i, 499 - i], ('id',)) for i in range(20)))
+        assert granular.io_stats()['requests'] == before + 1
+        assert [[row['id'] for row in rows] for rows in found] == [[i, 499 - i] for i in range(20)]
+        waiting = asyncio.create_task(source.fetch([1], ('text',)))
+        other = asyncio.create_task(source.fetch([2], ('text',)))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        assert await other == [{'text': 't2'}]
+
+
+def test_the_cache_keeps_to_its_bytes(tmp_path):
+    path = write(granular.Path(tmp_path / 'x'), numbers(1000), row_group_size=100)
+    with granular.ParquetDataSource(path, ['wide'], cache_bytes=50_000) as source:
+        assert len(list(source)) == 1000
+        kept = source.aio._cache.kept
+        assert 0 < sum(column.nbytes for column in kept.values()) <= 50_000
+
+
+def test_a_footer_longer_than_the_tail(moto):
+    options = moto.options | {'config': granular.IOConfig(tail=64)}
+    path = granular.Path(str(write(moto.place() / 'x', numbers(10))), **options)
+    source, count, _ = requests(lambda: granular.ParquetDataSource(path))
+    assert count == 2
+    assert source[9, 'id'] == {'id': 9}
+
+
+# --- pipelines and processes
+
+
+def test_pipelines(several):
+    source = granular.ParquetDataSource(several, ['id'])
+    dataset = granular.MapDataset.source(source).shuffle(seed=3).map(lambda row: row['id'])
+    assert sorted(dataset) == list(range(80))
+    with granular.Loader(granular.sources.Epochs(source, shuffle=False), batch=16) as loader:
+        assert next(loader)['id'].tolist() == list(range(16))
+    copy = pickle.loads(pickle.dumps(source))
+    assert copy.columns == ('id',) and copy[79] == source[79]
+
+
+def double(row):
+    return int(row['id']) * 2
+
+
+def test_in_worker_processes(several):
+    stream = granular.ParquetIterDataset(several, ['id'], cycle_length=2).map(double)
+    with iter(stream.mp_prefetch(1)) as iterator:
+        assert list(iterator) == list(stream)
+
+
+# --- streams
+
+
+def test_a_stream_of_one_file(place):
+    path = write(place / 'x', numbers(100), row_group_size=30)
+    stream = granular.ParquetIterDataset(path, ['id'])
+    iterator = iter(stream)
+    for i in range(100):
+        assert iterator.get_state()['state'] == {'row_group': i // 30, 'index_within_row_group': i % 30}
+        assert next(iterator) == {'id': i}
+    assert iterator.get_state()['state'] == {'row_group': 3, 'index_within_row_group': 10}
+    assert list(iterator) == []
+    iterator.set_state({**iterator.get_state(), 'state': {'row_group': 1, 'index_within_row_group': 30}})
+    assert next(iterator) == {'id': 60}
+    iterator.close()
+
+
+def test_the_order_of_several_is_that_of_grain(several, tmp_path):
+    import grain.experimental
+
+    filled = [path for path in several if path.stat().size and pq.read_metadata(path).num_rows]  # it cannot read others
+    theirs = [row['id'] for row in grain.experimental.ParquetIterDataset([str(path) for path in filled])]
+    assert [row['id'] for row in granular.ParquetIterDataset(filled, ['id'])] == theirs
+
+
+@pytest.mark.parametrize('cycle', [1, 2, 3, 16])
+def test_states_of_several(several, cycle):
+    def rows(iterator):
+        return [int(row['id']) for row in iterator]
+
+    alone = [granular.ParquetIterDataset(path, ['id']) for path in several]
+    stream = granular.ParquetIterDataset(several, ['id'], cycle_length=cycle)
+    expected = rows(granular.IterDataset.interleave(alone, cycle))
+    iterator = iter(stream)
+    for i in range(81):
+        state = json.loads(json.dumps(iterator.get_state()))
+        if i % 7 == 0 or i > 76:
+            with iter(stream) as other:
+                other.set_state(state)
+                assert rows(other) == expected[i:]
+                other.set_state(state)
+                assert other.get_state() == state
+        assert [int(row['id']) for row in [next(iterator, None)] if row] == expected[i : i + 1]
+    iterator.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=8), cycle=st.integers(1, 9), block=st.integers(1, 4))
+def test_the_arithmetic_of_interleaving(lengths, cycle, block):
+    streams = [granular.MapDataset.source([(f, i) for i in range(n)]).to_iter_dataset() for f, n in enumerate(lengths)]
+    expected = list(granular.IterDataset.interleave(streams, cycle))
+    order = Interleaved(lengths, cycle)
+    files, rows = order.lookup(np.arange(len(order)))
+    assert list(zip(files.tolist(), rows.tolist(), strict=True)) == expected
+    blocks = [[*range(block, n, block), n] if n else [] for n in lengths]
+    first = {(f, i // block): at for at, (f, i) in reversed(list(enumerate(expected)))}
+    for position in range(len(expected)):
+        taken, unopened = order.consumed(position)
+        done = expected[:position]
+        assert all(taken[f] == sum(owner == f for owner, _ in done) for f in taken)
+        assert all(f < unopened for f, _ in done)
+        coming = list(order.upcoming(position, blocks))
+        assert sorted(coming, key=first.__getitem__) == coming
+        assert set(coming) >= {key for key, at in first.items() if at > position}
+
+
+def stages(paths):
+    return granular.ParquetIterDataset(paths, ['id'], cycle_length=2).map(double).window_shuffle(7, seed=1).batch(4)
+
+
+def go_on(paths, state, queue):
+    with iter(stages(paths)) as iterator:
+        iterator.set_state(json.loads(state))
+        queue.put([batch.tolist() for batch in iterator])
+
+
+def test_a_state_goes_on_in_another_process(several):
+    with iter(stages(several)) as iterator:
+        for _ in range(7):
+            next(iterator)
+        state = json.dumps(iterator.get_state())
+        rest = [batch.tolist() for batch in iterator]
+    context = multiprocessing.get_context('spawn')
+    queue = context.Queue()
+    process = context.Process(target=go_on, args=(several, state, queue))
+    process.start()
+    assert queue.get(timeout=50) == rest
+    process.join()
+    assert len(rest) == 13
+
+
+def test_states_that_do_not_fit(several, tmp_path):
+    iterator = iter(granular.ParquetIterDataset(several, ['id'], cycle_length=2))
+    for _ in range(20):
+        next(iterator)
+    good = iterator.get_state()
+    for change in (
+        {'next_file': 99}, {'files': {}}, {'files': {'0': {'row_group': 0}}}, {'next_file': 2}, {'files': []},
+        {'files': {'3': {'row_group': 99, 'index_within_row_group': 0}}},
+        {'files': {**good['state']['files'], '3': {'row_group': 0, 'index_within_row_group': 7}}},
+    ):  # fmt: skip
+        with pytest.raises(StateError):
+            iterator.set_state({**good, 'state': {**good['state'], **change}})
+    with pytest.raises(StateError, match='another pipeline'):
+        iter(granular.ParquetIterDataset(several, ['id'])).set_state(good)
+    iterator.set_state(good)
+    assert len(list(iterator)) == 60
+
+
+def test_read_ahead_is_bounded(moto):
+    path = write(moto.place() / 'x', numbers(4000), row_group_size=100, compression='none')
+    stream = granular.ParquetIterDataset(path, ['wide'], read_ahead=100_000)
+    with iter(stream) as iterator:
+        _, _, size = requests(lambda: (next(iterator), iterator.start_prefetch()))
+        assert size < 600_000  # of 800,000 in all: the footer, what 500 rows need, and five row groups more
+        _, count, size = requests(lambda: sum(1 for _ in iterator))
+        assert 200_000 < size < 900_000
+
+
+def test_two_who_iterate_at_once_keep_apart(moto):
+    path = write(moto.place() / 'x', numbers(1000), row_group_size=50, compression='none')
+    stream = granular.ParquetIterDataset(path, ['wide', 'id'], read_ahead=0).map(double)
+    _, _, alone = requests(lambda: list(stream))
+    with iter(stream) as one, iter(stream) as other:
+        found, _, size = requests(lambda: [(next(one), next(other)) for _ in range(1000)])
+    assert found == [(2 * i, 2 * i) for i in range(1000)]
+    assert size < 2.2 * alone
+
+
+async def test_an_asynchronous_stream(several):
+    async with aiter(aio.ParquetIterDataset(several, ['id'], cycle_length=1).batch(10)) as iterator:
+        assert [batch['id'][0] async for batch in iterator] == list(range(0, 80, 10))
+    iterator = aiter(aio.ParquetIterDataset(several))
+    await iterator.start_prefetch()
+    await iterator.aclose()
+    assert len(asyncio.all_tasks()) == 1
+
+
+# --- what is wrong
+
+
+def test_damaged_files(tmp_path):
+    table = numbers(300)
+    whole = write(
+        granular.Path(tmp_path / 'whole'), table, row_group_size=100, write_page_checksum=True, compression='snappy'
+    ).read_bytes()
+    path = granular.Path(tmp_path / 'damaged.parquet')
+    rng = np.random.default_rng(0)
+    broken = [whole[:n] for n in (0, 3, 4, 11, 12, 500, len(whole) // 2, len(whole) - 1)]
+    broken += [whole[:-8] + b'\xff\xff\xff\x7fPAR1', whole[:-8] + b'\0\0\0\0PAR1', b'x' * 1000]
+    for data in broken:
+        path.write_bytes(data)
+        with pytest.raises(CorruptError, match=r'damaged\.parquet'):
+            granular.ParquetDataSource(path)
+        with pytest.raises(CorruptError, match=r'damaged\.parquet'):
+            next(iter(granular.ParquetIterDataset(path)))
+    caught = 0
+    for at in rng.integers(4, len(whole) - 3000, 20).tolist():
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        try:
+            assert [plain(row) for row in granular.ParquetDataSource(path)] == table.to_pylist()
+        except GranularError as error:
+            assert 'damaged.parquet' in str(error)
+            caught += 1
+    assert caught > 15
+
+
+def test_one_row_group_that_is_damaged_can_be_left_out(tmp_path):
+    path = granular.Path(tmp_path / 'x')
+    data = bytearray(write(path, numbers(300), row_group_size=100, write_page_checksum=True).read_bytes())
+    data[pq.read_metadata(path).row_group(1).column(1).dictionary_page_offset + 5000] ^= 0xFF
+    path.write_bytes(data)
+    for stream in (
+        granular.MapDataset.source(granular.ParquetDataSource(path)).to_iter_dataset(on_error='skip'),
+        granular.ParquetIterDataset(path, on_error='skip'),
+    ):
+        with iter(stream) as iterator:
+            assert [row['id'] for row in iterator] == [*range(100), *range(200, 300)]
+            assert len(iterator.errors) == 100
+    with iter(granular.ParquetIterDataset(path)) as iterator:
+        assert [next(iterator)['id'] for _ in range(100)] == list(range(100))
+        with pytest.raises(CorruptError, match='row group 1'):
+            next(iterator)
+        assert iterator.get_state()['state'] == {'row_group': 1, 'index_within_row_group': 0}
+
+
+def test_replaced_files(place):
+    path = write(place / 'x', numbers(100), row_group_size=10)
+    source = granular.ParquetDataSource(path)
+    iterator = iter(granular.ParquetIterDataset(path, read_ahead=0, read_options=granular.ReadOptions(16, 8)))
+    assert next(iterator)['id'] == source[0]['id'] == 0
+    if place.aio.store.local:
+        from granular.aio.stores.local import files
+
+        files.forget(path.aio.key)  # what is open goes on being read
+    write(path, numbers(100, first=7), row_group_size=10)
+    with pytest.raises(ObjectChangedError, match='replaced'):
+        source[99]
+    with pytest.raises(ObjectChangedError, match='replaced'):
+        list(iterator)
+    iterator.close()
+    assert granular.ParquetDataSource(path)[0]['id'] == 7
+
+
+def test_files_that_do_not_fit(tmp_path):
+    one = write(granular.Path(tmp_path / 'one'), numbers(3))
+    other = write(granular.Path(tmp_path / 'other'), numbers(3).drop_columns(['wide']))
+    with pytest.raises(CorruptDatasetError, match='other'):
+        granular.ParquetDataSource([one, other])
+    twice = write(granular.Path(tmp_path / 'twice'), pa.table([[1], [2]], names=['x', 'x']))
+    with pytest.raises(UnsupportedError, match="'x'"):
+        granular.ParquetDataSource(twice)
+    (granular.Path(tmp_path) / 'locked').write_bytes(b'PARE' + bytes(20) + b'PARE')
+    with pytest.raises(UnsupportedError, match='encrypted'):
+        granular.ParquetDataSource(tmp_path / 'locked')
+    with pytest.raises(FileNotFoundError):
+        granular.ParquetDataSource(tmp_path / 'none')
+
+
+@pytest.mark.parametrize(
+    'options', [{'paths': []}, {'columns': 'id'}, {'columns': [1]}, {'cycle_length': 0}, {'read_ahead': -1}]
+)
+def test_arguments(several, options):
+    with pytest.raises(InvalidArgumentError):
+        granular.ParquetIterDataset(**{'paths': several, **options})
+    if not options.keys() & {'cycle_length', 'read_ahead'}:
+        with pytest.raises(InvalidArgumentError):
+            granular.ParquetDataSource(**{'paths': several, **options})
+
+
+def test_without_pyarrow(several, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'pyarrow', None)
+    with pytest.raises(MissingExtraError, match=r'granular\[parquet\]'):
+        granular.ParquetDataSource(several)
+    with pytest.raises(MissingExtraError, match=r'granular\[parquet\]'):
+        granular.ParquetIterDataset(several)

@@ -1,0 +1,261 @@
+import io
+import pickle
+import tarfile
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import granular
+from granular import aio
+from granular.errors import (
+    CorruptError,
+    DecodeError,
+    InvalidArgumentError,
+    NotFoundError,
+    ObjectChangedError,
+    OutOfRangeError,
+    UnknownKeyError,
+    UnsupportedError,
+)
+
+DECODERS = {'cls': int, 'txt': granular.decoders['utf8'], 'png': len}
+
+
+@pytest.fixture(params=['local', 'moto', 'fakegcs'])
+def place(request, tmp_path):
+    if request.param == 'local':
+        return granular.Path(tmp_path)
+    return request.getfixturevalue(request.param).place()
+
+
+def archive(members, format=tarfile.GNU_FORMAT, **options):
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode='w', format=format, **options) as tar:
+        for name, data in members:
+            info = name if isinstance(name, tarfile.TarInfo) else tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return stream.getvalue()
+
+
+def sample(i):
+    image = bytes([i % 256, 0]) * (i * 37 % 400)
+    return {'__key__': f'{i:04d}', 'img': image, 'cls': str(i).encode(), 'txt': b'caf\xc3\xa9'}
+
+
+def samples(count=100, first=0):
+    return [
+        (f'{point["__key__"]}.{field}', point[field])
+        for point in map(sample, range(first, first + count))
+        for field in ('img', 'cls', 'txt')
+    ]
+
+
+def write(path, count=100, first=0, **options):
+    path.write_bytes(archive(samples(count, first), **options))
+    return path
+
+
+def requests(fn):
+    before = granular.io_stats()
+    found = fn()
+    after = granular.io_stats()
+    return found, after['requests'] - before['requests'], after['bytes'] - before['bytes']
+
+
+def test_samples(place):
+    paths = [write(place / f'{i}.tar', 40, 40 * i) for i in range(3)]
+    with granular.WebDatasetDataSource(paths) as source:
+        assert len(source) == 120
+        assert source.fields == ('__key__', 'img', 'cls', 'txt')
+        assert source.size == sum(path.stat().size for path in paths)
+        assert list(source) == list(map(sample, range(120)))
+        order = np.random.default_rng(0).permutation(120)
+        found, count, _ = requests(lambda: source.fetch(order))
+        assert found == [sample(i) for i in order]
+        assert place.aio.store.local or count <= 3
+        assert source[-1] == source.__getitems__([119])[0] == source._getitems([119])[0]
+        assert source[38:42, ['cls', '__key__']] == {
+            'cls': [b'38', b'39', b'40', b'41'], '__key__': ['0038', '0039', '0040', '0041']
+        }  # fmt: skip
+        with pytest.raises(OutOfRangeError, match=r'0\.tar and 2 more'):
+            source[120]
+        with pytest.raises(UnknownKeyError, match='nothing'):
+            source[0, 'nothing']
+
+
+@pytest.mark.parametrize('format', [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_headers_are_those_of_tarfile(tmp_path, format):
+    folder = 'd' * 90
+    names = [f'{folder}/{"n" * (i % 60)}/k{i:03d}.x' for i in range(50)]
+    if format != tarfile.USTAR_FORMAT:
+        names += [f'{folder}/{folder}/{"l" * (50 * i)}.y' for i in range(1, 20)] + [f'grüße/ф{i}.z' for i in range(5)]
+    path = tmp_path / 'x.tar'
+    path.write_bytes(archive([(name, name.encode() * 3) for name in names], format))
+    source = granular.WebDatasetDataSource(path)
+    with tarfile.open(path) as tar:
+        assert tar.getnames() == names
+    for name, point in zip(names, source, strict=True):
+        key, _, field = name.rpartition('.')
+        assert point == {'__key__': key, field: name.encode() * 3}
+
+
+def test_members_are_grouped_as_webdataset_does(tmp_path):
+    folder, link, long = tarfile.TarInfo('sub'), tarfile.TarInfo('a.link'), tarfile.TarInfo('pax.x')
+    folder.type, link.type, link.linkname = tarfile.DIRTYPE, tarfile.SYMTYPE, 'a.txt'
+    long.pax_headers = {'path': 'sub/given.name.TXT', 'comment': 'c' * 9000, 'size': '3'}
+    members = [
+        (folder, b''), ('a.txt', b'1'), (link, b''), ('a.seg.PNG', b'22'), ('b', b'no field'), ('.hidden', b''),
+        ('__meta__/a.json', b'{}'), ('sub/a.txt', b'3'), ('sub.d/a.txt', b'4'), ('a.txt', b'5'), ('e.', b''),
+        (long, b'six'),
+    ]  # fmt: skip
+    path = tmp_path / 'x.tar'
+    path.write_bytes(archive(members, tarfile.PAX_FORMAT))
+    assert list(granular.WebDatasetDataSource(path)) == [
+        {'__key__': 'a', 'txt': b'1', 'seg.png': b'22'}, {'__key__': 'sub/a', 'txt': b'3'},
+        {'__key__': 'sub.d/a', 'txt': b'4'}, {'__key__': 'a', 'txt': b'5'}, {'__key__': 'e', '': b''},
+        {'__key__': 'sub/given', 'name.txt': b'six'},
+    ]  # fmt: skip
+    source = granular.WebDatasetDataSource(path, DECODERS)
+    assert source[0] == {'__key__': 'a', 'txt': '1', 'seg.png': 2}
+    assert source.fetch([1, 0], ['seg.png']) == [{}, {'seg.png': 2}]
+    with pytest.raises(UnknownKeyError, match=r"sample 1 has no 'seg\.png'"):
+        source[0:2, ['txt', 'seg.png']]
+    path.write_bytes(archive([('a.txt', b'1'), ('a.TXT', b'2')]))
+    with pytest.raises(CorruptError, match="'a' has 'txt' twice"):
+        granular.WebDatasetDataSource(path)
+
+
+def test_decoders(tmp_path):
+    path = write(granular.Path(tmp_path / 'x.tar'))
+    source = granular.WebDatasetDataSource(path, DECODERS)
+    assert source[7, ('cls', 'txt')] == {'cls': 7, 'txt': 'café'}
+    dataset = granular.MapDataset.source(source).select(['cls']).shuffle(seed=1).batch(10)
+    assert sorted(np.concatenate([batch['cls'] for batch in dataset])) == list(range(100))
+    with pytest.raises(DecodeError, match=r"x\.tar.*'img'"):
+        granular.WebDatasetDataSource(path, {'img': int})[3]
+    for wrong in (3, {'cls': 3}):
+        with pytest.raises(InvalidArgumentError):
+            granular.WebDatasetDataSource(path, wrong)
+
+
+@pytest.fixture(scope='module')
+def several(tmp_path_factory):
+    folder = granular.Path(tmp_path_factory.mktemp('several'))
+    return [write(folder / f'{i}', count, first) for i, (count, first) in enumerate([(7, 0), (0, 7), (20, 7), (1, 27)])]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(-28, 27), max_size=40), st.sampled_from([None, ('cls',), ('__key__', 'img'), ()]))
+def test_any_indices(several, indices, mask):
+    with granular.WebDatasetDataSource(several) as source:
+        points = [sample(i % 28) for i in indices]
+        assert source.fetch(indices, mask) == [
+            point if mask is None else {key: point[key] for key in mask} for point in points
+        ]
+
+
+def test_only_members_that_are_wanted_are_read(moto):
+    config = granular.IOConfig(max_gap=0)
+    bucket = moto.place()
+    path = write(granular.Path(str(bucket), config=config, **bucket.aio.store.options) / 'x.tar')
+    source, count, size = requests(lambda: granular.WebDatasetDataSource(path))
+    assert count <= 3 and size <= path.stat().size
+    chosen = granular.MapDataset.source(source).select(['cls'])
+    found, count, size = requests(lambda: chosen.fetch([3, 50, 99]))
+    assert found == [{'cls': b'3'}, {'cls': b'50'}, {'cls': b'99'}]
+    assert (count, size) == (3, 5)
+    assert requests(lambda: source.fetch([3, 4], ['__key__'])) == ([{'__key__': '0003'}, {'__key__': '0004'}], 0, 0)
+
+
+def test_large_members_are_not_read_for_their_headers(tmp_path):
+    path = tmp_path / 'x.tar'
+    path.write_bytes(archive([(f'{i}.bin', bytes(20 << 20)) for i in range(4)] + [('l' * 6000 + '.x', b'1')]))
+    source, _, size = requests(lambda: granular.WebDatasetDataSource(path))
+    assert size < 20 << 20
+    assert len(source) == 5 and len(source[3]['bin']) == 20 << 20
+    assert source[4]['__key__'] == 'l' * 6000
+
+
+@pytest.mark.parametrize('server', ['moto', 'fakegcs'])
+def test_an_index_is_kept(server, request, tmp_path, caplog):
+    bucket = request.getfixturevalue(server).place()
+    config = granular.IOConfig(index_cache=str(tmp_path / 'cache'))
+    path = write(granular.Path(str(bucket), config=config, **bucket.aio.store.options) / 'x.tar', 50)
+    first = list(granular.WebDatasetDataSource(path))
+    source, count, size = requests(lambda: granular.WebDatasetDataSource(path))
+    assert size < 2000 and count <= 1
+    assert list(source) == first == list(map(sample, range(50)))
+    write(path, 60)
+    assert len(granular.WebDatasetDataSource(path)) == 60
+    (kept,) = (tmp_path / 'cache').iterdir()
+    kept.write_bytes(kept.read_bytes()[:-8])
+    assert list(granular.WebDatasetDataSource(path)) == list(map(sample, range(60)))
+    assert 'is not used' in caplog.text
+
+
+def test_replaced_files(place):
+    path = write(place / 'x.tar')
+    source = granular.WebDatasetDataSource(path)
+    if place.aio.store.local:
+        from granular.aio.stores.local import files
+
+        files.forget(path.aio.key)  # what is open goes on being read
+    write(path, first=1)
+    with pytest.raises(ObjectChangedError, match='replaced'):
+        source[3]
+    assert granular.WebDatasetDataSource(path)[0] == sample(1)
+
+
+def test_damaged_files(tmp_path, caplog):
+    whole, path = archive(samples(20)), granular.Path(tmp_path / 'damaged.tar')
+    with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
+        headers = [info.offset for info in tar]
+    damaged = [whole[: at + 100] for at in headers[1:9]] + [whole[: headers[-1] + 513], b'', b'x' * 100, b'x' * 5000]
+    damaged += [whole[:at] + b'\xff' * 20 + whole[at + 20 :] for at in headers[3:9]]
+    damaged += [whole[: headers[5] + 124] + b'77777777777\0' + whole[headers[5] + 136 :]]
+    pax = archive([(info, b'') for info in [tarfile.TarInfo('é' * 200)]], tarfile.PAX_FORMAT)
+    damaged += [pax[:512] + b'999 ' + pax[516:], pax[:512] + b'xyz ' + pax[516:]]
+    for data in damaged:
+        path.write_bytes(data)
+        with pytest.raises(CorruptError, match=r'damaged\.tar'):
+            granular.WebDatasetDataSource(path)
+    path.write_bytes(whole[: headers[30]])
+    assert len(granular.WebDatasetDataSource(path)) == 10
+    assert 'may have been cut off' in caplog.text
+
+
+@pytest.mark.parametrize(('mode', 'name'), [('w:gz', 'gzip'), ('w:bz2', 'bzip2'), ('w:xz', 'xz')])
+def test_compressed_files(tmp_path, mode, name):
+    with tarfile.open(tmp_path / 'x.tar', mode) as tar:
+        tar.addfile(tarfile.TarInfo('a.txt'))
+    with pytest.raises(UnsupportedError, match=rf'x\.tar.*{name}'):
+        granular.WebDatasetDataSource(tmp_path / 'x.tar')
+
+
+def test_what_is_no_file(tmp_path):
+    with pytest.raises(InvalidArgumentError, match='folder'):
+        granular.WebDatasetDataSource(tmp_path)
+    with pytest.raises(NotFoundError):
+        granular.WebDatasetDataSource(tmp_path / 'none')
+    with pytest.raises(InvalidArgumentError):
+        granular.WebDatasetDataSource([])
+
+
+async def test_asynchronous(several):
+    async with aio.WebDatasetDataSource(several) as source:
+        assert await source.get(-1) == sample(27)
+        assert [point async for point in source] == list(map(sample, range(28)))
+    assert pickle.loads(pickle.dumps(source)).paths == source.paths
+
+
+def key_of(point):
+    return int(point['cls'])
+
+
+def test_in_worker_processes(several):
+    dataset = granular.MapDataset.source(granular.WebDatasetDataSource(several)).map(key_of).to_iter_dataset()
+    with iter(dataset.mp_prefetch(1)) as iterator:
+        assert list(iterator) == list(range(28))
