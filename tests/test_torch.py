@@ -1,4 +1,4 @@
-"""PyTorch's own loaders over readers, datasets and streams: what a batch costs, who gets which element, states, tensors."""
+"""PyTorch's own loaders over readers and streams: what a batch costs, who gets which element, states, tensors."""
 
 import json
 import multiprocessing
