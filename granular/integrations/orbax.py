@@ -26,8 +26,8 @@ class CheckpointHandler(_Handler):  # type: ignore[misc]
     """Saves and restores what has ``state_dict`` and ``load_state_dict``.
 
     These are a :class:`granular.Loader`, an iterator of a DataLoader, a MapDataset or an IterDataset, the batches of
-    :mod:`granular.integrations`, and torchdata's loaders. The state is taken when ``save`` is called, also by an
-    asynchronous checkpointer.
+    :mod:`granular.integrations`, and torchdata's loaders. The state is that of the moment when
+    :class:`CheckpointSave` was made: a checkpointer may write it later, while the loader goes on.
     """
 
     def save(self, directory: Any, item: Any = None, args: Any = None) -> None:
@@ -37,8 +37,8 @@ class CheckpointHandler(_Handler):  # type: ignore[misc]
           InvalidArgumentError: if the item has no states.
           StateError: if its state is no plain JSON.
         """
-        item = _checked(args.item if item is None else item)
-        save_state(str(directory), item.state_dict(), ShardByJaxProcess())
+        args = CheckpointSave(item) if args is None else args
+        save_state(str(directory), args.state, ShardByJaxProcess())
 
     def restore(self, directory: Any, item: Any = None, args: Any = None) -> Any:
         """Have an item go on from the state of this process, also one of another number of processes.
@@ -62,10 +62,16 @@ class CheckpointSave(_Args):  # type: ignore[misc]
     """What to save.
 
     Args:
-      item: the loader or iterator whose state it is.
+      item: the loader or iterator whose state it is, from where its next element follows now.
+
+    Raises:
+      InvalidArgumentError: if the item has no states.
     """
 
     item: Any
+
+    def __post_init__(self) -> None:
+        self.state: dict[str, Any] = _checked(self.item).state_dict()
 
 
 @ocp.args.register_with_handler(CheckpointHandler, for_restore=True)
