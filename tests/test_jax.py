@@ -30,23 +30,24 @@ def ended(process):
 
 
 @pytest.fixture(scope='module')
-def outcome(tmp_path_factory):
-    """What each case failed with."""
-    return ended(started(tmp_path_factory.mktemp('jax')))
-
-
-@pytest.mark.parametrize('case', re.findall(r'^def (case_\w+)', SOURCE, re.MULTILINE))
-def test_one_process(outcome, case):
-    assert not outcome[case], outcome[case]
-
-
-def test_two_processes(tmp_path):
+def outcomes(tmp_path_factory):
+    """What each case failed with: those of one process, and of each of two. They run at the same time."""
     (port,) = free_ports(1)
+    folder = tmp_path_factory.mktemp('jax')
     two = {'XLA_FLAGS': '--xla_force_host_platform_device_count=2'}
-    processes = [started(tmp_path, index, 2, port, **two) for index in range(2)]
+    processes = [started(folder), *(started(folder, index, 2, port, **two) for index in range(2))]
     try:
-        for found in map(ended, processes):
-            assert set(found.values()) == {''}, '\n'.join(found.values())
+        return [ended(process) for process in processes]
     finally:
         for process in processes:
             process.kill()
+
+
+@pytest.mark.parametrize('case', re.findall(r'^def (case_\w+)', SOURCE, re.MULTILINE))
+def test_one_process(outcomes, case):
+    assert not outcomes[0][case], outcomes[0][case]
+
+
+@pytest.mark.parametrize('index', [0, 1])
+def test_two_processes(outcomes, index):
+    assert outcomes[1 + index] == {'several_each_its_part_and_its_file': ''}, outcomes
