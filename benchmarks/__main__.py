@@ -14,7 +14,7 @@ BENCHMARKS = {
     fn.__name__: fn
     for fn in (
         remote.medium, remote.small, remote.large, remote.tls, remote.tail, remote.faults,
-        pipelines.streams, pipelines.blocks, pipelines.overhead, pipelines.workers, mixing.mixing,
+        pipelines.streams, pipelines.blocks, pipelines.overhead, pipelines.workers, pipelines.torch, mixing.mixing,
         rest.local, rest.batch, rest.opening, rest.memory, rest.first, rest.images, rest.processes,
     )
 }  # fmt: skip

@@ -4,6 +4,7 @@ Each process gets other batches of the one shuffled order, and all of them take 
 """
 
 import argparse
+import multiprocessing
 import pathlib
 import tempfile
 
@@ -60,7 +61,14 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, bucket(args.url) as place:
         meeting = (pathlib.Path(folder) / 'meeting').as_uri()
-        torch.multiprocessing.spawn(train, (args.processes, meeting, place, args.epochs), args.processes)
+        job = args.processes, meeting, place, args.epochs
+        context = multiprocessing.get_context('spawn')
+        others = [context.Process(target=train, args=(rank, *job), daemon=True) for rank in range(1, args.processes)]
+        for process in others:
+            process.start()
+        train(0, *job)
+        for process in others:
+            process.join()
 
 
 if __name__ == '__main__':

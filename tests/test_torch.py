@@ -230,6 +230,9 @@ def test_what_cannot_be():
         IterableDataset(MapDataset.range(3).to_iter_dataset(shard_options=ShardOptions(0, 2)), ShardOptions(0, 2))
     with pytest.raises(InvalidArgumentError, match='a stream has them already'):
         IterableDataset(stream(), read_options=granular.ReadOptions())
+    processes = IterableDataset(MapDataset.range(9).to_iter_dataset().mp_prefetch(2))
+    with pytest.raises(InvalidArgumentError, match='leave out the one or the other'):
+        list(DataLoader(processes, num_workers=1))
     with pytest.raises(InvalidArgumentError, match='epoch is -1'):
         IterableDataset(stream()).set_epoch(-1)
     with pytest.raises(StateError, match='want a state such as'):

@@ -26,9 +26,8 @@ class IterableDataset(_Base):  # type: ignore[misc]
     Elements go to ranks and workers in turn. Over a dataset that was batched (``DataLoader(..., batch_size=None)``),
     these are whole batches, and a rank gets the same ones in the same order from any number of workers.
 
-    It reads ahead in each worker process, up to the limits of ``read_options``; leave ``mp_prefetch`` out, as workers
-    have no processes of their own. torchdata's ``StatefulDataLoader`` saves and restores it between any two batches,
-    with the same number of workers.
+    It reads ahead in each worker process, up to the limits of ``read_options``. torchdata's ``StatefulDataLoader``
+    saves and restores it between any two batches, with the same number of workers.
 
     Args:
       dataset: a MapDataset or an IterDataset. A stream that has a shard of its own
@@ -38,7 +37,8 @@ class IterableDataset(_Base):  # type: ignore[misc]
       read_options: how far to read ahead, of a MapDataset.
 
     Raises:
-      InvalidArgumentError: if it is no dataset of granular, or one that cannot be divided.
+      InvalidArgumentError: if it is no dataset of granular, or (while iterating) one that cannot be divided, or that
+        has processes of its own by ``mp_prefetch`` in a worker.
     """
 
     def __init__(
@@ -74,6 +74,10 @@ class IterableDataset(_Base):  # type: ignore[misc]
     def __iter__(self) -> DatasetIterator:
         stream = self._stream.at_epoch(self._epoch) if self._epoch else self._stream
         worker = data.get_worker_info()
+        if worker and any(root.workers and root.workers.num_workers for root in stream.roots()):
+            raise InvalidArgumentError(
+                'workers of a DataLoader may have no processes, as mp_prefetch needs: leave out the one or the other'
+            )
         for part in (self._rank or ShardByTorchRank(), ShardOptions(worker.id, worker.num_workers) if worker else None):
             if part is not None and part.shard_count > 1:
                 stream = stream.sharded(part)
@@ -103,7 +107,7 @@ class IterableDataset(_Base):  # type: ignore[misc]
 def to_torch(batch: Any, device: Any = None, pin_memory: bool | None = None) -> Any:
     """A batch of numpy arrays, in dicts, lists and tuples, as tensors that share their memory.
 
-    Numbers become tensors too; text and bytes stay as they are.
+    What is no array of numbers stays as it is.
 
     Args:
       batch: of a Loader, a MapDataset or a stream.
