@@ -50,13 +50,13 @@ def step(params, momentum, batch):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--url', help='a folder for the digits in any store (by default an S3 server that starts here)')
-    parser.add_argument('--epochs', type=int, default=6)
+    parser.add_argument('--epochs', type=int, default=3)
     args = parser.parse_args()
     mesh = jax.make_mesh((jax.device_count(),), ('data',), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec('data'))
     shard = granular.ShardByJaxProcess()
-    params = init(0)
-    momentum = jax.tree.map(np.zeros_like, params)
+    params = jax.device_put(init(0), NamedSharding(mesh, PartitionSpec()))
+    momentum = jax.tree.map(jax.numpy.zeros_like, params)
     with bucket(args.url) as place, granular.DatasetReader(place / 'train', granular.decoders) as reader:
         source = granular.MapDataset.source(reader).map(prepare).shuffle(seed=0).repeat(args.epochs)
         loader = granular.Loader(source, 64, shard_id=shard.shard_index, num_shards=shard.shard_count)

@@ -38,7 +38,7 @@ def accuracy(model: nn.Module, place: granular.Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--url', help='a folder for the digits in any store (by default an S3 server that starts here)')
-    parser.add_argument('--epochs', type=int, default=4)
+    parser.add_argument('--epochs', type=int, default=3)
     parser.add_argument('--workers', type=int, default=0, help="processes of PyTorch's loader")
     args = parser.parse_args()
     torch.manual_seed(0)
