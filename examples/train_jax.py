@@ -8,7 +8,7 @@ import argparse
 import jax
 import numpy as np
 from digits import bucket, prepare
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import granular
 from granular.integrations.jax import Batches
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument('--url', help='a folder for the digits in any store (by default an S3 server that starts here)')
     parser.add_argument('--epochs', type=int, default=3)
     args = parser.parse_args()
-    mesh = jax.make_mesh((jax.device_count(),), ('data',), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = Mesh(jax.devices(), ('data',))
     sharding = NamedSharding(mesh, PartitionSpec('data'))
     shard = granular.ShardByJaxProcess()
     params = jax.device_put(init(0), NamedSharding(mesh, PartitionSpec()))

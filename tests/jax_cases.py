@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import granular
 from granular import Loader, MapDataset
@@ -23,7 +23,7 @@ from granular.integrations.orbax import CheckpointRestore, CheckpointSave
 
 
 def sharding():
-    return NamedSharding(jax.make_mesh((jax.device_count(),), ('data',)), PartitionSpec('data'))
+    return NamedSharding(Mesh(jax.devices(), ('data',)), PartitionSpec('data'))
 
 
 def source():

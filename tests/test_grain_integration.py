@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import granular
-from granular.errors import InvalidArgumentError
+from granular.errors import InvalidArgumentError, OutOfRangeError
 from granular.integrations.grain import batch
 
 
@@ -92,6 +92,14 @@ def test_the_data_loader(reader, local):
     spent, found = requests(lambda: list(loader))
     assert spent < 40  # of 192, if each were asked for by itself
     same(found, list(batches))
+    iterator = iter(loader)
+    next(iterator)
+    state = iterator.get_state()
+    again = iter(
+        grain.DataLoader(data_source=granular.MapDataset.source(reader).shuffle(seed=1).batch(32), sampler=sampler)
+    )
+    again.set_state(state)  # which holds the printed source
+    same(list(again), found[1:])
     records = grain.samplers.IndexSampler(96, grain.sharding.NoSharding(), shuffle=True, num_epochs=1, seed=0)
     loader = grain.DataLoader(data_source=local, sampler=records)
     assert sorted(int(point['label']) for point in loader) == list(range(96))
@@ -126,5 +134,7 @@ def test_what_cannot_be(local):
         dataset.pipe(batch, 0)
     with pytest.raises(InvalidArgumentError, match=r'is no grain\.MapDataset'):
         dataset.to_iter_dataset().pipe(batch, 4)
+    with pytest.raises(OutOfRangeError, match='no batches of 97 in 96 elements'):
+        dataset.pipe(batch, 97, drop_remainder=True)[0]
     with pytest.raises(InvalidArgumentError, match='element 1 was filtered out'):
         dataset.filter(lambda point: point['label'] != 1).pipe(batch, 4)[0]

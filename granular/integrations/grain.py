@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from granular.aio.pipeline.elements import stack
-from granular.errors import InvalidArgumentError
+from granular.errors import InvalidArgumentError, OutOfRangeError
 from granular.extras import need
 
 MapDataset: Any = need('grain', 'grain').MapDataset
@@ -65,6 +65,8 @@ class _Batched(MapDataset):  # type: ignore[misc]
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.slice(index)
+        if not self._length:
+            raise OutOfRangeError(f'index {index}: there are no batches of {self._size} in {self._below} elements')
         epoch, place = divmod(index, self._length)
         start = place * self._size
         wanted = np.arange(start, min(start + self._size, self._below)) + epoch * self._below

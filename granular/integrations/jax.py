@@ -40,7 +40,7 @@ class Batches(core.Batches):
 
     ::
 
-        sharding = NamedSharding(jax.make_mesh((jax.device_count(),), ('data',)), PartitionSpec('data'))
+        sharding = NamedSharding(Mesh(jax.devices(), ('data',)), PartitionSpec('data'))
         shard = granular.ShardByJaxProcess()
         loader = granular.Loader(source, 64, shard_id=shard.shard_index, num_shards=shard.shard_count)
         for batch in Batches(loader, sharding):

@@ -151,7 +151,7 @@ class Batches(core.Batches):
     Args:
       batches: a :class:`granular.Loader`, or anything to iterate.
       device: where to move them; by default they stay where they are, and share the loader's memory.
-      buffer: batches that are on their way to the device.
+      buffer: batches that are on their way to the device. They count for a Loader's ``recycle_after``.
     """
 
     def __init__(self, batches: Any, device: Any = None, buffer: int = 1) -> None:
