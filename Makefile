@@ -56,6 +56,7 @@ $(VENV)/test: pyproject.toml | $(BIN)/python
 	touch $@
 
 $(VENV)/bench: pyproject.toml | $(BIN)/python
+	$(BIN)/python -c 'import torch' 2> /dev/null || $(PIP) '$(TORCH)'
 	$(PIP) -e '.[bench]'
 	touch $@
 

@@ -176,3 +176,4 @@ class _Spread(Generic[T]):
 
 
 _working: Final[set[int]] = set()  # threads that share calls, so that no more of them compute than there are cores
+os.register_at_fork(after_in_child=_working.clear)
