@@ -4,7 +4,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check
 ORACLES := .oracles/0.21.1/ready .oracles/0.24.2/ready .oracles/grain/ready
 
-RIVALS := aiohttp obstore s3fs gcsfs tensorstore grain webdataset streaming litdata granular
+RIVALS := aiohttp obstore s3fs gcsfs tensorstore grain webdataset streaming litdata granular kappadata
 # A build for the CPU: the plain name brings gigabytes of CUDA.
 TORCH  ?= torch==2.13.0
 
@@ -56,6 +56,7 @@ $(VENV)/test: pyproject.toml | $(BIN)/python
 	touch $@
 
 $(VENV)/bench: pyproject.toml | $(BIN)/python
+	$(BIN)/python -c 'import torch' 2> /dev/null || $(PIP) '$(TORCH)'
 	$(PIP) -e '.[bench]'
 	touch $@
 
@@ -83,9 +84,13 @@ webdataset  := $(TORCH) webdataset numpy
 streaming   := $(TORCH) mosaicml-streaming
 litdata     := $(TORCH) litdata boto3
 granular    := granular==0.24.2 elements pillow av
+kappadata   := $(TORCH) numpy
+# What it requires has no build for the CPU, and its caches do not need it.
+bare_kappadata := kappadata
 
 .rivals/%/ready: Makefile
 	$(PYTHON) -m venv .rivals/$*
 	@# One after the other, so that a torch that is there is not replaced.
 	for package in $($*); do .rivals/$*/bin/python -m pip install -q --disable-pip-version-check $$package || exit 1; done
+	@$(if $(bare_$*),.rivals/$*/bin/python -m pip install -q --disable-pip-version-check --no-deps $(bare_$*))
 	touch $@

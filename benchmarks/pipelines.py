@@ -1,4 +1,4 @@
-"""Pipelines: streams beside the Loader, blocks beside the full shuffle, overhead beside Grain's, worker processes."""
+"""Pipelines: streams beside the Loader, blocks, overhead beside Grain's, worker processes, and PyTorch's loader."""
 
 import functools
 
@@ -78,3 +78,29 @@ def workers(data: Data, server: Server) -> Result:
     )
     behind = f'{rate[4]:,.0f}/s / {rate[1]:,.0f}/s'
     return [Bar('4 worker processes / 1, 1 ms of Python each', rate[4] / rate[1], 1.7, behind)], []
+
+
+def torch(data: Data, server: Server) -> Result:
+    """PyTorch's DataLoader over a reader that it asks for batches, and over one that it asks for datapoints."""
+    url = f'{server.delayed}/{data.medium().name}'
+
+    def run(workers: int, together: bool) -> float:
+        batches = data.count(400) // 4 if together else 4
+        job = {'url': url, 'workers': workers, 'together': together, 'batches': batches}
+        return ours(data, 'loader', core=None, module='torching', **job)['rate']
+
+    who = {
+        (workers, together): functools.partial(run, workers, together)
+        for workers in (0, 2)
+        for together in (True, False)
+    }
+    rate = in_turns(1 if data.quick else 3, who)
+    return [
+        Bar(
+            f'torch DataLoader, {workers} workers: __getitems__ / without, 25 ms server',
+            rate[workers, True] / rate[workers, False],
+            10,
+            f'{rate[workers, True]:,.0f}/s / {rate[workers, False]:,.0f}/s',
+        )
+        for workers in (0, 2)
+    ], []

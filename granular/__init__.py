@@ -4,6 +4,7 @@ The names here block; those of :mod:`granular.aio` are awaited.
 """
 
 from granular import aio, errors, filters, formats, shuffle, sources
+from granular.aio.caches.memorysource import InMemoryDataSource
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, SequentialSampler
 from granular.aio.pipeline.source import RandomAccessDataSource
 from granular.aio.pipeline.transforms import (
@@ -23,9 +24,11 @@ from granular.aio.pipeline.transforms import (
 )
 from granular.aio.reply import io_stats
 from granular.bag import BagReader, BagWriter
+from granular.caches import RedisCache, SharedMemoryCache
 from granular.checkpoints import load_state, save_state
 from granular.cleaning import clean
 from granular.config import IOConfig
+from granular.converting import Conversion, convert
 from granular.dataloader import DataLoader
 from granular.dataset import DatasetReader, DatasetWriter
 from granular.datasources import ArrayRecordDataSource, ParquetDataSource, ParquetIterDataset, WebDatasetDataSource
@@ -44,6 +47,7 @@ from granular.fields import (
 )
 from granular.formats import decoders, encoders
 from granular.loader import Loader
+from granular.localcopies import LocalCopy, copy_to_local
 from granular.mapdataset import DatasetIterator, IterDataset, MapDataset
 from granular.path import Path
 from granular.progress import progress
@@ -58,6 +62,7 @@ __all__ = [
     'BagWriter',
     'Batch',
     'ClassFilterWrapper',
+    'Conversion',
     'DataLoader',
     'DatasetIterator',
     'DatasetReader',
@@ -69,9 +74,11 @@ __all__ = [
     'FlatMapTransform',
     'GranularError',
     'IOConfig',
+    'InMemoryDataSource',
     'IndexSampler',
     'IterDataset',
     'Loader',
+    'LocalCopy',
     'MapDataset',
     'MapTransform',
     'MapWithIndexTransform',
@@ -88,6 +95,7 @@ __all__ = [
     'RangeDataSource',
     'ReadOptions',
     'RecordMetadata',
+    'RedisCache',
     'RepeatWrapper',
     'SequentialSampler',
     'ShardByJaxProcess',
@@ -95,11 +103,14 @@ __all__ = [
     'ShardOptions',
     'ShardedDatasetReader',
     'ShardedDatasetWriter',
+    'SharedMemoryCache',
     'ShuffleWrapper',
     'SubsetWrapper',
     'WebDatasetDataSource',
     'aio',
     'clean',
+    'convert',
+    'copy_to_local',
     'decoders',
     'encoders',
     'errors',

@@ -1,4 +1,5 @@
-"""The command line: ``granular demo``, ``info``, ``ls``, ``cat``, ``copy``, ``verify``, ``clean`` and ``cache``.
+"""The command line: ``granular demo``, ``info``, ``ls``, ``cat``, ``copy``, ``copy-to-local``, ``convert``,
+``verify``, ``clean`` and ``cache``.
 
 Data goes to stdout, everything else to stderr; progress is drawn only on a terminal.
 """
@@ -12,6 +13,7 @@ from granular.errors import GranularError
 def main() -> None:
     """Run the command line."""
     try:
+        from granular import transfers  # noqa: F401 - which adds to the commands
         from granular.commands import app
     except ImportError:
         sys.stderr.write("granular's command line needs its extra: pip install 'granular[cli]'\n")

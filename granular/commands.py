@@ -69,7 +69,7 @@ def info(
     anon: Anon = False,
 ) -> None:
     """Describe a dataset, its shards, or a bag: spec, layout, versions, datapoints, bytes."""
-    found = describe(_path(url, endpoint_url, region, profile, anon))
+    found = describe(place_of(url, endpoint_url, region, profile, anon))
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -87,7 +87,7 @@ def ls(
     anon: Anon = False,
 ) -> None:
     """List a folder, page by page."""
-    root = _path(url, endpoint_url, region, profile, anon)
+    root = place_of(url, endpoint_url, region, profile, anon)
     entries = []
     for path in root.iterdir():
         stat = path.stat() if long or as_json else None
@@ -115,7 +115,7 @@ def cat(
     anon: Anon = False,
 ) -> None:
     """Show one datapoint."""
-    root = _path(url, endpoint_url, region, profile, anon)
+    root = place_of(url, endpoint_url, region, profile, anon)
     with _reader(root) as reader:
         spec = reader.spec
         point = reader[index, dict(map(_mask, keys)) if keys else None]
@@ -140,15 +140,15 @@ def copy(
     anon: Anon = False,
 ) -> None:
     """Copy a file or folder, and check it; the specs of datasets come last, so that half a copy looks incomplete."""
-    here = _path(source, endpoint_url, region, profile, anon)
-    there = _path(target, endpoint_url, region, profile, anon)
+    here = place_of(source, endpoint_url, region, profile, anon)
+    there = place_of(target, endpoint_url, region, profile, anon)
     if not overwrite and there.exists():
         raise InvalidArgumentError(
             f'{there}: exists already: pass --overwrite to go on with a copy that was interrupted, or to replace what '
             f'differs'
         )
     console = Console(stderr=True)
-    with _bytes_shown(console, 'copy', here) as advance:
+    with bytes_shown(console, 'copy', here) as advance:
         here.copy(there, progress=advance)
     console.print(printable(f'copied {here} to {there}'), highlight=False, markup=False, soft_wrap=True)
 
@@ -163,8 +163,8 @@ def verify(
     anon: Anon = False,
 ) -> None:
     """Read all of a dataset and say what is wrong with it: structure, references, and records that have checksums."""
-    place = _path(url, endpoint_url, region, profile, anon)
-    with _bytes_shown(Console(stderr=True), 'verify', place) as advance:
+    place = place_of(url, endpoint_url, region, profile, anon)
+    with bytes_shown(Console(stderr=True), 'verify', place) as advance:
         report = granular.verify(place, advance)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(report)))
@@ -196,7 +196,7 @@ def clean(
     anon: Anon = False,
 ) -> None:
     """List what killed writers left: uploads, drafts, and bags and shards without a spec.json; or remove it."""
-    found = granular.clean(_path(url, endpoint_url, region, profile, anon), remove, older, bags)
+    found = granular.clean(place_of(url, endpoint_url, region, profile, anon), remove, older, bags)
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(leftover) for leftover in found]))
         return
@@ -235,7 +235,8 @@ def cache(
 # --- helpers
 
 
-def _path(url: str, endpoint_url: str | None, region: str | None, profile: str | None, anon: bool) -> granular.Path:
+def place_of(url: str, endpoint_url: str | None, region: str | None, profile: str | None, anon: bool) -> granular.Path:
+    """The place of an address, with the options that are for its store."""
     known: dict[str, dict[str, Any]] = {
         's3': {'endpoint_url': endpoint_url, 'region': region, 'profile': profile, 'anon': anon},
         'gs': {'endpoint_url': endpoint_url, 'anon': anon},
@@ -264,13 +265,13 @@ def _mask(text: str) -> tuple[str, bool | slice]:
 
 
 @contextlib.contextmanager
-def _bytes_shown(console: Console, what: str, place: granular.Path) -> Iterator[Callable[[int], None]]:
-    """A bar of the bytes of a place, in a terminal; gives what to call with those that are done."""
+def bytes_shown(console: Console, what: str, place: granular.Path | None) -> Iterator[Callable[[int], None]]:
+    """A bar of the bytes of a place, if it is known, in a terminal; gives what to call with those that are done."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=_total(place) if console.is_terminal else None)
+        task = progress.add_task(what, total=_total(place) if console.is_terminal and place is not None else None)
         yield lambda size: progress.update(task, advance=size)
 
 

@@ -11,11 +11,11 @@ from granular.aio.columns import Datapoint
 from granular.aio.dataset import Mask
 from granular.aio.purepath import PurePath
 from granular.bridge import iterate, run
-from granular.face import A, Face, Reader
+from granular.face import A, Batched, Face, Reader
 from granular.layout import Layout
 
 
-class Datasets(Reader[A]):
+class Datasets(Reader[A], Batched):
     """What readers of one dataset and of several shards have in common."""
 
     aio: Any
@@ -67,14 +67,6 @@ class Datasets(Reader[A]):
           The datapoints, in the order asked.
         """
         return run(self.aio.fetch(indices, mask))
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Datapoint]:
-        # By this name PyTorch's loaders ask for a batch.
-        return self.fetch(indices)
-
-    def _getitems(self, indices: Sequence[int]) -> list[Datapoint]:
-        # By this name Grain's loaders ask for a batch.
-        return self.fetch(indices)
 
     def available(self, index: SupportsIndex) -> dict[str, bool | range]:
         """What a mask can ask of a datapoint: True, or for a sequence the range of its values."""

@@ -22,10 +22,11 @@
     ├── DatapointError           ValueError          a datapoint that does not fit the spec
     │   ├── EncodeError                              an encoder refused a value
     │   └── DecodeError                              a decoder refused a record
-    ├── CorruptError             ValueError          bytes that are no bag or dataset
+    ├── CorruptError             ValueError          bytes that are no bag, dataset or archive
     │   ├── CorruptBagError
     │   ├── CorruptRecordError
-    │   └── CorruptDatasetError
+    │   ├── CorruptDatasetError
+    │   └── CorruptArchiveError
     ├── StateError               ValueError          a checkpoint that does not fit what loads it
     └── WorkerError              RuntimeError        a worker process died, or what it made cannot be carried over
 
@@ -121,7 +122,7 @@ class DecodeError(DatapointError):
 
 
 class CorruptError(GranularError, ValueError):
-    """Bytes that are no bag or dataset."""
+    """Bytes that are no bag, dataset or archive."""
 
 
 class CorruptBagError(CorruptError):
@@ -134,6 +135,10 @@ class CorruptRecordError(CorruptError):
 
 class CorruptDatasetError(CorruptError):
     """A dataset whose files do not fit each other."""
+
+
+class CorruptArchiveError(CorruptError):
+    """A zip or tar archive that is cut short or damaged, or does not hold what it says."""
 
 
 class StateError(GranularError, ValueError):

@@ -1,5 +1,6 @@
 """What all of the synchronous face shares: an asynchronous twin in ``.aio``, closing, and ``with``."""
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -41,6 +42,22 @@ class Face(Generic[A]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         run(self.aio.aclose() if kind is None else self.aio.abort())
+
+
+class Batched:
+    """Something that the loaders of others can ask for many datapoints at once."""
+
+    def fetch(self, indices: Any) -> list[Any]:
+        """The datapoints at many indices, in the order asked, in one fan-out."""
+        raise NotImplementedError
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        # By this name PyTorch's loaders ask for a batch.
+        return self.fetch(indices)
+
+    def _getitems(self, indices: Sequence[int]) -> list[Any]:
+        # By this name Grain's do.
+        return self.fetch(indices)
 
 
 class Reader(Face[A]):

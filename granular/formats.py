@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular.errors import DecodeError, EncodeError
-from granular.media import decode_image, decode_video, encode_image, encode_video
+from granular.media import decode_image, decode_video, encode_image, encode_video, image_type, pack_image, unpack_image
 
 __all__ = [
     'decode_array', 'decode_bytes', 'decode_image', 'decode_int', 'decode_msgpack', 'decode_tree', 'decode_utf8',
-    'decode_video', 'decoders', 'encode_array', 'encode_bytes', 'encode_image', 'encode_int', 'encode_msgpack',
-    'encode_tree', 'encode_utf8', 'encode_video', 'encoders', 'inline_safe',
+    'decode_video', 'decoders', 'encode_array', 'encode_bytes', 'encode_image', 'encode_image_file', 'encode_int',
+    'encode_msgpack', 'encode_tree', 'encode_utf8', 'encode_video', 'encoders', 'inline_safe', 'pack_image',
+    'unpack_image',
 ]  # fmt: skip
 
 Encoder = Callable[[Any], bytes]
@@ -60,6 +61,16 @@ def encode_utf8(value: str) -> bytes:
         return value.encode()
     except UnicodeEncodeError as error:
         raise EncodeError(f'text with a lone surrogate at {error.start} has no UTF-8') from error
+
+
+def encode_image_file(value: Buffer) -> bytes:
+    """The bytes of an image file as they are: a JPEG, PNG, WebP, GIF or BMP."""
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise EncodeError(f'want the bytes of an image file, got {type(value).__name__}')
+    data = bytes(value)
+    if not image_type(data):
+        raise EncodeError(f'{len(data)} bytes that begin with {data[:8]!r} are no JPEG, PNG, WebP, GIF or BMP file')
+    return data
 
 
 def decode_utf8(buffer: Buffer) -> str:
@@ -113,12 +124,12 @@ def encode_msgpack(value: Any) -> bytes:
 def decode_msgpack(buffer: Buffer) -> Any:
     """What msgpack holds; maps may have keys of any type. Nested 1,024 deep at most."""
     try:
-        return _unpack(buffer)
-    except _UNPACKING as error:
+        return unpack(buffer)
+    except UNPACKING as error:
         raise DecodeError(f'{len(buffer)} bytes are not msgpack: {error or type(error).__name__}') from error
 
 
-def _unpack(buffer: Buffer) -> Any:
+def unpack(buffer: Buffer, **options: Any) -> Any:
     """Unpack msgpack in memory in proportion to its bytes.
 
     An array's header says how long it is, and the list is made before its items are seen: of a thousand headers, one
@@ -130,10 +141,10 @@ def _unpack(buffer: Buffer) -> Any:
         parser = msgpack.Unpacker(strict_map_key=False, max_buffer_size=len(data))
         parser.feed(data)
         parser.skip()
-    return msgpack.unpackb(data, strict_map_key=False)
+    return msgpack.unpackb(data, strict_map_key=False, **options)
 
 
-_UNPACKING: Final = (ValueError, TypeError, OverflowError, RecursionError, MemoryError, msgpack.UnpackException)
+UNPACKING: Final = (ValueError, TypeError, OverflowError, RecursionError, MemoryError, msgpack.UnpackException)
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------------
@@ -147,7 +158,7 @@ def encode_array(value: Any) -> bytes:
     """
     if not isinstance(value, np.ndarray | np.generic):
         raise EncodeError(f'want a numpy array, got {type(value).__name__}')
-    packed: bytes = msgpack.packb(_pack_array(value))
+    packed: bytes = msgpack.packb(array_parts(value))
     return packed
 
 
@@ -155,8 +166,8 @@ def decode_array(buffer: Buffer) -> NDArray[Any]:
     """An array: a read-only view of the record's bytes."""
     try:
         dtype, shape, data = msgpack.unpackb(buffer, max_array_len=_DIMENSIONS, max_map_len=0, max_ext_len=0)
-        return _unpack_array(dtype, shape, data)
-    except _UNPACKING as error:
+        return array_of(dtype, shape, data)
+    except UNPACKING as error:
         raise DecodeError(f'{len(buffer)} bytes are no array: {error or type(error).__name__}') from error
 
 
@@ -177,12 +188,17 @@ def encode_tree(value: Any) -> bytes:
 def decode_tree(buffer: Buffer) -> Any:
     """A tree, whose arrays are read-only views of the record's bytes."""
     try:
-        return _unpack_tree(_unpack(buffer))
-    except _UNPACKING as error:
+        return _unpack_tree(unpack(buffer))
+    except UNPACKING as error:
         raise DecodeError(f'{len(buffer)} bytes are no tree: {error or type(error).__name__}') from error
 
 
-def _pack_array(value: Any) -> tuple[str, tuple[int, ...], Any]:
+def array_parts(value: Any) -> tuple[str, tuple[int, ...], bytes]:
+    """What an array or numpy scalar is made of: its ``dtype.str``, shape and bytes.
+
+    Raises:
+      EncodeError: for objects and for fields, which ``dtype.str`` does not tell.
+    """
     array = np.asarray(value)
     if array.dtype.kind not in _ARRAY_KINDS or array.dtype.names is not None:
         raise EncodeError(f'an array of dtype {array.dtype} has no bytes of its own: want numbers or fixed-width text')
@@ -197,10 +213,19 @@ def _dtype(text: Any) -> np.dtype[Any]:
     return np.dtype(text)
 
 
-def _unpack_array(dtype: Any, shape: Any, data: Any) -> NDArray[Any]:
+def array_of(dtype: Any, shape: Any, data: Any) -> NDArray[Any]:
+    """An array over the bytes of its data, writable if they are.
+
+    Raises:
+      ValueError: if these do not make an array.
+    """
     kind = _dtype(dtype)
-    if type(data) is not bytes or type(shape) is not list or not all(type(n) is int and n >= 0 for n in shape):
-        raise ValueError(f'its shape is {shape!r:.80}, its data {type(data).__name__}')
+    if (
+        type(data) not in (bytes, memoryview)
+        or type(shape) is not list
+        or not all(type(n) is int and n >= 0 for n in shape)
+    ):
+        raise ValueError(f'its data is {type(data).__name__}')
     if math.prod(shape) * kind.itemsize != len(data):
         raise ValueError(f'shape {shape!r:.80} of {dtype!r} has other than {len(data)} bytes')
     if not data:
@@ -219,14 +244,14 @@ def _pack_tree(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _pack_tree(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | np.generic):
-        return ('_', *_pack_array(value))
+        return ('_', *array_parts(value))
     return value
 
 
 def _unpack_tree(value: Any) -> Any:
     if isinstance(value, list):
         if len(value) == 4 and isinstance(value[0], str) and value[0] == '_':
-            return _unpack_array(*value[1:])
+            return array_of(*value[1:])
         return [_unpack_tree(item) for item in value]
     if isinstance(value, dict):
         return {key: _unpack_tree(item) for key, item in value.items()}
@@ -266,7 +291,7 @@ decoders: dict[str, Decoder] = {
 }
 
 _LIGHT: Final[tuple[Callable[..., Any], ...]] = (
-    *(encode_bytes, encode_utf8, encode_int, encode_msgpack, encode_array, encode_tree),
+    *(encode_bytes, encode_image_file, encode_utf8, encode_int, encode_msgpack, encode_array, encode_tree),
     *(decode_bytes, decode_utf8, decode_int, decode_msgpack, decode_array, decode_tree),
 )
 

@@ -16,6 +16,7 @@ from granular.aio.pipeline.iterdataset import Iterator, IterOperations
 from granular.aio.pipeline.operations import MapOperations
 from granular.aio.pipeline.streams import Stream
 from granular.bridge import run
+from granular.face import Batched
 from granular.filters import Strategy
 
 
@@ -45,6 +46,9 @@ class DatasetIterator(StandardIterator[Any]):
           StateError: if it is none, or one of another pipeline; it says what differs.
         """
         run(self._core.restore(state))
+
+    state_dict = get_state
+    load_state_dict = set_state
 
     def start_prefetch(self) -> None:
         """Begin to read, before the first element is asked for."""
@@ -80,7 +84,7 @@ class IterDataset(IterOperations):
         return AsyncDatasetIterator(self._stream)
 
 
-class MapDataset(MapOperations):
+class MapDataset(MapOperations, Batched):
     """A lazy sequence of elements, each a pure function of its index, fetched many at a time.
 
     ``dataset[i]`` is an element, ``dataset[a:b:c]`` a dataset of some. Index ``len + i`` is element ``i`` of the next

@@ -1,8 +1,10 @@
 """Images by Pillow and videos by PyAV, to bytes and back. Both are imported when they are first needed."""
 
 import io
+import math
 from typing import Any, Final
 
+import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,6 +16,27 @@ Buffer = bytes | bytearray | memoryview
 _IMAGES: Final = ('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP')
 _MATROSKA: Final = b'\x1aE\xdf\xa3'
 _MAX_VIDEO: Final = 4 << 30
+_RAW: Final = b'raw1'
+# Pillow's modes, and the bits of a pixel; a row of mode 1 ends with a whole byte.
+_BITS: Final = {
+    '1': 1, 'L': 8, 'P': 8, 'LA': 16, 'La': 16, 'PA': 16, 'I;16': 16, 'I;16B': 16, 'RGB': 24, 'YCbCr': 24, 'LAB': 24,
+    'HSV': 24, 'RGBA': 32, 'RGBa': 32, 'RGBX': 32, 'CMYK': 32, 'I': 32, 'F': 32,
+}  # fmt: skip
+_PALETTES: Final = {'RGB': 3, 'RGBA': 4, 'RGBX': 4, 'L': 1}
+_LONGEST: Final = 1 << 16  # bytes of a header
+
+
+def image_type(data: Buffer) -> str:
+    """The type that the bytes of an image file have, ``'jpg'`` or ``'png'``, by how they begin; empty if they are none.
+
+    ``'png'`` is also that of WebP, GIF and BMP: it says how arrays are encoded, and all of them are read alike.
+    """
+    head = bytes(data[:14])
+    if head.startswith(b'\xff\xd8\xff'):
+        return 'jpg'
+    if head.startswith((b'\x89PNG\r\n\x1a\n', b'GIF87a', b'GIF89a')) or (head[:4], head[8:12]) == (b'RIFF', b'WEBP'):
+        return 'png'
+    return 'png' if head.startswith(b'BM') and int.from_bytes(head[2:6], 'little') == len(data) else ''
 
 
 def encode_image(value: Any, quality: int = 95, format: str = 'jpg') -> bytes:
@@ -67,6 +90,87 @@ def decode_image(buffer: Buffer) -> NDArray[Any]:
         raise
     except Exception as error:  # of whatever kind: its plugins raise what their parsers run into
         raise DecodeError(f'{len(buffer)} bytes are no image that Pillow decodes: {error!r:.200}') from error
+
+
+def pack_image(value: Any) -> bytes:
+    """The pixels of an image as they are in memory, behind a small header: no compression, and nothing is lost.
+
+    For caches: ``granular.SharedMemoryCache(source, pack=granular.formats.pack_image,
+    unpack=granular.formats.unpack_image)``. The bytes are ``raw1``, the length of the header (2 bytes, little-endian),
+    the header in msgpack, and the pixels row by row.
+
+    Args:
+      value: a PIL image of any mode; its palette and transparency are kept, what else its ``info`` has is not. Or a
+        numpy array of numbers, of any shape.
+
+    Raises:
+      EncodeError: for anything else.
+    """
+    head: tuple[Any, ...]
+    if isinstance(value, np.ndarray) and value.dtype.kind in 'biufc':
+        head, pixels = ('array', value.dtype.str, value.shape), value.tobytes()
+    else:
+        image_module = _pillow()
+        if not isinstance(value, image_module.Image):
+            raise EncodeError(f'want a PIL image or an array of numbers, got {type(value).__name__}')
+        if value.mode not in _BITS:
+            raise EncodeError(f'an image of mode {value.mode!r}: want one of {", ".join(_BITS)}')
+        pixels = value.tobytes() if value.width and value.height else b''
+        palette = value.palette if value.mode in ('P', 'PA') else None
+        colours = (None, b'') if palette is None else (palette.mode, bytes(value.getpalette(palette.mode)))
+        head = ('image', value.mode, value.size, *colours, value.info.get('transparency'))
+    packed = msgpack.packb(head)
+    if len(packed) >= _LONGEST:
+        raise EncodeError(f'a header of {len(packed)} bytes: want fewer than {_LONGEST}')
+    return b''.join((_RAW, len(packed).to_bytes(2, 'little'), packed, pixels))
+
+
+def unpack_image(buffer: Buffer) -> Any:
+    """What ``pack_image`` was given: a new PIL image of the same mode, size, palette and pixels, or a new array.
+
+    Raises:
+      DecodeError: if it is not what ``pack_image`` gives, to the byte. Memory: no more than the buffer's bytes.
+    """
+    view = memoryview(buffer)
+    try:
+        start = len(_RAW) + 2 + int.from_bytes(view[len(_RAW) : len(_RAW) + 2], 'little')
+        if bytes(view[: len(_RAW)]) != _RAW or start > len(view):
+            raise ValueError('it begins otherwise')
+        kind, *head = msgpack.unpackb(view[len(_RAW) + 2 : start])
+        return (_array_of if kind == 'array' else _image_of)(view[start:], *head)
+    except Exception as error:  # of whatever kind: a header that somebody else wrote
+        raise DecodeError(f'{len(view)} bytes are no raw image: {error!r:.200}') from error
+
+
+def _array_of(pixels: memoryview, dtype: str, shape: list[int]) -> NDArray[Any]:
+    kind = np.dtype(dtype)
+    if kind.kind not in 'biufc' or kind.names is not None or any(type(side) is not int or side < 0 for side in shape):
+        raise ValueError(f'dtype {dtype!r:.80}, shape {shape!r:.80}')
+    if kind.itemsize * math.prod(shape) != len(pixels):
+        raise ValueError(f'{len(pixels)} bytes for {dtype} of shape {shape!r:.80}')
+    return np.frombuffer(bytearray(pixels), kind).reshape(shape)
+
+
+def _image_of(
+    pixels: memoryview, mode: str, size: list[int], palette: str | None, colours: bytes, transparency: Any
+) -> Any:
+    width, height = size
+    if type(width) is not int or type(height) is not int or width < 0 or height < 0:
+        raise ValueError(f'size {size!r:.80}')
+    if (wanted := -(-width * _BITS[mode] // 8) * height) != len(pixels):
+        raise ValueError(f'{len(pixels)} bytes for mode {mode}, size {width} by {height}: want {wanted}')
+    image_module = _pillow()
+    if width and height:
+        image = image_module.frombytes(mode, (width, height), bytes(pixels))
+    else:
+        image = image_module.new(mode, (width, height))
+    if palette is not None:
+        if len(colours) > 256 * _PALETTES[palette]:
+            raise ValueError(f'a palette of {len(colours)} bytes')
+        image.putpalette(colours, palette)
+    if transparency is not None:
+        image.info['transparency'] = tuple(transparency) if isinstance(transparency, list) else transparency
+    return image
 
 
 def encode_video(value: Any, fps: int = 20, format: str = 'mp4', codec: str = 'h264') -> bytes:

@@ -11,10 +11,11 @@ from numpy.typing import ArrayLike
 
 from granular.aio import sources as core
 from granular.bridge import run
+from granular.face import Batched
 from granular.shuffle import Order
 
 
-class Source:
+class Source(Batched):
     """A lazy sequence of datapoints.
 
     Attributes:

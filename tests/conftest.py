@@ -13,7 +13,7 @@ import pytest
 import granular
 from granular import cli
 from tests.oracles import Oracle
-from tests.servers import FakeGCSServer, HTTPServer, MotoServer, SeaweedServer, Server
+from tests.servers import FakeGCSServer, HTTPServer, MotoServer, RedisServer, SeaweedServer, Server
 
 STORES = ('local', 'memory', 'moto', 'seaweed', 'fakegcs')
 BUCKETS = ('moto', 'seaweed', 'fakegcs')
@@ -77,6 +77,12 @@ def seaweed() -> Iterator[SeaweedServer]:
 @pytest.fixture(scope='session')
 def fakegcs() -> Iterator[FakeGCSServer]:
     with FakeGCSServer() as server:
+        yield server
+
+
+@pytest.fixture(scope='session')
+def redis_server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
         yield server
 
 

@@ -7,6 +7,7 @@ import os
 import pathlib
 import socket
 import ssl
+import subprocess
 import sys
 import tempfile
 import threading
@@ -283,6 +284,45 @@ class HTTPServer(Server):
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
+
+
+class RedisServer:
+    """Redis on a free port, which keeps nothing on a disk. ``url`` is its address, with the password if it has one.
+
+    Args:
+      password: which clients must tell.
+      options: more of its options, such as ``maxmemory=...``.
+    """
+
+    def __init__(self, password: str = '', **options: str) -> None:
+        self._options = {'bind': '127.0.0.1', 'save': '', 'appendonly': 'no', 'requirepass': password, **options}
+        self.port = free_ports(1)[0]
+        self.url = f'redis://{f":{password}@" if password else ""}127.0.0.1:{self.port}/0'
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        """Begin, empty, and wait until it answers."""
+        command = ['/usr/bin/redis-server', '--port', str(self.port), '--dir', tempfile.gettempdir()]
+        for name, value in self._options.items():
+            command += [f'--{name}', value]
+        quiet = subprocess.DEVNULL
+        self.process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)
+        for _ in range(500):
+            with contextlib.suppress(OSError), socket.create_connection(('127.0.0.1', self.port), 1):
+                return
+            time.sleep(0.01)
+        raise RuntimeError('redis-server does not answer')
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.process.kill()
+        self.process.wait()
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -114,3 +115,40 @@ def test_without_the_extra():
     assert done.returncode == 2
     assert 'granular[cli]' in done.stderr
     assert not issubclass(GranularError, SystemExit)
+
+
+def test_convert(granular_cli, tmp_path):
+    for name in ('a/1.png', 'b/2.png', 'b/3.png'):
+        (tmp_path / 'images' / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / 'images' / name).write_bytes(granular.encoders['png'](np.zeros((2, 3), np.uint8)))
+    args = ('convert', tmp_path / 'images', tmp_path / 'ds', '--shardlen', 2, '--spec', 'label=i64')
+    code, out, err = granular_cli(*args, '--dry-run')
+    assert (code, err) == (0, '')
+    assert out.splitlines()[:3] == ['class: utf8', 'image: png', 'label: i64']
+    assert f'would write 3 records of {tmp_path}/images (images) in 2 shards to {tmp_path}/ds' in out
+    assert not (tmp_path / 'ds').exists()
+    code, out, err = granular_cli(*args)
+    assert (code, err) == (0, '')
+    assert f'3 records of {tmp_path}/images (images) in 2 shards in {tmp_path}/ds: ' in out
+    found = json.loads(granular_cli(*args, '--json')[1])
+    assert (found['found'], found['bytes'], found['spec']['label']) == (3, 0, 'i64')
+    assert json.loads(granular_cli('cat', tmp_path / 'ds', 2, '--json')[1])['class'] == 'b'
+    code, out, err = granular_cli(*args[:3], '--spec', 'label')
+    assert (code, out) == (1, '')
+    assert '--spec label: want KEY=TYPE' in err
+    assert 'want one of parquet' in granular_cli(*args[:3], '--format', 'csv')[2]
+
+
+def test_copy_to_local(granular_cli, place, tmp_path):
+    with zipfile.ZipFile(tmp_path / 'train.zip', 'w') as file:
+        file.writestr('a/b', b'123')
+    code, out, err = granular_cli('copy-to-local', tmp_path, tmp_path / 'local', 'train')
+    assert (code, err) == (0, '')
+    assert out.startswith(f'{tmp_path}/local/train: 1 files, 3 bytes, ')
+    assert out.endswith(' s (unpacked)\n')
+    assert 'was there' in granular_cli('copy-to-local', tmp_path, tmp_path / 'local', 'train')[1]
+    done = json.loads(granular_cli('copy-to-local', place, tmp_path / 'ds2', '--json')[1])
+    assert (done['was_copied'], done['source_format']) == (True, 'folder')
+    assert json.loads(granular_cli('info', tmp_path / 'ds2', '--json')[1])['datapoints'] == 5
+    granular_cli('copy-to-local', tmp_path / 'train.zip', tmp_path / 'kept.zip', '--keep-archives')
+    assert (tmp_path / 'kept.zip').read_bytes() == (tmp_path / 'train.zip').read_bytes()

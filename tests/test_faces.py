@@ -19,6 +19,8 @@ PAIRS = [
         'ParquetDataSource', 'ParquetIterDataset', 'Path', 'WebDatasetDataSource',
     )
 ] + [
+    (granular.SharedMemoryCache, aio.SharedMemoryCache),
+    (granular.RedisCache, aio.RedisCache),
     (granular.ShardedDatasetReader, aio.ShardedDatasetReader),
     (granular.ShardedDatasetWriter, aio.ShardedDatasetWriter),
     *((getattr(sources, name), getattr(aio.sources, name)) for name in SOURCES),
@@ -30,7 +32,7 @@ ONLY_ASYNC = {'aclose', 'abort', 'open', 'choose', 'readers', 'bags'} | {
     'immediate', 'length_of', 'get_now', 'limits', 'table_job', 'limits_in', 'data_job', 'in_memory', 'of_version',
     'add', 'crowded', 'lookup', 'known', 'of_shard', 'beside', 'checked', 'sums', 'verify', 'check_references',
     'call', 'describe', 'doing', 'made', 'parents', 'release', 'select', 'sparse', 'spent',
-    'keep', 'cut', 'unused', 'labels', 'load', 'pure', 'expect', 'footers', 'groups_of', 'weight',
+    'keep', 'cut', 'unused', 'labels', 'load', 'pure', 'expect', 'footers', 'groups_of', 'weight', 'identity',
 }  # fmt: skip
 ONLY_SYNC = {'close', 'aio', 'endless', 'seed'}
 
@@ -75,6 +77,19 @@ def test_exported_names():
         assert hasattr(granular, name)
     for name in aio.__all__:
         assert hasattr(aio, name)
+
+
+def test_functions():
+    """Those that both faces have take the same."""
+    names = [name for name in granular.__all__ if inspect.isfunction(getattr(granular, name)) and name in aio.__all__]
+    assert {'clean', 'convert', 'copy_to_local', 'verify'} <= set(names)
+    for name in names:
+        here, there = getattr(granular, name), getattr(aio, name)
+        assert inspect.iscoroutinefunction(there) or here is there, name
+        left, right = inspect.signature(here).parameters, inspect.signature(there).parameters
+        assert [(p.name, p.kind, p.default) for p in left.values()] == [
+            (p.name, p.kind, p.default) for p in right.values()
+        ], name
 
 
 def test_the_tree_of_errors_is_drawn_as_it_is():

@@ -1,13 +1,16 @@
+import contextlib
 import functools
 import pickle
 import subprocess
 import sys
 
+import msgpack
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from PIL import Image
 
 from granular import decoders, encoders, formats
 from granular.errors import DecodeError, EncodeError
@@ -177,3 +180,97 @@ def test_nothing_heavy_is_imported_before_it_is_needed():
     code = f'import sys, granular; print([name for name in {heavy} if name in sys.modules])'
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == '[]'
+
+
+# --- raw images -------------------------------------------------------------------------------------------------------
+
+MODES = (
+    '1',
+    'L',
+    'P',
+    'LA',
+    'PA',
+    'RGB',
+    'RGBA',
+    'RGBa',
+    'RGBX',
+    'CMYK',
+    'YCbCr',
+    'LAB',
+    'HSV',
+    'I',
+    'F',
+    'I;16',
+    'I;16B',
+)
+
+
+@pytest.mark.parametrize('mode', MODES)
+@pytest.mark.parametrize('size', [(1, 1), (9, 7), (16, 2)])
+def test_raw_images(mode, size):
+    empty = Image.new(mode, size)
+    data = np.random.default_rng(0).integers(0, 256, len(empty.tobytes()), np.uint8).tobytes()
+    image = Image.frombytes(mode, size, np.zeros(len(data) // 4, '<f4').tobytes() if mode == 'F' else data)
+    found = formats.unpack_image(formats.pack_image(image))
+    assert (found.mode, found.size, found.tobytes()) == (image.mode, image.size, image.tobytes())
+    assert len(formats.pack_image(image)) < len(image.tobytes()) + 64
+    if mode not in ('PA', 'RGBa', 'LAB', 'HSV', 'RGBX'):
+        assert np.array_equal(np.asarray(found), np.asarray(image))
+
+
+@pytest.mark.parametrize('transparency', [None, 3, bytes([0, 128, 255])])
+def test_raw_images_keep_palette_and_transparency(tmp_path, transparency):
+    image = Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16)).convert('RGB').quantize(17)
+    options = {} if transparency is None else {'transparency': transparency}
+    image.save(tmp_path / 'image.png', **options)
+    with Image.open(tmp_path / 'image.png') as opened:
+        found = formats.unpack_image(formats.pack_image(opened))
+        assert found.mode == opened.mode == 'P'
+        assert found.getpalette() == opened.getpalette()
+        assert found.convert('RGBA').tobytes() == opened.convert('RGBA').tobytes()
+    image.putpalette(bytes(range(64)), 'RGBA')
+    found = formats.unpack_image(formats.pack_image(image))
+    assert found.convert('RGBA').tobytes() == image.convert('RGBA').tobytes()
+
+
+@settings(max_examples=40)
+@given(
+    hnp.arrays(
+        st.sampled_from(['u1', '>u2', 'f4', '?', 'i8', 'c8']), hnp.array_shapes(min_dims=0, min_side=0, max_side=4)
+    )
+)
+def test_raw_arrays(value):
+    found = formats.unpack_image(memoryview(formats.pack_image(value)))
+    assert (found.dtype, found.shape, found.tobytes()) == (value.dtype, value.shape, value.tobytes())
+    assert found.flags.writeable
+
+
+@pytest.mark.parametrize('value', [b'bytes', [[1]], np.array(['a']), np.array([object()])])
+def test_what_is_no_image(value):
+    with pytest.raises(EncodeError):
+        formats.pack_image(value)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_damaged_raw_images(data):
+    image = Image.new('P', (3, 3))
+    image.putpalette(bytes(range(30)))
+    record = bytearray(formats.pack_image(data.draw(st.sampled_from([image, np.zeros((3, 3), 'u2')]))))
+    cut = data.draw(st.integers(0, len(record) - 1))
+    with pytest.raises(DecodeError):
+        formats.unpack_image(bytes(record[:cut]))
+    record[data.draw(st.integers(0, len(record) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(DecodeError):
+        formats.unpack_image(bytes(record))
+
+
+@pytest.mark.parametrize(
+    'head', [('image', 'RGB', (1 << 40, 1 << 40), None, b'', None), ('image', 'RGB', (-1, -3), None, b'', None),
+             ('image', 'BGR;15', (1, 1), None, b'', None), ('array', '<f8', (1 << 40, 1 << 40)), ('array', 'O', (0,)),
+             ('array', '<f8', (-1, 0)), ('image', 'P', (0, 0), 'RGB', bytes(1000), None), ('other',), ()],
+)  # fmt: skip
+def test_raw_images_that_claim_too_much(head):
+    packed = msgpack.packb(head)
+    with pytest.raises(DecodeError):
+        formats.unpack_image(b'raw1' + len(packed).to_bytes(2, 'little') + packed)

@@ -3,8 +3,12 @@
 from granular.aio import sources
 from granular.aio.bag import BagReader
 from granular.aio.bagwriter import BagWriter
+from granular.aio.caches.memorysource import InMemoryDataSource
+from granular.aio.caches.rediscache import RedisCache
+from granular.aio.caches.sharedcache import SharedMemoryCache
 from granular.aio.checkpoints import load_state, save_state
 from granular.aio.cleaning import clean
+from granular.aio.converting import convert
 from granular.aio.dataset import DatasetReader
 from granular.aio.datasetwriter import DatasetWriter
 from granular.aio.datasources import ArrayRecordDataSource, ParquetDataSource, ParquetIterDataset, WebDatasetDataSource
@@ -19,6 +23,7 @@ from granular.aio.fieldwrappers import (
     SubsetWrapper,
 )
 from granular.aio.loader import Loader
+from granular.aio.localcopies import copy_to_local
 from granular.aio.loops import aclose
 from granular.aio.modewrapper import ModeWrapper
 from granular.aio.path import Path
@@ -41,6 +46,7 @@ __all__ = [
     'FieldConcat',
     'FieldDataset',
     'FieldWrapper',
+    'InMemoryDataSource',
     'IterDataset',
     'Loader',
     'MapDataset',
@@ -50,14 +56,18 @@ __all__ = [
     'ParquetIterDataset',
     'Path',
     'PercentFilterWrapper',
+    'RedisCache',
     'RepeatWrapper',
     'ShardedDatasetReader',
     'ShardedDatasetWriter',
+    'SharedMemoryCache',
     'ShuffleWrapper',
     'SubsetWrapper',
     'WebDatasetDataSource',
     'aclose',
     'clean',
+    'convert',
+    'copy_to_local',
     'load_state',
     'save_state',
     'sources',

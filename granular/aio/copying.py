@@ -25,7 +25,7 @@ async def copy(source: Path, target: Path, progress: Progress | None) -> None:
     if stat.is_dir:
         if target.is_relative_to(source):
             raise InvalidArgumentError(f'{source}: cannot be copied into itself, to {target}')
-        await _Folder(source, target, progress).copy()
+        await FolderCopy(source, target, progress).copy()
         return
     if source == target:
         raise InvalidArgumentError(f'{source}: cannot be copied onto itself')
@@ -36,7 +36,7 @@ async def copy(source: Path, target: Path, progress: Progress | None) -> None:
     await _copy(source, target, stat.size, size, progress)
 
 
-class _Folder:
+class FolderCopy:
     """A folder that is being copied."""
 
     def __init__(self, source: Path, target: Path, progress: Progress | None) -> None:
@@ -52,30 +52,32 @@ class _Folder:
         try:
             async for entry in target.store.scan_tree(target.key):
                 if not entry.is_dir:
-                    self._there[_below(target, entry.key)] = entry.size
+                    self._there[below(target, entry.key)] = entry.size
         except NotFoundError:
             pass  # a bucket has no empty folders
-        await for_each(source.store.scan_tree(source.key), self._take, _FILES)
-        await for_each(self._described(), self._file, _FILES)
+        await for_each(source.store.scan_tree(source.key), self.take, _FILES)
+        await for_each(self._described(), self.file, _FILES)
 
     async def _described(self) -> AsyncIterator[Entry]:
         for entry in self._specs:
             yield entry
 
-    async def _take(self, entry: Entry) -> None:
+    async def take(self, entry: Entry) -> None:
+        """Make a folder, or copy a file unless its turn comes last."""
         if entry.is_dir:
             if self._bad(entry) is None:  # else the files in it are refused, by their whole names
-                await self._make(self._place(entry))
+                await self.make(self.place(entry))
         elif entry.key.rpartition('/')[2] == 'spec.json':
             self._specs.append(entry)
         else:
-            await self._file(entry)
+            await self.file(entry)
 
-    async def _file(self, entry: Entry) -> None:
-        place = self._place(entry)
-        name = _below(self._target, place.key)
+    async def file(self, entry: Entry) -> None:
+        """Copy a file."""
+        place = self.place(entry)
+        name = below(self._target, place.key)
         if self._target.store.local:
-            await self._make(place.parent)
+            await self.make(place.parent)
         source = Path.of(self._source.store, entry.key)
         size = self._there.get(name, -1)
         # A store whose listings have no sizes.
@@ -89,7 +91,7 @@ class _Folder:
             if spec != name and self._there.pop(spec, None) is not None:
                 await self._target.store.delete([_joined(self._target, spec).key])
 
-    def _place(self, entry: Entry) -> Path:
+    def place(self, entry: Entry) -> Path:
         """Where an entry goes; below the target, whatever its name.
 
         Raises:
@@ -99,16 +101,16 @@ class _Folder:
             raise InvalidArgumentError(
                 f'{self._source}: holds {bad!r}, a name that is not copied to {self._target}: it may lead out of it'
             )
-        return _joined(self._target, _below(self._source, entry.key))
+        return _joined(self._target, below(self._source, entry.key))
 
     def _bad(self, entry: Entry) -> str | None:
         """The name of an entry that is not copied."""
-        name = _below(self._source, entry.key)
+        name = below(self._source, entry.key)
         parts = set(name.split('/'))
         bad = parts & {'.', '..'} or '\0' in name or not _encodes(name)
         return name if bad or (self._target.store.has_folders and '' in parts) else None
 
-    async def _make(self, folder: Path) -> None:
+    async def make(self, folder: Path) -> None:
         """Make a folder of the target, and see that it lies there and is no link to elsewhere."""
         if folder.key in self._made:
             return
@@ -132,7 +134,7 @@ def _encodes(name: str) -> bool:
     return True
 
 
-def _below(folder: Path, key: str) -> str:
+def below(folder: Path, key: str) -> str:
     """The name of a key below a folder."""
     if folder.key in ('', '.'):
         return key

@@ -207,6 +207,13 @@ class DatasetReader(Opened):
         columns = self._columns
         return columns.bags if columns.refs is None else {'refs': columns.refs, **columns.bags}
 
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What tells it from other datasets and versions: address, spec, by key bytes and version, and decoders."""
+        known = {key: (bag.size, bag.known) for key, bag in self.bags.items()}
+        versions = {key: (size, '' if state is None else state.pin) for key, (size, state) in known.items()}
+        return self._name, self.spec, versions, {choice.field.key: choice.field.fn for choice in self._all}
+
     def __len__(self) -> int:
         self._check_open()
         return self._length

@@ -33,7 +33,8 @@ class Counters:
       hedges: requests that were sent a second time because the first was slow.
       bytes: bytes of replies.
       in_flight: requests that are being answered.
-      cached: datapoints that were asked for when the block that holds them was there already, or on its way.
+      cached: datapoints that were asked for when the block that holds them was there already, or on its way; or that a
+        cache had.
       block_hits: blocks of objects that came from the block cache.
       block_misses: blocks that were fetched for it.
     """

@@ -86,7 +86,12 @@ class ShardedDatasetWriter(Opened):
                 f'remove what follows, or begin behind it with shardstart'
             )
         growing = self._layout == 'columns' and self.directory.store.local
-        lengths = await gather([self._length_of(number) for number in (mine[:-1] if growing else mine)])
+        lengths = await gather(
+            [
+                length_of_shard(self.directory / shard_name(number), self._spec, self._layout)
+                for number in (mine[:-1] if growing else mine)
+            ]
+        )
         if len(mine) > 1 and lengths[len(mine) - 2] is None and await self._drop(mine[-1]):
             mine, lengths = mine[:-1], lengths[: len(mine) - (2 if growing else 1)]
         if None in lengths[: len(mine) - 1]:
@@ -117,19 +122,6 @@ class ShardedDatasetWriter(Opened):
         unused = writer.unused
         await writer.abort()
         return unused
-
-    async def _length_of(self, number: int) -> int | None:
-        """The datapoints of a shard; None if its writer has not finished it."""
-        folder = self.directory / shard_name(number)
-        if not await (folder / 'spec.json').exists():
-            return None
-        async with DatasetReader(folder, None, cache_index=False) as reader:
-            if reader.spec != self._spec or reader.layout != self._layout:
-                raise SpecError(
-                    f'{folder}: exists with spec {reader.spec} in layout {reader.layout!r}, which is not {self._spec} '
-                    f'in {self._layout!r}'
-                )
-            return len(reader)
 
     # --- what it is
 
@@ -223,3 +215,20 @@ class ShardedDatasetWriter(Opened):
     async def _abort(self) -> None:
         if self._writer is not None:
             await self._writer.abort()
+
+
+async def length_of_shard(folder: Path, spec: Mapping[str, str], layout: Layout) -> int | None:
+    """The datapoints of a shard; None if its writer has not finished it.
+
+    Raises:
+      SpecError: if it has another spec or layout.
+    """
+    if not await (folder / 'spec.json').exists():
+        return None
+    async with DatasetReader(folder, None, cache_index=False) as reader:
+        if reader.spec != spec or reader.layout != layout:
+            raise SpecError(
+                f'{folder}: exists with spec {reader.spec} in layout {reader.layout!r}, which is not {spec} in '
+                f'{layout!r}'
+            )
+        return len(reader)

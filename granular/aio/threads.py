@@ -56,10 +56,11 @@ async def offload(fn: Callable[[*Ts], T], *args: *Ts) -> T:
     loop = running_loop()
     if loop is None:
         return fn(*args)
-    return await _call_in(threads(), fn, *args)
+    return await call_in(threads(), fn, *args)
 
 
-async def _call_in(pool: Threads, fn: Callable[[*Ts], T], *args: *Ts) -> T:
+async def call_in(pool: Threads, fn: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Call a blocking function in a thread of the pool, under a loop."""
     # In the caller's context, so that what is spread from there goes to the same threads.
     context = contextvars.copy_context()
     return await asyncio.get_running_loop().run_in_executor(pool, lambda: context.run(fn, *args))
@@ -67,7 +68,7 @@ async def _call_in(pool: Threads, fn: Callable[[*Ts], T], *args: *Ts) -> T:
 
 async def begun(make: Callable[[], Coroutine[Any, Any, T]], pool: Threads) -> T | Begun[T]:
     """Run a coroutine in a thread of the pool, as far as it comes without a loop: its result, or what is left of it."""
-    return await _call_in(pool, lambda: begin(make()))
+    return await call_in(pool, lambda: begin(make()))
 
 
 async def spread(call: Callable[[int], T], count: int) -> list[T]:
@@ -175,3 +176,4 @@ class _Spread(Generic[T]):
 
 
 _working: Final[set[int]] = set()  # threads that share calls, so that no more of them compute than there are cores
+os.register_at_fork(after_in_child=_working.clear)

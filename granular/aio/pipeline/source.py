@@ -176,9 +176,15 @@ class _Adapter(Source):
         self._source = source
         self.endless = not hasattr(source, '__len__')
         self.seed = getattr(source, 'seed', 0)
+        self.sparse = bool(getattr(source, 'sparse', False))
 
     def __len__(self) -> int:
         return length_of(self._source)
+
+    @property
+    def root(self) -> Any:
+        """What it reads."""
+        return self._source
 
     def describe(self) -> str:
         if isinstance(self._source, range):
@@ -247,14 +253,17 @@ class _Blocking(_Adapter):
         return list(await offload(method, np.asarray(indices).tolist()))
 
     def select(self, fields: Sequence[str]) -> Self | None:
-        known, choose = getattr(self._source, 'column_names', None), getattr(self._source, 'select_columns', None)
-        if isinstance(known, list) and callable(choose):  # of Hugging Face: no other column is decoded then
-            if unknown := [field for field in fields if field not in known]:
-                raise UnknownKeyError(f'there are no columns {unknown}: there are {known}')
-            return type(self)(choose(list(fields)), self._method)
-        if self._method != 'fetch' or not takes_mask(self._source) or self._mask is not None:
+        if self._mask is not None:
             return None
-        return type(self)(self._source, self._method, tuple(fields))
+        if self._method == 'fetch' and takes_mask(self._source):
+            return type(self)(self._source, self._method, tuple(fields))
+        # A dataset of Hugging Face, of which no other column is decoded then.
+        known, choose = getattr(self._source, 'column_names', None), getattr(self._source, 'select_columns', None)
+        if not isinstance(known, list) or not callable(choose):
+            return None
+        if unknown := [field for field in fields if field not in known]:
+            raise UnknownKeyError(f'there are no columns {unknown}: there are {known}')
+        return type(self)(choose(list(fields)), self._method)
 
     def describe(self) -> str:
         return super().describe() + ('' if self._mask is None else f', keys {", ".join(self._mask)}')

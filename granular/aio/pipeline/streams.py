@@ -20,7 +20,7 @@ from granular.aio.pipeline.elements import Batch
 from granular.aio.pipeline.errors import Errors, OnError, outline
 from granular.aio.pipeline.flow import Flow
 from granular.aio.pipeline.flows import Applying, Batching
-from granular.aio.pipeline.nodes import default_seed
+from granular.aio.pipeline.nodes import ENDLESS, Repeat, Slice, default_seed
 from granular.aio.pipeline.source import Failure, Source, weigh
 from granular.aio.pipeline.transforms import MultiprocessingOptions, ReadOptions, ShardOptions
 from granular.errors import InvalidArgumentError, StateError
@@ -58,10 +58,33 @@ class Stream(abc.ABC):
 
     def with_workers(self, options: MultiprocessingOptions) -> 'Stream':
         """The same, read by worker processes."""
-        twin = type(self).__new__(type(self))
         share = dataclasses.replace(options, num_workers=max(1, options.num_workers // max(1, len(self.parents))))
-        twin.__dict__.update(self.__dict__, parents=tuple(parent.with_workers(share) for parent in self.parents))
+        return self._over([parent.with_workers(share) for parent in self.parents])
+
+    def _over(self, parents: Sequence[Any]) -> 'Stream':
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__, parents=tuple(parents))
         return twin
+
+    def sharded(self, part: ShardOptions) -> 'Stream':
+        """A part of what it has: every ``shard_count``-th element of all that it reads.
+
+        Raises:
+          InvalidArgumentError: if it reads something that cannot be divided.
+        """
+        if not self.parents:
+            raise InvalidArgumentError(f'{self.describe()} cannot be divided into {part.shard_count} shards')
+        return self._over([parent.sharded(part) for parent in self.parents])
+
+    def at_epoch(self, epoch: int) -> 'Stream':
+        """The same in a later epoch: what is shuffled there has another order.
+
+        Raises:
+          InvalidArgumentError: if what it reads has no next epoch.
+        """
+        if not self.parents:
+            raise InvalidArgumentError(f'{self.describe()} has no epoch {epoch}')
+        return self._over([parent.at_epoch(epoch) for parent in self.parents])
 
     def default_seed(self) -> int | None:
         """The seed of something random behind it."""
@@ -102,6 +125,20 @@ class Read(Stream):
 
     def with_workers(self, options: MultiprocessingOptions) -> Stream:
         return self.replaced(workers=options)
+
+    def sharded(self, part: ShardOptions) -> Stream:
+        # Element k of shard s of n, of shard p of m, is element (k * n + s) * m + p of the whole.
+        own = self.shard
+        index = own.shard_index + own.shard_count * part.shard_index
+        drop = own.drop_remainder or part.drop_remainder
+        return self.replaced(shard=ShardOptions(index, own.shard_count * part.shard_count, drop))
+
+    def at_epoch(self, epoch: int) -> Stream:
+        length = len(self.source)
+        if length >= ENDLESS:
+            raise InvalidArgumentError(f'what is repeated for ever has no epoch {epoch}')
+        part = slice(epoch * length, (epoch + 1) * length)
+        return self.replaced(source=Slice(Repeat(self.source, None), part))
 
     def roots(self) -> 'list[Read]':
         return [self]

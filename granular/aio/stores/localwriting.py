@@ -1,6 +1,7 @@
 """Files that appear whole: written beside their place, and moved there."""
 
 import contextlib
+import ctypes
 import errno
 import os
 import re
@@ -12,7 +13,7 @@ from typing import BinaryIO, Final
 from granular.aio.reply import changed
 from granular.aio.stores.base import ObjectWriter
 from granular.aio.stores.local import IN_PLACE, File, version_of
-from granular.aio.stores.locks import lock
+from granular.aio.stores.locks import held, lock
 from granular.aio.stores.translating import translated
 from granular.aio.threads import offload
 from granular.config import MiB
@@ -30,6 +31,17 @@ def drafted(name: str) -> str:
     """The name of the file that a draft is to become; empty if it is no draft."""
     match = _DRAFT.fullmatch(name)
     return '' if match is None else match[1]
+
+
+def drop_drafts(path: str) -> bool:
+    """Remove what processes that were killed had written of a file; whether there was something."""
+    folder, name = os.path.split(path)
+    with translated(path):
+        found = [os.path.join(folder, draft) for draft in os.listdir(folder or '.') if drafted(draft) == name]
+        dead = [draft for draft in found if not held(draft)]
+        for draft in dead:
+            os.unlink(draft)
+    return bool(dead)
 
 
 class LocalWriter(ObjectWriter):
@@ -120,3 +132,18 @@ def copy(source: str, target: str) -> None:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(draft)
+
+
+def sync_all(folder: str) -> None:
+    """Have all that was written to the file system of a folder outlive a power cut, in one go."""
+    try:
+        syncfs = ctypes.CDLL(None, use_errno=True).syncfs
+    except AttributeError:  # no Linux
+        os.sync()
+        return
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if syncfs(fd) and (number := ctypes.get_errno()) not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            raise OSError(number, os.strerror(number), folder)
+    finally:
+        os.close(fd)

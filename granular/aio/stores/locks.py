@@ -17,10 +17,15 @@ _UNKNOWN: Final = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, 
 logger = logging.getLogger('granular')
 
 
-def lock(fd: int) -> bool | None:
-    """Lock an open file or folder until it is closed: whether it is ours; None where there are no locks."""
+def lock(fd: int, shared: bool = False) -> bool | None:
+    """Lock an open file or folder until it is closed: whether it is ours; None where there are no locks.
+
+    Args:
+      fd: it.
+      shared: others may have it as well, if they share it.
+    """
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:
@@ -78,7 +83,7 @@ class FolderLock:
         self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         found = lock(self._fd)
         # Whoever held it before may have removed the folder and made room for another.
-        if found is False or not _is_at(self._fd, folder):
+        if found is False or not is_at(self._fd, folder):
             self.release()
             raise AlreadyExistsError(f'{folder}: another writer is writing it')
         self.sure = found is not None
@@ -106,7 +111,8 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _is_at(fd: int, path: str) -> bool:
+def is_at(fd: int, path: str) -> bool:
+    """Whether an open file is the one of that path."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:

@@ -1,0 +1,167 @@
+"""What caches of any kind have in common: a batch is looked up at once, and read below at once where it is missing."""
+
+import abc
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, SupportsIndex
+
+import numpy as np
+
+from granular.aio.bag import BagReader
+from granular.aio.dataset import DatasetReader
+from granular.aio.indexing import index_of, indices_of
+from granular.aio.lifecycle import Opened
+from granular.aio.pipeline.elements import method_of, name_of
+from granular.aio.pipeline.rendering import fingerprint as stages
+from granular.aio.pipeline.source import Failure, convert, length_of, map_in_threads
+from granular.aio.reply import counters
+from granular.aio.sharded import ShardedDatasetReader
+from granular.config import MiB
+from granular.errors import EncodeError, InvalidArgumentError
+from granular.values import decode, encode
+
+Function = Callable[[Any], Any] | Any
+_NONE: Final = encode(None)
+_IN_PLACE: Final = MiB  # bytes of records that are decoded on the loop
+
+
+class Cache(Opened):
+    """A source, and what is kept of it.
+
+    Attributes:
+      sparse: whether some of its values may be None, because a filter left them out.
+    """
+
+    def __init__(self, source: Any, transform: Function | None, pack: Function | None, unpack: Function | None) -> None:
+        super().__init__()
+        self._source, self._below = source, convert(source)
+        self._functions = (transform, pack, unpack)
+        self._transform = None if transform is None else method_of(transform, 'map')
+        self._pack = None if pack is None else method_of(pack, 'map')
+        self._unpack = None if unpack is None else method_of(unpack, 'map')
+        self._length = -1
+        self.sparse = self._below.sparse
+
+    def __repr__(self) -> str:
+        more = '' if self._transform is None else f', transform={name_of(self._transform)}'
+        return f'{type(self).__name__}({self._below.describe()}{more})'
+
+    async def _open(self) -> None:
+        # A reader that is opened by its first read has no length before.
+        core = getattr(self._source, 'aio', self._source)
+        if isinstance(core, Opened):
+            await core._ensure_open()
+        length = length_of(self._below)
+        if self._length not in (-1, length):
+            raise InvalidArgumentError(f'{self!r}: the source has {length} elements here, and had {self._length}')
+        self._length = length
+        await self._connect()
+
+    @abc.abstractmethod
+    async def _connect(self) -> None:
+        """Open what keeps the records, now that the length is known."""
+
+    @abc.abstractmethod
+    async def _find(self, places: Sequence[int]) -> list[Any]:
+        """What is kept of each of these: something with a length, for ``_record``; or None."""
+
+    @abc.abstractmethod
+    async def _fill(self, missing: Sequence[int]) -> Mapping[int, Any]:
+        """Records of what was missing, read below and kept."""
+
+    def _record(self, found: Any) -> bytes:
+        """The bytes of what was found."""
+        record: bytes = found
+        return record
+
+    def __len__(self) -> int:
+        if self._length < 0:
+            self._check_open()
+        return self._length
+
+    async def get(self, index: SupportsIndex) -> Any:
+        """The value at an index, negative from the end."""
+        if self._state != 'open':
+            await self._ensure_open()
+        return (await self.fetch([index_of(index, self._length, repr(self))]))[0]
+
+    async def fetch(self, indices: Any) -> list[Any]:
+        """The values at many indices, in the order asked; what is missing is read below in one fetch.
+
+        Args:
+          indices: a 1-D sequence of integers, in any order, repeated or negative.
+
+        Raises:
+          EncodeError: for a value that cannot be kept: see ``pack``.
+        """
+        if self._state != 'open':
+            await self._ensure_open()
+        places = indices_of(indices, self._length, repr(self)).tolist()
+        unique = list(dict.fromkeys(places))
+        records = dict(zip(unique, await self._find(unique), strict=True))
+        if missing := [place for place, record in records.items() if record is None]:
+            records.update(await self._fill(missing))
+        counters.cached += len(unique) - len(missing)
+        found = [records[place] for place in places]
+        plain = self._transform is None and self._unpack is None
+        if plain and sum(len(record) for record in found if isinstance(record, range | bytes)) <= _IN_PLACE:
+            return [self._value(record, 0) if isinstance(record, range | bytes) else record for record in found]
+        doing = 'reading' if self._transform is None else 'transforming'
+        return await map_in_threads([self._value], found, doing, places)
+
+    async def _read(self, missing: Sequence[int]) -> list[Any]:
+        """The records of indices, read below; a Failure where there is none."""
+        values = await self._below.fetch(np.array(missing, np.int64))
+        records = await map_in_threads([self._encoded], values, 'caching', missing)
+        return [_NONE if record is None else record for record in records]
+
+    def _encoded(self, value: Any, place: int) -> bytes:
+        try:
+            return encode(value if self._pack is None else self._pack(value))
+        except EncodeError as error:
+            raise EncodeError(f'{self!r}: index {place} cannot be kept; pack= may make bytes of it: {error}') from error
+
+    def _value(self, found: Any, place: int) -> Any:
+        """What the caller gets of a record, with memory of its own."""
+        value = decode(self._record(found))
+        if value is None:  # what a filter left out stays so
+            return None
+        if self._unpack is not None:
+            value = self._unpack(value)
+        return value if self._transform is None else self._transform(value)
+
+    def _fingerprint(self, alone: bool) -> bytes:
+        """16 bytes that tell a source from others: its stages and length, its readers, and ``pack``.
+
+        Args:
+          alone: whether nothing else keeps what is cached from being that of another run.
+
+        Raises:
+          InvalidArgumentError: if it is to tell alone, and a source says nothing of itself.
+        """
+        parts: list[Any] = [stages(self._below), self._length, None if self._pack is None else name_of(self._pack)]
+        for root in _roots(self._below):
+            if isinstance(root, DatasetReader):
+                *told, functions = root.identity
+                parts.append((*told, {key: name_of(fn) for key, fn in functions.items()}))
+            elif isinstance(root, BagReader):
+                parts.append((root.size, None if root.known is None else root.known.pin))
+            elif alone and (isinstance(root, list | tuple | np.ndarray) or ' at 0x' in repr(root)):
+                raise InvalidArgumentError(
+                    f'{self!r}: a {type(root).__name__} does not say what tells it from another one: pass fingerprint='
+                )
+        return hashlib.sha256(repr(parts).encode()).digest()[:16]
+
+
+def _roots(stage: Any) -> Iterator[Any]:
+    """What a pipeline reads in the end; of a sharded dataset its shards."""
+    for parent in stage.parents:
+        yield from _roots(parent)
+    if (root := getattr(stage, 'root', None)) is not None:
+        core = getattr(root, 'aio', root)
+        yield from core.readers if isinstance(core, ShardedDatasetReader) else [core]
+
+
+def is_record(found: Any) -> bool:
+    """Whether it is one, and no Failure."""
+    return type(found) is not Failure

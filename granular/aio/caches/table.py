@@ -1,0 +1,269 @@
+"""A table of records in memory that processes share: written once each, read without a lock or a process in between.
+
+The memory is a sparse file: a page of figures, a row of counters for each process, 8 bytes for each index, and room for
+records, one behind the other. A writer holds a lock which the system takes back when its process ends. It writes a
+record behind the last, moves the end behind it, and then tells where it lies, with a single store of 8 bytes. Whenever
+it is killed, a record is there as a whole or not at all, and what it occupies is lost at most.
+"""
+
+import contextlib
+import mmap
+import os
+import secrets
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from granular.aio.caches.segments import Segment, attach, create, path_of
+from granular.aio.stores.locks import RangeLocks
+from granular.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, StoreError, UnsupportedError
+
+_MAGIC: Final = int.from_bytes(b'grcache1', 'little')
+# The figures, 8 bytes each: what it is, a token that nobody guesses, the source's fingerprint, how many indices and
+# bytes there is room for, where the next record goes, records, and processes so far.
+_WORDS: Final = 16
+_TOKEN, _PRINT, _COUNT, _ROOM, _END, _RECORDS, _PROCESSES = 1, 3, 5, 6, 7, 8, 9
+_ROWS, _ROW = 1000, 4  # processes beyond these share the rows of others
+_COUNTERS: Final = ('hits', 'misses', 'not_kept')
+_FRONT: Final = _WORDS + _ROWS * _ROW
+_PAGE: Final = mmap.ALLOCATIONGRANULARITY
+_HEAD: Final = struct.Struct('<QQ')  # of a record: its length and its index
+_WAIT: Final = 1.0  # seconds that a writer waits for others, who may be stopped
+_TICK: Final = 0.001
+
+
+class Address(NamedTuple):
+    """Where a table is.
+
+    Attributes:
+      path: of its file, or of an open file of a process.
+      token: what it begins with.
+    """
+
+    path: str
+    token: bytes
+
+
+class Table:
+    """Records by index, of a limited size in all.
+
+    Memory: up to ``room`` and 8 bytes for each of ``count`` indices, for all processes together.
+    """
+
+    def __init__(self, segment: Segment, name: str) -> None:
+        self._fd, self._holder, self._name = segment.fd, segment.holder, name
+        self._closing = weakref.finalize(self, os.close, self._fd)
+        try:
+            head = struct.unpack(f'={_WORDS}Q', os.pread(self._fd, 8 * _WORDS, 0).ljust(8 * _WORDS, b'\0'))
+            if head[0] != _MAGIC:
+                raise NotFoundError(f'{name}: what is there is no cache')
+            self.count, self.room = head[_COUNT], head[_ROOM]
+            self.token = struct.pack('=2Q', *head[_TOKEN : _TOKEN + 2])
+            self.fingerprint = struct.pack('=2Q', *head[_PRINT : _PRINT + 2])
+            front, _ = _sizes(self.count, self.room)
+            self._front = mmap.mmap(self._fd, front)
+            self._words: Any = memoryview(self._front).cast('Q')
+            self._data = mmap.mmap(self._fd, max(self.room, 1), access=mmap.ACCESS_READ, offset=front)
+            self._start = front
+        except BaseException:
+            self.close()
+            raise
+        self._writing = _Lock(self._fd)
+        self._counting = threading.Lock()
+        self._pid, self._row = -1, 0
+        _tables.add(self)
+
+    @classmethod
+    def new(cls, count: int, room: int, fingerprint: bytes, name: str | None) -> 'Table':
+        """A table: an anonymous one, which is gone with the last who uses it; or of a name, made by the first to ask.
+
+        Raises:
+          InvalidArgumentError: if that name is of another source.
+        """
+        if not hasattr(os, 'memfd_create'):
+            raise UnsupportedError('a SharedMemoryCache needs the anonymous files of Linux')
+        figures = [0] * _WORDS
+        figures[0], figures[_COUNT], figures[_ROOM] = _MAGIC, count, room
+        figures[_TOKEN : _TOKEN + 2] = struct.unpack('=2Q', secrets.token_bytes(16))
+        figures[_PRINT : _PRINT + 2] = struct.unpack('=2Q', fingerprint)
+
+        def fill(fd: int) -> None:
+            front, total = _sizes(count, room)
+            os.ftruncate(fd, total)
+            os.posix_fallocate(fd, 0, front)  # what is stored into through a mapping must be there
+            os.pwrite(fd, struct.pack(f'={_WORDS}Q', *figures), 0)
+
+        if name is None:
+            fd = os.memfd_create('granular-cache', os.MFD_CLOEXEC)
+            try:
+                fill(fd)
+            except OSError as error:
+                os.close(fd)
+                raise StoreError(f'no memory for a cache of {count} indices: {error}') from error
+            return cls(Segment(fd, None), 'a cache')
+        path = path_of('cache', name)
+        while True:
+            try:
+                table = cls(attach(path, hold=True), path)
+                break
+            except NotFoundError:
+                with contextlib.suppress(AlreadyExistsError):  # somebody was faster
+                    return cls(create(path, fill, shared=True), path)
+        if (table.count, table.room, table.fingerprint) != (count, room, fingerprint):
+            said = f'{table.count} elements and max_bytes={table.room}, not {count} and {room}'
+            other = said if (table.count, table.room) != (count, room) else 'another source'
+            table.close()
+            raise InvalidArgumentError(f'the cache named {name!r} is of {other}: choose another name')
+        return table
+
+    @classmethod
+    def at(cls, address: Address) -> 'Table':
+        """The table of another process.
+
+        Raises:
+          NotFoundError: if it is gone.
+        """
+        gone = 'a cache is gone with the process that made it: keep that alive, or give the cache a name'
+        try:
+            table = cls(attach(address.path), 'a cache')
+        except NotFoundError:
+            raise NotFoundError(gone) from None
+        if table.token != address.token:
+            table.close()
+            raise NotFoundError(gone)
+        return table
+
+    @property
+    def address(self) -> Address:
+        """What other processes attach by, as long as this one has it open."""
+        path = f'/proc/{os.getpid()}/fd/{self._fd}' if self._holder is None else self._holder.paths[-1]
+        return Address(path, self.token)
+
+    def find(self, index: int) -> range | None:
+        """Where a record lies."""
+        slot = self._words[_FRONT + index]
+        if not slot:
+            return None
+        length, owner = _HEAD.unpack_from(self._data, slot - 1)
+        start = slot - 1 + _HEAD.size
+        return range(start, start + length) if owner == index and start + length <= self.room else None
+
+    def read(self, place: range) -> bytes:
+        """The bytes of a record."""
+        return self._data[place.start : place.stop]
+
+    def put(self, records: Sequence[tuple[int, bytes]]) -> None:
+        """Keep records, if there is room for them and they are not there yet; blocks."""
+        kept, words = 0, self._words
+        with self._writing.held(_WAIT) as ours:
+            for index, record in records if ours else ():
+                if words[_FRONT + index] or self._append(index, record):
+                    kept += 1
+        self.add(2, len(records) - kept)
+
+    def _append(self, index: int, record: bytes) -> bool:
+        words, at = self._words, self._words[_END]
+        size = _HEAD.size + len(record)
+        if at + size > self.room:
+            return False
+        try:
+            if os.pwritev(self._fd, [_HEAD.pack(len(record), index), record], self._start + at) != size:
+                return False
+        except OSError:  # the system has no more memory for it
+            return False
+        words[_END] = at + -(-size // 8) * 8
+        words[_RECORDS] += 1
+        words[_FRONT + index] = at + 1
+        return True
+
+    def add(self, counter: int, number: int) -> None:
+        """Count hits (0), misses (1) or what was not kept (2)."""
+        if number:
+            with self._counting:
+                if self._pid != os.getpid():
+                    with self._writing.held(_WAIT) as ours:
+                        self._row = self._words[_PROCESSES]
+                        self._words[_PROCESSES] += ours
+                    self._pid = os.getpid()
+                self._words[_WORDS + self._row % _ROWS * _ROW + counter] += number
+
+    def stats(self) -> dict[str, int]:
+        """What all processes counted, and what there is."""
+        words = self._words
+        rows = range(min(words[_PROCESSES] + 1, _ROWS))
+        found = {name: sum(words[_WORDS + row * _ROW + i] for row in rows) for i, name in enumerate(_COUNTERS)}
+        return {**found, 'entries': words[_RECORDS], 'bytes': min(words[_END], self.room), 'max_bytes': self.room}
+
+    def after_fork(self) -> None:
+        """In a child: threads of the parent may be writing, and counting."""
+        self._counting = threading.Lock()
+        self._writing.after_fork()
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._holder is not None:
+            self._holder.release()
+        if hasattr(self, '_writing'):
+            self._writing.close()
+            self._words.release()
+            self._front.close()
+            self._data.close()
+        self._closing()
+
+
+def _sizes(count: int, room: int) -> tuple[int, int]:
+    """Bytes of figures and indices, and of all."""
+    front = -(-8 * (_FRONT + count) // _PAGE) * _PAGE
+    return front, front + max(room, 1)
+
+
+class _Lock:
+    """The right to write, which the system takes back when the process ends."""
+
+    def __init__(self, fd: int) -> None:
+        self._file = fd
+        self._locks: RangeLocks | None = None  # of an open file of its own, as the others are shared with forked ones
+        self._threads = threading.Lock()
+
+    @contextlib.contextmanager
+    def held(self, seconds: float) -> Iterator[bool]:
+        """Hold it; whether it could be had in that time."""
+        until = time.monotonic() + seconds
+        if not self._threads.acquire(timeout=seconds):
+            yield False
+            return
+        try:
+            if self._locks is None:
+                self._locks = RangeLocks(f'/proc/self/fd/{self._file}')
+            while not (ours := self._locks.lock(0, 1)) and time.monotonic() < until:
+                time.sleep(_TICK)
+            try:
+                yield ours
+            finally:
+                if ours:
+                    self._locks.unlock(0, 1)
+        finally:
+            self._threads.release()
+
+    def close(self) -> None:
+        """Let go of it for good."""
+        self._locks = None
+
+    def after_fork(self) -> None:
+        """In a child: what is held is the parent's."""
+        self._threads = threading.Lock()
+        self.close()
+
+
+_tables: weakref.WeakSet[Table] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for table in list(_tables):
+        table.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,82 @@
+"""Google Grain (extra ``grain``): our readers in its datasets, a batch read at once.
+
+Readers, sources and MapDatasets are data sources as Grain wants them: they have ``__len__``, ``__getitem__`` and
+``_getitems``, and pickle. But ``grain.MapDataset.batch`` (of 0.2.18) asks for one element after the other;
+:func:`batch` asks for all at once.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from granular.aio.pipeline.elements import stack
+from granular.errors import InvalidArgumentError, OutOfRangeError
+from granular.extras import need
+
+MapDataset: Any = need('grain', 'grain').MapDataset
+
+
+def batch(
+    dataset: Any,
+    batch_size: int,
+    *,
+    drop_remainder: bool = False,
+    batch_fn: Callable[[Sequence[Any]], Any] | None = None,
+) -> Any:
+    """Batches of a ``grain.MapDataset``, each of which reaches the reader as one fan-out.
+
+    ::
+
+        grain.MapDataset.source(reader).shuffle(seed=1).map(decode).pipe(batch, 64)
+
+    Its batches are those of ``grain.MapDataset.batch``.
+
+    Args:
+      dataset: what to batch; none of its elements may have been filtered out.
+      batch_size: elements in a batch.
+      drop_remainder: whether to leave out a last batch that is smaller.
+      batch_fn: makes a batch of a list of elements; by default each leaf of them is stacked.
+
+    Raises:
+      InvalidArgumentError: for a batch size below 1, or something that is no ``grain.MapDataset``.
+    """
+    return _Batched(dataset, batch_size, drop_remainder, batch_fn or stack)
+
+
+class _Batched(MapDataset):  # type: ignore[misc]
+    """Batches, each asked for at once."""
+
+    def __init__(self, parent: Any, size: int, drop: bool, fn: Callable[[Sequence[Any]], Any]) -> None:
+        if not isinstance(parent, MapDataset):
+            raise InvalidArgumentError(
+                f'{type(parent).__name__} is no grain.MapDataset: streams are batched by .batch()'
+            )
+        if not isinstance(size, int) or size < 1:
+            raise InvalidArgumentError(f'batch_size is {size!r}: want an integer from 1 on')
+        super().__init__(parent)
+        self._size, self._fn = size, fn
+        self._below = len(parent)
+        self._length = self._below // size if drop else -(-self._below // size)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.slice(index)
+        if not self._length:
+            raise OutOfRangeError(f'index {index}: there are no batches of {self._size} in {self._below} elements')
+        epoch, place = divmod(index, self._length)
+        start = place * self._size
+        wanted = np.arange(start, min(start + self._size, self._below)) + epoch * self._below
+        points = self._parent._getitems(wanted.tolist())
+        for number, point in zip(wanted.tolist(), points, strict=True):
+            if point is None:
+                raise InvalidArgumentError(
+                    f'element {number} was filtered out, so its batch is not full: batch what to_iter_dataset() gives'
+                )
+        return self._fn(points)
+
+    def __str__(self) -> str:
+        return f'granular.integrations.grain.batch({self._size})'

@@ -1,0 +1,96 @@
+"""Orbax (extra ``orbax``): the state of a pipeline in a checkpoint, beside that of a model.
+
+::
+
+    manager.save(step, args=ocp.args.Composite(model=ocp.args.StandardSave(params), data=CheckpointSave(iterator)))
+    manager.restore(step, args=ocp.args.Composite(model=..., data=CheckpointRestore(iterator)))
+
+Each process writes a file of its own, ``process_{index}-of-{count}.json``, as :func:`granular.save_state` has it.
+"""
+
+import dataclasses
+import inspect
+from typing import Any
+
+from granular.aio.pipeline.transforms import ShardByJaxProcess
+from granular.checkpoints import load_state, save_state
+from granular.errors import InvalidArgumentError
+from granular.extras import need
+
+ocp = need('orbax.checkpoint', 'orbax')
+_Handler: Any = ocp.CheckpointHandler
+_Args: Any = ocp.args.CheckpointArgs
+
+
+class CheckpointHandler(_Handler):  # type: ignore[misc]
+    """Saves and restores what has ``state_dict`` and ``load_state_dict``.
+
+    These are a :class:`granular.Loader`, an iterator of a DataLoader, a MapDataset or an IterDataset, the batches of
+    :mod:`granular.integrations`, and torchdata's loaders. The state is that of the moment when
+    :class:`CheckpointSave` was made: a checkpointer may write it later, while the loader goes on.
+    """
+
+    def save(self, directory: Any, item: Any = None, args: Any = None) -> None:
+        """Write the state of this process.
+
+        Raises:
+          InvalidArgumentError: if the item has no states.
+          StateError: if its state is no plain JSON.
+        """
+        args = CheckpointSave(item) if args is None else args
+        save_state(str(directory), args.state, ShardByJaxProcess())
+
+    def restore(self, directory: Any, item: Any = None, args: Any = None) -> Any:
+        """Have an item go on from the state of this process, also one of another number of processes.
+
+        Returns:
+          The item.
+
+        Raises:
+          InvalidArgumentError: if the item has no states.
+          NotFoundError: if there is none in the checkpoint.
+          StateError: if the state is of another pipeline, or the processes were saved at different positions.
+        """
+        item = _checked(args.item if item is None else item)
+        item.load_state_dict(load_state(str(directory), ShardByJaxProcess()))
+        return item
+
+
+@ocp.args.register_with_handler(CheckpointHandler, for_save=True)
+@dataclasses.dataclass
+class CheckpointSave(_Args):  # type: ignore[misc]
+    """What to save.
+
+    Args:
+      item: the loader or iterator whose state it is, from where its next element follows now.
+
+    Raises:
+      InvalidArgumentError: if the item has no states.
+    """
+
+    item: Any
+
+    def __post_init__(self) -> None:
+        self.state: dict[str, Any] = _checked(self.item).state_dict()
+
+
+@ocp.args.register_with_handler(CheckpointHandler, for_restore=True)
+@dataclasses.dataclass
+class CheckpointRestore(_Args):  # type: ignore[misc]
+    """What to restore.
+
+    Args:
+      item: the loader or iterator that is to go on from there.
+    """
+
+    item: Any
+
+
+def _checked(item: Any) -> Any:
+    for name in ('state_dict', 'load_state_dict'):
+        method = getattr(item, name, None)
+        if not callable(method) or inspect.iscoroutinefunction(method):
+            raise InvalidArgumentError(
+                f'{type(item).__name__} has no state: want a Loader, or an iterator (of granular, not of granular.aio)'
+            )
+    return item

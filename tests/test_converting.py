@@ -1,0 +1,488 @@
+"""Conversions: what comes out is what went in, whoever was killed on the way."""
+
+import asyncio
+import io
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import granular
+from granular import aio
+from granular.errors import (
+    AlreadyExistsError,
+    CorruptDatasetError,
+    DatapointError,
+    EncodeError,
+    InvalidArgumentError,
+    NotFoundError,
+    SpecError,
+    UnknownTypeError,
+)
+
+PLAN = 'conversion.json'
+
+
+def point(i):
+    return {'n': i, 'x': bytes([i % 251]) * (i * 7919 % 500), 'text': f'nümber {i}', 'f': i / 2, 'a': np.arange(i % 5)}
+
+
+def equal(left, right):
+    return left.keys() == right.keys() and all(np.array_equal(left[key], right[key]) for key in left)
+
+
+def check(place, points):
+    with granular.ShardedDatasetReader(place, granular.decoders) as reader:
+        found = list(reader)
+    assert len(found) == len(points)
+    assert all(map(equal, found, points))
+
+
+def contents(root):
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob('*') if path.is_file()}
+
+
+class Random:
+    """Read at random, and noted."""
+
+    def __init__(self, count, point=point):
+        self.count, self.point, self.fetched = count, point, []
+
+    def __len__(self):
+        return self.count
+
+    def fetch(self, indices):
+        self.fetched += indices
+        return [self.point(i) for i in indices]
+
+
+class Once:
+    """An iterable that is read from its beginning."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __iter__(self):
+        return map(point, range(self.count))
+
+
+class Later(Once):
+    async def __aiter__(self):
+        for i in range(self.count):
+            yield point(i)
+
+
+@pytest.mark.parametrize(
+    ('store', 'layout'), [('local', 'refs'), ('local', 'columns'), ('moto', 'refs'), ('fakegcs', 'columns')]
+)
+def test_sources_and_iterables(store, layout, request, tmp_path):
+    """Shards are the same, however the records are read."""
+    local = store == 'local'
+    root = granular.Path(tmp_path) if local else request.getfixturevalue(store).place()
+    wanted = None
+    count, shards = (25, 3) if local else (15, 2)
+    for kind in (Random, Once, Later) if local else (Random, Once):
+        seen = []
+        place = root / kind.__name__
+        done = granular.convert(kind(count), place, shardlen=10, layout=layout, checksums=local, progress=seen.append)
+        assert done.spec == {'a': 'array', 'f': 'msgpack', 'n': 'int', 'text': 'utf8', 'x': 'bytes'}
+        assert (done.records, done.shards, done.found, sum(seen)) == (count, shards, 0, count)
+        assert done.format == ('source' if kind is Random else 'iterable')
+        assert done.bytes > 0
+        check(place, [point(i) for i in range(count)])
+        made = contents(place)
+        assert json.loads(made.pop(PLAN))['records'] == (count if kind is Random else None)
+        assert wanted is None or made == wanted
+        wanted = made
+    assert (granular.verify(place).checked > 0) == local
+
+
+def test_sizes(tmp_path):
+    for count in (0, 1, 9, 10, 11, 20):
+        for kind in (Random, Once):
+            place = tmp_path / f'{kind.__name__}{count}'
+            if not count:
+                with pytest.raises(InvalidArgumentError, match='has no records to see a spec in: give one'):
+                    granular.convert(kind(count), place, shardlen=10)
+            spec = None if count else {'n': 'int', 'x': 'bytes'}
+            done = granular.convert(kind(count), place, shardlen=10, spec=spec)
+            assert done.shards == max(1, -(-count // 10))
+            check(place, [point(i) for i in range(count)])
+            assert granular.convert(kind(count), place, shardlen=10, spec=spec).found == count
+    with pytest.raises(InvalidArgumentError, match='shardlen is 0'):
+        granular.convert(Random(3), tmp_path / 'x', shardlen=0)
+
+
+def test_without_shards(tmp_path):
+    for kind in (Random, Once):
+        place = tmp_path / kind.__name__
+        done = granular.convert(kind(12), place, shardlen=None)
+        assert (done.shards, done.records) == (1, 12)
+        with granular.DatasetReader(place, granular.decoders) as reader:
+            assert all(map(equal, reader, map(point, range(12))))
+        assert granular.convert(kind(12), place, shardlen=None).found == 12
+        with pytest.raises(CorruptDatasetError, match='has 12 datapoints, but 13'):
+            granular.convert(kind(13), place, shardlen=None)
+
+
+async def test_the_asynchronous_face(tmp_path):
+    done = await aio.convert(Random(5), tmp_path / 'x')
+    assert done.records == 5
+    async with aio.ShardedDatasetReader(tmp_path / 'x', granular.decoders) as reader:
+        # Again from a reader of either face, and from a pipeline of it, of which some are left out.
+        assert (await aio.convert(reader, tmp_path / 'y')).format == 'source'
+        odd = aio.MapDataset.source(reader).filter(lambda one: one['n'] % 2)
+        assert (await aio.convert(odd, tmp_path / 'z')).records == 2
+    check(tmp_path / 'y', [point(i) for i in range(5)])
+    check(tmp_path / 'z', [point(1), point(3)])
+
+
+# --- specs ----------------------------------------------------------------------------------------------------------
+
+
+def image_file(format, size=(6, 4)):
+    out = io.BytesIO()
+    Image.new('RGB', size, (200, 30, 30)).save(out, format)
+    return out.getvalue()
+
+
+JPEG, PNG, WEBP, GIF, BMP, TIFF = map(image_file, ('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP', 'TIFF'))
+
+KINDS = [
+    ([1, -5, 2**100], 'int'), ([np.int64(3), 4], 'int'), ([True, False], 'msgpack'), ([1, None], 'msgpack'),
+    ([1.5], 'msgpack'), ([np.float32(1)], 'array'), (['x'], 'utf8'), ([b'x'], 'bytes'),
+    ([JPEG], 'jpg'), ([PNG], 'png'), ([WEBP, GIF, BMP], 'png'), ([JPEG, PNG], 'jpg'), ([JPEG, b'x'], 'bytes'),
+    ([TIFF], 'bytes'), ([JPEG, None], 'msgpack'), ([[1, 2], {'a': ['b', None]}], 'msgpack'), ([np.arange(3)], 'array'),
+    ([[np.arange(3)], 1], 'tree'), ([{'a': np.int64(2)}], 'tree'), ([Image.new('RGB', (2, 2))], 'png'),
+    ([np.bool_(1)], 'msgpack'), ([1, np.int64(2), None], 'msgpack'), ([b'x', 'y', 1], 'msgpack'),
+    ([object()], ''), ([2**200], ''), ([np.arange(3), JPEG, 'x'], 'tree'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(('values', 'kind'), KINDS, ids=lambda value: value if isinstance(value, str) else None)
+def test_types_are_inferred(values, kind, tmp_path):
+    records = [{'key': value} for value in values]
+    if not kind:
+        with pytest.raises(InvalidArgumentError, match='no type fits these keys'):
+            granular.convert(records, tmp_path / 'x')
+        assert os.listdir(tmp_path) == []
+        return
+    assert granular.convert(records, tmp_path / 'x').spec == {'key': kind}
+    with granular.ShardedDatasetReader(tmp_path / 'x', granular.decoders) as reader:
+        found = [one['key'] for one in reader]
+    if kind in ('jpg', 'png'):
+        with granular.ShardedDatasetReader(tmp_path / 'x', None) as raw:
+            files = [one['key'] for one in raw]
+        assert all(file == value or not isinstance(value, bytes) for file, value in zip(files, values, strict=True))
+        assert all(image.shape[0] for image in found)
+    else:
+        assert all(np.array_equal(one, value) for one, value in zip(found, values, strict=True))
+
+
+def test_names_that_are_no_keys(tmp_path):
+    done = granular.convert([{'Image ID': 1, 'Label': 2, '0': 3, 'refs': 4}], tmp_path / 'x')
+    assert done.renamed == {'Image ID': 'image_ID', 'Label': 'label', '0': '_0', 'refs': 'refs_'}
+    with granular.ShardedDatasetReader(tmp_path / 'x', granular.decoders) as reader:
+        assert reader[0] == {'image_ID': 1, 'label': 2, '_0': 3, 'refs_': 4}
+    with pytest.raises(InvalidArgumentError, match="fields 'a b' and 'a-b'|fields 'a b' and 'a_b'"):
+        granular.convert([{'a b': 1, 'a_b': 2}], tmp_path / 'y')
+
+
+def test_types_of_the_users(tmp_path):
+    spec = {'image': 'bytes', 'times': 'int[]', 'mine': 'mine'}
+    records = [{'image': JPEG, 'times': [1, 2], 'mine': object}] * 3
+    encoders = {'mine': lambda value: value.__name__.encode()}
+    done = granular.convert(records, tmp_path / 'x', spec=spec, encoders=encoders)
+    assert done.spec == spec
+    with granular.ShardedDatasetReader(tmp_path / 'x', {**granular.decoders, 'mine': bytes}) as reader:
+        assert reader[1] == {'image': JPEG, 'times': [1, 2], 'mine': b'object'}
+    with pytest.raises(UnknownTypeError, match='mine'):
+        granular.convert(records, tmp_path / 'y', spec=spec)
+    with pytest.raises(InvalidArgumentError, match=r"spec names keys \['label'\]"):
+        granular.convert(records, tmp_path / 'y', spec={'label': 'int'})
+    assert os.listdir(tmp_path) == ['x']
+
+
+def test_records_that_do_not_fit(tmp_path):
+    odd = [{'n': i} for i in range(300)]
+    odd[201] = {'n': 'text'}
+    with pytest.raises(EncodeError, match=r"datapoint 201, key 'n': not encoded as 'int': .* give another with spec"):
+        granular.convert(iter(odd), tmp_path / 'x', shardlen=100)
+    odd[201] = {'m': 1}
+    with pytest.raises(DatapointError, match=r"datapoint 201: keys are missing \['n'\] or too many \['m'\]"):
+        granular.convert(iter(odd), tmp_path / 'y', shardlen=100)
+    # What was finished before it stays, and is no whole.
+    assert sorted(os.listdir(tmp_path / 'y')) == ['000001', PLAN]
+    with pytest.raises(CorruptDatasetError, match='000000 is missing'):
+        granular.ShardedDatasetReader(tmp_path / 'y', granular.decoders)
+    # A key that is missing now and then is None.
+    granular.convert([{'a': 1}, {'a': 2, 'b': 3.5}], tmp_path / 'z')
+    with granular.ShardedDatasetReader(tmp_path / 'z', granular.decoders) as reader:
+        assert list(reader) == [{'a': 1, 'b': None}, {'a': 2, 'b': 3.5}]
+    granular.convert(iter([b'1', b'2']), tmp_path / 'bytes')
+    with granular.ShardedDatasetReader(tmp_path / 'bytes', granular.decoders) as reader:
+        assert list(reader) == [{'data': b'1'}, {'data': b'2'}]
+    with pytest.raises(DatapointError, match='a record is of type tuple'):
+        granular.convert([(1, 2)], tmp_path / 'tuples')
+
+
+def test_a_dry_run(tmp_path):
+    source = Random(1000)
+    done = granular.convert(source, tmp_path / 'x', shardlen=300, dry_run=True)
+    assert (done.records, done.shards, done.bytes, done.spec['text']) == (1000, 4, 0, 'utf8')
+    assert len(source.fetched) == 128
+    assert {0, 999} <= set(source.fetched)
+    assert granular.convert(Once(1000), tmp_path / 'x', dry_run=True).records is None
+    assert os.listdir(tmp_path) == []
+
+
+# --- going on -------------------------------------------------------------------------------------------------------
+
+
+def test_another_conversion_is_not_gone_on_with(tmp_path):
+    granular.convert(Random(25), tmp_path / 'x', shardlen=10)
+    for source, options, said in (
+        (Random(26), {}, 'records 25, not 26'), (Random(25), {'shardlen': 5}, 'shardlen 10, not 5'),
+        (Once(25), {}, "format 'source', not 'iterable'"), (Random(25), {'spec': {'n': 'i64'}}, "'n': 'i64'"),
+    ):  # fmt: skip
+        with pytest.raises(AlreadyExistsError, match=said):
+            granular.convert(source, tmp_path / 'x', **{'shardlen': 10, **options})
+    with granular.ShardedDatasetWriter(tmp_path / 'y', {'n': 'int'}, granular.encoders, 10) as writer:
+        writer.append({'n': 1})
+    with pytest.raises(AlreadyExistsError, match='that convert did not write'):
+        granular.convert(Random(25), tmp_path / 'y')
+    granular.convert(Once(25), tmp_path / 'z', shardlen=10)
+    for count, said in ((24, 'has 5 datapoints, but 4'), (20, '000002: is there, but 20'), (35, 'but 10 of')):
+        with pytest.raises(CorruptDatasetError, match=said):
+            granular.convert(Once(count), tmp_path / 'z', shardlen=10)
+    granular.convert(Once(3), tmp_path / 'w', shardlen=None)
+    with pytest.raises(SpecError, match='exists with spec'):
+        granular.convert([{'n': 1}], tmp_path / 'w', shardlen=None)
+
+
+PROGRAM = """
+import json, sys
+import granular
+place, options, kind, layout = json.loads(sys.argv[1])
+class Random:
+    def __len__(self):
+        return 300
+    def fetch(self, indices):
+        return list(map(small, indices))
+def small(i):
+    if i == gate:
+        sys.stdin.readline()  # until it is killed
+    return {'n': i, 'x': bytes([i % 251]) * (i * 7919 % 500)}
+gate = 31 if kind == 'Random' else 250  # none that types are seen in
+source = Random() if kind == 'Random' else map(small, range(300))
+def progress(count):
+    print(count, flush=True)
+granular.convert(source, granular.Path(place, **options), shardlen=60, layout=layout, parallel=2, progress=progress)
+"""
+
+
+def small(i):
+    return {'n': i, 'x': bytes([i % 251]) * (i * 7919 % 500)}
+
+
+@pytest.mark.parametrize(('store', 'kind', 'layout'), [('local', 'map', 'columns'), ('moto', 'Random', 'refs')])
+def test_a_conversion_that_is_killed_is_gone_on_with(store, kind, layout, request, tmp_path):
+    """The files are those of a run that nobody interrupted, byte for byte; finished shards are not made again."""
+    root = granular.Path(tmp_path) if store == 'local' else request.getfixturevalue(store).place()
+    place, options = root / 'x', root.store.options
+    source = Random(300, small) if kind == 'Random' else map(small, range(300))
+    granular.convert(source, root / 'whole', shardlen=60, layout=layout)
+    args = json.dumps([str(place), options, kind, layout])
+    command = [sys.executable, '-c', PROGRAM, args]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    done = 0
+    while done < 120:
+        done += int(process.stdout.readline())
+    while not list(place.glob('*/spec.json')):
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    finished = [path.parent.name for path in place.glob('*/spec.json')]
+    assert 0 < len(finished) < 5
+    with pytest.raises((CorruptDatasetError, NotFoundError)):
+        granular.ShardedDatasetReader(place, granular.decoders)
+    times = {name: (place / name / 'spec.json').stat().modified for name in finished}
+    source = Random(300, small) if kind == 'Random' else map(small, range(300))
+    again = granular.convert(source, place, shardlen=60, layout=layout)
+    assert 60 * len(finished) <= again.found < 300
+    if kind == 'Random':
+        made = {i // 60 for i in source.fetched[128:]}
+        assert not made & {int(name) for name in finished}
+    assert times == {name: (place / name / 'spec.json').stat().modified for name in finished}
+    assert contents(place) == contents(root / 'whole')
+    check(place, [small(i) for i in range(300)])
+
+
+async def test_two_at_once(tmp_path):
+    """The second is refused, and the first goes on."""
+
+    def slow(i):
+        time.sleep(0.0005)
+        return point(i)
+
+    first = asyncio.create_task(aio.convert(Random(200, slow), tmp_path / 'x', shardlen=200))
+    while not (tmp_path / 'x' / '000000').exists():
+        await asyncio.sleep(0.002)
+    with pytest.raises(AlreadyExistsError, match='another writer is writing it'):
+        await aio.convert(Random(200), tmp_path / 'x', shardlen=200)
+    assert (await first).records == 200
+    # One that is cancelled leaves no thread or draft, and is gone on with.
+    task = asyncio.create_task(aio.convert(map(slow, range(1000)), tmp_path / 'y', shardlen=100))
+    while not (tmp_path / 'y' / '000003' / 'spec.json').exists():
+        await asyncio.sleep(0.002)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not list((tmp_path / 'y').rglob('.*'))
+    assert (await aio.convert(map(point, range(1000)), tmp_path / 'y', shardlen=100)).found >= 100
+
+
+# --- formats --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('store', ['local', 'moto', 'fakegcs'])
+def test_images_in_folders(store, request, tmp_path):
+    root = (granular.Path(tmp_path) if store == 'local' else request.getfixturevalue(store).place()) / 'images'
+    files = {
+        'dog/2.jpg': image_file('JPEG', (5, 5)), 'dog/1.JPEG': JPEG, 'cat/deep/er/0.png': PNG, 'cat/1.webp': WEBP,
+        'cat/notes.txt': b'no image', 'cat/.hidden.jpg': b'no image', 'top.jpg': JPEG, 'empty/readme': b'',
+    }  # fmt: skip
+    for name, data in files.items():
+        if store == 'local':
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    done = granular.convert(root, tmp_path / 'x', shardlen=3)
+    assert (done.format, done.records, done.shards) == ('images', 4, 2)
+    assert done.spec == {'class': 'utf8', 'image': 'jpg', 'label': 'int'}
+    names = ['cat/1.webp', 'cat/deep/er/0.png', 'dog/1.JPEG', 'dog/2.jpg']
+    with granular.ShardedDatasetReader(tmp_path / 'x', None) as raw:
+        assert [one['image'] for one in raw] == [files[name] for name in names]  # as they were
+    with granular.ShardedDatasetReader(tmp_path / 'x', granular.decoders) as reader:
+        assert [(one['label'], one['class'], one['image'].shape) for one in reader] == [
+            (0, 'cat', (4, 6, 3)), (0, 'cat', (4, 6, 3)), (1, 'dog', (4, 6, 3)), (1, 'dog', (5, 5, 3))
+        ]  # fmt: skip
+    assert granular.convert(str(root) if store == 'local' else root, tmp_path / 'x', shardlen=3).found == 4
+    (root / 'dog' / '3.jpg').write_bytes(JPEG)
+    with pytest.raises(AlreadyExistsError, match='records 4, not 5'):
+        granular.convert(root, tmp_path / 'x', shardlen=3)
+
+
+def test_what_is_not_known(tmp_path):
+    (tmp_path / 'x').mkdir()
+    (tmp_path / 'x' / 'file.bin').write_bytes(b'x')
+    for source, error, said in (
+        (tmp_path / 'nothing', NotFoundError, 'nothing'), (tmp_path / 'x', NotFoundError, 'nobody knows what it is'),
+        (tmp_path / 'x' / 'file.bin', InvalidArgumentError, 'does not say'), (5, InvalidArgumentError, 'int'),
+        (tmp_path / 'x' / '*.parquet', NotFoundError, 'nothing matches'), ({'a': 1}, InvalidArgumentError, 'dict'),
+        (granular.MapDataset.source(range(3)).repeat(), InvalidArgumentError, 'no end'),
+    ):  # fmt: skip
+        with pytest.raises(error, match=said):
+            granular.convert(source, tmp_path / 'y')
+    with pytest.raises(InvalidArgumentError, match='want one of parquet'):
+        granular.convert(tmp_path / 'x', tmp_path / 'y', format='csv')
+    (tmp_path / 'x' / 'a.parquet').write_bytes(b'')
+    (tmp_path / 'x' / 'a.tar').write_bytes(b'')
+    with pytest.raises(InvalidArgumentError, match='holds files of parquet, webdataset: pass format'):
+        granular.convert(tmp_path / 'x', tmp_path / 'y')
+    assert os.listdir(tmp_path) == ['x']
+
+
+def test_array_records(tmp_path):
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    for part in range(2):
+        writer = ArrayRecordWriter(str(tmp_path / f'data.array_record-0000{part}-of-00002'), 'group_size:1')
+        for i in range(5):
+            writer.write(bytes([5 * part + i]) * 3)
+        writer.close()
+    done = granular.convert(tmp_path, tmp_path / 'x', shardlen=4)
+    assert (done.format, done.records, done.shards, done.spec) == ('arrayrecord', 10, 3, {'data': 'bytes'})
+    check(tmp_path / 'x', [{'data': bytes([i]) * 3} for i in range(10)])
+
+
+def test_parquet_files(tmp_path, moto):
+    import pyarrow
+    from pyarrow import parquet
+
+    bucket = moto.place()
+    rows = [{'n': i, 'Image': JPEG if i % 2 else PNG, 'text': None if i % 7 == 0 else str(i)} for i in range(60)]
+    for part in range(2):
+        out = io.BytesIO()
+        parquet.write_table(pyarrow.Table.from_pylist(rows[30 * part :][:30]), out, row_group_size=8)
+        (bucket / 'data' / f'{part}.parquet').write_bytes(out.getvalue())
+    for i, source in enumerate([bucket / 'data', bucket / 'data' / '*.parquet', bucket / 'data' / '0.parquet']):
+        done = granular.convert(source, tmp_path / f'{i}', shardlen=25)
+        assert (done.format, done.records, done.renamed) == ('parquet', 30 if i == 2 else 60, {'Image': 'image'})
+        assert done.spec == {'image': 'jpg', 'n': 'int', 'text': 'msgpack'}
+        with granular.ShardedDatasetReader(tmp_path / f'{i}', {**granular.decoders, 'jpg': bytes}) as reader:
+            wanted = [{'n': row['n'], 'image': row['Image'], 'text': row['text']} for row in rows[: done.records]]
+            assert list(reader) == wanted
+
+
+def test_tar_files_of_webdataset(tmp_path, moto):
+    bucket = moto.place()
+    for part in range(2):
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode='w') as file:
+            for i in range(10 * part, 10 * part + 10):
+                for name, data in (('jpg', JPEG), ('cls', str(i % 3)), ('json', f'{{"i": {i}}}'), ('npy', bytes(i))):
+                    data = data if isinstance(data, bytes) else data.encode()
+                    info = tarfile.TarInfo(f'{i:04}.{name}')
+                    info.size = len(data)
+                    file.addfile(info, io.BytesIO(data))
+        (bucket / f'data-{part}.tar').write_bytes(out.getvalue())
+    done = granular.convert(bucket, tmp_path / 'x', shardlen=8)
+    assert (done.format, done.records, done.shards) == ('webdataset', 20, 3)
+    assert done.spec == {'__key__': 'utf8', 'cls': 'int', 'jpg': 'jpg', 'json': 'utf8', 'npy': 'bytes'}
+    with granular.ShardedDatasetReader(tmp_path / 'x', {**granular.decoders, 'jpg': bytes}) as reader:
+        assert list(reader) == [
+            {'__key__': f'{i:04}', 'cls': i % 3, 'jpg': JPEG, 'json': f'{{"i": {i}}}', 'npy': bytes(i)}
+            for i in range(20)
+        ]
+
+
+@pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::FutureWarning', 'ignore::ResourceWarning')
+def test_hugging_face_datasets(tmp_path):
+    import datasets
+
+    rows = {
+        'image': [{'bytes': data, 'path': None} for data in (JPEG, PNG, JPEG)], 'n': [1, 2, 3],
+        'score': [0.5, None, 1.5], 'tags': [['a'], [], ['b', 'c']],
+    }  # fmt: skip
+    features = {
+        'image': datasets.Image(), 'n': datasets.Value('int32'), 'score': datasets.Value('float32'),
+        'tags': datasets.Sequence(datasets.Value('string')),
+    }  # fmt: skip
+    dataset = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+    wanted = [
+        {'image': rows['image'][i]['bytes'], 'n': rows['n'][i], 'score': rows['score'][i], 'tags': rows['tags'][i]}
+        for i in range(3)
+    ]
+    dataset.save_to_disk(tmp_path / 'saved')
+    arrow = next(pathlib.Path(tmp_path / 'saved').glob('*.arrow'))
+    for i, source in enumerate([dataset, tmp_path / 'saved', str(arrow), dataset.to_iterable_dataset()]):
+        place = tmp_path / f'{i}'
+        done = granular.convert(source, place, shardlen=2)
+        assert (done.format, done.records) == ('huggingface', 3)
+        assert done.spec == {'image': 'jpg', 'n': 'int', 'score': 'msgpack', 'tags': 'msgpack'}
+        with granular.ShardedDatasetReader(place, {**granular.decoders, 'jpg': bytes}) as reader:
+            assert list(reader) == wanted
+    splits = datasets.DatasetDict(train=dataset)
+    with pytest.raises(InvalidArgumentError, match=r"has splits \['train'\]"):
+        granular.convert(splits, tmp_path / 'y')
+    splits.save_to_disk(tmp_path / 'splits')
+    with pytest.raises(InvalidArgumentError, match=r"has splits \['train'\]"):
+        granular.convert(tmp_path / 'splits', tmp_path / 'y')

@@ -1,0 +1,276 @@
+import contextlib
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import uuid
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import granular
+from granular.aio.caches.segments import FOLDER
+from granular.aio.stores.locks import held, lock
+from granular.errors import (
+    AlreadyExistsError,
+    ClosedError,
+    DecodeError,
+    EncodeError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfRangeError,
+)
+from granular.values import decode, encode
+
+PLAIN = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+    | st.complex_numbers(allow_nan=False)
+)  # fmt: skip
+VALUES = st.recursive(
+    PLAIN,
+    lambda inner: st.lists(inner, max_size=4) | st.tuples(inner, inner) | st.dictionaries(PLAIN, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+RUN = f'run-{uuid.uuid4().hex[:12]}'  # in each name, as others may run these tests as well
+
+
+def left():
+    """Memory that has a name, and nobody who keeps it."""
+    paths = [os.path.join(FOLDER, name) for name in os.listdir(FOLDER) if name.startswith('granular-')]
+    return {path for path in paths if not held(path) and os.path.lexists(path)}
+
+
+def opened():
+    """Memory that this process has open."""
+    links = []
+    for name in os.listdir('/proc/self/fd'):
+        with contextlib.suppress(FileNotFoundError):
+            links.append(os.readlink(f'/proc/self/fd/{name}'))
+    return [link for link in links if 'granular-' in link and ('memfd:' in link or link.startswith(FOLDER))]
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    yield
+    if opened():
+        gc.collect()  # which takes a while, once torch is there
+    assert not [path for path in left() if RUN in path]
+    assert opened() == []
+
+
+def program(code, *args):
+    """Python code that knows the name of this run, in a process of its own."""
+    command = [sys.executable, '-W', 'error', '-c', f'RUN = {RUN!r}\n{code}', *args]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@settings(max_examples=50)
+@given(VALUES)
+def test_values_come_back_as_they_were(value):
+    found = decode(encode(value))
+    assert found == value
+    assert repr(found) == repr(value)  # tuples and lists, True and 1, -0.0
+
+
+@pytest.mark.parametrize(
+    'value',
+    [np.arange(6).reshape(2, 3), np.zeros((0, 3)), np.array(3.0), np.array(['a', 'bc']), np.array([b'a\0', b'bc']),
+     np.array('2020-01-01', 'M8[D]'), np.arange(24).reshape(4, 6)[::2, ::3].T, np.zeros(3, '>u2')],
+    ids=lambda value: f'{value.dtype}-{value.shape}',
+)  # fmt: skip
+def test_arrays_come_back_writable_and_alone(value):
+    first, (second, [third]) = decode(encode((value, (value, [value]))))
+    for found in (first, second, third):
+        assert found.dtype == value.dtype
+        assert found.shape == value.shape
+        assert found.tobytes() == value.tobytes()
+        assert found.flags.writeable
+        assert not np.shares_memory(found, value)
+
+
+def test_scalars_keep_their_type():
+    for value in (np.float32(1.5), np.int8(-3), np.bool_(True), np.datetime64('2020-01-01')):
+        found = decode(encode({'x': value}))['x']
+        assert found == value
+        assert type(found) is type(value)
+
+
+@pytest.mark.parametrize('value', [object(), {1}, np.array([object()]), np.zeros(2, [('a', 'i4')]), [[{1}]]])
+def test_what_is_no_value_is_refused(value):
+    with pytest.raises(EncodeError):
+        encode(value)
+
+
+def test_what_is_nested_too_deep_is_refused():
+    value = ()
+    for _ in range(100):
+        value = (value,)
+    with pytest.raises(EncodeError, match='deep'):
+        encode(value)
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_damaged_values_are_errors(data):
+    record = bytearray(encode({'x': np.arange(4), 'y': (1, 'two', b'3', 2**70), 'z': 1j}))
+    for _ in range(data.draw(st.integers(1, 4))):
+        record[data.draw(st.integers(0, len(record) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(record)))
+    with contextlib.suppress(DecodeError):
+        decode(bytes(record[:cut]))
+
+
+# --- the source -------------------------------------------------------------------------------------------------------
+
+ELEMENTS = [b'zeros\0\0', b'', 'text', 3, 2.5, None, {'image': np.arange(12).reshape(3, 4), 'label': (1, [2])}]
+
+
+def test_elements_of_any_kind():
+    with granular.InMemoryDataSource(ELEMENTS) as source:
+        assert len(source) == 7
+        assert [repr(item) for item in source] == [repr(item) for item in ELEMENTS]
+        assert source[0] == b'zeros\0\0'
+        assert source.fetch([-2, 3, 3]) == source.__getitems__([5, 3, 3]) == source._getitems([5, 3, 3]) == [None, 3, 3]
+        found = source[6]['image']
+        found[0, 0] = 99  # the caller's own
+        assert source[6]['image'][0, 0] == 0
+        with pytest.raises(OutOfRangeError):
+            source[7]
+        dataset = granular.MapDataset.source(source).shuffle(1).batch(7, batch_fn=list)
+        assert sorted(map(repr, dataset[0])) == sorted(map(repr, ELEMENTS))
+
+
+def test_attached_by_name_from_another_process():
+    with granular.InMemoryDataSource([b'a\0', np.arange(3)], name=f'{RUN}-there') as source:
+        code = (
+            "import granular; s = granular.InMemoryDataSource(name=f'{RUN}-there'); s.unlink();"
+            ' print(s, s[0], s[1].sum()); print(granular.InMemoryDataSource([1, 2]))'
+        )
+        out, error = program(code).communicate()
+        assert (out.splitlines(), error) == ([f"{source!r} b'a\\x00' 3", repr(granular.InMemoryDataSource([1, 2]))], '')
+        # It neither removed it when it ended, nor when it was told to.
+        assert granular.InMemoryDataSource(name=f'{RUN}-there')[0] == b'a\0'
+        with pytest.raises(AlreadyExistsError, match='there'):
+            granular.InMemoryDataSource([1], name=f'{RUN}-there')
+    with pytest.raises(NotFoundError, match='there'):
+        granular.InMemoryDataSource(name=f'{RUN}-there')
+
+
+def test_its_repr_tells_elements_and_not_places():
+    first, second, other = (granular.InMemoryDataSource(items) for items in ([1, b'a'], [1, b'a'], [1, b'b']))
+    assert repr(first) == repr(second) != repr(other)
+    assert first.name not in repr(first)
+    stream = granular.MapDataset.source(first).to_iter_dataset()
+    with iter(stream) as items:
+        next(items)
+        state = items.get_state()
+    with iter(granular.MapDataset.source(second).to_iter_dataset()) as items:
+        items.set_state(state)
+        assert list(items) == [b'a']
+    with iter(granular.MapDataset.source(other).to_iter_dataset()) as items, pytest.raises(granular.errors.StateError):
+        items.set_state(state)
+
+
+def test_it_pickles_to_its_name():
+    source = granular.InMemoryDataSource([b'x' * 10_000], name=f'{RUN}-pickled')
+    data = pickle.dumps(source)
+    assert len(data) < 200
+    twin = pickle.loads(data)
+    assert twin[0] == source[0]
+    assert repr(twin) == repr(source)
+    twin.close()
+    assert granular.InMemoryDataSource(name=f'{RUN}-pickled')[0] == source[0]
+    source.unlink()
+    assert source[0] == b'x' * 10_000
+    with pytest.raises(NotFoundError):
+        pickle.loads(data)
+    source.close()
+    source.close()
+    with pytest.raises(ClosedError):
+        source[0]
+
+
+def total(source, queue):
+    queue.put(sum(source))
+
+
+def test_forked_processes_and_pickled_ones():
+    context = multiprocessing.get_context('fork')
+    with granular.InMemoryDataSource(range(100)) as source:
+        queue = context.SimpleQueue()
+        processes = [context.Process(target=total, args=(source, queue)) for _ in range(2)]
+        for process in processes:
+            process.start()
+        assert [queue.get(), queue.get()] == [4950, 4950]
+        for process in processes:
+            process.join()
+            process.close()
+        queue.close()
+        code = 'import pickle, sys; s = pickle.loads(bytes.fromhex(sys.argv[1])); print(repr(s), sum(s))'
+        assert program(code, pickle.dumps(source).hex()).communicate() == (f'{source!r} 4950\n', '')
+        assert sum(granular.InMemoryDataSource(name=source.name)) == 4950
+
+
+def test_an_owner_that_is_collected_or_ends_leaves_nothing():
+    source = granular.InMemoryDataSource([1], name=f'{RUN}-brief')
+    del source
+    gc.collect()
+    with pytest.raises(NotFoundError):
+        granular.InMemoryDataSource(name=f'{RUN}-brief')
+    out, error = program(
+        "import granular; s = granular.InMemoryDataSource([1], name=f'{RUN}-brief'); print(s[0])"
+    ).communicate()
+    assert (out, error) == ('1\n', '')
+
+
+def test_what_a_killed_owner_left_is_removed_by_the_next():
+    process = program(
+        "import granular, time; s = granular.InMemoryDataSource([1], name=f'{RUN}-killed'); print(s[0], flush=True);"
+        ' time.sleep(60)'
+    )
+    assert process.stdout.readline() == '1\n'
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    with granular.InMemoryDataSource([2], name=f'{RUN}-killed') as source:  # the same name, too
+        assert source[0] == 2
+
+
+@pytest.mark.parametrize(
+    ('args', 'error', 'said'),
+    [(((),), None, ''), ((), InvalidArgumentError, 'elements'), (([{1}],), EncodeError, 'element 0: set')],
+)  # fmt: skip
+def test_arguments(args, error, said):
+    if error is None:
+        assert list(granular.InMemoryDataSource(*args)) == []
+    else:
+        with pytest.raises(error, match=said):
+            granular.InMemoryDataSource(*args)
+
+
+@pytest.mark.parametrize('name', ['', '../etc', 'a/b', 'a' * 200, 3])
+def test_names(name):
+    with pytest.raises(InvalidArgumentError, match='want 1 to 160'):
+        granular.InMemoryDataSource([1], name=name)
+
+
+def test_memory_that_is_no_source(tmp_path):
+    place = os.path.join(FOLDER, f'granular-{os.getuid()}-data-{RUN}-odd')
+    for content in (b'', b'granular-data-1\n', b'x' * 100, b'granular-data-1\n' + b'\xff' * 100):
+        with open(place, 'wb') as file:
+            lock(file.fileno())  # so that nobody takes it for one that was left
+            file.write(content)
+            file.flush()
+            with pytest.raises(granular.errors.CorruptError, match='odd'):
+                granular.InMemoryDataSource(name=f'{RUN}-odd')
+    os.unlink(place)
+    os.symlink(tmp_path, place)
+    with pytest.raises(granular.errors.AccessDeniedError):
+        granular.InMemoryDataSource(name=f'{RUN}-odd')
+    os.unlink(place)
