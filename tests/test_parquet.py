@@ -425,7 +425,8 @@ def test_states_that_do_not_fit(several, tmp_path):
 
 def test_read_ahead_is_bounded(moto):
     path = write(moto.place() / 'x', numbers(4000), row_group_size=100, compression='none')
-    stream = granular.ParquetIterDataset(path, ['wide'], read_ahead=100_000)
+    options = granular.ReadOptions(prefetch_buffer_size=500)
+    stream = granular.ParquetIterDataset(path, ['wide'], read_ahead=100_000, read_options=options)
     with iter(stream) as iterator:
         _, _, size = requests(lambda: (next(iterator), iterator.start_prefetch()))
         assert size < 600_000  # of 800,000 in all: the footer, what 500 rows need, and five row groups more
