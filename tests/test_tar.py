@@ -58,6 +58,13 @@ def write(path, count=100, first=0, **options):
     return path
 
 
+def steady(server, **options):
+    """An empty place whose requests can be counted, as none of them is sent twice."""
+    config = granular.IOConfig(hedge=0, **options)
+    place = server.place()
+    return granular.Path(str(place), config=config, **place.aio.store.options)
+
+
 def requests(fn):
     before = granular.io_stats()
     found = fn()
@@ -75,7 +82,7 @@ def test_samples(place):
         order = np.random.default_rng(0).permutation(120)
         found, count, _ = requests(lambda: source.fetch(order))
         assert found == [sample(i) for i in order]
-        assert place.aio.store.local or count <= 3
+        assert place.aio.store.local or count <= 6  # some may be sent twice
         assert source[-1] == source.__getitems__([119])[0] == source._getitems([119])[0]
         assert source[38:42, ['cls', '__key__']] == {
             'cls': [b'38', b'39', b'40', b'41'], '__key__': ['0038', '0039', '0040', '0041']
@@ -158,9 +165,7 @@ def test_any_indices(several, indices, mask):
 
 
 def test_only_members_that_are_wanted_are_read(moto):
-    config = granular.IOConfig(max_gap=0)
-    bucket = moto.place()
-    path = write(granular.Path(str(bucket), config=config, **bucket.aio.store.options) / 'x.tar')
+    path = write(steady(moto, max_gap=0) / 'x.tar')
     source, count, size = requests(lambda: granular.WebDatasetDataSource(path))
     assert count <= 3 and size <= path.stat().size
     chosen = granular.MapDataset.source(source).select(['cls'])
@@ -181,9 +186,7 @@ def test_large_members_are_not_read_for_their_headers(tmp_path):
 
 @pytest.mark.parametrize('server', ['moto', 'fakegcs'])
 def test_an_index_is_kept(server, request, tmp_path, caplog):
-    bucket = request.getfixturevalue(server).place()
-    config = granular.IOConfig(index_cache=str(tmp_path / 'cache'))
-    path = write(granular.Path(str(bucket), config=config, **bucket.aio.store.options) / 'x.tar', 50)
+    path = write(steady(request.getfixturevalue(server), index_cache=str(tmp_path / 'cache')) / 'x.tar', 50)
     first = list(granular.WebDatasetDataSource(path))
     source, count, size = requests(lambda: granular.WebDatasetDataSource(path))
     assert size < 2000 and count <= 1
