@@ -1,6 +1,5 @@
 """Caches, with a ``fetch`` that blocks: the synchronous face of :mod:`granular.aio.caches`."""
 
-from collections.abc import Sequence
 from typing import Any, Generic, SupportsIndex, TypeVar
 
 from granular.aio.caches import rediscache, sharedcache
@@ -8,12 +7,12 @@ from granular.aio.caches.base import Cache as Core
 from granular.aio.caches.base import Function
 from granular.bridge import run
 from granular.config import MiB
-from granular.face import Face
+from granular.face import Batched, Face
 
 A = TypeVar('A', bound=Core)
 
 
-class Cache(Face[A], Generic[A]):
+class Cache(Face[A], Batched, Generic[A]):
     """What caches of any kind have in common.
 
     Attributes:
@@ -43,14 +42,6 @@ class Cache(Face[A], Generic[A]):
           EncodeError: for a value that cannot be kept: see ``pack``.
         """
         return run(self.aio.fetch(indices))
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        # By this name PyTorch's loaders ask for a batch.
-        return self.fetch(indices)
-
-    def _getitems(self, indices: Sequence[int]) -> list[Any]:
-        # By this name Grain's loaders ask for a batch.
-        return self.fetch(indices)
 
 
 def _faced(kind: type[Cache[Core]], twin: Core) -> Cache[Core]:

@@ -1,24 +1,20 @@
 """Datasets, with I/O that blocks: the synchronous face of :mod:`granular.aio.dataset`."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, Self, SupportsIndex
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, SupportsIndex
 
 from granular.aio import dataset as core
 from granular.aio import datasetwriter as corewriter
 from granular.aio.codec import Decoder, Encoder
-from granular.aio.columns import Datapoint
-from granular.aio.dataset import Mask
 from granular.aio.purepath import PurePath
-from granular.bridge import iterate, run
-from granular.face import A, Batched, Face, Reader
+from granular.bridge import run
+from granular.face import A, Face, Rows
 from granular.layout import Layout
 
 
-class Datasets(Reader[A], Batched):
+class Datasets(Rows[A]):
     """What readers of one dataset and of several shards have in common."""
-
-    aio: Any
 
     @property
     def spec(self) -> dict[str, str]:
@@ -30,56 +26,9 @@ class Datasets(Reader[A], Batched):
         """``'refs'`` or ``'columns'``."""
         return self.aio.layout  # type: ignore[no-any-return]
 
-    @property
-    def size(self) -> int:
-        """Bytes of all bags and their tables."""
-        return self.aio.size  # type: ignore[no-any-return]
-
-    def __len__(self) -> int:
-        return len(self.aio)
-
-    def __getitem__(self, index: SupportsIndex | slice | tuple[SupportsIndex | slice, Mask]) -> Any:
-        if isinstance(index, tuple):
-            return run(self.aio.get(*index))
-        return run(self.aio.get(index))
-
-    def get(self, index: SupportsIndex | slice, mask: Mask = None) -> Any:
-        """A datapoint, or ``{key: [values]}`` for a slice; as ``reader[index, mask]``.
-
-        Args:
-          index: an integer, negative from the end, or a slice.
-          mask: the keys wanted; or a mapping from keys to True, or to the range of a sequence's values that is wanted.
-
-        Raises:
-          OutOfRangeError: an ``IndexError``, for an index or a mask's range beyond what is there.
-          UnknownKeyError: a ``KeyError``, for a key that the spec does not have.
-        """
-        return run(self.aio.get(index, mask))
-
-    def fetch(self, indices: Any, mask: Mask = None) -> list[Datapoint]:
-        """Many datapoints in one fan-out: all their values are asked for at once, neighbours in one request.
-
-        Args:
-          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
-          mask: as for ``get``.
-
-        Returns:
-          The datapoints, in the order asked.
-        """
-        return run(self.aio.fetch(indices, mask))
-
     def available(self, index: SupportsIndex) -> dict[str, bool | range]:
         """What a mask can ask of a datapoint: True, or for a sequence the range of its values."""
         return run(self.aio.available(index))
-
-    def copy(self) -> Self:
-        """Another reader of the same place, with a life of its own, that shares what is cached."""
-        twin = type(self).__new__(type(self))
-        twin.aio = self.aio.copy()
-        return twin
-
-    def __iter__(self) -> Iterator[Datapoint]:
-        return iterate(self.aio.__aiter__)
 
 
 class DatasetReader(Datasets[core.DatasetReader]):

@@ -1,11 +1,11 @@
 """What all of the synchronous face shares: an asynchronous twin in ``.aio``, closing, and ``with``."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, SupportsIndex, TypeVar
 
 from granular.aio.lifecycle import Opened
-from granular.bridge import run
+from granular.bridge import iterate, run
 
 A = TypeVar('A', bound=Opened)
 
@@ -65,3 +65,57 @@ class Reader(Face[A]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self.aio.__reduce__()[1]
+
+
+class Rows(Reader[A], Batched):
+    """A reader of datapoints that are dicts, of which some fields can be read alone."""
+
+    aio: Any
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return self.aio.size  # type: ignore[no-any-return]
+
+    def __len__(self) -> int:
+        return len(self.aio)
+
+    def __getitem__(self, index: SupportsIndex | slice | tuple[SupportsIndex | slice, Any]) -> Any:
+        if isinstance(index, tuple):
+            return run(self.aio.get(*index))
+        return run(self.aio.get(index))
+
+    def get(self, index: SupportsIndex | slice, mask: Any = None) -> Any:
+        """A datapoint, or ``{key: [values]}`` for a slice; as ``reader[index, mask]``.
+
+        Args:
+          index: an integer, negative from the end, or a slice.
+          mask: the keys wanted; of a dataset also a mapping from keys to True, or to the range of a sequence's values
+            that is wanted.
+
+        Raises:
+          OutOfRangeError: an ``IndexError``, for an index or a mask's range beyond what is there.
+          UnknownKeyError: a ``KeyError``, for a key that there is not.
+        """
+        return run(self.aio.get(index, mask))
+
+    def fetch(self, indices: Any, mask: Any = None) -> list[dict[str, Any]]:
+        """Many datapoints in one fan-out: all their values are asked for at once, neighbours in one request.
+
+        Args:
+          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
+          mask: as for ``get``.
+
+        Returns:
+          The datapoints, in the order asked.
+        """
+        return run(self.aio.fetch(indices, mask))
+
+    def copy(self) -> Self:
+        """Another reader of the same place, with a life of its own, that shares what is cached."""
+        twin = type(self).__new__(type(self))
+        twin.aio = self.aio.copy()
+        return twin
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iterate(self.aio.__aiter__)

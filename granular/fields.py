@@ -15,6 +15,7 @@ from granular.aio.fields import FieldDataset
 from granular.aio.pipeline.source import Source
 from granular.aio.threads import beside, current
 from granular.bridge import run
+from granular.face import Batched
 from granular.mapdataset import MapDataset
 
 __all__ = [
@@ -200,7 +201,7 @@ class FieldConcat(Fields):
         self.aio = corewrappers.FieldConcat(datasets)
 
 
-class ModeWrapper:
+class ModeWrapper(Batched):
     """Loads those fields of each sample that a mode names, in its order, and nothing else.
 
     A sample is the value of the field if there is one, and a tuple of them if there are several; with ``return_ctx``
@@ -268,14 +269,6 @@ class ModeWrapper:
           indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
         """
         return run(self.aio.fetch(indices))
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        # By this name PyTorch's loaders ask for a batch.
-        return self.fetch(indices)
-
-    def _getitems(self, indices: Sequence[int]) -> list[Any]:
-        # By this name Grain's loaders ask for a batch.
-        return self.fetch(indices)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(MapDataset.source(self).to_iter_dataset(allow_nones=True))

@@ -5,10 +5,10 @@ from typing import Any, SupportsIndex, cast, overload
 
 from granular.aio.datasources import arrayrecord as core
 from granular.bridge import iterate, run
-from granular.face import Reader
+from granular.face import Batched, Reader
 
 
-class ArrayRecordDataSource(Reader[core.ArrayRecordDataSource]):
+class ArrayRecordDataSource(Reader[core.ArrayRecordDataSource], Batched):
     """Random access to the records of ArrayRecord files, on a disk or in buckets, in the order given.
 
     ``source[i]``, ``source[-1]``, ``source[10:20]``, ``source.fetch([3, 1, 4])``.
@@ -70,14 +70,6 @@ class ArrayRecordDataSource(Reader[core.ArrayRecordDataSource]):
           The records, in the order asked.
         """
         return run(self.aio.fetch(indices))
-
-    def __getitems__(self, indices: Sequence[int]) -> list[bytes]:
-        # By this name PyTorch's loaders ask for a batch.
-        return self.fetch(indices)
-
-    def _getitems(self, indices: Sequence[int]) -> list[bytes]:
-        # By this name Grain's loaders ask for a batch.
-        return self.fetch(indices)
 
     def __iter__(self) -> Iterator[bytes]:
         return iterate(self.aio.__aiter__)

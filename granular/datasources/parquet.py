@@ -1,22 +1,21 @@
 """Parquet files, with I/O that blocks: the synchronous face of :mod:`granular.aio.datasources.parquet`."""
 
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any, Self, SupportsIndex
+from collections.abc import Sequence
+from typing import Any
 
 from granular.aio.datasources import parquet as core
-from granular.aio.datasources.parquet import CACHE, Fields
+from granular.aio.datasources.parquet import CACHE
 from granular.aio.datasources.parquetstream import CYCLE, READ_AHEAD, parquet_stream
 from granular.aio.pipeline.errors import OnError
 from granular.aio.pipeline.streams import Stream
 from granular.aio.pipeline.transforms import ReadOptions
 from granular.aio.purepath import PurePath
-from granular.bridge import iterate, run
-from granular.face import Reader
+from granular.face import Rows
 from granular.mapdataset import IterDataset
 
 
-class ParquetDataSource(Reader[core.ParquetDataSource]):
+class ParquetDataSource(Rows[core.ParquetDataSource]):
     """Random access to the rows of Parquet files, on a disk or in buckets, in the order given.
 
     ``source[i]``, ``source[-1]``, ``source[10:20]``, ``source.fetch([3, 1, 4], ('title',))``.
@@ -61,61 +60,6 @@ class ParquetDataSource(Reader[core.ParquetDataSource]):
     def columns(self) -> tuple[str, ...]:
         """The names of the columns that a row has."""
         return self.aio.columns
-
-    @property
-    def size(self) -> int:
-        """Bytes of all files."""
-        return self.aio.size
-
-    def __len__(self) -> int:
-        return len(self.aio)
-
-    def __getitem__(self, index: SupportsIndex | slice | tuple[SupportsIndex | slice, Fields]) -> Any:
-        if isinstance(index, tuple):
-            return run(self.aio.get(*index))
-        return run(self.aio.get(index))
-
-    def get(self, index: SupportsIndex | slice, mask: Fields = None) -> Any:
-        """A row, or ``{column: [values]}`` for a slice; as ``source[index, mask]``.
-
-        Args:
-          index: an integer, negative from the end, or a slice.
-          mask: the columns wanted.
-
-        Raises:
-          OutOfRangeError: an ``IndexError``, for an index beyond what is there.
-          UnknownKeyError: a ``KeyError``, for a column that there is not.
-        """
-        return run(self.aio.get(index, mask))
-
-    def fetch(self, indices: Any, mask: Fields = None) -> list[dict[str, Any]]:
-        """Many rows in one fan-out over all files, row groups and columns.
-
-        Args:
-          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
-          mask: as for ``get``.
-
-        Returns:
-          The rows, in the order asked.
-        """
-        return run(self.aio.fetch(indices, mask))
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        # By this name PyTorch's loaders ask for a batch.
-        return self.fetch(indices)
-
-    def _getitems(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        # By this name Grain's loaders ask for a batch.
-        return self.fetch(indices)
-
-    def copy(self) -> Self:
-        """Another source of the same files, with a life and a cache of its own."""
-        twin = type(self).__new__(type(self))
-        twin.aio = self.aio.copy()
-        return twin
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iterate(self.aio.__aiter__)
 
 
 class ParquetIterDataset(IterDataset):

@@ -1,17 +1,16 @@
 """Tar files as WebDataset writes them, with I/O that blocks: the face of :mod:`granular.aio.datasources.tar`."""
 
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any, SupportsIndex
+from collections.abc import Sequence
+from typing import Any
 
 from granular.aio.datasources import tar as core
-from granular.aio.datasources.tar import Decoders, Fields
+from granular.aio.datasources.tar import Decoders
 from granular.aio.purepath import PurePath
-from granular.bridge import iterate, run
-from granular.face import Reader
+from granular.face import Rows
 
 
-class WebDatasetDataSource(Reader[core.WebDatasetDataSource]):
+class WebDatasetDataSource(Rows[core.WebDatasetDataSource]):
     """Random access to the samples of tar files, on a disk or in buckets, in the order given.
 
     ``source[i]``, ``source[-1]``, ``source[10:20]``, ``source.fetch([3, 1, 4], ('cls',))``.
@@ -47,52 +46,3 @@ class WebDatasetDataSource(Reader[core.WebDatasetDataSource]):
     def fields(self) -> tuple[str, ...]:
         """The fields that samples have, ``'__key__'`` first; a sample may lack some."""
         return self.aio.fields
-
-    @property
-    def size(self) -> int:
-        """Bytes of all files."""
-        return self.aio.size
-
-    def __len__(self) -> int:
-        return len(self.aio)
-
-    def __getitem__(self, index: SupportsIndex | slice | tuple[SupportsIndex | slice, Fields]) -> Any:
-        if isinstance(index, tuple):
-            return run(self.aio.get(*index))
-        return run(self.aio.get(index))
-
-    def get(self, index: SupportsIndex | slice, mask: Fields = None) -> Any:
-        """A sample, or ``{field: [values]}`` for a slice, of which each sample must have all fields.
-
-        Args:
-          index: an integer, negative from the end, or a slice.
-          mask: the fields wanted; one that a sample does not have is missing from it.
-
-        Raises:
-          OutOfRangeError: an ``IndexError``, for an index beyond what is there.
-          UnknownKeyError: a ``KeyError``, for a field that no sample has.
-        """
-        return run(self.aio.get(index, mask))
-
-    def fetch(self, indices: Any, mask: Fields = None) -> list[dict[str, Any]]:
-        """Many samples in one fan-out over all files.
-
-        Args:
-          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
-          mask: as for ``get``.
-
-        Returns:
-          The samples, in the order asked.
-        """
-        return run(self.aio.fetch(indices, mask))
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        # By this name PyTorch's loaders ask for a batch.
-        return self.fetch(indices)
-
-    def _getitems(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        # By this name Grain's loaders ask for a batch.
-        return self.fetch(indices)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iterate(self.aio.__aiter__)

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, SupportsIndex
+from typing import Any, Final, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,6 +115,13 @@ class WebDatasetDataSource(Opened):
     def __len__(self) -> int:
         self._check_open()
         return int(self._stops[-1])
+
+    def copy(self) -> Self:
+        """Another source of the same files, with a life of its own, that shares their index."""
+        self._check_open()
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
 
     # --- reading
 
