@@ -112,9 +112,9 @@ def test_pools_and_gathering():
 async def test_calls_that_wait_get_all_of_the_pool():
     assert await spread(lambda i: i * i, 1000) == [i * i for i in range(1000)]
     began = time.monotonic()
-    seen = set(await spread(lambda i: time.sleep(0.3) or here(), 8))
-    assert len(seen) == 8
-    assert time.monotonic() - began < 2
+    seen = set(await spread(lambda i: time.sleep(0.1) or here(), 8))
+    assert len(seen) >= 7  # the first thread may come to a second one
+    assert time.monotonic() - began < 0.7
 
 
 async def test_the_first_error_ends_what_is_spread():

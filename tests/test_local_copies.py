@@ -1,6 +1,7 @@
 """Copies on the local disk: made once, whole, with archives unpacked and kept within their folder."""
 
 import asyncio
+import concurrent.futures
 import io
 import json
 import os
@@ -415,7 +416,8 @@ def test_two_processes_at_once_and_one_that_is_killed(tmp_path, local):
     time.sleep(0.05)
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
-    said = sorted(process.communicate()[0].splitlines()[-1] for process in (second, third))
+    with concurrent.futures.ThreadPoolExecutor() as threads:  # at once, as each waits for its input to end
+        said = sorted(out.splitlines()[-1] for out, _ in threads.map(subprocess.Popen.communicate, (second, third)))
     assert said == ['False False 0', 'True True 1000']
     assert contents(local / 'x') == files
 

@@ -191,7 +191,6 @@ def test_workers_of_torch(source):
 
 
 def fill(cache, seed):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     for index in np.random.default_rng(seed).permutation(len(cache)).tolist():
         point = cache[index]
         assert point['label'] == index
