@@ -8,18 +8,18 @@ RIVALS := aiohttp obstore s3fs gcsfs tensorstore grain webdataset streaming litd
 # A build for the CPU: the plain name brings gigabytes of CUDA.
 TORCH  ?= torch==2.13.0
 
-.PHONY: demo test lint bench bench-quick faults soak servers clean
+.PHONY: demo test lint bench bench-quick faults soak redis servers clean
 
 demo: $(VENV)/demo
 	$(BIN)/granular demo
 
-test: $(VENV)/test $(ORACLES)
+test: $(VENV)/test $(ORACLES) redis
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 # What mypy sees depends on what is installed, so it is given all of it.
 lint: $(VENV)/test $(VENV)/lint
-	$(BIN)/ruff check granular tests benchmarks
-	$(BIN)/ruff format --check granular tests benchmarks
+	$(BIN)/ruff check granular tests benchmarks examples
+	$(BIN)/ruff format --check granular tests benchmarks examples
 	$(BIN)/mypy
 
 bench: $(VENV)/bench $(RIVALS:%=.rivals/%/ready) servers
@@ -34,6 +34,10 @@ faults: $(VENV)/bench .rivals/s3fs/ready .rivals/gcsfs/ready .rivals/obstore/rea
 
 soak: $(VENV)/bench
 	$(BIN)/python -m benchmarks.soak $(ARGS)
+
+# The one server of the tests that PyPI does not have.
+redis:
+	@command -v redis-server > /dev/null || (apt-get update -q && apt-get install -qy --no-install-recommends redis-server)
 
 # What the benchmarks measure against comes from Debian.
 servers:
