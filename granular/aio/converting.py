@@ -14,6 +14,7 @@ from granular.aio.importing import Ahead, Format, Origin, origin_of
 from granular.aio.inferring import Fitting
 from granular.aio.loops import for_each, need_loop
 from granular.aio.path import Path, Progress
+from granular.aio.pipeline.source import Source
 from granular.aio.sharded import shards_in
 from granular.aio.shardedwriter import length_of_shard
 from granular.aio.stores.localwriting import drop_drafts
@@ -160,7 +161,8 @@ class _Work:
 
     async def run(self, plan: Conversion) -> Conversion:
         await self._look()
-        shards, records = await (self._one_by_one() if self._origin.source is None else self._at_random())
+        source = self._origin.source
+        shards, records = await (self._one_by_one() if source is None else self._at_random(source))
         return dataclasses.replace(plan, shards=shards, records=records, found=self._found, bytes=self._bytes)
 
     async def _look(self) -> None:
@@ -268,7 +270,7 @@ class _Work:
 
     # --- sources that are read at random
 
-    async def _at_random(self) -> tuple[int, int]:
+    async def _at_random(self, source: Source) -> tuple[int, int]:
         count, length = len(self._origin), self._shardlen or max(1, len(self._origin))
         shards = max(1, -(-count // length))
         if more := sorted(number for number in self._lengths if number >= shards):
@@ -281,7 +283,7 @@ class _Work:
                 async with await self._open(number) as writer:
                     self._found += len(writer)
                     self._tell(len(writer))
-                    await self._fill(writer, start + len(writer), stop)
+                    await self._fill(source, writer, start + len(writer), stop)
                     if not number:
                         for _ in range(shards - 1):
                             await others.acquire()
@@ -296,10 +298,8 @@ class _Work:
         await for_each(numbers(), shard, self._parallel)
         return shards, count
 
-    async def _fill(self, writer: DatasetWriter, start: int, stop: int) -> None:
+    async def _fill(self, source: Source, writer: DatasetWriter, start: int, stop: int) -> None:
         """Write records to a shard, reading those that follow meanwhile."""
-        source = self._origin.source
-        assert source is not None
         at, reading = start, None
         try:
             while at < stop:

@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from granular.aio.archives import KINDS, split_name, unpack
 from granular.aio.copying import FolderCopy, below
@@ -198,8 +198,7 @@ async def _copy_file(source: Path, target: Path, progress: Progress | None) -> L
 @contextlib.asynccontextmanager
 async def _locked(folder: Path) -> AsyncIterator[None]:
     """Hold the lock of a local folder, which is made: waits for who has it, until that process ends at the latest."""
-    store, wait, lock = folder.store, 0.02, None
-    assert isinstance(store, LocalStore)
+    store, wait, lock = cast(LocalStore, folder.store), 0.02, None
     while lock is None:
         await folder.mkdir(parents=True, exist_ok=True)
         try:
