@@ -15,6 +15,9 @@ T = TypeVar('T')
 Ts = TypeVarTuple('Ts')
 
 CORES: Final = os.cpu_count() or 1
+READS: Final = 64
+SLOW: Final = 0.005
+"""After so many reads of a disk that took so many seconds, waiting, the others are spread over threads."""
 
 
 class Threads(concurrent.futures.ThreadPoolExecutor):
@@ -88,6 +91,18 @@ async def spread(call: Callable[[int], T], count: int) -> list[T]:
 def share(call: Callable[[int], T], count: int) -> list[T]:
     """As ``spread``, begun on this thread whatever runs on it."""
     return _Spread(call, count).run()
+
+
+def patiently(call: Callable[[int], T], count: int) -> list[T]:
+    """As ``share``, for what hardly ever waits: threads join in once some calls were slow, and waited."""
+    out: list[T] = []
+    while len(out) < count:
+        timer = Timer()
+        out += [call(i) for i in range(len(out), min(len(out) + READS, count))]
+        if timer.wall > SLOW and timer.waited:
+            break
+    done = len(out)
+    return out + share(lambda i: call(done + i), count - done) if done < count else out
 
 
 class Timer:

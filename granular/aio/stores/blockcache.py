@@ -18,7 +18,7 @@ from granular.aio.loops import gather, running_loop
 from granular.aio.reply import Reply, counters
 from granular.aio.stores.base import Request
 from granular.aio.stores.packs import BLOCK, SHIFT, Cached, Packs
-from granular.aio.threads import offload, share
+from granular.aio.threads import offload, patiently
 from granular.config import IOConfig, KiB
 
 _IN_PLACE: Final = 256 * KiB  # bytes that are read under a loop rather than in a thread
@@ -99,9 +99,9 @@ class BlockCache:
         ]
         look = functools.partial(self._look, identity, spans)
         if running_loop() is not None and sum(span.stop - span.start for span in spans) > _IN_PLACE:
-            found = await offload(share, look, len(spans))
+            found = await offload(patiently, look, len(spans))
         else:
-            found = share(look, len(spans))
+            found = patiently(look, len(spans))
         missing = [i for i, piece in enumerate(found) if piece is None]
         if missing:
             await below.ready()

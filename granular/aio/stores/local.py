@@ -15,15 +15,12 @@ from granular.aio.reply import Reply, changed, counters
 from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
 from granular.aio.stores.locks import FolderLock, lock
 from granular.aio.stores.translating import translated
-from granular.aio.threads import Timer, offload, share
+from granular.aio.threads import READS, SLOW, Timer, offload, share
 from granular.config import IOConfig, KiB
 from granular.errors import AlreadyExistsError, OutOfRangeError
 
 # Up to here a read under an event loop is done in place: it takes less time than a thread takes to begin.
 IN_PLACE = 256 * KiB
-# After so many reads that took so many seconds, waiting, the others are spread over threads.
-_READS = 64
-_SLOW = 0.005
 # Linux reads at most 2 GiB - 4 KiB in one call.
 _MAX_READ = 1 << 30
 
@@ -176,11 +173,11 @@ class LocalStore(Store):
                 done = 0
                 while done < len(starts):
                     timer = Timer()
-                    for start, stop in zip(starts[done : done + _READS], stops[done : done + _READS], strict=True):
+                    for start, stop in zip(starts[done : done + READS], stops[done : done + READS], strict=True):
                         data = pread(fd, stop - start, start)
                         replies.append(data if len(data) == stop - start else file.exactly(key, start, stop))
-                    done += _READS
-                    if timer.wall > _SLOW and timer.waited:  # for a disk, which likes to be asked for many at a time
+                    done += READS
+                    if timer.wall > SLOW and timer.waited:  # for a disk, which likes to be asked for many at a time
                         replies += share(
                             functools.partial(_nth, file, key, starts, stops, done), max(0, len(starts) - done)
                         )
