@@ -3,8 +3,9 @@
 The names here block; those of :mod:`granular.aio` are awaited.
 """
 
+from typing import TYPE_CHECKING
+
 from granular import aio, errors, filters, formats, shuffle, sources
-from granular.aio.caches.memorysource import InMemoryDataSource
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, SequentialSampler
 from granular.aio.pipeline.source import RandomAccessDataSource
 from granular.aio.pipeline.transforms import (
@@ -24,35 +25,39 @@ from granular.aio.pipeline.transforms import (
 )
 from granular.aio.reply import io_stats
 from granular.bag import BagReader, BagWriter
-from granular.caches import RedisCache, SharedMemoryCache
 from granular.checkpoints import load_state, save_state
 from granular.cleaning import clean
 from granular.config import IOConfig
-from granular.converting import Conversion, convert
 from granular.dataloader import DataLoader
 from granular.dataset import DatasetReader, DatasetWriter
-from granular.datasources import ArrayRecordDataSource, ParquetDataSource, ParquetIterDataset, WebDatasetDataSource
 from granular.errors import GranularError
-from granular.fields import (
-    ClassFilterWrapper,
-    FieldConcat,
-    FieldDataset,
-    FieldWrapper,
-    ModeWrapper,
-    OversamplingWrapper,
-    PercentFilterWrapper,
-    RepeatWrapper,
-    ShuffleWrapper,
-    SubsetWrapper,
-)
+from granular.extras import later
 from granular.formats import decoders, encoders
 from granular.loader import Loader
-from granular.localcopies import LocalCopy, copy_to_local
 from granular.mapdataset import DatasetIterator, IterDataset, MapDataset
 from granular.path import Path
 from granular.progress import progress
 from granular.sharded import ShardedDatasetReader, ShardedDatasetWriter
 from granular.verifying import verify
+
+if TYPE_CHECKING:
+    from granular.aio.caches.memorysource import InMemoryDataSource
+    from granular.caches import RedisCache, SharedMemoryCache
+    from granular.converting import Conversion, convert
+    from granular.datasources import ArrayRecordDataSource, ParquetDataSource, ParquetIterDataset, WebDatasetDataSource
+    from granular.fields import (
+        ClassFilterWrapper,
+        FieldConcat,
+        FieldDataset,
+        FieldWrapper,
+        ModeWrapper,
+        OversamplingWrapper,
+        PercentFilterWrapper,
+        RepeatWrapper,
+        ShuffleWrapper,
+        SubsetWrapper,
+    )
+    from granular.localcopies import LocalCopy, copy_to_local
 
 __version__ = '1.0.0a1'
 
@@ -124,3 +129,17 @@ __all__ = [
     'sources',
     'verify',
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = later(
+        __name__,
+        __all__,
+        [
+            'granular.aio.caches.memorysource',
+            'granular.caches',
+            'granular.fields',
+            'granular.localcopies',
+            'granular.datasources',
+            'granular.converting',
+        ],
+    )

@@ -1,31 +1,16 @@
 """The asynchronous core: the same names as :mod:`granular`, awaited."""
 
+from typing import TYPE_CHECKING
+
 from granular.aio import sources
 from granular.aio.bag import BagReader
 from granular.aio.bagwriter import BagWriter
-from granular.aio.caches.memorysource import InMemoryDataSource
-from granular.aio.caches.rediscache import RedisCache
-from granular.aio.caches.sharedcache import SharedMemoryCache
 from granular.aio.checkpoints import load_state, save_state
 from granular.aio.cleaning import clean
-from granular.aio.converting import convert
 from granular.aio.dataset import DatasetReader
 from granular.aio.datasetwriter import DatasetWriter
-from granular.aio.datasources import ArrayRecordDataSource, ParquetDataSource, ParquetIterDataset, WebDatasetDataSource
-from granular.aio.fields import FieldDataset, FieldWrapper
-from granular.aio.fieldwrappers import (
-    ClassFilterWrapper,
-    FieldConcat,
-    OversamplingWrapper,
-    PercentFilterWrapper,
-    RepeatWrapper,
-    ShuffleWrapper,
-    SubsetWrapper,
-)
 from granular.aio.loader import Loader
-from granular.aio.localcopies import copy_to_local
 from granular.aio.loops import aclose
-from granular.aio.modewrapper import ModeWrapper
 from granular.aio.path import Path
 from granular.aio.pipeline.dataloader import DataLoader
 from granular.aio.pipeline.iterdataset import DatasetIterator, IterDataset
@@ -33,6 +18,31 @@ from granular.aio.pipeline.mapdataset import MapDataset
 from granular.aio.sharded import ShardedDatasetReader
 from granular.aio.shardedwriter import ShardedDatasetWriter
 from granular.aio.verifying import verify
+from granular.extras import later
+
+if TYPE_CHECKING:
+    from granular.aio.caches.memorysource import InMemoryDataSource
+    from granular.aio.caches.rediscache import RedisCache
+    from granular.aio.caches.sharedcache import SharedMemoryCache
+    from granular.aio.converting import convert
+    from granular.aio.datasources import (
+        ArrayRecordDataSource,
+        ParquetDataSource,
+        ParquetIterDataset,
+        WebDatasetDataSource,
+    )
+    from granular.aio.fields import FieldDataset, FieldWrapper
+    from granular.aio.fieldwrappers import (
+        ClassFilterWrapper,
+        FieldConcat,
+        OversamplingWrapper,
+        PercentFilterWrapper,
+        RepeatWrapper,
+        ShuffleWrapper,
+        SubsetWrapper,
+    )
+    from granular.aio.localcopies import copy_to_local
+    from granular.aio.modewrapper import ModeWrapper
 
 __all__ = [
     'ArrayRecordDataSource',
@@ -73,3 +83,20 @@ __all__ = [
     'sources',
     'verify',
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = later(
+        __name__,
+        __all__,
+        [
+            'granular.aio.caches.memorysource',
+            'granular.aio.caches.rediscache',
+            'granular.aio.caches.sharedcache',
+            'granular.aio.fields',
+            'granular.aio.fieldwrappers',
+            'granular.aio.modewrapper',
+            'granular.aio.localcopies',
+            'granular.aio.datasources',
+            'granular.aio.converting',
+        ],
+    )
