@@ -133,13 +133,15 @@ __all__ = [
 if not TYPE_CHECKING:
     __getattr__ = later(
         __name__,
-        __all__,
-        [
-            'granular.aio.caches.memorysource',
-            'granular.caches',
-            'granular.fields',
-            'granular.localcopies',
-            'granular.datasources',
-            'granular.converting',
-        ],
+        {
+            'granular.aio.caches.memorysource': 'InMemoryDataSource',
+            'granular.caches': 'RedisCache SharedMemoryCache',
+            'granular.converting': 'Conversion convert',
+            'granular.datasources': 'ArrayRecordDataSource ParquetDataSource ParquetIterDataset WebDatasetDataSource',
+            'granular.fields': (
+                'FieldDataset FieldWrapper ModeWrapper ClassFilterWrapper FieldConcat '
+                'OversamplingWrapper PercentFilterWrapper RepeatWrapper ShuffleWrapper SubsetWrapper'
+            ),
+            'granular.localcopies': 'LocalCopy copy_to_local',
+        },
     )

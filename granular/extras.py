@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from granular.errors import MissingExtraError
@@ -20,21 +20,20 @@ def need(module: str, extra: str) -> Any:
         raise MissingExtraError(f"{module} cannot be imported: pip install 'granular[{extra}]'") from error
 
 
-def later(package: str, names: Sequence[str], modules: Sequence[str]) -> Callable[[str], Any]:
+def later(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """The ``__getattr__`` of a package (PEP 562) that imports some of its names when they are first asked for.
 
     Args:
       package: its name.
-      names: what it exports.
-      modules: where those names come from that it does not have yet; they are imported in this order.
+      homes: by module, the names that come from there, with spaces between them.
     """
+    modules = {name: module for module, names in homes.items() for name in names.split()}
 
     def find(name: str) -> Any:
-        if name in names:
-            for module in map(importlib.import_module, modules):
-                if hasattr(module, name):
-                    setattr(sys.modules[package], name, getattr(module, name))
-                    return getattr(module, name)
-        raise AttributeError(f'module {package!r} has no attribute {name!r}')
+        if name not in modules:
+            raise AttributeError(f'module {package!r} has no attribute {name!r}')
+        value = getattr(importlib.import_module(modules[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
 
     return find

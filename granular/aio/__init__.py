@@ -87,16 +87,20 @@ __all__ = [
 if not TYPE_CHECKING:
     __getattr__ = later(
         __name__,
-        __all__,
-        [
-            'granular.aio.caches.memorysource',
-            'granular.aio.caches.rediscache',
-            'granular.aio.caches.sharedcache',
-            'granular.aio.fields',
-            'granular.aio.fieldwrappers',
-            'granular.aio.modewrapper',
-            'granular.aio.localcopies',
-            'granular.aio.datasources',
-            'granular.aio.converting',
-        ],
+        {
+            'granular.aio.caches.memorysource': 'InMemoryDataSource',
+            'granular.aio.caches.rediscache': 'RedisCache',
+            'granular.aio.caches.sharedcache': 'SharedMemoryCache',
+            'granular.aio.converting': 'convert',
+            'granular.aio.datasources': (
+                'ArrayRecordDataSource ParquetDataSource ParquetIterDataset WebDatasetDataSource'
+            ),
+            'granular.aio.fields': 'FieldDataset FieldWrapper',
+            'granular.aio.fieldwrappers': (
+                'ClassFilterWrapper FieldConcat OversamplingWrapper PercentFilterWrapper '
+                'RepeatWrapper ShuffleWrapper SubsetWrapper'
+            ),
+            'granular.aio.localcopies': 'copy_to_local',
+            'granular.aio.modewrapper': 'ModeWrapper',
+        },
     )
