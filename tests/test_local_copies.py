@@ -423,7 +423,8 @@ def test_two_processes_at_once_and_one_that_is_killed(tmp_path, local):
 
 
 async def test_a_copy_that_is_cancelled_leaves_no_thread(tmp_path, local):
-    (tmp_path / 'x.tar').write_bytes(tarred({str(i): bytes(1 << 20) for i in range(40)}))
+    data = await asyncio.to_thread(tarred, {str(i): bytes(1 << 20) for i in range(40)})
+    await asyncio.to_thread((tmp_path / 'x.tar').write_bytes, data)
     loop, seen = asyncio.get_running_loop(), []
 
     def progress(size):

@@ -192,10 +192,12 @@ class BlockCache:
                     mine.append((span, cached, block))
                 else:
                     others[name] = other
+        runs = _runs(mine)
         try:
-            runs = _runs(mine)
-            free = [run for run in runs if self._packs.take_off(*run[2:])]
-            taken = [run for run in runs if run not in free]
+            free: list[Run] = []
+            taken: list[Run] = []
+            for run in runs:
+                (free if self._packs.take_off(*run[2:]) else taken).append(run)
             await gather([self._get(job, free), self._await(job, taken)])
             for name, other in others.items():
                 if (view := await asyncio.shield(asyncio.wrap_future(other))) is not None:
@@ -205,6 +207,7 @@ class BlockCache:
                 self._flying.pop(name, None)
                 if not flight.done():
                     flight.set_result(None)
+            self._land(runs)  # also if what was to fetch them was cancelled before it began
         return job.blocks
 
     async def _get(self, job: '_Job', runs: Sequence[Run]) -> None:
@@ -225,8 +228,11 @@ class BlockCache:
                     job.flights[name].set_result(job.blocks[name])
             await self._tried(lambda: self._keep(wanted, found))
         finally:
-            for run in runs:
-                self._packs.land(*run[2:])
+            self._land(runs)
+
+    def _land(self, runs: Iterable[Run]) -> None:
+        for run in runs:
+            self._packs.land(*run[2:])
 
     def _there(self, run: Run) -> bool:
         return all(self._packs.has(run.cached, run.first + i) for i in range(run.length))
@@ -261,7 +267,11 @@ class BlockCache:
             at = block << SHIFT
             left, right = max(span.start - at, 0), min(span.stop - at, BLOCK)
             view = blocks.get((cached.base, block))
-            part = self._packs.read(cached, at + left, at + right) if view is None else view[left:right]
+            try:
+                part = self._packs.read(cached, at + left, at + right) if view is None else view[left:right]
+            except OSError as error:
+                self._fails(error)
+                return None
             if part is None:
                 return None
             parts.append(part)

@@ -219,7 +219,8 @@ class Packs:
             pack = self._opened(number)
         if pack is not None and (now := time.monotonic()) - pack.touched > _TOUCH:
             pack.touched = now
-            os.utime(pack.fd)
+            with contextlib.suppress(OSError):  # it is removed somewhat earlier then
+                os.utime(pack.fd)
         return pack
 
     def _opened(self, number: int) -> Pack | None:
@@ -227,6 +228,9 @@ class Packs:
             pack = Pack(os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC), number)
         except FileNotFoundError:
             pack = None
+        except OSError as error:  # as when too many files are open: not for ever
+            logger.warning('%s: a pack is not read: %s', self.folder, error)
+            return None
         with self._lock:
             while len(self._open) >= 4 * PACKS:
                 del self._open[next(iter(self._open))]
