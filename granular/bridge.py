@@ -20,6 +20,7 @@ from granular.errors import ClosedError, GranularError
 T = TypeVar('T')
 
 _STOP_TIMEOUT: Final = 5.0
+_LOOK: Final = 1.0  # seconds
 
 
 class Call(Generic[T]):
@@ -162,7 +163,12 @@ def run(coro: Coroutine[Any, Any, T]) -> T:
     call = Call[T](found)
     try:
         bridge.submit(call)
-        return call.future.result()
+        while True:
+            try:
+                call.future.exception(_LOOK)
+            except TimeoutError:
+                continue  # Python does not see an interrupt that comes right before it waits: it looks now and then
+            return call.future.result()
     except BaseException:
         call.cancel()
         if bridge.ended and threading.current_thread().daemon:
