@@ -17,11 +17,11 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from granular.aio.loops import gather, running_loop
 from granular.aio.reply import Reply, counters
 from granular.aio.stores.base import Request
+from granular.aio.stores.local import IN_PLACE
 from granular.aio.stores.packs import BLOCK, SHIFT, Cached, Packs
 from granular.aio.threads import offload, patiently
-from granular.config import IOConfig, KiB
+from granular.config import IOConfig
 
-_IN_PLACE: Final = 256 * KiB  # bytes that are read under a loop rather than in a thread
 _PATIENCE: Final = 20.0  # seconds for which a block is waited for that another process fetches
 _PAUSE: Final = 30.0  # seconds for which nothing is kept after it could not be
 
@@ -98,7 +98,7 @@ class BlockCache:
             for start, stop in zip(starts, stops, strict=True)
         ]
         look = functools.partial(self._look, identity, spans)
-        if running_loop() is not None and sum(span.stop - span.start for span in spans) > _IN_PLACE:
+        if running_loop() is not None and sum(span.stop - span.start for span in spans) > IN_PLACE:
             found = await offload(patiently, look, len(spans))
         else:
             found = patiently(look, len(spans))
