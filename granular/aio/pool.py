@@ -59,8 +59,16 @@ class Pool:
         self._closed = False
         self._empty = asyncio.Event()
 
-    async def exchange(self, target: Target, request: bytes, sink: Sink, bodiless: bool = False) -> Head:
-        """Send a request and have its reply received by the sink.
+    async def exchange(
+        self,
+        target: Target,
+        request: bytes,
+        sink: Sink,
+        bodiless: bool = False,
+        body: bytes | memoryview = b'',
+        hedged: bool = True,
+    ) -> Head:
+        """Send a request and have its reply received by the sink. The arguments are those of ``Exchange``.
 
         Raises:
           ProtocolError: if what comes is not HTTP, or not as long as it says.
@@ -68,7 +76,7 @@ class Pool:
           ssl.SSLCertVerificationError: if the server is not who it says.
         """
         connection = self._take(target.origin) or await self._connect(target.origin)
-        exchange = Exchange(target, request, sink, bodiless)
+        exchange = Exchange(target, request, sink, bodiless, body, hedged)
         self._spare = min(self._spare + self._config.hedge, _MOST_HEDGES)
         while True:
             connection.send(exchange)
@@ -77,7 +85,7 @@ class Pool:
             except StaleError:
                 # As a store does that has not been asked for some seconds: nobody's fault, and no attempt is spent.
                 connection = await self._connect(target.origin)
-                exchange = Exchange(target, request, sink, bodiless)
+                exchange = Exchange(target, request, sink, bodiless, body, hedged)
             except asyncio.CancelledError:
                 exchange.drop()
                 raise
@@ -176,11 +184,16 @@ class Pool:
             if connection.exchange is None:
                 if connection.moved < time - _KEEP:
                     connection.transport.close()
+            elif connection.unsent:
+                if connection.sent < time - config.read_timeout:
+                    connection.fail(TimeoutError(f'the server took no byte for {config.read_timeout:g} s'))
             elif connection.head is None:
                 waited = time - connection.sent
                 if waited > config.first_byte_timeout:
                     connection.fail(TimeoutError(f'no reply for {config.first_byte_timeout:g} s'))
-                elif hedging and waited > self._slow and len(connection.exchange.on) == 1:
+                elif (
+                    hedging and connection.exchange.hedged and waited > self._slow and len(connection.exchange.on) == 1
+                ):
                     self._hedge(connection.exchange)
                     hedging = self._spare >= 1
             elif connection.moved < time - config.read_timeout:

@@ -6,8 +6,8 @@ import random
 import re
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, Literal, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Final, Literal, NamedTuple, TypeVar
 
 from granular.aio.digests import check_whole
 from granular.aio.download import Download
@@ -17,7 +17,7 @@ from granular.aio.memory import Space
 from granular.aio.pool import Pool
 from granular.aio.reply import Reply, changed, counters
 from granular.aio.wire import Sink
-from granular.config import IOConfig
+from granular.config import IOConfig, MiB
 from granular.errors import (
     AccessDeniedError,
     BadReplyError,
@@ -47,6 +47,48 @@ Mend = Callable[[Ail, str], Awaitable[bool]]
 """Called with what a store says, and the region or time that it says: whether another try is worth it."""
 
 T = TypeVar('T')
+
+
+class Outgoing(NamedTuple):
+    """A request other than a range read. It is made anew for every attempt, so that its signature is fresh.
+
+    Attributes:
+      target: the server, the path with its query, and the signed headers.
+      method: the HTTP method.
+      body: the body; the transport adds its Content-Length.
+    """
+
+    target: Target
+    method: str
+    body: bytes | memoryview = b''
+
+
+class Answer(NamedTuple):
+    """The reply to a request: its head and its whole body."""
+
+    head: Head
+    body: bytes
+
+
+class _Collector(Sink):
+    """Collects the body of a reply whose end can be told, up to a limit."""
+
+    def __init__(self, name: str, bodiless: bool, limit: int) -> None:
+        self._name, self._bodiless, self._limit = name, bodiless, limit
+        self.body = bytearray()
+
+    def place(self, head: Head) -> memoryview | int:
+        if head.status >= 300:
+            return super().place(head)
+        framed = head.length is not None or 'transfer-encoding' in head.headers
+        if not framed and not self._bodiless and head.status != 204:
+            # It ends with the connection, wherever that breaks.
+            raise BadReplyError(f'{self._name}: status {head.status} without a length, by which to tell its end')
+        if (coding := head.headers.get('content-encoding', 'identity')) != 'identity':
+            raise BadReplyError(f'{self._name}: status {head.status} with Content-Encoding {coding}')
+        if (head.length or 0) > self._limit and not self._bodiless:
+            raise BadReplyError(f'{self._name}: the answer has {head.length} bytes, more than {self._limit}')
+        return self._limit + 1
 
 
 class Transport:
@@ -132,6 +174,51 @@ class Transport:
             return head.headers
 
         return await self._retry(attempt, mend, name, 0)
+
+    async def call(
+        self,
+        make: Callable[[], Awaitable[Outgoing]],
+        mend: Mend,
+        name: str,
+        check: Callable[[Answer], T],
+        *,
+        statuses: Collection[int] = (200,),
+        limit: int = 64 * MiB,
+    ) -> T:
+        """Send a request other than a range read, with the limits, timeouts and retries of reads. It is never hedged.
+
+        A request whose reply is lost is sent again although the store may have carried it out: the caller judges what
+        the store says of the second one, such as that the object exists already. No redirect is followed.
+
+        Args:
+          make: gives the request, anew for each attempt.
+          mend: finds new credentials, the right region, or the time.
+          name: the object, for errors.
+          check: makes the result of an answer, and raises BadReplyError for one that does not answer the request.
+          statuses: the statuses that ``check`` is given; others are the errors that they are for reads.
+          limit: bytes that the body of the answer has at most.
+
+        Raises:
+          BadReplyError: if two answers in a row do not answer the request.
+          NotFoundError, AccessDeniedError, StoreError: for what the store says.
+        """
+
+        async def attempt() -> T:
+            target, method, body = await _prepared(make)
+            length = f'Content-Length: {len(body)}\r\n' if body or method in ('PUT', 'POST') else ''
+            sink = _Collector(name, method == 'HEAD', limit)
+            head = await self.pool.exchange(
+                target, target.request(method, length), sink, method == 'HEAD', body, hedged=False
+            )
+            if head.status not in statuses:
+                raise _refusal(head, sink, name)
+            if len(sink.body) > limit:
+                raise BadReplyError(f'{name}: the answer has more than {limit} bytes')
+            result = check(Answer(head, bytes(sink.body)))
+            self._limit.succeeded(time.monotonic())
+            return result
+
+        return await self._retry(attempt, mend, name, min(limit, MiB))
 
     async def _exchange(self, target: Target, method: str, sink: Sink, more: str) -> Head:
         for _ in range(_REDIRECTS):
@@ -220,7 +307,7 @@ class _RetryableError(Exception):
         self.error, self.throttled, self.after = error, throttled, after
 
 
-async def _prepared(prepare: Prepare) -> Target:
+async def _prepared(prepare: Callable[[], Awaitable[T]]) -> T:
     try:
         return await prepare()
     except StoreError as error:

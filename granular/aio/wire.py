@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SCRATCH: Final = 64 * KiB  # received at a time where nobody has said yet where it belongs
 _LONGEST_HEAD: Final = 64 * KiB
+_PIECE: Final = 64 * KiB  # of a request's body, handed to the transport at a time
 
 now = time.monotonic
 
@@ -41,12 +42,30 @@ class StaleError(ConnectionError):
 
 
 class Exchange:
-    """A request and where its reply goes: on one connection, or on two, if the first is slow."""
+    """A request and where its reply goes: on one connection, or on two, if the first is slow.
 
-    __slots__ = ('bodiless', 'future', 'on', 'request', 'sink', 'target')
+    Args:
+      target: the server and the object.
+      request: the head of the request.
+      sink: receives the reply.
+      bodiless: whether the reply has no body whatever its head says, as that to HEAD.
+      body: the body of the request.
+      hedged: whether the request may be sent twice.
+    """
 
-    def __init__(self, target: Target, request: bytes, sink: Sink, bodiless: bool) -> None:
+    __slots__ = ('bodiless', 'body', 'future', 'hedged', 'on', 'request', 'sink', 'target')
+
+    def __init__(
+        self,
+        target: Target,
+        request: bytes,
+        sink: Sink,
+        bodiless: bool,
+        body: bytes | memoryview = b'',
+        hedged: bool = True,
+    ) -> None:
         self.target, self.request, self.sink, self.bodiless = target, request, sink, bodiless
+        self.body, self.hedged = body, hedged
         self.future: asyncio.Future[Head] = asyncio.get_running_loop().create_future()
         self.on: list[Connection] = []
 
@@ -68,6 +87,7 @@ class Connection(asyncio.BufferedProtocol):
         self.moved = self.sent = now()
         self.mark = (0.0, 0)  # when so many bytes of the body had come
         self._used = False
+        self._paused = False  # whether the transport has enough to send
         self.exchange: Exchange | None = None
         self._clear()
 
@@ -80,6 +100,7 @@ class Connection(asyncio.BufferedProtocol):
         self._want: int | None = None  # bytes that must come; None if what comes is collected
         self._chunks: Chunks | None = None
         self._last = False  # no request after this one
+        self.unsent: memoryview | None = None  # the rest of the request's body
 
     def send(self, exchange: Exchange) -> None:
         """Ask; the exchange's future has the head once the body is where it belongs."""
@@ -90,6 +111,16 @@ class Connection(asyncio.BufferedProtocol):
             self.fail(StaleError('closed while idle') if self._used else ConnectionResetError('closed at once'))
         else:
             self.transport.write(exchange.request)
+            if exchange.body:
+                self.unsent = memoryview(exchange.body).cast('B')
+                self._send_on()
+
+    def _send_on(self) -> None:
+        """Send the body of a request as fast as the transport takes it, in pieces, so that progress is seen."""
+        while self.unsent and not self._paused:
+            piece, self.unsent = self.unsent[:_PIECE], self.unsent[_PIECE:]
+            self.moved = self.sent = now()
+            self.transport.write(piece)
 
     def fail(self, error: BaseException) -> None:
         """End the connection, and the exchange, unless another connection has it as well."""
@@ -111,6 +142,13 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
         self._pool.opened(self)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._send_on()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._scratch_view if self._view is None else self._view
@@ -236,7 +274,7 @@ class Connection(asyncio.BufferedProtocol):
     def _finish(self, exchange: Exchange, last: bool = False) -> None:
         head: Head = self.head  # type: ignore[assignment]
         future, want, got = exchange.future, self._want, exchange.sink.got
-        last = last or self._last or (self._left is None and self._chunks is None)
+        last = last or self._last or bool(self.unsent) or (self._left is None and self._chunks is None)
         self.exchange = None
         self._clear()
         self._used = True

@@ -1,0 +1,134 @@
+"""Requests other than range reads: their bodies, answers, retries and bounds in time."""
+
+import asyncio
+import contextlib
+import hashlib
+
+import pytest
+
+import granular
+from granular.aio.http1 import Target
+from granular.aio.transport import Outgoing, Transport
+from granular.errors import BadReplyError, NotFoundError, StoreError, StoreTimeoutError
+
+QUICK = granular.IOConfig(backoff=0.01, read_timeout=0.5, first_byte_timeout=0.5, attempts=3)
+OK = b'HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok'
+
+
+class Server:
+    """Gives scripted replies, and remembers what it was asked and the digests of the bodies."""
+
+    def __init__(self, *replies: bytes, reading: bool = True) -> None:
+        self.replies, self.reading = list(replies), reading
+        self.asked: list[str] = []
+        self.bodies: list[str] = []
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._serve, '127.0.0.1', 0)
+        self.url = f'http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}'
+        self._writers = []
+        return self
+
+    async def __aexit__(self, *_):
+        self._server.close()
+        for writer in self._writers:
+            writer.close()
+
+    async def _serve(self, reader, writer):
+        self._writers.append(writer)
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = (await reader.readuntil(b'\r\n\r\n')).decode()
+                self.asked.append(head.partition(' HTTP')[0])
+                lengths = [line[16:] for line in head.split('\r\n') if line.startswith('Content-Length: ')]
+                if not self.reading:
+                    return
+                if lengths:
+                    digest, left = hashlib.sha256(), int(lengths[0])
+                    while left:
+                        piece = await reader.read(min(left, 1 << 20))
+                        digest.update(piece)
+                        left -= len(piece)
+                    self.bodies.append(digest.hexdigest())
+                writer.write(self.replies.pop(0) if self.replies else OK)
+                await writer.drain()
+
+
+async def send(server, method='GET', body=b'', path='/object', check=lambda answer: answer.body, **options):
+    async def make():
+        return Outgoing(Target.of(f'{server.url}{path}', {}), method, body)
+
+    async def recover(kind, detail):
+        return False
+
+    transport = Transport(QUICK, 'etag', bucket=True)
+    try:
+        return await transport.call(make, recover, 's3://bucket/object', check, **options)
+    finally:
+        await transport.aclose()
+
+
+@pytest.mark.parametrize('size', [0, 1, 65_536, 65_537, 20_000_000])
+async def test_bodies_arrive_whole(size):
+    body = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    async with Server() as server:
+        assert await send(server, 'PUT', body) == b'ok'
+        assert await send(server, 'PUT', memoryview(body)) == b'ok'
+        assert server.bodies == [hashlib.sha256(body).hexdigest()] * 2
+
+
+@pytest.mark.parametrize('status', [500, 503, 429, 408])
+async def test_refusals_that_pass_are_retried_with_the_whole_body(status):
+    async with Server(b'HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n' % status) as server:
+        assert await send(server, 'PUT', b'data') == b'ok'
+        assert server.bodies == [hashlib.sha256(b'data').hexdigest()] * 2
+
+
+@pytest.mark.parametrize('status', [301, 302, 303, 307, 308])
+async def test_redirects_are_never_followed(status):
+    async with Server() as other, Server() as server:
+        there = f'HTTP/1.1 {status} X\r\nLocation: {other.url}/\r\nContent-Length: 0\r\n\r\n'
+        server.replies.append(there.encode())
+        with pytest.raises(StoreError, match=str(status)):
+            await send(server, 'PUT', b'data')
+        assert other.asked == []
+
+
+@pytest.mark.parametrize(
+    'reply',
+    [
+        b'HTTP/1.1 200 OK\r\n\r\nhalf of it',
+        b'HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n' + b'x' * 20,
+        b'HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Encoding: gzip\r\n\r\nok',
+        b'HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nno',
+        b'nonsense\r\n\r\n',
+    ],
+)
+async def test_answers_that_are_none_are_asked_for_once_more(reply):
+    def check(answer):
+        if answer.body != b'ok':
+            raise BadReplyError('not what was asked for')
+        return answer.body
+
+    async with Server(reply) as server:
+        server.replies.append(OK)
+        assert await send(server, check=check, limit=10) == b'ok'
+        server.replies += [reply, reply]
+        with pytest.raises(BadReplyError):
+            await send(server, check=check, limit=10)
+
+
+async def test_statuses_reach_the_check_when_they_are_expected():
+    async with Server(b'HTTP/1.1 412 X\r\nContent-Length: 0\r\n\r\n', b'HTTP/1.1 204 X\r\n\r\n') as server:
+        assert await send(server, 'PUT', check=lambda answer: answer.head.status, statuses=(200, 412)) == 412
+        assert await send(server, 'DELETE', check=lambda answer: answer.head.status, statuses=(204,)) == 204
+        server.replies.append(b'HTTP/1.1 404 X\r\nContent-Length: 0\r\n\r\n')
+        with pytest.raises(NotFoundError, match='s3://bucket/object'):
+            await send(server)
+
+
+async def test_servers_that_take_no_body_fail_in_time():
+    async with Server(reading=False) as server:
+        with pytest.raises(StoreTimeoutError):
+            await send(server, 'PUT', bytes(50_000_000))
+        assert len(server.asked) == QUICK.attempts
