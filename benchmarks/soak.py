@@ -1,4 +1,9 @@
-"""Random reads for an hour from a server of which one reply in a hundred is a fault: ``python -m benchmarks.soak``."""
+"""Random reads and writes for an hour, of which one request in a hundred fails: ``python -m benchmarks.soak``.
+
+Reads go to a server that draws its faults, with and without the caches, its listings among them. Writers, copies and
+deletions go to SeaweedFS and fake-gcs-server through a proxy that fails requests before or after they were carried out;
+what they leave is read past the proxy.
+"""
 
 import argparse
 import asyncio
@@ -14,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,9 +27,11 @@ import numpy as np
 import granular
 from benchmarks.bars import ROOT
 from granular.checksums import crc32c
-from granular.errors import GranularError
+from granular.errors import GranularError, NotFoundError
 from tests.credentials import AmazonKeys, google_key
+from tests.fault_proxy import Call, FaultProxy
 from tests.faults import Asked, FaultServer
+from tests.servers import FakeGCSServer, SeaweedServer
 
 SHARE = 0.01  # of all requests
 POINTS, SHARDLEN = 1600, 200
@@ -43,9 +50,21 @@ FAULTS: tuple[Any, ...] = (
     ('raw', b'SSH-2.0-OpenSSH_9.2\r\n\r\n'), ('raw', b'\x16\x03\x01' * 50, True),
 )  # fmt: skip
 
+# Pages of a listing that are none.
+PAGES = ('reset', '', '<html><body>Sign in to continue</body></html>', '{"error": {"code": 503}}', '<Error/>')
+PAGES += ('<?xml version="1.0"?><ListBucketResult><IsTruncated>fal', '{"kind": "storage#objects", "items": [')
+
+# Faults of a request that writes, lists or deletes, which the store has carried out or not.
+WRITE_FAULTS = (
+    'reset', 'status 500', 'status 503', 'page html', 'page xml', 'page json', 'page empty', 'dropped',
+    'after reset', 'after status 500', 'after page html', 'after page xml', 'after page json', 'after page empty',
+    'after half', 'after cut',
+)  # fmt: skip
+CACHE_BYTES = 16 << 20  # less than the datasets have, so that blocks are dropped
+
 
 class Faulty(FaultServer):
-    """Draws a fault for a share of all requests for objects; lists are always answered well."""
+    """Draws a fault for a share of all requests, and a page that is none for a share of all listings."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         super().__init__(files=files)
@@ -68,17 +87,44 @@ class Faulty(FaultServer):
         self.met[line if isinstance(line, str) else ' '.join(str(word)[:20] for word in line)] += 1
         return line
 
+    def _list(self, writer: asyncio.StreamWriter, google: bool, prefix: str, delimiter: str) -> None:
+        if self._dice.random() >= SHARE:
+            super()._list(writer, google, prefix, delimiter)
+            return
+        page = self._dice.choice(PAGES)
+        self.met[f'listing: {page[:20] or "empty"}'] += 1
+        if page == 'reset':
+            writer.transport.abort()
+            return
+        writer.write(f'HTTP/1.1 200 OK\r\nContent-Length: {len(page)}\r\n\r\n{page}'.encode())
+
+
+def plan(share: float, seed: int) -> Callable[[Call], str]:
+    """Draw a fault for a share of the requests."""
+    dice = random.Random(seed)
+    return lambda call: dice.choice(WRITE_FAULTS) if dice.random() < share else ''
+
 
 def serve(folder: pathlib.Path) -> None:
     """The server's process: says where it is, and, when its input ends, what it did."""
     data = folder / 'data'
     files = {str(file.relative_to(data)): file.read_bytes() for file in data.rglob('*') if file.is_file()}
     keys = AmazonKeys(folder / 'credentials')
-    with Faulty(files) as server:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(Faulty(files))
         server.renew = keys.renew
-        print(json.dumps({'endpoint': server.endpoint, 'account': google_key(folder, server)}), flush=True)
+        stores, proxies = {}, []
+        for number, store in enumerate((SeaweedServer(), FakeGCSServer())):
+            stack.enter_context(store)
+            proxy = stack.enter_context(FaultProxy(store.endpoint, plan(SHARE, number)))
+            proxy.keep_calls = False
+            proxies.append(proxy)
+            stores[str(store.new_bucket())] = [store.options, proxy.endpoint]
+        places = {'endpoint': server.endpoint, 'account': google_key(folder, server), 'stores': stores}
+        print(json.dumps(places), flush=True)
         sys.stdin.read()
-        print(json.dumps({'requests': server.count, 'met': server.met}), flush=True)
+        met = server.met + collections.Counter(f'write: {fault}' for proxy in proxies for fault in proxy.faults)
+        print(json.dumps({'requests': server.count + sum(proxy.count for proxy in proxies), 'met': met}), flush=True)
 
 
 @functools.cache
@@ -98,8 +144,15 @@ def summed(found: Mapping[str, Any], seed: Any) -> dict[str, int]:
 class Soak:
     """The reads, what they brought, and what the process took."""
 
-    def __init__(self, places: Mapping[str, list[granular.Path]], minutes: float, share: float) -> None:
-        self.places, self.share = places, share
+    def __init__(
+        self,
+        places: Mapping[str, list[granular.Path]],
+        buckets: list[tuple[granular.Path, granular.Path]],
+        minutes: float,
+        share: float,
+    ) -> None:
+        self.places, self.buckets, self.share = places, buckets, share
+        self.written: collections.Counter[str] = collections.Counter()
         self.began = time.monotonic()
         self.end = self.began + 60 * minutes
         self.burnt = time.process_time()
@@ -181,6 +234,84 @@ class Soak:
             )
             self.compare(found, [data, data[: len(data) // 2]], f'{path} {shard} {local}')
 
+    async def writer(self, faulty: granular.Path, direct: granular.Path, seed: int) -> None:
+        """Writes, copies and deletes through the proxy, and compares past it what is there."""
+        dice = random.Random(seed)
+        for turn in itertools.count():
+            await self.pace()
+            if time.monotonic() > self.end:
+                return
+            name, layout = f'{seed}-{turn}', dice.choice(list(SPEC))
+            through, past = granular.aio.Path(faulty) / name, granular.aio.Path(direct) / name
+            with self.timed():
+                if turn % 4 == 0:
+                    await self.write_file(through, past, dice)
+                else:
+                    await self.write_dataset(through, past, layout, dice)
+                await self.delete(through, past)
+
+    async def tried(self, action: str, work: Awaitable[Any]) -> bool:
+        """Do something that may end with an error; returns whether it did not."""
+        try:
+            await work
+        except GranularError as error:
+            self.written[f'{action}: {type(error).__name__}'] += 1
+            print(f'error {action} {type(error).__name__}: {str(error)[:300]}', flush=True)
+            return False
+        except Exception as error:
+            self.mismatches += 1
+            print(f'MISMATCH {action}: not an error of granular: {error!r}', flush=True)
+            return False
+        self.written[action] += 1
+        return True
+
+    async def write_file(self, through: Any, past: Any, dice: random.Random) -> None:
+        """A file in parts, and a copy of it."""
+        data = dice.randbytes(dice.randrange(20 << 20))
+        if await self.tried('file written', (through / 'file').write_bytes(data)):
+            self.compare(await (past / 'file').read_bytes(), data, f'{past} file')
+            if await self.tried('file copied', (through / 'file').copy(through / 'copy')):
+                self.compare(await (past / 'copy').read_bytes(), data, f'{past} copy')
+
+    async def write_dataset(self, through: Any, past: Any, layout: str, dice: random.Random) -> None:
+        """A dataset of some shards: whole if its writer succeeds, and right as far as it can be read if not."""
+        count = dice.randrange(1, 200)
+
+        async def write() -> None:
+            async with granular.aio.ShardedDatasetWriter(
+                through, SPEC[layout], granular.encoders, 50, layout=layout
+            ) as writer:
+                for index in range(count):
+                    await writer.append(point(index, layout), flush=False)
+
+        whole = await self.tried('dataset written', write())
+        found = await self.everything(past)
+        self.compare(found, [point(index, layout) for index in range(count if whole else len(found))], str(past))
+        if not whole:
+            return
+        target = through.parent / f'{through.name}-copy'
+        if await self.tried('dataset copied', through.copy(target)):
+            found = await self.everything(past.parent / target.name)
+            self.compare(found, [point(index, layout) for index in range(count)], f'{past} copied')
+        await self.delete(target, past.parent / target.name)
+
+    async def everything(self, place: Any) -> list[Any]:
+        """All datapoints of a dataset; none if there is no dataset, and an error's text if it cannot be read."""
+        try:
+            async with granular.aio.ShardedDatasetReader(place, granular.decoders) as reader:
+                return await reader.fetch(range(len(reader)))
+        except NotFoundError:
+            return []
+        except GranularError as error:
+            return [f'{type(error).__name__}: {error}']
+
+    async def delete(self, through: Any, past: Any) -> None:
+        """Delete all of it: nothing is left if that succeeds."""
+        if await past.exists() and await self.tried('deleted', through.rmtree()):
+            self.compare(await past.exists(), False, f'{past} deleted')
+        if await past.exists():
+            await past.rmtree()
+
     async def loader(self, layout: str, place: granular.Path, seed: int) -> None:
         """A synchronous Loader for some batches, every now and then."""
         for turn in itertools.count(seed):
@@ -238,9 +369,11 @@ class Soak:
         """All of it."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.sampler())
+            for number, (faulty, direct) in enumerate(self.buckets):
+                group.create_task(self.writer(faulty, direct, number))
             for seed, (layout, places) in enumerate(self.places.items()):
                 for number, place in enumerate(places):
-                    for k in range(3):
+                    for k in range(2):
                         group.create_task(self.worker(layout, place, 100 * seed + 10 * number + k))
                     group.create_task(self.loader(layout, place, 100 * seed + 10 * number))
 
@@ -258,6 +391,7 @@ class Soak:
             f'{last[0]:.0f} minutes, {self.opened:,} readers opened, {self.batches:,} batches of Loaders',
             f'{self.reads:,} comparisons, {self.mismatches} mismatches, the longest read took {self.longest:.1f} s',
             f'{server["requests"]:,} requests, {sum(faults.values()):,} faults of {len(faults)} kinds',
+            f'written through the proxies: {dict(sorted(self.written.items()))}',
             f'errors raised: {dict(self.errors) or "none"}; {granular.io_stats()}',
             f'memory {first[1]:.1f} MB after a minute, {last[1]:.1f} MB after the last, {slope:+.2f} MB an hour '
             f'from minute {WARM:g} on',
@@ -300,9 +434,24 @@ def main() -> None:
         with pipe(command, text=True, cwd=ROOT) as server:
             said = json.loads(server.stdout.readline())
             os.environ['AWS_SHARED_CREDENTIALS_FILE'] = str(folder / 'credentials')
-            s3 = granular.Path('s3://soak', endpoint_url=said['endpoint'])
-            gs = granular.Path('gs://soak', endpoint_url=said['endpoint'], token=said['account'])
-            soak = Soak({layout: [s3 / layout, gs / layout] for layout in SPEC}, args.minutes, args.share)
+            cached = granular.IOConfig(
+                cache_dir=str(folder / 'blocks'), cache_bytes=CACHE_BYTES, index_cache=str(folder / 'indices')
+            )
+            roots = [
+                root
+                for config in (granular.IOConfig(), cached)
+                for root in (
+                    granular.Path('s3://soak', endpoint_url=said['endpoint'], config=config),
+                    granular.Path('gs://soak', endpoint_url=said['endpoint'], token=said['account'], config=config),
+                )
+            ]
+            buckets = [
+                (granular.Path(bucket, **{**options, 'endpoint_url': proxy}), granular.Path(bucket, **options))
+                for bucket, (options, proxy) in said['stores'].items()
+            ]
+            soak = Soak(
+                {layout: [root / layout for root in roots] for layout in SPEC}, buckets, args.minutes, args.share
+            )
             asyncio.run(soak.run())
             time.sleep(IDLE)
             soak.sample()

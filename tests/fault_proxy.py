@@ -67,10 +67,10 @@ class FaultProxy:
         self.faults: list[str] = []
         """The faults that were done."""
         self.keep_calls = True
+        self.count = 0
 
     def __enter__(self) -> Self:
         self._loop = asyncio.new_event_loop()
-        self._count = 0
         ready = threading.Event()
         self._thread = threading.Thread(target=self._main, args=(ready,), daemon=True)
         self._thread.start()
@@ -117,8 +117,8 @@ class FaultProxy:
         body = await _body(reader, headers)
         path, _, query = target.partition('?')
         arguments = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
-        call = Call(self._count, method, urllib.parse.unquote(path), arguments, headers, body)
-        self._count += 1
+        call = Call(self.count, method, urllib.parse.unquote(path), arguments, headers, body)
+        self.count += 1
         if self.keep_calls:
             self.calls.append((method, call.path))
         fault = self.plan(call)
