@@ -25,7 +25,7 @@ from granular.errors import (
 from tests.credentials import AmazonKeys, google_key
 from tests.faults import FaultServer
 
-STORES, FACES = ('s3', 'gs'), ('path', 'opening', 'reader', 'loader')
+STORES, FACES = ('s3', 'gs'), ('path', 'opening', 'reader', 'loader', 'stream')
 COUNT, SIZE, BATCH = 24, 2000, 4
 BOUND = 3.0  # seconds; it takes those of the timeouts below, and the attempts
 CONFIG = granular.IOConfig(
@@ -150,6 +150,8 @@ def through(face, place, fault):
     with granular.DatasetReader(place, granular.decoders) as reader:
         if face == 'loader':
             return batches(reader, fault)
+        if face in ('stream', 'workers'):
+            return elements(reader, fault, worker=face == 'workers')
         if face == 'reader':
             fault()
         return reader.fetch(range(0, COUNT, 3)) == [point(i) for i in range(0, COUNT, 3)]
@@ -164,6 +166,21 @@ def batches(reader, fault):
         for batch in loader:
             found += [{'data': d.tobytes(), 'label': x} for d, x in zip(batch['data'], batch['label'], strict=True)]
             if len(found) == BATCH:
+                fault()
+    return found == [point(i) for i in range(COUNT)]
+
+
+def elements(reader, fault, worker):
+    stream = granular.MapDataset.source(reader).to_iter_dataset(granular.ReadOptions(prefetch_buffer_size=BATCH))
+    if worker:
+        stream = stream.mp_prefetch(granular.MultiprocessingOptions(num_workers=1, start_method='fork'))
+    found = []
+    with iter(stream) as iterator:
+        if worker:
+            fault()
+        for element in iterator:
+            found.append(element)
+            if len(found) == BATCH and not worker:
                 fault()
     return found == [point(i) for i in range(COUNT)]
 
@@ -186,16 +203,27 @@ def check(face, place, fault, error):
 def test_a_fault_that_passes(server, place, store, face, fault):
     lines, errors = PASSES[fault]
     server.aim = 'data.idx' if face == 'opening' else 'data.bag'
-    error = None if errors is None else errors['reader' if face == 'loader' else face]
+    error = None if errors is None else errors['reader' if face in ('loader', 'stream') else face]
     check(face, place, lambda: server.script.extend(lines), error)
     assert len(server.script) < len(lines)
 
 
 @pytest.mark.parametrize('store', STORES)
 @pytest.mark.parametrize(
+    'fault', ['a reset inside the body', 'no reply', 'a wrong Content-Range', 'expired credentials']
+)
+def test_faults_that_pass_do_not_reach_the_parent_of_a_worker(server, place, store, fault):
+    server.aim = 'data.bag'
+    check('workers', place, lambda: server.script.extend(PASSES[fault][0]), None)
+    assert not server.script
+
+
+@pytest.mark.parametrize('store', STORES)
+@pytest.mark.parametrize(
     ('face', 'line'),
     [('reader', line) for line in STAYS]
-    + [('loader', ('stall', 0)), ('loader', ('status', 404)), ('path', 'document')],
+    + [('loader', ('stall', 0)), ('loader', ('status', 404)), ('path', 'document')]
+    + [('stream', ('stall', 0)), ('stream', ('status', 404)), ('workers', 'reset'), ('workers', ('status', 404))],
     ids=str,
 )
 def test_a_fault_that_stays(server, place, store, face, line):
