@@ -2,15 +2,22 @@
 
 import base64
 import contextlib
+import datetime
+import email.utils
 import itertools
+import re
 import urllib.parse
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from granular.config import KiB
 from granular.errors import InvalidArgumentError
 from granular.hiding import hidden
 
 _PUBLIC: Final = ('accept', 'accept-language', 'user-agent')  # headers that tell no host a secret
+_LONGEST_LINE: Final = 4096  # bytes of a chunk's size and extensions
+_LONGEST_TRAILER: Final = 64 * KiB
+_CHUNK: Final = re.compile(rb'([0-9a-fA-F]{1,16})[ \t]*(?:;.*)?', re.DOTALL)
 
 
 class ProtocolError(Exception):
@@ -44,7 +51,11 @@ class Target(NamedTuple):
         Raises:
           InvalidArgumentError: for an address or a header that HTTP does not have.
         """
-        parts = urllib.parse.urlsplit(url)
+        try:
+            parts = urllib.parse.urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise InvalidArgumentError(f'{shown(url)}: expected an address, got an error: {error}') from None
         secure = parts.scheme == 'https'
         host = parts.hostname
         if parts.scheme not in ('http', 'https') or not host:
@@ -52,9 +63,9 @@ class Target(NamedTuple):
         with contextlib.suppress(UnicodeError):
             host = host if host.isascii() else host.encode('idna').decode()
         default = 443 if secure else 80
-        port = default if parts.port is None else parts.port
-        shown = (f'[{host}]' if ':' in host else host) + ('' if port == default else f':{port}')
-        sent = {'Host': shown, 'User-Agent': 'granular', 'Accept': '*/*', 'Accept-Encoding': 'identity', **headers}
+        port = default if port is None else port
+        place = (f'[{host}]' if ':' in host else host) + ('' if port == default else f':{port}')
+        sent = {'Host': place, 'User-Agent': 'granular', 'Accept': '*/*', 'Accept-Encoding': 'identity', **headers}
         if parts.username is not None:
             pair = f'{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or "")}'
             sent.setdefault('Authorization', 'Basic ' + base64.b64encode(pair.encode()).decode())
@@ -62,7 +73,7 @@ class Target(NamedTuple):
         lines = ''.join(f'{name}: {value}\r\n' for name, value in sent.items())
         for text in (path, *itertools.chain.from_iterable(sent.items())):
             if not text.isascii() or any(c in text for c in '\r\n\0'):
-                raise InvalidArgumentError(f'{shown}: an address or a header has characters that HTTP has not')
+                raise InvalidArgumentError(f'{place[:200]}: an address or a header has characters that HTTP has not')
         return cls(Origin(secure, host, port), url, path, headers, lines.encode())
 
     def request(self, method: str, more: str = '') -> bytes:
@@ -73,9 +84,12 @@ class Target(NamedTuple):
         """Where a redirection leads; if that is another host, without what authorises, and so without what may.
 
         Raises:
-          ProtocolError: if it leads from TLS to where anybody may read and change what comes.
+          ProtocolError: if it leads from TLS to where anybody may read and change what comes, or nowhere.
         """
-        there = Target.of(urllib.parse.urljoin(self.url, location), {})
+        try:
+            there = Target.of(urllib.parse.urljoin(self.url, location), {})
+        except ValueError:  # of urljoin, and InvalidArgumentError
+            raise ProtocolError(f'a redirection to {shown(location)}, which is no address') from None
         if there.origin == self.origin:
             return Target.of(there.url, self.headers)
         if self.origin.secure and not there.origin.secure:
@@ -103,29 +117,47 @@ def parse(head: bytes) -> Head:
     Raises:
       ProtocolError: if it is none.
     """
-    first, *lines = head.decode('latin-1').split('\r\n')
+    text = head.decode('latin-1')
+    first, *lines = text.split('\r\n')
+    if text.count('\n') != len(lines) or text.count('\r') != len(lines) or '\0' in text:
+        raise ProtocolError(f'a head with a line end or a zero byte inside a line: {shown(text)}')
     version, _, rest = first.partition(' ')
     code, _, reason = rest.partition(' ')
-    if not version.startswith('HTTP/1.') or len(code) != 3 or not (code.isascii() and code.isdigit()):
-        raise ProtocolError(f'not a reply of HTTP/1.1: {first[:80]!r}')
+    if not version.startswith('HTTP/1.') or len(code) != 3 or not (code.isascii() and code.isdigit()) or code < '100':
+        raise ProtocolError(f'not a reply of HTTP/1.1: {shown(first)}')
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(':')
         if not colon or not name or name[0] in ' \t' or name[-1] in ' \t':
-            raise ProtocolError(f'not a header of HTTP/1.1: {line[:80]!r}')
+            raise ProtocolError(f'not a header of HTTP/1.1: {shown(line)}')
         name, value = name.lower(), value.strip(' \t')
         if name in headers:
             if name != 'content-length':
                 value = f'{headers[name]}, {value}'
             elif value != headers[name]:
-                raise ProtocolError(f'two lengths in one reply: {headers[name]} and {value}')
+                raise ProtocolError(f'two lengths in one reply: {shown(headers[name])} and {shown(value)}')
         headers[name] = value
     length = headers.get('content-length')
     if length is not None and not (length.isascii() and length.isdigit() and len(length) < 20):
-        raise ProtocolError(f'Content-Length {length[:80]!r}')
+        raise ProtocolError(f'Content-Length {shown(length)}')
     if version == 'HTTP/1.0' and headers.get('connection', '').lower() != 'keep-alive':
         headers['connection'] = 'close'
     return Head(int(code), reason, headers)
+
+
+def when(text: str) -> datetime.datetime | None:
+    """The time that a header says, such as Date or Last-Modified; None if it says none (RFC 9110, 5.6.7)."""
+    try:
+        time = email.utils.parsedate_to_datetime(text)
+        # A date without a zone is in UTC, as all dates of HTTP are.
+        return time.replace(tzinfo=datetime.UTC) if time.tzinfo is None else time.astimezone(datetime.UTC)
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return None
+
+
+def shown(text: str) -> str:
+    """The first characters of what a server sent, for an error."""
+    return repr(hidden(text[:400])[:80])
 
 
 class Chunks:
@@ -135,40 +167,43 @@ class Chunks:
         self._held = b''
         self._left = 0  # of the chunk, with the line end behind it
         self._trailing = False
+        self._trailer = 0  # bytes of the trailer section
         self.ended = False
 
     def feed(self, data: memoryview) -> list[bytes]:
         """The bytes of the chunks in what came."""
-        held, out = self._held + data, []
-        while held and not self.ended:
+        held, out, at = self._held + data, [], 0
+        size = len(held)
+        while at < size and not self.ended:
             if self._left > 2:
-                piece, held = held[: self._left - 2], held[self._left - 2 :]
+                piece = held[at : at + self._left - 2]
+                at += len(piece)
                 self._left -= len(piece)
                 out.append(piece)
                 continue
             if self._left:
-                if len(held) < 2:
+                if size - at < 2:
                     break
-                if held[:2] != b'\r\n':
+                if held[at : at + 2] != b'\r\n':
                     raise ProtocolError('a chunk does not end where it said')
-                held, self._left = held[2:], 0
+                at, self._left = at + 2, 0
                 continue
-            line, end, rest = held.partition(b'\r\n')
-            if not end:
-                if len(held) > 4096:
+            end = held.find(b'\r\n', at)
+            if end < 0:
+                if size - at > _LONGEST_LINE:
                     raise ProtocolError('a chunk without a size')
                 break
-            held = rest
+            line, at = held[at:end], end + 2
             if self._trailing:
                 self.ended = not line
+                self._trailer += len(line)
+                if self._trailer > _LONGEST_TRAILER:
+                    raise ProtocolError(f'the trailer of a body has more than {_LONGEST_TRAILER} bytes')
                 continue
-            size = line.partition(b';')[0].strip()
-            try:
-                count = int(size, 16)
-            except ValueError:
-                raise ProtocolError(f'a chunk of size {size[:40]!r}') from None
-            if count < 0 or len(size) > 16:
-                raise ProtocolError(f'a chunk of size {size[:40]!r}')
+            match = _CHUNK.fullmatch(line)
+            if match is None or len(line) > _LONGEST_LINE:
+                raise ProtocolError(f'a chunk of size {line[:40]!r}')
+            count = int(match[1], 16)
             self._left, self._trailing = (count + 2, False) if count else (0, True)
-        self._held = held
+        self._held = held[at:]
         return out

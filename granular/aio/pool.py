@@ -98,9 +98,9 @@ class Pool:
         idle, oldest = self._idle.get(origin), now() - _KEEP
         while idle:
             connection = idle.pop()
-            if connection.moved > oldest and not connection.transport.is_closing():
+            if connection.moved > oldest and not connection.transport.is_closing() and connection.is_silent():
                 return connection
-            connection.transport.close()
+            connection.transport.abort()
         return None
 
     def opened(self, connection: Connection) -> None:
@@ -143,6 +143,10 @@ class Pool:
                 if self._closed:
                     connection.transport.abort()
                     raise ConnectionAbortedError('the client is closed')
+                # Over TLS, what comes first may be tickets of its session.
+                if not origin.secure and (connection.transport.is_closing() or not connection.is_silent()):
+                    connection.transport.abort()
+                    raise ConnectionResetError('the server spoke, or closed the connection, before it was asked')
                 return connection
             self._names.pop(origin, None)
             raise failure
@@ -158,7 +162,10 @@ class Pool:
         return await asyncio.shield(future)
 
     async def _look_up(self, origin: Origin) -> list[str]:
-        found = await self._loop.getaddrinfo(origin.host, origin.port, type=1)
+        try:
+            found = await self._loop.getaddrinfo(origin.host, origin.port, type=1)
+        except ValueError as error:  # of a name that is too long, or has characters that names have not
+            raise OSError(f'{origin.host[:80]!r} is no name of a host: {error}') from None
         return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
     async def _tls(self) -> ssl.SSLContext:

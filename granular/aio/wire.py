@@ -6,18 +6,22 @@ memory that the caller gave for it. Compression, pipelining and proxies are left
 """
 
 import asyncio
+import re
+import select
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from granular.aio.http1 import Chunks, Head, Origin, ProtocolError, Target, parse
+from granular.aio.http1 import Chunks, Head, Origin, ProtocolError, Target, parse, shown
 from granular.config import KiB
 
 if TYPE_CHECKING:
     from granular.aio.pool import Pool
 
 SCRATCH: Final = 64 * KiB  # received at a time where nobody has said yet where it belongs
-_LONGEST_HEAD: Final = 64 * KiB
+_LONGEST_HEAD: Final = 64 * KiB  # with the informational ones before it
+_BEGINNING: Final = b'HTTP/1.'
+_BARE: Final = re.compile(rb'(?<!\r)\n')
 _PIECE: Final = 64 * KiB  # of a request's body, handed to the transport at a time
 
 now = time.monotonic
@@ -38,7 +42,7 @@ class Sink:
 
 
 class StaleError(ConnectionError):
-    """A connection was closed while it was idle."""
+    """A connection that was used before cannot be used once more, through no fault of the request."""
 
 
 class Exchange:
@@ -87,6 +91,8 @@ class Connection(asyncio.BufferedProtocol):
         self.moved = self.sent = now()
         self.mark = (0.0, 0)  # when so many bytes of the body had come
         self._used = False
+        self._previous = (b'', '')  # the last reply's head, and the path that was asked for
+        self._poll = select.poll()
         self._paused = False  # whether the transport has enough to send
         self.exchange: Exchange | None = None
         self._clear()
@@ -94,6 +100,7 @@ class Connection(asyncio.BufferedProtocol):
     def _clear(self) -> None:
         self.head: Head | None = None
         self._held = b''  # the beginning of a head
+        self._informed = 0  # bytes of informational heads
         self._view: memoryview | None = None  # where the rest of the body is received
         self._left: int | None = None  # bytes of the body still to come; None if it ends otherwise
         self._room: memoryview | int = 0
@@ -114,6 +121,10 @@ class Connection(asyncio.BufferedProtocol):
             if exchange.body:
                 self.unsent = memoryview(exchange.body).cast('B')
                 self._send_on()
+
+    def is_silent(self) -> bool:
+        """Whether nothing lies unread, which would be taken for the reply to the next request."""
+        return not self._poll.poll(0)
 
     def _send_on(self) -> None:
         """Send the body of a request as fast as the transport takes it, in pieces, so that progress is seen."""
@@ -141,6 +152,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
+        self._poll.register(transport.get_extra_info('socket').fileno(), select.POLLIN)
         self._pool.opened(self)
 
     def pause_writing(self) -> None:
@@ -196,21 +208,43 @@ class Connection(asyncio.BufferedProtocol):
         if self.head is not None:
             self._deliver(exchange, self._scratch_view[:count])
             return
-        if self._held:
+        begun = len(self._held)
+        if begun:
             data: bytes | bytearray = self._held + self._scratch_view[:count]
             count = len(data)
         else:
             data = self._scratch
         at = 0
         while (end := data.find(b'\r\n\r\n', at, count)) >= 0:
-            head = parse(bytes(data[at:end]))
+            raw = bytes(data[at:end])
+            head = parse(raw)
             at = end + 4
             if head.status >= 200:
+                self._check_repeated(exchange, raw)
                 self._begin(exchange, head, memoryview(data)[at:count])
                 return
+            if head.status == 101:
+                raise ProtocolError('status 101, a protocol that was not asked for')
+            self._informed += len(raw)
+        # A server whose lines end otherwise would never end its head.
+        if _BARE.search(data, max(at, begun), count):
+            raise ProtocolError('the head of a reply has a line that ends in a bare line feed')
         self._held = bytes(data[at:count])
-        if len(self._held) > _LONGEST_HEAD:
+        if not self._held.startswith(_BEGINNING[: len(self._held)]):
+            raise ProtocolError(f'not a reply of HTTP/1.1: {shown(self._held[:80].decode("latin-1"))}')
+        if len(self._held) + self._informed > _LONGEST_HEAD:
             raise ProtocolError(f'the head of a reply has more than {_LONGEST_HEAD} bytes')
+
+    def _check_repeated(self, exchange: Exchange, raw: bytes) -> None:
+        """Refuse a head that is that of the reply before, byte for byte, where something else is asked for.
+
+        A server or proxy that sends a reply twice is out of step from then on, and a range of the same place in another
+        object would be taken for the one asked for. A fresh connection tells: it has no reply before.
+        """
+        if exchange.hedged:
+            previous, self._previous = self._previous, (raw, exchange.target.path)
+            if previous[0] == raw and previous[1] != exchange.target.path:
+                raise StaleError('the same reply came twice')
 
     def _begin(self, exchange: Exchange, head: Head, rest: memoryview) -> None:
         sink = exchange.sink
@@ -225,7 +259,7 @@ class Connection(asyncio.BufferedProtocol):
             self._left = 0
         elif coding:
             if coding != 'chunked':
-                raise ProtocolError(f'a reply with Transfer-Encoding {coding!r}')
+                raise ProtocolError(f'a reply with Transfer-Encoding {shown(coding)}')
             self._chunks = Chunks()
         else:
             self._left = head.length
@@ -280,6 +314,9 @@ class Connection(asyncio.BufferedProtocol):
         self._used = True
         if last:
             self.transport.close()
+        elif self.origin.secure:
+            # What TLS has decrypted beyond the reply is handed on in the loop's next round, before this.
+            asyncio.get_running_loop().call_soon(self._keep)
         else:
             self._pool.keep(self)
         if future.done():
@@ -289,3 +326,7 @@ class Connection(asyncio.BufferedProtocol):
             future.set_exception(ConnectionResetError(f'the body ended after {got} bytes of {want}'))
         else:
             future.set_result(head)
+
+    def _keep(self) -> None:
+        if not self.transport.is_closing():
+            self._pool.keep(self)
