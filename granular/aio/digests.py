@@ -5,18 +5,31 @@ of an upload in parts: the MD5 of the MD5s of its parts, and their number. All i
 """
 
 import base64
+import functools
 import hashlib
+import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from granular.aio.http1 import shown
 from granular.aio.threads import offload
 from granular.checksums import crc32c
-from granular.config import MiB
+from granular.config import KiB
 from granular.errors import BadReplyError
 
-_DIGESTS: Final[Mapping[str, Callable[[bytes], bytes]]] = {
-    'crc32c': lambda data: crc32c(data).to_bytes(4, 'big'),
+Data = bytes | memoryview
+
+_OFFLOADED: Final = 256 * KiB  # from which on a checksum would hold the loop for half a millisecond
+_ETAG: Final = re.compile(r'"?([0-9a-fA-F]{32})"?')
+
+
+def _crc32c(data: Data) -> bytes:
+    return crc32c(data if isinstance(data, bytes) else bytes(data)).to_bytes(4, 'big')
+
+
+_DIGESTS: Final[dict[str, Callable[[Data], bytes]]] = {
+    'crc32c': _crc32c,
     'crc32': lambda data: zlib.crc32(data).to_bytes(4, 'big'),
     'md5': lambda data: hashlib.md5(data, usedforsecurity=False).digest(),
     'sha256': lambda data: hashlib.sha256(data).digest(),
@@ -24,34 +37,72 @@ _DIGESTS: Final[Mapping[str, Callable[[bytes], bytes]]] = {
 }
 
 
-def said(headers: Mapping[str, str]) -> tuple[str, str] | None:
+@functools.cache
+def _find_crc64nvme() -> None:
+    """Add the checksum that S3 computes by itself, if AWS's library is there: in Python, megabytes take seconds."""
+    try:
+        from awscrt.checksums import crc64nvme
+    except ImportError:
+        return
+    _DIGESTS['crc64nvme'] = lambda data: crc64nvme(bytes(data)).to_bytes(8, 'big')
+
+
+def said(headers: Mapping[str, str], ranged: bool = False) -> tuple[str, str] | None:
     """The kind and value of an object's checksum, in base64, if a reply has one that this library knows.
 
     GCS sends ``x-goog-hash: crc32c=...,md5=...``, S3 ``x-amz-checksum-crc32c`` and others, which may be of an upload's
     parts rather than of the object (https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity.html).
+
+    Args:
+      headers: those of the reply, their names in lower case.
+      ranged: whether a range was asked for: then S3 may send the checksum of a part.
     """
-    kept = dict(part.strip().split('=', 1) for part in headers.get('x-goog-hash', '').split(',') if '=' in part)
+    google = dict(part.strip().split('=', 1) for part in headers.get('x-goog-hash', '').split(',') if '=' in part)
+    amazon = not ranged and headers.get('x-amz-checksum-type', 'FULL_OBJECT') == 'FULL_OBJECT'
+    if 'x-amz-checksum-crc64nvme' in headers:
+        _find_crc64nvme()
     for kind in _DIGESTS:
-        value = kept.get(kind) or headers.get(f'x-amz-checksum-{kind}')
-        if value and '-' not in value and headers.get('x-amz-checksum-type', 'FULL_OBJECT') == 'FULL_OBJECT':
+        value = google.get(kind) or (headers.get(f'x-amz-checksum-{kind}') if amazon else None)
+        if value and '-' not in value:
             return kind, value
     return None
 
 
-async def check_whole(headers: Mapping[str, str], data: bytes, name: str) -> None:
-    """Compare an object with its checksum, off the loop if it is large.
+def etag_md5(headers: Mapping[str, str]) -> str | None:
+    """The ETag of a reply where it may be the MD5 of the object, in lower case.
+
+    It is none for uploads in parts, for objects that are encrypted with keys of KMS or of the user, and in directory
+    buckets (https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html). Servers other than S3 may send what they
+    like: the caller finds out by comparing.
+    """
+    match = _ETAG.fullmatch(headers.get('etag', ''))
+    plain = (
+        headers.get('x-amz-server-side-encryption', 'AES256') == 'AES256'
+        and 'x-amz-server-side-encryption-customer-algorithm' not in headers
+        and headers.get('x-amz-storage-class') != 'EXPRESS_ONEZONE'
+    )
+    return match[1].lower() if match is not None and plain else None
+
+
+async def digest(kind: str, data: Data) -> bytes:
+    """A checksum of data, computed in a thread if the data is large."""
+    return _DIGESTS[kind](data) if len(data) < _OFFLOADED else await offload(_DIGESTS[kind], data)
+
+
+async def check_said(headers: Mapping[str, str], data: Data, name: str, ranged: bool = False) -> bool:
+    """Compare an object with the checksum in a reply's headers; False if there is none.
 
     Raises:
       BadReplyError: if they differ.
     """
-    kept = said(headers)
-    if kept is None:
-        return
-    kind, value = kept
-    digest = _DIGESTS[kind](data) if len(data) < MiB else await offload(_DIGESTS[kind], data)
-    found = base64.b64encode(digest).decode()
-    if found != value:
-        raise BadReplyError(f'{name}: {len(data)} bytes came with {kind} {found}, the store says {value}')
+    checksum = said(headers, ranged)
+    if checksum is None:
+        return False
+    kind, value = checksum
+    computed = base64.b64encode(await digest(kind, data)).decode()
+    if computed != value:
+        raise BadReplyError(f'{name}: {len(data)} bytes came with {kind} {computed}, the store says {shown(value)}')
+    return True
 
 
 def proven(*kept: Iterable[str]) -> list[str]:

@@ -1,19 +1,22 @@
 """One byte range of an object on its way: which replies answer it, and going on where a broken one ended."""
 
+import functools
 import re
 from typing import Final
 
-from granular.aio.http1 import Head
+from granular.aio.http1 import Head, shown
 from granular.aio.memory import Space, blank
 from granular.aio.reply import Reply, changed
 from granular.aio.wire import Sink
-from granular.config import MiB
+from granular.config import KiB, MiB
 from granular.errors import BadReplyError, OutOfRangeError, StoreError
 
-_CONTENT_RANGE: Final = re.compile(r'bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)')
+_CONTENT_RANGE: Final = re.compile(r'bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)')
 _WHOLE: Final = 64 * MiB  # of an object that a store sends whole although a range was asked for
 _ENDLESS: Final = 1 << 62
 _NOTHING: Final = blank(0)
+_GROUND: Final = 64 * KiB  # that an attempt must gain, or an eighth of what was missing, to be no failure
+_AS_IT_IS: Final = frozenset(('', 'identity', 'aws-chunked'))  # the last is a way of uploading that some stores keep
 
 
 class Download(Sink):
@@ -47,6 +50,10 @@ class Download(Sink):
         self._filling = False  # whether the present reply brings bytes of the span, and not the text of an error
         self._span: tuple[int, int, int] | None = None  # first byte, behind the last, size; from the first reply
         self._enough: int | None = None  # bytes after which a whole object has what was asked for
+        self._held = 0  # bytes that had come when that was last asked
+        self.ranged = False  # whether the present request has a range
+        self.coding = ''  # the Content-Encoding of the replies
+        self.unproven = False  # whether it is to be seen that the object is stored with that coding or length
 
     @property
     def whole(self) -> bool:
@@ -55,6 +62,17 @@ class Download(Sink):
 
     def range(self) -> str:
         """The header line that asks for what is still missing; none for all of an object."""
+        line = self._range()
+        self.ranged = bool(line)
+        return line
+
+    def everything(self) -> str:
+        """As ``range``, for all of an object whatever was asked for."""
+        self.restart()
+        self.ranged = False
+        return ''
+
+    def _range(self) -> str:
         if self._span is not None and self._version is None:
             self.restart()  # what follows may be of another version
         self._done += self.got if self._filling else 0
@@ -77,13 +95,28 @@ class Download(Sink):
         """
         if head.status not in (200, 206):
             return super().place(head)
-        version = head.headers.get(self._header)
+        version = head.headers.get(self._header) or None
         if version is None and (self._version is not None or (self._versioned and head.status == 200)):
             # A page of somebody else's, such as an error in a reply of success.
             raise BadReplyError(f'{self._name}: status {head.status} without {self._header}, which objects have')
         if self._version is not None and version != self._version:
             raise changed(self._name, self._version, version)
-        return self._part(head, version) if head.status == 206 else self._all(head, version)
+        coding = self._coding(head)
+        return self._part(head, version, coding) if head.status == 206 else self._all(head, version, coding)
+
+    def _coding(self, head: Head) -> str:
+        """The coding of a reply, which must be that of the object, as none was asked for; empty if there is none."""
+        coding = coding_of(head.headers.get('content-encoding', ''))
+        stored = head.headers.get('x-goog-stored-content-encoding')
+        if stored is not None and coding_of(stored) != coding:
+            raise BadReplyError(
+                f'{self._name}: Content-Encoding {shown(coding)} of an object that is stored with {shown(stored)}'
+            )
+        if self._span is not None and coding != self.coding:
+            # What came before may be no part of this.
+            raise BadReplyError(f'{self._name}: Content-Encoding {shown(coding)} after {shown(self.coding)}')
+        self.coding, self.unproven = coding, bool(coding) and stored is None
+        return coding
 
     def take(self, head: Head) -> Reply | None:
         """What came, at the end of a reply; None if its status says that it is no answer.
@@ -92,7 +125,7 @@ class Download(Sink):
           BadReplyError: if it is not what was asked for.
           OutOfRangeError: if the object ends before.
         """
-        version = head.headers.get(self._header)
+        version = head.headers.get(self._header) or None
         match head.status:
             case 200 | 206 if self._span is not None:
                 first, behind, size = self._span
@@ -105,11 +138,13 @@ class Download(Sink):
                 return self._nothing(head, version)
         return None
 
-    def _part(self, head: Head, version: str | None) -> memoryview:
+    def _part(self, head: Head, version: str | None, coding: str) -> memoryview:
         said = head.headers.get('content-range', '')
+        if not self.ranged:
+            raise BadReplyError(f'{self._name}: status 206 where no range was asked for')
         match = _CONTENT_RANGE.fullmatch(said)
         if match is None or match[1] is None or match[3] == '*':
-            raise BadReplyError(f'{self._name}: status 206 with Content-Range {said!r}')
+            raise BadReplyError(f'{self._name}: status 206 with Content-Range {shown(said)}')
         first, behind, size = int(match[1]), int(match[2]) + 1, int(match[3])
         if self._span is None:
             want = max(0, size + self._start) if self._start < 0 else self._start
@@ -117,13 +152,14 @@ class Download(Sink):
         else:
             expected = (self._span[0] + self._done, *self._span[1:])
         if (first, behind, size) != expected or behind <= first:
-            raise BadReplyError(f'{self._name}: bytes {expected[0]} to {expected[1]} came as Content-Range {said!r}')
+            raise BadReplyError(
+                f'{self._name}: bytes {expected[0]} to {expected[1]} came as Content-Range {shown(said)}'
+            )
         if head.length not in (None, behind - first):
-            raise BadReplyError(f'{self._name}: Content-Range {said!r} with Content-Length {head.length}')
-        encoding = head.headers.get('content-encoding', 'identity')
-        if head.length is None and encoding != 'identity':
+            raise BadReplyError(f'{self._name}: Content-Range {shown(said)} with Content-Length {head.length}')
+        if head.length is None and coding:
             # What is stored compressed has a length: this was compressed on its way.
-            raise BadReplyError(f'{self._name}: Content-Range {said!r} with Content-Encoding {encoding}')
+            raise BadReplyError(f'{self._name}: Content-Range {shown(said)} with Content-Encoding {shown(coding)}')
         return self._room(first, behind, size, version)
 
     def _room(self, first: int, behind: int, size: int, version: str | None) -> memoryview:
@@ -137,12 +173,12 @@ class Download(Sink):
         self._version, self._filling = version, True
         return self._space.view[self._done :]
 
-    def _all(self, head: Head, version: str | None) -> memoryview | int:
+    def _all(self, head: Head, version: str | None, coding: str) -> memoryview | int:
         """All of an object, because it was asked for, or because the store ignores ranges: then the rest is cut off."""
-        encoding, length = head.headers.get('content-encoding', 'identity'), head.length
-        if encoding != 'identity':
+        length = head.length
+        if coding and (length is None or not self.whole):
             raise BadReplyError(
-                f'{self._name}: the store sent all of it, with Content-Encoding {encoding}, in which there are no '
+                f'{self._name}: the store sent all of it, with Content-Encoding {shown(coding)}, in which there are no '
                 f'ranges: store it without'
             )
         if length is None and 'transfer-encoding' not in head.headers and (self._versioned or not self.whole):
@@ -157,6 +193,7 @@ class Download(Sink):
         self._enough = self._stop if self._start >= 0 and length is not None else None
         if self._enough is not None:
             return self._enough
+        self.unproven = self._stop is None
         return _ENDLESS if self.whole else _WHOLE + 1
 
     def _cut(self, head: Head, version: str | None) -> Reply:
@@ -193,6 +230,19 @@ class Download(Sink):
     def restart(self) -> None:
         """Forget what came."""
         self._space, self._span, self._done, self.got, self._filling = _NOTHING, None, 0, 0, False
+        self._held = 0
+
+    def gained(self) -> int:
+        """The bytes that were gained since this was last asked, if they are ground: not if they are but few of many."""
+        if self._span is None or self._version is None:
+            return 0
+        held = self._done + (self.got if self._filling else 0)
+        gained, missing, self._held = held - self._held, self._span[1] - self._span[0] - self._held, held
+        return gained if gained and gained >= min(_GROUND, missing / 8) else 0
+
+    def content(self, reply: Reply) -> bytes | memoryview:
+        """The bytes of a reply, wherever they went."""
+        return reply.data if self._into is None else self._into.view
 
     def _beyond(self, size: int) -> OutOfRangeError:
         known = f'but it has {size}' if size >= 0 else 'which lie beyond its end'
@@ -203,3 +253,9 @@ def _size_in(head: Head) -> int:
     """An object's size, if a refusal of its range says it, else -1."""
     match = _CONTENT_RANGE.fullmatch(head.headers.get('content-range', ''))
     return int(match[3]) if match is not None and match[3] != '*' else -1
+
+
+@functools.lru_cache(64)
+def coding_of(text: str) -> str:
+    """A Content-Encoding without what changes nothing; empty if nothing is left."""
+    return ','.join(token for token in re.split(r'[\s,]+', text.lower()) if token not in _AS_IT_IS)

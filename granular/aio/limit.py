@@ -182,6 +182,42 @@ class Budget:
         self._drip()
 
 
+class Pauses:
+    """Requests that a store throttled and that wait before they are sent again: each success wakes one of them.
+
+    So they come back as fast as the store answers again, and no faster; while it does not, each waits its time.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.Future[bool], None] = {}
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait so many seconds, or less; whether a success ended it."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bool] = loop.create_future()
+        timer = loop.call_later(seconds, _end, future)
+        self._waiting[future] = None
+        try:
+            return await future
+        finally:
+            timer.cancel()
+            self._waiting.pop(future, None)
+
+    def succeeded(self) -> None:
+        """A request succeeded: the one that has waited longest is sent again."""
+        while self._waiting:
+            future = next(iter(self._waiting))
+            del self._waiting[future]
+            if not future.done():
+                future.set_result(True)
+                return
+
+
+def _end(future: asyncio.Future[bool]) -> None:
+    if not future.done():
+        future.set_result(False)
+
+
 def _descriptors() -> int:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 1 << 20 if soft == resource.RLIM_INFINITY else soft

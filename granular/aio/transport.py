@@ -1,6 +1,7 @@
 """The hot path: bare GETs of byte ranges, with limits, retries and a check of every reply."""
 
 import asyncio
+import datetime
 import logging
 import random
 import re
@@ -9,10 +10,10 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final, Literal, NamedTuple, TypeVar
 
-from granular.aio.digests import check_whole
+from granular.aio.digests import check_said, digest, etag_md5
 from granular.aio.download import Download
-from granular.aio.http1 import Head, ProtocolError, Target
-from granular.aio.limit import Budget, Limit
+from granular.aio.http1 import Head, ProtocolError, Target, when
+from granular.aio.limit import Budget, Limit, Pauses
 from granular.aio.memory import Space
 from granular.aio.pool import Pool
 from granular.aio.reply import Reply, changed, counters
@@ -23,6 +24,7 @@ from granular.errors import (
     BadReplyError,
     GranularError,
     NotFoundError,
+    ObjectChangedError,
     StoreError,
     StoreTimeoutError,
 )
@@ -34,6 +36,8 @@ RETRIED: Final = frozenset((408, 429, 500, 502, 503, 504))
 _EXPIRED: Final = frozenset(('ExpiredToken', 'ExpiredTokenException', 'TokenRefreshRequired', 'InvalidToken'))
 _PATIENT: Final = 3  # attempts that fail in silence
 _REDIRECTS: Final = 10
+_THROTTLED: Final = 0.5  # seconds before the first retry of what was throttled, at most
+_REMEMBERED: Final = 65536
 _CODE: Final = re.compile(rb'<Code>(\w+)</Code>')
 
 
@@ -107,6 +111,9 @@ class Transport:
         self._bucket = bucket
         self._limit = Limit(config.concurrency, config.memory)
         self._budget = Budget()
+        self._pauses = Pauses()
+        self._etags_are_md5: bool | None = None  # of objects where they may be; None until it is known
+        self._stored: dict[tuple[str, str], str] = {}  # the coding that a version of an object is stored with
         self.pool = Pool(config, tls_verify)
 
     async def aclose(self) -> None:
@@ -147,21 +154,89 @@ class Transport:
             try:
                 head = await self._exchange(target, 'GET', download, download.range())
                 if download.is_doubtful(head):
-                    head = await self._exchange(target, 'GET', download, '')
+                    head = await self._exchange(target, 'GET', download, download.everything())
                 reply = download.take(head)
-                if reply is not None and download.whole:
-                    await check_whole(head.headers, reply.data, name)
+                if reply is not None:
+                    await self._prove(target, download, head, reply, name)
             except (ProtocolError, BadReplyError):
                 download.restart()  # nothing of what came can be relied on
                 raise
+            except ObjectChangedError as error:
+                download.restart()
+                raise _DoubtfulError(error) from None
             if reply is None:
                 raise _refusal(head, download, name)
             self._limit.succeeded(time.monotonic())
             return reply
 
-        reply = await self._retry(attempt, mend, name, weight)
+        reply = await self._retry(attempt, mend, name, weight, download)
         counters.bytes += len(reply.data) if into is None else len(into.view)
         return reply
+
+    async def _prove(self, target: Target, download: Download, head: Head, reply: Reply, name: str) -> None:
+        """Find out what a reply leaves open: its coding and length, and whether all of an object is right.
+
+        Raises:
+          BadReplyError: if the object is another.
+        """
+        data = download.content(reply)
+        complete = len(data) == reply.size and bool(data)
+        checked = complete and await check_said(head.headers, data, name, download.ranged)
+        if download.unproven and not checked:
+            await self._prove_stored(target, download, reply, name)
+        expected = etag_md5(head.headers) if complete and not checked else None
+        if expected is None:
+            return
+        computed = (await digest('md5', data)).hex()
+        if computed == expected:
+            self._etags_are_md5 = True
+            return
+        if self._etags_are_md5 is None:
+            # The ETags of this store may be something else: then a range of all of it brings the same bytes.
+            again = self._beside(name, reply, 0, reply.size)
+            second_head = await self._exchange(target, 'GET', again, again.range())
+            second = again.take(second_head)
+            if second is None:
+                raise _refusal(second_head, again, name)
+            if (await digest('md5', second.data)).hex() == computed:
+                self._etags_are_md5 = False
+        if self._etags_are_md5 is not False:
+            raise BadReplyError(f'{name}: {len(data)} bytes came with MD5 {computed}, the ETag says {expected}')
+
+    async def _prove_stored(self, target: Target, download: Download, reply: Reply, name: str) -> None:
+        """Find out whether an object is stored with the Content-Encoding, or the length, that a reply has.
+
+        What is compressed on its way carries the same header as what is stored compressed, and may have the length of
+        the range by chance. Its last byte, asked for alone, is one byte with the same header only if it is stored so:
+        no compression makes one byte of one byte.
+        """
+        coding, place = download.coding, (name, reply.version or '')
+        if coding and self._stored.get(place) == coding:
+            return
+        data = download.content(reply)
+        last = max(0, reply.start + len(data) - 1)
+        single = self._beside(name, reply, last, last + 1)
+        head = await self._exchange(target, 'GET', single, single.range())
+        if head.status == 206:
+            byte = single.take(head)
+            if byte is not None and (byte.size, byte.data, single.coding) == (reply.size, bytes(data[-1:]), coding):
+                if coding and reply.version is not None:
+                    if len(self._stored) >= _REMEMBERED:
+                        self._stored.clear()
+                    self._stored[place] = coding
+                return
+        elif head.status == 416 and not data:
+            return
+        elif head.status != 200:
+            raise _refusal(head, single, name)
+        elif not self._bucket and not coding:
+            return  # a server without ranges
+        what = f'with Content-Encoding {coding[:80]}' if coding else 'without a length'
+        raise BadReplyError(f'{name}: {len(data)} bytes came {what}, but the object is not stored so')
+
+    def _beside(self, name: str, reply: Reply, start: int, stop: int) -> Download:
+        """A range of the object that a reply is of."""
+        return Download(name, start, stop, reply.version, self._version_header, None, self._bucket)
 
     async def head(self, prepare: Prepare, mend: Mend, name: str) -> Mapping[str, str]:
         """The headers of an object, their names in lower case."""
@@ -228,12 +303,27 @@ class Transport:
             target = target.follow(head.headers['location'])
         raise BadReplyError(f'{hidden(target.url)}: more than {_REDIRECTS} redirections')
 
-    async def _retry(self, attempt: Callable[[], Awaitable[T]], mend: Mend, name: str, weight: int) -> T:
-        """Try until it works, the error is permanent, or the attempts or the time are used up."""
-        config, tries, wrong, began, paid = self._config, 0, 0, time.monotonic(), 1.0
+    async def _retry(
+        self,
+        attempt: Callable[[], Awaitable[T]],
+        mend: Mend,
+        name: str,
+        weight: int,
+        download: Download | None = None,
+    ) -> T:
+        """Try until it works, the error is permanent, or the attempts or the time are used up.
+
+        An attempt of a download that gained ground uses up neither: it renews the attempts, and the time too if what
+        was gained since it was renewed came at the least rate. So there are never more such attempts than a download
+        of that size has use for, and one that gains next to nothing ends.
+        """
+        config, tries, sent, wrong, began, paid = self._config, 0, 0, 0, time.monotonic(), 1.0
+        renewed, gained = began, 0  # when the time was renewed, and what was gained since
         mended: set[Ail] = set()
         while True:
             tries += 1
+            sent += 1
+            ground = throttled = False
             counters.requests += 1
             base, least, permitted, cost = config.backoff, 0.0, config.attempts, 5.0
             error: StoreError
@@ -243,12 +333,17 @@ class Transport:
             try:
                 result = await attempt()
                 self._budget.give(paid)
+                self._pauses.succeeded()
                 return result
             except (ProtocolError, BadReplyError) as bad:
                 # Once more, on another connection; a store that answers wrongly twice will not do better.
                 error = bad if isinstance(bad, BadReplyError) else BadReplyError(f'{name}: {bad}')
                 wrong += 1
                 cause, permitted = None, permitted if wrong < 2 else tries
+            except _DoubtfulError as doubtful:
+                error, cause = doubtful.error, None
+                wrong += 1
+                permitted = permitted if wrong < 2 else tries
             except _AilingError as ailing:
                 if ailing.what in mended or not await mend(ailing.what, ailing.said):
                     raise ailing.error from None
@@ -258,10 +353,10 @@ class Transport:
             except GranularError:
                 raise
             except _RetryableError as again:
-                error, cause, least = again.error, None, again.after
+                error, cause, least = again.error, None, min(again.after, config.backoff_cap)
                 if again.throttled and self._limit.throttled(time.monotonic()):
                     self.pool.throttled()
-                    base = max(base, 1.0)
+                    base, throttled = max(base, _THROTTLED), True
             except ssl.SSLCertVerificationError as permanent:
                 raise StoreError(f'{name}: {permanent}') from permanent
             except TimeoutError as late:
@@ -272,23 +367,32 @@ class Transport:
             finally:
                 counters.in_flight -= 1
                 self._limit.release(held)
+            now = time.monotonic()
+            if download is not None and (more := download.gained()):
+                ground, tries, gained = True, 1, gained + more
+                if gained >= config.min_rate * (now - renewed):
+                    renewed, gained = now, 0
             wait = max(least, random.uniform(0, min(config.backoff_cap, base * 2 ** (tries - 1))))
-            spent = time.monotonic() - began
-            if tries >= permitted or spent + wait > config.retry_time:
-                error.add_note(f'gave up after {tries} attempts in {spent:.1f} s')
+            if tries >= permitted or now - renewed + wait > config.retry_time:
+                error.add_note(f'gave up after {sent} attempts in {now - began:.1f} s')
                 raise error from cause
             counters.retries += 1
             # One failure in a while is a bucket's everyday life; several in a row are news.
             level = logging.INFO if tries < _PATIENT else logging.WARNING
-            logger.log(level, 'attempt %d failed, once more in %.2f s: %s', tries, wait, error)
-            try:
-                async with asyncio.timeout(config.retry_time - spent):
-                    await self._budget.take(cost)
-            except TimeoutError:
-                error.add_note(f'gave up after {tries} attempts in {time.monotonic() - began:.1f} s: too many fail')
-                raise error from cause
-            paid = cost
-            await asyncio.sleep(wait)
+            logger.log(level, 'attempt %d failed, once more in %.2f s: %s', sent, wait, error)
+            if ground:
+                tries = 0  # and no token is taken: what is gained is no burden to a store that fails
+            else:
+                try:
+                    async with asyncio.timeout(config.retry_time - (now - renewed)):
+                        await self._budget.take(cost)
+                except TimeoutError:
+                    error.add_note(f'gave up after {sent} attempts in {time.monotonic() - began:.1f} s: too many fail')
+                    raise error from cause
+                paid = cost
+            await asyncio.sleep(wait if not throttled else least)
+            if throttled and await self._pauses.wait(wait - least):
+                tries -= 1  # it was sent before its time, since the store answers again
 
 
 class _AilingError(Exception):
@@ -297,6 +401,14 @@ class _AilingError(Exception):
     def __init__(self, error: GranularError, what: Ail, said: str = '') -> None:
         super().__init__(str(error))
         self.error, self.what, self.said = error, what, said
+
+
+class _DoubtfulError(Exception):
+    """A reply of another version, which may be the late reply to another request: once more on another connection."""
+
+    def __init__(self, error: ObjectChangedError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class _RetryableError(Exception):
@@ -319,7 +431,7 @@ def _refusal(head: Head, sink: Sink, name: str) -> Exception:
     """What a reply means that is neither success nor a matter of ranges."""
     status, body = head.status, bytes(sink.body)
     code = _CODE.search(body)
-    said = code[1].decode() if code else _text(body) or head.reason
+    said = code[1].decode()[:80] if code else _text(body) or _text(head.reason.encode())
     if status in (404, 410):
         what = 'no such bucket' if 'NoSuchBucket' in said else 'no such object'
         return NotFoundError(f'{name}: {what} (status {status})')
@@ -340,8 +452,16 @@ def _refusal(head: Head, sink: Sink, name: str) -> Exception:
     error = StoreError(f'{name}: status {status}, {said}')
     if status not in RETRIED:
         return error
-    after = head.headers.get('retry-after', '')
-    return _RetryableError(error, throttled=status in (429, 503), after=float(after) if after.isdecimal() else 0.0)
+    return _RetryableError(error, throttled=status in (429, 503), after=_after(head))
+
+
+def _after(head: Head) -> float:
+    """The seconds that a reply asks to wait for; none if it says nothing that can be understood."""
+    said = head.headers.get('retry-after', '')
+    if said.isdecimal():
+        return float(said[:9])
+    until, now = when(said), when(head.headers.get('date', '')) or datetime.datetime.now(datetime.UTC)
+    return 0.0 if until is None else max(0.0, (until - now).total_seconds())
 
 
 def _text(body: bytes) -> str:
