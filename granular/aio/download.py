@@ -193,7 +193,7 @@ class Download(Sink):
         self._enough = self._stop if self._start >= 0 and length is not None else None
         if self._enough is not None:
             return self._enough
-        self.unproven = self._stop is None
+        self.unproven = length is None and self._stop is None
         return _ENDLESS if self.whole else _WHOLE + 1
 
     def _cut(self, head: Head, version: str | None) -> Reply:
