@@ -7,12 +7,12 @@ import random
 import re
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final, Literal, NamedTuple, TypeVar
 
 from granular.aio.digests import check_said, digest, etag_md5
-from granular.aio.download import Download
-from granular.aio.http1 import Head, ProtocolError, Target, when
+from granular.aio.download import Download, coding_of
+from granular.aio.http1 import Head, ProtocolError, Target, shown, when
 from granular.aio.limit import Budget, Limit, Pauses
 from granular.aio.memory import Space
 from granular.aio.pool import Pool
@@ -68,10 +68,11 @@ class Outgoing(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The reply to a request: its head and its whole body."""
+    """The reply to a request: its head, its whole body, and the address that it came from, behind all redirections."""
 
     head: Head
     body: bytes
+    url: str = ''
 
 
 class _Collector(Sink):
@@ -88,8 +89,9 @@ class _Collector(Sink):
         if not framed and not self._bodiless and head.status != 204:
             # It ends with the connection, wherever that breaks.
             raise BadReplyError(f'{self._name}: status {head.status} without a length, by which to tell its end')
-        if (coding := head.headers.get('content-encoding', 'identity')) != 'identity':
-            raise BadReplyError(f'{self._name}: status {head.status} with Content-Encoding {coding}')
+        coding = coding_of(head.headers.get('content-encoding', ''))
+        if coding and not self._bodiless:
+            raise BadReplyError(f'{self._name}: status {head.status} with Content-Encoding {shown(coding)}')
         if (head.length or 0) > self._limit and not self._bodiless:
             raise BadReplyError(f'{self._name}: the answer has {head.length} bytes, more than {self._limit}')
         return self._limit + 1
@@ -238,18 +240,6 @@ class Transport:
         """A range of the object that a reply is of."""
         return Download(name, start, stop, reply.version, self._version_header, None, self._bucket)
 
-    async def head(self, prepare: Prepare, mend: Mend, name: str) -> Mapping[str, str]:
-        """The headers of an object, their names in lower case."""
-
-        async def attempt() -> Mapping[str, str]:
-            sink = Sink()
-            head = await self._exchange(await _prepared(prepare), 'HEAD', sink, '')
-            if head.status != 200:
-                raise _refusal(head, sink, name)
-            return head.headers
-
-        return await self._retry(attempt, mend, name, 0)
-
     async def call(
         self,
         make: Callable[[], Awaitable[Outgoing]],
@@ -263,7 +253,8 @@ class Transport:
         """Send a request other than a range read, with the limits, timeouts and retries of reads. It is never hedged.
 
         A request whose reply is lost is sent again although the store may have carried it out: the caller judges what
-        the store says of the second one, such as that the object exists already. No redirect is followed.
+        the store says of the second one, such as that the object exists already. A redirect is followed as for reads:
+        not from a bucket, and not with a body.
 
         Args:
           make: gives the request, anew for each attempt.
@@ -282,24 +273,35 @@ class Transport:
             target, method, body = await _prepared(make)
             length = f'Content-Length: {len(body)}\r\n' if body or method in ('PUT', 'POST') else ''
             sink = _Collector(name, method == 'HEAD', limit)
-            head = await self.pool.exchange(
-                target, target.request(method, length), sink, method == 'HEAD', body, hedged=False
-            )
+            head, target = await self._follow(target, method, sink, length, body, hedged=False)
             if head.status not in statuses:
                 raise _refusal(head, sink, name)
             if len(sink.body) > limit:
                 raise BadReplyError(f'{name}: the answer has more than {limit} bytes')
-            result = check(Answer(head, bytes(sink.body)))
+            result = check(Answer(head, bytes(sink.body), target.url))
             self._limit.succeeded(time.monotonic())
             return result
 
         return await self._retry(attempt, mend, name, min(limit, MiB))
 
     async def _exchange(self, target: Target, method: str, sink: Sink, more: str) -> Head:
+        return (await self._follow(target, method, sink, more))[0]
+
+    async def _follow(
+        self,
+        target: Target,
+        method: str,
+        sink: Sink,
+        more: str,
+        body: bytes | memoryview = b'',
+        hedged: bool = True,
+    ) -> tuple[Head, Target]:
+        """Send a request wherever redirections lead that may be followed: the head of the reply, and who sent it."""
         for _ in range(_REDIRECTS):
-            head = await self.pool.exchange(target, target.request(method, more), sink, method == 'HEAD')
-            if self._bucket or head.status not in (301, 302, 303, 307, 308) or 'location' not in head.headers:
-                return head
+            request = target.request(method, more)
+            head = await self.pool.exchange(target, request, sink, method == 'HEAD', body, hedged)
+            if self._bucket or body or head.status not in (301, 302, 303, 307, 308) or 'location' not in head.headers:
+                return head, target
             target = target.follow(head.headers['location'])
         raise BadReplyError(f'{hidden(target.url)}: more than {_REDIRECTS} redirections')
 

@@ -1,19 +1,19 @@
-"""Files on a web server, read only: listing through fsspec, which reads the links of a page."""
+"""Files on a web server, read only; the links of a folder's page are its listing."""
 
-import contextlib
-import email.utils
+import html.parser
 import urllib.parse
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping
 
-import aiohttp
-
+from granular.aio.http1 import shown, when
 from granular.aio.stores.base import Entry, Stat
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.threads import offload
-from granular.aio.tls import context_of
-from granular.errors import AccessDeniedError, InvalidArgumentError, NotFoundError, StoreError
+from granular.aio.transport import Answer, Outgoing
+from granular.config import MiB
+from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, OutOfRangeError, StoreError
 from granular.hiding import hidden
+
+_LARGEST_PAGE = 16 * MiB
 
 
 class HTTPStore(RemoteStore['HTTPClient']):
@@ -28,40 +28,57 @@ class HTTPStore(RemoteStore['HTTPClient']):
         return HTTPClient(self)
 
     async def stat(self, key: str) -> Stat:
-        client = await self.client()
+        client, name = await self.client(), self.url(key)
         try:
-            head = await client.head(key, self.url(key))
+            answer = await client.ask('HEAD', key, name, lambda answer: answer)
         except NotFoundError:
-            head = None
+            answer = None
         # A server's page for a folder, with or without the slash, is its listing.
-        if head is None or head.get('content-type', '').startswith('text/html'):
-            with contextlib.suppress(NotFoundError):
-                if await self._links(key):
+        if answer is None or answer.head.headers.get('content-type', '').startswith('text/html'):
+            try:
+                if await self._entries(key):
                     return Stat(0, is_dir=True)
-        if head is None:
-            raise NotFoundError(f'{self.url(key)}: no such object (status 404)')
-        when = email.utils.parsedate_to_datetime(head['last-modified']).timestamp() if 'last-modified' in head else None
-        if 'content-length' not in head:
-            raise StoreError(f'{self.url(key)}: the server does not say its size')
-        return Stat(int(head['content-length']), when, head.get('etag'))
+            except NotFoundError:
+                if answer is None:
+                    raise NotFoundError(f'{name}: no such object (status 404)') from None
+        if answer is None:
+            raise NotFoundError(f'{name}: no such object (status 404)')
+        headers, size = answer.head.headers, answer.head.length
+        if 'content-encoding' in headers:
+            # The length may be that of what the server would compress on the way.
+            try:
+                size = (await client.read(key, name, 0, 1, None)).size
+            except OutOfRangeError:
+                size = None
+        if size is None:
+            raise StoreError(f'{name}: the server does not say its size')
+        modified = when(headers.get('last-modified', ''))
+        return Stat(size, None if modified is None else modified.timestamp(), headers.get('etag') or None)
 
-    async def _links(self, key: str) -> list[str]:
-        fs = await (await self.client()).filesystem()
-        url = self.address(key).rstrip('/') + '/'
-        name = hidden(url)
-        try:
-            links: list[str] = await fs._ls(url, detail=False)
-        except FileNotFoundError as error:
-            raise NotFoundError(f'{name}: no such folder') from (None if '?' in url else error)
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            if getattr(error, 'status', None) in (401, 403):
-                raise AccessDeniedError(f'{name}: access denied: the server lists no folders') from None
-            raise StoreError(f'{name}: {hidden(str(error))}') from None
-        return sorted(link for link in links if link.startswith(url) and link != url)
+    async def _entries(self, key: str) -> list[Entry]:
+        """The files and folders right below a folder, sorted.
+
+        Raises:
+          NotFoundError: if there is no such folder, or the server does not list it.
+        """
+        path, mark, query = key.partition('?')
+        folder = path.rstrip('/') + '/' if path else ''
+        name = self.url(folder + mark + query)
+        client = await self.client()
+        answer = await client.ask('GET', folder + mark + query, name, lambda answer: _check_page(answer, name))
+        kind = answer.head.headers.get('content-type', 'text/html')
+        if 'html' not in kind.lower():
+            raise NotFoundError(f'{name}: no such folder: expected a page of links, got {shown(kind)}')
+        asked = (await client.sign(folder + mark + query))[0]
+        children = await offload(_children, answer.body, answer.url, asked)
+        for child in children:
+            if any(char in child for char in '/?\0'):
+                raise StoreError(f'{name}: it has a link to {shown(child)}, which is no name of a file')
+        return [Entry(folder + child, is_dir) for child, is_dir in children.items()]
 
     async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
-        for link in await self._links(key):
-            yield Entry(urllib.parse.unquote(link.removeprefix(self.root).strip('/')), link.endswith('/'))
+        for entry in await self._entries(key):
+            yield entry
 
 
 class HTTPClient(Client):
@@ -72,27 +89,77 @@ class HTTPClient(Client):
         if unknown := sorted(set(store.options) - {'headers', 'tls_verify'}):
             raise InvalidArgumentError(f'{store.root}: unknown options {unknown}: there are headers and tls_verify')
         self._store = store
-        self._fs: Any = None
 
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
         path, mark, query = key.partition('?')
         url = f'{self._store.root}/{urllib.parse.quote(path, safe="/~-_.")}{mark}{query}'
         return url, self._store.options.get('headers', {})
 
-    async def filesystem(self) -> Any:
-        """The fsspec filesystem that lists."""
-        if self._fs is None:
-            from fsspec.implementations.http import HTTPFileSystem
+    async def ask(self, method: str, key: str, name: str, check: Callable[[Answer], Answer]) -> Answer:
+        """A request that is no range read, with the redirections, retries and bounds of reads."""
 
-            verify = self._store.tls_verify
-            trusted = {} if verify is True else {'ssl': await offload(context_of, verify)}
-            self._fs = HTTPFileSystem(
-                asynchronous=True, skip_instance_cache=True, use_listings_cache=False,
-                client_kwargs={'headers': self._store.options.get('headers', {})}, **trusted,
-            )  # fmt: skip
-        return self._fs
+        async def make() -> Outgoing:
+            return Outgoing(await self.prepare(key), method)
 
-    async def aclose(self) -> None:
-        await super().aclose()
-        if self._fs is not None and self._fs._session is not None:
-            await self._fs._session.close()
+        return await self.transport.call(make, self.mend, name, check, limit=_LARGEST_PAGE)
+
+
+def _check_page(answer: Answer, name: str) -> Answer:
+    """That a page is complete, as far as it says so.
+
+    Raises:
+      BadReplyError: if it is not.
+    """
+    body, headers = answer.body.lower(), answer.head.headers
+    if not body.strip() and headers.get('content-type', 'text/html').startswith('text/html'):
+        raise BadReplyError(f'{name}: expected a page of links, got an empty page')
+    if b'<html' in body and b'</html' not in body:
+        raise BadReplyError(f'{name}: the page of links ends before its end, after {len(body)} bytes')
+    return answer
+
+
+class _Links(html.parser.HTMLParser):
+    """Collects where the links of a page lead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hrefs: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == 'a':
+            self.hrefs += [value for name, value in attrs if name == 'href' and value]
+
+
+def _children(page: bytes, url: str, asked: str) -> dict[str, bool]:
+    """The names right below a folder that its page links to, sorted, and which are folders.
+
+    Args:
+      page: the page.
+      url: its address, behind all redirections.
+      asked: the folder's address, as it was asked for.
+    """
+    links = _Links()
+    try:
+        links.feed(page.decode())
+    except UnicodeDecodeError:
+        links = _Links()
+        links.feed(page.decode('latin-1'))
+    links.close()
+    here, there = urllib.parse.urlsplit(asked), urllib.parse.urlsplit(url)
+    # A page of another path, such as one that asks for a password, is not that of the folder.
+    places = [part[:2] for part in (here, there) if part.path == here.path]
+    folder = [urllib.parse.unquote(segment) for segment in here.path.split('/')[:-1]]
+    children: dict[str, bool] = {}
+    for href in links.hrefs:
+        try:
+            link = urllib.parse.urlsplit(urllib.parse.urljoin(url, href.strip()))
+        except ValueError:
+            continue  # it leads nowhere
+        segments = [urllib.parse.unquote(segment) for segment in link.path.split('/')]
+        below = segments[len(folder) :]
+        if link[:2] not in places or segments[: len(folder)] != folder or not below or link.query:
+            continue
+        child, slash = below[0], len(below) > 1
+        if child not in ('', '.', '..'):
+            children[child] = children.get(child, False) or slash
+    return dict(sorted(children.items()))

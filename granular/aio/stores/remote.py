@@ -104,10 +104,6 @@ class Client(abc.ABC):
         """One byte range of an object, into the memory given or into bytes of its own."""
         return await self.transport.read(lambda: self.prepare(key), self.mend, name, start, stop, version, into)
 
-    async def head(self, key: str, name: str) -> Mapping[str, str]:
-        """The headers of an object, their names in lower case."""
-        return await self.transport.head(lambda: self.prepare(key), self.mend, name)
-
 
 C = TypeVar('C', bound=Client)
 

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import contextlib
 import datetime
-import email.utils
 import logging
 import os
 import re
@@ -12,6 +11,7 @@ import urllib.parse
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
+from granular.aio.http1 import when
 from granular.aio.loops import need_loop
 from granular.aio.stores import translating
 from granular.aio.stores.base import Entry, Folders, Kept, ObjectWriter, Stat, Upload, check_options
@@ -30,6 +30,7 @@ from granular.hiding import hidden
 
 _ETAG = re.compile(r'[0-9a-f]{32}(-\d+)?')
 _BATCH = 1000  # keys in one delete request
+_MOST_SKEW = datetime.timedelta(days=100 * 365)
 _REGION = re.compile(r'[a-z]{2,4}(-[a-z]{2,12}){1,3}-\d{1,2}')
 
 _TAKEN = ('412', 'PreconditionFailed', 'ConditionalRequestConflict')  # what is to be new is there
@@ -292,11 +293,11 @@ class S3Client(Client):
         return True
 
     def set_clock(self, date: str) -> bool:
-        try:
-            theirs = email.utils.parsedate_to_datetime(date)
-        except ValueError:
+        theirs = when(date)
+        skew = datetime.timedelta.max if theirs is None else theirs - datetime.datetime.now(datetime.UTC)
+        if abs(skew) > _MOST_SKEW:
             return False
-        self._skew = theirs - datetime.datetime.now(datetime.UTC)
+        self._skew = skew
         logger.warning("%s: this machine's clock is %s behind the store's", self._store.root, self._skew)
         return True
 
