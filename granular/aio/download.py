@@ -218,7 +218,7 @@ class Download(Sink):
     def _nothing(self, head: Head, version: str | None) -> Reply:
         size = _size_in(head)
         # Nothing can be the end of an empty object, so stores refuse to give it.
-        if size == 0 and self._start <= 0 and self._stop is None:
+        if size == 0 and self._start <= 0 and self._stop is None and self.ranged:
             return Reply(b'', 0, 0, version)
         if self.whole or self.is_doubtful(head):
             raise BadReplyError(f'{self._name}: status 416 where no range was asked for')
@@ -252,7 +252,7 @@ class Download(Sink):
 def _size_in(head: Head) -> int:
     """An object's size, if a refusal of its range says it, else -1."""
     match = _CONTENT_RANGE.fullmatch(head.headers.get('content-range', ''))
-    return int(match[3]) if match is not None and match[3] != '*' else -1
+    return int(match[3]) if match is not None and match[1] is None and match[3] != '*' else -1
 
 
 @functools.lru_cache(64)

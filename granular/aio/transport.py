@@ -182,7 +182,7 @@ class Transport:
           BadReplyError: if the object is another.
         """
         data = download.content(reply)
-        complete = len(data) == reply.size and bool(data)
+        complete = len(data) == reply.size and head.status != 416
         checked = complete and await check_said(head.headers, data, name, download.ranged)
         if download.unproven and not checked:
             await self._prove_stored(target, download, reply, name)
@@ -193,17 +193,28 @@ class Transport:
         if computed == expected:
             self._etags_are_md5 = True
             return
-        if self._etags_are_md5 is None:
-            # The ETags of this store may be something else: then a range of all of it brings the same bytes.
-            again = self._beside(name, reply, 0, reply.size)
-            second_head = await self._exchange(target, 'GET', again, again.range())
-            second = again.take(second_head)
-            if second is None:
-                raise _refusal(second_head, again, name)
-            if (await digest('md5', second.data)).hex() == computed:
-                self._etags_are_md5 = False
+        if self._etags_are_md5 is None and await self._brings_again(target, reply, computed, name):
+            self._etags_are_md5 = False  # the ETags of this store are something else
         if self._etags_are_md5 is not False:
             raise BadReplyError(f'{name}: {len(data)} bytes came with MD5 {computed}, the ETag says {expected}')
+
+    async def _brings_again(self, target: Target, reply: Reply, md5: str, name: str) -> bool:
+        """Whether all of an object, asked for in two halves, has the same bytes, by their MD5."""
+        if not reply.size:
+            single = self._beside(name, reply, 0, 1)
+            return (await self._exchange(target, 'GET', single, single.range())).status == 416
+        middle, pieces = reply.size // 2, []
+        for start, stop in ((0, middle), (middle, reply.size)):
+            if start < stop:
+                half = self._beside(name, reply, start, stop)
+                head = await self._exchange(target, 'GET', half, half.range())
+                piece = half.take(head)
+                if piece is None:
+                    raise _refusal(head, half, name)
+                if piece.size != reply.size:
+                    return False
+                pieces.append(piece.data)
+        return (await digest('md5', b''.join(pieces))).hex() == md5
 
     async def _prove_stored(self, target: Target, download: Download, reply: Reply, name: str) -> None:
         """Find out whether an object is stored with the Content-Encoding, or the length, that a reply has.
@@ -447,7 +458,7 @@ def _refusal(head: Head, sink: Sink, name: str) -> Exception:
         return _AilingError(denied, 'expired') if status == 401 or said in _EXPIRED else denied
     if status == 412:
         return changed(name, 'asked for', None)
-    region = head.headers.get('x-amz-bucket-region')
+    region = head.headers.get('x-amz-bucket-region', '')[:40]
     if status in (301, 307, 400) and region:
         where = f'{name}: the bucket is in region {region} (status {status}, {said}): pass region={region!r}'
         return _AilingError(StoreError(where), 'region', region)
