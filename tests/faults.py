@@ -30,6 +30,7 @@ class Asked(NamedTuple):
     wanted: str | None
     google: bool
     data: bytes | None
+    number: int = 0
 
     @property
     def body(self) -> bytes:
@@ -171,6 +172,7 @@ class FaultServer:
     async def _answer(self, writer: asyncio.StreamWriter, lines: Mapping[str, str], asked: Asked) -> None:
         self.note(asked, lines)
         self._number += 1
+        asked = asked._replace(number=self._number)
         credential = _credential(lines)
         if credential in self._revoked:
             await self.status(writer, asked, 403, 'ExpiredToken')
@@ -240,7 +242,7 @@ class FaultServer:
             md5 = f'"{hashlib.md5(asked.body).hexdigest()}"'
             etag = md5 if self.etags_are_md5 else self.etag
             lines += [f'X-Goog-Generation: {self.etag}'] if asked.google else [f'ETag: {etag}']
-        lines.append(f'X-Request-Id: {self._number}')
+        lines.append(f'X-Request-Id: {asked.number}')
         if self.encoding and asked.google:
             lines.append(f'X-Goog-Stored-Content-Encoding: {self.encoding}')
         if self.encoding and 'Content_Encoding' not in more:

@@ -6,13 +6,13 @@ import hashlib
 import itertools
 import ssl
 import time
-import warnings
 
 import pytest
 import trustme
 import uvloop
 
 import granular
+from granular.aio.limit import Pauses
 from granular.errors import BadReplyError, GranularError, ObjectChangedError, StoreError
 from tests.faults import DATA, FaultServer
 
@@ -20,7 +20,9 @@ CONFIG = granular.IOConfig(
     backoff=0.001, backoff_cap=0.02, connect_timeout=5.0, first_byte_timeout=2.0, read_timeout=2.0, attempts=4,
     hedge=0.0, max_gap=0, retry_time=20.0,
 )  # fmt: skip
-FILES = {f'data/{name}': bytes((i * 7 + i // 256 + shift) % 251 for i in range(4000)) for shift, name in enumerate('abcd')}
+FILES = {
+    f'data/{name}': bytes((i * 7 + i // 256 + shift) % 251 for i in range(4000)) for shift, name in enumerate('abcd')
+}
 STORES = ('s3', 'gs', 'http')
 numbers = itertools.count()
 
@@ -146,9 +148,6 @@ def test_s3_is_asked_for_its_checksums(server):
     assert server.heads[-1]['x-amz-checksum-mode'] == 'ENABLED'
 
 
-CRC64_TABLE = []
-
-
 def crc64nvme(data, before=0):
     """By the definition, for a few bytes."""
     value = before ^ 0xFFFFFFFFFFFFFFFF
@@ -173,7 +172,9 @@ def test_the_checksum_that_s3_computes_by_itself_is_compared_where_it_can_be(ser
     monkeypatch.setattr(digests, '_DIGESTS', dict(digests._DIGESTS))
     digests._find_crc64nvme.cache_clear()
     value = base64.b64encode(crc64nvme(FILES['data/a']).to_bytes(8, 'big')).decode()
-    head = f'HTTP/1.1 200 OK\r\nContent-Length: 4000\r\nETag: "x-2"\r\nx-amz-checksum-crc64nvme: {value}\r\n\r\n'.encode()
+    head = (
+        f'HTTP/1.1 200 OK\r\nContent-Length: 4000\r\nETag: "x-2"\r\nx-amz-checksum-crc64nvme: {value}\r\n\r\n'.encode()
+    )
     place = folder(server, 's3')
     server.script.append(('raw', head + FILES['data/a']))
     assert (place / 'a').read_bytes() == FILES['data/a']
@@ -312,8 +313,8 @@ def test_a_reply_of_another_version_is_asked_for_once_more(server):
 @pytest.mark.parametrize(
     'head',
     [b'HTTP/1.1 206 X\n\n', b'HTTP/1.1 206 X\nContent-Length: 3\n\nabc', b'HTTP/1.1 206 X\r\nA: b\nC: d\r\n\r\n',
-     b'HTTP/1.1 206 X\r\nA: b\n\n', b'\n\n', b'HTTP/1.1 206 X\r\nA: b\rC: d\r\n\r\n', b'HTTP/1.1 206 X\r\nA: \0\r\n\r\n',
-     b'<html>', b'H', b'HTTP/1.1 101 Y\r\n\r\n', b'HTTP/1.1 000 Y\r\n\r\n',
+     b'HTTP/1.1 206 X\r\nA: b\n\n', b'\n\n', b'HTTP/1.1 206 X\r\nA: b\rC: d\r\n\r\n',
+     b'HTTP/1.1 206 X\r\nA: \0\r\n\r\n', b'<html>', b'H', b'HTTP/1.1 101 Y\r\n\r\n', b'HTTP/1.1 000 Y\r\n\r\n',
      b'HTTP/1.1 100 Continue\r\n\r\n' * 4000],
     ids=lambda head: repr(head[:40]),
 )  # fmt: skip
@@ -330,7 +331,13 @@ def test_heads_that_are_none_are_refused_at_once(server, head):
 @pytest.mark.parametrize('piece', [b'X-More: x\r\n', b'HTTP/1.1 100 Continue\r\n\r\n', b'x'])
 def test_a_head_that_drips_ends_in_time(server, piece):
     async def drip(writer, asked):
-        writer.write(b'HTTP/1.1 206 X\r\n' if piece[:1] == b'X' else b'HTTP/1.1 100 X\r\n\r\n' if piece[:1] == b'H' else b'HTTP/1.')
+        writer.write(
+            b'HTTP/1.1 206 X\r\n'
+            if piece[:1] == b'X'
+            else b'HTTP/1.1 100 X\r\n\r\n'
+            if piece[:1] == b'H'
+            else b'HTTP/1.'
+        )
         while True:
             writer.write(piece)
             await writer.drain()
@@ -343,7 +350,9 @@ def test_a_head_that_drips_ends_in_time(server, piece):
     assert len(server.asked) == 2
 
 
-@pytest.mark.parametrize('end', [b'0\r\n' + b'x: y\r\n' * 20_000, b'1;' + b'x' * 5000 + b'\r\n', b'+3\r\nabc\r\n', b'0x3\r\nabc\r\n'])
+@pytest.mark.parametrize(
+    'end', [b'0\r\n' + b'x: y\r\n' * 20_000, b'1;' + b'x' * 5000 + b'\r\n', b'+3\r\nabc\r\n', b'0x3\r\nabc\r\n']
+)
 def test_chunks_without_end_are_refused(server, end):
     server.script.append(('chunked', 100, end))
     assert (folder(server, 's3') / 'a').read_range(5, 900) == FILES['data/a'][5:900]
@@ -358,18 +367,20 @@ def test_small_chunks_do_not_hold_the_loop(server):
 # --- odd values
 
 ODD = (
-    '', ' ', '0', '-1', '1', '9' * 30, '9' * 5000, 'x', '\u00e9\u00ff', '\u00b2', 'a' * 60_000, '"', ',', '=', ';', '%00', '1 2', '+5',
-    '1e9', '0x10', 'nan', 'inf', '*', 'bytes', 'bytes */*', 'bytes 0-0/0', 'bytes 9-5/4000', f'bytes 0-{"9" * 5000}/*',
-    'gzip', 'gzip, gzip', 'chunked', 'chunked, chunked', 'close, x', 'http://[', 'http://', '//', '//:x', 'http://a:b/', 'http://a b/',
-    'http://a:99999999/', f'http://{"a" * 300}.example/', 'http://\u00e9/', 'javascript:x', 'file:///etc/passwd', 'ftp://a/', '?', '#', '/',
-    'Sun, 01 Jan 2034 10:00:00', 'Sun, 01 Jan 99999999999 10:00:00 GMT', 'Sun, 99 Jan 2034 10:00:00 GMT',
-    'Sun, 01 Jan 9999 10:00:00 GMT', 'Sun, 01 Jan 0001 10:00:00 +2359', 'Sun, 01 Jan 2034 10:00:00 +99999999999',
-    'crc32c=', 'crc32c=!!!!', 'crc32c=\u00e9', 'md5=a-b', 'COMPOSITE', 'us-east-1', 'evil.example/', 'text/html; charset=x',
+    '', ' ', '0', '-1', '1', '9' * 30, '9' * 5000, 'x', '\u00e9\u00ff', '\u00b2', 'a' * 60_000, '"', ',', '=', ';',
+    '%00', '1 2', '+5', '1e9', '0x10', 'nan', 'inf', '*', 'bytes', 'bytes */*', 'bytes 0-0/0', 'bytes 9-5/4000',
+    f'bytes 0-{"9" * 5000}/*', 'gzip', 'gzip, gzip', 'chunked', 'chunked, chunked', 'close, x', 'http://[', 'http://',
+    '//', '//:x', 'http://a:b/', 'http://a b/', 'http://a:99999999/', f'http://{"a" * 300}.example/',
+    'http://\u00e9/', 'javascript:x', 'file:///etc/passwd', 'ftp://a/', '?', '#', '/', 'Sun, 01 Jan 2034 10:00:00',
+    'Sun, 01 Jan 99999999999 10:00:00 GMT', 'Sun, 99 Jan 2034 10:00:00 GMT', 'Sun, 01 Jan 9999 10:00:00 GMT',
+    'Sun, 01 Jan 0001 10:00:00 +2359', 'Sun, 01 Jan 2034 10:00:00 +99999999999', 'crc32c=', 'crc32c=!!!!',
+    'crc32c=\u00e9', 'md5=a-b', 'COMPOSITE', 'us-east-1', 'evil.example/', 'text/html; charset=x',
 )  # fmt: skip
 READ_HEADERS = (
-    'Content-Length', 'Transfer-Encoding', 'Connection', 'Content-Range', 'Content-Encoding', 'ETag', 'X-Goog-Generation',
-    'X-Goog-Hash', 'X-Goog-Stored-Content-Encoding', 'x-amz-checksum-crc32c', 'x-amz-checksum-type', 'x-amz-bucket-region',
-    'x-amz-server-side-encryption', 'x-amz-storage-class', 'Retry-After', 'Date', 'Location', 'Last-Modified', 'Content-Type',
+    'Content-Length', 'Transfer-Encoding', 'Connection', 'Content-Range', 'Content-Encoding', 'ETag',
+    'X-Goog-Generation', 'X-Goog-Hash', 'X-Goog-Stored-Content-Encoding', 'x-amz-checksum-crc32c',
+    'x-amz-checksum-type', 'x-amz-bucket-region', 'x-amz-server-side-encryption', 'x-amz-storage-class',
+    'Retry-After', 'Date', 'Location', 'Last-Modified', 'Content-Type',
 )  # fmt: skip
 STATUSES = {
     'Location': (302, 307), 'Date': (403,), 'Retry-After': (503, 429), 'x-amz-bucket-region': (301, 400),
@@ -404,7 +415,13 @@ class Odd(FaultServer):
 
 
 ODD_CONFIG = granular.IOConfig(
-    backoff=0.001, backoff_cap=0.002, connect_timeout=1.0, first_byte_timeout=3.0, read_timeout=3.0, attempts=1, hedge=0.0
+    backoff=0.001,
+    backoff_cap=0.002,
+    connect_timeout=1.0,
+    first_byte_timeout=3.0,
+    read_timeout=3.0,
+    attempts=1,
+    hedge=0.0,
 )
 
 
@@ -450,3 +467,92 @@ async def test_odd_headers_bring_the_right_bytes_or_an_error_of_the_tree(store, 
             )
         )
         await granular.aio.aclose()
+
+
+# --- progress, and throttling
+
+
+@pytest.mark.parametrize('store', STORES)
+@pytest.mark.parametrize('read', ['whole', 'range', 'suffix'])
+def test_a_read_that_gains_ground_each_time_goes_on(server, store, read):
+    """More breaks than there are attempts, one of which would use up the budget of retries."""
+    server.files = {f'data/{name}': DATA * 10 for name in 'abcdefghijklmnopqrst'}
+    config = granular.IOConfig(backoff=0.001, attempts=3, hedge=0.0, max_gap=0)
+    place, part = folder(server, store, config), READS[read][1]
+    server.script.extend(['half'] * 100_000)
+
+    async def all_of_them():
+        async def one(name):
+            path = (place / name).aio
+            if read == 'suffix':
+                return (await path.store.read(path.key, -700)).data
+            return await (path.read_bytes() if read == 'whole' else path.read_range(1000, 2500))
+
+        try:
+            return await asyncio.gather(*(one(name) for name in 'abcdefghijklmnopqrst'))
+        finally:
+            await granular.aio.aclose()
+
+    began = time.monotonic()
+    assert asyncio.run(all_of_them()) == [(DATA * 10)[part]] * 20
+    assert len(server.asked) > 20 * 8
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(('least', 'ends'), [(0, False), (1 << 30, True)])
+def test_ground_that_is_gained_too_slowly_renews_attempts_but_not_the_time(server, least, ends):
+    server.files = {'data/a': DATA}
+    config = granular.IOConfig(backoff=0.2, attempts=3, hedge=0.0, min_rate=least, retry_time=0.3)
+    server.script.extend(['half'] * 16)
+    path = folder(server, 's3', config) / 'a'
+    if ends:
+        with pytest.raises(StoreError, match='closed|reset') as caught:
+            path.read_range(0, 60_000)
+        assert 'gave up after' in caught.value.__notes__[0]
+    else:
+        assert path.read_range(0, 60_000) == DATA[:60_000]
+
+
+def test_a_byte_at_a_time_is_no_progress(server):
+    server.files = {'data/a': DATA}
+    server.script.extend([('truncate', 1)] * 100)
+    with pytest.raises(StoreError, match='data/a'):
+        (folder(server, 's3') / 'a').read_range(0, 60_000)
+    assert len(server.asked) == CONFIG.attempts
+
+
+@pytest.mark.parametrize('code', [429, 503])
+def test_reads_that_are_throttled_come_back_when_the_store_answers(server, code):
+    server.files = {'data/a': DATA}
+    server.each = [('status', code)] * 3
+    config = granular.IOConfig(max_gap=0)
+    path = folder(server, 's3', config) / 'a'
+    starts = list(range(0, 96_000, 4000))
+    began = time.monotonic()
+    assert path.read_ranges(starts, [start + 1000 for start in starts]) == [DATA[s : s + 1000] for s in starts]
+    assert time.monotonic() - began < 6  # the pauses take 3.5 s at most
+    assert len(server.asked) == 24 * 4
+
+
+async def test_a_success_wakes_the_one_that_waits_longest():
+    pauses = Pauses()
+    waiting = [asyncio.create_task(pauses.wait(seconds)) for seconds in (60, 60, 0.01, 60)]
+    await asyncio.sleep(0)
+    assert await waiting[2] is False
+    pauses.succeeded()
+    assert await waiting[0] is True
+    waiting[1].cancel()
+    await asyncio.sleep(0)
+    pauses.succeeded()
+    assert await waiting[3] is True
+    pauses.succeeded()  # nothing waits
+
+
+def test_a_pause_that_is_asked_for_is_not_cut_short_by_successes(server):
+    server.files = {'data/a': DATA}
+    path = folder(server, 's3', granular.IOConfig(max_gap=0, backoff_cap=1.0)) / 'a'
+    server.script.extend([('retry_after', 1), ('retry_after', 10**9)] + ['good'] * 20)
+    starts = list(range(0, 60_000, 5000))
+    began = time.monotonic()
+    assert path.read_ranges(starts, [start + 10 for start in starts]) == [DATA[s : s + 10] for s in starts]
+    assert 1 <= time.monotonic() - began < 15
