@@ -14,7 +14,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Final, Generic, TypeVar
 
-from granular.aio.loops import Begun, begin, running_loop
+from granular.aio.loops import Begun, HeldError, begin, begin_task, running_loop
 from granular.errors import ClosedError, GranularError
 
 T = TypeVar('T')
@@ -51,6 +51,11 @@ class Call(Generic[T]):
         self.send(self._loop)  # whether it was sent before, nobody knows
         concurrent.futures.wait([self.future], _STOP_TIMEOUT)
 
+    def check(self) -> None:
+        """Raise if its loop has ended: nothing will come of it."""
+        if self._loop is not None and self._loop.is_closed() and not self.future.done():
+            raise GranularError('the event loop of granular ended before this call was done')
+
     def _start(self) -> None:
         if self._begun:
             return
@@ -59,7 +64,7 @@ class Call(Generic[T]):
             self._rest.close()
             self.future.set_running_or_notify_cancel()
             return
-        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(_resumed(self._rest))
+        loop, task = asyncio.get_running_loop(), begin_task(_resumed(self._rest))
         task.add_done_callback(self._done)
 
         def cancel(future: concurrent.futures.Future[T]) -> None:
@@ -74,7 +79,7 @@ class Call(Generic[T]):
         if not self.future.set_running_or_notify_cancel():
             return
         if (error := task.exception()) is not None:
-            self.future.set_exception(error)
+            self.future.set_exception(error.error if isinstance(error, HeldError) else error)
         else:
             self.future.set_result(task.result())
 
@@ -127,13 +132,19 @@ class Bridge:
         self._running.append((loop, threading.current_thread()))
         loop.call_soon(started.set)
         try:
-            loop.run_forever()
+            while not self.ended:
+                try:
+                    loop.run_forever()
+                except (SystemExit, KeyboardInterrupt) as error:  # of a callback; signals reach the main thread alone
+                    message = 'a callback on the loop of granular raised what ends a program: the loop goes on'
+                    loop.call_exception_handler({'message': message, 'exception': error})
             tasks = asyncio.all_tasks(loop)
             for task in tasks:
                 task.cancel()
             loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
+            self._running = [entry for entry in self._running if entry[0] is not loop]  # the next call begins another
             asyncio.set_event_loop(None)
             loop.close()
 
@@ -167,6 +178,7 @@ def run(coro: Coroutine[Any, Any, T]) -> T:
             try:
                 call.future.exception(_LOOK)
             except TimeoutError:
+                call.check()
                 continue  # Python does not see an interrupt that comes right before it waits: it looks now and then
             return call.future.result()
     except BaseException:

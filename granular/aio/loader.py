@@ -5,14 +5,14 @@ import collections
 import functools
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from granular.aio.assembly import Assembly, Batch, Made, Spec, spec_of
-from granular.aio.loops import need_loop
+from granular.aio.loops import await_user, need_loop
 from granular.aio.pipeline.ahead import END, Ahead
 from granular.aio.pipeline.errors import Errors, OnError
 from granular.aio.pipeline.rendering import fingerprint
-from granular.aio.pipeline.source import Source, convert, length_of
+from granular.aio.pipeline.source import Source, convert, length_of, of_datapoint
 from granular.errors import ClosedError, InvalidArgumentError, StateError
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Loader:
                     return spec_of((await self.source.fetch([step]))[0])
                 except Exception as error:
                     failed: Exception = error
-                    if isinstance(error, OSError | ClosedError):
+                    if not of_datapoint(error):
                         break
         raise failed
 
@@ -159,13 +159,19 @@ class Loader:
         return self
 
     async def __anext__(self) -> Batch:
+        found: Any = await await_user(self._next())
+        if found is END:
+            raise StopAsyncIteration
+        return cast(Batch, found)
+
+    async def _next(self) -> Any:
         await need_loop()
         if self._closed:
             raise ClosedError('the loader is closed')
         if self._assembly is None:
             self._ahead.stop = None if self._limit is None else self._limit
             if self._limit is not None and self._ahead.position >= self._limit:
-                raise StopAsyncIteration
+                return END
             self._assembly = Assembly(self.source, self.batch, await self.spec(), self._errors.on_error)
             if self._mp is not None:
                 from granular.aio.pipeline.processes import Workers
@@ -173,7 +179,7 @@ class Loader:
                 self._processes = Workers(self._assembly, self.workers, self._mp)
         found: Any = await self._ahead.take()
         if found is END:
-            raise StopAsyncIteration
+            return END
         made: Made = found
         if made.failed:
             self._errors.report(made.failed)

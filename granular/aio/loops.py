@@ -6,15 +6,17 @@ free, elsewhere it is where the bridge takes over.
 """
 
 import asyncio
+import concurrent.futures
 import os
 import types
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Hashable, Iterable
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, TypeVarTuple, cast
 
-from granular.errors import GranularError
+from granular.errors import FunctionError, GranularError
 
 T = TypeVar('T')
+Ts = TypeVarTuple('Ts')
 
 
 class Hop:
@@ -75,6 +77,85 @@ def begin(coro: Coroutine[Any, Any, T]) -> T | Begun[T]:
     return Begun(coro)
 
 
+# --- functions of the user's ------------------------------------------------------------------------------------------
+
+CONTROL: Final = (
+    StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError, concurrent.futures.CancelledError,
+)  # fmt: skip
+"""Exceptions that mean something else to coroutines, futures and iterators than that a function failed."""
+
+
+def function_error(error: BaseException) -> FunctionError:
+    """The error to raise in place of one of ``CONTROL``, with it as its cause."""
+    said = f': {error}' if str(error) else ''
+    made = FunctionError(f'a function that was given to granular raised {type(error).__name__}{said}')
+    made.__cause__ = error
+    return made
+
+
+def call_user(fn: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Call a function of the user's. What a coroutine cannot hand on is raised as a ``FunctionError``."""
+    try:
+        return fn(*args)
+    except CONTROL as error:
+        raise function_error(error) from error
+
+
+async def await_user(coro: Awaitable[T]) -> T:
+    """Await a coroutine of the user's, as ``call_user`` calls a function. A cancellation of this task passes."""
+    try:
+        return await coro
+    except asyncio.CancelledError as error:
+        task = None if running_loop() is None else asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise function_error(error) from error
+    except GeneratorExit as error:
+        if error.__traceback__ is None or error.__traceback__.tb_next is None:
+            raise  # this coroutine is being closed: the error does not come from the other one
+        raise function_error(error) from error
+    except CONTROL as error:
+        raise function_error(error) from error
+    except RuntimeError as error:
+        if isinstance(cause := error.__cause__, StopIteration | StopAsyncIteration):  # so Python raises it elsewhere
+            raise function_error(cause) from cause
+        raise
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+
+
+class HeldError(Exception):
+    """Carries SystemExit or KeyboardInterrupt out of a task: asyncio would end the loop with it."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def begin_task(coro: Coroutine[Any, Any, T]) -> 'asyncio.Task[T]':
+    """A task that leaves the loop alone whatever its coroutine raises; wait for it by ``outcome``."""
+    task = asyncio.create_task(_held(coro))
+    task.add_done_callback(lambda _: coro.close())  # it may have been cancelled before its first step
+    return task
+
+
+async def outcome(task: Awaitable[T]) -> T:
+    """The result of a task that ``begin_task`` made, or of a future that stands for it."""
+    try:
+        return await task
+    except HeldError as held:
+        error = held.error
+    raise error
+
+
+async def _held(coro: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await coro
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise HeldError(error) from error
+
+
 # --- waiting for several --------------------------------------------------------------------------------------------
 
 
@@ -90,9 +171,9 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         finally:
             for coro in coros:
                 coro.close()
-    tasks = [asyncio.ensure_future(coro) for coro in coros]
+    tasks = [begin_task(coro) for coro in coros]
     try:
-        return await asyncio.gather(*tasks)
+        return await outcome(asyncio.gather(*tasks))
     except BaseException:
         for task in tasks:
             task.cancel()
@@ -125,7 +206,7 @@ async def settle(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 def shared_task(coro: Coroutine[Any, Any, None]) -> 'asyncio.Task[None]':
     """A task that several may wait for (:func:`wait_shared`), under a loop. Whoever waits for it hears of its error."""
-    task = asyncio.create_task(coro)
+    task = begin_task(coro)
     task.add_done_callback(_seen)
     return task
 
@@ -136,7 +217,7 @@ async def wait_shared(tasks: 'set[asyncio.Task[None]]') -> None:
         _waiters[task] = _waiters.get(task, 0) + 1
     try:
         for task in tasks:
-            await asyncio.shield(task)
+            await outcome(asyncio.shield(task))
     finally:
         for task in tasks:
             _waiters[task] -= 1
@@ -172,9 +253,9 @@ async def for_each(items: AsyncIterator[T], fn: Callable[[T], Coroutine[Any, Any
             if len(running) >= limit:
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    task.result()
-            running.add(asyncio.create_task(fn(item)))
-        await asyncio.gather(*running)
+                    await outcome(task)
+            running.add(begin_task(fn(item)))
+        await outcome(asyncio.gather(*running))
     except BaseException:
         for task in running:
             task.cancel()

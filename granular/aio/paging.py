@@ -5,7 +5,7 @@ import collections
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from granular.aio.loops import need_loop
+from granular.aio.loops import begin_task, need_loop, outcome
 from granular.config import MiB
 
 T = TypeVar('T')
@@ -37,8 +37,8 @@ async def pages(
             else:
                 await need_loop()  # whoever asks for an item may do so from another thread than before
                 while len(ahead) < _AHEAD and (at := next(starts, None)) is not None:
-                    ahead.append(asyncio.create_task(fetch(range(at, min(at + step, length)))))
-                items = await ahead[0]
+                    ahead.append(begin_task(fetch(range(at, min(at + step, length)))))
+                items = await outcome(ahead[0])
                 ahead.popleft()
             for item in items:
                 yield item

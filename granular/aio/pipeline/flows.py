@@ -252,7 +252,9 @@ class Prefetching(Flow):
             try:
                 point = await self._parent.next()
                 await ready.put((point, self._parent.state()))
-            except Exception as error:
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:
                 await ready.put((None, _Raised(error)))
                 return
 
@@ -285,7 +287,7 @@ class Prefetching(Flow):
 class _Raised:
     """What making the next element ended with."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         self.error = error
 
 

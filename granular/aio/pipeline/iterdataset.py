@@ -5,6 +5,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from granular.aio.loops import await_user
 from granular.aio.pipeline import flows, nodes, streams
 from granular.aio.pipeline.ahead import END
 from granular.aio.pipeline.elements import method_of, name_of
@@ -181,7 +182,7 @@ class Iterator:
             raise ClosedError('the iterator is closed')
         before = self._flow.mark()
         try:
-            element = await self._flow.next()
+            element = await await_user(self._flow.next())
         except BaseException:
             await self._flow.restore(before)
             raise

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Final, Protocol
 
-from granular.aio.loops import need_loop
+from granular.aio.loops import await_user, need_loop
 from granular.aio.pipeline.source import capturing, portable, remote
 from granular.aio.snapshots import sharing
 from granular.aio.threads import offload
@@ -223,8 +223,9 @@ def _listen(pipe: Connection, worker: 'weakref.ref[_Worker]') -> None:
         found: Any
         try:
             found = _join(head, fd, sizes)
-        except Exception as error:
-            ok, found = False, WorkerError(f'what a worker process made cannot be unpickled here: {error}')
+        except BaseException as error:  # whatever the methods of its class raise
+            said = f'{type(error).__name__}: {error}'
+            ok, found = False, WorkerError(f'what a worker process made cannot be unpickled here: {said}')
         owner = worker()
         if owner is None:
             return
@@ -247,21 +248,21 @@ def _work(pipe: Connection, payload: Any, sizes: Sequence[int], foreign: Sequenc
     for end in foreign:
         end.close()
     task: Task | None = None
-    failed: Exception | None = None
+    failed: BaseException | None = None
     try:
         fd = _receive_fd(pipe) if sizes else -1
         task = _join(payload, fd, sizes) if isinstance(payload, bytes) else payload
         capturing.set(task.captures)
-    except Exception as error:
+    except BaseException as error:  # whatever the classes of what is unpickled raise
         failed = error
     lock = threading.Lock()
-    running: dict[int, concurrent.futures.Future[Any]] = {}
+    running: dict[int, concurrent.futures.Future[_Outcome]] = {}
     replies = concurrent.futures.ThreadPoolExecutor(1, 'granular-reply')  # as copying takes too long for the loop
 
-    def reply(number: int, future: 'concurrent.futures.Future[Any]') -> None:
+    def reply(number: int, future: 'concurrent.futures.Future[_Outcome]') -> None:
         running.pop(number, None)
         if not future.cancelled():
-            _reply(pipe, lock, number, future.exception(), future)
+            _reply(pipe, lock, number, *future.result())
 
     while True:
         try:
@@ -277,7 +278,7 @@ def _work(pipe: Connection, payload: Any, sizes: Sequence[int], foreign: Sequenc
         elif task is None:
             _reply(pipe, lock, number, failed, None)
         else:
-            future = running[number] = asyncio.run_coroutine_threadsafe(task.make(position), bridge.loop())
+            future = running[number] = asyncio.run_coroutine_threadsafe(_attempt(task, position), bridge.loop())
             future.add_done_callback(lambda done, number=number: replies.submit(reply, number, done))  # type: ignore[misc]
     for future in list(running.values()):
         future.cancel()
@@ -285,13 +286,26 @@ def _work(pipe: Connection, payload: Any, sizes: Sequence[int], foreign: Sequenc
     os._exit(0)  # threads of the user's functions are not waited for
 
 
-def _reply(pipe: Connection, lock: threading.Lock, number: int, error: BaseException | None, future: Any) -> None:
+_Outcome = tuple[BaseException | None, Any]
+
+
+async def _attempt(task: Task, position: int) -> _Outcome:
+    """An item, or the error: never raised, as asyncio would end the loop with some of them."""
+    try:
+        return None, await await_user(task.make(position))
+    except asyncio.CancelledError:
+        raise  # the consumer wants it no more
+    except BaseException as error:
+        return error, None
+
+
+def _reply(pipe: Connection, lock: threading.Lock, number: int, error: BaseException | None, item: Any) -> None:
     parts: Sequence[Any] = ()
     try:
-        head, parts = _split(future.result() if error is None else portable(error))
-    except Exception as unpicklable:
+        head, parts = _split(item if error is None else portable(error))
+    except BaseException as unpicklable:  # whatever the methods of its class raise
         error = WorkerError(f'what was made does not pickle: {type(unpicklable).__name__}: {unpicklable}')
-        head = pickle.dumps((error, ''))
+        head = pickle.dumps(portable(error))
     with lock:
         try:
             fd = _write(parts) if parts else -1
