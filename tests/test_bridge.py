@@ -265,6 +265,59 @@ except KeyboardInterrupt:
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.parametrize('uvloop', [True, False])
+@pytest.mark.parametrize('what', ['sys.exit(3)', 'signal.default_int_handler()', 'asyncio.get_running_loop().stop()'])
+def test_the_loop_outlives_what_callbacks_do(what, uvloop):
+    code = f"""
+import asyncio, logging, signal, sys
+if not {uvloop}:
+    sys.modules['uvloop'] = None
+logging.getLogger('asyncio').setLevel('CRITICAL')  # it tells of them
+from granular.aio.loops import need_loop
+from granular.bridge import bridge, run
+def callback():
+    {what}
+async def call_back():
+    await need_loop()
+    asyncio.get_running_loop().call_soon(callback)
+    await asyncio.sleep(0.01)
+    return asyncio.get_running_loop()
+first = run(call_back())
+assert run(call_back()) is first is bridge.loop()
+"""
+    done = python(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, '', '')
+
+
+def test_a_loop_that_ended_is_replaced_and_its_calls_fail():
+    code = """
+import asyncio, sys, threading
+sys.modules['uvloop'] = None
+from granular.aio.loops import need_loop
+from granular.bridge import bridge, run
+from granular.errors import GranularError
+threading.excepthook = lambda args: None  # it would tell of the loop's end
+async def end():
+    await need_loop()
+    loop = asyncio.get_running_loop()
+    loop.run_forever = None  # what the bridge goes on with
+    loop.stop()
+    await asyncio.Event().wait()
+async def hop():
+    await need_loop()
+    return asyncio.get_running_loop()
+first = run(hop())
+try:
+    run(end())
+except GranularError as error:
+    assert 'ended before this call was done' in str(error), error
+assert run(hop()) is not first
+assert run(hop()) is bridge.loop()
+"""
+    done = python(code)
+    assert (done.returncode, done.stdout) == (0, ''), done.stderr
+
+
 def test_without_uvloop():
     code = """
 import sys

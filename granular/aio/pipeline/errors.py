@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
 from granular.aio.loops import call_user
-from granular.aio.pipeline.source import Failure
+from granular.aio.pipeline.source import Failure, summary
 from granular.errors import InvalidArgumentError
 
 logger = logging.getLogger('granular')
@@ -56,4 +56,4 @@ class Errors:
 
 def outline(failure: Failure) -> tuple[int, str]:
     """A failure, as it is counted and carried over."""
-    return failure.step, f'{type(failure.error).__name__}: {failure.error}'
+    return failure.step, summary(failure.error)

@@ -130,8 +130,16 @@ def _pickling(error: BaseException) -> BaseException:
     try:
         pickle.loads(pickle.dumps(error))  # many exceptions pickle, and cannot be made again
     except BaseException:  # whatever the methods of its class raise
-        return WorkerError(f'{type(error).__name__}: {error}')
+        return WorkerError(summary(error))
     return error
+
+
+def summary(error: BaseException) -> str:
+    """The class and message of an error, whatever its class makes of ``str``."""
+    try:
+        return f'{type(error).__name__}: {error}'
+    except Exception:
+        return type(error).__name__
 
 
 def remote(chain: Sequence[BaseException], text: str) -> BaseException:
