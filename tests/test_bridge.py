@@ -14,6 +14,7 @@ from granular.aio.loops import gather, need_loop, scope
 from granular.aio.threads import offload, spread
 from granular.bridge import run
 from granular.errors import GranularError
+from tests.programs import INTERRUPTIBLE, program
 
 
 def here():
@@ -235,8 +236,7 @@ assert place.read_bytes() == b'content'
 
 def test_ctrl_c_ends_a_wait(tmp_path):
     code = """
-import asyncio, signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs begin without
+import asyncio
 from granular.aio.loops import need_loop
 from granular.bridge import run
 async def wait():
@@ -251,11 +251,7 @@ try:
 except KeyboardInterrupt:
     print('interrupted', flush=True)
 """
-    process = subprocess.Popen(
-        [sys.executable, '-W', 'error', '-c', textwrap.dedent(code)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
-    with process:
+    with program([sys.executable, '-W', 'error', '-c', INTERRUPTIBLE + code]) as process:
         assert process.stdout.readline() == 'waiting\n'
         began = time.monotonic()
         os.kill(process.pid, signal.SIGINT)

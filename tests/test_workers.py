@@ -1,10 +1,10 @@
 """Worker processes: the same batches in the same order, errors as they were raised, nothing left behind."""
 
+import contextlib
 import functools
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import time
 
@@ -15,6 +15,7 @@ import pytest
 import granular
 from granular import MapDataset, MultiprocessingOptions
 from granular.errors import InvalidArgumentError, WorkerError
+from tests.programs import INTERRUPTIBLE, program
 
 METHODS = ('spawn', 'forkserver', 'fork')
 
@@ -148,7 +149,6 @@ DEATHS = {
 
 @pytest.fixture(autouse=True)
 def nothing_left():
-    before = set(os.listdir('/dev/shm'))
     yield
     deadline = time.monotonic() + 10
     while (
@@ -156,8 +156,18 @@ def nothing_left():
     ) and (time.monotonic() < deadline):
         time.sleep(0.05)
     assert not left
-    assert not [name for name in set(os.listdir('/dev/shm')) - before if 'granular' in name]
+    assert not mapped()
     assert not multiprocessing.active_children()
+
+
+def mapped():
+    """Shared memory with a name that this process has open or mapped."""
+    with open('/proc/self/maps') as maps:
+        found = [line.strip() for line in maps]
+    for name in os.listdir('/proc/self/fd'):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f'/proc/self/fd/{name}'))
+    return [place for place in found if '/dev/shm/granular' in place]
 
 
 def _line(process):
@@ -348,17 +358,16 @@ if __name__ == '__main__':
 )
 def test_nothing_outlives_the_program(tmp_path, method, how):
     script = tmp_path / 'script.py'
-    script.write_text(SCRIPT.format(method=method, how='interrupted' if how == 'killed' else how))
+    script.write_text(INTERRUPTIBLE + SCRIPT.format(method=method, how='interrupted' if how == 'killed' else how))
     environment = {**os.environ, 'PYTHONPATH': '.', 'PYTHONWARNINGS': 'error::ResourceWarning'}
-    pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True}
-    with subprocess.Popen([sys.executable, script], env=environment, **pipes) as process:
+    with program([sys.executable, script], env=environment) as process:
         assert process.stdout.readline() == 'ready\n'
         children = psutil.Process(process.pid).children(recursive=True) if how != 'exit' else []
         if how != 'exit':
             process.send_signal(signal.SIGINT if how == 'interrupted' else signal.SIGKILL)
         _, errors = process.communicate(timeout=20)
-    gone, alive = psutil.wait_procs(children, timeout=10)
-    assert not alive
+        gone, alive = psutil.wait_procs(children, timeout=10)
+        assert not alive
     if how == 'exit':
         assert errors == ''
         assert process.returncode == 0
