@@ -98,9 +98,11 @@ class Bridge:
             if self.ended:
                 raise ClosedError('the interpreter is shutting down')
             if not self._running:
-                started = threading.Event()
-                threading.Thread(target=self._main, args=(started,), name='granular-loop', daemon=True).start()
+                started, failed = threading.Event(), list[BaseException]()
+                threading.Thread(target=self._main, args=(started, failed), name='granular-loop', daemon=True).start()
                 started.wait()
+                if failed:
+                    raise failed[0]
             return self._running[0][0]
 
     def submit(self, call: Call[Any]) -> None:
@@ -125,8 +127,13 @@ class Bridge:
         _inherited.append(self._running)
         self.__init__()  # type: ignore[misc]
 
-    def _main(self, started: threading.Event) -> None:
-        loop = _new_loop()
+    def _main(self, started: threading.Event, failed: list[BaseException]) -> None:
+        try:
+            loop = _new_loop()
+        except BaseException as error:  # such as for want of descriptors: of the call that asked for it
+            failed.append(error)
+            started.set()
+            return
         asyncio.set_event_loop(loop)
         # Told here, as who began this thread may be interrupted before it knows that there is one.
         self._running.append((loop, threading.current_thread()))

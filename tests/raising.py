@@ -224,7 +224,7 @@ OPERATIONS: Final[dict[str, Callable[[Raises, 'Way', str], Any]]] = {
 }  # fmt: skip
 
 
-class Methods:
+class Methods(granular.FieldDataset):
     """A dataset of the user's with a method for each field."""
 
     def __init__(self, fn: Raises) -> None:
@@ -234,6 +234,13 @@ class Methods:
         return COUNT
 
     def getitem_x(self, index: int, ctx: Any = None) -> Any:
+        return self._fn(index)
+
+    def getitems_y(self, indices: list[int], ctxs: Any = None) -> list[Any]:
+        return [self._fn(index) for index in indices]
+
+    async def getitem_z(self, index: int, ctx: Any = None) -> Any:
+        await asyncio.sleep(0)
         return self._fn(index)
 
 
@@ -279,6 +286,45 @@ def converted(fn: Raises, folder: str) -> None:
     granular.convert(({'x': value} for value in _Given(fn)), tempfile.mkdtemp(dir=folder) + '/data')
 
 
+def encoded(fn: Raises, folder: str) -> None:
+    records = [{'x': value} for value in range(COUNT)]
+    place = tempfile.mkdtemp(dir=folder) + '/data'
+    granular.convert(records, place, spec={'x': 'raw'}, encoders={'raw': fn.encode}, shardlen=8)
+
+
+def awaited(fn: Raises, folder: str) -> None:
+    class Given:
+        def __init__(self) -> None:
+            self._given = _Given(fn)
+
+        def __aiter__(self) -> 'Given':
+            return self
+
+        async def __anext__(self) -> dict[str, int]:
+            try:
+                value = self._given.next()
+            except IndexError:
+                raise StopAsyncIteration from None
+            return {'x': value}
+
+    granular.convert(Given(), tempfile.mkdtemp(dir=folder) + '/data')
+
+
+def told(fn: Raises, folder: str) -> None:
+    place = tempfile.mkdtemp(dir=folder) + '/data'
+    granular.convert([{'x': value} for value in range(COUNT)], place, progress=lambda count: fn(BAD))
+
+
+def copied(fn: Raises, folder: str) -> None:
+    granular.Path(folder).copy(granular.Path(tempfile.mkdtemp()) / 'copy', progress=lambda count: fn(BAD))
+
+
+async def append(fn: Raises, folder: str) -> None:
+    async with aio.DatasetWriter(tempfile.mkdtemp(dir=folder) + '/data', {'x': 'raw'}, {'raw': fn.encode}) as writer:
+        for i in range(COUNT):
+            await writer.append({'x': i})
+
+
 class _Given:
     """An iterable of the user's. Its own StopIteration is its end."""
 
@@ -290,6 +336,12 @@ class _Given:
 
     def __next__(self) -> int:
         value = next(self._numbers)
+        return int(self._fn(value))
+
+    def next(self) -> int:
+        value = next(self._numbers, None)
+        if value is None:
+            raise IndexError
         return int(self._fn(value))
 
 
@@ -308,6 +360,13 @@ CALLS: Final[dict[str, Callable[[Raises, str], Any]]] = {
     'reader.fetch': lambda fn, folder: reader(fn, folder).fetch(range(COUNT)),
     'append': appended,
     'convert': converted,
+    'convert encoder': encoded,
+    'convert async': awaited,
+    'convert progress': told,
+    'copy progress': copied,
+    'fields many': lambda fn, folder: MapDataset.source(granular.ModeWrapper(Methods(fn), 'y')).fetch(range(COUNT)),
+    'fields async': lambda fn, folder: MapDataset.source(granular.ModeWrapper(Methods(fn), 'z')).fetch(range(COUNT)),
+    'aio append': lambda fn, folder: within(append(fn, folder)),
     'aio map.get': lambda fn, folder: within(MapDataset.range(COUNT).map(fn).aio.get(BAD)),
     'aio map.fetch': lambda fn, folder: within(MapDataset.range(COUNT).map(fn).aio.fetch(range(COUNT))),
     'aio async fetch': lambda fn, folder: within(MapDataset.source(Awaited(fn)).aio.fetch(range(COUNT))),
@@ -318,6 +377,9 @@ CALLS: Final[dict[str, Callable[[Raises, str], Any]]] = {
         MapDataset.zip([MapDataset.range(COUNT).map(fn), MapDataset.range(COUNT).map(fn)]).aio.fetch(range(COUNT))
     ),
 }
+
+
+ENDS: Final = {('convert', 'StopIteration'), ('convert async', 'StopAsyncIteration')}  # of the user's own iterators
 
 
 class Long:
@@ -445,7 +507,7 @@ def cases(way: str, folder: str) -> Iterator[tuple[str, str, Callable[[], Any]]]
     if way == 'calls':
         for operation, called in CALLS.items():
             for name in ERRORS:
-                if (operation, name) != ('convert', 'StopIteration'):
+                if (operation, name) not in ENDS:
                     yield operation, name, lambda called=called, name=name: called(Raises(name), folder)  # type: ignore[misc]
         return
     chosen = WAYS[way]

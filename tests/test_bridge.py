@@ -285,6 +285,34 @@ assert run(call_back()) is first is bridge.loop()
     assert (done.returncode, done.stdout, done.stderr) == (0, '', '')
 
 
+@pytest.mark.parametrize('uvloop', [True, False])
+def test_a_loop_that_cannot_begin_fails_the_call(uvloop):
+    code = f"""
+import os, resource, sys
+if not {uvloop}:
+    sys.modules['uvloop'] = None
+from granular.aio.loops import need_loop
+from granular.bridge import run
+try:
+    import uvloop  # now, as there are no descriptors to import it with below
+except ImportError:
+    import asyncio, selectors
+async def hop():
+    await need_loop()
+    return 7
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')) - 1, limits[1]))
+try:
+    run(hop())
+except OSError as error:
+    print(type(error).__name__)
+resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+assert run(hop()) == 7
+"""
+    done = python(code)
+    assert (done.returncode, done.stdout) == (0, 'OSError\n'), done.stderr
+
+
 def test_a_loop_that_ended_is_replaced_and_its_calls_fail():
     code = """
 import asyncio, sys, threading

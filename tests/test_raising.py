@@ -13,7 +13,8 @@ from granular import MapDataset, aio
 from granular.aio.loops import HeldError, await_user, begin_task, gather, need_loop, outcome
 from granular.bridge import run
 from granular.errors import FunctionError, GranularError
-from tests.raising import BAD, COUNT, ERRORS, OPERATIONS, Raises
+from granular.integrations import batches
+from tests.raising import BAD, COUNT, ERRORS, OPERATIONS, WAYS, Raises
 
 
 @pytest.mark.parametrize(
@@ -64,8 +65,6 @@ def test_an_iterator_stays_at_the_element_that_failed(operation):
                 raise StopAsyncIteration
             return value
 
-    from tests.raising import WAYS
-
     with iter(OPERATIONS[operation](Once('StopAsyncIteration'), WAYS['threads'], '')) as iterator:
         before = [next(iterator) for _ in range(BAD)]
         with pytest.raises(FunctionError, match='StopAsyncIteration'):
@@ -76,6 +75,20 @@ def test_an_iterator_stays_at_the_element_that_failed(operation):
 def test_an_end_of_an_iterator_of_the_users_is_its_end(tmp_path):
     done = granular.convert(({'x': i} for i in range(5)), tmp_path / 'data')
     assert done.records == 5
+
+
+def test_batches_that_are_not_converted_are_no_end():
+    class Batches(batches.Batches):
+        def _convert(self, batch):
+            if batch == 3:
+                raise StopIteration
+            return batch
+
+    converted = Batches(range(5), 1)
+    assert [next(converted) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(FunctionError, match='StopIteration'):
+        next(converted)
+    assert list(converted) == [4]
 
 
 # --- what the loop is spared

@@ -12,7 +12,7 @@ from granular.aio.codec import Encoder, encode_now, fields_of
 from granular.aio.datasetwriter import DatasetWriter
 from granular.aio.importing import Ahead, Format, Origin, origin_of
 from granular.aio.inferring import Fitting
-from granular.aio.loops import begin_task, for_each, need_loop, outcome
+from granular.aio.loops import begin_task, call_user, for_each, need_loop, outcome
 from granular.aio.path import Path, Progress
 from granular.aio.pipeline.source import Source
 from granular.aio.sharded import shards_in
@@ -266,7 +266,7 @@ class _Work:
 
     def _tell(self, records: int) -> None:
         if self._report is not None and records:
-            self._report(records)
+            call_user(self._report, records)
 
     # --- sources that are read at random
 

@@ -251,9 +251,10 @@ async def for_each(items: AsyncIterator[T], fn: Callable[[T], Coroutine[Any, Any
     try:
         async for item in items:
             if len(running) >= limit:
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     await outcome(task)
+                running -= done
             running.add(begin_task(fn(item)))
         await outcome(asyncio.gather(*running))
     except BaseException:
