@@ -179,8 +179,12 @@ async def test_aclose_closes_sessions(fakegcs):
 # --- whole processes
 
 
+# In development mode asyncio warns of callbacks that take long, as any may while the machine is busy.
+QUIET = "import logging; logging.getLogger('asyncio').setLevel('ERROR')\n"
+
+
 def python(code, *args, **kwargs):
-    command = [sys.executable, '-X', 'dev', '-W', 'error', '-c', textwrap.dedent(code), *args]
+    command = [sys.executable, '-X', 'dev', '-W', 'error', '-c', QUIET + textwrap.dedent(code), *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, **kwargs)
 
 
