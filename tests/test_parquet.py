@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import granular
 from granular import aio
 from granular.aio.datasources.interleaving import Interleaved
+from granular.bridge import run
 from granular.errors import (
     CorruptDatasetError,
     CorruptError,

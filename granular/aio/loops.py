@@ -371,19 +371,25 @@ class PerLoop(Generic[T]):
     """A value for each event loop, made when it is first asked for there, which ends with the loop, or with this."""
 
     def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
-        self.begun = False
-        """Whether it was asked for."""
+        self._make, self._begun = make, False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._make,)
 
     async def get(self) -> T:
         """The running loop's."""
-        values, self.begun = (await scope()).values, True
+        values, self._begun = (await scope()).values, True
         if self not in values:
             values[self] = self._make()
         return cast(T, values[self])
+
+    async def peek(self) -> T | None:
+        """The running loop's, if it has one already."""
+        if not self._begun:
+            return None
+        await need_loop()
+        opened = peek_scope()
+        return None if opened is None else opened.values.get(self)
 
 
 _SCOPE: Final = '_granular_scope'

@@ -222,8 +222,7 @@ class ParquetDataSource(Opened):
 
     async def release(self) -> None:
         """Stop what is read ahead for nobody, and let go of what is kept."""
-        if self._caches.begun:
-            cache = await self._caches.get()
+        if (cache := await self._caches.peek()) is not None:
             cache.clear()
             await cancel_idle({load.task for load in cache.loads.values()})
 

@@ -44,8 +44,7 @@ class BlockBuffer(Node):
         self._begin(await self._buffers.get(), keys)
 
     async def release(self) -> None:
-        if self._buffers.begun:
-            buffer = await self._buffers.get()
+        if (buffer := await self._buffers.peek()) is not None:
             await cancel_idle({block.task for block in buffer.blocks.values()})
         await super().release()
 

@@ -16,12 +16,13 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Final, Protocol
 
-from granular.aio.loops import need_loop
+from granular.aio.loops import need_loop, settle
 from granular.aio.pipeline.source import capturing, portable, remote
 from granular.aio.snapshots import sharing
 from granular.aio.threads import offload
@@ -30,6 +31,7 @@ from granular.errors import ClosedError, InvalidArgumentError, WorkerError
 _ALIGN: Final = 64
 _BEHIND: Final = 512  # buffers that one system call takes
 _GRACE: Final = 5.0  # seconds in which a worker may end by itself
+_LOOK: Final = 0.01  # seconds
 
 
 class Task(Protocol):
@@ -102,12 +104,12 @@ class Workers:
     async def aclose(self) -> None:
         """End all processes, and wait for them."""
         self._closed = True
+        await need_loop()
         async with self._beginning:
             workers, self._workers = self._workers, []
             for worker in workers:
                 worker.stop()
-            for worker in workers:
-                await offload(worker.join)
+            await settle([worker.join() for worker in workers])
 
 
 class _Worker:
@@ -189,11 +191,15 @@ class _Worker:
             with contextlib.suppress(OSError):  # it has ended already
                 self.pipe.send(None)
 
-    def join(self) -> None:
+    async def join(self) -> None:
         """Wait for its end, and bring it about if need be."""
-        self._process.join(_GRACE)
+        # In no thread: as the interpreter ends, none begins any more.
+        until = time.monotonic() + _GRACE
+        while self._process.is_alive() and time.monotonic() < until:
+            await asyncio.sleep(_LOOK)
         self._finalizer()
-        self._thread.join(_GRACE)
+        while self._thread.is_alive() and time.monotonic() < until + _GRACE:
+            await asyncio.sleep(_LOOK)
         self.pipe.close()
         self._process.close()
 
