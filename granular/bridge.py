@@ -10,8 +10,9 @@ import atexit
 import concurrent.futures
 import contextvars
 import os
+import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Coroutine
 from typing import Any, Final, Generic, TypeVar
 
 from granular.aio.loops import Begun, HeldError, begin, begin_task, running_loop
@@ -169,13 +170,17 @@ def run(coro: Coroutine[Any, Any, T]) -> T:
     """
     outer = running_loop()
     if outer is not None:
-        # A thread with a running loop, as in Jupyter: our coroutine must not take it for its own.
+        # A thread with a running loop, as in Jupyter: our coroutine must not take it for its own, nor give it its
+        # asynchronous generators to close.
+        hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(None, None)
         asyncio._set_running_loop(None)
     try:
         found: Any = begin(coro)
     finally:
         if outer is not None:
             asyncio._set_running_loop(outer)
+            sys.set_asyncgen_hooks(*hooks)
     if not isinstance(found, Begun):
         return found  # type: ignore[no-any-return]
     call = Call[T](found)
@@ -194,24 +199,6 @@ def run(coro: Coroutine[Any, Any, T]) -> T:
             # The interpreter ends, and with it this thread: as quietly as any other daemon thread.
             raise SystemExit from None
         raise
-
-
-def iterate(make: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
-    """The items of an asynchronous iterator, one by one, as they come."""
-    items = make()
-    try:
-        while True:
-            try:
-                yield run(_next(items))
-            except StopAsyncIteration:
-                return
-    finally:
-        if (close := getattr(items, 'aclose', None)) is not None:
-            run(close())
-
-
-async def _next(items: AsyncIterator[T]) -> T:
-    return await anext(items)
 
 
 async def _resumed(rest: Begun[T]) -> T:

@@ -6,12 +6,14 @@ free, elsewhere it is where the bridge takes over.
 """
 
 import asyncio
+import collections
 import concurrent.futures
+import contextlib
 import os
 import types
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Hashable, Iterable
-from typing import Any, Final, Generic, TypeVar, TypeVarTuple, cast
+from typing import Any, Final, Generic, Protocol, Self, TypeVar, TypeVarTuple, cast
 
 from granular.errors import FunctionError, GranularError
 
@@ -204,11 +206,37 @@ async def settle(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
             coro.close()  # that an interrupt has kept from beginning
 
 
-def shared_task(coro: Coroutine[Any, Any, None]) -> 'asyncio.Task[None]':
-    """A task that several may wait for (:func:`wait_shared`), under a loop. Whoever waits for it hears of its error."""
+async def end_tasks(tasks: Iterable['asyncio.Task[Any]']) -> None:
+    """Cancel tasks and wait for their ends; those of another loop are cancelled there, those of a closed one are over.
+
+    It waits for nothing, and needs no loop, if there is none to wait for.
+    """
+    own: list[asyncio.Task[Any]] = []
+    for task in tasks:
+        if task.done() or (loop := task.get_loop()).is_closed():
+            continue
+        if loop is running_loop():
+            task.cancel()
+            own.append(task)
+        else:
+            with contextlib.suppress(RuntimeError):  # it is closed meanwhile
+                loop.call_soon_threadsafe(task.cancel)
+    if own:
+        await asyncio.gather(*own, return_exceptions=True)
+
+
+def background(coro: Coroutine[Any, Any, T]) -> 'asyncio.Task[T]':
+    """A task beside the caller's, under a loop, with which it ends (:class:`Scope`); wait for it by ``outcome``."""
     task = begin_task(coro)
     task.add_done_callback(_seen)
+    if (opened := peek_scope()) is not None:
+        opened.tasks.add(task)
     return task
+
+
+def shared_task(coro: Coroutine[Any, Any, None]) -> 'asyncio.Task[None]':
+    """A task that several may wait for (:func:`wait_shared`), under a loop. Whoever waits for it hears of its error."""
+    return background(coro)
 
 
 async def wait_shared(tasks: 'set[asyncio.Task[None]]') -> None:
@@ -235,7 +263,7 @@ async def cancel_idle(tasks: 'set[asyncio.Task[None]]') -> None:
     await asyncio.gather(*idle, return_exceptions=True)
 
 
-def _seen(task: 'asyncio.Task[None]') -> None:
+def _seen(task: 'asyncio.Task[Any]') -> None:
     # If nobody waits for it, whoever asks next begins again.
     if not task.cancelled():
         task.exception()
@@ -264,24 +292,123 @@ async def for_each(items: AsyncIterator[T], fn: Callable[[T], Coroutine[Any, Any
         raise
 
 
-def after_fork() -> None:
-    """In a forked child: the parent's sockets are not ours."""
-    _graveyard.append(dict(_scopes))
-    _scopes.clear()
+# --- one at a time --------------------------------------------------------------------------------------------------
 
 
-os.register_at_fork(after_in_child=after_fork)
+class Lock:
+    """Lets coroutines in one at a time, of any event loops and threads, in the order in which they came.
+
+    ``async with lock.turn()``. There is no lock of threads in it, so that a coroutine may leave it wherever the garbage
+    collector ends it; its only state is a queue whose operations are atomic.
+    """
+
+    def __init__(self) -> None:
+        self.line: collections.deque[Turn] = collections.deque()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
+
+    def turn(self) -> 'Turn':
+        """A place in the line, taken by ``async with``."""
+        return Turn(self)
+
+    @property
+    def held(self) -> bool:
+        """Whether a coroutine is in it."""
+        return bool(self.line)
+
+
+class Turn:
+    """A coroutine's place in the line of a lock, the first of which is in."""
+
+    __slots__ = ('_called', '_lock', '_loop')
+
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._called: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        line, self._loop = self._lock.line, running_loop()
+        line.append(self)
+        if line[0] is not self:
+            try:
+                await self._wait(line)
+            except BaseException:
+                self._leave()
+                raise
+        return self
+
+    async def __aexit__(self, *args: object) -> None:
+        self._leave()
+
+    async def _wait(self, line: 'collections.deque[Turn]') -> None:
+        await need_loop()
+        self._loop = asyncio.get_running_loop()
+        while line[0] is not self:
+            self._called = self._loop.create_future()
+            if line[0] is self:
+                return
+            # A call may be lost, if an interrupt comes between leaving and calling: it looks now and then.
+            await asyncio.wait([self._called], timeout=_LOOK)
+            self._call_first()
+
+    def _leave(self) -> None:
+        with contextlib.suppress(ValueError):  # it was taken for dead, as its loop is closed
+            self._lock.line.remove(self)
+        self._call_first()
+
+    def _call_first(self) -> None:
+        """Wake the one whose turn it is; one whose loop was closed under it is passed over."""
+        line = self._lock.line
+        while line:
+            try:
+                first = line[0]
+            except IndexError:
+                return
+            if first._loop is None or not first._loop.is_closed():
+                if first._called is not None:
+                    with contextlib.suppress(RuntimeError):  # it is closed meanwhile
+                        first._called.get_loop().call_soon_threadsafe(_wake, first._called)
+                return
+            with contextlib.suppress(ValueError):
+                line.remove(first)
+
+
+def _wake(future: 'asyncio.Future[None]') -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+_LOOK: Final = 1.0  # seconds
 
 
 # --- resources that end with their loop -----------------------------------------------------------------------------
 
 
+class Closable(Protocol):
+    """What has tasks under a loop."""
+
+    def aclose(self) -> Coroutine[Any, Any, None]:
+        """Close it."""
+        ...
+
+
 class Scope:
-    """What was opened under one event loop, such as HTTP sessions, closed when the loop ends or on :func:`aclose`."""
+    """What was opened under one event loop, such as HTTP sessions, closed when the loop ends or on :func:`aclose`.
+
+    Attributes:
+      tasks: those that run beside a consumer.
+      running: iterators, with their tasks, threads and processes.
+    """
 
     def __init__(self) -> None:
         self._opened: dict[Hashable, asyncio.Future[Any]] = {}
         self._closers: list[Callable[[], Awaitable[None]]] = []
+        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        self.running: weakref.WeakSet[Closable] = weakref.WeakSet()
+        self.values: weakref.WeakKeyDictionary[PerLoop[Any], Any] = weakref.WeakKeyDictionary()
+        self.keeper: AsyncGenerator[None, None]
 
     async def get(self, key: Hashable, create: Callable[['Scope'], Coroutine[Any, Any, T]]) -> T:
         """The resource of that key, created by the first who asks while the others wait for it."""
@@ -309,37 +436,69 @@ class Scope:
 
     async def aclose(self) -> None:
         """Close all that was opened."""
-        for future in self._opened.values():
-            future.cancel()
-        await asyncio.gather(*self._opened.values(), return_exceptions=True)
-        self._opened.clear()
-        while self._closers:
-            await self._closers.pop()()
+        try:
+            await settle([running.aclose() for running in self.running])
+        finally:
+            await end_tasks(list(self.tasks))
+            for future in self._opened.values():
+                future.cancel()
+            await asyncio.gather(*self._opened.values(), return_exceptions=True)
+            self._opened.clear()
+            self.values.clear()
+            while self._closers:
+                await self._closers.pop()()
 
 
-_scopes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Scope, AsyncGenerator[None, None]]]
-_scopes = weakref.WeakKeyDictionary()
+class PerLoop(Generic[T]):
+    """A value for each event loop, made when it is first asked for there, which ends with the loop, or with this."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make, self._begun = make, False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._make,)
+
+    async def get(self) -> T:
+        """The running loop's."""
+        values, self._begun = (await scope()).values, True
+        if self not in values:
+            values[self] = self._make()
+        return cast(T, values[self])
+
+    async def peek(self) -> T | None:
+        """The running loop's, if it has one already."""
+        if not self._begun:
+            return None
+        await need_loop()
+        opened = peek_scope()
+        return None if opened is None else opened.values.get(self)
+
+
+_SCOPE: Final = '_granular_scope'
+_loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 _graveyard: list[Any] = []  # what a forked child must neither use nor collect
 
 
 def peek_scope() -> Scope | None:
     """The running loop's scope, if it has one already."""
-    loop = running_loop()
-    entry = None if loop is None else _scopes.get(loop)
-    return None if entry is None else entry[0]
+    return getattr(running_loop(), _SCOPE, None)
 
 
 async def scope() -> Scope:
-    """The running loop's scope."""
+    """The running loop's scope.
+
+    It is an attribute of the loop, as it refers to the loop: both are collected together.
+    """
     await need_loop()
     loop = asyncio.get_running_loop()
-    entry = _scopes.get(loop)
-    if entry is None:
+    opened: Scope | None = getattr(loop, _SCOPE, None)
+    if opened is None:
         opened = Scope()
-        keeper = _keep(opened, weakref.ref(loop))
-        entry = _scopes[loop] = (opened, keeper)
-        await anext(keeper)
-    return entry[0]
+        opened.keeper = _keep(opened, weakref.ref(loop))
+        vars(loop).update({_SCOPE: opened, 'close': _closing(loop)})
+        _loops.add(loop)
+        await anext(opened.keeper)
+    return opened
 
 
 async def _keep(opened: Scope, loop: weakref.ref[asyncio.AbstractEventLoop]) -> AsyncGenerator[None, None]:
@@ -349,15 +508,46 @@ async def _keep(opened: Scope, loop: weakref.ref[asyncio.AbstractEventLoop]) -> 
         yield
     finally:
         if (ended := loop()) is not None:
-            _scopes.pop(ended, None)
+            _detach(ended)
         await opened.aclose()
+
+
+def _closing(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+    """The loop's ``close``, which first closes what was opened under it, where no runner did."""
+    reference, close = weakref.ref(loop), loop.close
+
+    def close_both() -> None:
+        ended = reference()  # None while it is collected: nothing can run any more
+        if ended is not None and not ended.is_running() and (opened := getattr(ended, _SCOPE, None)) is not None:
+            outer = running_loop()
+            asyncio._set_running_loop(None)  # it may be closed under another one that runs
+            try:
+                ended.run_until_complete(opened.keeper.aclose())
+            finally:
+                asyncio._set_running_loop(outer)
+        close()
+
+    return close_both
+
+
+def _detach(loop: asyncio.AbstractEventLoop) -> Any:
+    vars(loop).pop('close', None)
+    return vars(loop).pop(_SCOPE, None)
 
 
 async def aclose() -> None:
     """Close what this library opened under the running loop: its HTTP sessions and their sockets.
 
-    Loops that end as ``asyncio.run`` ends them do it by themselves.
+    Loops that end as ``asyncio.run`` ends them, or with ``close``, do it by themselves.
     """
-    loop = asyncio.get_running_loop()
-    if (entry := _scopes.get(loop)) is not None:
-        await entry[1].aclose()
+    if (opened := peek_scope()) is not None:
+        await opened.keeper.aclose()
+
+
+def after_fork() -> None:
+    """In a forked child: the parent's sockets are not ours."""
+    _graveyard.extend((loop, _detach(loop)) for loop in list(_loops))
+    _loops.clear()
+
+
+os.register_at_fork(after_in_child=after_fork)

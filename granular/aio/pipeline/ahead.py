@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
 
-from granular.aio.loops import Begun, begin_task, need_loop, outcome
+from granular.aio.loops import Begun, begin_task, end_tasks, need_loop, outcome
 from granular.aio.pipeline.source import capturing
 from granular.aio.threads import CORES, Threads, Timer, begun, current
 from granular.errors import ClosedError, GranularError
@@ -78,13 +78,13 @@ class Ahead(Generic[T]):
     async def take(self) -> T | object:
         """The next item, or ``END``. An error leaves it at the item that failed."""
         await need_loop()
-        if self._closed:
-            raise ClosedError('it is closed')
         began = time.perf_counter()
         if self._handed is not None:
             self.consumed += began - self._handed
             self._handed = None
         while True:
+            if self._closed:
+                raise ClosedError('the iterator is closed')
             self.begin()
             if not self._items:
                 return END
@@ -171,8 +171,8 @@ class Ahead(Generic[T]):
         if self._items:
             await need_loop()
             tasks = list(self._items)
-            self.drop()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            self._items.clear()
+            await end_tasks(tasks)
         pools = [pool for pool in (self._pool, self._lane, *self._retired) if pool is not None]
         self._pool, self._lane, self._retired = None, None, []
         for threads in pools:

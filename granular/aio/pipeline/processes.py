@@ -16,12 +16,13 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Final, Protocol
 
-from granular.aio.loops import await_user, need_loop
+from granular.aio.loops import await_user, need_loop, settle
 from granular.aio.pipeline.source import capturing, portable, remote, summary
 from granular.aio.snapshots import sharing
 from granular.aio.threads import offload
@@ -30,7 +31,8 @@ from granular.errors import ClosedError, InvalidArgumentError, WorkerError
 _ALIGN: Final = 64
 _BEHIND: Final = 512  # buffers that one system call takes
 _GRACE: Final = 5.0  # seconds in which a worker may end by itself
-_LOOK: Final = 1.0  # seconds after which a worker that says nothing is looked after
+_LOOK: Final = 0.01  # seconds between looks at a process that is to end
+_SILENCE: Final = 1.0  # seconds after which a worker that says nothing is looked after
 
 
 class Task(Protocol):
@@ -78,7 +80,7 @@ class Workers:
                     await offload(self._start)
                     self._begun = True
                 elif not self._closed and self._workers[number].dead:
-                    await offload(self._replace, number)
+                    await self._replace(number)
         if self._closed:
             raise ClosedError('the workers are closed')
         return await self._workers[number].make(position)
@@ -103,15 +105,16 @@ class Workers:
                 workers.append(self._worker(number, workers))
         except BaseException:
             for worker in workers:
-                worker.stop()
-                worker.join()
+                worker.kill()
             raise
         self._workers = workers
 
-    def _replace(self, number: int) -> None:
-        self._workers[number].join()
-        others = [worker for worker in self._workers if worker is not self._workers[number]]
-        self._workers[number] = self._worker(number, others)
+    async def _replace(self, number: int) -> None:
+        dead = self._workers[number]
+        await dead.join()
+        self._workers[number] = await offload(
+            self._worker, number, [worker for worker in self._workers if worker is not dead]
+        )
 
     def _worker(self, number: int, others: Sequence['_Worker']) -> '_Worker':
         sizes = [part.nbytes for part in self._parts]
@@ -120,12 +123,12 @@ class Workers:
     async def aclose(self) -> None:
         """End all processes, and wait for them."""
         self._closed = True
+        await need_loop()
         async with self._beginning:
             workers, self._workers = self._workers, []
             for worker in workers:
                 worker.stop()
-            for worker in workers:
-                await offload(worker.join)
+            await settle([worker.join() for worker in workers])
             if self._release is not None:
                 self._release()
 
@@ -211,11 +214,19 @@ class _Worker:
             with contextlib.suppress(OSError):  # it has ended already
                 self.pipe.send(None)
 
-    def join(self) -> None:
-        """Wait for its end, and bring it about if need be."""
-        self._process.join(_GRACE)
+    def kill(self) -> None:
+        """Have it end at once."""
         self._finalizer()
-        self._thread.join(_GRACE)
+
+    async def join(self) -> None:
+        """Wait for its end, and bring it about if need be."""
+        # In no thread: as the interpreter ends, none begins any more.
+        until = time.monotonic() + _GRACE
+        while self._process.is_alive() and time.monotonic() < until:
+            await asyncio.sleep(_LOOK)
+        self._finalizer()
+        while self._thread.is_alive() and time.monotonic() < until + _GRACE:
+            await asyncio.sleep(_LOOK)
         self.pipe.close()
         self._process.close()
 
@@ -238,7 +249,7 @@ def _listen(pipe: Connection, process: Any, worker: 'weakref.ref[_Worker]') -> N
     """In a thread: hand on what a worker sends, until it ends."""
     while True:
         try:
-            while not pipe.poll(_LOOK):
+            while not pipe.poll(_SILENCE):
                 if not process.is_alive():
                     raise EOFError  # its end of the pipe is held by another process, such as a child of its own
             number, ok, head, sizes = pipe.recv()
