@@ -8,8 +8,9 @@ from granular.aio import bag as core
 from granular.aio import bagwriter as corewriter
 from granular.aio.bag import Buffer
 from granular.aio.purepath import PurePath
-from granular.bridge import iterate, run
+from granular.bridge import run
 from granular.face import Face, Reader
+from granular.iterating import Iteration
 
 
 class BagReader(Reader[core.BagReader]):
@@ -68,7 +69,7 @@ class BagReader(Reader[core.BagReader]):
         return twin
 
     def __iter__(self) -> Iterator[bytes]:
-        return iterate(self.aio.__aiter__)
+        return Iteration(self.aio.__aiter__)
 
 
 class BagWriter(Face[corewriter.BagWriter]):

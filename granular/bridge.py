@@ -10,11 +10,12 @@ import atexit
 import concurrent.futures
 import contextvars
 import os
+import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Coroutine
 from typing import Any, Final, Generic, TypeVar
 
-from granular.aio.loops import Begun, begin, running_loop
+from granular.aio.loops import Begun, HeldError, begin, begin_task, running_loop
 from granular.errors import ClosedError, GranularError
 
 T = TypeVar('T')
@@ -51,6 +52,11 @@ class Call(Generic[T]):
         self.send(self._loop)  # whether it was sent before, nobody knows
         concurrent.futures.wait([self.future], _STOP_TIMEOUT)
 
+    def check(self) -> None:
+        """Raise if its loop has ended: nothing will come of it."""
+        if self._loop is not None and self._loop.is_closed() and not self.future.done():
+            raise GranularError('the event loop of granular ended before this call was done')
+
     def _start(self) -> None:
         if self._begun:
             return
@@ -59,7 +65,7 @@ class Call(Generic[T]):
             self._rest.close()
             self.future.set_running_or_notify_cancel()
             return
-        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(_resumed(self._rest))
+        loop, task = asyncio.get_running_loop(), begin_task(_resumed(self._rest))
         task.add_done_callback(self._done)
 
         def cancel(future: concurrent.futures.Future[T]) -> None:
@@ -74,7 +80,7 @@ class Call(Generic[T]):
         if not self.future.set_running_or_notify_cancel():
             return
         if (error := task.exception()) is not None:
-            self.future.set_exception(error)
+            self.future.set_exception(error.error if isinstance(error, HeldError) else error)
         else:
             self.future.set_result(task.result())
 
@@ -93,9 +99,11 @@ class Bridge:
             if self.ended:
                 raise ClosedError('the interpreter is shutting down')
             if not self._running:
-                started = threading.Event()
-                threading.Thread(target=self._main, args=(started,), name='granular-loop', daemon=True).start()
+                started, failed = threading.Event(), list[BaseException]()
+                threading.Thread(target=self._main, args=(started, failed), name='granular-loop', daemon=True).start()
                 started.wait()
+                if failed:
+                    raise failed[0]
             return self._running[0][0]
 
     def submit(self, call: Call[Any]) -> None:
@@ -120,20 +128,31 @@ class Bridge:
         _inherited.append(self._running)
         self.__init__()  # type: ignore[misc]
 
-    def _main(self, started: threading.Event) -> None:
-        loop = _new_loop()
+    def _main(self, started: threading.Event, failed: list[BaseException]) -> None:
+        try:
+            loop = _new_loop()
+        except BaseException as error:  # such as for want of descriptors: of the call that asked for it
+            failed.append(error)
+            started.set()
+            return
         asyncio.set_event_loop(loop)
         # Told here, as who began this thread may be interrupted before it knows that there is one.
         self._running.append((loop, threading.current_thread()))
         loop.call_soon(started.set)
         try:
-            loop.run_forever()
+            while not self.ended:
+                try:
+                    loop.run_forever()
+                except (SystemExit, KeyboardInterrupt) as error:  # of a callback; signals reach the main thread alone
+                    message = 'a callback on the loop of granular raised what ends a program: the loop goes on'
+                    loop.call_exception_handler({'message': message, 'exception': error})
             tasks = asyncio.all_tasks(loop)
             for task in tasks:
                 task.cancel()
             loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
+            self._running = [entry for entry in self._running if entry[0] is not loop]  # the next call begins another
             asyncio.set_event_loop(None)
             loop.close()
 
@@ -151,13 +170,17 @@ def run(coro: Coroutine[Any, Any, T]) -> T:
     """
     outer = running_loop()
     if outer is not None:
-        # A thread with a running loop, as in Jupyter: our coroutine must not take it for its own.
+        # A thread with a running loop, as in Jupyter: our coroutine must not take it for its own, nor give it its
+        # asynchronous generators to close.
+        hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(None, None)
         asyncio._set_running_loop(None)
     try:
         found: Any = begin(coro)
     finally:
         if outer is not None:
             asyncio._set_running_loop(outer)
+            sys.set_asyncgen_hooks(*hooks)
     if not isinstance(found, Begun):
         return found  # type: ignore[no-any-return]
     call = Call[T](found)
@@ -167,6 +190,7 @@ def run(coro: Coroutine[Any, Any, T]) -> T:
             try:
                 call.future.exception(_LOOK)
             except TimeoutError:
+                call.check()
                 continue  # Python does not see an interrupt that comes right before it waits: it looks now and then
             return call.future.result()
     except BaseException:
@@ -175,24 +199,6 @@ def run(coro: Coroutine[Any, Any, T]) -> T:
             # The interpreter ends, and with it this thread: as quietly as any other daemon thread.
             raise SystemExit from None
         raise
-
-
-def iterate(make: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
-    """The items of an asynchronous iterator, one by one, as they come."""
-    items = make()
-    try:
-        while True:
-            try:
-                yield run(_next(items))
-            except StopAsyncIteration:
-                return
-    finally:
-        if (close := getattr(items, 'aclose', None)) is not None:
-            run(close())
-
-
-async def _next(items: AsyncIterator[T]) -> T:
-    return await anext(items)
 
 
 async def _resumed(rest: Begun[T]) -> T:

@@ -28,7 +28,8 @@
     │   ├── CorruptDatasetError
     │   └── CorruptArchiveError
     ├── StateError               ValueError          a checkpoint that does not fit what loads it
-    └── WorkerError              RuntimeError        a worker process died, or what it made cannot be carried over
+    ├── WorkerError              RuntimeError        a worker process died, or what it made cannot be carried over
+    └── FunctionError            RuntimeError        a function of the user's raised what ends coroutines
 
 An error names the place (file, key, index), the figures that disagree and the way out; it never holds a credential.
 All of them pickle, as they are built from their message alone.
@@ -147,3 +148,11 @@ class StateError(GranularError, ValueError):
 
 class WorkerError(GranularError, RuntimeError):
     """A worker process died, or what it made or raised cannot be carried over."""
+
+
+class FunctionError(GranularError, RuntimeError):
+    """A function of the user's raised what coroutines, futures and iterators cannot hand on; its cause is what it was.
+
+    StopIteration and StopAsyncIteration would end a loop over elements early, CancelledError would cancel the reader,
+    and GeneratorExit would close it.
+    """

@@ -5,7 +5,8 @@ from types import TracebackType
 from typing import Any, Generic, Self, SupportsIndex, TypeVar
 
 from granular.aio.lifecycle import Opened
-from granular.bridge import iterate, run
+from granular.bridge import run
+from granular.iterating import Iteration
 
 A = TypeVar('A', bound=Opened)
 
@@ -118,4 +119,4 @@ class Rows(Reader[A], Batched):
         return twin
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iterate(self.aio.__aiter__)
+        return Iteration(self.aio.__aiter__)

@@ -25,6 +25,7 @@ class DatasetIterator(StandardIterator[Any]):
 
     def __init__(self, stream: Stream) -> None:
         self._core = Iterator(stream)
+        self._core.close_with(self)
 
     def __iter__(self) -> Self:
         return self

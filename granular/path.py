@@ -11,8 +11,9 @@ from granular.aio import path as core
 from granular.aio.path import Progress
 from granular.aio.purepath import PurePath
 from granular.aio.stores import Stat
-from granular.bridge import iterate, run
+from granular.bridge import run
 from granular.config import MiB
+from granular.iterating import Iteration
 
 
 class Path(PurePath):
@@ -161,23 +162,22 @@ class Path(PurePath):
         Raises:
           NotFoundError: if there is no such folder.
         """
-        for path in iterate(self.aio.iterdir):
-            yield type(self).of(path.store, path.key)
+        return Iteration(self.aio.iterdir, self._own)
 
     def glob(self, pattern: str) -> Iterator[Self]:
         """What matches a pattern below this folder, page by page: ``*``, ``?``, ``[ab]``, and ``**`` for any depth."""
-        for path in iterate(lambda: self.aio.glob(pattern)):
-            yield type(self).of(path.store, path.key)
+        return Iteration(lambda: self.aio.glob(pattern), self._own)
 
     def rglob(self, pattern: str) -> Iterator[Self]:
         """As ``glob``, at any depth."""
-        for path in iterate(lambda: self.aio.rglob(pattern)):
-            yield type(self).of(path.store, path.key)
+        return Iteration(lambda: self.aio.rglob(pattern), self._own)
 
     def walk(self) -> Iterator[tuple[Self, list[str], list[str]]]:
         """Each folder with the names of the folders and of the files in it, from the top, as ``pathlib`` does."""
-        for path, folders, files in iterate(self.aio.walk):
-            yield type(self).of(path.store, path.key), folders, files
+        return Iteration(self.aio.walk, lambda entry: (self._own(entry[0]), *entry[1:]))
+
+    def _own(self, path: core.Path) -> Self:
+        return type(self).of(path.store, path.key)
 
 
 class _RawReader(io.RawIOBase):

@@ -22,14 +22,13 @@ from collections.abc import Iterator
 import numpy as np
 
 import granular
+from tests import programs
 from tests.servers import FakeGCSServer, MotoServer, Server
 
 TIMEOUT = 20.0  # seconds in which a process that was interrupted must have ended
 
-# SIG_IGN is what a shell's background jobs begin with.
-HEAD = """
+HEAD = f"""{programs.INTERRUPTIBLE}
 import asyncio, gc, json, os, signal, sys, tempfile, threading
-signal.signal(signal.SIGINT, signal.default_int_handler)
 import numpy as np
 import granular
 from granular import aio
@@ -172,24 +171,22 @@ def interrupt(
     code = textwrap.dedent(HEAD) + textwrap.dedent(PROGRAMS[program])
     command = [sys.executable, '-W', 'error::ResourceWarning', '-c', code, str(place), json.dumps(options)]
     before = set(os.listdir('/dev/shm'))
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    with process:
-        try:
-            assert process.stdout is not None
-            if process.stdout.readline() != 'ready\n':
-                return f'did not begin: {process.communicate()[1]}', 0.0, ''
-            time.sleep(after)
-            began = time.monotonic()
-            process.send_signal(signal.SIGINT)
-            try:
-                _, said = process.communicate(timeout=TIMEOUT)
-            except subprocess.TimeoutExpired:
-                return judged(None, '', TIMEOUT), TIMEOUT, ''
-            seconds = time.monotonic() - began
-        finally:
+    with programs.program(command) as process:
+        assert process.stdout is not None
+        if process.stdout.readline() != 'ready\n':
             process.kill()
+            return f'did not begin: {process.communicate()[1]}', 0.0, ''
+        time.sleep(after)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        try:
+            _, said = process.communicate(timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            return judged(None, '', TIMEOUT), TIMEOUT, ''
+        seconds = time.monotonic() - began
     wrong = judged(process.returncode, said, seconds)
-    if left := {name for name in set(os.listdir('/dev/shm')) - before if str(process.pid) in name}:
+    own = re.compile(rf'(?<!\d){process.pid}(?!\d)')
+    if left := {name for name in set(os.listdir('/dev/shm')) - before if own.search(name)}:
         wrong = wrong or f'left {left} in shared memory'
     return wrong, seconds, said
 

@@ -14,6 +14,7 @@ from granular.aio.loops import gather, need_loop, scope
 from granular.aio.threads import offload, spread
 from granular.bridge import run
 from granular.errors import GranularError
+from tests.programs import INTERRUPTIBLE, program
 
 
 def here():
@@ -178,8 +179,12 @@ async def test_aclose_closes_sessions(fakegcs):
 # --- whole processes
 
 
+# In development mode asyncio warns of callbacks that take long, as any may while the machine is busy.
+QUIET = "import logging; logging.getLogger('asyncio').setLevel('ERROR')\n"
+
+
 def python(code, *args, **kwargs):
-    command = [sys.executable, '-X', 'dev', '-W', 'error', '-c', textwrap.dedent(code), *args]
+    command = [sys.executable, '-X', 'dev', '-W', 'error', '-c', QUIET + textwrap.dedent(code), *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, **kwargs)
 
 
@@ -235,8 +240,7 @@ assert place.read_bytes() == b'content'
 
 def test_ctrl_c_ends_a_wait(tmp_path):
     code = """
-import asyncio, signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs begin without
+import asyncio
 from granular.aio.loops import need_loop
 from granular.bridge import run
 async def wait():
@@ -251,11 +255,7 @@ try:
 except KeyboardInterrupt:
     print('interrupted', flush=True)
 """
-    process = subprocess.Popen(
-        [sys.executable, '-W', 'error', '-c', textwrap.dedent(code)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
-    with process:
+    with program([sys.executable, '-W', 'error', '-c', INTERRUPTIBLE + code]) as process:
         assert process.stdout.readline() == 'waiting\n'
         began = time.monotonic()
         os.kill(process.pid, signal.SIGINT)
@@ -263,6 +263,87 @@ except KeyboardInterrupt:
     assert out == 'cleaned up\ninterrupted\n'
     assert (process.returncode, err) == (0, '')
     assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize('uvloop', [True, False])
+@pytest.mark.parametrize('what', ['sys.exit(3)', 'signal.default_int_handler()', 'asyncio.get_running_loop().stop()'])
+def test_the_loop_outlives_what_callbacks_do(what, uvloop):
+    code = f"""
+import asyncio, logging, signal, sys
+if not {uvloop}:
+    sys.modules['uvloop'] = None
+logging.getLogger('asyncio').setLevel('CRITICAL')  # it tells of them
+from granular.aio.loops import need_loop
+from granular.bridge import bridge, run
+def callback():
+    {what}
+async def call_back():
+    await need_loop()
+    asyncio.get_running_loop().call_soon(callback)
+    await asyncio.sleep(0.01)
+    return asyncio.get_running_loop()
+first = run(call_back())
+assert run(call_back()) is first is bridge.loop()
+"""
+    done = python(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, '', '')
+
+
+@pytest.mark.parametrize('uvloop', [True, False])
+def test_a_loop_that_cannot_begin_fails_the_call(uvloop):
+    code = f"""
+import os, resource, sys
+if not {uvloop}:
+    sys.modules['uvloop'] = None
+from granular.aio.loops import need_loop
+from granular.bridge import run
+try:
+    import uvloop  # now, as there are no descriptors to import it with below
+except ImportError:
+    import asyncio, selectors
+async def hop():
+    await need_loop()
+    return 7
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')) - 1, limits[1]))
+try:
+    run(hop())
+except OSError as error:
+    print(type(error).__name__)
+resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+assert run(hop()) == 7
+"""
+    done = python(code)
+    assert (done.returncode, done.stdout) == (0, 'OSError\n'), done.stderr
+
+
+def test_a_loop_that_ended_is_replaced_and_its_calls_fail():
+    code = """
+import asyncio, sys, threading
+sys.modules['uvloop'] = None
+from granular.aio.loops import need_loop
+from granular.bridge import bridge, run
+from granular.errors import GranularError
+threading.excepthook = lambda args: None  # it would tell of the loop's end
+async def end():
+    await need_loop()
+    loop = asyncio.get_running_loop()
+    loop.run_forever = None  # what the bridge goes on with
+    loop.stop()
+    await asyncio.Event().wait()
+async def hop():
+    await need_loop()
+    return asyncio.get_running_loop()
+first = run(hop())
+try:
+    run(end())
+except GranularError as error:
+    assert 'ended before this call was done' in str(error), error
+assert run(hop()) is not first
+assert run(hop()) is bridge.loop()
+"""
+    done = python(code)
+    assert (done.returncode, done.stdout) == (0, ''), done.stderr
 
 
 def test_without_uvloop():

@@ -137,8 +137,6 @@ def test_spawn(dataset, tmp_path):
 def test_many_threads_each_with_a_loop_of_its_own_or_none(dataset):
     ends(
         """
-        import logging
-        logging.getLogger('asyncio').setLevel('ERROR')  # it warns of callbacks that block, as nested calls do
         reader = granular.DatasetReader(data, granular.decoders)
         found = []
         async def main():

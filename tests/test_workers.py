@@ -1,10 +1,10 @@
 """Worker processes: the same batches in the same order, errors as they were raised, nothing left behind."""
 
+import contextlib
 import functools
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import time
 
@@ -15,6 +15,7 @@ import pytest
 import granular
 from granular import MapDataset, MultiprocessingOptions
 from granular.errors import InvalidArgumentError, WorkerError
+from tests.programs import INTERRUPTIBLE, program
 
 METHODS = ('spawn', 'forkserver', 'fork')
 
@@ -31,6 +32,10 @@ def at(bad, what, i, seed=None):
     if i == bad:
         what()
     return {'i': i}
+
+
+def value_at(bad, what, i):
+    return what() if i == bad else i
 
 
 def raise_error():
@@ -50,9 +55,100 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def end():
+    sys.exit(3)
+
+
+def vanish():
+    os._exit(3)
+
+
+_held: list[int] = []  # the ends of a pipe; children of workers live until the test closes it
+
+
+@pytest.fixture
+def held():
+    _held.extend(os.pipe())
+    yield
+    while _held:
+        os.close(_held.pop())
+
+
+def orphan():
+    # A child of the worker's own holds its end of the worker's pipe, and outlives it.
+    if not os.fork():
+        reading, writing = _held
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    die()
+
+
+class Unpicklable:
+    """A value that does not pickle, whatever is raised."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __reduce__(self):
+        raise self.error
+
+
+class Unloadable:
+    """A value that pickles, and ends whoever makes it again."""
+
+    def __reduce__(self):
+        return sys.exit, (3,)
+
+
+class UnpicklableError(Exception):
+    def __reduce__(self):
+        raise SystemExit(4)
+
+
+class UnloadableError(Exception):
+    def __reduce__(self):
+        return sys.exit, (3,)
+
+
+class UnsayableError(Exception):
+    def __str__(self):
+        raise LookupError
+
+    def __reduce__(self):
+        raise LookupError
+
+
+def raising(kind):
+    raise kind(1)
+
+
+def giving(value):
+    return value
+
+
+DEATHS = {
+    'SystemExit': (end, SystemExit, '^3$'),
+    'os._exit': (vanish, WorkerError, 'ended with exit code 3'),
+    'SIGKILL': (die, WorkerError, 'was killed by SIGKILL'),
+    'SIGKILL, with a child': (orphan, WorkerError, 'was killed by SIGKILL'),
+    'an error that does not pickle': (functools.partial(raising, UnpicklableError), WorkerError, 'UnpicklableError: 1'),
+    'an error that does not load': (functools.partial(raising, UnloadableError), WorkerError, 'UnloadableError: 1'),
+    'an error without a message': (functools.partial(raising, UnsayableError), WorkerError, 'UnsayableError'),
+    'a value that does not pickle': (
+        functools.partial(giving, Unpicklable(TypeError('mine'))), WorkerError, 'does not pickle: TypeError: mine',
+    ),
+    'a value that ends who pickles it': (
+        functools.partial(giving, Unpicklable(SystemExit(4))), WorkerError, 'does not pickle: SystemExit: 4',
+    ),
+    'a value that does not load': (
+        functools.partial(giving, Unloadable()), WorkerError, 'cannot be unpickled here: SystemExit: 3',
+    ),
+}  # fmt: skip
+
+
 @pytest.fixture(autouse=True)
 def nothing_left():
-    before = set(os.listdir('/dev/shm'))
     yield
     deadline = time.monotonic() + 10
     while (
@@ -60,8 +156,18 @@ def nothing_left():
     ) and (time.monotonic() < deadline):
         time.sleep(0.05)
     assert not left
-    assert not [name for name in set(os.listdir('/dev/shm')) - before if 'granular' in name]
+    assert not mapped()
     assert not multiprocessing.active_children()
+
+
+def mapped():
+    """Shared memory with a name that this process has open or mapped."""
+    with open('/proc/self/maps') as maps:
+        found = [line.strip() for line in maps]
+    for name in os.listdir('/proc/self/fd'):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f'/proc/self/fd/{name}'))
+    return [place for place in found if '/dev/shm/granular' in place]
 
 
 def _line(process):
@@ -117,6 +223,53 @@ def test_errors_are_passed_on():
         with pytest.raises(WorkerError, match='was killed by SIGKILL'):
             list(batches)
         assert time.monotonic() - began < 5
+
+
+@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+@pytest.mark.parametrize('count', [1, 2])
+@pytest.mark.parametrize('death', DEATHS)
+def test_streams_go_on_after_a_worker_failed(death, count, held):
+    what, kind, said = DEATHS[death]
+    options = MultiprocessingOptions(count, 2, 'fork')
+    dataset = MapDataset.range(200).map(functools.partial(value_at, 150, what)).to_iter_dataset().mp_prefetch(options)
+    children = set(psutil.Process().children(recursive=True))
+    with iter(dataset) as iterator:
+        for _ in range(2):
+            with pytest.raises(kind, match=said):
+                list(iterator)
+            assert iterator.get_state()['state'] <= 150
+        iterator.set_state({'state': 151})
+        assert list(iterator) == list(range(151, 200))
+        workers = [child for child in psutil.Process().children(recursive=True) if child not in children]
+    assert not psutil.wait_procs(workers, timeout=10)[1]
+    with iter(MapDataset.range(200).map(double).to_iter_dataset().mp_prefetch(options)) as iterator:
+        assert list(iterator) == list(range(0, 400, 2))
+
+
+@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+@pytest.mark.parametrize('death', ['SystemExit', 'os._exit', 'SIGKILL'])
+def test_a_loader_goes_on_after_a_worker_failed(death):
+    what, kind, said = DEATHS[death]
+    source = granular.sources.Transform(range(100), functools.partial(at, 41, what))
+    with granular.Loader(source, 10, workers=1, mp='fork') as loader:
+        for _ in range(2):
+            with pytest.raises(kind, match=said):
+                list(loader)
+            assert loader.save()['step'] <= 40
+        loader.load({'step': 50, 'seed': 0})
+        assert [batch['i'][0] for batch in loader] == [50, 60, 70, 80, 90]
+
+
+@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+@pytest.mark.parametrize('count', [1, 2, 3])
+@pytest.mark.parametrize('threads', [1, 4])
+def test_forked_workers_use_threads_of_their_own(count, threads):
+    # The pool that the process has used before it forked has as many threads as the worker may have: none came along.
+    source = granular.sources.Transform(range(64), point)
+    with granular.Loader(source, 8, workers=threads) as loader:
+        assert len(list(loader)) == 8
+    with granular.Loader(source, 8, workers=count, mp='fork') as loader:
+        assert [batch['i'].tolist() for batch in loader] == np.arange(64).reshape(8, 8).tolist()
 
 
 def test_what_does_not_pickle_is_said_at_once():
@@ -205,17 +358,16 @@ if __name__ == '__main__':
 )
 def test_nothing_outlives_the_program(tmp_path, method, how):
     script = tmp_path / 'script.py'
-    script.write_text(SCRIPT.format(method=method, how='interrupted' if how == 'killed' else how))
+    script.write_text(INTERRUPTIBLE + SCRIPT.format(method=method, how='interrupted' if how == 'killed' else how))
     environment = {**os.environ, 'PYTHONPATH': '.', 'PYTHONWARNINGS': 'error::ResourceWarning'}
-    pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True}
-    with subprocess.Popen([sys.executable, script], env=environment, **pipes) as process:
+    with program([sys.executable, script], env=environment) as process:
         assert process.stdout.readline() == 'ready\n'
         children = psutil.Process(process.pid).children(recursive=True) if how != 'exit' else []
         if how != 'exit':
             process.send_signal(signal.SIGINT if how == 'interrupted' else signal.SIGKILL)
         _, errors = process.communicate(timeout=20)
-    gone, alive = psutil.wait_procs(children, timeout=10)
-    assert not alive
+        gone, alive = psutil.wait_procs(children, timeout=10)
+        assert not alive
     if how == 'exit':
         assert errors == ''
         assert process.returncode == 0

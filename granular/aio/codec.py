@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from granular import formats, layout
-from granular.aio.loops import gather, running_loop
+from granular.aio.loops import call_user, gather, running_loop
 from granular.aio.threads import offload, spread
 from granular.config import MiB
 from granular.errors import DecodeError, EncodeError, InvalidArgumentError, UnknownTypeError
@@ -118,8 +118,13 @@ async def _decode_apart(field: Field, records: Sequence[bytes], name: str) -> li
 def _refused(field: Field, i: int, records: Sequence[bytes], name: str, error: Exception) -> DecodeError:
     return DecodeError(
         f'{name}: key {field.key!r}, value {i} of those read ({len(records[i])} bytes): not decoded as '
-        f'{field.kind!r}: {error}'
+        f'{field.kind!r}: {said_of(error)}'
     )
+
+
+def said_of(error: BaseException) -> str:
+    """The message of an error; its name if it has none."""
+    return str(error) or type(error).__name__
 
 
 # --- encoding -------------------------------------------------------------------------------------------------------
@@ -128,7 +133,7 @@ def _refused(field: Field, i: int, records: Sequence[bytes], name: str, error: E
 async def encode(fields: Sequence[Field], datapoint: Mapping[str, Any], name: str, index: int) -> list[list[bytes]]:
     """The records of one datapoint, by field; a field that is no sequence has one."""
     if all(field.light for field in fields):
-        return encode_now(fields, datapoint, name, index)
+        return call_user(encode_now, fields, datapoint, name, index)
     return await offload(encode_now, fields, datapoint, name, index)
 
 
@@ -154,7 +159,7 @@ def _encode_one(field: Field, value: Any, name: str, index: int) -> bytes:
         record = field.fn(value)
     except Exception as error:
         raise EncodeError(
-            f'{name}: datapoint {index}, key {field.key!r}: not encoded as {field.kind!r}: {error}'
+            f'{name}: datapoint {index}, key {field.key!r}: not encoded as {field.kind!r}: {said_of(error)}'
         ) from error
     if not isinstance(record, bytes):
         raise EncodeError(

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular.aio.bag import BagReader, read_records
-from granular.aio.codec import Field, decode
+from granular.aio.codec import Field, decode, said_of
+from granular.aio.loops import CONTROL, function_error
 from granular.aio.snapshots import Snapshot
 from granular.aio.stores.local import IN_PLACE
 from granular.aio.threads import offload
@@ -137,18 +138,24 @@ class Columns:
                 record = bags[key].get_now(first)
             try:
                 point[key] = field.fn(record)
-            except Exception:
-                self._decode_now(field, record, place)
-                raise
+            except Exception as error:
+                raise self._refused(field, place, error) from error
+            except CONTROL as error:
+                raise function_error(error) from error
         return point
 
     def _decode_now(self, field: Field, record: bytes, place: int) -> Any:
         try:
             return field.fn(record)
         except Exception as error:
-            raise DecodeError(
-                f'{self.name}: datapoint {place}, key {field.key!r}: not decoded as {field.kind!r}: {error}'
-            ) from error
+            raise self._refused(field, place, error) from error
+        except CONTROL as error:
+            raise function_error(error) from error
+
+    def _refused(self, field: Field, place: int, error: Exception) -> DecodeError:
+        return DecodeError(
+            f'{self.name}: datapoint {place}, key {field.key!r}: not decoded as {field.kind!r}: {said_of(error)}'
+        )
 
     def _refs_now(self, refs: BagReader, place: int) -> list[tuple[int, int]]:
         if self.spans is not None:

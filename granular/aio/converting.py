@@ -12,7 +12,7 @@ from granular.aio.codec import Encoder, encode_now, fields_of
 from granular.aio.datasetwriter import DatasetWriter
 from granular.aio.importing import Ahead, Format, Origin, origin_of
 from granular.aio.inferring import Fitting
-from granular.aio.loops import for_each, need_loop
+from granular.aio.loops import begin_task, call_user, for_each, need_loop, outcome
 from granular.aio.path import Path, Progress
 from granular.aio.pipeline.source import Source
 from granular.aio.sharded import shards_in
@@ -266,7 +266,7 @@ class _Work:
 
     def _tell(self, records: int) -> None:
         if self._report is not None and records:
-            self._report(records)
+            call_user(self._report, records)
 
     # --- sources that are read at random
 
@@ -304,10 +304,10 @@ class _Work:
         try:
             while at < stop:
                 first, following = at, min(at + self._chunk, stop)
-                records = await (reading or source.fetch(range(first, following)))
+                records = await outcome(reading or source.fetch(range(first, following)))
                 at = following
                 more = range(at, min(at + self._chunk, stop))
-                reading = asyncio.create_task(source.fetch(more)) if more else None
+                reading = begin_task(source.fetch(more)) if more else None
                 await self._write(writer, records, first)
         finally:
             if reading is not None:

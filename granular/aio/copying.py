@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 from granular.aio.digests import Digests, proven
-from granular.aio.loops import for_each
+from granular.aio.loops import call_user, for_each
 from granular.aio.path import Path
 from granular.aio.stores import Entry, Kept
 from granular.aio.threads import offload
@@ -170,14 +170,14 @@ async def _copy(
     """
     if there == size and await _same(source, target):
         if progress:
-            progress(size)
+            call_user(progress, size)
         return
     await before()
     if source.store == target.store and await source.store.copy_within(source.key, target.key):
         if not source.store.local:
             await _check_within(source, target)
         if progress:
-            progress(size)
+            call_user(progress, size)
         return
     await _stream(source, target, progress)
 
@@ -238,7 +238,7 @@ async def _stream(source: Path, target: Path, progress: Progress | None) -> None
             await offload(digests.add, reply.data)
             await file.write(reply.data)
             if progress:
-                progress(len(reply.data))
+                call_user(progress, len(reply.data))
         for name in proven(here.digests):
             if digests.found(name) != here.digests[name]:
                 raise BadReplyError(

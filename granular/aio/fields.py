@@ -13,7 +13,7 @@ from typing import Any, Final, SupportsIndex
 
 from granular import filters
 from granular.aio.indexing import indices_of
-from granular.aio.loops import gather, need_loop
+from granular.aio.loops import await_user, gather, need_loop
 from granular.aio.pipeline.choosing import read_labels
 from granular.aio.pipeline.elements import selected
 from granular.aio.pipeline.nodes import ENDLESS
@@ -246,7 +246,7 @@ class Methods(Fields):
         method = getattr(self.dataset, name)
         waits = inspect.iscoroutinefunction(method)
         if name.startswith(_MANY):
-            found = await method(numbers, ctxs) if waits else await offload(method, numbers, ctxs)
+            found = await await_user(method(numbers, ctxs)) if waits else await offload(method, numbers, ctxs)
             if len(found) != len(numbers):
                 raise DatapointError(f'{name} gave {len(found)} values for {len(numbers)} samples')
             return list(found)
@@ -263,7 +263,7 @@ class Methods(Fields):
 
         async def wait(i: int) -> Any:
             try:
-                return await method(numbers[i], ctxs[i])
+                return await await_user(method(numbers[i], ctxs[i]))
             except Exception as error:
                 noted(error, i)
                 raise

@@ -15,7 +15,7 @@ from granular import formats
 from granular.aio import datasources
 from granular.aio.imagefolder import ImageFolder
 from granular.aio.lifecycle import Opened
-from granular.aio.loops import gather, need_loop
+from granular.aio.loops import await_user, begin_task, gather, need_loop, outcome
 from granular.aio.path import Path
 from granular.aio.pipeline import source as sources
 from granular.aio.pipeline.source import Source, nbytes
@@ -112,8 +112,8 @@ class Ahead:
     async def more(self) -> bool:
         """Whether there are more."""
         if not self._records:
-            self._records = await (self._reading or self._read())
-            self._reading = asyncio.create_task(self._read()) if self._records else None
+            self._records = await outcome(self._reading or self._read())
+            self._reading = begin_task(self._read()) if self._records else None
         return bool(self._records)
 
     async def take(self, count: int) -> list[Any]:
@@ -147,7 +147,7 @@ async def _pull_from(items: Any) -> Callable[[int], Coroutine[Any, Any, list[Any
                 weight += nbytes(item)
             return out
 
-        return wait
+        return lambda count: await_user(wait(count))
     iterator = await offload(iter, items)
 
     def take(count: int) -> list[Any]:

@@ -2,10 +2,16 @@
 
 import abc
 import asyncio
+import contextlib
+import logging
+import weakref
 from types import TracebackType
 from typing import Any, Self
 
-from granular.errors import ClosedError
+from granular.aio.loops import Closable, Lock, running_loop, scope
+from granular.errors import ClosedError, GranularError
+
+logger = logging.getLogger('granular')
 
 
 class Opened(abc.ABC):
@@ -13,7 +19,7 @@ class Opened(abc.ABC):
 
     def __init__(self) -> None:
         self._state = 'new'
-        self._opening = asyncio.Lock()
+        self._opening = Lock()
 
     @classmethod
     async def open(cls, *args: Any, **kwargs: Any) -> Self:
@@ -38,7 +44,7 @@ class Opened(abc.ABC):
 
     async def _ensure_open(self) -> None:
         if self._state != 'open':
-            async with self._opening:
+            async with self._opening.turn():
                 if self._state == 'new':
                     await self._open()
                     self._state = 'open'
@@ -72,3 +78,70 @@ class Opened(abc.ABC):
             await self.aclose()
         else:
             await self.abort()
+
+
+class Running(abc.ABC):
+    """The part of an iterator that works: its tasks, threads and processes, under the loop that it is first used under.
+
+    The user holds a handle of it, to which nothing here refers (:meth:`close_with`): once the handle is dropped, this
+    is closed. Items are taken one at a time, in the order in which they were asked for, by any number of threads or
+    tasks.
+    """
+
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    def __init__(self) -> None:
+        self.turn = Lock()
+        self.closed = False
+
+    def check(self) -> None:
+        """Raise if it is closed, or works under another loop than the running one."""
+        if self.closed:
+            raise ClosedError('the iterator is closed')
+        if self._loop is not None and (loop := running_loop()) is not None and loop is not self._loop:
+            raise GranularError(
+                'the iterator was begun under another event loop, where its tasks are: give each loop its own'
+            )
+
+    async def settle(self) -> None:
+        """Belong to the running loop, if there is one."""
+        if self._loop is None and (loop := running_loop()) is not None:
+            self._loop = loop
+            (await scope()).running.add(self)
+
+    def close_with(self, handle: object) -> None:
+        """Close it once its handle is dropped."""
+        weakref.finalize(handle, self._dropped).atexit = False  # at exit its loop does
+
+    def _dropped(self) -> None:
+        # The garbage collector calls this, in any thread, whatever that one is doing: it waits for nothing.
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it is closed, and what ran there is over
+                self._loop.call_soon_threadsafe(_close_soon, self)
+
+    async def aclose(self) -> None:
+        """End: its tasks, threads and processes. More than once is no error."""
+        self.closed = True
+        loop = running_loop()
+        if loop is not None and self._loop not in (None, loop):
+            self._dropped()
+        else:
+            await self._close()
+
+    @abc.abstractmethod
+    async def _close(self) -> None: ...
+
+
+_closings: set[asyncio.Task[None]] = set()
+
+
+def _close_soon(running: Closable) -> None:
+    task = asyncio.ensure_future(running.aclose())
+    _closings.add(task)
+    task.add_done_callback(_closed)
+
+
+def _closed(task: 'asyncio.Task[None]') -> None:
+    _closings.discard(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.warning('an iterator that was dropped did not close', exc_info=error)

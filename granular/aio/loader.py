@@ -1,18 +1,18 @@
 """The loader: batches in order, prefetched, resumable from a step."""
 
-import asyncio
 import collections
 import functools
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from granular.aio.assembly import Assembly, Batch, Made, Spec, spec_of
-from granular.aio.loops import need_loop
+from granular.aio.lifecycle import Running
+from granular.aio.loops import Lock, await_user, need_loop
 from granular.aio.pipeline.ahead import END, Ahead
 from granular.aio.pipeline.errors import Errors, OnError
 from granular.aio.pipeline.rendering import fingerprint
-from granular.aio.pipeline.source import Source, convert, length_of
+from granular.aio.pipeline.source import Source, convert, length_of, of_datapoint
 from granular.errors import ClosedError, InvalidArgumentError, StateError
 
 if TYPE_CHECKING:
@@ -70,31 +70,14 @@ class Loader:
         self.source: Source = convert(source)
         self.batch, self.prefetch, self.workers = batch, prefetch, workers
         self.shard_id, self.num_shards, self.recycle_after = shard_id, num_shards, recycle_after
-        self._mp = mp
-        self._processes: Workers | None = None
-        self._stride = batch * num_shards
-        self._ahead: Ahead[Made] = Ahead(
-            self._make, self._stride, batch, workers, 'granular-loader', on_error != 'raise'
-        )
-        self._ahead.depth = prefetch
-        self._assembly: Assembly | None = None
-        self._handed: collections.deque[Batch] = collections.deque()
-        self._spec: Spec | None = None
-        self._spec_lock = asyncio.Lock()
-        self._closed = False
-        self._errors = Errors(on_error)
-        self._counts = {'batches': 0, 'datapoints': 0, 'bytes': 0}
+        self._core = _Core(self.source, batch, prefetch, workers, recycle_after, shard_id, num_shards, mp, on_error)
+        self._core.close_with(self)
 
     # --- state
 
-    @functools.cached_property
-    def _limit(self) -> int | None:
-        """The step behind the last batch; None if there is no end."""
-        return None if self.source.endless else length_of(self.source) // self._stride * self._stride
-
     def save(self) -> dict[str, int]:
         """The state: plain JSON, of the batch that comes next, whatever is prefetched."""
-        return {'step': self._ahead.position, 'seed': self.source.seed}
+        return {'step': self._core.ahead.position, 'seed': self.source.seed}
 
     def load(self, state: Mapping[str, int]) -> None:
         """Go on from a state, also while running: what was prefetched is dropped.
@@ -107,8 +90,9 @@ class Loader:
             raise StateError(f'want a state such as {self.save()}, got {dict(state)}')
         if seed != self.source.seed:
             raise StateError(f'the state was saved with seed {seed}, this source has {self.source.seed}')
-        self._ahead.drop()
-        self._ahead.position = step
+        self._core.check()
+        self._core.ahead.drop()
+        self._core.ahead.position = step
 
     state_dict = save
     load_state_dict = load
@@ -123,89 +107,38 @@ class Loader:
         Batches, datapoints and bytes; batches and bytes per second; seconds that the consumer waited, and seconds that
         it spent on its own; batches that are ready and in flight; datapoints that could not be made.
         """
-        ready, in_flight = self._ahead.counts()
-        times = {'wait_seconds': self._ahead.waited, 'consumer_seconds': self._ahead.consumed}
+        core = self._core
+        ready, in_flight = core.ahead.counts()
+        times = {'wait_seconds': core.ahead.waited, 'consumer_seconds': core.ahead.consumed}
         seconds = max(sum(times.values()), 1e-9)
-        rates = {f'{name}_per_second': self._counts[name] / seconds for name in ('batches', 'bytes')}
-        return {**self._counts, **rates, **times, 'ready': ready, 'in_flight': in_flight, 'errors': self._errors.count}
+        rates = {f'{name}_per_second': core.counts[name] / seconds for name in ('batches', 'bytes')}
+        return {**core.counts, **rates, **times, 'ready': ready, 'in_flight': in_flight, 'errors': core.errors.count}
 
     @property
     def errors(self) -> list[tuple[int, str]]:
         """Step and message of the datapoints that could not be made, the last thousand."""
-        return list(self._errors.recent)
+        return list(self._core.errors.recent)
 
     # --- batches
 
     async def spec(self) -> Spec:
         """Of each key the dtype and shape of a datapoint, learned from the first one."""
-        await need_loop()
-        async with self._spec_lock:
-            if self._spec is None:
-                self._spec = await self._learn()
-        return self._spec
-
-    async def _learn(self) -> Spec:
-        with self._ahead.using_pool():
-            for step in range(1 if self._errors.raises else _TRIED):
-                try:
-                    return spec_of((await self.source.fetch([step]))[0])
-                except Exception as error:
-                    failed: Exception = error
-                    if isinstance(error, OSError | ClosedError):
-                        break
-        raise failed
+        return await self._core.spec()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Batch:
-        await need_loop()
-        if self._closed:
-            raise ClosedError('the loader is closed')
-        if self._assembly is None:
-            self._ahead.stop = None if self._limit is None else self._limit
-            if self._limit is not None and self._ahead.position >= self._limit:
-                raise StopAsyncIteration
-            self._assembly = Assembly(self.source, self.batch, await self.spec(), self._errors.on_error)
-            if self._mp is not None:
-                from granular.aio.pipeline.processes import Workers
-
-                self._processes = Workers(self._assembly, self.workers, self._mp)
-        found: Any = await self._ahead.take()
-        if found is END:
+        batch: Any = await self._core.next()
+        if batch is END:
             raise StopAsyncIteration
-        made: Made = found
-        if made.failed:
-            self._errors.report(made.failed)
-        batch = made.batch
-        self._counts['batches'] += 1
-        self._counts['datapoints'] += self.batch - len(made.failed)
-        self._counts['bytes'] += sum(array.nbytes for array in batch.values())
-        if self.recycle_after:
-            self._handed.append(batch)
-            if len(self._handed) > self.recycle_after:
-                self._assembly.recycled.append(self._handed.popleft())
-        return batch
-
-    async def _make(self, step: int) -> Made:
-        first = step + self.shard_id * self.batch
-        if self._processes is not None:
-            made: Made = await self._processes.make(first)
-            return made
-        if self._assembly is None:
-            raise ClosedError('the loader is closed')
-        return await self._assembly.make(first)
+        return cast(Batch, batch)
 
     # --- end
 
     async def aclose(self) -> None:
         """End: cancel what is being fetched, its threads and processes. More than once is no error."""
-        await need_loop()
-        self._closed = True
-        await self._ahead.aclose()
-        await self.source.release()
-        if self._processes is not None:
-            await self._processes.aclose()
+        await self._core.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -214,3 +147,111 @@ class Loader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+class _Core(Running):
+    """A loader at work; it knows nothing of the loader that the user holds."""
+
+    def __init__(
+        self,
+        source: Source,
+        batch: int,
+        prefetch: int,
+        workers: int,
+        recycle_after: int | bool,
+        shard_id: int,
+        num_shards: int,
+        mp: Any,
+        on_error: OnError,
+    ) -> None:
+        super().__init__()
+        self._source, self._batch, self._workers, self._mp = source, batch, workers, mp
+        self._first, self._recycle_after = shard_id * batch, recycle_after
+        self._processes: Workers | None = None
+        self._stride = batch * num_shards
+        self.ahead: Ahead[Made] = Ahead(
+            self._make, self._stride, batch, workers, 'granular-loader', on_error != 'raise'
+        )
+        self.ahead.depth = prefetch
+        self._assembly: Assembly | None = None
+        self._handed: collections.deque[Batch] = collections.deque()
+        self._spec: Spec | None = None
+        self._learning = Lock()
+        self.errors = Errors(on_error)
+        self.counts = {'batches': 0, 'datapoints': 0, 'bytes': 0}
+
+    @functools.cached_property
+    def _limit(self) -> int | None:
+        """The step behind the last batch; None if there is no end."""
+        return None if self._source.endless else length_of(self._source) // self._stride * self._stride
+
+    async def spec(self) -> Spec:
+        """Of each key the dtype and shape of a datapoint, learned from the first one."""
+        await need_loop()
+        async with self._learning.turn():
+            if self._spec is None:
+                self._spec = await self._learn()
+        return self._spec
+
+    async def _learn(self) -> Spec:
+        with self.ahead.using_pool():
+            for step in range(1 if self.errors.raises else _TRIED):
+                try:
+                    return spec_of((await self._source.fetch([step]))[0])
+                except Exception as error:
+                    failed: Exception = error
+                    if not of_datapoint(error):
+                        break
+        raise failed
+
+    async def next(self) -> Any:
+        """The next batch, or ``END``; one at a time."""
+        await need_loop()
+        async with self.turn.turn():
+            self.check()
+            await self.settle()
+            return await await_user(self._next())
+
+    async def _next(self) -> Any:
+        if self._assembly is None:
+            self.ahead.stop = self._limit
+            if self._limit is not None and self.ahead.position >= self._limit:
+                return END
+            self._assembly = Assembly(self._source, self._batch, await self.spec(), self.errors.on_error)
+            if self._mp is not None:
+                from granular.aio.pipeline.processes import Workers
+
+                self._processes = Workers(self._assembly, self._workers, self._mp)
+        found: Any = await self.ahead.take()
+        if found is END:
+            return END
+        made: Made = found
+        if made.failed:
+            self.errors.report(made.failed)
+        batch = made.batch
+        self.counts['batches'] += 1
+        self.counts['datapoints'] += self._batch - len(made.failed)
+        self.counts['bytes'] += sum(array.nbytes for array in batch.values())
+        if self._recycle_after:
+            self._handed.append(batch)
+            if len(self._handed) > self._recycle_after:
+                self._assembly.recycled.append(self._handed.popleft())
+        return batch
+
+    async def _make(self, step: int) -> Made:
+        first = step + self._first
+        if self._processes is not None:
+            made: Made = await self._processes.make(first)
+            return made
+        if self._assembly is None:
+            raise ClosedError('the loader is closed')
+        return await self._assembly.make(first)
+
+    async def _close(self) -> None:
+        await need_loop()
+        await self.ahead.aclose()
+        await self._source.release()
+        if self._processes is not None:
+            await self._processes.aclose()
+        self._assembly = None
+        self._handed.clear()

@@ -5,7 +5,7 @@ import collections
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from granular.aio.loops import need_loop
+from granular.aio.loops import background, end_tasks, need_loop, outcome
 from granular.config import MiB
 
 T = TypeVar('T')
@@ -37,14 +37,12 @@ async def pages(
             else:
                 await need_loop()  # whoever asks for an item may do so from another thread than before
                 while len(ahead) < _AHEAD and (at := next(starts, None)) is not None:
-                    ahead.append(asyncio.create_task(fetch(range(at, min(at + step, length)))))
-                items = await ahead[0]
+                    ahead.append(background(fetch(range(at, min(at + step, length)))))
+                items = await outcome(ahead[0])
                 ahead.popleft()
             for item in items:
                 yield item
     finally:
         if ahead:
             await need_loop()
-            for task in ahead:
-                task.cancel()
-            await asyncio.gather(*ahead, return_exceptions=True)
+            await end_tasks(ahead)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple
 
-from granular.aio.loops import Begun, begin, running_loop
+from granular.aio.loops import Begun, begin, call_user, running_loop
 
 T = TypeVar('T')
 Ts = TypeVarTuple('Ts')
@@ -50,15 +50,19 @@ def beside() -> Threads:
     return _beside[0]
 
 
+os.register_at_fork(after_in_child=lambda: current.set(None))  # a forked child has none of its parent's threads
 os.register_at_fork(after_in_child=_own.clear)
 os.register_at_fork(after_in_child=_beside.clear)
 
 
 async def offload(fn: Callable[[*Ts], T], *args: *Ts) -> T:
-    """Call a blocking function: in a thread under a loop, so that the loop is never blocked, and in place without."""
+    """Call a blocking function: in a thread under a loop, so that the loop is never blocked, and in place without.
+
+    It may be one of the user's: it is called by :func:`granular.aio.loops.call_user`.
+    """
     loop = running_loop()
     if loop is None:
-        return fn(*args)
+        return call_user(fn, *args)
     return await call_in(threads(), fn, *args)
 
 
@@ -66,7 +70,7 @@ async def call_in(pool: Threads, fn: Callable[[*Ts], T], *args: *Ts) -> T:
     """Call a blocking function in a thread of the pool, under a loop."""
     # In the caller's context, so that what is spread from there goes to the same threads.
     context = contextvars.copy_context()
-    return await asyncio.get_running_loop().run_in_executor(pool, lambda: context.run(fn, *args))
+    return await asyncio.get_running_loop().run_in_executor(pool, lambda: context.run(lambda: call_user(fn, *args)))
 
 
 async def begun(make: Callable[[], Coroutine[Any, Any, T]], pool: Threads) -> T | Begun[T]:

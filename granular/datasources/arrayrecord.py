@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, SupportsIndex, cast, overload
 
 from granular.aio.datasources import arrayrecord as core
-from granular.bridge import iterate, run
+from granular.bridge import run
 from granular.face import Batched, Reader
+from granular.iterating import Iteration
 
 
 class ArrayRecordDataSource(Reader[core.ArrayRecordDataSource], Batched):
@@ -72,4 +73,4 @@ class ArrayRecordDataSource(Reader[core.ArrayRecordDataSource], Batched):
         return run(self.aio.fetch(indices))
 
     def __iter__(self) -> Iterator[bytes]:
-        return iterate(self.aio.__aiter__)
+        return Iteration(self.aio.__aiter__)

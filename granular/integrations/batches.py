@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from granular.aio.loops import call_user
+from granular.aio.pipeline.ahead import END
 from granular.errors import InvalidArgumentError
 
 
@@ -57,13 +59,15 @@ class Batches(Iterator[Any], abc.ABC):
     def _send(self) -> None:
         before = self._batches.state_dict() if self._keeps else None
         try:
-            batch = self._convert(next(self._batches))
-        except StopIteration:
-            self._ended = True
+            batch = next(self._batches, END)
+            if batch is not END:
+                batch = call_user(self._convert, batch)
         except Exception as error:
             # Those before it come first. The loader stays where it was, and so does the state.
             self._sent.append(_Sent(None, before, error))
-        else:
+            return
+        self._ended = batch is END
+        if not self._ended:
             self._sent.append(_Sent(batch, self._batches.state_dict() if self._keeps else None))
 
     def state_dict(self) -> dict[str, Any]:

@@ -22,7 +22,6 @@ class Cache:
     """Decoded columns, under one event loop: those used last, and those that are expected to be used.
 
     Args:
-      loop: whose tasks read them.
       limit: bytes that are kept at most, beyond what is expected.
 
     Attributes:
@@ -32,8 +31,8 @@ class Cache:
       damaged: why columns cannot be decoded, as another try would not help: the files are pinned to their versions.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop | None, limit: int) -> None:
-        self.loop, self._limit, self._size = loop, limit, 0
+    def __init__(self, limit: int) -> None:
+        self._limit, self._size = limit, 0
         self.kept: collections.OrderedDict[Key, Any] = collections.OrderedDict()
         self.loads: dict[Key, Load] = {}
         self.expected: set[Key] = set()

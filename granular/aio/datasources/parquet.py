@@ -1,7 +1,7 @@
 """Parquet files as a source: the column chunks of row groups by range request, decoded by pyarrow."""
 
-import asyncio
 import contextlib
+import functools
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final, Self, SupportsIndex
@@ -15,7 +15,7 @@ from granular.aio.datasources.parquetfile import Footer, chunks, decode, footer_
 from granular.aio.fanout import Job, read_all
 from granular.aio.indexing import index_of, indices_of
 from granular.aio.lifecycle import Opened
-from granular.aio.loops import cancel_idle, gather, need_loop, shared_task, wait_shared
+from granular.aio.loops import PerLoop, cancel_idle, gather, shared_task, wait_shared
 from granular.aio.paging import pages
 from granular.aio.path import Path
 from granular.aio.purepath import PurePath
@@ -77,7 +77,7 @@ class ParquetDataSource(Opened):
         self._stops = np.zeros(0, np.int64)  # rows up to the end of each row group, of all files
         self._owners = np.zeros(0, np.int64)  # the file of each row group
         self._firsts = np.zeros(0, np.int64)  # the first row group of each file
-        self._cache = Cache(None, cache_bytes)
+        self._caches = self._new_caches()
 
     def __reduce__(self) -> tuple[Any, ...]:
         args = (self.paths, self._chosen, self._cache_bytes)
@@ -141,7 +141,7 @@ class ParquetDataSource(Opened):
         """Another source of the same files, with a life and a cache of its own."""
         self._check_open()
         twin = type(self).__new__(type(self))
-        twin.__dict__.update(self.__dict__, _cache=Cache(None, self._cache_bytes))
+        twin.__dict__.update(self.__dict__, _caches=self._new_caches())
         return twin
 
     # --- reading
@@ -215,30 +215,25 @@ class ParquetDataSource(Opened):
 
     async def expect(self, groups: Sequence[int], names: tuple[str, ...]) -> None:
         """Begin to read row groups that will be asked for; these are kept until then, whatever else is dropped."""
-        cache = await self._enter()
+        cache = await self._caches.get()
         cache.expected = {(group, name) for group in groups for name in names}
         for group in groups:
             self._begin(cache, [(group, name) for name in names])
 
     async def release(self) -> None:
         """Stop what is read ahead for nobody, and let go of what is kept."""
-        if self._cache.loads or self._cache.kept:
-            cache = await self._enter()
+        if (cache := await self._caches.peek()) is not None:
             cache.clear()
             await cancel_idle({load.task for load in cache.loads.values()})
 
-    async def _enter(self) -> Cache:
-        await need_loop()
-        loop = asyncio.get_running_loop()
-        if self._cache.loop is not loop:  # tasks belong to a loop
-            self._cache = Cache(loop, self._cache_bytes)
-        return self._cache
+    def _new_caches(self) -> PerLoop[Cache]:
+        return PerLoop(functools.partial(Cache, self._cache_bytes))  # as tasks fill them
 
     async def _read(self, places: Ints, names: tuple[str, ...]) -> dict[str, list[Any]]:
         """The values of rows, by column."""
         if not len(places) or not names:
             return {name: [] for name in names}
-        cache = await self._enter()
+        cache = await self._caches.get()
         owners = self.groups_of(places)
         groups = np.unique(owners).tolist()
         keys = [(group, name) for group in groups for name in names]

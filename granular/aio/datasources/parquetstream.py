@@ -287,6 +287,11 @@ class ReadingRows(Flow):
     def mark(self) -> Any:
         return self._start if self._inner is None else _Mark(self._inner[1].state())
 
+    def unmark(self, mark: Any) -> Any:
+        if type(mark) is not _Mark or self._inner is None:
+            return mark
+        return self._rows.state_of(self._inner[0], mark.position)
+
     async def restore(self, state: Any) -> None:
         if self._inner is None and state == self._start:
             return

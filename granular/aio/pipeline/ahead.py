@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
 
-from granular.aio.loops import Begun, need_loop
+from granular.aio.loops import Begun, begin_task, end_tasks, need_loop, outcome
 from granular.aio.pipeline.source import capturing
 from granular.aio.threads import CORES, Threads, Timer, begun, current
-from granular.errors import ClosedError
+from granular.errors import ClosedError, GranularError
 
 T = TypeVar('T')
 
@@ -78,22 +78,25 @@ class Ahead(Generic[T]):
     async def take(self) -> T | object:
         """The next item, or ``END``. An error leaves it at the item that failed."""
         await need_loop()
-        if self._closed:
-            raise ClosedError('it is closed')
         began = time.perf_counter()
         if self._handed is not None:
             self.consumed += began - self._handed
             self._handed = None
         while True:
+            if self._closed:
+                raise ClosedError('the iterator is closed')
             self.begin()
             if not self._items:
                 return END
             task = self._items[0]
             try:
-                item = await asyncio.shield(task)
+                item = await outcome(asyncio.shield(task))
             except asyncio.CancelledError:
                 waiting = asyncio.current_task()
                 if task.cancelled() and waiting is not None and not waiting.cancelling():
+                    if self._items and self._items[0] is task:
+                        self.drop()
+                        raise GranularError(f'the item at {self.position} was cancelled while it was made') from None
                     continue  # it was sent elsewhere meanwhile
                 raise  # the consumer gave up waiting; the item is kept for whoever asks next
             except BaseException:
@@ -114,7 +117,7 @@ class Ahead(Generic[T]):
             position = self.position + len(self._items) * self.stride
             if self.stop is not None and position >= self.stop:
                 return
-            task = asyncio.create_task(self._run(position))
+            task = begin_task(self._run(position))
             task.add_done_callback(_seen)
             self._items.append(task)
 
@@ -168,8 +171,8 @@ class Ahead(Generic[T]):
         if self._items:
             await need_loop()
             tasks = list(self._items)
-            self.drop()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            self._items.clear()
+            await end_tasks(tasks)
         pools = [pool for pool in (self._pool, self._lane, *self._retired) if pool is not None]
         self._pool, self._lane, self._retired = None, None, []
         for threads in pools:

@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular.aio.loops import cancel_idle, need_loop, shared_task, wait_shared
+from granular.aio.loops import PerLoop, cancel_idle, shared_task, wait_shared
 from granular.aio.pipeline.source import Node, Source, weigh
 from granular.aio.reply import counters
 
@@ -32,16 +32,8 @@ class BlockBuffer(Node):
     def __init__(self, parent: Source, block: int, memory: int = MEMORY) -> None:
         super().__init__(parent)
         self._block, self._memory = block, memory
-        self._reset(None)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, '_loop': None, '_blocks': {}, '_kept': 0}
-
-    def _reset(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        self._loop = loop
-        self._blocks: dict[tuple[int, int], _Block] = {}
-        self._kept = 0
         self._warned = False
+        self._buffers = PerLoop(_Buffer)  # as tasks fill them
 
     def select(self, fields: Sequence[str]) -> Self | None:
         below = self.parents[0].select(fields)
@@ -49,39 +41,31 @@ class BlockBuffer(Node):
 
     async def expect(self, keys: Sequence[tuple[int, int]]) -> None:
         """Begin to read blocks, by epoch and number, that will be asked for."""
-        await self._enter()
-        self._begin(keys)
+        self._begin(await self._buffers.get(), keys)
 
     async def release(self) -> None:
-        if any(not block.task.done() for block in self._blocks.values()):
-            await self._enter()
-            await cancel_idle({block.task for block in self._blocks.values()})
+        if (buffer := await self._buffers.peek()) is not None:
+            await cancel_idle({block.task for block in buffer.blocks.values()})
         await super().release()
 
-    async def _enter(self) -> None:
-        await need_loop()
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._reset(loop)
-
-    def _begin(self, keys: Iterable[tuple[int, int]]) -> None:
-        missing = [key for key in keys if key not in self._blocks]
+    def _begin(self, buffer: '_Buffer', keys: Iterable[tuple[int, int]]) -> None:
+        missing = [key for key in keys if key not in buffer.blocks]
         if missing:
-            task = shared_task(self._read(missing))
+            task = shared_task(self._read(buffer, missing))
             for key in missing:
-                self._blocks[key] = _Block(task)
+                buffer.blocks[key] = _Block(task)
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
-        await self._enter()
+        buffer = await self._buffers.get()
         steps = np.asarray(indices, np.int64)
         epochs, places = np.divmod(steps, len(self))
         numbers, within = np.divmod(places, self._block)
         keys = list(zip(epochs.tolist(), numbers.tolist(), strict=True))
         wanted = dict.fromkeys(keys)
-        there = {key for key in wanted if key in self._blocks}
+        there = {key for key in wanted if key in buffer.blocks}
         counters.cached += sum(key in there for key in keys)
-        self._begin(wanted)
-        blocks = {key: self._blocks[key] for key in wanted}
+        self._begin(buffer, wanted)
+        blocks = {key: buffer.blocks[key] for key in wanted}
         await wait_shared({block.task for block in blocks.values() if not block.task.done()})
         out: list[Any] = []
         again: list[int] = []
@@ -91,15 +75,15 @@ class BlockBuffer(Node):
                 again.append(i)
             out.append(point)
         for key, block in blocks.items():
-            if not block.left and self._blocks.get(key) is block:
-                del self._blocks[key]
-                self._kept -= block.size
+            if not block.left and buffer.blocks.get(key) is block:
+                del buffer.blocks[key]
+                buffer.kept -= block.size
         if again:  # they were handed out before: a state was loaded, or a block dropped
             for i, point in zip(again, await self.parents[0].fetch(steps[again]), strict=True):
                 out[i] = point
         return out
 
-    async def _read(self, keys: list[tuple[int, int]]) -> None:
+    async def _read(self, buffer: '_Buffer', keys: list[tuple[int, int]]) -> None:
         length, block = len(self), self._block
         ranges = [(epoch * length, number * block, min(length, (number + 1) * block)) for epoch, number in keys]
         try:
@@ -110,20 +94,20 @@ class BlockBuffer(Node):
             )
         except BaseException:
             for key in keys:
-                self._blocks.pop(key, None)
+                buffer.blocks.pop(key, None)
             raise
         for key, (_, start, stop) in zip(keys, ranges, strict=True):
-            entry = self._blocks[key]
+            entry = buffer.blocks[key]
             entry.fill(list(itertools.islice(points, stop - start)))
             entry.size = weigh(entry.points)
-            self._kept += entry.size
-        self._evict(keys)
+            buffer.kept += entry.size
+        self._evict(buffer, keys)
 
-    def _evict(self, new: Sequence[tuple[int, int]]) -> None:
-        for key in list(self._blocks):
-            if self._kept <= self._memory:
+    def _evict(self, buffer: '_Buffer', new: Sequence[tuple[int, int]]) -> None:
+        for key in list(buffer.blocks):
+            if buffer.kept <= self._memory:
                 return
-            block = self._blocks[key]
+            block = buffer.blocks[key]
             if not block.task.done() or key in new:
                 continue
             if not self._warned:
@@ -133,8 +117,16 @@ class BlockBuffer(Node):
                     'choose smaller ones, or fewer blocks to a window',
                     self._memory,
                 )
-            self._kept -= block.size
-            del self._blocks[key]
+            buffer.kept -= block.size
+            del buffer.blocks[key]
+
+
+class _Buffer:
+    """The blocks of one event loop, and their bytes."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[tuple[int, int], _Block] = {}
+        self.kept = 0
 
 
 class _Block:

@@ -5,7 +5,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
-from granular.aio.pipeline.source import Failure
+from granular.aio.loops import call_user
+from granular.aio.pipeline.source import Failure, summary
 from granular.errors import InvalidArgumentError
 
 logger = logging.getLogger('granular')
@@ -43,7 +44,7 @@ class Errors:
         """What takes its place; None for nothing."""
         if self.on_error == 'raise':
             raise failure.error
-        return self.on_error(failure.step, failure.error) if callable(self.on_error) else None
+        return call_user(self.on_error, failure.step, failure.error) if callable(self.on_error) else None
 
     def report(self, failed: Sequence[tuple[int, str]]) -> None:
         """Count what could not be made."""
@@ -55,4 +56,4 @@ class Errors:
 
 def outline(failure: Failure) -> tuple[int, str]:
     """A failure, as it is counted and carried over."""
-    return failure.step, f'{type(failure.error).__name__}: {failure.error}'
+    return failure.step, summary(failure.error)

@@ -25,6 +25,10 @@ class Flow(abc.ABC):
         """As ``state``, but for this flow alone, to return to if the next element fails: of what form is cheapest."""
         return self.state()
 
+    def unmark(self, mark: Any) -> Any:
+        """The state that a mark stands for."""
+        return mark
+
     async def begin(self) -> None:
         """Begin to read ahead."""
         for parent in self.parents:

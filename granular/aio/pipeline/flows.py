@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from granular.aio.loops import need_loop
+from granular.aio.loops import end_tasks, need_loop
 from granular.aio.pipeline.ahead import END
 from granular.aio.pipeline.elements import generator, stacked
 from granular.aio.pipeline.flow import Flow
 from granular.aio.pipeline.nodes import turns
 from granular.aio.threads import offload
-from granular.errors import DatapointError
+from granular.errors import ClosedError, DatapointError
 from granular.shuffle import permute
 
 
@@ -231,8 +231,11 @@ class Prefetching(Flow):
         self._after = self._parent.state()
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Queue[tuple[Any, Any]] | None = None  # elements and the states behind them
+        self._closed = False
 
     async def next(self) -> Any:
+        if self._closed:
+            raise ClosedError('the iterator is closed')
         await self.begin()
         if self._ready is None:
             return END
@@ -252,7 +255,9 @@ class Prefetching(Flow):
             try:
                 point = await self._parent.next()
                 await ready.put((point, self._parent.state()))
-            except Exception as error:
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:
                 await ready.put((None, _Raised(error)))
                 return
 
@@ -274,18 +279,20 @@ class Prefetching(Flow):
         task, self._task, self._ready = self._task, None, None
         if task is not None:
             await need_loop()
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end_tasks([task])
 
     async def aclose(self) -> None:
+        self._closed, ready = True, self._ready
         await self._stop()
+        if ready is not None and ready.empty():  # a consumer may wait for an element
+            ready.put_nowait((None, _Raised(ClosedError('the iterator is closed'))))
         await super().aclose()
 
 
 class _Raised:
     """What making the next element ended with."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         self.error = error
 
 

@@ -5,6 +5,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from granular.aio.lifecycle import Running
+from granular.aio.loops import await_user
 from granular.aio.pipeline import flows, nodes, streams
 from granular.aio.pipeline.ahead import END
 from granular.aio.pipeline.elements import method_of, name_of
@@ -21,7 +23,7 @@ from granular.aio.pipeline.transforms import (
     Transformation,
     apply,
 )
-from granular.errors import ClosedError, InvalidArgumentError, StateError
+from granular.errors import InvalidArgumentError, StateError
 
 
 class IterOperations:
@@ -162,35 +164,50 @@ class IterOperations:
         return f'<{type(self).__name__}: {self._stream.describe()}>'
 
 
-class Iterator:
+class Iterator(Running):
     """Where a stream stands: its elements one after the other, and the state from which the next one follows.
 
     An element that fails raises, and the state stays before it: the next call tries it again.
     """
 
     def __init__(self, stream: Stream) -> None:
+        super().__init__()
         self._stream = stream
         self._flow = stream.flow()
         self._fingerprint = fingerprint(stream)
-        self._closed = False
+        self._moves = 0  # odd while an element is made, or a state restored
+        self._before: Any = None  # the mark before that
         self._count = 0
 
     async def next(self) -> Any:
         """The next element, or ``END``."""
-        if self._closed:
-            raise ClosedError('the iterator is closed')
-        before = self._flow.mark()
-        try:
-            element = await self._flow.next()
-        except BaseException:
-            await self._flow.restore(before)
-            raise
-        self._count += element is not END
-        return element
+        async with self.turn.turn():
+            self.check()
+            self._before = before = self._flow.mark()
+            self._moves += 1
+            try:
+                element = await await_user(self._flow.next())
+            except BaseException:
+                if not self.closed:
+                    await self._flow.restore(before)
+                raise
+            finally:
+                self._moves += 1
+                if self._loop is None:
+                    await self.settle()
+            self._count += element is not END
+            return element
 
     def get_state(self) -> dict[str, Any]:
-        """From where the next element follows: plain JSON, of indices alone."""
-        return {'state': self._flow.state(), 'pipeline': self._fingerprint}
+        """From where the next element follows: plain JSON, of indices alone.
+
+        While an element is being made, for another thread, it is the state before that element.
+        """
+        while True:
+            moves = self._moves
+            state = self._flow.unmark(self._before) if moves % 2 else self._flow.state()
+            if moves == self._moves:
+                return {'state': state, 'pipeline': self._fingerprint}
 
     async def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a state.
@@ -201,14 +218,26 @@ class Iterator:
         if not isinstance(state, Mapping) or 'state' not in state:
             raise StateError(f'want a state such as {self.get_state()}, got {state!r:.200}')
         check_fingerprint(state.get('pipeline'), self._fingerprint)
-        try:
-            await self._flow.restore(state['state'])
-        except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f'no state of this pipeline: {type(error).__name__}: {error}') from error
+        async with self.turn.turn():
+            self.check()
+            self._before = self._flow.mark()
+            self._moves += 1
+            try:
+                await self._flow.restore(state['state'])
+            except (KeyError, TypeError, ValueError) as error:
+                raise StateError(f'no state of this pipeline: {type(error).__name__}: {error}') from error
+            finally:
+                self._moves += 1
+                await self.settle()
 
     async def start_prefetch(self) -> None:
         """Begin to read, before the first element is asked for."""
-        await self._flow.begin()
+        async with self.turn.turn():
+            self.check()
+            try:
+                await self._flow.begin()
+            finally:
+                await self.settle()
 
     def stats(self) -> dict[str, float]:
         """Elements handed out; of what is read: elements, bytes, seconds waited for it, chunks ready and in flight."""
@@ -230,9 +259,7 @@ class Iterator:
         """Index and message of the elements that could not be made, the last thousand of each source."""
         return [error for reading in _readings(self._flow) for error in reading.errors.recent]
 
-    async def aclose(self) -> None:
-        """End: its tasks, threads and processes. More than once is no error."""
-        self._closed = True
+    async def _close(self) -> None:
         await self._flow.aclose()
 
 
@@ -263,6 +290,7 @@ class DatasetIterator(AsyncIterator[Any]):
 
     def __init__(self, stream: Stream) -> None:
         self._core = Iterator(stream)
+        self._core.close_with(self)
 
     def __aiter__(self) -> Self:
         return self

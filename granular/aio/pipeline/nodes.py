@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular.aio.loops import gather, need_loop
+from granular.aio.loops import call_user, gather, need_loop
 from granular.aio.pipeline.blocks import BlockBuffer
 from granular.aio.pipeline.source import Ints, Node, Source, convert, length_of
 from granular.aio.threads import offload
@@ -83,7 +83,7 @@ class Shuffle(Mapped):
             coming = zip(epochs.tolist(), blocks.tolist(), strict=True)
             await below.expect([(epoch, block) for epoch, block in coming if epoch <= last])
         if all(self.order.is_ready(length, self.seed, epoch) for epoch in np.unique(steps // length).tolist()):
-            return await below.fetch(self.lookup(steps))
+            return await below.fetch(call_user(self.lookup, steps))
         return await below.fetch(await offload(self.lookup, steps))
 
     def lookup(self, indices: Ints) -> Ints:

@@ -16,13 +16,14 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Final, Protocol
 
-from granular.aio.loops import need_loop
-from granular.aio.pipeline.source import capturing, portable, remote
+from granular.aio.loops import await_user, need_loop, settle
+from granular.aio.pipeline.source import capturing, portable, remote, summary
 from granular.aio.snapshots import sharing
 from granular.aio.threads import offload
 from granular.errors import ClosedError, InvalidArgumentError, WorkerError
@@ -30,6 +31,8 @@ from granular.errors import ClosedError, InvalidArgumentError, WorkerError
 _ALIGN: Final = 64
 _BEHIND: Final = 512  # buffers that one system call takes
 _GRACE: Final = 5.0  # seconds in which a worker may end by itself
+_LOOK: Final = 0.01  # seconds between looks at a process that is to end
+_SILENCE: Final = 1.0  # seconds after which a worker that says nothing is looked after
 
 
 class Task(Protocol):
@@ -59,62 +62,83 @@ class Workers:
         self._context = multiprocessing.get_context(context) if isinstance(context, str | type(None)) else context
         self._task, self._count = task, count
         self._workers: list[_Worker] = []
+        self._payload: Any = task
+        self._parts: Sequence[memoryview] = ()  # the memory of the task's arrays, in a file that all workers share
+        self._file = -1
+        self._release: Callable[[], Any] | None = None  # closes it
         self._turns = itertools.count()
         self._beginning = asyncio.Lock()
         self._begun = self._closed = False
 
     async def make(self, position: int) -> Any:
-        """The item of a position, made by one of them in turn."""
+        """The item of a position, made by one of them in turn; one that has died is replaced."""
         await need_loop()
-        if not self._begun:
+        number = next(self._turns) % self._count
+        if not self._begun or (not self._closed and self._workers[number].dead):
             async with self._beginning:
                 if not self._begun and not self._closed:
                     await offload(self._start)
                     self._begun = True
+                elif not self._closed and self._workers[number].dead:
+                    await self._replace(number)
         if self._closed:
             raise ClosedError('the workers are closed')
-        return await self._workers[next(self._turns) % self._count].make(position)
+        return await self._workers[number].make(position)
 
     def _start(self) -> None:
-        forked = self._context.get_start_method() == 'fork'
-        parts: Sequence[Any] = ()
-        payload: Any = self._task
-        if not forked:
+        if self._context.get_start_method() != 'fork':
             token = sharing.set(True)
             try:
-                payload, parts = _split(self._task)
+                self._payload, self._parts = _split(self._task)
             except Exception as error:
                 raise InvalidArgumentError(
-                    f'worker processes need a source and functions that pickle: {type(error).__name__}: {error}'
+                    f'worker processes need a source and functions that pickle: {summary(error)}'
                 ) from error
             finally:
                 sharing.reset(token)
-        fd = _write(parts) if parts else -1
+        if self._parts:
+            self._file = _write(self._parts)
+            self._release = weakref.finalize(self, os.close, self._file)
+        workers: list[_Worker] = []
         try:
-            sizes = [part.nbytes for part in parts]
-            for _ in range(self._count):
-                ours = [worker.pipe for worker in self._workers]
-                self._workers.append(_Worker(self._context, ours, payload, fd, sizes))
-        finally:
-            if fd >= 0:
-                os.close(fd)
+            for number in range(self._count):
+                workers.append(self._worker(number, workers))
+        except BaseException:
+            for worker in workers:
+                worker.kill()
+            raise
+        self._workers = workers
+
+    async def _replace(self, number: int) -> None:
+        dead = self._workers[number]
+        await dead.join()
+        self._workers[number] = await offload(
+            self._worker, number, [worker for worker in self._workers if worker is not dead]
+        )
+
+    def _worker(self, number: int, others: Sequence['_Worker']) -> '_Worker':
+        sizes = [part.nbytes for part in self._parts]
+        return _Worker(self._context, number, [worker.pipe for worker in others], self._payload, self._file, sizes)
 
     async def aclose(self) -> None:
         """End all processes, and wait for them."""
         self._closed = True
+        await need_loop()
         async with self._beginning:
             workers, self._workers = self._workers, []
             for worker in workers:
                 worker.stop()
-            for worker in workers:
-                await offload(worker.join)
+            await settle([worker.join() for worker in workers])
+            if self._release is not None:
+                self._release()
 
 
 class _Worker:
     """One process, and the thread that listens to it."""
 
-    def __init__(self, context: Any, ours: Sequence[Connection], payload: Any, fd: int, sizes: Sequence[int]) -> None:
-        number = len(ours)
+    def __init__(
+        self, context: Any, number: int, ours: Sequence[Connection], payload: Any, fd: int, sizes: Sequence[int]
+    ) -> None:
         self.pipe, theirs = context.Pipe(duplex=True)
         # A forked child has our ends of all pipes as well; while it keeps them, nobody hears that this process is gone.
         foreign = [*ours, self.pipe] if context.get_start_method() == 'fork' else []
@@ -127,11 +151,11 @@ class _Worker:
         self._pending: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], int]] = {}
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._stopped = False
+        self._stopped = self.dead = False
         if fd >= 0:
             _send_fd(self.pipe, fd)
         self._thread = threading.Thread(
-            target=_listen, args=(self.pipe, weakref.ref(self)), name=self._process.name, daemon=True
+            target=_listen, args=(self.pipe, self._process, weakref.ref(self)), name=self._process.name, daemon=True
         )
         self._thread.start()
 
@@ -140,7 +164,7 @@ class _Worker:
         future: asyncio.Future[Any] = loop.create_future()
         number = next(self._numbers)
         with self._lock:
-            if self._stopped or not self._thread.is_alive():
+            if self._stopped or self.dead:
                 raise WorkerError(self._obituary(position))
             self._pending[number] = loop, future, position
             try:
@@ -170,6 +194,7 @@ class _Worker:
         """Nothing more will come."""
         self._process.join(_GRACE)
         with self._lock:
+            self.dead = True
             pending, self._pending = self._pending, {}
         for loop, future, position in pending.values():
             with contextlib.suppress(RuntimeError):  # the loop ended, and with it whoever waited
@@ -189,11 +214,19 @@ class _Worker:
             with contextlib.suppress(OSError):  # it has ended already
                 self.pipe.send(None)
 
-    def join(self) -> None:
-        """Wait for its end, and bring it about if need be."""
-        self._process.join(_GRACE)
+    def kill(self) -> None:
+        """Have it end at once."""
         self._finalizer()
-        self._thread.join(_GRACE)
+
+    async def join(self) -> None:
+        """Wait for its end, and bring it about if need be."""
+        # In no thread: as the interpreter ends, none begins any more.
+        until = time.monotonic() + _GRACE
+        while self._process.is_alive() and time.monotonic() < until:
+            await asyncio.sleep(_LOOK)
+        self._finalizer()
+        while self._thread.is_alive() and time.monotonic() < until + _GRACE:
+            await asyncio.sleep(_LOOK)
         self.pipe.close()
         self._process.close()
 
@@ -212,10 +245,13 @@ def _resolve(future: 'asyncio.Future[Any]', ok: bool, found: Any) -> None:
             future.set_exception(found)
 
 
-def _listen(pipe: Connection, worker: 'weakref.ref[_Worker]') -> None:
+def _listen(pipe: Connection, process: Any, worker: 'weakref.ref[_Worker]') -> None:
     """In a thread: hand on what a worker sends, until it ends."""
     while True:
         try:
+            while not pipe.poll(_SILENCE):
+                if not process.is_alive():
+                    raise EOFError  # its end of the pipe is held by another process, such as a child of its own
             number, ok, head, sizes = pipe.recv()
             fd = _receive_fd(pipe) if sizes else -1
         except (EOFError, OSError):
@@ -223,8 +259,9 @@ def _listen(pipe: Connection, worker: 'weakref.ref[_Worker]') -> None:
         found: Any
         try:
             found = _join(head, fd, sizes)
-        except Exception as error:
-            ok, found = False, WorkerError(f'what a worker process made cannot be unpickled here: {error}')
+        except BaseException as error:  # whatever the methods of its class raise
+            said = summary(error)
+            ok, found = False, WorkerError(f'what a worker process made cannot be unpickled here: {said}')
         owner = worker()
         if owner is None:
             return
@@ -247,21 +284,21 @@ def _work(pipe: Connection, payload: Any, sizes: Sequence[int], foreign: Sequenc
     for end in foreign:
         end.close()
     task: Task | None = None
-    failed: Exception | None = None
+    failed: BaseException | None = None
     try:
         fd = _receive_fd(pipe) if sizes else -1
         task = _join(payload, fd, sizes) if isinstance(payload, bytes) else payload
         capturing.set(task.captures)
-    except Exception as error:
+    except BaseException as error:  # whatever the classes of what is unpickled raise
         failed = error
     lock = threading.Lock()
-    running: dict[int, concurrent.futures.Future[Any]] = {}
+    running: dict[int, concurrent.futures.Future[_Outcome]] = {}
     replies = concurrent.futures.ThreadPoolExecutor(1, 'granular-reply')  # as copying takes too long for the loop
 
-    def reply(number: int, future: 'concurrent.futures.Future[Any]') -> None:
+    def reply(number: int, future: 'concurrent.futures.Future[_Outcome]') -> None:
         running.pop(number, None)
         if not future.cancelled():
-            _reply(pipe, lock, number, future.exception(), future)
+            _reply(pipe, lock, number, *future.result())
 
     while True:
         try:
@@ -277,7 +314,7 @@ def _work(pipe: Connection, payload: Any, sizes: Sequence[int], foreign: Sequenc
         elif task is None:
             _reply(pipe, lock, number, failed, None)
         else:
-            future = running[number] = asyncio.run_coroutine_threadsafe(task.make(position), bridge.loop())
+            future = running[number] = asyncio.run_coroutine_threadsafe(_attempt(task, position), bridge.loop())
             future.add_done_callback(lambda done, number=number: replies.submit(reply, number, done))  # type: ignore[misc]
     for future in list(running.values()):
         future.cancel()
@@ -285,13 +322,26 @@ def _work(pipe: Connection, payload: Any, sizes: Sequence[int], foreign: Sequenc
     os._exit(0)  # threads of the user's functions are not waited for
 
 
-def _reply(pipe: Connection, lock: threading.Lock, number: int, error: BaseException | None, future: Any) -> None:
+_Outcome = tuple[BaseException | None, Any]
+
+
+async def _attempt(task: Task, position: int) -> _Outcome:
+    """An item, or the error: never raised, as asyncio would end the loop with some of them."""
+    try:
+        return None, await await_user(task.make(position))
+    except asyncio.CancelledError:
+        raise  # the consumer wants it no more
+    except BaseException as error:
+        return error, None
+
+
+def _reply(pipe: Connection, lock: threading.Lock, number: int, error: BaseException | None, item: Any) -> None:
     parts: Sequence[Any] = ()
     try:
-        head, parts = _split(future.result() if error is None else portable(error))
-    except Exception as unpicklable:
-        error = WorkerError(f'what was made does not pickle: {type(unpicklable).__name__}: {unpicklable}')
-        head = pickle.dumps((error, ''))
+        head, parts = _split(item if error is None else portable(error))
+    except BaseException as unpicklable:  # whatever the methods of its class raise
+        error = WorkerError(f'what was made does not pickle: {summary(unpicklable)}')
+        head = pickle.dumps(portable(error))
     with lock:
         try:
             fd = _write(parts) if parts else -1

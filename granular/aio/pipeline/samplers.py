@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular.aio.loops import call_user
 from granular.aio.pipeline.nodes import ENDLESS
 from granular.aio.pipeline.source import Ints, Node, Source
 from granular.aio.pipeline.transforms import NoSharding, ShardOptions
@@ -157,7 +158,7 @@ class Sampled(Node):
             points: Sequence[Any] = await self.parents[0].fetch(keys)
             made = [RecordMetadata(number, key) for number, key in zip(numbers, keys.tolist(), strict=True)]
         else:
-            made = [sampler[number] for number in numbers]
+            made = [call_user(sampler.__getitem__, number) for number in numbers]
             points = await self.parents[0].fetch([metadata.record_key or 0 for metadata in made])
         return list(zip(made, points, strict=True))
 

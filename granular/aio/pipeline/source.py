@@ -15,9 +15,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from granular.aio.indexing import indices_of
-from granular.aio.loops import gather
+from granular.aio.loops import CONTROL, await_user, call_user, function_error, gather
 from granular.aio.threads import offload, spread
-from granular.errors import ClosedError, InvalidArgumentError, OutOfRangeError, UnknownKeyError, WorkerError
+from granular.errors import (
+    ClosedError,
+    FunctionError,
+    InvalidArgumentError,
+    OutOfRangeError,
+    UnknownKeyError,
+    WorkerError,
+)
 
 Ints = NDArray[np.int64]
 
@@ -96,6 +103,13 @@ class Failure:
         return _carried, (self.step, *portable(self.error))
 
 
+def of_datapoint(error: Exception) -> bool:
+    """Whether ``on_error`` decides about an error: not if it is of the store, or ends the program."""
+    if isinstance(error, FunctionError):
+        return isinstance(error.__cause__, Exception)
+    return not isinstance(error, OSError | ClosedError)
+
+
 class RemoteError(Exception):
     """Where an error came from, in another process."""
 
@@ -103,25 +117,41 @@ class RemoteError(Exception):
         return f'\n"""\n{self.args[0]}"""'
 
 
-def portable(error: BaseException) -> tuple[BaseException, str]:
-    """An error that pickles, and its traceback as text."""
+def portable(error: BaseException) -> tuple[list[BaseException], str]:
+    """An error and what caused it, one after the other, such that they pickle, and its traceback as text."""
     text = ''.join(traceback.format_exception(error))
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None and cause not in chain:
+        chain.append(cause)
+    return [_pickling(link) for link in chain], text
+
+
+def _pickling(error: BaseException) -> BaseException:
     try:
         pickle.loads(pickle.dumps(error))  # many exceptions pickle, and cannot be made again
-    except Exception:
-        return WorkerError(f'{type(error).__name__}: {error}'), text
-    return error, text
-
-
-def remote(error: BaseException, text: str) -> BaseException:
-    """An error that came from another process."""
-    error.__cause__ = RemoteError(text)
+    except BaseException:  # whatever the methods of its class raise
+        return WorkerError(summary(error))
     return error
 
 
-def _carried(step: int, error: Exception, text: str) -> Failure:
-    remote(error, text)
-    return Failure(step, error)
+def summary(error: BaseException) -> str:
+    """The class and message of an error, whatever its class makes of ``str``."""
+    try:
+        return f'{type(error).__name__}: {error}'
+    except Exception:
+        return type(error).__name__
+
+
+def remote(chain: Sequence[BaseException], text: str) -> BaseException:
+    """An error that came from another process."""
+    for error, cause in zip(chain, (*chain[1:], RemoteError(text)), strict=True):
+        error.__cause__ = cause
+    return chain[0]
+
+
+def _carried(step: int, chain: Sequence[Exception], text: str) -> Failure:
+    remote(chain, text)
+    return Failure(step, chain[0])
 
 
 class Timing:
@@ -205,10 +235,8 @@ class _Adapter(Source):
                 self.spent += time.perf_counter() - began
                 self.made += len(found)
             return found
-        except (OSError, ClosedError):
-            raise  # of the store, not of a datapoint
         except Exception as error:
-            if not capturing.get():
+            if not capturing.get() or not of_datapoint(error):
                 raise
             steps = np.asarray(indices)
             if len(steps) == 1:
@@ -226,7 +254,9 @@ class Fetching(_Adapter):
 
     async def _fetch(self, indices: ArrayLike) -> list[Any]:
         found: list[Any] = await (
-            self._source.fetch(indices) if self._mask is None else self._source.fetch(indices, mask=self._mask)
+            await_user(self._source.fetch(indices))
+            if self._mask is None
+            else await_user(self._source.fetch(indices, mask=self._mask))
         )
         return found
 
@@ -303,7 +333,7 @@ def length_of(source: Any) -> int:
       InvalidArgumentError: if it has none.
     """
     try:
-        return len(source)
+        return call_user(len, source)
     except TypeError:
         raise InvalidArgumentError(f'{type(source).__name__} has no length: pass length=') from None
 
@@ -339,6 +369,8 @@ async def map_in_threads(
         return point
 
     def failed(error: Exception, step: int) -> Failure:
+        if isinstance(error, CONTROL):
+            error = function_error(error)
         error.add_note(f'while {doing} the datapoint at step {step}')
         if not capture:
             raise error

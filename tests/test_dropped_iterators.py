@@ -1,0 +1,309 @@
+"""Iterators that are left in the middle: they take their tasks, threads, processes and memory with them, in silence."""
+
+import io
+import json
+import re
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import granular
+
+HEAD = """
+import asyncio, gc, json, logging, multiprocessing, os, resource, socket, sys, threading, time, weakref
+import numpy as np
+import granular
+from granular import aio
+from granular.aio.loops import need_loop
+from granular.bridge import run
+
+place = granular.Path(sys.argv[1], **json.loads(sys.argv[2]))
+small = granular.ReadOptions(2, 16)
+
+
+def sampler():
+    return granular.IndexSampler(64, seed=0, shuffle=True, num_epochs=50)
+
+
+def streams(face, reader):
+    # The faces have the same names.
+    source = face.MapDataset.source(reader).repeat(50)
+    forked = granular.MultiprocessingOptions(2, start_method='fork')
+    yield 'loader', lambda: face.Loader(face.sources.Epochs(reader), 2)
+    yield 'loader with workers', lambda: face.Loader(face.sources.Epochs(reader), 2, workers=2, mp='fork')
+    yield 'dataset', lambda: source.map(len)
+    yield 'blocks', lambda: face.MapDataset.source(face.sources.Epochs(reader)).slice(slice(0, 6400))
+    yield 'stream', lambda: source.to_iter_dataset(small).batch(2)
+    yield 'prefetch', lambda: source.to_iter_dataset(small).batch(2).prefetch(3)
+    yield 'mixture', lambda: face.IterDataset.mix([source.to_iter_dataset(small).prefetch(2)] * 2).prefetch(2)
+    yield 'workers', lambda: source.to_iter_dataset().mp_prefetch(forked)
+    yield 'spawned workers', lambda: source.to_iter_dataset().mp_prefetch(1).batch(2).prefetch(2)
+    yield 'data loader', lambda: face.DataLoader(data_source=reader, sampler=sampler())
+    yield 'data loader with workers', lambda: face.DataLoader(
+        data_source=reader, sampler=sampler(), worker_count=2, start_method='fork'
+    )
+    yield 'parquet', lambda: face.ParquetIterDataset(face.Path(f'{place}/rows.parquet', **json.loads(sys.argv[2])))
+
+
+def places(face):
+    path = face.Path(f'{place}', **json.loads(sys.argv[2]))
+    yield 'bag', lambda: face.BagReader(path / 'data' / 'x.bag')
+    yield 'parquet source', lambda: face.ParquetDataSource(path / 'rows.parquet')
+    yield 'iterdir', lambda: (path / 'files').iterdir()
+    yield 'glob', lambda: path.glob('**')
+    yield 'rglob', lambda: path.rglob('*')
+    yield 'walk', lambda: path.walk()
+
+
+def inet(fd):
+    if not os.readlink(f'/proc/self/fd/{fd}').startswith('socket:'):
+        return False
+    with socket.socket(fileno=os.dup(fd)) as line:
+        return line.family != socket.AF_UNIX
+
+
+def left(tasks):
+    # Threads that all share are kept for the next call.
+    shared = ('MainThread', 'granular_', 'granular-loop', 'asyncio_')
+    names = [thread.name for thread in threading.enumerate() if not thread.name.startswith(shared)]
+    return [*tasks, *names, *multiprocessing.active_children()]
+
+
+def descriptors():
+    # Connections to the store are kept for the next request.
+    fds = [int(fd) for fd in os.listdir('/proc/self/fd')]
+    return len([fd for fd in fds if os.path.exists(f'/proc/self/fd/{fd}') and not inet(fd)])
+
+
+async def own_tasks():
+    await need_loop()
+    return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
+def is_quiet(most=1 << 20):
+    until = time.monotonic() + 10
+    while (rest := left(run(own_tasks()))) or descriptors() > most:
+        assert time.monotonic() < until, (rest, descriptors(), most)
+        gc.collect()
+        time.sleep(0.01)
+
+
+async def is_quiet_here(most=1 << 20):
+    until = time.monotonic() + 10
+    while (rest := left(await own_tasks())) or descriptors() > most:
+        assert time.monotonic() < until, (rest, descriptors(), most)
+        gc.collect()
+        await asyncio.sleep(0.01)
+
+
+def drop_all():
+    reader = granular.DatasetReader(place / 'data', granular.decoders)
+    for name, make in [*streams(granular, reader), ('reader', lambda: reader), *places(granular)]:
+        most = 1 << 20
+        for _ in range(3):
+            next(iter(make()))
+            is_quiet(most)
+            most = descriptors()
+        yield name
+
+
+def drop_files():
+    path = place / 'files' / '1'
+    next(path.open())  # a local file stays open for those who read it again
+    before = descriptors()
+    for _ in range(20):
+        assert next(path.open()) == b'some\\n'
+        assert run(path.aio.open()).tell() == 0
+    is_quiet(before)
+"""
+
+SYNC = """
+assert len(list(drop_all())) > 15
+drop_files()
+"""
+
+NOTEBOOK = """
+async def cells():  # a running loop in the main thread
+    for _ in drop_all():
+        await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) == 1
+    drop_files()
+asyncio.run(cells())
+"""
+
+OWN_LOOP = """
+# In a cycle, which the collector may find on any thread, also on that of the library's loop.
+class Held:
+    pass
+
+async def collect():
+    await need_loop()
+    gc.collect()
+
+reader = granular.DatasetReader(place / 'data', granular.decoders)
+gc.disable()
+for name, make in [*streams(granular, reader), ('reader', lambda: reader), *places(granular)]:
+    held = Held()
+    held.me, held.items = held, iter(make())
+    next(held.items)
+    held = weakref.ref(held)
+    run(collect())
+    assert held() is None, name
+"""
+
+ASYNC = """
+async def main():
+    reader = await aio.DatasetReader.open(f'{place}/data' if not json.loads(sys.argv[2]) else
+                                          aio.Path(f'{place}/data', **json.loads(sys.argv[2])), granular.decoders)
+    for name, make in [*streams(aio, reader), ('reader', lambda: reader), *places(aio)]:
+        most = 1 << 20
+        for _ in range(3):
+            async for _ in make():
+                break
+            await is_quiet_here(most)
+            most = descriptors()
+    keep = []
+    for name, make in [*streams(aio, reader), ('reader', lambda: reader), *places(aio)]:
+        keep.append(aiter(make()))
+        await anext(keep[-1])
+    return keep  # which outlive their loop
+
+if sys.argv[3] == 'uvloop':
+    import uvloop
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        keep = runner.run(main())
+else:
+    keep = asyncio.run(main())
+del keep
+gc.collect()
+assert not multiprocessing.active_children()
+"""
+
+EXIT = """
+reader = granular.DatasetReader(place / 'data', granular.decoders)
+keep = []
+for name, make in [*streams(granular, reader), ('reader', lambda: reader), *places(granular)]:
+    keep.append(iter(make()))
+    next(keep[-1])
+keep.append((place / 'files' / '1').open())
+keep[-1].readline()
+"""
+
+SLOW = """
+def wait(x):
+    time.sleep(0.05)
+    return x
+stream = granular.MapDataset.source(range(10**6)).map(wait).to_iter_dataset(granular.ReadOptions(4, 64)).prefetch(4)
+keep.append(iter(stream))
+next(keep[-1])
+"""
+
+NOTEBOOK_EXIT = """
+async def cell():
+    global keep
+""" + textwrap.indent(EXIT, '    ') + """
+asyncio.run(cell())
+"""  # fmt: skip
+
+FORKED = """
+reader = granular.DatasetReader(place / 'data', granular.decoders)
+keep = [iter(make()) for name, make in streams(granular, reader) if 'workers' not in name]
+for items in keep:
+    next(items)
+pid = os.fork()
+if not pid:
+    del items, keep  # in a child they have nothing to close
+    gc.collect()
+    next(iter(reader))
+    sys.exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+for items in keep:
+    next(items)
+"""
+
+MEMORY = """
+def make(i):
+    return np.full(1 << 20, i % 100, np.uint8)
+
+def rss():
+    with open('/proc/self/statm') as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+stream = granular.MapDataset.source(range(10**6)).map(make).to_iter_dataset(granular.ReadOptions(2, 8)).prefetch(8)
+next(iter(stream))
+before = rss()
+for _ in range(60):
+    items = iter(stream)
+    for _ in range(3):
+        next(items)
+del items
+until = time.monotonic() + 20
+while rss() - before > 100 << 20 and time.monotonic() < until:
+    time.sleep(0.05)
+assert rss() - before <= 100 << 20, (rss() - before) >> 20
+"""
+
+
+@pytest.fixture(scope='module', params=['local', 'bucket'])
+def data(request, tmp_path_factory):
+    server = None if request.param == 'local' else request.getfixturevalue('fakegcs')
+    place = granular.Path(tmp_path_factory.mktemp('data')) if server is None else server.place()
+    with granular.DatasetWriter(place / 'data', {'x': 'array'}, granular.encoders) as writer:
+        for i in range(64):
+            writer.append({'x': np.full(2000, i)})
+    rows = io.BytesIO()
+    pq.write_table(pa.table({'id': list(range(400)), 'text': ['x' * 400] * 400}), rows, row_group_size=20)
+    (place / 'rows.parquet').write_bytes(rows.getvalue())
+    if server is None:
+        (place / 'files').mkdir()
+    for i in range(20):
+        (place / 'files' / f'{i}').write_bytes(b'some\nlines\n')
+    return place, {} if server is None else server.options
+
+
+def runs(code, data, *args):
+    """Seconds that a program took to end, once it had nothing more to do; it says nothing."""
+    place, options = data
+    text = HEAD + textwrap.dedent(code) + "\nprint('done', flush=True)\n"
+    command = [sys.executable, '-X', 'dev', '-W', 'error', '-c', text, f'{place}', json.dumps(options), *args]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            first = process.stdout.readline()
+            began = time.monotonic()
+            rest, said = process.communicate(timeout=60)
+            seconds = time.monotonic() - began
+        finally:
+            process.kill()
+    # Python's development mode names callbacks that take long, as they do on a busy machine.
+    said = re.sub(r'(?m)^Executing <.* took [\d.]+ seconds\n', '', said)
+    assert (process.returncode, first + rest, said) == (0, 'done\n', ''), said
+    return seconds
+
+
+@pytest.mark.parametrize('program', [SYNC, NOTEBOOK, OWN_LOOP], ids=['script', 'notebook', 'collector'])
+def test_dropped_iterators_leave_nothing(program, data):
+    runs(program, data)
+
+
+@pytest.mark.parametrize('kind', ['asyncio', 'uvloop'])
+def test_dropped_asynchronous_iterators_leave_nothing(kind, data):
+    runs(ASYNC, data, kind)
+
+
+@pytest.mark.parametrize('program', [EXIT, EXIT + SLOW, NOTEBOOK_EXIT], ids=['script', 'slow', 'notebook'])
+def test_the_interpreter_ends_with_iterators_in_the_middle(program, data):
+    assert runs(program, data) < 10  # 2 s on a machine that has nothing else to do
+
+
+def test_a_forked_child_drops_the_iterators_of_its_parent(data):
+    runs(FORKED, data)
+
+
+def test_dropped_prefetching_streams_free_their_memory(tmp_path):
+    runs(MEMORY, (tmp_path, {}))

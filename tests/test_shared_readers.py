@@ -1,0 +1,365 @@
+"""One reader for many event loops, one iterator for many threads, and loops that end without a word."""
+
+import asyncio
+import collections
+import json
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import granular
+from granular import aio
+from granular.aio.loops import Lock
+from granular.bridge import run
+from granular.errors import GranularError
+
+COUNT = 640
+
+
+@pytest.fixture(scope='module', params=['local', 'bucket'])
+def place(request, tmp_path_factory):
+    server = None if request.param == 'local' else request.getfixturevalue('fakegcs')
+    place = granular.Path(tmp_path_factory.mktemp('data')) if server is None else server.place()
+    with granular.DatasetWriter(place / 'data', {'x': 'array'}, granular.encoders) as writer:
+        for i in range(COUNT):
+            writer.append({'x': np.full(10, i)})
+    with granular.ShardedDatasetWriter(place / 'shards', {'x': 'array'}, granular.encoders, shardlen=160) as writer:
+        for i in range(COUNT):
+            writer.append({'x': np.full(10, i)})
+    rows = pa.BufferOutputStream()
+    pq.write_table(pa.table({'x': list(range(COUNT))}), rows, row_group_size=40)
+    (place / 'rows.parquet').write_bytes(rows.getvalue().to_pybytes())
+    return place
+
+
+def in_threads(work, count):
+    """Call a function in threads at once, and raise what one of them raised; none hangs."""
+    barrier, errors = threading.Barrier(count), []
+
+    def call(i):
+        barrier.wait()
+        try:
+            work(i)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call, args=(i,), daemon=True) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + 40
+    for thread in threads:
+        thread.join(max(0, until - time.monotonic()))
+    assert not any(thread.is_alive() for thread in threads), 'a thread hangs'
+    if errors:
+        raise errors[0]
+
+
+# --- one reader, many loops
+
+
+def value_of(point):
+    if isinstance(point, bytes):
+        return int(granular.decoders['array'](point)[0])
+    x = point['x']
+    return int(x if np.ndim(x) == 0 else x[0])
+
+
+READERS = {
+    'dataset': lambda place: aio.DatasetReader(place.aio / 'data', granular.decoders),
+    'dataset without tables': lambda place: aio.DatasetReader(place.aio / 'data', granular.decoders, False),
+    'shards': lambda place: aio.ShardedDatasetReader(place.aio / 'shards', granular.decoders),
+    'bag': lambda place: aio.BagReader(place.aio / 'data' / 'x.bag'),
+    'parquet': lambda place: aio.ParquetDataSource(place.aio / 'rows.parquet'),
+    'blocks': lambda place: aio.sources.Epochs(
+        aio.DatasetReader(place.aio / 'data', granular.decoders), COUNT, granular.shuffle.Blocks(16, 4)
+    ),
+}
+
+
+@pytest.mark.parametrize('kind', READERS)
+def test_one_reader_serves_many_loops_at_once(kind, place):
+    reader = READERS[kind](place)
+    expected = [value_of(p) for p in asyncio.run(READERS[kind](place).fetch(range(COUNT)))]
+    assert sorted(expected) == list(range(COUNT))
+
+    async def main(i):
+        order = np.random.default_rng(i).permutation(COUNT)
+        parts = await asyncio.gather(*(reader.fetch(part) for part in np.array_split(order, 8)))
+        assert [value_of(point) for part in parts for point in part] == [expected[i] for i in order]
+        assert value_of(await reader.get(i)) == expected[i]
+        if kind != 'blocks':
+            assert [value_of(point) async for point in reader] == expected
+
+    in_threads(lambda i: asyncio.run(main(i)), 12)
+    asyncio.run(main(12))
+
+
+@pytest.mark.parametrize('kind', ['loader', 'stream'])
+def test_one_asynchronous_iterator_belongs_to_one_loop(kind, place):
+    async def main():
+        reader = await aio.DatasetReader.open(place.aio / 'data', granular.decoders)
+        items = aio.Loader(reader, 8) if kind == 'loader' else aiter(aio.MapDataset.source(reader))
+        first = await anext(items)
+        with pytest.raises(GranularError, match='another event loop'):
+            await asyncio.to_thread(lambda: asyncio.run(items.__anext__()))
+        return first, await anext(items)
+
+    first, second = asyncio.run(main())
+    assert (value_of(first) if kind == 'stream' else int(first['x'][0, 0])) == 0
+    assert (value_of(second) if kind == 'stream' else int(second['x'][0, 0])) == (1 if kind == 'stream' else 8)
+
+
+def test_an_opening_that_is_cancelled_leaves_the_reader_to_the_next(place):
+    reader = aio.DatasetReader(place.aio / 'data', granular.decoders)
+
+    async def given_up():
+        task = asyncio.ensure_future(reader.get(0))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(given_up())
+    assert value_of(asyncio.run(reader.get(3))) == 3
+
+
+def test_a_lock_over_loops_is_fair_and_outlives_loops_that_end():
+    lock, order = Lock(), []
+
+    async def enter(i):
+        async with lock.turn():
+            order.append(i)
+            await asyncio.sleep(0)
+
+    async def several():
+        await asyncio.gather(*map(enter, range(5)))
+
+    asyncio.run(several())
+    assert order == [0, 1, 2, 3, 4]
+
+    async def holds():
+        async with lock.turn():
+            await asyncio.sleep(60)
+
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(holds())
+    loop.run_until_complete(asyncio.sleep(0))
+    assert lock.held
+    loop.close()  # under the one that holds it
+    asyncio.run(asyncio.wait_for(enter(5), 20))
+    assert order[-1] == 5
+    task._log_destroy_pending = False
+
+
+# --- one iterator, many threads
+
+
+def half(x):
+    return x
+
+
+def taken(items):
+    """What several threads take of one iterator."""
+    found = collections.defaultdict(list)
+
+    def work(i):
+        for item in items:
+            found[i].append(item)
+
+    in_threads(work, 4)
+    for got in found.values():
+        assert got == sorted(got, key=values_of)  # each thread has its items in order
+    return [item for got in found.values() for item in got]
+
+
+def values_of(item):
+    return np.ravel(item['x']).tolist() if isinstance(item, dict) else item
+
+
+SHARED = {
+    'loader': lambda place: granular.Loader(granular.DatasetReader(place / 'data', granular.decoders), 2),
+    'loader with workers': lambda place: granular.Loader(
+        granular.MapDataset.source(range(COUNT)).map(lambda i: {'x': i}), 2, mp='fork', workers=2
+    ),
+    'dataset': lambda place: iter(granular.MapDataset.source(range(COUNT)).map(half)),
+    'stream': lambda place: iter(
+        granular.MapDataset.source(granular.DatasetReader(place / 'data', granular.decoders)).to_iter_dataset()
+    ),
+    'batches': lambda place: iter(
+        granular.MapDataset.source(granular.DatasetReader(place / 'data', granular.decoders)).to_iter_dataset().batch(4)
+    ),
+    'prefetch': lambda place: iter(
+        granular.MapDataset.source(range(COUNT)).to_iter_dataset().batch(4).map(lambda x: {'x': x}).prefetch(2)
+    ),
+    'data loader': lambda place: iter(
+        granular.DataLoader(
+            data_source=range(COUNT), sampler=granular.SequentialSampler(COUNT), operations=[lambda i: {'x': i}]
+        )
+    ),
+    'parquet': lambda place: iter(granular.ParquetIterDataset(place / 'rows.parquet')),
+    'reader': lambda place: iter(granular.DatasetReader(place / 'data', granular.decoders)),
+}
+
+
+@pytest.mark.parametrize('kind', SHARED)
+def test_threads_that_share_an_iterator_get_each_element_once(kind, place):
+    items = SHARED[kind](place)
+    found = [value for item in taken(items) for value in np.ravel(values_of(item)).tolist()]
+    width = 10 if kind in ('loader', 'stream', 'batches', 'reader') else 1
+    assert sorted(found) == [i for i in range(COUNT) for _ in range(width)]
+    items.close()
+
+
+def test_threads_that_share_a_listing_get_each_path_once(place):
+    found, paths = [], (place / 'shards').rglob('*')
+    in_threads(lambda i: found.extend(paths), 4)
+    assert sorted(map(str, found)) == sorted(map(str, (place / 'shards').rglob('*')))
+    assert len(found) > 8
+
+
+@pytest.mark.parametrize('kind', ['stream', 'batches', 'loader'])
+def test_tasks_that_share_an_iterator_get_its_elements_in_order(kind, place):
+    async def main():
+        reader = await aio.DatasetReader.open(place.aio / 'data', granular.decoders)
+        stream = aio.MapDataset.source(reader).to_iter_dataset()
+        items = {
+            'stream': lambda: aiter(stream),
+            'batches': lambda: aiter(stream.batch(2).prefetch(2)),
+            'loader': lambda: aio.Loader(reader, 2),
+        }[kind]()
+        found = await asyncio.gather(*(anext(items) for _ in range(100)))
+        await items.aclose()
+        return [int(item['x'].flat[0]) for item in found]
+
+    assert asyncio.run(main()) == list(range(0, 100 if kind == 'stream' else 200, 1 if kind == 'stream' else 2))
+
+
+@pytest.mark.parametrize('kind', ['stream', 'batches', 'prefetch', 'parquet', 'loader'])
+def test_states_that_are_saved_while_others_iterate_are_whole(kind, place):
+    items = SHARED[kind](place)
+    lock, handed, states = threading.Lock(), [0], []
+    save = items.save if kind == 'loader' else items.get_state
+
+    def work(i):
+        if i:
+            for _ in items:
+                with lock:
+                    handed[0] += 1
+            return
+        while handed[0] < 100:
+            least = handed[0]
+            states.append((least, save()))
+
+    in_threads(work, 3)
+    items.close()
+    for least, state in states[:: max(1, len(states) // 10)]:
+        again = SHARED[kind](place)
+        (again.load if kind == 'loader' else again.set_state)(state)
+        item = next(again)
+        first = int(np.ravel(values_of(item))[0])
+        size = {'loader': 2, 'batches': 4, 'prefetch': 4}.get(kind, 1)
+        assert first % size == 0 and first >= size * least
+        again.close()
+
+
+def test_closing_ends_a_next_that_waits_in_another_thread():
+    begun, go = threading.Event(), threading.Event()
+
+    def wait(x):
+        begun.set()
+        go.wait(30)
+        return x
+
+    for prefetched in (False, True):
+        stream = granular.MapDataset.source(range(8)).map(wait).to_iter_dataset().batch(2)
+        items = iter(stream.prefetch(2) if prefetched else stream)
+        caught = []
+
+        def work(items=items, caught=caught):
+            try:
+                next(items)
+            except GranularError as error:
+                caught.append(error)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        assert begun.wait(30)
+        items.close()
+        thread.join(30)
+        assert not thread.is_alive() and 'closed' in str(caught[0])
+        begun.clear()
+    go.set()
+
+
+# --- loops that end without a word
+
+LOOPS = """
+import asyncio, gc, json, os, sys, weakref
+import granular
+from granular import aio
+from granular.bridge import run
+place = aio.Path(sys.argv[1], **json.loads(sys.argv[2]))
+if sys.argv[3] == 'uvloop':
+    import uvloop
+    new_loop = uvloop.new_event_loop
+else:
+    new_loop = asyncio.new_event_loop
+reader = aio.DatasetReader(place / 'data', granular.decoders)
+
+async def work(i):
+    found = await reader.fetch([i, i + 1])
+    assert found[0]['x'][0] == i
+    if i % 20 == 0:  # left in the middle
+        items = aiter(aio.MapDataset.source(reader).to_iter_dataset(granular.ReadOptions(2, 16)).batch(2).prefetch(2))
+        await anext(items)
+        pages = aiter(reader)
+        await anext(pages)
+        return items, pages
+
+def once(i):
+    loop = new_loop()
+    keep = loop.run_until_complete(work(i))
+    loop.close()
+    return weakref.ref(loop)
+
+once(0)
+gc.collect()
+before = len(os.listdir('/proc/self/fd'))
+loops = [once(i) for i in range(200)]
+gc.collect()
+assert sum(loop() is not None for loop in loops) <= 1, sum(loop() is not None for loop in loops)
+assert len(os.listdir('/proc/self/fd')) <= before + 2, (before, len(os.listdir('/proc/self/fd')))
+
+async def nested():  # closed while another one runs
+    loop = new_loop()
+    await asyncio.to_thread(loop.run_until_complete, work(20))
+    loop.close()
+    assert (await reader.fetch([7]))[0]['x'][0] == 7
+asyncio.run(nested())
+print('done')
+"""
+
+
+@pytest.mark.parametrize('kind', ['asyncio', 'uvloop'])
+def test_loops_that_are_closed_are_collected_with_their_sockets(kind, place):
+    options = dict(place.aio.store.options)
+    command = [sys.executable, '-X', 'dev', '-W', 'error', '-c', textwrap.dedent(LOOPS), f'{place}']
+    command += [json.dumps(options), kind]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)
+    lines = [line for line in done.stderr.splitlines() if not line.startswith('Executing <')]
+    assert (done.returncode, done.stdout, lines) == (0, 'done\n', []), done.stderr
+
+
+def test_a_loop_that_was_closed_does_not_close_readers(place):
+    reader = granular.DatasetReader(place / 'data', granular.decoders)
+    loop = asyncio.new_event_loop()
+    assert value_of(loop.run_until_complete(reader.aio.get(3))) == 3
+    loop.close()
+    assert value_of(reader[4]) == 4
+    assert value_of(run(reader.aio.get(5))) == 5
