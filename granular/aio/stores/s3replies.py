@@ -103,8 +103,8 @@ class UploadsPage(NamedTuple):
 # --- XML
 
 
-def document(body: bytes, name: str, tag: str) -> ElementTree.Element:
-    """The root of an XML document, its tags without their namespace.
+def document(body: bytes, name: str, tag: str, *others: str) -> ElementTree.Element:
+    """The root of an XML document of one of some tags, the tags without their namespace.
 
     Raises:
       BadReplyError: if it is none, declares entities, or has another root.
@@ -121,7 +121,7 @@ def document(body: bytes, name: str, tag: str) -> ElementTree.Element:
         raise BadReplyError(f'{name}: expected the XML document {tag}, got {_quoted(body)} ({error})') from None
     for element in root.iter():
         element.tag = element.tag.rpartition('}')[2]
-    if root.tag != tag:
+    if root.tag not in (tag, *others):
         raise BadReplyError(f'{name}: expected the XML document {tag}, got {_quoted(body)}')
     return root
 
@@ -447,7 +447,7 @@ def parts_page(answer: Answer, name: str, before: int) -> PartsPage | None:
     """
     if answer.head.status == 404 and code_of(answer.body) == 'NoSuchUpload':
         return None
-    root = document(answer.body, name, 'ListPartsResult')
+    root = document(answer.body, name, 'ListPartsResult', 'ListPartsResponse')  # the second is that of moto
     more, size, modified = _truncated(root, name), 0, 0.0
     for element in root.findall('Part'):
         size += _number(_text(element, 'Size', name), 'Size', name)

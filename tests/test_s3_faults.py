@@ -1,0 +1,605 @@
+"""Every operation on a bucket of S3, against answers that are none, and against replies that are lost.
+
+Each operation gives the right result, or an error of the tree, in a bounded time; a listing is never short, and what is
+reported as written or deleted is.
+"""
+
+import itertools
+import time
+
+import pytest
+
+import granular
+from granular.errors import (
+    AccessDeniedError,
+    AlreadyExistsError,
+    BadReplyError,
+    GranularError,
+    NotFoundError,
+    ObjectChangedError,
+    StoreError,
+)
+from tests.credentials import AmazonKeys
+from tests.s3_faults import S3Proxy
+
+BOUND = 15.0  # seconds, on a busy machine
+QUICK = granular.IOConfig(
+    backoff=0.001, backoff_cap=0.02, connect_timeout=2.0, first_byte_timeout=5.0, read_timeout=5.0, attempts=4,
+    hedge=0.0, part_size=5 << 20,
+)  # fmt: skip
+IMPATIENT = granular.IOConfig(
+    backoff=0.001, backoff_cap=0.02, connect_timeout=2.0, first_byte_timeout=0.3, read_timeout=0.3, attempts=2,
+    hedge=0.0, part_size=5 << 20,
+)  # fmt: skip
+FILES = {f'{name}{i}': f'{name} {i}'.encode() for name in ('a', 'sub/b') for i in range(4)}
+PAGE = 2  # keys: each listing has several pages
+LARGE = bytes(i * 7 % 251 for i in range(1 << 16)) * 100  # two parts
+
+numbers = itertools.count()
+
+
+@pytest.fixture(scope='module')
+def server(moto):
+    with S3Proxy(moto.endpoint, PAGE) as server:
+        yield server
+
+
+@pytest.fixture(scope='module')
+def other():
+    """Another host, to which nothing may be sent."""
+    with S3Proxy('http://127.0.0.1:9') as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def calm(server, other):
+    yield
+    server._once.clear()
+    server._stays.clear()
+    server.odd_etags = server.no_etags = False
+    assert other.seen == []
+
+
+class Case:
+    """A folder of some files, seen through the server of faults and directly."""
+
+    def __init__(self, server, moto, tmp_path, config=QUICK):
+        self.server, self.tmp_path = server, tmp_path
+        self.direct = moto.place()
+        for name, data in FILES.items():
+            (self.direct / 'in' / name).write_bytes(data)
+        self.root = granular.Path(
+            str(self.direct), endpoint_url=server.endpoint, key='KEY', secret='x', token='TOKEN', config=config
+        )
+        server.seen.clear()
+        server.asked.clear()
+
+    @property
+    def place(self):
+        return self.root / 'in'
+
+
+def contents(root):
+    return {path.key.removeprefix(root.key + '/'): path.read_bytes() for path in root.rglob('*') if path.is_file()}
+
+
+def local_contents(folder):
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob('*') if file.is_file()}
+
+
+def relative(case, paths):
+    return sorted(str(path.relative_to(case.place)) for path in paths)
+
+
+# --- the operations: each is done, and then looked at
+
+
+def stat(case):
+    assert (case.place / 'a1').stat().size == len(FILES['a1'])
+
+
+def stat_of_a_folder(case):
+    assert case.place.stat().is_dir
+
+
+def exists(case):
+    assert (case.place / 'a1').exists()
+    assert not (case.place / 'none').exists()
+
+
+def listing(case):
+    assert relative(case, case.place.iterdir()) == ['a0', 'a1', 'a2', 'a3', 'sub']
+
+
+def globbing(case):
+    assert relative(case, case.place.glob('s*/b*')) == [f'sub/b{i}' for i in range(4)]
+
+
+def globbing_all(case):
+    assert relative(case, case.place.rglob('*')) == sorted([*FILES, 'sub'])
+
+
+def walking(case):
+    assert [(len(folders), len(files)) for _, folders, files in case.place.walk()] == [(1, 4), (0, 4)]
+
+
+def copying(case):
+    case.place.copy(case.root / 'copy')
+    assert contents(case.direct / 'copy') == FILES
+
+
+def copying_here(case):
+    target = case.tmp_path / 'copy'
+    granular.copy_to_local(case.place, target)
+    found = local_contents(target)
+    found.pop('.granular-copy.json')
+    assert found == FILES
+
+
+def copying_there(case):
+    (case.tmp_path / 'from').mkdir(exist_ok=True)
+    (case.tmp_path / 'from' / 'x').write_bytes(b'small')
+    (case.tmp_path / 'from' / 'y').write_bytes(LARGE)
+    granular.Path(case.tmp_path / 'from').copy(case.root / 'copy')
+    assert contents(case.direct / 'copy') == {'x': b'small', 'y': LARGE}
+
+
+def removing(case):
+    case.place.rmtree()
+    assert not (case.direct / 'in').exists()
+
+
+def unlinking(case):
+    (case.place / 'a1').unlink()
+    assert not (case.direct / 'in' / 'a1').exists()
+    assert len(contents(case.direct / 'in')) == len(FILES) - 1
+
+
+def writing(case):
+    (case.place / 'a1').write_bytes(b'another')
+    assert (case.direct / 'in' / 'a1').read_bytes() == b'another'
+
+
+def writing_in_parts(case):
+    (case.place / 'a1').write_bytes(LARGE)
+    assert (case.direct / 'in' / 'a1').read_bytes() == LARGE
+
+
+async def publish(path, data, mine=True):
+    await granular.aio.loops.need_loop()
+    writer = await path.store.open_writer(path.key, new=True)
+    try:
+        await writer.write(data)
+        await writer.close()
+    except BaseException:
+        await writer.abort()
+        raise
+
+
+def publishing(case, data=b'new'):
+    granular.bridge.run(publish(case.place / 'new', data))
+    assert (case.direct / 'in' / 'new').read_bytes() == data
+
+
+def publishing_in_parts(case):
+    publishing(case, LARGE)
+
+
+def a_bucket(case):
+    name = f's3://bucket-{next(numbers)}-{time.time_ns()}'
+    granular.Path(name, **{**case.root.store.options, 'config': case.root.store.config}).mkdir()
+    options = {**case.direct.store.options}
+    assert granular.Path(name, **options).exists()
+    (granular.Path(name, **options) / 'x').write_bytes(b'x')
+
+
+OPERATIONS = {  # with the kinds of their requests
+    stat: ['head'],
+    stat_of_a_folder: ['head', 'list'],
+    exists: ['head', 'list'],
+    listing: ['list'],
+    globbing: ['list'],
+    globbing_all: ['list'],
+    walking: ['list'],
+    copying: ['list', 'head', 'copy'],
+    copying_here: ['list', 'head', 'get'],
+    copying_there: ['put', 'begin', 'part', 'join', 'head'],
+    removing: ['list', 'deletes'],
+    unlinking: ['head', 'delete'],
+    writing: ['put', 'head'],
+    writing_in_parts: ['begin', 'part', 'join', 'head'],
+    publishing: ['put', 'head'],
+    publishing_in_parts: ['begin', 'part', 'join', 'head'],
+    a_bucket: ['list', 'bucket'],
+}
+CASES = [(operation, kind) for operation, kinds in OPERATIONS.items() for kind in kinds]
+IDS = [f'{operation.__name__}-{kind}' for operation, kind in CASES]
+PASSES = ['empty', 'html', 'error', 'late_error', 'lost_html', 'cut', 'lost', 'reset', ('status', 500), ('status', 503)]
+STAYS = [*PASSES, 'hang', ('status', 404, b'<html>none</html>'), ('status', 200, b'<!DOCTYPE x [<!ENTITY y "z">]><x/>')]
+PAGED = ['first_page', 'same_token', 'no_token']
+
+
+@pytest.mark.parametrize(('operation', 'kind'), CASES, ids=IDS)
+def test_a_fault_that_passes_does_no_harm(server, moto, tmp_path, operation, kind):
+    for fault in PASSES:
+        for skipped in (0, 1):  # requests of the kind that are answered well before
+            case = Case(server, moto, tmp_path / f'{PASSES.index(fault)}-{skipped}')
+            case.tmp_path.mkdir()
+            server.plan(kind, ['good'] * skipped + [fault])
+            operation(case)
+
+
+@pytest.mark.parametrize(('operation', 'kind'), CASES, ids=IDS)
+def test_a_fault_that_stays_is_an_error(server, moto, tmp_path, operation, kind):
+    for fault in STAYS:
+        for skipped in (0, 1):
+            case = Case(server, moto, tmp_path / f'{STAYS.index(fault)}-{skipped}', IMPATIENT)
+            case.tmp_path.mkdir()
+            server.plan(kind, ['good'] * skipped, fault)
+            began = time.monotonic()
+            try:
+                operation(case)
+            except GranularError as error:
+                assert case.root.store.root in str(error) or 's3://bucket-' in str(error), (fault, error)
+            assert time.monotonic() - began < BOUND, fault
+
+
+@pytest.mark.parametrize('fault', PAGED)
+@pytest.mark.parametrize('operation', [listing, globbing_all, walking, copying, copying_here, removing])
+def test_pages_that_do_not_go_on(server, moto, tmp_path, operation, fault):
+    case = Case(server, moto, tmp_path)
+    server.plan('list', stays=fault)
+    with pytest.raises(BadReplyError):
+        operation(case)
+    assert server.seen.count('list') < 12
+    server.plan('list')
+    operation(case)
+
+
+@pytest.mark.parametrize(('operation', 'kind'), CASES, ids=IDS)
+def test_no_redirection_is_followed(server, other, moto, tmp_path, operation, kind):
+    case = Case(server, moto, tmp_path)
+    server.plan(kind, stays=('redirect', other.endpoint))
+    with pytest.raises(StoreError):
+        operation(case)
+    assert other.seen == []
+
+
+# --- what is written is there
+
+
+@pytest.mark.parametrize('fault', ['drops_byte', 'flips_byte', 'forgets'])
+@pytest.mark.parametrize(
+    ('operation', 'kind'),
+    [(writing, 'put'), (publishing, 'put'), (writing_in_parts, 'part'), (publishing_in_parts, 'part'),
+     (copying_there, 'part'), (copying_there, 'put')],
+)  # fmt: skip
+def test_what_the_store_does_not_keep_is_an_error(server, moto, tmp_path, operation, kind, fault):
+    case = Case(server, moto, tmp_path)
+    server.plan(kind, stays=fault)
+    with pytest.raises(StoreError):
+        operation(case)
+    # Nothing that is broken is left under a new name.
+    assert not (case.direct / 'in' / 'new').exists()
+    assert not (case.direct / 'copy' / 'y').exists()
+
+
+def test_a_join_that_did_nothing_is_an_error(server, moto, tmp_path):
+    for operation in (writing_in_parts, publishing_in_parts):
+        case = Case(server, moto, tmp_path)
+        server.plan('join', stays='forgets')
+        with pytest.raises(StoreError):
+            operation(case)
+        assert (case.direct / 'in' / 'a1').read_bytes() == FILES['a1']
+
+
+@pytest.mark.parametrize(
+    'operation', [writing, publishing, writing_in_parts, publishing_in_parts, copying, copying_there]
+)
+def test_a_store_whose_etags_are_no_md5s_is_judged_by_what_it_gives_back(server, moto, tmp_path, operation):
+    case = Case(server, moto, tmp_path)
+    server.odd_etags = True
+    operation(case)
+    server.plan('part', stays='flips_byte')
+    server.plan('put', stays='flips_byte')
+    if operation is not copying:
+        with pytest.raises(StoreError):
+            operation(Case(server, moto, tmp_path))
+
+
+def test_a_byte_that_is_lost_once_is_sent_again(server, moto, tmp_path):
+    for operation, kind in ((writing, 'put'), (writing_in_parts, 'part'), (publishing_in_parts, 'part')):
+        server.plan(kind, ['flips_byte'])
+        operation(Case(server, moto, tmp_path))
+
+
+# --- publishing under a condition
+
+
+@pytest.mark.parametrize('store', ['moto', 'seaweed'])
+@pytest.mark.parametrize('data', [b'new', LARGE], ids=['put', 'parts'])
+@pytest.mark.parametrize(
+    'faults', [['lost'], ['lost', 'lost'], ['lost_html'], ['late_error'], ['lost', 'reset', 'lost']]
+)
+def test_a_publish_whose_reply_is_lost(request, tmp_path, store, data, faults):
+    backend = request.getfixturevalue(store)
+    with S3Proxy(backend.endpoint) as server:
+        place = backend.place()
+        mine = granular.Path(
+            str(place / 'new'), **{**backend.options, 'endpoint_url': server.endpoint, 'config': QUICK}
+        )
+        server.plan('put' if data == b'new' else 'join', faults)
+        granular.bridge.run(publish(mine, data))
+        assert (place / 'new').read_bytes() == data
+
+
+@pytest.mark.parametrize('store', ['moto', 'seaweed'])
+@pytest.mark.parametrize('data', [b'new', LARGE], ids=['put', 'parts'])
+@pytest.mark.parametrize('faults', [[], ['lost'], ['reset', 'lost']])
+def test_what_another_writer_has_published_stays(request, tmp_path, store, data, faults):
+    backend = request.getfixturevalue(store)
+    with S3Proxy(backend.endpoint) as server:
+        place = backend.place()
+        mine = granular.Path(
+            str(place / 'new'), **{**backend.options, 'endpoint_url': server.endpoint, 'config': QUICK}
+        )
+        (place / 'new').write_bytes(b'theirs')
+        server.plan('put' if data == b'new' else 'join', faults)
+        with pytest.raises(AlreadyExistsError):
+            granular.bridge.run(publish(mine, data))
+        assert (place / 'new').read_bytes() == b'theirs'
+        assert [path.name for path in place.iterdir()] == ['new']
+
+
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_a_dataset_whose_replies_are_lost(server, moto, layout):
+    for kind in ('put', 'begin', 'part', 'join', 'head', 'list'):
+        place = moto.place()
+        mine = granular.Path(str(place), endpoint_url=server.endpoint, key='KEY', secret='x', config=QUICK)
+        server.plan(kind, ['lost', 'good'] * 20)
+        with granular.DatasetWriter(mine / 'ds', {'x': 'bytes'}, granular.encoders, layout=layout) as writer:
+            for i in range(2):
+                writer.append({'x': LARGE[i:]})
+        with granular.DatasetReader(place / 'ds', granular.decoders) as reader:
+            assert [point['x'] for point in reader] == [LARGE, LARGE[1:]]
+
+
+def test_an_object_that_is_replaced_after_it_was_written(server, moto, tmp_path):
+    """The last writer wins, and the one before is not told of a fault."""
+    case = Case(server, moto, tmp_path)
+    forward = server.forward
+
+    async def overwritten(asked):
+        answer = await forward(asked)
+        if asked.kind == 'put':
+            await forward(asked._replace(body=b'theirs', headers={
+                **asked.headers, 'content-length': '6', 'x-amz-meta-granular-writer': 'theirs', 'content-md5': '',
+            }))  # fmt: skip
+        return answer
+
+    server.forward = overwritten
+    try:
+        (case.place / 'a1').write_bytes(b'mine')
+    finally:
+        del server.forward
+    assert (case.direct / 'in' / 'a1').read_bytes() == b'theirs'
+
+
+# --- what a store says of a request
+
+
+@pytest.mark.parametrize(('operation', 'kind'), CASES, ids=IDS)
+def test_credentials_that_expire_are_renewed(server, moto, tmp_path, monkeypatch, operation, kind):
+    keys = AmazonKeys(tmp_path / 'credentials')
+    monkeypatch.setenv('AWS_SHARED_CREDENTIALS_FILE', str(keys.file))
+    case = Case(server, moto, tmp_path)
+    case.root = granular.Path(str(case.direct), endpoint_url=server.endpoint, config=QUICK)
+    server.renew = keys.renew
+    server.plan(kind, ['expire'])
+    operation(case)
+
+
+@pytest.mark.parametrize('operation', OPERATIONS, ids=lambda operation: operation.__name__)
+def test_a_clock_that_is_wrong_is_made_up_for(server, moto, tmp_path, operation, monkeypatch):
+    import datetime
+
+    case = Case(server, moto, tmp_path)
+    monkeypatch.setattr(server, 'clock', datetime.timedelta(hours=-3))
+    operation(case)
+
+
+@pytest.mark.parametrize('operation', OPERATIONS, ids=lambda operation: operation.__name__)
+def test_the_region_of_the_bucket_is_gone_to(server, moto, tmp_path, monkeypatch, operation):
+    from granular.aio.stores.s3 import S3Client
+
+    with S3Proxy(moto.endpoint) as wrong:
+        wrong.region = 'eu-west-3'
+        places = {'us-east-1': wrong, 'eu-west-3': server}
+        monkeypatch.setattr(S3Client, '_address', lambda self: f'{places[self.region].endpoint}/{self._store.bucket}')
+        case = Case(server, moto, tmp_path)
+        monkeypatch.setattr(case.direct.store, 'options', {**case.direct.store.options, 'region': 'eu-west-3'})
+        case.root = granular.Path(str(case.direct), key='KEY', secret='x', config=QUICK)
+        operation(case)
+        assert '/eu-west-3/s3/' in server.asked[-1].headers['authorization']
+        assert wrong.seen
+
+
+def test_denied_is_denied(server, moto, tmp_path):
+    denied = ('status', 403, b'<Error><Code>AccessDenied</Code></Error>')
+    for operation, kinds in OPERATIONS.items():
+        case = Case(server, moto, tmp_path)
+        for kind in {*kinds, 'get'}:
+            server.plan(kind, stays=denied)
+        with pytest.raises(AccessDeniedError, match='denied'):
+            operation(case)
+        server._stays.clear()
+
+
+def test_objects_without_an_etag_have_no_version(server, moto, tmp_path):
+    case = Case(server, moto, tmp_path)
+    server.no_etags = True
+    assert (case.place / 'a1').stat().version is None
+    assert (case.place / 'a1').stat().modified == (case.direct / 'in' / 'a1').stat().modified
+    writing(case)
+    writing_in_parts(case)
+
+
+# --- copies and uploads
+
+
+def test_large_objects_are_copied_in_parts(server, moto, tmp_path, monkeypatch):
+    monkeypatch.setattr('granular.aio.stores.s3copying._AT_ONCE', 5 << 20)
+    for fault in ('good', 'lost', 'error', 'html', 'cut'):
+        for kind in ('begin', 'copy_part', 'join', 'head'):
+            case = Case(server, moto, tmp_path)
+            (case.direct / 'large').write_bytes(LARGE)
+            server.plan(kind, [fault])
+            (case.root / 'large').copy(case.root / 'copy')
+            assert server.seen.count('copy_part') >= 2
+            assert (case.direct / 'copy').read_bytes() == LARGE
+
+
+def test_a_source_that_is_replaced_while_it_is_copied(server, moto, tmp_path, monkeypatch):
+    changed = ('status', 412, b'<Error><Code>PreconditionFailed</Code></Error>')
+    case = Case(server, moto, tmp_path)
+    server.plan('copy', stays=changed)
+    with pytest.raises(ObjectChangedError):
+        copying(case)
+    assert all('x-amz-copy-source-if-match' in asked.headers for asked in server.asked if asked.kind == 'copy')
+    monkeypatch.setattr('granular.aio.stores.s3copying._AT_ONCE', 5 << 20)
+    (case.direct / 'large').write_bytes(LARGE)
+    server.plan('copy_part', stays=changed)
+    with pytest.raises(ObjectChangedError):
+        (case.root / 'large').copy(case.root / 'copy')
+    assert uploads(case.direct) == []
+    assert not (case.direct / 'copy').exists()
+
+
+def uploads(path):
+    async def listed():
+        return [upload.key async for upload in path.store.uploads(path.key)]
+
+    return granular.bridge.run(listed())
+
+
+async def left_behind(path, size):
+    writer = await path.store.open_writer(path.key)
+    await writer.write(bytes(size))
+    while writer._tasks:
+        await writer._settle()
+
+
+@pytest.mark.parametrize('kind', ['uploads', 'parts', 'abort'])
+def test_uploads_that_are_listed_and_dropped(server, moto, tmp_path, kind):
+    for fault in PASSES:
+        case = Case(server, moto, tmp_path)
+        granular.bridge.run(left_behind(case.place / 'x', 6 << 20))
+        server.plan(kind, [fault])
+        assert [(left.kind, left.size) for left in granular.clean(case.place, older=0, remove=True)] == [
+            ('upload', 5 << 20)
+        ]
+        assert uploads(case.direct) == []
+    for fault in STAYS:
+        case = Case(server, moto, tmp_path, IMPATIENT)
+        granular.bridge.run(left_behind(case.place / 'x', 6 << 20))
+        server.plan(kind, stays=fault)
+        with pytest.raises(GranularError) if fault not in ('late_error', 'lost_html', 'lost') else nothing():
+            granular.clean(case.place, older=0, remove=True)
+        server.plan(kind)
+        granular.clean(case.place, older=0, remove=True)
+        assert uploads(case.direct) == []
+
+
+class nothing:
+    def __enter__(self):
+        return None
+
+    def __exit__(self, kind, error, trace):
+        return kind is not None and issubclass(kind, GranularError)
+
+
+# --- deleting
+
+
+def test_objects_that_come_while_a_folder_is_deleted(server, moto, tmp_path):
+    case = Case(server, moto, tmp_path)
+    forward, late = server.forward, ['late1', 'late2']
+
+    async def adding(asked):
+        if asked.kind == 'deletes' and late:
+            (await _direct(case)).append(late.pop())
+        return await forward(asked)
+
+    async def _direct(case):
+        import asyncio
+
+        name = late[-1]
+        await asyncio.get_running_loop().run_in_executor(None, (case.direct / 'in' / name).write_bytes, b'x')
+        return []
+
+    server.forward = adding
+    try:
+        removing(case)
+    finally:
+        del server.forward
+    assert late == []
+
+
+def test_a_store_that_does_not_delete_is_an_error(server, moto, tmp_path):
+    def reply(keys):
+        return (
+            b'<DeleteResult>' + b''.join(b'<Deleted><Key>%b</Key></Deleted>' % key for key in keys) + b'</DeleteResult>'
+        )
+
+    import re
+
+    case = Case(server, moto, tmp_path)
+
+    async def lying(asked):
+        from tests.s3_faults import Answer
+
+        return Answer(200, {}, reply(re.findall(rb'<Key>([^<]*)</Key>', asked.body)))
+
+    server.lying = lying
+    server.plan('deletes', stays='lying')
+    with pytest.raises(StoreError, match='does not delete them'):
+        removing(case)
+    assert server.seen.count('list') < 40
+    del server.lying
+    for body in (b'<DeleteResult></DeleteResult>', reply([b'in/a0']), reply([b'other'])):
+        server.plan('deletes', stays=('status', 200, body))
+        with pytest.raises(BadReplyError):
+            removing(case)
+    refused = b'<DeleteResult><Error><Key>%b</Key><Code>AccessDenied</Code></Error></DeleteResult>'
+    server.plan('deletes', stays=('status', 200, refused % f'{case.place.key}/a0'.encode()))
+    with pytest.raises(StoreError, match='AccessDenied'):
+        removing(case)
+
+
+def test_a_folder_that_is_not_there(server, moto, tmp_path):
+    case = Case(server, moto, tmp_path)
+    for ask in (
+        lambda: list((case.root / 'none').iterdir()), (case.root / 'none').rmtree, (case.root / 'none').stat,
+        lambda: (case.root / 'none').copy(case.tmp_path / 'x'), (case.root / 'none').unlink,
+    ):  # fmt: skip
+        with pytest.raises(NotFoundError):
+            ask()
+    assert list((case.root / 'none').glob('*')) == []
+
+
+def test_a_bucket_that_vanishes_while_it_is_listed(server, moto, tmp_path):
+    case = Case(server, moto, tmp_path)
+    for operation in (listing, globbing_all, copying):
+        server.plan('list', ['good'], ('status', 404, b'<Error><Code>NoSuchBucket</Code></Error>'))
+        with pytest.raises(StoreError):
+            operation(case)
+
+
+def test_silence_is_as_short_as_for_reads(server, moto, tmp_path):
+    for operation, kinds in OPERATIONS.items():
+        case = Case(server, moto, tmp_path, IMPATIENT)
+        server.plan(kinds[0], stays='hang')
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            operation(case)
+        assert time.monotonic() - began < BOUND
