@@ -92,14 +92,14 @@ class S3Proxy:
         self.asked: list[Asked] = []
         self.odd_etags = False  # whether ETags are no MD5s
         self.no_etags = False  # whether HEAD and GET say none
+        self.aged = False  # whether objects are said to be a year old
         self.clock = datetime.timedelta()  # how far the server's is ahead
         self.region = ''  # where the bucket is, if elsewhere
         self.revoked: set[str] = set()
         self.renew: Callable[[], object] = int
         self._writers: set[asyncio.StreamWriter] = set()
-        self._first = b''
+        self._first: dict[str, bytes] = {}
         self._real: dict[str, str] = {}  # the server's ETags by the odd ones
-        self._tokens: dict[str, str] = {}
 
     def plan(self, kind: str, faults: Iterable[Any] = (), stays: Any = 'good') -> None:
         """The next requests of a kind meet these faults, and all behind them the one that stays."""
@@ -190,6 +190,8 @@ class S3Proxy:
         body = answer.body
         if self.no_etags and asked.kind in ('head', 'get'):
             headers.pop('etag', None)
+        if self.aged and 'last-modified' in headers:
+            headers['last-modified'] = 'Fri, 21 Nov 2025 20:00:00 GMT'
         if self.odd_etags:
             if 'etag' in headers:
                 headers['etag'] = self._odd(headers['etag'])
@@ -278,23 +280,22 @@ class S3Proxy:
 
     async def first_page(self, asked: Asked) -> Answer | None:
         """The first page of a listing, whichever is asked for."""
-        if 'continuation-token' not in asked.target or not self._first:
+        listing = re.sub('&continuation-token=[^&]*', '', asked.target)
+        if 'continuation-token' not in asked.target:
             answer = await self.forward(asked)
-            self._first = answer.body
+            self._first[listing] = answer.body
             return answer
-        return Answer(200, {'Content-Type': 'application/xml'}, self._first)
+        return Answer(200, {'Content-Type': 'application/xml'}, self._first[listing])
 
     async def same_token(self, asked: Asked) -> Answer | None:
-        """Each page has the token of the one before, although it is another page."""
-        path = asked.target.partition('&prefix')[0].partition('?')[0]
-        if 'continuation-token' in asked.target:
-            target = re.sub('continuation-token=[^&]*', f'continuation-token={self._tokens[path]}', asked.target)
-            asked = asked._replace(target=target)
+        """The token that a page gives is the one that it was asked for by."""
         answer = await self.forward(asked)
-        if match := _TOKEN.search(answer.body):
-            self._tokens[path] = urllib.parse.quote(match[1].decode(), safe='')
-        again = _TOKEN.sub(b'<NextContinuationToken>again</NextContinuationToken>', answer.body)
-        return answer._replace(body=again)
+        if match := re.search('continuation-token=([^&]*)', asked.target):
+            again = urllib.parse.unquote(match[1]).encode()
+            answer = answer._replace(
+                body=_TOKEN.sub(b'<NextContinuationToken>%b</NextContinuationToken>' % again, answer.body)
+            )
+        return answer
 
     async def no_token(self, asked: Asked) -> Answer | None:
         answer = await self.forward(asked)

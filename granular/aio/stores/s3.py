@@ -328,19 +328,29 @@ class S3Client(Client):
         name = self._store.url(key)
 
         def check(answer: Answer) -> Found:
-            if answer.head.status in (400, 403):
-                raise _UnexplainedError
+            status = answer.head.status
+            if status == 404 and any(header.startswith('x-amz') for header in answer.head.headers):
+                raise NotFoundError(f'{name}: no such object (status 404)')
+            if status != 200:
+                raise _UnexplainedError(str(status))
             return s3replies.found_of(answer.head, name)
 
+        def explain(answer: Answer) -> None:
+            if answer.head.status == 404:
+                raise s3replies.missing(answer, name)
+
+        statuses = (200, 400, 403, 404)
         try:
-            return await self.call('HEAD', key, check, headers=_FIXED, statuses=(200, 400, 403))
+            return await self.call('HEAD', key, check, headers=_FIXED, statuses=statuses)
         except _UnexplainedError:
-            # A reply to HEAD has no body that says why: whether credentials, the region or the clock are to be mended.
-            await self.call('GET', key, lambda answer: None, headers={'Range': 'bytes=0-0'}, statuses=(200, 206, 416))
+            # A reply to HEAD has no body that says why: whether it is of S3, and whether credentials, the region or
+            # the clock are to be mended. The reply to a read has one.
+            await self.call('GET', key, explain, headers={'Range': 'bytes=0-0'}, statuses=(200, 206, 404, 416))
         try:
-            return await self.call('HEAD', key, check, headers=_FIXED, statuses=(200, 400, 403))
-        except _UnexplainedError:
-            raise AccessDeniedError(f'{name}: access denied: it may be read, but not asked for its size') from None
+            return await self.call('HEAD', key, check, headers=_FIXED, statuses=statuses)
+        except _UnexplainedError as error:
+            said = f'{name}: HEAD is answered by status {error}, and GET is not'
+            raise AccessDeniedError(said) if str(error) == '403' else BadReplyError(said) from None
 
     async def page(self, listing: Listing, most: int = 0) -> Page:
         """The next page of a listing, or its first names."""
@@ -362,8 +372,8 @@ class S3Client(Client):
 
         body = s3replies.bucket_body(self.region)
         headers = {'Content-MD5': md5_header(body)} if body else {}
-        await self.call('PUT', '', check, headers=headers, body=body, statuses=(200, 409))
         for tries in range(_LOOKS):
+            await self.call('PUT', '', check, headers=headers, body=body, statuses=(200, 409))
             with contextlib.suppress(NotFoundError):
                 await self.page(Listing(name, '', '', self.ordered), most=1)
                 return
@@ -402,7 +412,7 @@ class S3Client(Client):
 
 
 class _UnexplainedError(GranularError):
-    """A refusal that does not say why."""
+    """A status without a word of the reason."""
 
 
 def md5_header(data: bytes | memoryview) -> str:

@@ -12,7 +12,7 @@ from granular.aio.stores.s3replies import Found, Part
 from granular.aio.stores.s3writing import S3Writer
 from granular.aio.transport import Answer
 from granular.config import MiB
-from granular.errors import NotFoundError, StoreError
+from granular.errors import StoreError
 
 # S3 copies up to 5 GiB at once, but in silence: no reply begins in time if it takes as long as that.
 _AT_ONCE: Final = 256 * MiB
@@ -53,10 +53,9 @@ def _check_source(answer: Answer, name: str, found: Found) -> None:
     if answer.head.status == 412:
         raise changed(name, found.version or '', None)
     if answer.head.status == 404:
-        code = s3replies.code_of(answer.body)
-        if code == 'NoSuchUpload':
+        if s3replies.code_of(answer.body) == 'NoSuchUpload':
             raise StoreError(f'{name}: the upload of its copy is gone, as it is after it was aborted')
-        raise NotFoundError(f'{name}: no such object (status 404, {code})')
+        raise s3replies.missing(answer, name)
 
 
 async def _copy_whole(store: S3Store, client: S3Client, source: str, target: str, found: Found) -> None:

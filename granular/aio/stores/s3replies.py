@@ -17,7 +17,7 @@ from xml.sax.saxutils import escape
 from granular.aio.http1 import Head
 from granular.aio.stores.base import Kept
 from granular.aio.transport import Answer
-from granular.errors import BadReplyError, NotFoundError, StoreError
+from granular.errors import BadReplyError, GranularError, NotFoundError, StoreError
 from granular.hiding import hidden
 
 TOKEN: Final = 'x-amz-meta-granular-writer'  # tells the object of one writer from that of another
@@ -379,6 +379,14 @@ def nothing(answer: Answer, name: str) -> None:
     """
     if answer.body.strip():
         raise BadReplyError(f'{name}: expected no body, got {_quoted(answer.body.strip())}')
+
+
+def missing(answer: Answer, name: str) -> GranularError:
+    """The error for the status 404, if the answer is one of S3."""
+    code = code_of(answer.body)
+    if code not in ('NoSuchKey', 'NoSuchBucket'):
+        return BadReplyError(f'{name}: status 404 with {_quoted(answer.body)}, which is no answer of S3')
+    return NotFoundError(f'{name}: no such {"object" if code == "NoSuchKey" else "bucket"} (status 404, {code})')
 
 
 # --- uploads in parts

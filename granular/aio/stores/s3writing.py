@@ -4,6 +4,7 @@ import base64
 import functools
 import hashlib
 import logging
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -29,12 +30,27 @@ from granular.errors import (
 
 _CONFLICTS: Final = 3  # times that an object is published which the store says is there, and which is not
 _READ: Final = 8 * MiB  # bytes of an object that is read back, at a time
+_CLOCKS: Final = 2.0  # seconds that the times of a store's replies and objects may differ by
 _REFUSED: Final = (404, 409, 412, 501)
 
 logger = logging.getLogger('granular')
 
-Send = Callable[[Mapping[str, str]], Awaitable[str]]
-"""Publishes an object under the headers given, and returns its ETag."""
+
+class _Reply(NamedTuple):
+    """A store's word that it has published an object: the ETag, and the time, in seconds since the epoch."""
+
+    etag: str
+    time: float
+
+    @classmethod
+    def of(cls, answer: Answer, etag: str) -> '_Reply':
+        """That of an answer, by the store's clock."""
+        date = s3replies.http_date(answer.head.headers.get('date', ''))
+        return cls(etag, time.time() if date is None else date.timestamp())
+
+
+Send = Callable[[Mapping[str, str]], Awaitable[_Reply]]
+"""Publishes an object under the headers given."""
 
 
 class _UnknownConditionError(GranularError):
@@ -134,11 +150,11 @@ class S3Writer(PartWriter):
         """Make the object of its parts."""
         body = s3replies.complete_body([self.parts[number] for number in sorted(self.parts)])
 
-        def check(answer: Answer) -> str:
+        def check(answer: Answer) -> _Reply:
             self._check_refusal(answer)
-            return s3replies.upload_done(answer, self._name, self._key)
+            return _Reply.of(answer, s3replies.upload_done(answer, self._name, self._key))
 
-        async def send(condition: Mapping[str, str]) -> str:
+        async def send(condition: Mapping[str, str]) -> _Reply:
             return await self._client.call(
                 'POST',
                 self._key,
@@ -159,16 +175,16 @@ class S3Writer(PartWriter):
         self._etag = sums.md5.hex()
         again = False
 
-        def check(answer: Answer) -> str:
+        def check(answer: Answer) -> _Reply:
             nonlocal again
             self._check_refusal(answer)
             etag = s3replies.written(answer, self._name)
             if etag.strip('"') != self._etag and not (again or self._new or self._odd(answer.head.headers)):
                 again = True
                 raise BadReplyError(f'{self._name}: an object of md5 {self._etag} was sent, the store has {etag}')
-            return etag
+            return _Reply.of(answer, etag)
 
-        async def send(condition: Mapping[str, str]) -> str:
+        async def send(condition: Mapping[str, str]) -> _Reply:
             headers = {**self._headers, **self._checksums(sums)[0], **condition}
             return await self._client.call(
                 'PUT', self._key, check, headers=headers, body=data, statuses=(200, *_REFUSED)
@@ -212,6 +228,7 @@ class S3Writer(PartWriter):
         headers, crc = {'Content-MD5': base64.b64encode(sums.md5).decode()}, ''
         if self._client.takes_crc32c:
             crc = headers['x-amz-checksum-crc32c'] = _base64(sums.crc32c)
+            headers['x-amz-sdk-checksum-algorithm'] = 'CRC32C'
         return headers, crc
 
     def _odd(self, headers: Mapping[str, str]) -> bool:
@@ -226,7 +243,7 @@ class S3Writer(PartWriter):
         self._published = True
         for tries in range(1, _CONFLICTS + 1):
             try:
-                etag = await send(condition)
+                reply = await send(condition)
             except (AlreadyExistsError, _UnknownConditionError, StoreError) as error:
                 # The reply to an earlier attempt may be lost: what is there tells whether it was carried out.
                 found = await self._peek_after(error)
@@ -243,7 +260,7 @@ class S3Writer(PartWriter):
                 elif not isinstance(error, AlreadyExistsError) or tries == _CONFLICTS:
                     raise
             else:
-                await self._check(etag)
+                await self._check(reply)
                 return
         raise StoreError(f'{self._name}: it could not be published: the store has something else to say each time')
 
@@ -261,15 +278,20 @@ class S3Writer(PartWriter):
             error.add_note(f'it is not known whether it was written nevertheless: {unknown}')
             raise error from None
 
-    async def _check(self, etag: str) -> None:
+    async def _check(self, reply: _Reply) -> None:
         """Compare the object that the store says it has published."""
         found = await self._peek()
         if found is None:
             raise BadReplyError(f'{self._name}: the store said that it has published it, but there is no such object')
         if found.writer in ('', self._token):  # a store may not keep it
             await self._verify(found)
-        elif etag.strip('"') != self._etag:
-            raise ObjectChangedError(f'{self._name}: it was replaced by another writer before it could be checked')
+            return
+        # The last writer wins. An object that was there before shows that the store has not kept this one.
+        younger = found.modified is None or found.modified > reply.time - _CLOCKS
+        if not younger or reply.etag.strip('"') != self._etag:
+            raise ObjectChangedError(
+                f'{self._name}: the store said that it has published it, but has the object of another writer'
+            )
 
     async def _verify(self, found: Found) -> None:
         """Compare the object that is there with what was written.
