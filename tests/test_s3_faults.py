@@ -89,10 +89,11 @@ class Case:
     """A folder, seen through the server of faults and directly.
 
     Args:
+      secret: of a client of its own.
       operation: made for; one that only reads has the files of all, others have some of their own.
     """
 
-    def __init__(self, server, moto, shared, tmp_path, operation, config=QUICK):
+    def __init__(self, server, moto, shared, tmp_path, secret, operation, config=QUICK):
         self.server, self.tmp_path = server, tmp_path / str(next(numbers))
         self.tmp_path.mkdir()
         self.direct = moto.place()
@@ -100,7 +101,7 @@ class Case:
         if operation in CHANGING:
             for name, data in self.files.items():
                 (self.direct / 'in' / name).write_bytes(data)
-        options = {'endpoint_url': server.endpoint, 'key': 'KEY', 'secret': 'x', 'token': 'TOKEN', 'config': config}
+        options = {'endpoint_url': server.endpoint, 'key': 'KEY', 'secret': secret, 'token': 'TOKEN', 'config': config}
         self.options = options
         self.root = granular.Path(str(self.direct), **options)
         self.place = granular.Path(str(self.direct if operation in CHANGING else shared), **options) / 'in'
@@ -261,7 +262,7 @@ PAGED = ['first_page', 'same_token', 'no_token']
 @pytest.fixture
 def new_case(server, moto, shared, tmp_path):
     """Makes a case for an operation."""
-    return functools.partial(Case, server, moto, shared, tmp_path)
+    return functools.partial(Case, server, moto, shared, tmp_path, str(next(numbers)))
 
 
 def faults_of(kind):
@@ -288,6 +289,9 @@ def test_a_fault_that_stays_is_an_error(server, new_case, operation, kind):
             operation(made)
         except GranularError as error:
             assert 's3://' in str(error), (fault, error)
+            assert fault != 'hang' or isinstance(error, TimeoutError)
+        else:
+            assert fault != 'hang'
         assert time.monotonic() - began < BOUND, fault
 
 
@@ -497,7 +501,7 @@ def test_objects_without_an_etag_have_no_version(server, new_case):
 
 def test_large_objects_are_copied_in_parts(server, new_case, monkeypatch):
     monkeypatch.setattr('granular.aio.stores.s3copying._AT_ONCE', 5 << 20)
-    for fault in ('good', 'lost', 'error', 'html', 'cut'):
+    for fault in ('lost', 'error'):
         for kind in ('begin', 'copy_part', 'join', 'head'):
             case = new_case(writing)
             (case.direct / 'large').write_bytes(LARGE)
@@ -621,17 +625,7 @@ def test_a_folder_that_is_not_there(server, new_case):
 
 def test_a_bucket_that_vanishes_while_it_is_listed(server, new_case):
     case = new_case(listing)
-    for operation in (listing, globbing_all, copying):
+    for operation in (listing, globbing_all, walking):
         server.plan('list', ['good'], ('status', 404, b'<Error><Code>NoSuchBucket</Code></Error>'))
         with pytest.raises(StoreError):
             operation(case)
-
-
-def test_silence_is_as_short_as_for_reads(server, new_case):
-    for operation, kinds in OPERATIONS.items():
-        case = new_case(operation, config=IMPATIENT)
-        server.plan(kinds[0], stays='hang')
-        began = time.monotonic()
-        with pytest.raises(TimeoutError):
-            operation(case)
-        assert time.monotonic() - began < BOUND

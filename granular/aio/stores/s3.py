@@ -311,13 +311,23 @@ class S3Client(Client):
         statuses: Collection[int] = (200,),
         limit: int = 256 * KiB,
     ) -> T:
-        """Send a request other than a read. The arguments are those of ``Transport.call``."""
+        """Send a request other than a read. The arguments are those of ``Transport.call``.
+
+        Raises:
+          NotFoundError: if the answer has status 404, is of S3, and ``statuses`` does not have it.
+        """
+        name = self._store.url(key)
+
+        def checked(answer: Answer) -> T:
+            if answer.head.status == 404 and 404 not in statuses:
+                raise s3replies.missing(answer, name)
+            return check(answer)
 
         async def make() -> Outgoing:
             url, signed = await self._sign(method, key, query, headers, body)
             return Outgoing(Target.of(url, signed), method, body)
 
-        return await self.transport.call(make, self.mend, self._store.url(key), check, statuses=statuses, limit=limit)
+        return await self.transport.call(make, self.mend, name, checked, statuses={*statuses, 404}, limit=limit)
 
     async def look(self, key: str) -> Found:
         """The head of an object.
@@ -335,17 +345,13 @@ class S3Client(Client):
                 raise _UnexplainedError(str(status))
             return s3replies.found_of(answer.head, name)
 
-        def explain(answer: Answer) -> None:
-            if answer.head.status == 404:
-                raise s3replies.missing(answer, name)
-
         statuses = (200, 400, 403, 404)
         try:
             return await self.call('HEAD', key, check, headers=_FIXED, statuses=statuses)
         except _UnexplainedError:
             # A reply to HEAD has no body that says why: whether it is of S3, and whether credentials, the region or
             # the clock are to be mended. The reply to a read has one.
-            await self.call('GET', key, explain, headers={'Range': 'bytes=0-0'}, statuses=(200, 206, 404, 416))
+            await self.call('GET', key, lambda answer: None, headers={'Range': 'bytes=0-0'}, statuses=(200, 206, 416))
         try:
             return await self.call('HEAD', key, check, headers=_FIXED, statuses=statuses)
         except _UnexplainedError as error:
