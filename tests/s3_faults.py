@@ -322,6 +322,12 @@ class S3Proxy:
             return Answer(200, {}, f'{body}</CompleteMultipartUploadResult>'.encode())
         return Answer(200, {'ETag': f'"{hashlib.md5(asked.body).hexdigest()}"'}, b'')
 
+    async def conditions_unknown(self, asked: Asked) -> Answer | None:
+        """The server has no conditional requests."""
+        if 'if-none-match' in asked.headers:
+            return Answer(501, {}, b'<Error><Code>NotImplemented</Code></Error>')
+        return await self.forward(asked)
+
     async def expire(self, asked: Asked) -> Answer | None:
         """The credentials of this request are not good any more; the program that renews them does."""
         self.revoked.add(asked.credential)

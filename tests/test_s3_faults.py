@@ -5,15 +5,22 @@ reported as written or deleted is.
 """
 
 import asyncio
+import base64
+import contextlib
 import datetime
 import functools
+import hashlib
+import importlib.machinery
+import importlib.util
 import itertools
 import re
+import ssl
+import subprocess
 import sys
 import time
-import types
 
 import pytest
+import trustme
 
 import granular
 from granular.checksums import crc32c
@@ -22,12 +29,15 @@ from granular.errors import (
     AlreadyExistsError,
     BadReplyError,
     GranularError,
+    InvalidArgumentError,
+    MissingExtraError,
     NotFoundError,
     ObjectChangedError,
     StoreError,
 )
 from tests.credentials import AmazonKeys
 from tests.s3_faults import Answer, S3Proxy
+from tests.servers import TLSProxy
 
 BOUND = 15.0  # seconds, on a busy machine
 QUICK = granular.IOConfig(
@@ -61,7 +71,9 @@ def other():
 @pytest.fixture(autouse=True)
 def checksums(monkeypatch):
     """What moto takes for a CRC32C, which is a CRC32 without this package."""
-    monkeypatch.setitem(sys.modules, 'crc32c', types.SimpleNamespace(crc32c=crc32c))
+    module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec('crc32c', None))
+    monkeypatch.setattr(module, 'crc32c', crc32c, raising=False)
+    monkeypatch.setitem(sys.modules, 'crc32c', module)
 
 
 @pytest.fixture(autouse=True)
@@ -289,6 +301,7 @@ def test_a_fault_that_stays_is_an_error(server, new_case, operation, kind):
             operation(made)
         except GranularError as error:
             assert 's3://' in str(error), (fault, error)
+            assert 'TOKEN' not in f'{error} {getattr(error, "__notes__", "")}'
             assert fault != 'hang' or isinstance(error, TimeoutError)
         else:
             assert fault != 'hang'
@@ -494,6 +507,152 @@ def test_objects_without_an_etag_have_no_version(server, new_case):
     assert (case.place / 'a1').stat().modified == (case.direct / 'in' / 'a1').stat().modified
     writing(case)
     writing_in_parts(case)
+
+
+@pytest.mark.parametrize('data', [b'new', LARGE], ids=['put', 'parts'])
+def test_who_may_only_write_is_told_by_the_etag(server, new_case, data):
+    denied = ('status', 403, b'<Error><Code>AccessDenied</Code></Error>')
+    case = new_case(publishing)
+    server.plan('head', stays=denied)
+    server.plan('get', stays=denied)
+    publishing(case, data)
+    server.odd_etags = True
+    with pytest.raises(AccessDeniedError):
+        publishing(new_case(publishing), data)
+
+
+@pytest.mark.parametrize('data', [b'new', LARGE], ids=['put', 'parts'])
+def test_a_server_without_conditions_is_asked_first(server, new_case, data):
+    for kind in ('put', 'join'):
+        server.plan(kind, stays='conditions_unknown')
+    publishing(new_case(publishing), data)
+    case = new_case(publishing)
+    (case.direct / 'in' / 'new').write_bytes(b'theirs')
+    with pytest.raises(AlreadyExistsError):
+        publishing(case, data)
+    assert (case.direct / 'in' / 'new').read_bytes() == b'theirs'
+
+
+@pytest.mark.parametrize('code', [409, 412])
+def test_a_conflict_with_what_is_gone_is_tried_again(server, new_case, code):
+    conflict = ('status', code, b'<Error><Code>ConditionalRequestConflict</Code></Error>')
+    server.plan('put', [conflict])
+    publishing(new_case(publishing))
+    server.plan('put', stays=conflict)
+    with pytest.raises(AlreadyExistsError):
+        publishing(new_case(publishing))
+    assert server.seen.count('put') < 10
+
+
+@pytest.mark.parametrize('code', ['BadDigest', 'RequestTimeout', 'IncompleteBody'])
+@pytest.mark.parametrize(('operation', 'kind'), [(writing, 'put'), (writing_in_parts, 'part')])
+def test_a_body_that_was_damaged_on_the_way_is_sent_again(server, new_case, operation, kind, code):
+    server.plan(kind, [('status', 400, f'<Error><Code>{code}</Code></Error>'.encode())])
+    operation(new_case(operation))
+
+
+def test_a_server_is_told_the_checksums(server, new_case):
+    for operation, kind in ((writing, 'put'), (writing_in_parts, 'part'), (removing, 'deletes')):
+        operation(new_case(operation))
+        for asked in server.asked:
+            if asked.kind == kind:
+                assert asked.headers['content-md5'] == base64.b64encode(hashlib.md5(asked.body).digest()).decode()
+
+
+# --- options
+
+
+def every_operation(new_case, **options):
+    for operation in OPERATIONS:
+        case = new_case(operation)
+        case.reopen(**{**case.options, **options})
+        with contextlib.suppress(AccessDeniedError):  # moto gives nobody what is private
+            operation(case)
+        yield case.server.asked
+
+
+def test_options_reach_every_request(server, new_case):
+    for asked in every_operation(new_case, requester_pays=True, region='eu-west-3'):
+        assert {request.headers['x-amz-request-payer'] for request in asked} == {'requester'}
+        assert all('/eu-west-3/s3/' in request.headers['authorization'] for request in asked)
+        assert {request.headers['x-amz-security-token'] for request in asked} == {'TOKEN'}
+    for asked in every_operation(new_case, anon=True):
+        assert not any({'authorization', 'x-amz-security-token'} & request.headers.keys() for request in asked)
+
+
+def test_headers_of_what_is_written(server, new_case):
+    given = {
+        'ServerSideEncryption': 'aws:kms',
+        'SSEKMSKeyId': 'mine',
+        'BucketKeyEnabled': True,
+        'StorageClass': 'GLACIER_IR',
+    }
+    for operation, kind in ((writing, 'put'), (writing_in_parts, 'begin'), (copying, 'copy')):
+        case = new_case(operation)
+        case.reopen(**case.options, s3_additional_kwargs=given)
+        operation(case)
+        for asked in [asked for asked in server.asked if asked.kind == kind]:
+            assert asked.headers['x-amz-server-side-encryption'] == 'aws:kms'
+            assert asked.headers['x-amz-server-side-encryption-aws-kms-key-id'] == 'mine'
+            assert asked.headers['x-amz-server-side-encryption-bucket-key-enabled'] == 'true'
+            assert asked.headers['x-amz-storage-class'] == 'GLACIER_IR'
+            assert asked.headers['authorization'].count('x-amz-storage-class') == 1
+
+
+@pytest.mark.parametrize('option', [{'key_id': 'x'}, {'client_kwargs': {'timeout': 3}}, {'config_kwargs': {'x': 1}}])
+def test_unknown_options_are_named(moto, option):
+    place = granular.Path(str(moto.place()), **{**moto.options, **option})
+    for ask in (place.exists, lambda: place.write_bytes(b'x'), place.read_bytes):
+        with pytest.raises(InvalidArgumentError, match='unknown .*there are'):
+            ask()
+
+
+def test_signed_bodies_over_tls(seaweed, tmp_path):
+    """A server that verifies signatures, and Content-MD5: over TLS, the body is not part of the signature."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / 'authority.pem'))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert('127.0.0.1').configure_cert(context)
+    direct = seaweed.place()
+    with TLSProxy(context, seaweed.endpoint) as tls:
+        options = {**seaweed.options, 'endpoint_url': tls.endpoint, 'tls_verify': str(tmp_path / 'authority.pem')}
+        place = granular.Path(str(direct), **options, config=QUICK)
+        for name, data in {**FILES, 'large': LARGE}.items():
+            (place / name).write_bytes(data)
+        (place / 'large').copy(place / 'copy')
+        assert (direct / 'copy').read_bytes() == LARGE
+        assert contents(place) == contents(direct)
+        place.rmtree()
+    assert not direct.exists()
+
+
+def test_nothing_but_botocore_is_imported(moto):
+    """Neither s3fs nor aiobotocore, whatever is done in a bucket, and botocore not for what is on a disk."""
+    code = f"""
+import sys
+for name in ('s3fs', 'aiobotocore', 'boto3', 'fsspec'):
+    sys.modules[name] = None
+import granular
+granular.Path('/').exists()
+assert 'botocore' not in sys.modules
+root = granular.Path({str(moto.place())!r}, **{moto.options!r})
+(root / 'small').write_bytes(b'x')
+(root / 'large').write_bytes(bytes(9 << 20))
+(root / 'large').copy(root / 'copy')
+assert sorted(path.name for path in root.rglob('*')) == ['copy', 'large', 'small']
+assert (root / 'copy').stat().size == 9 << 20 and (root / 'small').read_bytes() == b'x'
+(root / 'small').unlink()
+granular.clean(root)
+root.rmtree()
+assert not root.exists()
+"""
+    subprocess.run([sys.executable, '-c', code], check=True, timeout=50)
+
+
+def test_without_botocore_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'botocore.session', None)
+    with pytest.raises(MissingExtraError, match=r'granular\[s3\]'):
+        granular.Path(f's3://bucket-{next(numbers)}/x', key='k', secret='x').read_bytes()
 
 
 # --- copies and uploads

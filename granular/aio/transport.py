@@ -32,6 +32,8 @@ logger = logging.getLogger('granular')
 
 RETRIED: Final = frozenset((408, 429, 500, 502, 503, 504))
 _EXPIRED: Final = frozenset(('ExpiredToken', 'ExpiredTokenException', 'TokenRefreshRequired', 'InvalidToken'))
+# What S3 says with status 400 of a body that did not come as it was sent, or not in time.
+_DAMAGED: Final = frozenset(('BadDigest', 'IncompleteBody', 'RequestTimeout', 'XAmzContentChecksumMismatch'))
 _PATIENT: Final = 3  # attempts that fail in silence
 _REDIRECTS: Final = 10
 _CODE: Final = re.compile(rb'<Code>(\w+)</Code>')
@@ -338,7 +340,7 @@ def _refusal(head: Head, sink: Sink, name: str) -> Exception:
         where = f'{name}: the bucket is in region {region} (status {status}, {said}): pass region={region!r}'
         return _AilingError(StoreError(where), 'region', region)
     error = StoreError(f'{name}: status {status}, {said}')
-    if status not in RETRIED:
+    if status not in RETRIED and said not in _DAMAGED:
         return error
     after = head.headers.get('retry-after', '')
     return _RetryableError(error, throttled=status in (429, 503), after=float(after) if after.isdecimal() else 0.0)

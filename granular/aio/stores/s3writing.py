@@ -20,6 +20,7 @@ from granular.aio.transport import Answer
 from granular.checksums import crc32c
 from granular.config import MiB
 from granular.errors import (
+    AccessDeniedError,
     AlreadyExistsError,
     BadReplyError,
     GranularError,
@@ -280,7 +281,13 @@ class S3Writer(PartWriter):
 
     async def _check(self, reply: _Reply) -> None:
         """Compare the object that the store says it has published."""
-        found = await self._peek()
+        proven = reply.etag.strip('"') == self._etag
+        try:
+            found = await self._peek()
+        except AccessDeniedError:
+            if not proven:
+                raise
+            return  # who may only write is told by the ETag
         if found is None:
             raise BadReplyError(f'{self._name}: the store said that it has published it, but there is no such object')
         if found.writer in ('', self._token):  # a store may not keep it
@@ -288,7 +295,7 @@ class S3Writer(PartWriter):
             return
         # The last writer wins. An object that was there before shows that the store has not kept this one.
         younger = found.modified is None or found.modified > reply.time - _CLOCKS
-        if not younger or reply.etag.strip('"') != self._etag:
+        if not younger or not proven:
             raise ObjectChangedError(
                 f'{self._name}: the store said that it has published it, but has the object of another writer'
             )
