@@ -32,7 +32,7 @@ import itertools, json, sys
 import granular
 place, options, layout, checksums, resume, count, shardlen, scale = json.loads(sys.argv[1])
 if place.startswith('s3://'):
-    import s3fs
+    import botocore.session
 def point(i):
     return {'x': bytes([i % 251]) * (i * 7919 % scale), 'n': i * i}
 root = granular.Path(place, **options, **({'config': granular.IOConfig(part_size=5 << 20)} if options else {}))

@@ -145,7 +145,7 @@ def parse(head: bytes) -> Head:
     return Head(int(code), reason, headers)
 
 
-def when(text: str) -> datetime.datetime | None:
+def http_date(text: str) -> datetime.datetime | None:
     """The time that a header says, such as Date or Last-Modified; None if it says none (RFC 9110, 5.6.7)."""
     try:
         time = email.utils.parsedate_to_datetime(text)

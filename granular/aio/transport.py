@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple, TypeVar
 
 from granular.aio.digests import check_said, digest, etag_md5
 from granular.aio.download import Download, coding_of
-from granular.aio.http1 import Head, ProtocolError, Target, shown, when
+from granular.aio.http1 import Head, ProtocolError, Target, http_date, shown
 from granular.aio.limit import Budget, Limit, Pauses
 from granular.aio.memory import Space
 from granular.aio.pool import Pool
@@ -34,6 +34,8 @@ logger = logging.getLogger('granular')
 
 RETRIED: Final = frozenset((408, 429, 500, 502, 503, 504))
 _EXPIRED: Final = frozenset(('ExpiredToken', 'ExpiredTokenException', 'TokenRefreshRequired', 'InvalidToken'))
+# What S3 says with status 400 of a body that did not come as it was sent, or not in time.
+_DAMAGED: Final = frozenset(('BadDigest', 'IncompleteBody', 'RequestTimeout', 'XAmzContentChecksumMismatch'))
 _PATIENT: Final = 3  # attempts that fail in silence
 _REDIRECTS: Final = 10
 _THROTTLED: Final = 0.5  # seconds before the first retry of what was throttled, at most
@@ -463,7 +465,7 @@ def _refusal(head: Head, sink: Sink, name: str) -> Exception:
         where = f'{name}: the bucket is in region {region} (status {status}, {said}): pass region={region!r}'
         return _AilingError(StoreError(where), 'region', region)
     error = StoreError(f'{name}: status {status}, {said}')
-    if status not in RETRIED:
+    if status not in RETRIED and said not in _DAMAGED:
         return error
     return _RetryableError(error, throttled=status in (429, 503), after=_after(head))
 
@@ -473,7 +475,7 @@ def _after(head: Head) -> float:
     said = head.headers.get('retry-after', '')
     if said.isdecimal():
         return float(said[:9])
-    until, now = when(said), when(head.headers.get('date', '')) or datetime.datetime.now(datetime.UTC)
+    until, now = http_date(said), http_date(head.headers.get('date', '')) or datetime.datetime.now(datetime.UTC)
     return 0.0 if until is None else max(0.0, (until - now).total_seconds())
 
 

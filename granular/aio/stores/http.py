@@ -4,7 +4,7 @@ import html.parser
 import urllib.parse
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from granular.aio.http1 import shown, when
+from granular.aio.http1 import http_date, shown
 from granular.aio.stores.base import Entry, Stat
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.threads import offload
@@ -52,7 +52,7 @@ class HTTPStore(RemoteStore['HTTPClient']):
                 size = None
         if size is None:
             raise StoreError(f'{name}: the server does not say its size')
-        modified = when(headers.get('last-modified', ''))
+        modified = http_date(headers.get('last-modified', ''))
         return Stat(size, None if modified is None else modified.timestamp(), headers.get('etag') or None)
 
     async def _entries(self, key: str) -> list[Entry]:

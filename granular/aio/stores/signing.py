@@ -3,8 +3,10 @@
 import datetime
 from typing import Any
 
-from botocore.auth import SIGV4_TIMESTAMP, S3SigV4Auth
+from botocore.auth import EMPTY_SHA256_HASH, SIGV4_TIMESTAMP, S3SigV4Auth
 from botocore.awsrequest import AWSRequest
+
+UNSIGNED = 'UNSIGNED-PAYLOAD'
 
 
 class Signer(S3SigV4Auth):  # type: ignore[misc]
@@ -14,11 +16,18 @@ class Signer(S3SigV4Auth):  # type: ignore[misc]
       credentials: a key, a secret, and a token or None.
       region: the bucket's.
       skew: how far the store's clock is ahead.
+      payload: the SHA-256 of the request's body, or ``UNSIGNED`` over TLS.
     """
 
-    def __init__(self, credentials: Any, region: str, skew: datetime.timedelta) -> None:
+    def __init__(
+        self, credentials: Any, region: str, skew: datetime.timedelta, payload: str = EMPTY_SHA256_HASH
+    ) -> None:
         super().__init__(credentials, 's3', region)
-        self._skew = skew
+        self._skew, self._payload = skew, payload
+
+    def payload(self, request: AWSRequest) -> str:
+        """The part of the signature that stands for the body."""
+        return self._payload
 
     def add_auth(self, request: AWSRequest) -> None:
         """Add the headers that sign a request."""

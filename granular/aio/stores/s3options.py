@@ -1,0 +1,106 @@
+"""The options of an S3 bucket: the names, the headers that some stand for, and the address of the bucket."""
+
+import os
+import urllib.parse
+from collections.abc import Mapping
+from typing import Any, Final
+
+from granular.errors import InvalidArgumentError
+
+KNOWN: Final = (
+    *('anon', 'client_kwargs', 'config_kwargs', 'endpoint_url', 'key', 'profile', 'region', 'requester_pays'),
+    *('s3_additional_kwargs', 'secret', 'tls_verify', 'token'),
+)
+# Options of botocore's client that tune its connections. Those of this library are tuned by IOConfig.
+_TUNING: Final = (
+    *('connect_timeout', 'max_pool_connections', 'read_timeout', 'request_checksum_calculation'),
+    *('response_checksum_validation', 'retries', 's3', 'signature_version', 'tcp_keepalive', 'user_agent'),
+    'user_agent_extra',
+)
+_STYLES: Final = ('auto', 'path', 'virtual')
+_HEADERS: Final[Mapping[str, str]] = {
+    'ACL': 'x-amz-acl',
+    'BucketKeyEnabled': 'x-amz-server-side-encryption-bucket-key-enabled',
+    'CacheControl': 'Cache-Control',
+    'ContentType': 'Content-Type',
+    'ExpectedBucketOwner': 'x-amz-expected-bucket-owner',
+    'GrantFullControl': 'x-amz-grant-full-control',
+    'GrantRead': 'x-amz-grant-read',
+    'SSEKMSEncryptionContext': 'x-amz-server-side-encryption-context',
+    'SSEKMSKeyId': 'x-amz-server-side-encryption-aws-kms-key-id',
+    'ServerSideEncryption': 'x-amz-server-side-encryption',
+    'StorageClass': 'x-amz-storage-class',
+    'Tagging': 'x-amz-tagging',
+}
+
+
+def check(root: str, options: Mapping[str, Any]) -> None:
+    """Refuse options that have no meaning.
+
+    Raises:
+      InvalidArgumentError: naming those that are unknown and those that there are.
+    """
+    for label, given, known in (
+        ('options', options, KNOWN),
+        ('client_kwargs', options.get('client_kwargs') or {}, ('region_name',)),
+        ('config_kwargs', options.get('config_kwargs') or {}, _TUNING),
+        ('config_kwargs of s3', (options.get('config_kwargs') or {}).get('s3') or {}, ('addressing_style',)),
+        ('s3_additional_kwargs', options.get('s3_additional_kwargs') or {}, tuple(_HEADERS)),
+    ):
+        if unknown := sorted(set(given) - set(known)):
+            raise InvalidArgumentError(f'{root}: unknown {label} {unknown}: there are {sorted(known)}')
+    if (style := addressing(options)) not in _STYLES:
+        raise InvalidArgumentError(f'{root}: expected an addressing_style of {_STYLES}, got {style!r}')
+
+
+def addressing(options: Mapping[str, Any]) -> str:
+    """Where the bucket stands in an address: in the path, in the host's name, or ``'auto'``."""
+    return str(((options.get('config_kwargs') or {}).get('s3') or {}).get('addressing_style') or 'auto')
+
+
+def written_headers(options: Mapping[str, Any]) -> dict[str, str]:
+    """The headers of requests that begin an object, such as of its encryption."""
+    given = (options.get('s3_additional_kwargs') or {}).items()
+    return {_HEADERS[name]: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given}
+
+
+def endpoint(options: Mapping[str, Any], configured: Mapping[str, Any]) -> str | None:
+    """The address of the server, from the options, the environment or the AWS configuration; None for that of AWS."""
+    return (
+        options.get('endpoint_url')
+        or os.environ.get('AWS_ENDPOINT_URL_S3')
+        or os.environ.get('AWS_ENDPOINT_URL')
+        or configured.get('endpoint_url')
+    )
+
+
+def region(options: Mapping[str, Any], configured: Mapping[str, Any]) -> str:
+    """The region of the bucket, as far as it is said."""
+    said = (
+        options.get('region')
+        or (options.get('client_kwargs') or {}).get('region_name')
+        or os.environ.get('AWS_REGION')
+        or os.environ.get('AWS_DEFAULT_REGION')
+        or configured.get('region')
+    )
+    return str(said or 'us-east-1')
+
+
+def address(root: str, endpoint_url: str | None, region_name: str, style: str) -> str:
+    """The address of a bucket.
+
+    Raises:
+      InvalidArgumentError: if the endpoint is no address, or holds credentials.
+    """
+    bucket = root.removeprefix('s3://')
+    if endpoint_url:
+        parts = urllib.parse.urlsplit(endpoint_url)
+        if parts.scheme not in ('http', 'https') or not parts.hostname or parts.username or parts.password:
+            raise InvalidArgumentError(f'{root}: endpoint_url must be http(s)://host, without credentials')
+        plain = endpoint_url.rstrip('/')
+        return f'{plain}/{bucket}' if style != 'virtual' else plain.replace('://', f'://{bucket}.', 1)
+    domain = 'amazonaws.com.cn' if region_name.startswith('cn-') else 'amazonaws.com'
+    # The certificate does not match the name of a bucket with dots.
+    if style == 'path' or (style == 'auto' and '.' in bucket):
+        return f'https://s3.{region_name}.{domain}/{bucket}'
+    return f'https://{bucket}.s3.{region_name}.{domain}'

@@ -1,0 +1,342 @@
+"""A server in front of an S3 server that carries requests out, except for those that are to meet a fault."""
+
+import asyncio
+import collections
+import contextlib
+import datetime
+import email.utils
+import hashlib
+import http.client
+import re
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Self
+
+_HTML = b'<html><head><title>Welcome</title></head><body>Please log in.</body></html>'
+_ERROR = b'<?xml version="1.0"?><Error><Code>InternalError</Code><Message>We failed</Message></Error>'
+_EXPIRED = b'<?xml version="1.0"?><Error><Code>ExpiredToken</Code></Error>'
+_SKEWED = b'<?xml version="1.0"?><Error><Code>RequestTimeTooSkewed</Code></Error>'
+_MOVED = b'<?xml version="1.0"?><Error><Code>PermanentRedirect</Code></Error>'
+_TOKEN = re.compile(rb'<NextContinuationToken>([^<]*)</NextContinuationToken>')
+
+
+class Asked(NamedTuple):
+    """A request. ``kind`` is the operation that it is part of."""
+
+    kind: str
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def credential(self) -> str:
+        """The key and the region that signed it."""
+        return self.headers.get('authorization', '').partition(',')[0]
+
+
+class Answer(NamedTuple):
+    """A reply."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def kind_of(method: str, target: str, headers: dict[str, str]) -> str:
+    """The operation of S3 that a request is part of."""
+    path, _, query = target.partition('?')
+    names = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
+    in_bucket = path.strip('/').count('/') == 0
+    match method:
+        case 'GET' if 'list-type' in names:
+            return 'list'
+        case 'GET' if 'uploads' in names:
+            return 'uploads'
+        case 'GET' if 'uploadId' in names:
+            return 'parts'
+        case 'PUT' if 'partNumber' in names:
+            return 'copy_part' if 'x-amz-copy-source' in headers else 'part'
+        case 'PUT' if 'x-amz-copy-source' in headers:
+            return 'copy'
+        case 'PUT' if in_bucket:
+            return 'bucket'
+        case 'POST' if 'uploads' in names:
+            return 'begin'
+        case 'POST' if 'uploadId' in names:
+            return 'join'
+        case 'POST' if 'delete' in names:
+            return 'deletes'
+        case 'DELETE' if 'uploadId' in names:
+            return 'abort'
+    return method.lower()
+
+
+class S3Proxy:
+    """Every request goes on to the server behind, unless a fault is planned for its kind.
+
+    A fault is the name of a method, or a tuple of it and its arguments.
+
+    Args:
+      behind: the address of the server, which checks no signatures if faults change what is sent.
+      page: the keys that a page of a listing has at most; 0 for as many as the server gives.
+    """
+
+    def __init__(self, behind: str, page: int = 0) -> None:
+        parts = urllib.parse.urlsplit(behind)
+        self._host, self._port, self._page = parts.hostname or '', parts.port, page
+        self._once: dict[str, collections.deque[Any]] = {}
+        self._stays: dict[str, Any] = {}
+        self.seen: list[str] = []  # the kinds of the requests
+        self.asked: list[Asked] = []
+        self.odd_etags = False  # whether ETags are no MD5s
+        self.no_etags = False  # whether HEAD and GET say none
+        self.aged = False  # whether objects are said to be a year old
+        self.clock = datetime.timedelta()  # how far the server's is ahead
+        self.region = ''  # where the bucket is, if elsewhere
+        self.revoked: set[str] = set()
+        self.renew: Callable[[], object] = int
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._first: dict[str, bytes] = {}
+        self._real: dict[str, str] = {}  # the server's ETags by the odd ones
+
+    def plan(self, kind: str, faults: Iterable[Any] = (), stays: Any = 'good') -> None:
+        """The next requests of a kind meet these faults, and all behind them the one that stays."""
+        self._once[kind], self._stays[kind] = collections.deque(faults), stays
+
+    def __enter__(self) -> Self:
+        self._loop, ready = asyncio.new_event_loop(), threading.Event()
+        self._thread = threading.Thread(target=self._main, args=(ready,), daemon=True)
+        self._thread.start()
+        ready.wait(10)
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+    def _main(self, ready: threading.Event) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._serve, '127.0.0.1', 0))
+        self.endpoint = f'http://127.0.0.1:{server.sockets[0].getsockname()[1]}'
+        ready.set()
+        self._loop.run_forever()
+        server.close()
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        for writer in self._writers:
+            writer.transport.abort()
+        self._loop.run_until_complete(asyncio.sleep(0.02))
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            while True:
+                head = (await reader.readuntil(b'\r\n\r\n')).decode()
+                first, *rest = head.split('\r\n')
+                method, target, _ = first.split(' ')
+                headers = {name.lower(): value for name, value in (line.split(': ', 1) for line in rest if line)}
+                body = await reader.readexactly(int(headers.get('content-length', 0)))
+                asked = Asked(kind_of(method, target, headers), method, target, headers, body)
+                self.seen.append(asked.kind)
+                self.asked.append(asked)
+                answer = self._refusal(asked) or await self._meet(asked)
+                if answer is None:
+                    writer.transport.abort()
+                    return
+                writer.write(_written(asked, answer))
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        except asyncio.CancelledError:
+            writer.transport.abort()
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+                await writer.wait_closed()
+            self._writers.discard(writer)
+
+    async def _meet(self, asked: Asked) -> Answer | None:
+        once = self._once.get(asked.kind)
+        line = once.popleft() if once else self._stays.get(asked.kind, 'good')
+        name, *args = (line,) if isinstance(line, str) else line
+        answer: Answer | None = await getattr(self, name)(asked, *args)
+        return answer
+
+    def _refusal(self, asked: Asked) -> Answer | None:
+        """What stays wrong until the client mends it: its credentials, its clock, its region."""
+        if asked.credential in self.revoked:
+            return Answer(400 if asked.method == 'HEAD' else 403, {}, _EXPIRED)
+        now = datetime.datetime.now(datetime.UTC) + self.clock
+        date = asked.headers.get('x-amz-date')
+        if date and abs((now - datetime.datetime.fromisoformat(date)).total_seconds()) > 900:
+            return Answer(403, {'Date': email.utils.format_datetime(now, usegmt=True)}, _SKEWED)
+        if self.region:
+            return Answer(301, {'x-amz-bucket-region': self.region}, _MOVED)
+        return None
+
+    # --- the server behind
+
+    async def forward(self, asked: Asked) -> Answer:
+        """The answer of the server behind."""
+        asked = self._changed(asked)
+        answer = await asyncio.get_running_loop().run_in_executor(None, self._ask, asked)
+        headers = dict(answer.headers)
+        body = answer.body
+        if self.no_etags and asked.kind in ('head', 'get'):
+            headers.pop('etag', None)
+        if self.aged and 'last-modified' in headers:
+            headers['last-modified'] = 'Fri, 21 Nov 2025 20:00:00 GMT'
+        if self.odd_etags:
+            if 'etag' in headers:
+                headers['etag'] = self._odd(headers['etag'])
+            body = re.sub(rb'"[0-9a-f]{32}(-\d+)?"|&quot;[0-9a-f]{32}(-\d+)?&quot;', self._odd_bytes, body)
+        return Answer(answer.status, headers, body)
+
+    def _changed(self, asked: Asked) -> Asked:
+        if asked.kind == 'list' and self._page:
+            limit = '' if 'max-keys' in asked.target else f'&max-keys={self._page}'
+            asked = asked._replace(target=asked.target + limit)
+        if self.odd_etags:
+            body, headers = asked.body, dict(asked.headers)
+            for odd, real in self._real.items():
+                if asked.kind == 'join':
+                    body = body.replace(odd.strip('"').encode(), real.strip('"').encode())
+                headers = {name: value.replace(odd, real) for name, value in headers.items()}
+            asked = asked._replace(body=body, headers=headers | {'content-length': str(len(body))})
+        return asked
+
+    def _ask(self, asked: Asked) -> Answer:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=30)
+        try:
+            connection.request(asked.method, asked.target, asked.body or None, asked.headers)
+            reply = connection.getresponse()
+            kept = {k.lower(): v for k, v in reply.getheaders() if k.lower() not in ('connection', 'transfer-encoding')}
+            return Answer(reply.status, kept, reply.read())
+        finally:
+            connection.close()
+
+    def _odd(self, etag: str) -> str:
+        odd = f'"{hashlib.sha256(etag.encode()).hexdigest()[:32]}"'
+        self._real[odd] = etag
+        return odd
+
+    def _odd_bytes(self, match: re.Match[bytes]) -> bytes:
+        mark = '"' if match[0].startswith(b'"') else '&quot;'
+        return self._odd(match[0].decode().replace(mark, '"')).replace('"', mark).encode()
+
+    # --- faults
+
+    async def good(self, asked: Asked) -> Answer | None:
+        return await self.forward(asked)
+
+    async def empty(self, asked: Asked) -> Answer | None:
+        return Answer(200, {}, b'')
+
+    async def html(self, asked: Asked) -> Answer | None:
+        return Answer(200, {'Content-Type': 'text/html'}, _HTML)
+
+    async def error(self, asked: Asked) -> Answer | None:
+        """An error document in a reply of success."""
+        return Answer(200, {'Content-Type': 'application/xml'}, _ERROR)
+
+    async def late_error(self, asked: Asked) -> Answer | None:
+        """The same, after the request was carried out."""
+        await self.forward(asked)
+        return Answer(200, {'Content-Type': 'application/xml'}, _ERROR)
+
+    async def lost_html(self, asked: Asked) -> Answer | None:
+        """A page of HTML, after the request was carried out."""
+        await self.forward(asked)
+        return Answer(200, {'Content-Type': 'text/html'}, _HTML)
+
+    async def cut(self, asked: Asked) -> Answer | None:
+        """Half of the document, and a length that fits."""
+        answer = await self.forward(asked)
+        return answer._replace(body=answer.body[: len(answer.body) // 2])
+
+    async def redirect(self, asked: Asked, location: str) -> Answer | None:
+        return Answer(307, {'Location': location + asked.target}, b'')
+
+    async def lost(self, asked: Asked) -> Answer | None:
+        """The request is carried out, and the connection ends before the reply."""
+        await self.forward(asked)
+        return None
+
+    async def reset(self, asked: Asked) -> Answer | None:
+        return None
+
+    async def hang(self, asked: Asked) -> Answer | None:
+        await asyncio.sleep(60)
+        return None
+
+    async def status(self, asked: Asked, code: int, body: bytes = b'') -> Answer | None:
+        return Answer(code, {}, body)
+
+    async def first_page(self, asked: Asked) -> Answer | None:
+        """The first page of a listing, whichever is asked for."""
+        listing = re.sub('&continuation-token=[^&]*', '', asked.target)
+        if 'continuation-token' not in asked.target:
+            answer = await self.forward(asked)
+            self._first[listing] = answer.body
+            return answer
+        return Answer(200, {'Content-Type': 'application/xml'}, self._first[listing])
+
+    async def same_token(self, asked: Asked) -> Answer | None:
+        """The token that a page gives is the one that it was asked for by."""
+        answer = await self.forward(asked)
+        if match := re.search('continuation-token=([^&]*)', asked.target):
+            again = urllib.parse.unquote(match[1]).encode()
+            answer = answer._replace(
+                body=_TOKEN.sub(b'<NextContinuationToken>%b</NextContinuationToken>' % again, answer.body)
+            )
+        return answer
+
+    async def no_token(self, asked: Asked) -> Answer | None:
+        answer = await self.forward(asked)
+        return answer._replace(body=_TOKEN.sub(b'', answer.body))
+
+    async def drops_byte(self, asked: Asked) -> Answer | None:
+        """The server keeps one byte less than was sent, and says so in its ETag."""
+        return await self._damaged(asked, asked.body[:-1])
+
+    async def flips_byte(self, asked: Asked) -> Answer | None:
+        """The server keeps another byte than was sent, and says so in its ETag."""
+        return await self._damaged(asked, bytes([asked.body[0] ^ 1]) + asked.body[1:])
+
+    async def _damaged(self, asked: Asked, body: bytes) -> Answer | None:
+        headers = {**asked.headers, 'content-length': str(len(body))}
+        headers.pop('content-md5', None)
+        return await self.forward(asked._replace(body=body, headers=headers))
+
+    async def forgets(self, asked: Asked) -> Answer | None:
+        """The server says that it has kept what was sent, and has nothing."""
+        if asked.kind == 'join':
+            key = urllib.parse.unquote(asked.target.partition('?')[0].lstrip('/').partition('/')[2])
+            body = f'<CompleteMultipartUploadResult><Key>{key}</Key><ETag>"{"0" * 32}-2"</ETag>'
+            return Answer(200, {}, f'{body}</CompleteMultipartUploadResult>'.encode())
+        return Answer(200, {'ETag': f'"{hashlib.md5(asked.body).hexdigest()}"'}, b'')
+
+    async def conditions_unknown(self, asked: Asked) -> Answer | None:
+        """The server has no conditional requests."""
+        if 'if-none-match' in asked.headers:
+            return Answer(501, {}, b'<Error><Code>NotImplemented</Code></Error>')
+        return await self.forward(asked)
+
+    async def expire(self, asked: Asked) -> Answer | None:
+        """The credentials of this request are not good any more; the program that renews them does."""
+        self.revoked.add(asked.credential)
+        self.renew()
+        return self._refusal(asked)
+
+
+def _written(asked: Asked, answer: Answer) -> bytes:
+    length = answer.headers.get('content-length', '0') if asked.method == 'HEAD' else str(len(answer.body))
+    lines = [f'{name}: {value}' for name, value in answer.headers.items() if name.lower() != 'content-length']
+    head = '\r\n'.join([f'HTTP/1.1 {answer.status} X', f'Content-Length: {length}', *lines, '', ''])
+    return head.encode() + (b'' if asked.method == 'HEAD' else answer.body)

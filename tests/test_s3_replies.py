@@ -1,0 +1,280 @@
+"""What counts as a reply of S3: pages, heads and documents, without a server."""
+
+import datetime
+
+import pytest
+
+from granular.aio.http1 import Head, http_date
+from granular.aio.stores import s3options, s3replies
+from granular.aio.stores.s3replies import Listing
+from granular.aio.transport import Answer
+from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, StoreError
+
+NAME = 's3://bucket/in'
+
+
+def answer(body='', status=200, **headers):
+    return Answer(Head(status, 'X', headers), body if isinstance(body, bytes) else body.encode())
+
+
+def contents(*keys, size='3', time='2026-11-21T20:26:37.000Z'):
+    return ''.join(
+        f'<Contents><Key>{key}</Key><LastModified>{time}</LastModified><Size>{size}</Size></Contents>' for key in keys
+    )
+
+
+def page(inner, more=None, count=None, tag='ListBucketResult'):
+    parts = [f'<IsTruncated>{"false" if more is None else "true"}</IsTruncated>', inner]
+    parts += [] if more is None else [f'<NextContinuationToken>{more}</NextContinuationToken>']
+    parts += [] if count is None else [f'<KeyCount>{count}</KeyCount>']
+    return f'<?xml version="1.0"?><{tag} xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{"".join(parts)}</{tag}>'
+
+
+def listed(*bodies, prefix='in/', delimiter='', ordered=True):
+    """The keys and folders of some pages."""
+    listing, names = Listing(NAME, prefix, delimiter, ordered), []
+    for body in bodies:
+        found = listing.check(answer(body))
+        listing.advance(found)
+        names += [item.key for item in found.items] + list(found.folders)
+    return names
+
+
+def test_pages_are_read():
+    assert listed(page(contents('in/a', 'in/b'), 't', 2), page(contents('in/c'), None, 1)) == ['in/a', 'in/b', 'in/c']
+    folder = '<CommonPrefixes><Prefix>in/sub/</Prefix></CommonPrefixes>'
+    assert listed(page(contents('in/', 'in/a') + folder, None, 3), delimiter='/') == ['in/', 'in/a', 'in/sub/']
+    encoded = '<EncodingType>url</EncodingType><Prefix>in/a+%C3%A4</Prefix>'
+    assert listed(page(encoded + contents('in/a+%C3%A4%01%2B')), prefix='in/a ä') == ['in/a ä\x01+']
+    assert listed(page(''), page('')) == []
+    item = Listing(NAME, '', '', True).check(answer(page(contents('a', size='12')))).items[0]
+    assert item == ('a', 12, datetime.datetime(2026, 11, 21, 20, 26, 37, tzinfo=datetime.UTC).timestamp())
+
+
+BAD_PAGES = {
+    'nothing': [''],
+    'blanks': [' \n'],
+    'HTML': ['<html><body>Log in</body></html>'],
+    'HTML that is not XML': ['<!doctype html><p>Log in<br>'],
+    'an error document': ['<Error><Code>InternalError</Code></Error>'],
+    'half a document': [page(contents('in/a'))[:-30]],
+    'a document and more': [page(contents('in/a')) * 2],
+    'no UTF-8': [page(contents('in/a')).encode() + b'\xff'],
+    'UTF-16': [page(contents('in/a')).encode('utf-16')],
+    'entities': ['<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]>' + page(contents('in/&b;'))],
+    'another root': [page(contents('in/a'), tag='ListPartsResult')],
+    'no IsTruncated': [page('').replace('<IsTruncated>false</IsTruncated>', '')],
+    'an odd IsTruncated': [page('').replace('false', 'maybe')],
+    'more, without a token': [page(contents('in/a')).replace('false', 'true')],
+    'more, with an empty token': [page(contents('in/a'), '')],
+    'a key elsewhere': [page(contents('other/a'))],
+    'another prefix': [page('<Prefix>other/</Prefix>')],
+    'a count that does not fit': [page(contents('in/a'), None, 2)],
+    'a count that is no number': [page(contents('in/a'), None, 'one')],
+    'a size that is no number': [page(contents('in/a', size='-3'))],
+    'a size without end': [page(contents('in/a', size='9' * 30))],
+    'no size': [page('<Contents><Key>in/a</Key></Contents>')],
+    'no key': [page('<Contents><Size>3</Size></Contents>')],
+    'a time that is none': [page(contents('in/a', time='yesterday'))],
+    'a time far away': [page(contents('in/a', time='99999-01-01T00:00:00Z'))],
+    'a name that is no UTF-8': [page('<EncodingType>url</EncodingType>' + contents('in/%FF'))],
+    'a folder where none was asked for': [page('<CommonPrefixes><Prefix>in/a/</Prefix></CommonPrefixes>')],
+    'the same page': [page(contents('in/a'), 't'), page(contents('in/a'), 't')],
+    'the same page with another token': [page(contents('in/a'), 't'), page(contents('in/a'), 'u')],
+    'an earlier token': [page(contents('in/a'), 't'), page(contents('in/b'), 'u'), page(contents('in/c'), 't')],
+    'an earlier page': [page(contents('in/a', 'in/b'), 't'), page(contents('in/c'), 'u'), page(contents('in/a'))],
+    'a page out of order': [page(contents('in/c'), 't'), page(contents('in/b'))],
+    'keys out of order': [page(contents('in/c', 'in/b'))],
+    'a key twice': [page(contents('in/a', 'in/b'), 't'), page(contents('in/b', 'in/c'))],
+}
+
+
+@pytest.mark.parametrize('pages', BAD_PAGES.values(), ids=BAD_PAGES)
+def test_pages_that_are_none(pages):
+    with pytest.raises(BadReplyError, match=NAME):
+        listed(*pages)
+
+
+@pytest.mark.parametrize(
+    'inner',
+    [contents('in/sub/a'), '<CommonPrefixes><Prefix>in/sub</Prefix></CommonPrefixes>',
+     '<CommonPrefixes><Prefix>in/a/b/</Prefix></CommonPrefixes>',
+     '<CommonPrefixes><Prefix>a/</Prefix></CommonPrefixes>'],
+)  # fmt: skip
+def test_names_that_lie_deeper_than_was_asked(inner):
+    with pytest.raises(BadReplyError, match=NAME):
+        listed(page(inner), delimiter='/')
+
+
+def test_a_store_without_an_order_may_have_none():
+    pages = page(contents('in/c', 'in/b'), 't'), page(contents('in/a'))
+    assert listed(*pages, ordered=False) == ['in/c', 'in/b', 'in/a']
+
+
+def test_empty_pages_end(monkeypatch):
+    monkeypatch.setattr(s3replies, '_EMPTY_PAGES', 50)
+    assert listed(*(page('', f't{i}') for i in range(40)), page(contents('in/a'))) == ['in/a']
+    with pytest.raises(BadReplyError, match='50 pages'):
+        listed(*(page('', f't{i}') for i in range(99)))
+
+
+@pytest.mark.parametrize(
+    ('body', 'error'),
+    [('<Error><Code>NoSuchBucket</Code></Error>', NotFoundError), ('<html>404</html>', BadReplyError),
+     ('', BadReplyError)],
+)  # fmt: skip
+def test_a_listing_of_nothing(body, error):
+    listing = Listing(NAME, 'in/', '', True)
+    with pytest.raises(error):
+        listing.check(answer(body, 404))
+    listing.advance(listing.check(answer(page(contents('in/a'), 't'))))
+    with pytest.raises(StoreError) as caught:
+        listing.check(answer(body, 404))
+    assert not isinstance(caught.value, NotFoundError)
+
+
+ETAG = '"' + 'a' * 32 + '"'
+DATE = 'Sat, 21 Nov 2026 20:26:37 GMT'
+
+
+def test_heads_are_read():
+    head = Head(200, 'OK', {'content-length': '5', 'etag': ETAG, 'last-modified': DATE})
+    time = datetime.datetime(2026, 11, 21, 20, 26, 37, tzinfo=datetime.UTC).timestamp()
+    assert s3replies.found_of(head, NAME)[:3] == (5, time, ETAG)
+    assert s3replies.found_of(Head(200, 'OK', {'content-length': '5', 'last-modified': DATE}), NAME).version is None
+
+
+@pytest.mark.parametrize(
+    'headers',
+    [{}, {'content-length': '5'}, {'etag': ETAG}, {'content-length': '5', 'etag': ''},
+     *({'content-length': '5', 'etag': ETAG, 'last-modified': date} for date in
+       ('', 'soon', '2026', 'Sat, 21 Nov 99999999999 20:26:37 GMT', 'Sat, 99 Nov 2026 20:26:37 GMT'))],
+)  # fmt: skip
+def test_heads_of_nothing(headers):
+    with pytest.raises(BadReplyError, match=NAME):
+        s3replies.found_of(Head(200, 'OK', headers), NAME)
+
+
+@pytest.mark.parametrize(
+    'date', ['', 'x', 'Sat, 21 Nov 99999999999 20:26:37 GMT', '1 2 3', 'Sat, 21 Nov 2026 20:26:37 -9999']
+)
+def test_times_that_are_none(date):
+    assert http_date(date) is None or http_date(date).tzinfo is not None
+
+
+def test_a_date_without_a_zone_is_of_utc():
+    assert http_date('Sat, 21 Nov 2026 20:26:37 -0000') == http_date(DATE)
+
+
+@pytest.mark.parametrize(
+    ('headers', 'digests'),
+    [
+        ({'etag': ETAG}, {'md5': 'a' * 32}),
+        ({'etag': f'"{"a" * 32}-7"'}, {'parts': 'a' * 32 + '-7'}),
+        ({'etag': ETAG, 'x-amz-server-side-encryption': 'AES256'}, {'md5': 'a' * 32}),
+        ({'etag': ETAG, 'x-amz-server-side-encryption': 'aws:kms'}, {}),
+        ({'etag': ETAG, 'x-amz-server-side-encryption-customer-algorithm': 'AES256'}, {}),
+        ({'etag': '"0x8D"'}, {}),
+        ({'etag': '"x"', 'x-amz-checksum-crc32c': 'AAAAAQ=='}, {'crc32c': '00000001'}),
+        ({'etag': '"x"', 'x-amz-checksum-crc32c': 'AAAAAQ==-3'}, {}),
+        ({'etag': '"x"', 'x-amz-checksum-crc32c': 'AAAAAQ==', 'x-amz-checksum-type': 'COMPOSITE'}, {}),
+        ({'etag': '"x"', 'x-amz-checksum-crc32c': 'nonsense'}, {}),
+    ],
+)
+def test_checksums_that_an_object_has(headers, digests):
+    found = s3replies.found_of(Head(200, 'OK', {'content-length': '1', **headers}), NAME)
+    assert dict(found.kept(True).digests) == digests
+    assert 'md5' not in found.kept(False).digests
+
+
+@pytest.mark.parametrize(
+    'take',
+    [
+        lambda reply: s3replies.written(reply, NAME),
+        lambda reply: s3replies.copied(reply, NAME, 'CopyObjectResult'),
+        lambda reply: s3replies.upload_begun(reply, NAME, 'in'),
+        lambda reply: s3replies.upload_done(reply, NAME, 'in'),
+        lambda reply: s3replies.uploads_page(reply, NAME, 'in', None),
+        lambda reply: s3replies.parts_page(reply, NAME, 0),
+        lambda reply: s3replies.deleted(reply, NAME, ['in']),
+    ],
+)
+@pytest.mark.parametrize(
+    'body',
+    ['', '<html/>', '<Error><Code>InternalError</Code></Error>', '<CopyObjectResult/>', '<DeleteResult/>',
+     '<InitiateMultipartUploadResult><Key>other</Key><UploadId>x</UploadId></InitiateMultipartUploadResult>',
+     '<InitiateMultipartUploadResult><UploadId/></InitiateMultipartUploadResult>', '<CompleteMultipartUploadResult/>',
+     '<CompleteMultipartUploadResult><Key>other</Key><ETag>"x"</ETag></CompleteMultipartUploadResult>',
+     '<ListMultipartUploadsResult><IsTruncated>true</IsTruncated></ListMultipartUploadsResult>',
+     '<ListMultipartUploadsResult/>', '<ListPartsResult/>',
+     '<ListPartsResult><IsTruncated>true</IsTruncated><NextPartNumberMarker>0</NextPartNumberMarker></ListPartsResult>',
+     '<DeleteResult><Deleted><Key>other</Key></Deleted></DeleteResult>',
+     '<CopyObjectResult><ETag/></CopyObjectResult>'],
+)  # fmt: skip
+def test_documents_that_do_not_answer(take, body):
+    with pytest.raises(BadReplyError, match=NAME):
+        take(answer(body))
+
+
+def test_markers_of_uploads_go_on():
+    body = (
+        '<ListMultipartUploadsResult><IsTruncated>true</IsTruncated><NextKeyMarker>in/b</NextKeyMarker>'
+        '<NextUploadIdMarker>7</NextUploadIdMarker></ListMultipartUploadsResult>'
+    )
+    assert s3replies.uploads_page(answer(body), NAME, 'in', None).markers == ('in/b', '7')
+    with pytest.raises(BadReplyError):
+        s3replies.uploads_page(answer(body), NAME, 'in', ('in/b', '7'))
+
+
+def test_keys_that_xml_cannot_hold():
+    for key in ('a', 'ä/ö', 'a&b<c>', 'a\tb', 'a\nb', '\U0001f600'):
+        assert s3replies.is_writable(key)
+    for key in ('a\x01', 'a\rb', 'a\0', '\ufffe', '\ud800'):
+        assert not s3replies.is_writable(key)
+    assert b'a&amp;b&lt;c&gt;' in s3replies.delete_body(['a&b<c>'])
+
+
+# --- options
+
+
+@pytest.mark.parametrize(
+    ('options', 'base'),
+    [
+        ({}, 'https://bucket.s3.us-east-1.amazonaws.com'),
+        ({'region': 'cn-north-1'}, 'https://bucket.s3.cn-north-1.amazonaws.com.cn'),
+        ({'client_kwargs': {'region_name': 'eu-west-3'}}, 'https://bucket.s3.eu-west-3.amazonaws.com'),
+        ({'config_kwargs': {'s3': {'addressing_style': 'path'}}}, 'https://s3.us-east-1.amazonaws.com/bucket'),
+        ({'endpoint_url': 'http://host:9/'}, 'http://host:9/bucket'),
+        ({'endpoint_url': 'https://host', 'config_kwargs': {'s3': {'addressing_style': 'virtual'}}}, 'https://bucket.host'),
+    ],
+)  # fmt: skip
+def test_addresses_of_buckets(options, base):
+    s3options.check('s3://bucket', options)
+    endpoint, region = s3options.endpoint(options, {}), s3options.region(options, {})
+    assert s3options.address('s3://bucket', endpoint, region, s3options.addressing(options)) == base
+
+
+def test_a_bucket_with_dots_stands_in_the_path():
+    assert s3options.address('s3://a.b', None, 'us-east-1', 'auto') == 'https://s3.us-east-1.amazonaws.com/a.b'
+
+
+@pytest.mark.parametrize('endpoint', ['host:9', 'ftp://host', 'http://', 'https://user:pass@host'])
+def test_endpoints_that_are_none(endpoint):
+    with pytest.raises(InvalidArgumentError, match='endpoint_url'):
+        s3options.address('s3://bucket', endpoint, 'us-east-1', 'auto')
+
+
+@pytest.mark.parametrize(
+    ('options', 'known'),
+    [
+        ({'endpoint': 'x'}, 'endpoint_url'),
+        ({'client_kwargs': {'region': 'x'}}, 'region_name'),
+        ({'config_kwargs': {'addressing_style': 'path'}}, 's3'),
+        ({'config_kwargs': {'s3': {'style': 'path'}}}, 'addressing_style'),
+        ({'config_kwargs': {'s3': {'addressing_style': 'paths'}}}, 'virtual'),
+        ({'s3_additional_kwargs': {'Encryption': 'aws:kms'}}, 'ServerSideEncryption'),
+    ],
+)
+def test_unknown_options_are_refused(options, known):
+    with pytest.raises(InvalidArgumentError, match=known):
+        s3options.check('s3://bucket', options)
