@@ -38,6 +38,8 @@ class GCSFaultProxy(FaultProxy):
         super().__init__(upstream, plan)
         self.edit: Callable[[str, str, bytes], bytes] = lambda method, target, reply: reply
         """Called with method, target and reply of each request that is carried out, for the reply to be sent."""
+        self.damage: Callable[[bytes], bytes] = lambda request: request
+        """Called with each request that goes to the emulator, for what is to arrive there."""
         self.sessions: dict[str, _Session] = {}
         self.statuses = 0
         """Requests that asked how far an upload is."""
@@ -56,12 +58,15 @@ class GCSFaultProxy(FaultProxy):
         elif '/rewriteTo/' in path and await self._differs(path, arguments.get('ifSourceGenerationMatch')):
             reply = _reply(412, {'error': {'code': 412, 'message': 'conditionNotMet'}})
         else:
-            reply = await super()._forward(request)
+            reply = await self._upstream(request)
         return self.edit(method, target, reply)
+
+    async def _upstream(self, request: bytes) -> bytes:
+        return await super()._forward(self.damage(request))
 
     async def _differs(self, path: str, generation: str | None) -> bool:
         source = path.partition('/rewriteTo/')[0]
-        reply = await super()._forward(f'GET {source} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n'.encode())
+        reply = await self._upstream(f'GET {source} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n'.encode())
         return b' 200 ' in reply[:15] and generation not in (None, contents(reply)['generation'])
 
     def _begin(self, path: str, arguments: dict[str, str], body: bytes) -> bytes:
@@ -113,7 +118,7 @@ class GCSFaultProxy(FaultProxy):
             f'POST {path}?uploadType=multipart{condition} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n'
             f'Content-Type: multipart/related; boundary={edge}\r\nContent-Length: {len(body)}\r\n\r\n'
         )
-        reply = await super()._forward(head.encode() + body)
+        reply = await self._upstream(head.encode() + body)
         if reply.startswith(b'HTTP/1.1 200'):
             session.reply = reply
         return reply

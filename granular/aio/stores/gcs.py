@@ -267,18 +267,17 @@ class GCSClient(Client):
 
     async def list(self, listing: Listing, count: int) -> Page:
         """The next page of a listing."""
-        name = self._store.root
 
         def check(answer: Answer) -> Page:
             if answer.head.status == 404:
-                raise NotFoundError(f'{name}: no such bucket (status 404)')
+                raise NotFoundError(f'{listing.name}: no such bucket (status 404)')
             return listing.take(answer)
 
         url = self.objects(
             prefix=listing.prefix, delimiter=listing.delimiter, pageToken=listing.token, maxResults=str(count),
             fields=_LISTED,
         )  # fmt: skip
-        return await self.send(name, 'GET', url, check, (200, 404))
+        return await self.send(listing.name, 'GET', url, check, (200, 404))
 
     async def delete(self, key: str, generation: str = '') -> None:
         """Delete an object, if it is there, and if it is of that generation."""

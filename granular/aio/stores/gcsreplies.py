@@ -168,7 +168,7 @@ class Listing:
     """
 
     def __init__(self, name: str, prefix: str, delimiter: str) -> None:
-        self._name, self.prefix, self.delimiter = name, prefix, delimiter
+        self.name, self.prefix, self.delimiter = name, prefix, delimiter
         self.token = ''
         self.ended = False
         self._item = self._folder = ''
@@ -180,7 +180,7 @@ class Listing:
         Raises:
           BadReplyError: if the answer is none. The next answer is then judged as if this one had not come.
         """
-        name, value = self._name, document(answer, self._name)
+        name, value = self.name, document(answer, self.name)
         known = ('items', 'prefixes', 'nextPageToken')
         if value.get('kind', 'storage#objects') != 'storage#objects' or not any(
             key in value for key in ('kind', *known)
@@ -216,7 +216,7 @@ class Listing:
     def _check(self, listed: str, before: str) -> None:
         if not listed.startswith(self.prefix) or listed < before:
             raise BadReplyError(
-                f'{self._name}: expected names that begin with {self.prefix!r} in ascending order, got {listed!r} '
+                f'{self.name}: expected names that begin with {self.prefix!r} in ascending order, got {listed!r} '
                 f'after {before!r}'
             )
 

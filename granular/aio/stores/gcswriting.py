@@ -202,7 +202,9 @@ class GCSWriter(PartWriter):
         try:
             resource = await self._client.look(self._key)
         except GranularError as error:
-            failure.add_note(f'it is not known whether the object was written: {error}')
+            if isinstance(failure, AlreadyExistsError):
+                failure = error  # it may be ours
+            failure.add_note(f'{self._name}: it is not known whether the object was written')
             raise failure from failure.__cause__
         if resource is None or resource.writer != self._token:
             raise failure from failure.__cause__
