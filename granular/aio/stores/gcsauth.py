@@ -149,7 +149,10 @@ def _credentials(root: str, token: Any, timeout: float) -> tuple[Any, str | None
     if kind == 'authorized_user':
         # Google refuses scopes that were not those of the login.
         return credentials.Credentials.from_authorized_user_info(token), project
-    return google.auth.load_credentials_from_dict(dict(token), scopes=_SCOPES, request=_request(timeout))  # type: ignore[no-any-return]
+    raise InvalidArgumentError(
+        f'{root}: token is of type {kind!r}: expected a service_account or an authorized_user; for others set '
+        f'GOOGLE_APPLICATION_CREDENTIALS or pass credentials of google-auth'
+    )
 
 
 def _content(root: str, token: str | os.PathLike[str]) -> Any:
