@@ -166,7 +166,10 @@ def test_a_token_is_renewed_before_its_end(server, tmp_path):
     assert login.stale
 
 
-@pytest.mark.parametrize(('status', 'error'), [(400, AccessDeniedError), (503, StoreError)])
+@pytest.mark.parametrize(
+    ('status', 'error'),
+    [(400, AccessDeniedError), (503, StoreError), (302, AccessDeniedError), (307, AccessDeniedError)],
+)
 def test_refused_tokens_are_errors_of_the_tree(tmp_path, server, status, error):
     class Refuses(http.server.BaseHTTPRequestHandler):
         def do_POST(self):
@@ -174,6 +177,7 @@ def test_refused_tokens_are_errors_of_the_tree(tmp_path, server, status, error):
             body = b'{"error": "invalid_grant", "error_description": "no such account"}'
             self.send_response(status)
             self.send_header('Content-Length', str(len(body)))
+            self.send_header('Location', f'{server.endpoint}/token')
             self.end_headers()
             self.wfile.write(body)
 
@@ -184,6 +188,8 @@ def test_refused_tokens_are_errors_of_the_tree(tmp_path, server, status, error):
         held = {**account(tmp_path, server)[1], 'token_uri': f'http://127.0.0.1:{port}/token'}
         with pytest.raises(error, match='gs://bucket'):
             log_in('gs://bucket', {'token': held}, False, 5.0).renew()
+    # What the account signed goes to no other host.
+    assert server.connections == 0
 
 
 @contextlib.contextmanager

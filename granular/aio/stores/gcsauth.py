@@ -171,13 +171,13 @@ def _content(root: str, token: str | os.PathLike[str]) -> Any:
 
 
 def _request(timeout: float) -> Any:
-    """Requests to the servers that give tokens, each of which ends in time."""
+    """Requests to the servers that give tokens, each of which ends in time and stays with its host."""
     import google.auth.transport.requests
 
     class Request(google.auth.transport.requests.Request):  # type: ignore[misc]
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             kwargs['timeout'] = min(kwargs.get('timeout') or timeout, timeout)
-            return super().__call__(*args, **kwargs)
+            return super().__call__(*args, allow_redirects=False, **kwargs)
 
     return Request()
 
