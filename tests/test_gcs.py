@@ -341,6 +341,8 @@ def test_uploads_that_do_not_go_on_are_errors(proxy, fakegcs, place, change, err
 
     proxy._continue = lost  # nothing arrives, whatever the replies say
     proxy.edit = parts_edited(change)
+    if error is AlreadyExistsError and not new:
+        error = StoreError
     with pytest.raises(error, match=f'{place}/x'):
         (publish if new else Path.write_bytes)(place / 'x', LARGE)
     assert len(proxy.calls) < 40
@@ -535,6 +537,17 @@ def test_an_object_that_is_replaced_while_it_is_copied_is_an_error(proxy, fakegc
     with pytest.raises(ObjectChangedError, match=f'{place}/c'):
         (place / 'c').copy(place / 'd')
     assert not (direct / 'd').exists()
+
+
+@pytest.mark.parametrize('fault', STAYING)
+def test_a_bucket_that_cannot_be_made_is_an_error(proxy, fakegcs, other, fault):
+    options = {**fakegcs.options, 'endpoint_url': proxy.endpoint}
+    bucket = granular.Path(f'gs://test-unmade-{time.time_ns()}', config=SILENT, **options)
+    word = f'redirect {other.endpoint}/x' if fault == 'redirect' else fault
+    proxy.plan = lambda call: word
+    for exist_ok in (False, True):
+        with pytest.raises(StoreError, match=str(bucket)):
+            bucket.mkdir(exist_ok=exist_ok)
 
 
 @pytest.mark.parametrize('fault', ['after reset', 'after page html', 'after status 503', 'reset', 'page empty'])

@@ -224,7 +224,9 @@ class GCSWriter(PartWriter):
             )
         return resource
 
-    def _taken(self) -> AlreadyExistsError:
+    def _taken(self) -> GranularError:
+        if not self._new:
+            return StoreError(f'{self._name}: status 412, although the request had no condition')
         return AlreadyExistsError(f'{self._name}: another writer has published it meanwhile')
 
 
