@@ -71,7 +71,11 @@ class GCSFaultProxy(FaultProxy):
 
     def _begin(self, path: str, arguments: dict[str, str], body: bytes) -> bytes:
         name = secrets.token_hex(8)
-        self.sessions[name] = _Session(json.loads(body), arguments.get('ifGenerationMatch', ''), bytearray())
+        try:
+            description = json.loads(body)
+        except ValueError:
+            return _reply(400, {'error': {'code': 400, 'message': 'Parse Error'}})
+        self.sessions[name] = _Session(description, arguments.get('ifGenerationMatch', ''), bytearray())
         # The store may name itself otherwise than the client does.
         location = f'https://storage.invalid{path}?uploadType=resumable&upload_id={name}'
         return _reply(200, None, Location=location)
@@ -121,6 +125,7 @@ class GCSFaultProxy(FaultProxy):
         reply = await self._upstream(head.encode() + body)
         if reply.startswith(b'HTTP/1.1 200'):
             session.reply = reply
+            session.data.clear()
         return reply
 
 
