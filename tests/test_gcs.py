@@ -11,7 +11,7 @@ import pytest
 import granular
 from granular import Path
 from granular.aio.loops import gather, need_loop
-from granular.aio.stores import gcs
+from granular.aio.stores import gcs, gcsreplies
 from granular.bridge import run
 from granular.errors import (
     AlreadyExistsError,
@@ -129,10 +129,15 @@ def hit(number, fault):
     return lambda call: fault if next(count) == number else ''
 
 
-def turns(requests):
+# A status 404 that is not the store's own, of which reads of data and parts of uploads cannot be told apart.
+MISSING = ('status 404', 'after status 404')
+UNCHECKED = ('read', 'copy to a disk', 'write in parts', 'publish in parts')
+
+
+def turns(requests, faults):
     """Positions and faults: each position, and each fault, comes at least once."""
-    for turn in range(max(requests, len(PASSING))):
-        yield turn % requests, PASSING[(turn + turn // requests) % len(PASSING)]
+    for turn in range(max(requests, len(faults))):
+        yield turn % requests, faults[(turn + turn // requests) % len(faults)]
 
 
 @pytest.mark.parametrize('name', [*READS, *WRITES])
@@ -141,7 +146,8 @@ def test_operations_survive_a_fault_of_any_request(proxy, fakegcs, monkeypatch, 
     call, expected = (READS | WRITES)[name]
     direct = filled(fakegcs.place())
     call(through(proxy, direct), tmp_path / 'none')
-    for number, (position, fault) in enumerate(turns(len(proxy.calls))):
+    faults = PASSING if name in UNCHECKED else PASSING + MISSING
+    for number, (position, fault) in enumerate(turns(len(proxy.calls), faults)):
         direct = direct if name in READS else filled(fakegcs.place())
         proxy.plan, proxy.faults = hit(position, fault), []
         result = call(through(proxy, direct), tmp_path / str(number))
@@ -158,6 +164,7 @@ STAYING = (
     'reset',
     'after reset',
     'status 500',
+    'status 404',
     'redirect',
     'hang',
 )
@@ -172,7 +179,8 @@ def test_a_fault_that_stays_is_an_error_or_does_no_harm(proxy, fakegcs, tmp_path
     word = f'redirect {other.endpoint}/x' if fault == 'redirect' else fault
     proxy.plan = lambda call: word
     began = time.monotonic()
-    with pytest.raises(StoreError) as caught:
+    error = NotFoundError if (name, fault) == ('read', 'status 404') else StoreError
+    with pytest.raises(error) as caught:
         call(place, tmp_path)
     assert time.monotonic() - began < BOUND
     assert str(place.parent) in str(caught.value)
@@ -229,7 +237,8 @@ def edited(change):
 
 
 @pytest.mark.parametrize('token', ['the same', 'another'])
-def test_the_same_page_for_ever_is_an_error(proxy, place, token):
+def test_the_same_page_for_ever_is_an_error(proxy, place, monkeypatch, token):
+    monkeypatch.setattr(gcsreplies, '_FRUITLESS', 50)
     filled(place)
     count = itertools.count()
     proxy.edit = edited(lambda page: page.update(nextPageToken='x' if token == 'the same' else f'x{next(count)}'))
@@ -237,7 +246,7 @@ def test_the_same_page_for_ever_is_an_error(proxy, place, token):
         proxy.calls.clear()
         with pytest.raises(BadReplyError):
             call()
-        assert len(proxy.calls) < 1100
+        assert len(proxy.calls) < 100
 
 
 @pytest.mark.parametrize(
@@ -328,7 +337,7 @@ def parts_edited(change, until=10**9):
      (rewritten(308, Range='bytes=0-x'), BadReplyError), (rewritten(308, Range='5'), BadReplyError),
      (rewritten(308, Range='bytes=0-99999999'), BadReplyError), (rewritten(200, {}), BadReplyError),
      (rewritten(200), BadReplyError), (rewritten(404), StoreError), (rewritten(410), StoreError),
-     (rewritten(412), AlreadyExistsError), (rewritten(400), StoreError)],
+     (rewritten(412), StoreError), (rewritten(400), StoreError)],
     ids=['nothing', 'no progress', 'no number', 'no range', 'too much', 'no object', 'empty', 'missing', 'gone',
          'taken', 'refused'],
 )  # fmt: skip
@@ -341,8 +350,6 @@ def test_uploads_that_do_not_go_on_are_errors(proxy, fakegcs, place, change, err
 
     proxy._continue = lost  # nothing arrives, whatever the replies say
     proxy.edit = parts_edited(change)
-    if error is AlreadyExistsError and not new:
-        error = StoreError
     with pytest.raises(error, match=f'{place}/x'):
         (publish if new else Path.write_bytes)(place / 'x', LARGE)
     assert len(proxy.calls) < 40

@@ -261,7 +261,10 @@ class GCSClient(Client):
         name = self._store.url(key)
 
         def check(answer: Answer) -> Resource | None:
-            return None if answer.head.status == 404 else gcsreplies.resource_of(answer, name, key)
+            if answer.head.status == 404:
+                gcsreplies.check_missing(answer, name)
+                return None
+            return gcsreplies.resource_of(answer, name, key)
 
         return await self.send(name, 'GET', self.objects(key, fields=_OBJECT), check, (200, 404))
 
@@ -270,6 +273,7 @@ class GCSClient(Client):
 
         def check(answer: Answer) -> Page:
             if answer.head.status == 404:
+                gcsreplies.check_missing(answer, listing.name)
                 raise NotFoundError(f'{listing.name}: no such bucket (status 404)')
             return listing.take(answer)
 
@@ -294,6 +298,8 @@ class GCSClient(Client):
             raise NotFoundError(f'{name}: no such object')
 
         def check(answer: Answer) -> Rewrite:
+            if answer.head.status == 404:
+                gcsreplies.check_missing(answer, name)
             if answer.head.status in (404, 412):
                 raise ObjectChangedError(f'{name}: it was replaced or deleted while it was being copied')
             rewrite = gcsreplies.rewrite_of(answer, name, target)
@@ -325,9 +331,11 @@ class GCSClient(Client):
         name, bucket = self._store.root, self._store.bucket
 
         def check(answer: Answer) -> bool:
-            if answer.head.status == 200:
-                gcsreplies.bucket_of(answer, name, bucket)
-            return answer.head.status == 200
+            if answer.head.status == 404:
+                gcsreplies.check_missing(answer, name)
+                return False
+            gcsreplies.bucket_of(answer, name, bucket)
+            return True
 
         return await self.send(name, 'GET', self._url(f'/storage/v1/b/{_quoted(bucket)}'), check, (200, 404))
 

@@ -22,6 +22,7 @@ WRITER: Final = 'granular-writer'
 _DIGITS: Final = re.compile(r'[0-9]{1,19}')
 _RANGE: Final = re.compile(r'bytes=0-([0-9]{1,19})')
 _DIGESTS: Final[Mapping[str, tuple[str, int]]] = {'crc32c': ('crc32c', 4), 'md5': ('md5Hash', 16)}
+_MISSING: Final = re.compile(rb'\s*\{.*"code"\s*:\s*404\b', re.DOTALL)
 _FRUITLESS: Final = 1000  # pages in a row that list nothing new
 
 
@@ -96,6 +97,15 @@ def resource_of(answer: Answer, name: str, key: str) -> Resource:
     return resource
 
 
+def check_missing(answer: Answer, name: str) -> None:
+    """Check that an answer of status 404 comes from the store, of which nothing else may say that an object is missing.
+
+    Of the error document only the beginning is there: it quotes the key, which may be long.
+    """
+    if not _MISSING.match(answer.body):
+        raise BadReplyError(f'{name}: expected an error document with status 404, got {_shown(answer.body)}')
+
+
 def bucket_of(answer: Answer, name: str, bucket: str) -> None:
     """Check that an answer describes a bucket."""
     value = document(answer, name)
@@ -108,6 +118,8 @@ def check_deleted(answer: Answer, name: str) -> None:
 
     Emulators send a 200 with JSON's null. Any other 200 does not come from the store.
     """
+    if answer.head.status == 404:
+        check_missing(answer, name)
     if answer.head.status == 200 and answer.body.strip() != b'null':
         raise BadReplyError(f'{name}: expected status 204 for a deletion, got 200 and {_shown(answer.body)}')
 

@@ -78,6 +78,7 @@ class GCSWriter(PartWriter):
             if answer.head.status == 412:
                 return 'taken'
             if answer.head.status == 404:
+                gcsreplies.check_missing(answer, self._name)
                 raise NotFoundError(f'{self._name}: no such bucket (status 404)')
             return self._agreeing(gcsreplies.resource_of(answer, self._name, self._key), len(data))
 
@@ -86,15 +87,16 @@ class GCSWriter(PartWriter):
         )
 
     async def begin(self) -> None:
-        def check(answer: Answer) -> str:
+        def check(answer: Answer) -> str | None:
             if answer.head.status == 412:
-                raise self._taken()
+                return None
             if answer.head.status == 404:
+                gcsreplies.check_missing(answer, self._name)
                 raise NotFoundError(f'{self._name}: no such bucket (status 404)')
             return gcsreplies.session_of(answer, self._name)
 
         headers = {'Content-Type': 'application/json; charset=UTF-8', 'X-Upload-Content-Type': _BINARY}
-        self._session = await self._client.send(
+        session = await self._client.send(
             self._name,
             'POST',
             self._client.uploads(uploadType='resumable', **self._condition),
@@ -103,19 +105,22 @@ class GCSWriter(PartWriter):
             json.dumps(self._resource).encode(),
             headers,
         )
+        if session is None:
+            raise self._taken(await self._client.look(self._key))
+        self._session = session
 
     async def send(self, number: int, data: bytes, last: bool) -> None:
         self._crc = await _extended(self._crc, data)
         end = self._offset + len(data)
         if last:
-            if self._new and await self._client.look(self._key) is not None:
-                # The store compares when the upload ends; a look before spares the last part.
-                raise self._taken()
+            # The store compares when the upload ends; a look before spares the last part.
+            if self._new and (resource := await self._client.look(self._key)) is not None:
+                raise self._taken(resource)
             await self._publish(end, lambda: self._upload(data, end, True))
             return
         match await self._upload(data, end, False):
             case 'taken':
-                raise self._taken()
+                raise self._taken(await self._client.look(self._key))
             case 'gone':
                 raise StoreError(f'{self._name}: the upload is gone, after {self._offset} bytes')
             case Resource() as resource:
@@ -190,23 +195,23 @@ class GCSWriter(PartWriter):
 
     async def _publish(self, size: int, send: Callable[[], Awaitable[Resource | Refusal | None]]) -> None:
         """Send what makes the object appear, and judge an end in doubt by the object that is there."""
-        failure: GranularError
+        failure: GranularError | None = None  # none if the store says that the object is not new
         try:
             outcome = await send()
-        except StoreError as error:
-            failure = error
-        else:
             if isinstance(outcome, Resource):
                 return
-            failure = self._taken() if outcome == 'taken' else StoreError(f'{self._name}: the upload is gone')
+            if outcome == 'gone':
+                failure = StoreError(f'{self._name}: the upload is gone')
+        except StoreError as error:
+            failure = error
         try:
             resource = await self._client.look(self._key)
         except GranularError as error:
-            if isinstance(failure, AlreadyExistsError):
-                failure = error  # it may be ours
+            failure = failure or error
             failure.add_note(f'{self._name}: it is not known whether the object was written')
             raise failure from failure.__cause__
         if resource is None or resource.writer != self._token:
+            failure = failure or self._taken(resource)
             raise failure from failure.__cause__
         try:
             self._agreeing(resource, size)
@@ -224,10 +229,12 @@ class GCSWriter(PartWriter):
             )
         return resource
 
-    def _taken(self) -> GranularError:
-        if not self._new:
-            return StoreError(f'{self._name}: status 412, although the request had no condition')
-        return AlreadyExistsError(f'{self._name}: another writer has published it meanwhile')
+    def _taken(self, resource: Resource | None) -> GranularError:
+        """The error for an object that is not new, given the one that exists."""
+        if self._new and resource is not None:
+            return AlreadyExistsError(f'{self._name}: another writer has published it meanwhile')
+        why = 'there is no object' if self._new else 'the request had no condition'
+        return StoreError(f'{self._name}: status 412, although {why}')
 
 
 async def _extended(crc: int, data: bytes) -> int:
