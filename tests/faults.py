@@ -218,7 +218,7 @@ class FaultServer:
 
     def _list(self, writer: asyncio.StreamWriter, google: bool, prefix: str, delimiter: str) -> None:
         objects, folders = {}, {}
-        for key, data in (self.files or {}).items():
+        for key, data in sorted((self.files or {}).items()):
             if key.startswith(prefix):
                 before, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, '', '')
                 if found:

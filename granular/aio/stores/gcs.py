@@ -1,52 +1,59 @@
-"""Google Cloud Storage: reads with the token of gcsfs's credentials, all else through gcsfs."""
+"""Google Cloud Storage: checked requests to its JSON API, authorised by google-auth."""
 
 import asyncio
-import base64
-import contextlib
-import datetime
+import functools
 import ipaddress
-import json
 import os
-import secrets
 import urllib.parse
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
-import aiohttp
-
+from granular.aio.http1 import Target
 from granular.aio.loops import gather, need_loop
-from granular.aio.stores import translating
-from granular.aio.stores.base import Entry, Folders, Kept, ObjectWriter, Stat, check_options
-from granular.aio.stores.parts import PartWriter
+from granular.aio.stores import gcsreplies
+from granular.aio.stores.base import Entry, Folders, Kept, ObjectWriter, Stat
+from granular.aio.stores.gcsauth import Login, log_in
+from granular.aio.stores.gcsreplies import Listing, Page, Resource, Rewrite
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.threads import offload
-from granular.aio.tls import context_of
+from granular.aio.transport import Answer, Outgoing
 from granular.errors import (
-    AccessDeniedError,
     AlreadyExistsError,
-    GranularError,
+    BadReplyError,
     InvalidArgumentError,
-    MissingExtraError,
     NotFoundError,
+    ObjectChangedError,
     StoreError,
 )
-from granular.hiding import hidden
 
-_BATCH = 100  # keys in one delete request
-_RENEW = 300.0  # seconds before a token's end
-_BINARY = {'Content-Type': 'application/octet-stream'}
+_OPTIONS: Final = ('anon', 'endpoint_url', 'project', 'requester_pays', 'tls_verify', 'token')
+_PAGE: Final = 1000  # names in a page of a listing, the most that the API gives
+_BATCH: Final = 100  # deletions at a time
+_PASSES: Final = 10  # listings of a folder whose deletion others undo
+_OBJECT: Final = 'kind,name,size,generation,updated,crc32c,md5Hash,metadata'
+_LISTED: Final = 'kind,nextPageToken,prefixes,items(kind,name,size,generation,updated)'
+
+T = TypeVar('T')
 
 
 class GCSStore(RemoteStore['GCSClient']):
     """One bucket.
 
-    Options: ``token``, ``project``, ``anon``, ``endpoint_url``, ``requester_pays``, ``tls_verify``, and what else
-    :class:`gcsfs.GCSFileSystem` takes. Where they are silent, STORAGE_EMULATOR_HOST and gcsfs's chain speak.
+    Options:
+      token: the credentials, as :func:`granular.aio.stores.gcsauth.log_in` takes them.
+      anon: True to send no credentials.
+      project: the project that new buckets belong to, and that pays where ``requester_pays`` is True.
+      endpoint_url: the server, instead of STORAGE_EMULATOR_HOST or https://storage.googleapis.com.
+      requester_pays: True or the name of a project that pays for requests.
+      tls_verify: whether certificates are verified, or the file of the authorities that are trusted.
     """
 
     version_header = 'x-goog-generation'
     has_folders = False
-    variables = ('STORAGE_EMULATOR_HOST', 'GOOGLE_APPLICATION_CREDENTIALS', 'GOOGLE_CLOUD_PROJECT')
+    variables = (
+        *('STORAGE_EMULATOR_HOST', 'GOOGLE_CLOUD_UNIVERSE_DOMAIN', 'GOOGLE_APPLICATION_CREDENTIALS'),
+        *('GOOGLE_CLOUD_PROJECT', 'CLOUDSDK_CONFIG', 'GCE_METADATA_HOST'),
+    )
 
     @property
     def bucket(self) -> str:
@@ -54,259 +61,332 @@ class GCSStore(RemoteStore['GCSClient']):
         return self.root.removeprefix('gs://')
 
     async def make_client(self) -> 'GCSClient':
-        # Importing gcsfs and finding credentials takes a while: not on the loop.
-        client = await offload(GCSClient, self, asyncio.get_running_loop())
-        if self.tls_verify is not True:
-            connector = aiohttp.TCPConnector(ssl=await offload(context_of, self.tls_verify))
-            client.fs._session = aiohttp.ClientSession(connector=connector)
-        return client
+        # Importing google-auth and finding credentials takes a while: not on the loop.
+        return await offload(GCSClient, self)
 
     async def stat(self, key: str) -> Stat:
         client = await self.client()
-        with translated(self.url(key)):
-            if key:
-                with contextlib.suppress(FileNotFoundError):
-                    item = await client.call('GET', 'b/{}/o/{}', self.bucket, key, json_out=True)
-                    return Stat(int(item['size']), _when(item), item['generation'])
-            prefix = f'{key}/' if key else None
-            page = await client.call('GET', 'b/{}/o', self.bucket, prefix=prefix, maxResults=1, json_out=True)
-        if not key or page.get('items') or page.get('prefixes'):
-            return Stat(0, is_dir=True)
+        if key and (resource := await client.look(key)) is not None:
+            return Stat(resource.size, resource.modified, resource.generation)
+        listing = Listing(self.url(key), f'{key}/' if key else '', '')
+        while not listing.ended:
+            page = await client.list(listing, 1)
+            if not key or page.items:
+                return Stat(0, is_dir=True)
         raise NotFoundError(f'{self.url(key)}: no such object or folder')
 
     async def kept(self, key: str) -> Kept:
         client = await self.client()
-        with translated(self.url(key)):
-            item = await client.call('GET', 'b/{}/o/{}', self.bucket, key, json_out=True)
-        names = {'crc32c': 'crc32c', 'md5': 'md5Hash'}
-        digests = {kind: base64.b64decode(item[name]).hex() for kind, name in names.items() if name in item}
-        return Kept(int(item['size']), item['generation'], digests)
+        resource = await client.look(key)
+        if resource is None:
+            raise NotFoundError(f'{self.url(key)}: no such object')
+        return Kept(resource.size, resource.generation, resource.digests)
 
     def digest_kind(self, size: int) -> str:
         return 'crc32c'
 
-    async def _pages(self, key: str, prefix: str, **options: Any) -> AsyncIterator[dict[str, Any]]:
+    async def _pages(self, key: str, prefix: str, delimiter: str, must_exist: bool) -> AsyncIterator[Page]:
         client = await self.client()
-        start = f'{key}/{prefix}' if key else prefix
-        found, token = not key or bool(prefix), None
-        while True:
+        listing = Listing(self.url(key), f'{key}/{prefix}' if key else prefix, delimiter)
+        missing = must_exist and bool(key) and not prefix
+        while not listing.ended:
             await need_loop()  # a page may be asked for from another thread than the one before
-            with translated(self.url(key)):
-                page: dict[str, Any] = await client.call(
-                    'GET', 'b/{}/o', self.bucket, prefix=start or None, maxResults=1000, pageToken=token,
-                    json_out=True, **options,
-                )  # fmt: skip
-            if not found and not page.get('prefixes') and not page.get('items'):
-                raise NotFoundError(f'{self.url(key)}: no such folder')
-            found = True
+            page = await client.list(listing, _PAGE)
+            missing = missing and not page.items and not page.folders
             yield page
-            token = page.get('nextPageToken')
-            if not token:
-                return
+        if missing:
+            raise NotFoundError(f'{self.url(key)}: no such folder')
 
     async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
-        async for page in self._pages(key, prefix, delimiter='/'):
-            for folder in page.get('prefixes', ()):
+        async for page in self._pages(key, prefix, '/', True):
+            for folder in page.folders:
                 yield Entry(folder[:-1], True)
-            for item in page.get('items', ()):
+            for item in page.items:
                 # A key that ends in a slash marks a folder, and the folder itself is no entry of it.
-                if not item['name'].endswith('/'):
-                    yield Entry(item['name'], False, int(item['size']), _when(item))
+                if not item.name.endswith('/'):
+                    yield Entry(item.name, False, item.size, item.modified)
 
     async def scan_tree(self, key: str) -> AsyncIterator[Entry]:
         folders = Folders(key)
-        async for page in self._pages(key, ''):
-            for item in page.get('items', ()):
-                for folder in folders.of(item['name']):
+        async for page in self._pages(key, '', '', True):
+            for item in page.items:
+                for folder in folders.of(item.name):
                     yield folder
-                if not item['name'].endswith('/'):
-                    yield Entry(item['name'], False, int(item['size']), _when(item))
+                if not item.name.endswith('/'):
+                    yield Entry(item.name, False, item.size, item.modified)
 
     async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
-        return GCSWriter(self, (await self.client()).fs, key, new)
+        from granular.aio.stores.gcswriting import GCSWriter
+
+        return GCSWriter(self, await self.client(), key, new)
 
     async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
-        client = await self.client()
         if not key:
-            with translated(self.root):
-                try:
-                    await client.call('GET', 'b/{}', self.bucket, json_out=True)
-                except FileNotFoundError:
-                    body = {'name': self.bucket}
-                    await client.call('POST', 'b/', project=client.fs.project, json=body, json_out=True)
-                    return
-            if not exist_ok:
-                raise AlreadyExistsError(f'{self.root}: exists already')
-        elif not exist_ok:
-            with contextlib.suppress(NotFoundError):
-                await self.stat(key)
-                raise AlreadyExistsError(f'{self.url(key)}: exists already')
+            client = await self.client()
+            if not await client.has_bucket() and await client.make_bucket():
+                return
+        elif exist_ok or not await self._has(key):
+            return
+        if not exist_ok:
+            raise AlreadyExistsError(f'{self.url(key)}: exists already')
+
+    async def _has(self, key: str) -> bool:
+        try:
+            await self.stat(key)
+        except NotFoundError:
+            return False
+        return True
 
     async def delete(self, keys: Sequence[str]) -> None:
         client = await self.client()
-
-        async def one(key: str) -> None:
-            with translated(self.url(key)), contextlib.suppress(FileNotFoundError):
-                await client.call('DELETE', 'b/{}/o/{}', self.bucket, key)
-
         for i in range(0, len(keys), _BATCH):
-            await gather([one(key) for key in keys[i : i + _BATCH]])
+            await gather([client.delete(key) for key in keys[i : i + _BATCH]])
 
     async def delete_tree(self, key: str) -> None:
-        async for page in self._pages(key, ''):
-            await self.delete([item['name'] for item in page.get('items', ())])
+        for number in range(_PASSES):
+            left = 0
+            async for page in self._pages(key, '', '', number == 0):
+                left += len(page.items)
+                await self.delete([item.name for item in page.items])
+            if not left:
+                return
+        raise StoreError(
+            f'{self.url(key)}: {left} objects were there after {_PASSES} rounds of deletions: others write to it'
+        )
 
     async def copy_within(self, source: str, target: str) -> bool:
         client = await self.client()
-        with translated(self.url(source)):
-            await client.fs._cp_file(f'{self.bucket}/{source}', f'{self.bucket}/{target}')
+        await client.copy(source, target)
         return True
 
 
 class GCSClient(Client):
     """A bucket under one event loop. Made on a worker thread, as finding credentials blocks."""
 
-    def __init__(self, store: GCSStore, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, store: GCSStore) -> None:
         super().__init__()
-        try:
-            # Not gcsfs.GCSFileSystem, which asks a gRPC endpoint for the kind of each bucket: emulators have none.
-            from gcsfs.core import GCSFileSystem
-        except ImportError as error:
-            raise MissingExtraError("gs:// needs gcsfs: pip install 'granular[gcs]'") from error
-        check_options(store.root, store.options, GCSFileSystem, ('anon', 'tls_verify'))
+        if unknown := sorted(set(store.options) - set(_OPTIONS)):
+            raise InvalidArgumentError(f'{store.root}: unknown options {unknown}: there are {sorted(_OPTIONS)}')
+        self._token_lock = asyncio.Lock()
         self._store = store
-        options = {name: value for name, value in store.options.items() if name != 'tls_verify'}
-        if options.pop('anon', False):
-            options['token'] = 'anon'
-        emulated = options.get('endpoint_url') or os.environ.get('STORAGE_EMULATOR_HOST') not in (None, '', 'default')
-        if emulated and not os.environ.get('GOOGLE_APPLICATION_CREDENTIALS'):
-            options.setdefault('token', 'anon')
-        with translated(store.root):
-            self.fs = GCSFileSystem(
-                **options, asynchronous=True, loop=loop, skip_instance_cache=True, use_listings_cache=False
-            )
-        self._location = str(self.fs._location).rstrip('/')
-        parts = urllib.parse.urlsplit(self._location)
-        if parts.scheme not in ('http', 'https') or parts.username or parts.password:
-            raise InvalidArgumentError(f'{store.root}: endpoint_url must be http(s)://host, without credentials')
-        if parts.scheme == 'http' and self.fs.credentials.credentials is not None and not _loopback(parts.hostname):
+        self.base, emulated = endpoint(store.root, store.options)
+        timeout = store.config.connect_timeout + store.config.first_byte_timeout
+        self._login: Login = log_in(store.root, store.options, emulated, timeout)
+        parts = urllib.parse.urlsplit(self.base)
+        if parts.scheme == 'http' and self._login.credentials is not None and not _loopback(parts.hostname):
             raise InvalidArgumentError(
                 f'{store.root}: a token is not sent over plain http to {parts.hostname}: use https'
             )
+        payer = store.options.get('requester_pays')
+        self._payer = payer if isinstance(payer, str) else self._login.project if payer else ''
+        if payer and not self._payer:
+            raise InvalidArgumentError(f'{store.root}: requester_pays=True needs a project to pay: pass project=')
+
+    # --- what reads need
 
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
-        bucket, name = self._store.bucket, urllib.parse.quote(key, safe='')
-        url = f'{self._location}/download/storage/v1/b/{bucket}/o/{name}?alt=media'
-        headers = await self._headers()
-        if payer := self._store.options.get('requester_pays'):
-            url += '&userProject=' + urllib.parse.quote(payer if isinstance(payer, str) else self.fs.project)
-        return url, headers
-
-    async def _headers(self) -> dict[str, str]:
         # What is stored compressed is given as it is stored: ranges of it would mean nothing otherwise.
-        headers = {'Accept-Encoding': 'gzip'}
-        token = self.fs.credentials.credentials
-        if token is not None:
-            with translated(self._store.root):
-                left = token.expiry and token.expiry.replace(tzinfo=datetime.UTC) - datetime.datetime.now(datetime.UTC)
-                if not token.valid or (left and left.total_seconds() < _RENEW):
-                    await offload(self.fs.credentials.maybe_refresh, _RENEW)
-                token.apply(headers)
-        return headers
+        headers = {'Accept-Encoding': 'gzip', **await self._headers()}
+        return self._url(f'/download/storage/v1/b/{_quoted(self._store.bucket)}/o/{_quoted(key)}', alt='media'), headers
 
     async def find_credentials(self) -> bool:
-        if self.fs.credentials.credentials is None:
+        if self._login.credentials is None:
             return False
-        with translated(self._store.root):
-            await offload(self.fs.credentials.maybe_refresh, float('inf'))
+        async with self._token_lock:
+            await offload(self._login.renew)
         return True
 
-    async def call(self, *args: Any, **kwargs: Any) -> Any:
-        """A call of the JSON API, through gcsfs; its token is renewed off the loop first."""
-        await self._headers()
-        return await self.fs._call(*args, **kwargs)
+    async def _headers(self) -> dict[str, str]:
+        if self._login.stale:
+            async with self._token_lock:
+                if self._login.stale:
+                    await offload(self._login.renew)
+        return self._login.headers()
 
-    async def aclose(self) -> None:
-        await super().aclose()
-        if self.fs._session is not None:
-            await self.fs._session.close()
+    def _url(self, path: str, **query: str) -> str:
+        if self._payer:
+            query['userProject'] = self._payer
+        query = {name: value for name, value in query.items() if value}
+        return f'{self.base}{path}?{urllib.parse.urlencode(query, quote_via=urllib.parse.quote)}'
 
+    # --- requests to the JSON API
 
-class GCSWriter(PartWriter):
-    """A resumable upload, whose parts follow one another, or a single put if one part is enough."""
+    async def send(
+        self,
+        name: str,
+        method: str,
+        url: str,
+        check: Callable[[Answer], T],
+        statuses: Collection[int],
+        body: bytes = b'',
+        headers: Mapping[str, str] = {},
+    ) -> T:
+        """Send a request and have its answer checked (``Transport.call``)."""
 
-    def __init__(self, store: GCSStore, fs: Any, key: str, new: bool) -> None:
-        super().__init__(store.config.part_size, parallel=1)
-        self._new = new
-        self._name, self._fs, self._bucket, self._key = store.url(key), fs, store.bucket, key
-        self._location = ''
-        self._offset = 0
+        async def make() -> Outgoing:
+            return Outgoing(Target.of(url, {**await self._headers(), **headers}), method, body)
 
-    async def begin(self) -> None:
-        from gcsfs.core import initiate_upload
+        return await self.transport.call(make, self.mend, name, check, statuses=statuses)
 
-        with translated(self._name):
-            mode = 'create' if self._new else 'overwrite'
-            self._location = await initiate_upload(self._fs, self._bucket, self._key, mode=mode)
+    async def send_upload(
+        self,
+        name: str,
+        method: str,
+        session: str,
+        requests: Callable[[], tuple[bytes | memoryview, Mapping[str, str]]],
+        check: Callable[[Answer], T],
+        statuses: Collection[int],
+    ) -> T:
+        """Send a request to an upload that was begun; ``requests`` gives body and headers of each attempt."""
+        parts = urllib.parse.urlsplit(self.base)
 
-    async def send(self, number: int, data: bytes, last: bool) -> None:
-        if last and self._new:
-            await self._check_absent()
-        start, self._offset = self._offset, self._offset + len(data)
-        size = str(self._offset) if last else '*'
-        while start < self._offset:
-            body = data[len(data) - (self._offset - start) :]
-            headers = {'Content-Range': f'bytes {start}-{self._offset - 1}/{size}', **_BINARY}
-            reply = await self._post(self._location, body, headers)
-            if last and 'Range' not in reply:
+        async def make() -> Outgoing:
+            body, headers = requests()
+            url = f'{parts.scheme}://{parts.netloc}{session}'
+            return Outgoing(Target.of(url, {**await self._headers(), **headers}), method, body)
+
+        return await self.transport.call(make, self.mend, name, check, statuses=statuses)
+
+    def objects(self, key: str | None = None, more: str = '', **query: str) -> str:
+        """The address of an object's description, or of the list of all."""
+        place = '' if key is None else f'/{_quoted(key)}'
+        return self._url(f'/storage/v1/b/{_quoted(self._store.bucket)}/o{place}{more}', **query)
+
+    def uploads(self, **query: str) -> str:
+        """The address to which new objects are sent."""
+        return self._url(f'/upload/storage/v1/b/{_quoted(self._store.bucket)}/o', **query)
+
+    async def look(self, key: str) -> Resource | None:
+        """The description of an object; None if there is none."""
+        name = self._store.url(key)
+
+        def check(answer: Answer) -> Resource | None:
+            if answer.head.status == 404:
+                gcsreplies.check_missing(answer, name)
+                return None
+            return gcsreplies.resource_of(answer, name, key)
+
+        return await self.send(name, 'GET', self.objects(key, fields=_OBJECT), check, (200, 404))
+
+    async def list(self, listing: Listing, count: int) -> Page:
+        """The next page of a listing."""
+
+        def check(answer: Answer) -> Page:
+            if answer.head.status == 404:
+                gcsreplies.check_missing(answer, listing.name)
+                raise NotFoundError(f'{listing.name}: no such bucket (status 404)')
+            return listing.take(answer)
+
+        url = self.objects(
+            prefix=listing.prefix, delimiter=listing.delimiter, pageToken=listing.token, maxResults=str(count),
+            fields=_LISTED,
+        )  # fmt: skip
+        return await self.send(listing.name, 'GET', url, check, (200, 404))
+
+    async def delete(self, key: str, generation: str = '') -> None:
+        """Delete an object, if it is there, and if it is of that generation."""
+        name = self._store.url(key)
+        check = functools.partial(gcsreplies.check_deleted, name=name)
+        url = self.objects(key, ifGenerationMatch=generation)
+        await self.send(name, 'DELETE', url, check, (200, 204, 404, 412) if generation else (200, 204, 404))
+
+    async def copy(self, source: str, target: str) -> None:
+        """Copy an object within the bucket: the generation that is there now, or none."""
+        name = self._store.url(source)
+        origin = await self.look(source)
+        if origin is None:
+            raise NotFoundError(f'{name}: no such object')
+
+        def check(answer: Answer) -> Rewrite:
+            if answer.head.status == 404:
+                gcsreplies.check_missing(answer, name)
+            if answer.head.status in (404, 412):
+                raise ObjectChangedError(f'{name}: it was replaced or deleted while it was being copied')
+            rewrite = gcsreplies.rewrite_of(answer, name, target)
+            if (copy := rewrite.resource) is not None and (
+                copy.size != origin.size or copy.digests.get('crc32c') != origin.digests.get('crc32c')
+            ):
+                raise BadReplyError(
+                    f'{name}: {origin.size} bytes of crc32c {origin.digests.get("crc32c")} became {copy.size} of '
+                    f'{copy.digests.get("crc32c")} at {target!r}'
+                )
+            return rewrite
+
+        place = f'/rewriteTo/b/{_quoted(self._store.bucket)}/o/{_quoted(target)}'
+        token, copied, fruitless = '', -1, 0
+        while True:
+            url = self.objects(source, place, ifSourceGenerationMatch=origin.generation, rewriteToken=token)
+            rewrite = await self.send(name, 'POST', url, check, (200, 404, 412))
+            if rewrite.resource is not None:
                 return
-            # The store says how far it got: the last byte it has.
-            start = int(reply.get('Range', f'bytes=0-{start - 1}').rpartition('-')[2]) + 1
+            fruitless = 0 if rewrite.copied > copied else fruitless + 1
+            if fruitless >= self._store.config.attempts:
+                raise StoreError(
+                    f'{name}: {rewrite.copied} of {origin.size} bytes copied, no more after {fruitless} requests'
+                )
+            token, copied = rewrite.token, max(copied, rewrite.copied)
 
-    async def _check_absent(self) -> None:
-        """The store compares when the upload ends; a look before spares the last part."""
-        with translated(self._name):
-            try:
-                await self._fs._call('GET', 'b/{}/o/{}', self._bucket, self._key, json_out=True)
-            except FileNotFoundError:
-                return
-        raise AlreadyExistsError(f'{self._name}: another writer has published it meanwhile')
+    async def has_bucket(self) -> bool:
+        """Whether the bucket exists."""
+        name, bucket = self._store.root, self._store.bucket
 
-    async def _post(self, url: str, data: bytes, headers: dict[str, str], **params: str) -> Mapping[str, str]:
-        from gcsfs.core import UnclosableBytesIO
+        def check(answer: Answer) -> bool:
+            if answer.head.status == 404:
+                gcsreplies.check_missing(answer, name)
+                return False
+            gcsreplies.bucket_of(answer, name, bucket)
+            return True
 
-        with translated(self._name):
-            reply: Mapping[str, str]
-            reply, _ = await self._fs._call('POST', url, headers=headers, data=UnclosableBytesIO(data), **params)
-        return reply
+        return await self.send(name, 'GET', self._url(f'/storage/v1/b/{_quoted(bucket)}'), check, (200, 404))
 
-    async def finish(self) -> None:
-        """The last part has finished the upload."""
+    async def make_bucket(self) -> bool:
+        """Make the bucket; False if it was made meanwhile."""
+        import json
 
-    async def discard(self) -> None:
-        with translated(self._name), contextlib.suppress(FileNotFoundError):
-            # GCS answers 499 to a cancelled upload; what is not cancelled expires after a week, and never appears.
-            async with self._fs.session.delete(self._location):
-                pass
+        name, bucket = self._store.root, self._store.bucket
+        if not self._login.project and self._login.credentials is not None:
+            raise InvalidArgumentError(f'{name}: a new bucket needs a project: pass project=')
 
-    async def put(self, data: bytes) -> None:
-        url = f'{self._fs._location}/upload/storage/v1/b/{self._bucket}/o'
-        if not self._new:
-            await self._post(url, data, dict(_BINARY), uploadType='media', name=self._key)
-            return
-        # The kind of upload for which emulators know conditions as well.
-        edge = secrets.token_hex(16)
-        name = json.dumps({'name': self._key})
-        head = f'--{edge}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{name}\r\n--{edge}\r\n'
-        head += ''.join(f'{key}: {value}\r\n' for key, value in _BINARY.items()) + '\r\n'
-        body = head.encode() + data + f'\r\n--{edge}--\r\n'.encode()
-        kind = {'Content-Type': f'multipart/related; boundary={edge}'}
-        await self._post(url, body, kind, uploadType='multipart', ifGenerationMatch='0')
+        def check(answer: Answer) -> bool:
+            if answer.head.status == 409:
+                return False
+            gcsreplies.bucket_of(answer, name, bucket)
+            return True
+
+        url = self._url('/storage/v1/b', project=self._login.project)
+        headers = {'Content-Type': 'application/json'}
+        if await self.send(name, 'POST', url, check, (200, 409), json.dumps({'name': bucket}).encode(), headers):
+            return True
+        # All projects share the names of buckets: one that this project may not see is no bucket to write to.
+        if not await self.has_bucket():
+            raise StoreError(f'{name}: the store says that it exists, and that it does not')
+        return False
 
 
-def _when(item: Mapping[str, Any]) -> float | None:
-    """When an object was written."""
-    return datetime.datetime.fromisoformat(item['updated']).timestamp() if 'updated' in item else None
+def endpoint(root: str, options: Mapping[str, Any]) -> tuple[str, bool]:
+    """The address of the server without a trailing slash, and whether it is an emulator.
+
+    Raises:
+      InvalidArgumentError: if it is no address of a server.
+    """
+    url = options.get('endpoint_url')
+    host = os.environ.get('STORAGE_EMULATOR_HOST', '')
+    emulated = url is None and host not in ('', 'default')
+    if emulated:
+        url = host if host.startswith(('http://', 'https://')) else f'http://{host}'
+    url = url or f'https://storage.{os.environ.get("GOOGLE_CLOUD_UNIVERSE_DOMAIN") or "googleapis.com"}'
+    try:
+        parts = urllib.parse.urlsplit(url)
+        valid = parts.scheme in ('http', 'https') and parts.hostname and parts.port != 0
+    except (ValueError, AttributeError):
+        valid = False
+    if not valid or parts.username or parts.password or parts.query or parts.fragment:
+        raise InvalidArgumentError(f'{root}: endpoint_url must be http(s)://host, without credentials')
+    return url.rstrip('/'), emulated or parts.scheme == 'http'
+
+
+def _quoted(part: str) -> str:
+    return urllib.parse.quote(part, safe='')
 
 
 def _loopback(host: str | None) -> bool:
@@ -316,27 +396,3 @@ def _loopback(host: str | None) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def translated(name: str) -> contextlib.AbstractContextManager[None]:
-    """Turn the errors of gcsfs and of Google's libraries into ours."""
-    return translating.translated(name, _ours)
-
-
-def _ours(name: str, error: Exception) -> GranularError | None:
-    from gcsfs.retry import HttpError
-    from google.auth.exceptions import GoogleAuthError, TransportError
-
-    if isinstance(error, TransportError):
-        return StoreError(f'{name}: no answer from where its tokens come from: {error}')
-    if isinstance(error, GoogleAuthError):
-        return AccessDeniedError(f'{name}: {hidden(str(error))}')
-    if isinstance(error, HttpError | OSError) and (getattr(error, 'code', 0) in (401, 403) or 'orbidden' in str(error)):
-        return AccessDeniedError(
-            f'{name}: access denied ({hidden(str(error))}): check the credentials and their rights'
-        )
-    if isinstance(error, HttpError | OSError) and (getattr(error, 'code', 0) == 412 or 'conditionNotMet' in str(error)):
-        return AlreadyExistsError(f'{name}: another writer has published it meanwhile')
-    if isinstance(error, HttpError | aiohttp.ClientError):
-        return StoreError(f'{name}: {type(error).__name__}: {hidden(str(error))}')
-    return None

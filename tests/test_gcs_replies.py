@@ -1,0 +1,184 @@
+"""Answers of the JSON API of Google Cloud Storage: what is none of them is an error, never a shorter result."""
+
+import json
+
+import pytest
+
+from granular.aio.http1 import Head
+from granular.aio.stores import gcsreplies
+from granular.aio.stores.gcsreplies import Listing
+from granular.aio.transport import Answer
+from granular.errors import BadReplyError
+
+OBJECT = {
+    'kind': 'storage#object',
+    'name': 'a/b',
+    'size': '5',
+    'generation': '17',
+    'updated': '2026-11-21T20:11:49.52813Z',
+    'crc32c': 'mnG7TA==',
+    'md5Hash': 'XUFAKrxLKna5cZ2REBfFkg==',
+    'metadata': {'granular-writer': 'token'},
+}
+BUCKET = {'kind': 'storage#bucket', 'name': 'bucket'}
+REWRITE = {'kind': 'storage#rewriteResponse', 'totalBytesRewritten': '5', 'done': True, 'resource': OBJECT}
+NO_DOCUMENT = (
+    b'', b' ', b'null', b'true', b'7', b'"text"', b'[]', b'{"kind": "storage#obj', b'<html></html>', b'{}x',
+    b'\xff\xfe\xfd', b'[' * 100_000, b'{"size": ' + b'9' * 10_000 + b'}',
+    b'{"error": {"code": 503, "message": "Backend Error"}}', b'{"kind": "storage#objects", "error": "x"}',
+)  # fmt: skip
+
+
+def answer(body, status=200, **headers):
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return Answer(Head(status, '', headers), data)
+
+
+def parse_object(reply):
+    return gcsreplies.resource_of(reply, 'gs://bucket/a/b', 'a/b')
+
+
+def parse_page(reply):
+    return Listing('gs://bucket/a', 'a/', '/').take(reply)
+
+
+PARSERS = {
+    'object': parse_object,
+    'page': parse_page,
+    'bucket': lambda reply: gcsreplies.bucket_of(reply, 'gs://bucket', 'bucket'),
+    'rewrite': lambda reply: gcsreplies.rewrite_of(reply, 'gs://bucket/x', 'a/b'),
+    'deletion': lambda reply: gcsreplies.check_deleted(reply, 'gs://bucket/x'),
+}
+RIGHT = {
+    'object': OBJECT,
+    'page': {'kind': 'storage#objects', 'items': [OBJECT], 'prefixes': ['a/c/'], 'nextPageToken': 'next'},
+    'bucket': BUCKET,
+    'rewrite': REWRITE,
+    'deletion': None,
+}
+
+
+@pytest.mark.parametrize('kind', PARSERS)
+def test_right_answers_are_taken(kind):
+    PARSERS[kind](answer(RIGHT[kind]))
+
+
+@pytest.mark.parametrize('kind', PARSERS)
+@pytest.mark.parametrize('body', NO_DOCUMENT, ids=lambda body: repr(body[:20]))
+def test_other_bodies_are_bad_replies(kind, body):
+    if kind == 'deletion' and body == b'null':
+        return
+    with pytest.raises(BadReplyError, match='^gs://bucket'):
+        PARSERS[kind](answer(body))
+
+
+@pytest.mark.parametrize(
+    'change',
+    [{'kind': 'storage#objects'}, {'kind': 5}, {'name': 'a/other'}, {'name': None}, {'name': ''}, {'name': ['a/b']},
+     {'size': None}, {'size': '-1'}, {'size': '1.5'}, {'size': 'x'}, {'size': True}, {'size': '9' * 30}, {'size': '٣'},
+     {'generation': None}, {'generation': 17}, {'generation': 'x'}, {'generation': '-3'},
+     {'updated': 'yesterday'}, {'updated': '2026-11-21T20:11:49'}, {'updated': 7}, {'updated': '99999-01-01T00:00:00Z'},
+     {'crc32c': 'x'}, {'crc32c': 'mnG7'}, {'crc32c': None}, {'md5Hash': 'mnG7TA=='}, {'crc32c': 7}],
+    ids=str,
+)  # fmt: skip
+def test_objects_with_other_fields_are_bad_replies(change):
+    with pytest.raises(BadReplyError, match='^gs://bucket'):
+        parse_object(answer({**OBJECT, **change}))
+
+
+def test_objects_have_their_fields():
+    resource = parse_object(answer(OBJECT))
+    assert (resource.size, resource.generation, resource.writer) == (5, '17', 'token')
+    assert resource.digests == {'crc32c': '9a71bb4c', 'md5': '5d41402abc4b2a76b9719d911017c592'}
+    assert resource.modified == pytest.approx(1795291909.52813)
+    small = parse_object(answer({'name': 'a/b', 'size': 5, 'generation': '1', 'metadata': None}))
+    assert (small.size, small.modified, small.digests, small.writer) == (5, None, {}, '')
+
+
+@pytest.mark.parametrize(
+    'page',
+    [{'kind': 'storage#object'}, {'unknown': []}, {'items': {}}, {'items': None}, {'prefixes': 'a/c/'},
+     {'nextPageToken': 7}, {'nextPageToken': None}, {'items': ['a/b']}, {'items': [{**OBJECT, 'name': 'b'}]},
+     {'items': [{**OBJECT, 'name': 'a/b/c'}]}, {'items': [OBJECT, OBJECT]},
+     {'items': [{**OBJECT, 'name': 'a/c'}, OBJECT]}, {'prefixes': ['b/']}, {'prefixes': ['a/c']}, {'prefixes': [7]},
+     {'prefixes': ['a/d/', 'a/c/']}, {'items': [{**OBJECT, 'size': 'x'}]}],
+    ids=str,
+)  # fmt: skip
+def test_pages_with_other_fields_are_bad_replies(page):
+    with pytest.raises(BadReplyError, match='^gs://bucket/a'):
+        parse_page(answer(page))
+
+
+@pytest.mark.parametrize(
+    'page', [{'kind': 'storage#objects'}, {'items': []}, {'kind': 'storage#objects', 'nextPageToken': ''}]
+)
+def test_empty_listings_are_taken(page):
+    listing = Listing('gs://bucket/a', 'a/', '/')
+    assert listing.take(answer(page)) == ([], [], '')
+    assert listing.ended
+
+
+def items(*names, **more):
+    return answer({'kind': 'storage#objects', 'items': [{**OBJECT, 'name': name} for name in names], **more})
+
+
+def test_a_page_is_not_taken_twice():
+    listing = Listing('gs://bucket/a', 'a/', '')
+    listing.take(items('a/1', 'a/2', nextPageToken='x'))
+    for again in (
+        items('a/1', 'a/2', nextPageToken='y'),
+        items('a/2', nextPageToken='z'),
+        items('a/3', nextPageToken='x'),
+    ):
+        with pytest.raises(BadReplyError):
+            listing.take(again)
+    # A reply that was refused leaves the listing as it was.
+    assert listing.token == 'x'
+    assert [item.name for item in listing.take(items('a/3')).items] == ['a/3']
+    assert listing.ended
+
+
+def test_a_listing_ends_that_brings_nothing_new_with_ever_new_tokens():
+    listing = Listing('gs://bucket/a', 'a/', '/')
+    page = {'kind': 'storage#objects', 'prefixes': ['a/c/']}
+    assert listing.take(answer({**page, 'nextPageToken': 'first'})).folders == ['a/c/']
+    with pytest.raises(BadReplyError, match='nothing new'):
+        for number in range(2000):
+            assert listing.take(answer({**page, 'nextPageToken': str(number)})).folders == []
+
+
+@pytest.mark.parametrize(
+    'said', ['x', '', 'bytes=x', 'bytes=0-x', 'bytes=0-', 'bytes=5-9', 'bytes=0--1', 'bytes=0-' + '9' * 30, '0-5']
+)
+def test_ranges_that_are_none_are_bad_replies(said):
+    with pytest.raises(BadReplyError, match='^gs://bucket/x'):
+        gcsreplies.persisted(answer(b'', 308, range=said), 'gs://bucket/x')
+
+
+def test_the_range_says_how_much_is_stored():
+    assert gcsreplies.persisted(answer(b'', 308, range='bytes=0-262143'), 'x') == 262144
+    assert gcsreplies.persisted(answer(b'', 308), 'x') == 0
+
+
+@pytest.mark.parametrize(
+    'location', ['', 'x', '/upload', 'http://[/x?upload_id=1', 'https://host', 'https://host/x?upload_id=', '//']
+)
+def test_locations_that_are_no_upload_are_bad_replies(location):
+    with pytest.raises(BadReplyError, match='^gs://bucket/x'):
+        gcsreplies.session_of(answer(b'', 200, location=location), 'gs://bucket/x')
+
+
+def test_the_host_of_an_upload_is_left_out():
+    session = gcsreplies.session_of(answer(b'', 200, location='https://elsewhere/upload/b?upload_id=7&name=x'), 'x')
+    assert session == '/upload/b?upload_id=7&name=x'
+
+
+@pytest.mark.parametrize(
+    'change',
+    [{'kind': 'storage#object'}, {'done': None}, {'done': 'true'}, {'done': False}, {'done': False, 'rewriteToken': 7},
+     {'resource': None}, {'resource': {**OBJECT, 'name': 'a/c'}}, {'totalBytesRewritten': None}],
+    ids=str,
+)  # fmt: skip
+def test_copies_in_other_states_are_bad_replies(change):
+    with pytest.raises(BadReplyError, match='^gs://bucket'):
+        PARSERS['rewrite'](answer({**REWRITE, **change}))
