@@ -156,11 +156,11 @@ class Transport:
         async def attempt() -> Reply:
             target = await _prepared(prepare)
             try:
-                head = await self._exchange(target, 'GET', download, download.range())
+                head, _ = await self._follow(target, 'GET', download, download.range())
                 if download.is_doubtful(head):
-                    head = await self._exchange(target, 'GET', download, download.everything())
+                    head, _ = await self._follow(target, 'GET', download, download.everything())
                 reply = download.take(head)
-                if reply is not None:
+                if reply is not None and (download.unproven or len(download.content(reply)) == reply.size):
                     await self._prove(target, download, head, reply, name)
             except (ProtocolError, BadReplyError):
                 download.restart()  # nothing of what came can be relied on
@@ -204,12 +204,13 @@ class Transport:
         """Whether all of an object, asked for in two halves, has the same bytes, by their MD5."""
         if not reply.size:
             single = self._beside(name, reply, 0, 1)
-            return (await self._exchange(target, 'GET', single, single.range())).status == 416
+            head, _ = await self._follow(target, 'GET', single, single.range())
+            return head.status == 416
         middle, pieces = reply.size // 2, []
         for start, stop in ((0, middle), (middle, reply.size)):
             if start < stop:
                 half = self._beside(name, reply, start, stop)
-                head = await self._exchange(target, 'GET', half, half.range())
+                head, _ = await self._follow(target, 'GET', half, half.range())
                 piece = half.take(head)
                 if piece is None:
                     raise _refusal(head, half, name)
@@ -231,7 +232,7 @@ class Transport:
         data = download.content(reply)
         last = max(0, reply.start + len(data) - 1)
         single = self._beside(name, reply, last, last + 1)
-        head = await self._exchange(target, 'GET', single, single.range())
+        head, _ = await self._follow(target, 'GET', single, single.range())
         if head.status == 206:
             byte = single.take(head)
             if byte is not None and (byte.size, byte.data, single.coding) == (reply.size, bytes(data[-1:]), coding):
@@ -296,9 +297,6 @@ class Transport:
             return result
 
         return await self._retry(attempt, mend, name, min(limit, MiB))
-
-    async def _exchange(self, target: Target, method: str, sink: Sink, more: str) -> Head:
-        return (await self._follow(target, method, sink, more))[0]
 
     async def _follow(
         self,
