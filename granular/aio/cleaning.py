@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import re
-import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, Literal
 
@@ -52,8 +51,8 @@ async def clean(
     Args:
       place: the folder. Nothing outside is touched, and no link is followed.
       remove: remove what was found.
-      older: only folders in which nothing was written for so many seconds. In a bucket, this is all that spares
-        those who write right now.
+      older: only folders in which nothing was written for so many seconds, by the store's clock. In a bucket, this is
+        all that spares those who write right now.
       bags: also bags in any folder without a ``spec.json``, even if they may have been written on their own.
 
     Returns:
@@ -76,7 +75,7 @@ async def clean(
         folder.uploads.append(upload)
     finished = {_shards_of(key) for key, folder in folders.items() if folder.finished and key != root.key} - {None}
     found: list[Leftover] = []
-    now = time.time()
+    now = await store.now(root.key)  # the times of change are of the same clock
     for key, folder in folders.items():
         beside = key != root.key and _shards_of(key) in finished
         found += await _Cleaning(store, key, folder, beside, bags).run(now, older, remove)

@@ -329,6 +329,12 @@ class DatasetWriter(Opened):
             if failure is not None:
                 await self._verify_bags()
             return
+        if published is not None and failure is None and place.store.conditional:
+            await place.store.delete([place.key])
+            self._standing = False
+            raise BadReplyError(
+                f'{place}: expected the {len(content)} bytes that were written, got {len(published)} others: removed'
+            )
         if published is not None:
             await self._yield_to(published, place, failure)
         if failure is not None and self._lock is not None:
