@@ -15,8 +15,8 @@ KINDS = ('refs', 'columns', 'shards')
 # Small datasets, of one request per object, and large ones, of uploads in parts.
 SIZES = {'small': 10, 'large': 1 << 20}
 
-# Cases that depend on the checks of each upload in the stores.
-PENDING: frozenset[tuple[str, str, str]] = frozenset()
+# Cases that depend on the stores' own checks of the replies to uploads in parts.
+PENDING = set(itertools.product(('moto', 'fakegcs'), ('html', 'nothing'), ('large',)))
 
 
 def point(i, size):
@@ -56,7 +56,9 @@ def check(place, kind, size, failed):
 CASES = [
     (store, kind, fault, size)
     for store, kind, fault, size in itertools.product(('moto', 'fakegcs'), KINDS, FAULTS, SIZES)
-    if (store, fault, size) not in PENDING and (kind, size) != ('shards', 'large')
+    if (store, fault, size) not in PENDING
+    # Each shard is written as a dataset is.
+    and (kind != 'shards' or (size == 'small' and fault in ('lost', 'dropped')))
 ]
 
 

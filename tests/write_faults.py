@@ -1,6 +1,7 @@
 """A proxy in front of a store's server that spoils one of the write requests that pass through it."""
 
 import asyncio
+import io
 import re
 import threading
 from typing import Any, Final, Self
@@ -37,13 +38,14 @@ class WriteProxy:
         self._server = server
         self.fault, self.step, self.times = '', -1, 0
         self.writes: list[str] = []
-        self.skew = 0.0
-        """Seconds by which the server's clock is ahead, as its replies say."""
+        self.down = False
+        """Whether all connections end without a reply; so from a ``last`` write on."""
 
     def arm(self, fault: str, step: int, times: int = 1) -> None:
         """Have a fault happen to the ``step``-th write from now on."""
         self.fault, self.step, self.times = fault, step, times
         self.writes.clear()
+        self.down = False
 
     def place(self, path: granular.Path, **config: Any) -> granular.Path:
         """The same place, reached through this proxy."""
@@ -87,7 +89,7 @@ class WriteProxy:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         fault = self._fault_of(request)
-        if fault == 'reset':
+        if fault == 'reset' or self.down:
             return self._hang_up(request)
         if fault == 'error':
             return web.Response(status=500, text='<Error><Code>InternalError</Code></Error>')
@@ -99,13 +101,14 @@ class WriteProxy:
             body = body[: max(0, end - 1)] + body[end:]
         headers = {name: value for name, value in request.headers.items() if name.lower() not in (*_HOP, 'host')}
         url = URL(self._server.endpoint + request.raw_path, encoded=True)
-        data = body or (b'' if request.method in ('PUT', 'POST') else None)
+        data = io.BytesIO(body) if body or request.method in ('PUT', 'POST') else None
         async with self._session.request(
             request.method, url, headers=headers, data=data, allow_redirects=False,
             skip_auto_headers=('Content-Type', 'Accept-Encoding', 'User-Agent'),
         ) as reply:  # fmt: skip
             content = await reply.read()
-        if fault == 'lost':
+        if fault in ('lost', 'last'):
+            self.down = fault == 'last'
             return self._hang_up(request)
         return self._passed_on(request, reply, content)
 
