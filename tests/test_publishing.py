@@ -285,7 +285,7 @@ def test_bags_that_are_removed_while_a_writer_closes_are_not_published(request, 
 @pytest.mark.parametrize('layout', LAYOUTS)
 @pytest.mark.parametrize('store', ['moto', 'fakegcs'])
 def test_a_spec_of_which_nothing_is_known_stands_over_its_bags(request, store, layout):
-    """The store carries out the last request and is gone: what was published is complete when it is back."""
+    """The reply to the last request is lost, and reads fail: what was published is complete when they work again."""
     server = request.getfixturevalue(store)
     place = server.place() / 'ds'
     with WriteProxy(server) as proxy:

@@ -39,7 +39,7 @@ class WriteProxy:
         self.fault, self.step, self.times = '', -1, 0
         self.writes: list[str] = []
         self.down = False
-        """Whether all connections end without a reply; so from a ``last`` write on."""
+        """Whether reads end without a reply, as after a ``last`` write, which is carried out and has none either."""
 
     def arm(self, fault: str, step: int, times: int = 1) -> None:
         """Have a fault happen to the ``step``-th write from now on."""
@@ -89,7 +89,7 @@ class WriteProxy:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         fault = self._fault_of(request)
-        if fault == 'reset' or self.down:
+        if fault == 'reset' or (self.down and request.method in ('GET', 'HEAD')):
             return self._hang_up(request)
         if fault == 'error':
             return web.Response(status=500, text='<Error><Code>InternalError</Code></Error>')

@@ -24,6 +24,7 @@ from granular.errors import (
     GranularError,
     NotFoundError,
     SpecError,
+    StoreError,
     UnknownKeyError,
 )
 from granular.layout import LIMIT, Layout, check_spec, dump_spec, pack_refs, parse_spec
@@ -353,7 +354,11 @@ class DatasetWriter(Opened):
     def _unpublished(self, place: Path, failure: GranularError | None, found: str) -> GranularError:
         """The error for a spec of which nothing tells whether it will be there."""
         says = 'the store accepted it' if failure is None else f'{failure}'
-        error = (BadReplyError if failure is None else type(failure))(
+        if failure is None:
+            kind: type[GranularError] = BadReplyError
+        else:  # that something exists already may be the answer to a request that was sent again
+            kind = StoreError if isinstance(failure, AlreadyExistsError) else type(failure)
+        error = kind(
             f'{place}: not known to be published: {says}, and {found}. Its bags were left as they are: if the spec '
             f"appears, the dataset is complete; otherwise write it again with resume='discard', or remove what was "
             f'left with `granular clean`'
