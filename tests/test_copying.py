@@ -2,12 +2,20 @@
 
 import contextlib
 import os
+import threading
 
 import pytest
 
 import granular
 from granular.aio.stores.parts import PartWriter
-from granular.errors import BadReplyError, GranularError, InvalidArgumentError, NotFoundError, StoreError
+from granular.errors import (
+    BadReplyError,
+    GranularError,
+    InvalidArgumentError,
+    NotFoundError,
+    ObjectChangedError,
+    StoreError,
+)
 from tests.servers import served
 from tests.test_writers import SPEC, fill, point
 
@@ -195,3 +203,59 @@ def test_a_single_file(source, root, written):
     assert not (root / 'other').exists()
     with pytest.raises(NotFoundError):
         (source / 'nothing').copy(root / 'other')
+
+
+@pytest.mark.parametrize('change', ['grows', 'shrinks', 'is rewritten'])
+def test_a_file_that_changes_while_it_is_copied_is_not_copied(tmp_path, bucket, change):
+    source, size = tmp_path / 'file', 20 << 20
+    source.write_bytes(bytes(size))
+    times = []
+
+    def meanwhile(done):
+        times.append(done)
+        if len(times) == 1:
+            with open(source, 'r+b') as file:
+                if change == 'is rewritten':
+                    file.seek(size - 3)
+                    file.write(b'new')
+                else:
+                    file.truncate(size + 1 if change == 'grows' else size - 1)
+
+    with pytest.raises(GranularError, match='changed|replaced|bytes'):
+        granular.Path(source).copy(bucket / 'file', progress=meanwhile)
+    assert len(times) >= 1
+    assert not (bucket / 'file').exists()
+    granular.Path(source).copy(bucket / 'file')
+    assert (bucket / 'file').read_bytes() == source.read_bytes()
+
+
+def test_a_dataset_that_is_replaced_while_it_is_copied_is_not_completed(root, tmp_path):
+    """Bags of both would be a dataset that never was."""
+    if str(root).startswith('memory'):
+        root = granular.Path(tmp_path) / 'source'  # the listings of which tell times
+
+    def write(first, count):
+        with granular.DatasetWriter(root / 'ds', SPEC, granular.encoders) as writer:
+            fill(writer, count, first)
+
+    write(0, 5)
+    times = []
+
+    def replace():
+        (root / 'ds').rmtree()
+        write(100, 7)
+
+    def meanwhile(done):
+        times.append(done)
+        if len(times) == 1:
+            thread = threading.Thread(target=replace)
+            thread.start()
+            thread.join()
+
+    target = granular.Path(tmp_path) / 'target'
+    with pytest.raises((ObjectChangedError, NotFoundError)):
+        (root / 'ds').copy(target, progress=meanwhile)
+    assert not (target / 'spec.json').exists()
+    (root / 'ds').copy(target)
+    with granular.DatasetReader(target, granular.decoders) as reader:
+        assert list(reader) == [point(i) for i in range(100, 107)]
