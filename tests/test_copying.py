@@ -1,5 +1,6 @@
 """Copies: gone on with, checked, whole or not at all, and nowhere else."""
 
+import asyncio
 import contextlib
 import os
 import threading
@@ -7,6 +8,7 @@ import threading
 import pytest
 
 import granular
+from granular import aio
 from granular.aio.stores.parts import PartWriter
 from granular.errors import (
     BadReplyError,
@@ -234,21 +236,22 @@ def test_a_dataset_that_is_replaced_while_it_is_copied_is_not_completed(root, tm
     if str(root).startswith('memory'):
         root = granular.Path(tmp_path) / 'source'  # the listings of which tell times
 
-    def write(first, count):
-        with granular.DatasetWriter(root / 'ds', SPEC, granular.encoders) as writer:
-            fill(writer, count, first)
+    async def write(first, count):
+        async with aio.DatasetWriter(root / 'ds', SPEC, granular.encoders) as writer:
+            for i in range(first, first + count):
+                await writer.append(point(i))
 
-    write(0, 5)
+    async def replace():
+        await (root / 'ds').aio.rmtree()
+        await write(100, 7)
+
+    asyncio.run(write(0, 5))
     times = []
-
-    def replace():
-        (root / 'ds').rmtree()
-        write(100, 7)
 
     def meanwhile(done):
         times.append(done)
-        if len(times) == 1:
-            thread = threading.Thread(target=replace)
+        if len(times) == 1:  # under a loop of its own, as this is called on the loop that copies
+            thread = threading.Thread(target=asyncio.run, args=(replace(),))
             thread.start()
             thread.join()
 

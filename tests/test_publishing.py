@@ -291,7 +291,7 @@ def test_a_spec_of_which_nothing_is_known_stands_over_its_bags(request, store, l
     with WriteProxy(server) as proxy:
         writer = granular.DatasetWriter(proxy.place(place, **CONFIG), SPEC, granular.encoders, layout)
         fill(writer, 3)
-        proxy.arm('last', 3 if layout == 'refs' else 4)
+        proxy.arm('lost', 3 if layout == 'refs' else 4, down=True)
         with pytest.raises(StoreError, match=r'spec\.json: not known to be published.*bags were left.*discard'):
             writer.close()
     assert read(place) == [point(i) for i in range(3)]

@@ -11,12 +11,21 @@ from tests.write_faults import FAULTS, WriteProxy
 SPEC = {'x': 'bytes', 'n': 'int'}
 COUNT, SHARDLEN = 6, 3
 CONFIG = {'backoff': 0.001, 'backoff_cap': 0.02, 'attempts': 4, 'part_size': 5 << 20}
-KINDS = ('refs', 'columns', 'shards')
-# Small datasets, of one request per object, and large ones, of uploads in parts.
-SIZES = {'small': 10, 'large': 1 << 20}
-
+# By kind: the bytes of a record and the faults. Small objects take one request, large ones are uploads in parts.
+KINDS = {
+    'refs': (10, tuple(FAULTS)),
+    'columns': (1 << 20, tuple(FAULTS)),
+    'shards': (10, ('lost', 'dropped')),  # each shard is written as a dataset is
+}
 # Cases that depend on the stores' own checks of the replies to uploads in parts.
-PENDING = set(itertools.product(('moto', 'fakegcs'), ('html', 'nothing'), ('large',)))
+PENDING = set(itertools.product(('moto', 'fakegcs'), ('columns',), ('html', 'nothing')))
+CASES = [
+    (store, kind, fault)
+    for store in ('moto', 'fakegcs')
+    for kind, (_, faults) in KINDS.items()
+    for fault in faults
+    if (store, kind, fault) not in PENDING
+]
 
 
 def point(i, size):
@@ -53,30 +62,20 @@ def check(place, kind, size, failed):
     assert read(place, kind) == expected
 
 
-CASES = [
-    (store, kind, fault, size)
-    for store, kind, fault, size in itertools.product(('moto', 'fakegcs'), KINDS, FAULTS, SIZES)
-    if (store, fault, size) not in PENDING
-    # Each shard is written as a dataset is.
-    and (kind != 'shards' or (size == 'small' and fault in ('lost', 'dropped')))
-]
-
-
-@pytest.mark.parametrize(('store', 'kind', 'fault', 'size'), CASES)
-def test_a_fault_of_each_write_leaves_a_complete_dataset_or_an_error(request, store, kind, fault, size):
-    server = request.getfixturevalue(store)
+@pytest.mark.parametrize(('store', 'kind', 'fault'), CASES)
+def test_a_fault_of_each_write_leaves_a_complete_dataset_or_an_error(request, store, kind, fault):
+    server, size = request.getfixturevalue(store), KINDS[kind][0]
     with WriteProxy(server) as proxy:
         direct = server.place()
         for step in itertools.count():
-            place = direct / str(step)
+            place, failed = direct / str(step), None
             proxy.arm(fault, step)
-            failed = None
             try:
-                write(proxy.place(place, **CONFIG), kind, SIZES[size])
+                write(proxy.place(place, **CONFIG), kind, size)
             except GranularError as error:
                 failed = error
-            if proxy.times:  # there are no more writes
+            if not proxy.done:  # there are no more writes
                 assert failed is None
                 break
-            check(place, kind, SIZES[size], failed)
-        assert step >= 3
+            check(place, kind, size, failed)
+        assert step >= 4
