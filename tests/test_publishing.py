@@ -253,14 +253,17 @@ class DroppingPath(type(pathlib.Path())):
 def test_a_bag_that_lost_a_byte_is_not_published(layout):
     fsspec.register_implementation('dropping', DroppingFileSystem, clobber=True)
     place = granular.Path(f'dropping://{layout}')
-    with pytest.raises(StoreError, match=r'x\.bag: expected \d+ bytes .* got \d+'):
+    with pytest.raises(StoreError, match=r'x\.bag: expected \d+ bytes after writing, got \d+'):
         with granular.DatasetWriter(place, SPEC, granular.encoders, layout) as writer:
             fill(writer, 3)
     assert not (place / 'spec.json').exists()
     assert not (place / 'n.bag').exists()
-    with pytest.raises(StoreError, match=r'x\.bag: expected \d+ bytes .* got \d+'):
+    with pytest.raises(StoreError, match=r'x\.bag: expected \d+ bytes after writing, got \d+'):
         with granular.BagWriter(place / 'x.bag') as writer:
             writer.append(b'123')
+    with pytest.raises(StoreError, match=r'x\.bag: expected 3 bytes after writing, got 2'):
+        (place / 'x.bag').write_bytes(b'123')
+    assert not (place / 'x.bag').exists()
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
@@ -295,6 +298,36 @@ def test_a_spec_of_which_nothing_is_known_stands_over_its_bags(request, store, l
         with pytest.raises(StoreError, match=r'spec\.json: not known to be published.*bags were left.*discard'):
             writer.close()
     assert read(place) == [point(i) for i in range(3)]
+
+
+@pytest.mark.parametrize('fault', ['hang', 'after hang'])
+@pytest.mark.parametrize('store', ['moto', 'fakegcs'])
+def test_a_writer_that_is_cancelled_at_any_write_leaves_no_spec_over_missing_bags(request, store, fault):
+    server = request.getfixturevalue(store)
+
+    async def close(place, proxy, step):
+        writer = await aio.DatasetWriter.open(place, SPEC, granular.encoders)
+        for i in range(3):
+            await writer.append(point(i))
+        proxy.arm(fault, step)
+        closing = asyncio.create_task(writer.aclose())
+        while not proxy.done and not closing.done():
+            await asyncio.wait([closing], timeout=0.01)
+        if proxy.done:
+            closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+
+    with WriteProxy(server) as proxy:
+        for step in range(9):
+            place = server.place() / 'ds'
+            asyncio.run(close(proxy.place(place, **CONFIG), proxy, step))
+            if not (place / 'spec.json').exists():
+                with granular.DatasetWriter(place, SPEC, granular.encoders, resume='discard') as writer:
+                    fill(writer, 3)
+            assert read(place) == [point(i) for i in range(3)]
+            if not proxy.done:
+                break
+        assert step == 4
 
 
 @pytest.mark.parametrize('store', ['moto', 'fakegcs'])

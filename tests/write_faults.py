@@ -37,11 +37,11 @@ class WriteProxy(FaultProxy):
         """Have a fault happen to the write of that number from now on.
 
         Args:
-          fault: one of ``FAULTS``.
+          fault: one of ``FAULTS``, or one of ``FaultProxy``.
           step: the number of the write, from 0 on; -1 for none.
           down: have all reads behind it fail, too.
         """
-        self._fault, self._step, self._down = FAULTS[fault], step, down
+        self._fault, self._step, self._down = FAULTS.get(fault, fault), step, down
         self._writes, self.done = 0, False
 
     def place(self, path: granular.Path, **config: Any) -> granular.Path:
