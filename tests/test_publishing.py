@@ -151,6 +151,40 @@ os._exit(0)
     assert not [name for name in names(place) if name.startswith('.')]
 
 
+@pytest.mark.parametrize('store', ['moto', 'fakegcs'])
+def test_the_second_of_two_conversions_is_refused(request, store):
+    place = request.getfixturevalue(store).place() / 'ds'
+    reached, go_on = threading.Event(), threading.Event()
+
+    def records():
+        for i in range(6):
+            if i == 3:
+                reached.set()
+                go_on.wait()
+            yield {'n': i}
+
+    errors = []
+
+    def convert():
+        try:
+            granular.convert(records(), place, shardlen=2, sample=1)
+        except GranularError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=convert)
+    thread.start()
+    try:
+        assert reached.wait(30)
+        with pytest.raises(AlreadyExistsError, match='another writer is writing these shards: process .*: wait'):
+            granular.convert([{'n': 7}], place, shardlen=2)
+    finally:
+        go_on.set()
+        thread.join()
+    assert errors == []
+    assert [point['n'] for point in read(place, sharded=True)] == list(range(6))
+    assert [name for name in names(place) if '/' not in name] == ['conversion.json']
+
+
 # --- concurrent appends
 
 

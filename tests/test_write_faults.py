@@ -15,7 +15,7 @@ CONFIG = {'backoff': 0.001, 'backoff_cap': 0.02, 'attempts': 4, 'part_size': 5 <
 KINDS = {
     'refs': (10, tuple(FAULTS)),
     'columns': (1 << 20, tuple(FAULTS)),
-    'shards': (10, ('lost', 'dropped')),  # each shard is written as a dataset is
+    'shards': (10, ('lost', 'html')),  # each shard is written as a dataset is
 }
 # Cases that depend on the stores' own checks of the replies to uploads in parts.
 PENDING = set(itertools.product(('moto', 'fakegcs'), ('columns',), ('html', 'nothing')))

@@ -9,11 +9,11 @@ import secrets
 import socket
 import time
 import weakref
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from granular.aio.path import Path
 from granular.aio.stores import Entry
-from granular.errors import AlreadyExistsError, GranularError, NotFoundError
+from granular.errors import AlreadyExistsError, BadReplyError, GranularError, NotFoundError
 
 _NAME: Final = re.compile(r'\.writer\.([0-9]{1,18})\.([0-9]{1,18})\.json')
 _RENEWED: Final = 600.0  # seconds
@@ -34,11 +34,12 @@ class Claim:
     Args:
       directory: the folder of the shards.
       start, step: the series of shards.
-      discard: whether writers of the same shards are known to be gone.
+      takes: the claims of other writers that it takes over: of processes of this machine that are ``'gone'``, also of
+        those of which nothing is known as they ran elsewhere (``'unknown'``), or ``'any'``.
     """
 
-    def __init__(self, directory: Path, start: int, step: int, discard: bool) -> None:
-        self._directory, self._start, self._step, self._discard = directory, start, step, discard
+    def __init__(self, directory: Path, start: int, step: int, takes: Literal['gone', 'unknown', 'any']) -> None:
+        self._directory, self._start, self._step, self._takes = directory, start, step, takes
         self._place = directory / f'.writer.{start}.{step}.json'
         self._token = secrets.token_hex(16)
         self._renewed = 0.0
@@ -65,6 +66,8 @@ class Claim:
         store = self._directory.store
         try:
             entries = [entry async for entry in store.scan(self._directory.key)]
+            if all(entry.key != self._place.key for entry in entries):
+                raise BadReplyError(f'{self._place}: the store accepted it, but does not list it')
             for entry in entries:
                 await self._judge(entry)
         except BaseException:
@@ -94,7 +97,7 @@ class Claim:
         if holder is None:
             await self._write(new=True)  # removed meanwhile, as by `granular clean`, and not taken
         elif holder.get('token') != self._token:
-            raise AlreadyExistsError(f'{self._directory}: another writer took over: {_describe(holder)}')
+            raise AlreadyExistsError(f'{self._directory}: another writer took over, on {holder.get("host")!r:.100}')
 
     async def renew(self) -> None:
         """Tell from time to time that the writer lives."""
@@ -110,11 +113,14 @@ class Claim:
             await self._directory.store.delete([self._place.key])
 
     def _refuse(self, holder: dict[str, Any], error: GranularError | None) -> None:
-        if not self._discard and not _is_gone(holder):
-            raise AlreadyExistsError(
-                f'{self._directory}: another writer is writing these shards, or was killed: {_describe(holder)}: if it '
-                f"does not live, pass resume='discard'"
-            ) from error
+        lives = _lives(holder)
+        if self._takes == 'any' or lives is False or (lives is None and self._takes == 'unknown'):
+            return
+        way_out = 'wait for it' if self._takes == 'unknown' else "if it does not live, pass resume='discard'"
+        raise AlreadyExistsError(
+            f'{self._directory}: another writer is writing these shards{"" if lives else ", or was killed"}: process '
+            f'{holder.get("pid")!r:.20} on {holder.get("host")!r:.100}: {way_out}'
+        ) from error
 
     async def _write(self, new: bool) -> None:
         content = {'token': self._token, 'shardstart': self._start, 'shardstep': self._step, **_process()}
@@ -140,15 +146,15 @@ class Claim:
 _held: Final[weakref.WeakSet[Claim]] = weakref.WeakSet()
 
 
-def _is_gone(holder: dict[str, Any]) -> bool:
-    """Whether the process that made a claim is known to have ended; it is not if it ran on another machine."""
+def _lives(holder: dict[str, Any]) -> bool | None:
+    """Whether the writer that made a claim lives; None if it ran on another machine."""
     here = _process()
     if here['system'] is None or holder.get('system') != here['system']:
-        return False
+        return None
     if holder.get('pid') == here['pid'] and holder.get('started') == here['started']:
-        return all(claim._token != holder.get('token') for claim in list(_held))
+        return any(claim._token == holder.get('token') for claim in list(_held))
     pid = holder.get('pid')
-    return isinstance(pid, int) and _started(pid) != holder.get('started')
+    return isinstance(pid, int) and _started(pid) == holder.get('started')
 
 
 def _process() -> dict[str, Any]:
@@ -173,7 +179,3 @@ def _started(pid: int) -> str | None:
             return file.read().rpartition(')')[2].split()[19]
     except OSError:
         return None
-
-
-def _describe(holder: dict[str, Any]) -> str:
-    return f'process {holder.get("pid")!r:.20} on {holder.get("host")!r:.100}'
