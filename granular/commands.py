@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
@@ -218,7 +219,7 @@ def cache(
     """Show what the block cache in a local folder holds, and trim it."""
     from granular.aio.stores.packs import existing
 
-    packs = existing(folder)
+    packs = existing(os.path.expanduser(folder))
     removed = 0 if trim is None else packs.trim(trim)
     places: dict[str, list[int]] = {}
     for url, size, there in packs.objects():

@@ -34,8 +34,8 @@ def convert(
 
     Started again after it was killed, it goes on: shards that are finished are left as they are, and the dataset is,
     byte for byte, what one run writes. Until the last shard is there the first one is not, so that half a dataset
-    cannot be read as a whole. ``conversion.json`` beside the shards says what is converted. Run one at a time: on a
-    disk a second one is refused, but in a bucket nobody can see whether another lives.
+    cannot be read as a whole. ``conversion.json`` beside the shards says what is converted. Run one at a time: a second
+    one on the same machine is refused, but of one on another machine that writes to the same bucket nothing is known.
 
     The types of keys are inferred of a few records: whole numbers are ``int``, text ``utf8``, bytes ``bytes`` or, if
     they are an image file, ``jpg`` or ``png``, arrays ``array``, PIL images ``png``, and other numbers, None, lists and

@@ -149,6 +149,7 @@ class Path(PurePath):
         Raises:
           InvalidArgumentError: if a name below the folder leads out of it, such as one with ``..``.
           BadReplyError: if what came has another checksum than the store says.
+          ObjectChangedError: if a file, or a dataset, was replaced or written to while it was copied.
           StoreError: if what was written has another size or checksum than what was read.
         """
         done = run(self.aio.copy(core.Path(target), progress=progress))

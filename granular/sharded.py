@@ -48,6 +48,10 @@ class ShardedDatasetWriter(Appending[corewriter.ShardedDatasetWriter]):
     with or begun anew, as ``DatasetWriter`` does; ``found`` says which datapoints to go on with. No shard that has a
     ``spec.json`` is ever overwritten.
 
+    Writers of the same shards exclude each other. In a bucket, a small object ``.writer.<start>.<step>.json`` beside
+    the shards says that a writer is at work, and is removed when it is closed. One that a killed writer left is taken
+    over on the same machine, and elsewhere with ``resume='discard'``.
+
     Args:
       directory: the folder of the shards; it may exist.
       spec, encoders, layout, checksums, resume: as for ``DatasetWriter``.

@@ -1,13 +1,23 @@
 """Copies: gone on with, checked, whole or not at all, and nowhere else."""
 
+import asyncio
 import contextlib
 import os
+import threading
 
 import pytest
 
 import granular
+from granular import aio
 from granular.aio.stores.parts import PartWriter
-from granular.errors import BadReplyError, GranularError, InvalidArgumentError, NotFoundError, StoreError
+from granular.errors import (
+    BadReplyError,
+    GranularError,
+    InvalidArgumentError,
+    NotFoundError,
+    ObjectChangedError,
+    StoreError,
+)
 from tests.servers import served
 from tests.test_writers import SPEC, fill, point
 
@@ -195,3 +205,60 @@ def test_a_single_file(source, root, written):
     assert not (root / 'other').exists()
     with pytest.raises(NotFoundError):
         (source / 'nothing').copy(root / 'other')
+
+
+@pytest.mark.parametrize('change', ['grows', 'shrinks', 'is rewritten'])
+def test_a_file_that_changes_while_it_is_copied_is_not_copied(tmp_path, bucket, change):
+    source, size = tmp_path / 'file', 20 << 20
+    source.write_bytes(bytes(size))
+    times = []
+
+    def meanwhile(done):
+        times.append(done)
+        if len(times) == 1:
+            with open(source, 'r+b') as file:
+                if change == 'is rewritten':
+                    file.seek(size - 3)
+                    file.write(b'new')
+                else:
+                    file.truncate(size + 1 if change == 'grows' else size - 1)
+
+    with pytest.raises(GranularError, match='changed|replaced|bytes'):
+        granular.Path(source).copy(bucket / 'file', progress=meanwhile)
+    assert len(times) >= 1
+    assert not (bucket / 'file').exists()
+    granular.Path(source).copy(bucket / 'file')
+    assert (bucket / 'file').read_bytes() == source.read_bytes()
+
+
+def test_a_dataset_that_is_replaced_while_it_is_copied_is_not_completed(root, tmp_path):
+    """Bags of both would be a dataset that never was."""
+    if str(root).startswith('memory'):
+        root = granular.Path(tmp_path) / 'source'  # the listings of which tell times
+
+    async def write(first, count):
+        async with aio.DatasetWriter(root / 'ds', SPEC, granular.encoders) as writer:
+            for i in range(first, first + count):
+                await writer.append(point(i))
+
+    async def replace():
+        await (root / 'ds').aio.rmtree()
+        await write(100, 7)
+
+    asyncio.run(write(0, 5))
+    times = []
+
+    def meanwhile(done):
+        times.append(done)
+        if len(times) == 1:  # under a loop of its own, as this is called on the loop that copies
+            thread = threading.Thread(target=asyncio.run, args=(replace(),))
+            thread.start()
+            thread.join()
+
+    target = granular.Path(tmp_path) / 'target'
+    with pytest.raises((ObjectChangedError, NotFoundError)):
+        (root / 'ds').copy(target, progress=meanwhile)
+    assert not (target / 'spec.json').exists()
+    (root / 'ds').copy(target)
+    with granular.DatasetReader(target, granular.decoders) as reader:
+        assert list(reader) == [point(i) for i in range(100, 107)]

@@ -32,7 +32,8 @@ ONLY_ASYNC = {'aclose', 'abort', 'open', 'choose', 'readers', 'bags'} | {
     'immediate', 'length_of', 'get_now', 'limits', 'table_job', 'limits_in', 'data_job', 'in_memory', 'of_version',
     'add', 'crowded', 'lookup', 'known', 'of_shard', 'beside', 'checked', 'sums', 'verify', 'check_references',
     'call', 'describe', 'doing', 'made', 'parents', 'release', 'select', 'sparse', 'spent',
-    'keep', 'cut', 'unused', 'labels', 'load', 'pure', 'expect', 'footers', 'groups_of', 'weight', 'identity',
+    'keep', 'cut', 'owned', 'withdraw', 'unused',
+    'labels', 'load', 'pure', 'expect', 'footers', 'groups_of', 'weight', 'identity',
 }  # fmt: skip
 ONLY_SYNC = {'close', 'aio', 'endless', 'seed'}
 

@@ -2,6 +2,7 @@
 
 import array
 import contextlib
+import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any, BinaryIO, Final, Literal
@@ -11,12 +12,14 @@ from numpy.typing import NDArray
 
 from granular import layout
 from granular.aio.lifecycle import Opened
-from granular.aio.loops import gather, settle
+from granular.aio.loops import gather
 from granular.aio.path import Path
 from granular.aio.stores import ObjectWriter
 from granular.aio.stores.local import LocalStore
+from granular.aio.stores.localwriting import sync
 from granular.aio.stores.translating import translated
 from granular.aio.threads import offload
+from granular.aio.turns import Turns
 from granular.checksums import SUFFIX, crc32c
 from granular.config import MiB
 from granular.errors import (
@@ -26,6 +29,7 @@ from granular.errors import (
     InvalidArgumentError,
     NotFoundError,
     OutOfRangeError,
+    StoreError,
 )
 
 _PENDING: Final = MiB  # bytes held back before they are handed on, however rarely the user flushes
@@ -69,8 +73,11 @@ class BagWriter(Opened):
         self._most: int | None = None
         self._writers: list[ObjectWriter] = []
         self._files: list[BinaryIO] = []
-        self.published: list[Path] = []
-        """The files that appeared when it was closed."""
+        self._published: dict[Path, _Published] = {}  # the files that appeared when it was closed
+        self._uncertain: list[Path] = []  # files whose publishing failed, and which may have appeared all the same
+        self._turns = Turns()
+        self.verifies = True
+        """Whether closing verifies the published files; if not, the caller of ``aclose`` calls ``verify``."""
         self._tail: _Tail | None = None
         self._failed = False
         self.flushed = 0
@@ -159,10 +166,12 @@ class BagWriter(Opened):
         """
         if self._state != 'open':
             await self._ensure_open()
-        self.add(record)
-        if flush or self._pending_size >= _PENDING:
-            await self.flush()
-        return self._length - 1
+        async with self._turns:
+            self.add(record)
+            index = self._length - 1
+            if flush or self._pending_size >= _PENDING:
+                await self._flush()
+            return index
 
     def add(self, record: bytes | bytearray | memoryview) -> None:
         """Append a record without handing it on."""
@@ -193,6 +202,10 @@ class BagWriter(Opened):
         """Hand on what was appended: to the file, or to the part of the upload that is being filled."""
         if self._state != 'open':
             await self._ensure_open()
+        async with self._turns:
+            await self._flush()
+
+    async def _flush(self) -> None:
         self._check_usable()
         data = self._pending[0] if len(self._pending) == 1 else b''.join(self._pending)
         self._failed = True  # until it is seen to have worked: what was half handed on cannot be gone on with
@@ -225,16 +238,26 @@ class BagWriter(Opened):
                     file.flush()
 
     def _close_files(self) -> None:
-        for file in self._files:
+        data, table, *sums = self._files
+        sizes = {data: self._offset, table: layout.LIMIT * self._length, **dict.fromkeys(sums, 4 * self._length)}
+        for file, size in sizes.items():
             with translated(file.name):
                 os.fsync(file.fileno())
+                if (found := os.fstat(file.fileno()).st_size) != size:
+                    raise CorruptBagError(f'{file.name}: expected {size} bytes after writing, got {found}')
                 file.close()
+        with translated(f'{self.path}'):
+            sync(os.path.dirname(self.path.key))  # the names of files that are new
 
     async def _close(self) -> None:
         await self.path.store.ready()
+        async with self._turns:
+            await self._finish()
+
+    async def _finish(self) -> None:
         self._state = 'open'
         try:
-            await self.flush()
+            await self._flush()
             if self._tail is not None and self._tail.left:
                 raise CorruptBagError(
                     f'{self.path}: {self._tail.left} bytes behind its last record were not appended again: go on where '
@@ -243,41 +266,101 @@ class BagWriter(Opened):
             if self._files:
                 await offload(self._close_files)
                 return
-            if self._sums is not None:
-                await self._sums_path.write_bytes(self._take_sums())
-                self.published.append(self._sums_path)
             table = layout.table_of(np.frombuffer(self._ends, np.int64), self.version)
-            if self._length or self.version == 1:
+            if not self._length and self.version != 1:
+                table = b''
+            if table:
                 await self._writers[-1].write(table)
-            places = [self.path, self._index_path][: len(self._writers)]
-            await settle([self._publish(*pair) for pair in zip(places, list(self._writers), strict=True)])
+            await self._publish(len(table))
+            if self.verifies:
+                await self.verify()
         except BaseException:
-            await self._abort()
+            await self._drop()
             raise
         finally:
             self._state = 'closed'
 
-    async def _publish(self, place: Path, writer: ObjectWriter) -> None:
+    async def _publish(self, table: int) -> None:
+        """Make the files appear. The first one decides between writers: the loser has published nothing."""
+        sizes = [self._offset + table] if len(self._writers) == 1 else [self._offset, table]
+        places = [self.path, self._index_path][: len(sizes)]
+        (first, *others) = zip(places, list(self._writers), sizes, strict=True)
+        await self._publish_one(*first)
+        # The checksums only now: they replace what a killed writer may have left, but never another writer's.
+        if self._sums is not None:
+            sums = self._take_sums()
+            self._published[self._sums_path] = _Published(len(sums))
+            await self._sums_path.write_bytes(sums)
+        for other in others:
+            await self._publish_one(*other)
+
+    async def _publish_one(self, place: Path, writer: ObjectWriter, size: int) -> None:
         try:
             await writer.close()
         except AlreadyExistsError:
             raise
         except BaseException:
-            self.published.append(place)  # it may have appeared all the same
+            self._uncertain.append(place)
             raise
         self._writers.remove(writer)
-        self.published.append(place)
+        self._published[place] = _Published(size)
+
+    @property
+    def owned(self) -> bool:
+        """Whether the file that decides between writers is this writer's."""
+        return self.path in self._published
+
+    async def verify(self) -> None:
+        """Compare the published files with what the store has.
+
+        Raises:
+          StoreError: if a file is missing, has another size, or was replaced since this was called before.
+        """
+        await gather([self._verify(place, published) for place, published in self._published.items()])
+
+    async def _verify(self, place: Path, published: '_Published') -> None:
+        try:
+            stat = await place.stat()
+        except NotFoundError as error:
+            raise StoreError(f'{place}: {published.size} bytes were written, but there is no such file') from error
+        version = published.version or stat.version
+        if stat.is_dir or stat.size != published.size or stat.version != version:
+            raise StoreError(
+                f'{place}: expected {published.size} bytes of version {version} after writing, got {stat.size} of '
+                f'version {stat.version}'
+            )
+        published.version = version
+
+    async def withdraw(self, sole: bool) -> None:
+        """Remove the files that this writer published, unless they were replaced since. The deciding file goes last.
+
+        Args:
+          sole: whether no other writer can have made the files whose publishing failed.
+        """
+        uncertain = [(place, _Published(-1)) for place in self._uncertain if sole or self.owned]
+        for place, published in [*uncertain, *reversed(self._published.items())]:
+            try:
+                stat = await place.stat()
+            except NotFoundError:
+                continue
+            if published.version in (None, stat.version):
+                await self.path.store.delete([place.key])
+        self._published.clear()
 
     async def _abort(self) -> None:
         await self.path.store.ready()
+        async with self._turns:
+            await self._drop()
+
+    async def _drop(self) -> None:
         for file in self._files:
             with contextlib.suppress(OSError):  # of a full disk, on which what is still buffered finds no place
                 file.close()
         if self._files and self._failed:
             await self.cut(self.flushed)
         await gather([writer.abort() for writer in self._writers])
-        await self.path.store.delete([place.key for place in self.published])
-        self.published.clear()
+        if self.verifies:
+            await self.withdraw(sole=False)
 
     async def cut(self, records: int) -> None:
         """Discard what comes behind so many records of a local bag of version 3 that is closed."""
@@ -296,6 +379,19 @@ class BagWriter(Opened):
         self._check_open()
         if self._failed:
             raise ClosedError(f'{self.path}: a write failed before: close it, or abort')
+
+
+@dataclasses.dataclass(slots=True)
+class _Published:
+    """A published file.
+
+    Attributes:
+      size: the bytes written.
+      version: the version that was verified; None before.
+    """
+
+    size: int
+    version: str | None = None
 
 
 class _Tail:

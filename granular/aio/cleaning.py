@@ -3,10 +3,10 @@
 import dataclasses
 import os
 import re
-import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, Literal
 
+from granular.aio.claims import is_claim
 from granular.aio.datasetwriter import ENDS
 from granular.aio.path import Path
 from granular.aio.stores import Entry, Store, Upload
@@ -28,13 +28,13 @@ class Leftover:
     Attributes:
       place: the file or folder, or the object that an upload was to become.
       kind: ``'upload'`` in parts that was not finished, ``'draft'`` of a file, file of a ``'bag'`` in a dataset without
-        a ``spec.json``, or empty ``'folder'`` of a shard.
+        a ``spec.json``, empty ``'folder'`` of a shard, or ``'claim'`` of a writer of shards in a bucket.
       size: its bytes.
       age: seconds since something was last written in its folder.
     """
 
     place: str
-    kind: Literal['upload', 'draft', 'bag', 'folder']
+    kind: Literal['upload', 'draft', 'bag', 'folder', 'claim']
     size: int
     age: float
 
@@ -42,7 +42,7 @@ class Leftover:
 async def clean(
     place: Path | str | Any, remove: bool = False, older: float = 3600.0, bags: bool = False
 ) -> list[Leftover]:
-    """What killed writers left below a folder: uploads in parts, drafts, and datasets and shards without a spec.
+    """What killed writers left below a folder: uploads in parts, drafts, claims, datasets and shards without a spec.
 
     A dataset that has its ``spec.json`` is never touched, nor what a living writer of this machine holds, nor what
     cannot be told from bags that were written on their own: those lie in a folder without a ``refs.bag``, and not
@@ -52,8 +52,9 @@ async def clean(
     Args:
       place: the folder. Nothing outside is touched, and no link is followed.
       remove: remove what was found.
-      older: only folders in which nothing was written for so many seconds. In a bucket, this is all that spares
-        those who write right now.
+      older: only folders in which nothing was written for so many seconds, by the store's clock. In a bucket, this is
+        all that spares those who write right now. A writer of shards renews its claim every ten minutes, which spares
+        all of its shards.
       bags: also bags in any folder without a ``spec.json``, even if they may have been written on their own.
 
     Returns:
@@ -70,14 +71,18 @@ async def clean(
     await store.ready()
     if await root.is_file():
         raise InvalidArgumentError(f'{root}: is a file: want the folder that it lies in')
+    now = await store.now(root.key)  # by the clock that the times of change are of
     folders = await _folders(store, root.key)
     async for upload in store.uploads(root.key):
         folder = folders.setdefault(upload.key.rpartition('/')[0], _Folder())
         folder.uploads.append(upload)
     finished = {_shards_of(key) for key, folder in folders.items() if folder.finished and key != root.key} - {None}
     found: list[Leftover] = []
-    now = time.time()
+    claims = [(key, claim) for key, folder in folders.items() for claim in folder.claims]
+    claimed = {key for key, claim in claims if _since(claim.modified, now) < older}
     for key, folder in folders.items():
+        if key != root.key and _shards_of(key) in claimed:
+            continue  # a living writer's, however long it takes to fill a shard
         beside = key != root.key and _shards_of(key) in finished
         found += await _Cleaning(store, key, folder, beside, bags).run(now, older, remove)
     return sorted(found, key=lambda leftover: leftover.place)
@@ -95,6 +100,10 @@ class _Folder:
     @property
     def finished(self) -> bool:
         return 'spec.json' in self.files
+
+    @property
+    def claims(self) -> list[Entry]:
+        return [entry for name, entry in self.files.items() if is_claim(name)]
 
 
 async def _folders(store: Store, root: str) -> dict[str, _Folder]:
@@ -123,7 +132,7 @@ async def _folders(store: Store, root: str) -> dict[str, _Folder]:
 def _ours(name: str) -> bool:
     stem, end = os.path.splitext(name)
     named = end in ENDS and _BAG.fullmatch(stem) is not None
-    return named or name == 'spec.json' or _is_draft(name)
+    return named or name == 'spec.json' or _is_draft(name) or is_claim(name)
 
 
 def _is_draft(name: str) -> bool:
@@ -139,6 +148,11 @@ async def _local_tree(store: Store, root: str) -> AsyncIterator[Entry]:
             yield dataclasses.replace(entry, is_dir=False, size=0) if link else entry
             if entry.is_dir and not link:
                 folders.append(entry.key)
+
+
+def _since(when: float | None, now: float) -> float:
+    """Seconds since something was written; 0 if the store does not say when."""
+    return 0.0 if when is None else max(0.0, now - when)
 
 
 def _shards_of(key: str) -> str | None:
@@ -163,6 +177,7 @@ class _Cleaning:
             entry for name, entry in folder.files.items() if name.endswith(ENDS) and not folder.finished
         ]
         self._bags = self._unfinished if told else []
+        self._claims = folder.claims
         self._empty = beside and not folder.files and not folder.crowded and store.local
 
     def _draft_of(self, name: str) -> bool:
@@ -170,16 +185,16 @@ class _Cleaning:
 
     def _age(self, now: float) -> float:
         """Seconds since something was written; 0 if that cannot be known."""
-        times = [entry.modified for entry in [*self._drafts, *self._unfinished]]
+        times = [entry.modified for entry in [*self._drafts, *self._unfinished, *self._claims]]
         times += [upload.modified for upload in self._folder.uploads]
         if self._empty and self._folder.itself is not None:
             times.append(self._folder.itself.modified)
-        return min((0.0 if when is None else max(0.0, now - when) for when in times), default=0.0)
+        return min((_since(when, now) for when in times), default=0.0)
 
     async def run(self, now: float, older: float, remove: bool) -> list[Leftover]:
         """What there is to be removed, and removes it."""
         age = self._age(now)
-        if not (self._drafts or self._bags or self._folder.uploads or self._empty) or age < older:
+        if not (self._drafts or self._bags or self._folder.uploads or self._empty or self._claims) or age < older:
             return []
         lock: FolderLock | None = None
         if isinstance(self._store, LocalStore):
@@ -191,6 +206,7 @@ class _Cleaning:
             files = [*((entry, 'draft') for entry in await self._unheld(self._drafts))]
             if len(files) == len(self._drafts):
                 files += [(entry, 'bag') for entry in await self._unheld(self._bags)]
+            files += [(entry, 'claim') for entry in self._claims]
             return await self._remove(files, age, remove)
         finally:
             if lock is not None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
+from granular.aio.claims import Claim
 from granular.aio.codec import Encoder, encode_now, fields_of
 from granular.aio.datasetwriter import DatasetWriter
 from granular.aio.importing import Ahead, Format, Origin, origin_of
@@ -84,8 +85,8 @@ async def convert(
 
     Started again after it was killed, it goes on: shards that are finished are left as they are, and the dataset is,
     byte for byte, what one run writes. Until the last shard is there the first one is not, so that half a dataset
-    cannot be read as a whole. ``conversion.json`` beside the shards says what is converted. Run one at a time: on a
-    disk a second one is refused, but in a bucket nobody can see whether another lives.
+    cannot be read as a whole. ``conversion.json`` beside the shards says what is converted. Run one at a time: a second
+    one on the same machine is refused, but of one on another machine that writes to the same bucket nothing is known.
 
     The types of keys are inferred of a few records: whole numbers are ``int``, text ``utf8``, bytes ``bytes`` or, if
     they are an image file, ``jpg`` or ``png``, arrays ``array``, PIL images ``png``, and other numbers, None, lists and
@@ -160,6 +161,17 @@ class _Work:
         self._found = self._bytes = 0
 
     async def run(self, plan: Conversion) -> Conversion:
+        store = self._place.store
+        if self._shardlen is None or store.local or not store.conditional:
+            return await self._run(plan)
+        claim = Claim(self._place, 0, 1, 'unknown')  # as a run that was killed is gone on with, on whatever machine
+        await claim.take()
+        try:
+            return await self._run(plan)
+        finally:
+            await claim.release()
+
+    async def _run(self, plan: Conversion) -> Conversion:
         await self._look()
         source = self._origin.source
         shards, records = await (self._one_by_one() if source is None else self._at_random(source))

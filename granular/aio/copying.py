@@ -5,13 +5,14 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
+from granular.aio.datasetwriter import ENDS
 from granular.aio.digests import Digests, proven
 from granular.aio.loops import call_user, for_each
 from granular.aio.path import Path
 from granular.aio.stores import Entry, Kept
 from granular.aio.threads import offload
 from granular.config import MiB
-from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, StoreError
+from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, ObjectChangedError, StoreError
 
 _CHUNK: Final = 8 * MiB
 _FILES: Final = 16
@@ -43,6 +44,7 @@ class FolderCopy:
         self._source, self._target, self._progress = source, target, progress
         self._there: dict[str, int] = {}  # the files of the target, and their sizes
         self._specs: list[Entry] = []
+        self._seen: dict[str, dict[str, Entry]] = {}  # by folder, what may be files of a dataset, when it was listed
         self._made: set[str] = set()
         self._lock = asyncio.Lock()
 
@@ -56,7 +58,7 @@ class FolderCopy:
         except NotFoundError:
             pass  # a bucket has no empty folders
         await for_each(source.store.scan_tree(source.key), self.take, _FILES)
-        await for_each(self._described(), self.file, _FILES)
+        await for_each(self._described(), self._spec, _FILES)
 
     async def _described(self) -> AsyncIterator[Entry]:
         for entry in self._specs:
@@ -67,10 +69,26 @@ class FolderCopy:
         if entry.is_dir:
             if self._bad(entry) is None:  # else the files in it are refused, by their whole names
                 await self.make(self.place(entry))
-        elif entry.key.rpartition('/')[2] == 'spec.json':
+            return
+        folder, _, name = entry.key.rpartition('/')
+        if name == 'spec.json' or name.endswith(ENDS):
+            self._seen.setdefault(folder, {})[entry.key] = entry
+        if name == 'spec.json':
             self._specs.append(entry)
         else:
             await self.file(entry)
+
+    async def _spec(self, entry: Entry) -> None:
+        """Complete the copy of a dataset, unless the dataset was replaced or appended to meanwhile."""
+        folder = Path.of(self._source.store, entry.key).parent
+        listed = self._seen.pop(entry.key.rpartition('/')[0])
+        now = {other.key: other async for other in folder.store.scan(folder.key)}
+        if differ := [key for key, other in listed.items() if now.get(key) != other]:
+            raise ObjectChangedError(
+                f'{folder}: {len(differ)} of {len(listed)} files changed while they were copied, such as '
+                f'{differ[0].rpartition("/")[2]}: copy it again'
+            )
+        await self.file(entry)
 
     async def file(self, entry: Entry) -> None:
         """Copy a file."""
@@ -228,6 +246,7 @@ async def _check_within(source: Path, target: Path) -> None:
 
 async def _stream(source: Path, target: Path, progress: Progress | None) -> None:
     here = await source.store.kept(source.key)
+    before = None if here.version is not None else await source.stat()
     kind = target.store.digest_kind(here.size)
     digests = Digests({'crc32c', kind, *proven(here.digests)} - {''}, target.store.config.part_size)
     async with await target.open('wb') as file:
@@ -239,6 +258,11 @@ async def _stream(source: Path, target: Path, progress: Progress | None) -> None
             await file.write(reply.data)
             if progress:
                 call_user(progress, len(reply.data))
+        # Files without versions can be written to while they are read.
+        if before is not None and ((after := await source.stat()) != before or after.size != here.size):
+            raise ObjectChangedError(
+                f'{source}: changed while it was copied, from {here.size} bytes to {after.size}: copy it again'
+            )
         for name in proven(here.digests):
             if digests.found(name) != here.digests[name]:
                 raise BadReplyError(

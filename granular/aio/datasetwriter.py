@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NoReturn
 
 from granular.aio.bagwriter import BagWriter
 from granular.aio.codec import Encoder, encode, fields_of
@@ -13,14 +13,18 @@ from granular.aio.path import Path
 from granular.aio.stores.local import LocalStore
 from granular.aio.stores.localwriting import drafted
 from granular.aio.stores.locks import FolderLock
+from granular.aio.turns import Turns
 from granular.checksums import SUFFIX
 from granular.errors import (
     AlreadyExistsError,
+    BadReplyError,
     ClosedError,
     CorruptDatasetError,
     DatapointError,
+    GranularError,
     NotFoundError,
     SpecError,
+    StoreError,
     UnknownKeyError,
 )
 from granular.layout import LIMIT, Layout, check_spec, dump_spec, pack_refs, parse_spec
@@ -70,11 +74,15 @@ class DatasetWriter(Opened):
         }
         refs = self.directory / 'refs.bag'
         self._refs = BagWriter(refs, checksums=checksums) if layout == 'refs' else None
+        for writer in self._writers:
+            writer.verifies = False  # all of them are verified together, right before the spec is published
         self._length = self._found = 0
         self._lock: FolderLock | None = None
         self._fresh = True  # whether all that lies in the folder is ours to remove
-        self._described = False  # whether its spec is there, or may be
+        self._described = False  # whether its spec was there when it was opened
+        self._standing = False  # whether the bags stay whatever happens, as a spec may stand over them
         self._failed = False
+        self._turns = Turns()
         self._torn = False  # whether some columns were handed on and others were not
 
     def __repr__(self) -> str:
@@ -114,7 +122,7 @@ class DatasetWriter(Opened):
             await gather([writer.abort() for writer in self._writers])  # what lies there is another's
             raise
         except BaseException:
-            await self._abort()
+            await self._drop()
             raise
 
     async def _check_existing(self) -> None:
@@ -194,14 +202,19 @@ class DatasetWriter(Opened):
           datapoint: a value for each key of the spec; for a sequence any iterable of values.
           flush: hand it on now. To a bucket, bytes go in parts, whenever one is full.
 
+        Several calls at a time take turns, in the order in which they were made.
+
         Raises:
           DatapointError: if its keys are not those of the spec.
           EncodeError: if an encoder refuses a value.
         """
         if self._state != 'open':
             await self._ensure_open()
-        if self._failed:
-            raise ClosedError(f'{self._name}: a write failed before: close it, or abort')
+        async with self._turns:
+            return await self._append(datapoint, flush)
+
+    async def _append(self, datapoint: Mapping[str, Any], flush: bool) -> int:
+        self._check_usable()
         if not isinstance(datapoint, Mapping):
             raise DatapointError(f'{self._name}: want a mapping for a datapoint, got {type(datapoint).__name__}')
         if datapoint.keys() != self._spec.keys():
@@ -243,9 +256,14 @@ class DatasetWriter(Opened):
         """Hand on what was appended."""
         if self._state != 'open':
             await self._ensure_open()
+        async with self._turns:
+            self._check_usable()
+            await self._flush()
+
+    def _check_usable(self) -> None:
+        self._check_open()
         if self._failed:
             raise ClosedError(f'{self._name}: a write failed before: close it, or abort')
-        await self._flush()
 
     async def _flush(self) -> None:
         self._torn = True
@@ -255,54 +273,131 @@ class DatasetWriter(Opened):
 
     async def _close(self) -> None:
         await self.directory.store.ready()
-        try:
-            if self._failed:
-                raise ClosedError(f'{self._name}: a write failed before, so it is not published')
-            ahead = {key: len(bag) for key, bag in self._bags.items() if self._refs is None and len(bag) > self._length}
-            if ahead:
-                raise CorruptDatasetError(
-                    f'{self._name}: columns are ahead of the {self._length} datapoints: {ahead}: append the same '
-                    f"datapoints as the writer before, or pass resume='discard'"
-                )
-            await self._flush()
-            await settle([writer.aclose() for writer in self._writers])
-            if not self._described:
-                await self._describe()
-        except BaseException:
-            await self._abort()
-            raise
-        self._release()
+        async with self._turns:
+            try:
+                await self._finish()
+            except BaseException:
+                await self._drop()
+                raise
+            self._release()
 
-    async def _describe(self) -> None:
-        """Publish the spec, which makes it a dataset."""
-        place = self.directory / 'spec.json'
-        writer = await place.store.open_writer(place.key, new=True)
+    async def _finish(self) -> None:
+        if self._failed:
+            raise ClosedError(f'{self._name}: a write failed before, so it is not published')
+        ahead = {key: len(bag) for key, bag in self._bags.items() if self._refs is None and len(bag) > self._length}
+        if ahead:
+            raise CorruptDatasetError(
+                f'{self._name}: columns are ahead of the {self._length} datapoints: {ahead}: append the same '
+                f"datapoints as the writer before, or pass resume='discard'"
+            )
+        await self._flush()
+        # The first bag decides between writers: who fails to create it has published nothing, and removes nothing.
+        *others, first = self._writers
+        await first.aclose()
+        await settle([writer.aclose() for writer in others])
+        await self._verify_bags()
+        if not self._described:
+            await self._publish_spec()
+
+    async def _verify_bags(self) -> None:
+        await gather([writer.verify() for writer in self._writers])
+
+    async def _publish_spec(self) -> None:
+        """Publish the spec, which makes the folder a dataset, and read it back.
+
+        If that fails, the spec may be there all the same: what is there decides, and bags that a spec may stand over
+        are never removed.
+        """
+        place, content = self.directory / 'spec.json', dump_spec(self._spec)
+        self._standing = True
+        failure: GranularError | None = None
         try:
-            await writer.write(dump_spec(self._spec))
-            await writer.close()
-        except BaseException as error:
-            self._described = not isinstance(error, AlreadyExistsError)  # then it is another's
-            await writer.abort()
+            writer = await place.store.open_writer(place.key, new=True)
+            try:
+                await writer.write(content)
+                await writer.close()
+            except BaseException:
+                await writer.abort()
+                raise
+        except GranularError as error:
+            failure = error
+        except BaseException:
+            if self._lock is not None:  # on a disk nothing appears later
+                self._standing = await place.exists()
             raise
+        published = await self._read_spec(place, failure)
+        if published == content:
+            if failure is not None:
+                await self._verify_bags()
+            return
+        if published is not None and failure is None and place.store.conditional:
+            await place.store.delete([place.key])
+            self._standing = False
+            raise BadReplyError(
+                f'{place}: expected the {len(content)} bytes that were written, got {len(published)} others: removed'
+            )
+        if published is not None:
+            await self._yield_to(published, place, failure)
+        if failure is not None and self._lock is not None:
+            self._standing = False
+            raise failure
+        raise self._unpublished(place, failure, 'there is no such file now')
+
+    async def _read_spec(self, place: Path, failure: GranularError | None) -> bytes | None:
+        try:
+            return await place.read_bytes()
+        except NotFoundError:
+            return None
+        except GranularError as error:
+            raise self._unpublished(place, failure or error, f'the store does not say: {error}') from error
+
+    def _unpublished(self, place: Path, failure: GranularError | None, found: str) -> GranularError:
+        """The error for a spec of which nothing tells whether it will be there."""
+        says = 'the store accepted it' if failure is None else f'{failure}'
+        if failure is None:
+            kind: type[GranularError] = BadReplyError
+        else:  # that something exists already may be the answer to a request that was sent again
+            kind = StoreError if isinstance(failure, AlreadyExistsError) else type(failure)
+        error = kind(
+            f'{place}: not known to be published: {says}, and {found}. Its bags were left as they are: if the spec '
+            f"appears, the dataset is complete; otherwise write it again with resume='discard', or remove what was "
+            f'left with `granular clean`'
+        )
+        error.__cause__ = failure
+        return error
+
+    async def _yield_to(self, published: bytes, place: Path, failure: GranularError | None) -> NoReturn:
+        """Remove the bags that are no part of the dataset of another writer, which has published its spec."""
+        theirs = parse_spec(published, f'{place}')
+        await gather([writer.withdraw(sole=False) for writer in self._writers if writer.path.stem not in theirs])
+        raise AlreadyExistsError(f'{place}: another writer has published it meanwhile, with spec {theirs}') from failure
 
     async def _abort(self) -> None:
-        store = self.directory.store
-        await store.ready()
+        await self.directory.store.ready()
+        async with self._turns:
+            await self._drop()
+
+    async def _drop(self) -> None:
+        """Give up what is not published, and remove what is, unless a spec may stand over it."""
         try:
-            if self._fresh and self._described:
-                await store.delete([(self.directory / 'spec.json').key])  # first, as it was to be the last
-            published = [place.key for writer in self._writers for place in writer.published]
             await gather([writer.abort() for writer in self._writers])
-            if self._fresh:
-                await store.delete(published)
-                if store.has_folders:
-                    await self._remove_folder()
+            if self._fresh and not self._standing:
+                await self._withdraw()
             elif self._torn:
                 least = min(bag.flushed for bag in self._bags.values())
                 for bag in self._bags.values():
                     await bag.cut(least)
         finally:
             self._release()
+
+    async def _withdraw(self) -> None:
+        store = self.directory.store
+        *others, first = self._writers
+        sole = self._lock is not None or first.owned
+        await gather([writer.withdraw(sole) for writer in others])
+        await first.withdraw(sole)  # last, as another writer may begin then
+        if store.has_folders:
+            await self._remove_folder()
 
     async def _remove_folder(self) -> None:
         store = self.directory.store

@@ -7,7 +7,7 @@ import urllib.parse
 from functools import lru_cache
 from typing import Any, Self
 
-from granular.aio.stores import Store, resolve
+from granular.aio.stores import Store, local_key, resolve
 from granular.config import IOConfig
 from granular.errors import InvalidArgumentError
 
@@ -19,8 +19,9 @@ class PurePath:
     would let in whoever reads them: the query of a presigned ``http(s)`` address, a user and password.
 
     Args:
-      place: a path (``./data``), an address (``s3://bucket/data``), an ``os.PathLike``, a ``granular`` path, or a path
-        object of somebody else's that has ``/``, ``name``, ``parent``, ``exists``, ``open('rb')`` and ``glob``.
+      place: a path (``./data``, ``~/data``), an address (``s3://bucket/data``), an ``os.PathLike``, a ``granular``
+        path, or a path object of somebody else's that has ``/``, ``name``, ``parent``, ``exists``, ``open('rb')`` and
+        ``glob``.
       config: the knobs of reading and writing.
       options: for the store, such as ``endpoint_url``, ``anon``, or the ``key`` and ``secret`` of S3. A pickled path
         keeps all of them but credentials.
@@ -94,7 +95,7 @@ class PurePath:
             raise InvalidArgumentError(f'{self}: can be joined with str, not {type(tail).__name__}')
         if self._store.local:
             joined = os.path.join(self._key, tail) if self._key != '.' or tail.startswith('/') else tail
-            return type(self)(joined or '.', config=self._store.config)
+            return type(self).of(self._store, local_key(joined))
         if tail.startswith('/'):
             raise InvalidArgumentError(f'{self}: cannot be joined with an absolute path: {tail!r}')
         tail = tail.rstrip('/')

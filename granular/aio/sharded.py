@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
@@ -16,6 +16,7 @@ from granular.aio.loops import gather
 from granular.aio.paging import pages
 from granular.aio.path import Path
 from granular.aio.snapshots import FolderState, Snapshot, sharing
+from granular.aio.stores import Entry
 from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError
 from granular.layout import shard_name, shard_number
 
@@ -221,12 +222,13 @@ def _reorder(values: list[Any], order: Ints | None) -> list[Any]:
 
 async def shards_in(directory: Path) -> list[int]:
     """The numbers of the shards in a folder, sorted; what else lies there is ignored."""
-    found = set()
-    async for entry in directory.store.scan(directory.key):
-        number = shard_number(entry.key.rpartition('/')[2])
-        if entry.is_dir and number is not None:
-            found.add(number)
-    return sorted(found)
+    return shards_of([entry async for entry in directory.store.scan(directory.key)])
+
+
+def shards_of(entries: Iterable[Entry]) -> list[int]:
+    """The numbers of the shards among what lies in a folder, sorted."""
+    numbers = (shard_number(entry.key.rpartition('/')[2]) for entry in entries if entry.is_dir)
+    return sorted({number for number in numbers if number is not None})
 
 
 def check_steps(start: int, step: int) -> None:

@@ -4,13 +4,15 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from granular.aio.claims import Claim
 from granular.aio.codec import Encoder, fields_of
 from granular.aio.dataset import DatasetReader
 from granular.aio.datasetwriter import DatasetWriter
 from granular.aio.lifecycle import Opened
 from granular.aio.loops import gather
 from granular.aio.path import Path
-from granular.aio.sharded import check_steps, shards_in
+from granular.aio.sharded import check_steps, shards_in, shards_of
+from granular.aio.turns import Turns
 from granular.errors import (
     AlreadyExistsError,
     ClosedError,
@@ -29,6 +31,10 @@ class ShardedDatasetWriter(Opened):
     the columns layout, and left as it is otherwise. One that a killed writer left without a ``spec.json`` is gone on
     with or begun anew, as ``DatasetWriter`` does; ``found`` says which datapoints to go on with. No shard that has a
     ``spec.json`` is ever overwritten.
+
+    Writers of the same shards exclude each other. In a bucket, a small object ``.writer.<start>.<step>.json`` beside
+    the shards says that a writer is at work, and is removed when it is closed. One that a killed writer left is taken
+    over on the same machine, and elsewhere with ``resume='discard'``.
 
     Args:
       directory: the folder of the shards; it may exist.
@@ -66,23 +72,43 @@ class ShardedDatasetWriter(Opened):
         self._done = [0, 0, 0]  # shards, bytes and datapoints of the shards that were filled
         self._resumed = self._found = 0
         self._failed = False
+        self._turns = Turns()
+        store = self.directory.store
+        # On a disk the folder of the next shard is locked before one is published.
+        self._claim = (
+            Claim(self.directory, shardstart, shardstep, 'any' if resume == 'discard' else 'gone')
+            if store.conditional and not store.local
+            else None
+        )
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({f"{self.directory}"!r})'
 
     async def _open(self) -> None:
         await self.directory.mkdir(parents=True, exist_ok=True)
+        if self._claim is None:
+            try:
+                await self._resume(await shards_in(self.directory))
+            except NotFoundError:
+                await self._resume([])  # some stores have no empty folders
+            return
+        entries = await self._claim.take()
         try:
-            there = await shards_in(self.directory)
-        except NotFoundError:
-            there = []  # a bucket has no empty folders
+            await self._resume(shards_of(entries))
+        except BaseException:
+            await self._claim.release()
+            raise
+
+    async def _resume(self, there: list[int]) -> None:
+        """Find where the writer before ended."""
         mine = [number for number in there if number >= self._next and not (number - self._next) % self._step]
         if not mine:
             return
-        wanted = range(self._next, mine[-1] + 1, self._step)
-        if missing := sorted(set(wanted) - set(mine)):
+        wanted = range(self._next, mine[-1] + 1, self._step)  # of any length, if a folder is named like a date
+        missing = next((number for number, other in zip(wanted, mine, strict=False) if number != other), None)
+        if missing is not None:
             raise CorruptDatasetError(
-                f'{self.directory}: shard {shard_name(missing[0])} is missing, but {shard_name(mine[-1])} is there: '
+                f'{self.directory}: shard {shard_name(missing)} is missing, but {shard_name(mine[-1])} is there: '
                 f'remove what follows, or begin behind it with shardstart'
             )
         growing = self._layout == 'columns' and self.directory.store.local
@@ -154,7 +180,14 @@ class ShardedDatasetWriter(Opened):
         """Append a datapoint; returns how many this writer had appended before. As ``DatasetWriter.append``."""
         if self._state != 'open':
             await self._ensure_open()
+        async with self._turns:
+            return await self._append(datapoint, flush)
+
+    async def _append(self, datapoint: Mapping[str, Any], flush: bool) -> int:
+        self._check_open()
         self._check_whole()
+        if self._claim is not None:
+            await self._claim.renew()
         if self._writer is not None and self._full(self._writer):
             await self._turn()
         if self._writer is None:
@@ -167,9 +200,12 @@ class ShardedDatasetWriter(Opened):
 
     async def flush(self) -> None:
         """Hand on what was appended."""
-        self._check_open()
-        if self._writer is not None:
-            await self._writer.flush()
+        if self._state != 'open':
+            await self._ensure_open()
+        async with self._turns:
+            self._check_open()
+            if self._writer is not None:
+                await self._writer.flush()
 
     def _full(self, writer: DatasetWriter) -> bool:
         return self._shardlen is not None and len(writer) >= self._shardlen
@@ -196,6 +232,12 @@ class ShardedDatasetWriter(Opened):
         if writer is None:
             return
         self._failed = True  # until it is there
+        if self._claim is not None:
+            try:
+                await self._claim.check()
+            except BaseException:
+                await writer.abort()
+                raise
         await writer.aclose()
         self._failed = False
         self._done = [self._done[0] + 1, self._done[1] + writer.size, self._done[2] + len(writer) - self._resumed]
@@ -206,15 +248,29 @@ class ShardedDatasetWriter(Opened):
             raise ClosedError(f'{self.directory}: a shard could not be published: open another writer to go on')
 
     async def _close(self) -> None:
-        self._check_whole()
-        if self._writer is not None and self._writer.unused:
-            await self._writer.abort()
-        else:
-            await self._finish()
+        await self.directory.store.ready()
+        async with self._turns:
+            try:
+                self._check_whole()
+                if self._writer is not None and self._writer.unused:
+                    await self._writer.abort()
+                else:
+                    await self._finish()
+            finally:
+                await self._release()
 
     async def _abort(self) -> None:
-        if self._writer is not None:
-            await self._writer.abort()
+        await self.directory.store.ready()
+        async with self._turns:
+            try:
+                if self._writer is not None:
+                    await self._writer.abort()
+            finally:
+                await self._release()
+
+    async def _release(self) -> None:
+        if self._claim is not None:
+            await self._claim.release()
 
 
 async def length_of_shard(folder: Path, spec: Mapping[str, str], layout: Layout) -> int | None:

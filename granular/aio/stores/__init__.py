@@ -45,7 +45,7 @@ def resolve(place: Any, config: IOConfig, options: Mapping[str, Any]) -> tuple[S
 
         if options:
             raise InvalidArgumentError(f'{place}: a local path takes no storage options, got {sorted(options)}')
-        return LocalStore('', config), _local_key(place if match is None else match[2])
+        return LocalStore('', config), local_key(_expanded(place if match is None else match[2]))
     scheme, rest = match[1].lower(), match[2]
     root, _, key = rest.partition('/')
     if scheme in ('s3', 's3a', 'gs', 'gcs', 'http', 'https'):
@@ -74,7 +74,24 @@ def resolve(place: Any, config: IOConfig, options: Mapping[str, Any]) -> tuple[S
             return FsspecStore(base, config, options), f'{scheme}://{rest}'.removeprefix(base).strip('/')
 
 
-def _local_key(path: str) -> str:
+def _expanded(path: str) -> str:
+    """A local path whose first component may be ``~`` or ``~user``, as shells have it.
+
+    Raises:
+      InvalidArgumentError: if there is no such user.
+    """
+    if not path.startswith('~'):
+        return path
+    expanded = os.path.expanduser(path)
+    if expanded == path:
+        name = path.partition('/')[0]
+        raise InvalidArgumentError(
+            f'{path}: there is no home folder {name}: for a name that begins with ~, write ./{path}'
+        )
+    return expanded
+
+
+def local_key(path: str) -> str:
     """A local path without doubled slashes and single dots, as pathlib has it; '..' stays, for what links mean."""
     parts = [part for part in path.split('/') if part not in ('', '.')]
     return ('/' if path.startswith('/') else '') + '/'.join(parts) or '.'

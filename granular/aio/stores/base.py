@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import inspect
 import re
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -132,6 +133,8 @@ class Store(abc.ABC):
     """Whether reads are answered without waiting, on the thread that asks."""
     has_folders = True
     """Whether a folder is there before there is something in it."""
+    conditional = False
+    """Whether of several writers that make a new file at once only one succeeds."""
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         self.root = root
@@ -171,6 +174,14 @@ class Store(abc.ABC):
         """Be where this store's calls can wait: under a loop, unless they never do."""
         if not self.local:
             await need_loop()
+
+    async def now(self, key: str) -> float:
+        """The time of the clock that the store's times of change are of, in seconds since the epoch.
+
+        Args:
+          key: a file or folder, as file systems of one machine may have clocks of their own.
+        """
+        return time.time()
 
     # --- reading
 

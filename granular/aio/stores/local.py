@@ -6,7 +6,9 @@ import functools
 import os
 import shutil
 import stat
+import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -117,12 +119,17 @@ class LocalStore(Store):
     """The local disk. Keys are paths as the operating system takes them."""
 
     local = True
+    conditional = True
 
     def __init__(self, root: str = '', config: IOConfig | None = None, options: Mapping[str, Any] = {}) -> None:
         super().__init__(root, config or IOConfig(), options)
 
     def address(self, key: str) -> str:
-        return key
+        # A name that begins with a tilde is no user's home folder when the address is read again.
+        return f'./{key}' if key.startswith('~') else key
+
+    async def now(self, key: str) -> float:
+        return await offload(_clock, key)
 
     # --- reading
 
@@ -249,8 +256,11 @@ class LocalStore(Store):
         return await offload(call)
 
     async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
+        from granular.aio.stores.localwriting import sync
+
         def call() -> None:
             with translated(key):
+                new = _missing(key) if parents else [key]
                 if parents:
                     os.makedirs(key, exist_ok=exist_ok)
                 else:
@@ -259,6 +269,9 @@ class LocalStore(Store):
                     except FileExistsError:
                         if not exist_ok or not os.path.isdir(key):
                             raise
+                        return
+                for folder in new:  # a dataset outlives a power cut only if the names that lead to it do
+                    sync(os.path.dirname(folder))
 
         await offload(call)
 
@@ -297,6 +310,31 @@ class LocalStore(Store):
 
         await offload(copy, source, target)
         return True
+
+
+def _clock(folder: str) -> float:
+    """The time that a file has which is made in a folder now. Servers of network file systems have their own clocks."""
+    try:
+        try:
+            fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        except (OSError, AttributeError):  # file systems without files that have no name
+            with tempfile.TemporaryFile(dir=folder) as file:
+                return os.fstat(file.fileno()).st_mtime
+    except OSError:  # a folder that may not be written
+        return time.time()
+    try:
+        return os.fstat(fd).st_mtime
+    finally:
+        os.close(fd)
+
+
+def _missing(folder: str) -> list[str]:
+    """The folders that have to be made, from the innermost one on."""
+    missing = []
+    while folder and not os.path.isdir(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    return missing
 
 
 def _entry(item: 'os.DirEntry[str]', folder: str) -> Entry | None:

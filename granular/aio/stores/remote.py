@@ -2,6 +2,8 @@
 
 import abc
 import asyncio
+import datetime
+import email.utils
 import os
 import time
 from collections.abc import Coroutine, Mapping, Sequence
@@ -14,8 +16,9 @@ from granular.aio.memory import Space, blank
 from granular.aio.reply import Reply, changed
 from granular.aio.stores.base import Request, Store
 from granular.aio.tls import verify_of
-from granular.aio.transport import Ail, Transport
+from granular.aio.transport import Ail, Answer, Outgoing, Transport
 from granular.config import IOConfig
+from granular.errors import BadReplyError
 
 if TYPE_CHECKING:
     from granular.aio.stores.blockcache import BlockCache
@@ -105,12 +108,23 @@ class Client(abc.ABC):
         return await self.transport.read(lambda: self.prepare(key), self.mend, name, start, stop, version, into)
 
 
+def _date(answer: Answer) -> float:
+    """The time at which a server answered."""
+    date = answer.head.headers.get('date', '')
+    try:
+        when = email.utils.parsedate_to_datetime(date)
+        return (when if when.tzinfo else when.replace(tzinfo=datetime.UTC)).timestamp()
+    except (TypeError, ValueError, OverflowError):
+        raise BadReplyError(f'expected the time in the Date header of an answer, got {date[:100]!r}') from None
+
+
 C = TypeVar('C', bound=Client)
 
 
 class RemoteStore(Store, Generic[C]):
     """A store that is read through a client."""
 
+    conditional = True
     version_header = 'ETag'
     """The reply header that tells one version of an object from the next."""
     is_bucket = True
@@ -148,6 +162,15 @@ class RemoteStore(Store, Generic[C]):
     async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
         client = await self.client()
         return await client.read(key, self.url(key), start, stop, version)
+
+    async def now(self, key: str) -> float:
+        client = await self.client()
+
+        async def make() -> Outgoing:
+            return Outgoing(await client.prepare(key or 'spec.json'), 'HEAD')
+
+        # The answer may be any: its date is what counts.
+        return await client.transport.call(make, client.mend, self.url(key), _date, statuses=range(200, 500))
 
     def _cache(self) -> 'BlockCache | None':
         """Where blocks are kept on the local disk, if they are."""

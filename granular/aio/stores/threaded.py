@@ -235,6 +235,7 @@ class ThreadedWriter(ObjectWriter):
     def __init__(self, store: ThreadedStore, key: str, file: Any, remove: Callable[[], object]) -> None:
         self._store, self._key, self._file, self._remove = store, key, file, remove
         self._buffer = bytearray()
+        self._size = 0
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         self._buffer += data
@@ -243,11 +244,14 @@ class ThreadedWriter(ObjectWriter):
 
     async def _drain(self) -> None:
         data, self._buffer = bytes(self._buffer), bytearray()
+        self._size += len(data)
         await self._store.call(self._key, lambda: self._file.write(data))
 
     async def close(self) -> None:
         await self._drain()
         await self._store.call(self._key, self._file.close)
+        if (size := (await self._store.stat(self._key)).size) != self._size:
+            raise StoreError(f'{self._store.url(self._key)}: expected {self._size} bytes after writing, got {size}')
 
     async def abort(self) -> None:
         def fn() -> None:
