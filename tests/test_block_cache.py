@@ -123,7 +123,7 @@ def test_damage_is_noticed_and_mended(moto, tmp_path, caplog):
     points = write(place)
     with granular.ShardedDatasetReader(cached(place, tmp_path), granular.decoders) as reader:
         reader.fetch(range(60))
-    (pack,) = (tmp_path / 'blocks-1' / 'packs').iterdir()
+    (pack,) = (tmp_path / 'blocks-2' / 'packs').iterdir()
     damaged = bytearray(pack.read_bytes())
     for at in range(100, len(damaged), 3 * BLOCK):
         damaged[at] ^= 1

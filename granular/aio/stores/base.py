@@ -95,12 +95,16 @@ class Kept:
 
 
 class Request(NamedTuple):
-    """Byte ranges of an object, which must be of the version given, if one is."""
+    """Byte ranges of an object, which must be of the version given, if one is.
+
+    The size is the object's, where the caller knows it: part of the identity of what is cached.
+    """
 
     key: str
     starts: list[int]
     stops: list[int]
     version: str | None = None
+    size: int | None = None
 
 
 class ObjectWriter(abc.ABC):
@@ -156,8 +160,13 @@ class Store(abc.ABC):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """What tells this store from others in what is kept on the local disk; without credentials."""
-        return repr((self.root, sorted(without_secrets(self.options).items())))
+        """The identity of this store in caches: its root, server and options, without credentials."""
+        options = {name: value for name, value in without_secrets(self.options).items() if name != 'endpoint_url'}
+        return repr((self.root, self._space(), sorted(options.items())))
+
+    def _space(self) -> str:
+        """The name of the space in which the root and its keys are unique."""
+        return ''
 
     def address(self, key: str) -> str:
         """The address of a key, as a user would write it."""
@@ -198,7 +207,7 @@ class Store(abc.ABC):
         replies = await gather(
             [
                 self.read(key, start, stop, version)
-                for key, starts, stops, version in requests
+                for key, starts, stops, version, _ in requests
                 for start, stop in zip(starts, stops, strict=True)
             ]
         )

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from granular.aio.loops import gather, running_loop
-from granular.aio.reply import Reply, counters
+from granular.aio.reply import Reply, changed, counters
 from granular.aio.stores.base import Request
 from granular.aio.stores.local import IN_PLACE
 from granular.aio.stores.packs import BLOCK, SHIFT, Cached, Packs
 from granular.aio.threads import offload, patiently
 from granular.config import IOConfig
+from granular.errors import GranularError
 
 _PATIENCE: Final = 20.0  # seconds for which a block is waited for that another process fetches
 _PAUSE: Final = 30.0  # seconds for which nothing is kept after it could not be
@@ -59,6 +60,7 @@ class Span(NamedTuple):
     start: int
     stop: int
     version: str | None
+    size: int | None  # of the object, where the caller knows it
 
 
 class Run(NamedTuple):
@@ -93,8 +95,8 @@ class BlockCache:
     async def read_many(self, below: Below, identity: str, requests: Sequence[Request]) -> list[bytes]:
         """The byte ranges of all requests, one request after the other."""
         spans = [
-            Span(key, start, stop, version)
-            for key, starts, stops, version in requests
+            Span(key, start, stop, version, size)
+            for key, starts, stops, version, size in requests
             for start, stop in zip(starts, stops, strict=True)
         ]
         look = functools.partial(self._look, identity, spans)
@@ -111,8 +113,8 @@ class BlockCache:
         return [piece for piece in found if piece is not None]
 
     def _look(self, identity: str, spans: Sequence[Span], i: int) -> bytes | None:
-        key, start, stop, version = spans[i]
-        if version is None or (cached := self._packs.known(identity, key, version)) is None:
+        key, start, stop, version, size = spans[i]
+        if version is None or (cached := self._packs.known(identity, key, version, size)) is None:
             return None
         try:
             piece = self._packs.read(cached, start, stop)
@@ -123,6 +125,10 @@ class BlockCache:
             counters.block_hits += ((stop - 1) >> SHIFT) - (start >> SHIFT) + 1
         return piece
 
+    def note(self, identity: str, key: str, version: str, size: int) -> None:
+        """Take note of the size that the store tells of an object, which is registered anew if it had another one."""
+        self._packs.expect(identity, key, version, size)
+
     def _fails(self, error: OSError) -> None:
         if time.monotonic() >= self._paused:
             logger.warning('%s: the block cache is not used for a while: %s', self._packs.folder, error)
@@ -131,37 +137,41 @@ class BlockCache:
     # --- what is not there
 
     async def _fill(self, below: Below, identity: str, spans: Sequence[Span]) -> list[bytes]:
-        objects: dict[tuple[str, str], Cached | None] = {}
+        objects: dict[tuple[str, str, int | None], Cached | None] = {}
         if time.monotonic() >= self._paused:
             for span in spans:
                 if span.version is not None:
-                    objects[span.key, span.version] = None
+                    objects[span.key, span.version, span.size] = None
             found = await gather([self._meet(below, identity, *name) for name in objects])
             objects = dict(zip(objects, found, strict=True))
-        owners = [None if span.version is None else objects.get((span.key, span.version)) for span in spans]
+        owners = [None if span.version is None else objects.get((span.key, span.version, span.size)) for span in spans]
         fetched = await self._fetch(below, spans, owners)
         out = await offload(self._assemble, spans, owners, fetched)
         plain = [i for i, piece in enumerate(out) if piece is None]
         if plain:
-            asked = [Request(spans[i].key, [spans[i].start], [spans[i].stop], spans[i].version) for i in plain]
+            asked = [
+                Request(spans[i].key, [spans[i].start], [spans[i].stop], spans[i].version, spans[i].size) for i in plain
+            ]
             for i, piece in zip(plain, await below.fetch_many(asked), strict=True):
                 out[i] = piece
         return [piece for piece in out if piece is not None]
 
-    async def _meet(self, below: Below, identity: str, key: str, version: str) -> Cached | None:
-        """What is known of an object; of one that nobody has read yet, its size is asked for."""
+    async def _meet(self, below: Below, identity: str, key: str, version: str, size: int | None) -> Cached | None:
+        """The object's registration; one that was not registered before is, and its size is asked for."""
         name = identity, key, version
-        found = await self._tried(lambda: self._packs.known(*name))
+        found = await self._tried(lambda: self._packs.known(*name, size))
         if found is not None:
             return found
         mine: concurrent.futures.Future[None] = concurrent.futures.Future()
         meeting = self._meeting.setdefault(name, mine)
         if meeting is not mine:
             await asyncio.shield(asyncio.wrap_future(meeting))
-            return await self._tried(lambda: self._packs.known(*name))
+            return await self._tried(lambda: self._packs.known(*name, size))
         try:
-            size = (await below.read(key, 0, 1, version)).size
-            return await self._tried(lambda: self._packs.introduce(*name, size, below.url(key)))
+            told = (await below.read(key, 0, 1, version)).size
+            if size is not None and told != size:
+                raise changed(below.url(key), f'{version} of {size} bytes', f'{version} of {told} bytes')
+            return await self._tried(lambda: self._packs.introduce(*name, told, below.url(key)))
         finally:
             del self._meeting[name]
             mine.set_result(None)
@@ -308,7 +318,11 @@ _caches: Final[dict[tuple[str, int], BlockCache | None]] = {}
 
 
 def cache_of(config: IOConfig) -> BlockCache | None:
-    """The block cache that a config names, one for each folder; None if there is none, or it cannot be had."""
+    """The block cache that a config names, one for each folder; None if there is none, or it cannot be had.
+
+    Raises:
+      AccessDeniedError: if its folder belongs to another user, or has symbolic links in it.
+    """
     name = config.cache_dir, config.cache_bytes
     try:
         return _caches[name]
@@ -316,6 +330,8 @@ def cache_of(config: IOConfig) -> BlockCache | None:
         pass
     try:
         opened = BlockCache(os.path.expanduser(config.cache_dir), config.cache_bytes)
+    except GranularError:
+        raise  # a folder that is refused is no accident of the disk
     except OSError as error:
         logger.warning('%s: there will be no block cache: %s', config.cache_dir, error)
         return _caches.setdefault(name, None)

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from granular.aio.loops import gather, need_loop
-from granular.aio.stores import translating
+from granular.aio.stores import endpoints, translating
 from granular.aio.stores.base import Entry, Folders, Kept, ObjectWriter, Stat, check_options
 from granular.aio.stores.parts import PartWriter
 from granular.aio.stores.remote import Client, RemoteStore
@@ -30,7 +30,7 @@ from granular.errors import (
     NotFoundError,
     StoreError,
 )
-from granular.hiding import hidden
+from granular.hiding import hidden, without_user
 
 _BATCH = 100  # keys in one delete request
 _RENEW = 300.0  # seconds before a token's end
@@ -46,7 +46,17 @@ class GCSStore(RemoteStore['GCSClient']):
 
     version_header = 'x-goog-generation'
     has_folders = False
-    variables = ('STORAGE_EMULATOR_HOST', 'GOOGLE_APPLICATION_CREDENTIALS', 'GOOGLE_CLOUD_PROJECT')
+    variables = (*endpoints.GCS_VARIABLES, 'GOOGLE_APPLICATION_CREDENTIALS', 'GOOGLE_CLOUD_PROJECT')
+    endpoint: str
+
+    def _find_endpoint(self) -> str:
+        return endpoints.gcs(self.options, os.environ)
+
+    def _endpoint_options(self) -> dict[str, Any]:
+        return {} if self.endpoint == endpoints.GOOGLE else {'endpoint_url': without_user(self.endpoint)}
+
+    def _space(self) -> str:
+        return self.endpoint.rstrip('/')
 
     @property
     def bucket(self) -> str:
@@ -178,7 +188,9 @@ class GCSClient(Client):
         options = {name: value for name, value in store.options.items() if name != 'tls_verify'}
         if options.pop('anon', False):
             options['token'] = 'anon'
-        emulated = options.get('endpoint_url') or os.environ.get('STORAGE_EMULATOR_HOST') not in (None, '', 'default')
+        if store.endpoint != endpoints.GOOGLE:
+            options['endpoint_url'] = store.endpoint
+        emulated = not store.endpoint.startswith('https://storage.')
         if emulated and not os.environ.get('GOOGLE_APPLICATION_CREDENTIALS'):
             options.setdefault('token', 'anon')
         with translated(store.root):

@@ -127,9 +127,24 @@ class RemoteStore(Store, Generic[C]):
         # Of what makes a client, so that one made before the environment changed, as in tests, is not taken for this.
         self.tls_verify = verify_of(root, self.options)
         self._environment = hash(tuple(map(os.environ.get, self.variables)))
+        self.endpoint = self._find_endpoint()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # To the same endpoint, whatever the environment says by then.
+        kind, (root, config, options) = super().__reduce__()
+        return kind, (root, config, {**options, **self._endpoint_options()})
 
     def _identity(self) -> tuple[Any, ...]:
-        return (*super()._identity(), self._environment)
+        options = {name: value for name, value in self.options.items() if name != 'endpoint_url'}
+        return self.root, self.config, options, self.endpoint, self._environment
+
+    def _find_endpoint(self) -> Any:
+        """The server, by the options and the environment as they are now."""
+        return self.root
+
+    def _endpoint_options(self) -> dict[str, Any]:
+        """The options that lead to the same server in any environment."""
+        return {}
 
     @abc.abstractmethod
     async def make_client(self) -> C:
@@ -151,7 +166,10 @@ class RemoteStore(Store, Generic[C]):
 
     async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
         client = await self.client()
-        return await client.read(key, self.url(key), start, stop, version)
+        reply = await client.read(key, self.url(key), start, stop, version)
+        if reply.version is not None and (cache := self._cache()) is not None:
+            cache.note(self.fingerprint, key, reply.version, reply.size)
+        return reply
 
     def _cache(self) -> 'BlockCache | None':
         """Where blocks are kept on the local disk, if they are."""
@@ -197,7 +215,7 @@ class RemoteStore(Store, Generic[C]):
         reads: list[Coroutine[Any, Any, Reply]] = []
         single: list[int] = []  # of each read, which result it is; -1 for a part of one
         loose: list[tuple[str, int, int]] = []  # which reads are of an object that is not pinned
-        for key, starts, stops, version in requests:
+        for key, starts, stops, version, _ in requests:
             name, first = self.url(key), len(reads)
             for start, stop in zip(starts, stops, strict=True):
                 if stop - start <= most:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from granular.aio.loops import need_loop
-from granular.aio.stores import translating
+from granular.aio.stores import endpoints, translating
 from granular.aio.stores.base import Entry, Folders, Kept, ObjectWriter, Stat, Upload, check_options
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.threads import offload
@@ -26,7 +26,7 @@ from granular.errors import (
     NotFoundError,
     StoreError,
 )
-from granular.hiding import hidden
+from granular.hiding import hidden, without_user
 
 _ETAG = re.compile(r'[0-9a-f]{32}(-\d+)?')
 _BATCH = 1000  # keys in one delete request
@@ -47,11 +47,17 @@ class S3Store(RemoteStore['S3Client']):
     """
 
     has_folders = False
-    variables = (
-        *('AWS_ENDPOINT_URL_S3', 'AWS_ENDPOINT_URL', 'AWS_REGION', 'AWS_DEFAULT_REGION', 'AWS_PROFILE'),
-        *('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY', 'AWS_SESSION_TOKEN'),
-        *('AWS_SHARED_CREDENTIALS_FILE', 'AWS_CONFIG_FILE'),
-    )
+    variables = (*endpoints.S3_VARIABLES, 'AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY', 'AWS_SESSION_TOKEN')
+    endpoint: endpoints.S3Endpoint
+
+    def _find_endpoint(self) -> endpoints.S3Endpoint:
+        return endpoints.s3(self.options, os.environ)
+
+    def _endpoint_options(self) -> dict[str, Any]:
+        return {} if self.endpoint.url is None else {'endpoint_url': without_user(self.endpoint.url)}
+
+    def _space(self) -> str:
+        return self.endpoint.identity
 
     @property
     def bucket(self) -> str:
@@ -214,23 +220,11 @@ class S3Client(Client):
         self._session = Session(profile=options.get('profile'))
         self._fs: Any = None
         self._fs_lock = asyncio.Lock()
-        env = os.environ.get
         with translated(store.root):
-            configured = self._session.get_scoped_config()
-            self._endpoint = (
-                options.pop('endpoint_url', None)
-                or env('AWS_ENDPOINT_URL_S3')
-                or env('AWS_ENDPOINT_URL')
-                or configured.get('endpoint_url')
-            )
-            self.region = (
-                options.pop('region', None)
-                or options.get('client_kwargs', {}).get('region_name')
-                or env('AWS_REGION')
-                or env('AWS_DEFAULT_REGION')
-                or configured.get('region')
-                or 'us-east-1'
-            )
+            self._session.get_scoped_config()  # which complains of a profile that does not exist
+            options.pop('endpoint_url', None)
+            options.pop('region', None)
+            self._endpoint, self.region, _ = store.endpoint
             if 'key' in options and 'secret' in options:
                 self._session.set_credentials(options['key'], options['secret'], options.get('token'))
             self._credentials = None if self._anon else self._session.get_credentials()
