@@ -313,8 +313,7 @@ class BagReader(Opened):
             raise InvalidArgumentError(f'{self.name}: its table is cached')
         path, start, pin = self._table
         at = start + layout.LIMIT * places
-        size = self._size if path is self._path else None
-        return Job(path.key, np.where(places > 0, at - layout.LIMIT, at), at + layout.LIMIT, pin, size)
+        return Job(path.key, np.where(places > 0, at - layout.LIMIT, at), at + layout.LIMIT, pin)
 
     def limits_in(self, places: Ints, pieces: Sequence[bytes]) -> tuple[Ints, Ints]:
         """Where records lie, from what ``table_job`` brought."""
@@ -333,8 +332,7 @@ class BagReader(Opened):
 
     def data_job(self, starts: Ints, stops: Ints) -> Job:
         """The bytes of records."""
-        size = self._datasize if self._version == 3 else self._size
-        return Job(self._require_path().key, starts, stops, self._pin, size)
+        return Job(self._require_path().key, starts, stops, self._pin)
 
     def in_memory(self, starts: Ints, stops: Ints) -> list[bytes] | None:
         """The bytes of records, if they are cached."""

@@ -28,7 +28,6 @@ class Job(NamedTuple):
     starts: Ints
     stops: Ints
     version: str | None
-    size: int | None = None  # of the object, where it is known
 
 
 async def read_all(store: Store, jobs: Sequence[Job]) -> list[list[bytes]]:
@@ -49,7 +48,7 @@ async def read_all(store: Store, jobs: Sequence[Job]) -> list[list[bytes]]:
     left, right = (plan.starts - zero).tolist(), (plan.stops - zero).tolist()
     bounds = np.searchsorted(owners, np.arange(len(jobs) + 1)).tolist()
     requests = [
-        Request(job.key, left[a:b], right[a:b], job.version, job.size)
+        Request(job.key, left[a:b], right[a:b], job.version)
         for job, a, b in zip(jobs, bounds, bounds[1:], strict=False)
         if a < b
     ]

@@ -95,16 +95,12 @@ class Kept:
 
 
 class Request(NamedTuple):
-    """Byte ranges of an object, which must be of the version given, if one is.
-
-    The size is the object's, where the caller knows it: part of the identity of what is cached.
-    """
+    """Byte ranges of an object, which must be of the version given, if one is."""
 
     key: str
     starts: list[int]
     stops: list[int]
     version: str | None = None
-    size: int | None = None
 
 
 class ObjectWriter(abc.ABC):
@@ -207,7 +203,7 @@ class Store(abc.ABC):
         replies = await gather(
             [
                 self.read(key, start, stop, version)
-                for key, starts, stops, version, _ in requests
+                for key, starts, stops, version in requests
                 for start, stop in zip(starts, stops, strict=True)
             ]
         )

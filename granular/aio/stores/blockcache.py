@@ -2,7 +2,8 @@
 
 A read that names the version of its object, as those of readers do, is made of blocks. Those that are there are read in
 place, like any local file. The others are fetched whole, neighbours in one request, each by one process and one task at
-a time, and kept. Whatever goes wrong with the folder, the read goes to the store as if there were none.
+a time, and kept. Whatever goes wrong with the folder, the read goes to the store as if there were none; but a folder
+that is not this user's is refused.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from granular.aio.loops import gather, running_loop
-from granular.aio.reply import Reply, changed, counters
+from granular.aio.reply import Reply, counters
 from granular.aio.stores.base import Request
 from granular.aio.stores.local import IN_PLACE
 from granular.aio.stores.packs import BLOCK, SHIFT, Cached, Packs
@@ -60,7 +61,6 @@ class Span(NamedTuple):
     start: int
     stop: int
     version: str | None
-    size: int | None  # of the object, where the caller knows it
 
 
 class Run(NamedTuple):
@@ -95,8 +95,8 @@ class BlockCache:
     async def read_many(self, below: Below, identity: str, requests: Sequence[Request]) -> list[bytes]:
         """The byte ranges of all requests, one request after the other."""
         spans = [
-            Span(key, start, stop, version, size)
-            for key, starts, stops, version, size in requests
+            Span(key, start, stop, version)
+            for key, starts, stops, version in requests
             for start, stop in zip(starts, stops, strict=True)
         ]
         look = functools.partial(self._look, identity, spans)
@@ -113,8 +113,9 @@ class BlockCache:
         return [piece for piece in found if piece is not None]
 
     def _look(self, identity: str, spans: Sequence[Span], i: int) -> bytes | None:
-        key, start, stop, version, size = spans[i]
-        if version is None or (cached := self._packs.known(identity, key, version, size)) is None:
+        key, start, stop, version = spans[i]
+        size = None if version is None else _sizes.get((identity, key, version))
+        if version is None or size is None or (cached := self._packs.known(identity, key, version, size)) is None:
             return None
         try:
             piece = self._packs.read(cached, start, stop)
@@ -125,10 +126,6 @@ class BlockCache:
             counters.block_hits += ((stop - 1) >> SHIFT) - (start >> SHIFT) + 1
         return piece
 
-    def note(self, identity: str, key: str, version: str, size: int) -> None:
-        """Take note of the size that the store tells of an object, which is registered anew if it had another one."""
-        self._packs.expect(identity, key, version, size)
-
     def _fails(self, error: OSError) -> None:
         if time.monotonic() >= self._paused:
             logger.warning('%s: the block cache is not used for a while: %s', self._packs.folder, error)
@@ -137,44 +134,43 @@ class BlockCache:
     # --- what is not there
 
     async def _fill(self, below: Below, identity: str, spans: Sequence[Span]) -> list[bytes]:
-        objects: dict[tuple[str, str, int | None], Cached | None] = {}
+        objects: dict[tuple[str, str], Cached | None] = {}
         if time.monotonic() >= self._paused:
             for span in spans:
                 if span.version is not None:
-                    objects[span.key, span.version, span.size] = None
+                    objects[span.key, span.version] = None
             found = await gather([self._meet(below, identity, *name) for name in objects])
             objects = dict(zip(objects, found, strict=True))
-        owners = [None if span.version is None else objects.get((span.key, span.version, span.size)) for span in spans]
+        owners = [None if span.version is None else objects.get((span.key, span.version)) for span in spans]
         fetched = await self._fetch(below, spans, owners)
         out = await offload(self._assemble, spans, owners, fetched)
         plain = [i for i, piece in enumerate(out) if piece is None]
         if plain:
-            asked = [
-                Request(spans[i].key, [spans[i].start], [spans[i].stop], spans[i].version, spans[i].size) for i in plain
-            ]
+            asked = [Request(spans[i].key, [spans[i].start], [spans[i].stop], spans[i].version) for i in plain]
             for i, piece in zip(plain, await below.fetch_many(asked), strict=True):
                 out[i] = piece
         return [piece for piece in out if piece is not None]
 
-    async def _meet(self, below: Below, identity: str, key: str, version: str, size: int | None) -> Cached | None:
-        """The object's registration; one that was not registered before is, and its size is asked for."""
+    async def _meet(self, below: Below, identity: str, key: str, version: str) -> Cached | None:
+        """The object's registration. The store is asked for its size, and so for its version, once in a process."""
         name = identity, key, version
-        found = await self._tried(lambda: self._packs.known(*name, size))
-        if found is not None:
-            return found
         mine: concurrent.futures.Future[None] = concurrent.futures.Future()
         meeting = self._meeting.setdefault(name, mine)
-        if meeting is not mine:
-            await asyncio.shield(asyncio.wrap_future(meeting))
-            return await self._tried(lambda: self._packs.known(*name, size))
         try:
-            told = (await below.read(key, 0, 1, version)).size
-            if size is not None and told != size:
-                raise changed(below.url(key), f'{version} of {size} bytes', f'{version} of {told} bytes')
-            return await self._tried(lambda: self._packs.introduce(*name, told, below.url(key)))
+            if meeting is not mine:
+                await asyncio.shield(asyncio.wrap_future(meeting))
+            elif name not in _sizes:
+                note(*name, (await below.read(key, 0, 1, version)).size)
+            size = _sizes.get(name)
+            if size is None:
+                return None  # the other task failed: without the cache, the store says why
+            return await self._tried(
+                lambda: self._packs.known(*name, size) or self._packs.introduce(*name, size, below.url(key))
+            )
         finally:
-            del self._meeting[name]
-            mine.set_result(None)
+            if meeting is mine:
+                del self._meeting[name]
+                mine.set_result(None)
 
     async def _tried(self, call: Callable[[], T]) -> T | None:
         """Do something with the folder, in a thread; if that fails, do without."""
@@ -312,6 +308,18 @@ def _runs(wanted: Iterable[tuple[Span, Cached, int]]) -> list[Run]:
         else:
             runs.append(Run(span.key, span.version or '', cached, block, 1))
     return runs
+
+
+_sizes: Final[dict[tuple[str, str, str], int]] = {}
+
+
+def note(identity: str, key: str, version: str, size: int) -> None:
+    """Note what the store has told this process: a version of an object that it has, and the size of that.
+
+    Nothing is served from a cache before, so that an object that was replaced, or whose version does not tell it from
+    one of another size, is noticed however its version was learned.
+    """
+    _sizes[identity, key, version] = size
 
 
 _caches: Final[dict[tuple[str, int], BlockCache | None]] = {}

@@ -166,7 +166,7 @@ class LocalStore(Store):
         """Several byte ranges, on this thread."""
         pread = os.pread
         replies: list[bytes] = []
-        for key, starts, stops, version, _ in requests:
+        for key, starts, stops, version in requests:
             with translated(key):
                 file = files.get(key, version)
                 fd = file.fd

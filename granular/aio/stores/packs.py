@@ -160,7 +160,6 @@ class Packs:
         self._flights = RangeLocks(open_file('flights', os.O_RDWR | os.O_CREAT, self._top))
         os.close(open_file('lock', os.O_RDWR | os.O_CREAT, self._top))  # so that a planted link is refused now
         self._objects: dict[tuple[str, str, str], Cached] = {}
-        self._sizes: dict[tuple[str, str, str], int] = {}
         self._open: dict[int, Pack | None] = {}
         self._mine: Pack | None = None
         self._lock = threading.Lock()
@@ -195,27 +194,16 @@ class Packs:
 
     # --- objects
 
-    def expect(self, store: str, key: str, version: str, size: int) -> None:
-        """Take no version of an object for this one that has another size."""
-        name = store, key, version
-        if self._sizes.get(name) != size:
-            self._sizes[name] = size
-            cached = self._objects.get(name)
-            if cached is not None and cached.size != size:
-                del self._objects[name]
-
-    def known(self, store: str, key: str, version: str, size: int | None = None) -> Cached | None:
-        """A version of an object that was registered before, by any process; None if it had another size."""
+    def known(self, store: str, key: str, version: str, size: int) -> Cached | None:
+        """A version of an object that was registered before, by any process."""
         cached = self._objects.get((store, key, version))
-        if cached is None:
-            cached = self._registered(store, key, version)
-            if cached is not None and cached.size != self._sizes.get((store, key, version), cached.size):
-                cached = None
+        if cached is None or cached.size != size:
+            cached = self._registered(store, key, version, size)
             if cached is not None:
                 self._objects[store, key, version] = cached
-        return cached if cached is None or size is None or cached.size == size else None
+        return cached
 
-    def _registered(self, store: str, key: str, version: str) -> Cached | None:
+    def _registered(self, store: str, key: str, version: str, size: int) -> Cached | None:
         name = _record_name(store, key, version)
         try:
             record = self._record(name)
@@ -224,8 +212,8 @@ class Packs:
         except (OSError, ValueError) as error:
             self._damaged(name, error)
             return None
-        if record.digest != _digest(store, key, version, record.size) or not self._owns(record):
-            self._damaged(name, 'the object record is not that of its area in the table')
+        if record.size != size or record.digest != _digest(store, key, version, size) or not self._owns(record):
+            self._damaged(name, 'the object record is not that of the object, or of its area in the table')
             return None
         return Cached(record.size, record.base, record.digest)
 
@@ -264,7 +252,6 @@ class Packs:
         if _HEAD // 8 + words > len(self.words):
             raise OSError(f'{url}: has {size} bytes, more than a block cache can describe')
         with self._alone():
-            self._objects.pop((store, key, version), None)  # if it has another size
             if (cached := self.known(store, key, version, size)) is not None:
                 return cached
             start = self.words[0]

@@ -167,8 +167,10 @@ class RemoteStore(Store, Generic[C]):
     async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
         client = await self.client()
         reply = await client.read(key, self.url(key), start, stop, version)
-        if reply.version is not None and (cache := self._cache()) is not None:
-            cache.note(self.fingerprint, key, reply.version, reply.size)
+        if reply.version is not None and self.config.cache_dir:
+            from granular.aio.stores.blockcache import note
+
+            note(self.fingerprint, key, reply.version, reply.size)
         return reply
 
     def _cache(self) -> 'BlockCache | None':
@@ -215,7 +217,7 @@ class RemoteStore(Store, Generic[C]):
         reads: list[Coroutine[Any, Any, Reply]] = []
         single: list[int] = []  # of each read, which result it is; -1 for a part of one
         loose: list[tuple[str, int, int]] = []  # which reads are of an object that is not pinned
-        for key, starts, stops, version, _ in requests:
+        for key, starts, stops, version in requests:
             name, first = self.url(key), len(reads)
             for start, stop in zip(starts, stops, strict=True):
                 if stop - start <= most:
