@@ -232,7 +232,7 @@ def _refusal(head: Head, sink: Sink, name: str) -> Exception:
     """What a reply means that is neither success nor a matter of ranges."""
     status, body = head.status, bytes(sink.body)
     code = _CODE.search(body)
-    said = code[1].decode() if code else _text(body) or head.reason
+    said = hidden(code[1].decode() if code else _text(body) or head.reason)
     if status in (404, 410):
         what = 'no such bucket' if 'NoSuchBucket' in said else 'no such object'
         return NotFoundError(f'{name}: {what} (status {status})')
