@@ -93,7 +93,14 @@ class Snapshot:
         if file is None:
             return None
         folders = await offload(_load, file, f'{directory}')
-        return None if folders is None else cls(file, folders)
+        if folders is None:
+            return None
+        if directory.store.config.cache_dir:
+            from granular.aio.stores.blockcache import doubt
+
+            # With both caches, nothing else would ask whether the dataset is still the same.
+            doubt(directory.store.fingerprint, directory.key)
+        return cls(file, folders)
 
     @staticmethod
     async def save(directory: Path, folders: Mapping[str, FolderState]) -> None:

@@ -322,6 +322,12 @@ def note(identity: str, key: str, version: str, size: int) -> None:
     _sizes[identity, key, version] = size
 
 
+def doubt(identity: str, prefix: str) -> None:
+    """Have the store asked again before objects of a folder are served: their versions are those of an index cache."""
+    for name in [name for name in list(_sizes) if name[0] == identity and name[1].startswith(prefix)]:
+        _sizes.pop(name, None)
+
+
 _caches: Final[dict[tuple[str, int], BlockCache | None]] = {}
 
 

@@ -17,13 +17,6 @@ from granular.errors import InvalidArgumentError
 Environment = Mapping[str, str]
 Section = Mapping[str, str | Mapping[str, str]]
 
-S3_VARIABLES: Final = (
-    *('AWS_ENDPOINT_URL_S3', 'AWS_ENDPOINT_URL', 'AWS_IGNORE_CONFIGURED_ENDPOINT_URLS', 'AWS_REGION'),
-    *('AWS_DEFAULT_REGION', 'AWS_DEFAULT_PROFILE', 'AWS_PROFILE', 'AWS_CONFIG_FILE', 'AWS_SHARED_CREDENTIALS_FILE'),
-)
-"""The environment variables that :func:`s3` reads, but for the access key."""
-GCS_VARIABLES: Final = ('STORAGE_EMULATOR_HOST', 'GOOGLE_CLOUD_UNIVERSE_DOMAIN')
-"""The environment variables that :func:`gcs` reads."""
 GOOGLE: Final = 'https://storage.googleapis.com'
 """Google's own endpoint."""
 

@@ -46,7 +46,7 @@ class GCSStore(RemoteStore['GCSClient']):
 
     version_header = 'x-goog-generation'
     has_folders = False
-    variables = (*endpoints.GCS_VARIABLES, 'GOOGLE_APPLICATION_CREDENTIALS', 'GOOGLE_CLOUD_PROJECT')
+    variables = ('GOOGLE_APPLICATION_CREDENTIALS', 'GOOGLE_CLOUD_PROJECT')
     endpoint: str
 
     def _find_endpoint(self) -> str:

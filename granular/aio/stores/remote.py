@@ -120,7 +120,7 @@ class RemoteStore(Store, Generic[C]):
     is_bucket = True
     """Whether each object has a version, and the store is never left for another."""
     variables: tuple[str, ...] = ()
-    """The environment variables that a client goes by where the options are silent."""
+    """The environment variables that a client takes credentials from where the options are silent."""
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         super().__init__(root, config, options)

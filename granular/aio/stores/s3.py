@@ -47,7 +47,10 @@ class S3Store(RemoteStore['S3Client']):
     """
 
     has_folders = False
-    variables = (*endpoints.S3_VARIABLES, 'AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY', 'AWS_SESSION_TOKEN')
+    variables = (
+        *('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY', 'AWS_SESSION_TOKEN', 'AWS_DEFAULT_PROFILE', 'AWS_PROFILE'),
+        *('AWS_SHARED_CREDENTIALS_FILE', 'AWS_CONFIG_FILE'),
+    )
     endpoint: endpoints.S3Endpoint
 
     def _find_endpoint(self) -> endpoints.S3Endpoint:
