@@ -1,6 +1,7 @@
 """Files and folders that only the user of this process may read or change."""
 
 import contextlib
+import errno
 import os
 import stat
 from typing import Final
@@ -60,9 +61,8 @@ def open_file(path: str, flags: int, dir_fd: int | None = None) -> int:
         flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         fd = os.open(path, flags, 0o600, dir_fd=dir_fd)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            if stat.S_ISLNK(os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_mode):
-                raise AccessDeniedError(f'{path}: is a symbolic link inside a cache folder: remove it') from error
+        if error.errno == errno.ELOOP:
+            raise AccessDeniedError(f'{path}: is a symbolic link inside a cache folder: remove it') from error
         raise
     try:
         info = os.fstat(fd)
