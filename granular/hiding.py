@@ -15,6 +15,7 @@ _HEADER: Final = re.compile(
 )
 _SCHEME: Final = re.compile(r'\b(bearer|basic|aws4-hmac-sha256)\s+[^\r\n<]+', re.IGNORECASE)
 _LEAST: Final = 4  # characters of a secret: fewer are found in any text
+_WORD: Final = 8  # characters of a word of a secret, which else would be any word
 _MOST: Final = 4096  # secrets that are remembered
 # Values that are no secret: of flags, kinds of credentials of GCS, and schemes before a credential.
 _PLAIN: Final = frozenset(
@@ -42,7 +43,9 @@ def redact(text: str, secrets: Iterable[str]) -> str:
 
 def _variants(secrets: Iterable[str]) -> list[str]:
     """The values, their words, such as the token behind ``Bearer``, and how a server may quote them."""
-    words = [word for secret in secrets for word in (secret.strip(), *secret.split())]
+    words = []
+    for secret in secrets:
+        words += [secret.strip(), *(word for word in secret.split() if len(word) >= _WORD)]
     quoted = [urllib.parse.quote(word, safe='') for word in words] + [html.escape(word) for word in words]
     found = dict.fromkeys(words + quoted)
     return [word for word in found if len(word) >= _LEAST and word.lower() not in _PLAIN]

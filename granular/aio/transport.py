@@ -159,7 +159,8 @@ class Transport:
                 return result
             except (ProtocolError, BadReplyError) as bad:
                 # Once more, on another connection; a store that answers wrongly twice will not do better.
-                error = bad if isinstance(bad, BadReplyError) else BadReplyError(f'{name}: {bad}')
+                # It may quote a header of the request that the server repeats.
+                error = BadReplyError(hidden(f'{bad}' if isinstance(bad, BadReplyError) else f'{name}: {bad}'))
                 wrong += 1
                 cause, permitted = None, permitted if wrong < 2 else tries
             except _AilingError as ailing:
