@@ -19,6 +19,11 @@ def crc32c(data: bytes, before: int = 0) -> int:
     return int(google_crc32c.extend(before, data))
 
 
+def seal(seed: int, left: bytes, right: bytes) -> int:
+    """64 bits that prove content and identity: the CRC32C of each half of some bytes, begun from those of a seed."""
+    return crc32c(left, seed >> 32) << 32 | crc32c(right, seed & 0xFFFFFFFF)
+
+
 def load(data: bytes, records: int, name: str) -> Sums:
     """The content of a file of checksums, which may be ahead of a bag that grows.
 

@@ -17,7 +17,8 @@ from google.oauth2.credentials import Credentials
 
 import granular
 from granular import aio
-from granular.aio.stores.gcs import endpoint
+from granular.aio.stores import endpoints
+from granular.aio.stores.gcs import address, is_emulator
 from granular.aio.stores.gcsauth import log_in
 from granular.errors import AccessDeniedError, InvalidArgumentError, MissingExtraError, NotFoundError, StoreError
 from tests.credentials import google_key
@@ -293,7 +294,8 @@ def test_no_library_of_google_is_needed_to_be_anonymous(fakegcs):
 def test_endpoints(monkeypatch, option, environment, expected):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert endpoint('gs://bucket', {} if option is None else {'endpoint_url': option}) == expected
+    endpoint = endpoints.gcs({} if option is None else {'endpoint_url': option}, os.environ)
+    assert (address('gs://bucket', endpoint), is_emulator(endpoint)) == expected
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import datetime
 import pytest
 
 from granular.aio.http1 import Head, http_date
-from granular.aio.stores import s3options, s3replies
+from granular.aio.stores import endpoints, s3options, s3replies
 from granular.aio.stores.s3replies import Listing
 from granular.aio.transport import Answer
 from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, StoreError
@@ -250,8 +250,8 @@ def test_keys_that_xml_cannot_hold():
 )  # fmt: skip
 def test_addresses_of_buckets(options, base):
     s3options.check('s3://bucket', options)
-    endpoint, region = s3options.endpoint(options, {}), s3options.region(options, {})
-    assert s3options.address('s3://bucket', endpoint, region, s3options.addressing(options)) == base
+    endpoint = endpoints.s3(options, {'AWS_CONFIG_FILE': '/none'})
+    assert s3options.address('s3://bucket', endpoint.url, endpoint.region, s3options.addressing(options)) == base
 
 
 def test_a_bucket_with_dots_stands_in_the_path():

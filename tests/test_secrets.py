@@ -6,6 +6,7 @@ import logging
 import pickle
 import sys
 import traceback
+import urllib.parse
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from granular.aio.http1 import Target
 from granular.aio.loops import need_loop
 from granular.bridge import run
 from granular.errors import GranularError
-from granular.hiding import hidden
+from granular.hiding import hidden, redact
 from tests.faults import FaultServer
 
 KEY, SECRET, TOKEN = 'AKIAPLANTEDKEY', 'plantedsecret', 'plantedsessiontoken'
@@ -260,3 +261,51 @@ def test_what_is_hidden():
     with contextlib.suppress(GranularError):
         Target.of(f'gopher://host/?{QUERY}', {})
     assert SIGNATURE in target.path
+
+
+CUSTOM = ('planted/custom+header value', 'plantedword')
+QUOTED = {
+    'page': lambda value: (400, {}, f'your request had x-api-key = {value} and that was wrong'),
+    'html': lambda value: (400, {}, f'<html><b>{value}</b><i>{value.split()[0]}</i></html>'),
+    'json': lambda value: (403, {}, json.dumps({'headers': {'X-Api-Key': value}})),
+    'percent': lambda value: (404, {}, urllib.parse.quote(value, safe='')),
+    'code': lambda value: (500, {}, f'<Error><Code>{value}</Code><Message>{value}</Message></Error>'),
+    'content-range': lambda value: (206, {'Content-Range': value}, '0123456789'),
+    'location': lambda value: (307, {'Location': f'/x/{urllib.parse.quote(value)}'}, ''),
+    'coding': lambda value: (206, {'Transfer-Encoding': value}, ''),
+    'length': lambda value: (200, {'Content-Length': value}, ''),
+}
+
+
+@pytest.mark.parametrize('custom', CUSTOM, ids=['text', 'word'])
+@pytest.mark.parametrize('how', QUOTED)
+def test_custom_headers_that_a_server_quotes(how, custom, logged):
+    status, headers, body = QUOTED[how](custom)
+    lines = {'Content-Length': str(len(body)), **headers}
+    reply = f'HTTP/1.1 {status} {custom if how == "page" else "X"}\r\n'
+    reply += ''.join(f'{name}: {value}\r\n' for name, value in lines.items()) + f'\r\n{body}'
+    with FaultServer() as server:
+        path = granular.Path(f'{server.endpoint}/object', config=QUICK, headers={'x-api-key': custom})
+        for call in (lambda: path.read_range(10, 50), path.read_bytes, lambda: granular.BagReader(path), path.stat):
+            server.script.clear()
+            server.script.extend([('raw', reply.encode(), True)] * 9)
+            with contextlib.suppress(GranularError):
+                call()
+                continue
+            # Raised again, to look at it with all that led to it.
+            server.script.clear()
+            server.script.extend([('raw', reply.encode(), True)] * 9)
+            with pytest.raises(GranularError) as failed:
+                call()
+            clean(''.join(traceback.format_exception(failed.value)))
+            clean(repr(failed.value) + str(failed.value.args) + str(getattr(failed.value, '__notes__', '')))
+        assert any(head.get('x-api-key') == custom for head in server.heads)
+    clean(logged.text)
+
+
+def test_redacting():
+    text = 'a "b c" and b%20c, b&amp;c, bc; 12 true'
+    assert redact('key=s3cret s3cretary s3cret/x', ['s3cret']) == 'key=... s3cretary .../x'
+    assert redact('<i>to&lt;ken-1</i> to%3Cken-1', ['Bearer to<ken-1']) == '<i>...</i> ...'
+    assert redact(text, ['b', '12', 'true', '']) == text  # too short, or no secret
+    assert redact(text, []) == text

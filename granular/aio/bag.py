@@ -1,6 +1,7 @@
 """Bags: records one after the other, and a table of their limits. docs/format.md describes the bytes."""
 
 import contextlib
+import hashlib
 import os
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Self, SupportsIndex, overload
@@ -83,6 +84,13 @@ class BagReader(Opened):
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self.name!r})'
+
+    @property
+    def origin(self) -> str:
+        """The identity of the store and the file; of a bag in memory a digest of its bytes."""
+        if self._path is None:
+            return hashlib.sha256((self._data or b'') + (self._index or b'')).hexdigest()
+        return f'{self._path.store.fingerprint} {self.name}'
 
     # --- opening
 

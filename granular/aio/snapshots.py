@@ -4,8 +4,12 @@ One file per dataset (or per sharded dataset, for all of its shards): a checksum
 limits behind it, which are mapped into memory, so that processes of one machine share them. What is kept is bound to
 the versions of the objects: a bag that was replaced since answers its first read with another version, which is an
 ObjectChangedError, and the file is removed. A place whose objects have no versions is never kept.
+
+A file is used only if its head names the file itself, whose name is a digest of the store, its server and the key. The
+folder and its files are readable by their user alone.
 """
 
+import contextlib
 import contextvars
 import hashlib
 import logging
@@ -21,7 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular.aio.path import Path
+from granular.aio.stores.private import open_file, open_folder
 from granular.aio.threads import offload
+from granular.errors import GranularError
 from granular.layout import check_limits
 
 Ints = NDArray[np.int64]
@@ -29,7 +35,7 @@ T = TypeVar('T')
 
 logger = logging.getLogger('granular')
 
-_MAGIC: Final = b'granular-index-2'
+_MAGIC: Final = b'granular-index-3'
 _SUM: Final = len(_MAGIC) + 8  # from where on all is in the checksum
 _HEAD: Final = _SUM + 8
 
@@ -87,7 +93,14 @@ class Snapshot:
         if file is None:
             return None
         folders = await offload(_load, file, f'{directory}')
-        return None if folders is None else cls(file, folders)
+        if folders is None:
+            return None
+        if directory.store.config.cache_dir:
+            from granular.aio.stores.blockcache import doubt
+
+            # With both caches, nothing else would ask whether the dataset is still the same.
+            doubt(directory.store.fingerprint, directory.key)
+        return cls(file, folders)
 
     @staticmethod
     async def save(directory: Path, folders: Mapping[str, FolderState]) -> None:
@@ -98,6 +111,8 @@ class Snapshot:
         if all(bag.pin for folder in folders.values() for bag in folder.bags.values()):
             try:
                 await offload(_save, file, f'{directory}', folders)
+            except GranularError:
+                raise  # the folder belongs to another user
             except OSError as error:
                 logger.warning('the index of %s is not kept: %s', f'{directory}', error)
 
@@ -121,24 +136,39 @@ def recall(file: str, name: str, parse: Callable[[Any, Ints], T]) -> T | None:
 
     Args:
       parse: makes it of the head and the numbers; what it raises means damage.
+
+    Raises:
+      AccessDeniedError: if the folder belongs to another user.
     """
     try:
-        with open(file, 'rb') as opened:
-            view = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+        folder = open_folder(os.path.dirname(file))
+    except GranularError:
+        raise  # the folder belongs to another user
+    except OSError as error:
+        logger.warning('%s: the index of %s is not used: %s', file, name, error)
+        return None
+    try:
+        fd = open_file(os.path.basename(file), os.O_RDONLY, folder)
+        try:
+            view = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
+        finally:
+            os.close(fd)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         logger.warning('%s: the index of %s is not used: %s', file, name, error)
         return None
+    finally:
+        os.close(folder)
     try:
         if bytes(view[: len(_MAGIC)]) != _MAGIC:
             raise ValueError('it begins otherwise')
         if int.from_bytes(view[len(_MAGIC) : _SUM], 'little') != zlib.crc32(view[_SUM:]):
             raise ValueError('it is not what was written')
         start = _HEAD + int.from_bytes(view[_SUM:_HEAD], 'little')
-        said, rows = msgpack.unpackb(view[_HEAD:start], strict_map_key=False)
-        if said != name:
-            raise ValueError(f'it is of {said}')
+        owner, shown, rows = msgpack.unpackb(view[_HEAD:start], strict_map_key=False)
+        if (owner, shown) != (os.path.basename(file), name):
+            raise ValueError(f'it is of {shown}')
         tables = np.frombuffer(view[-(-start // 8) * 8 :], '<i8')
         return parse(rows, tables)
     except Exception as error:
@@ -186,21 +216,29 @@ def _save(file: str, name: str, folders: Mapping[str, FolderState]) -> None:
 
 def keep(file: str, name: str, rows: Any, tables: Sequence[Ints]) -> None:
     """Keep what is known of a place: a head, of what msgpack takes, and numbers behind it."""
-    head = msgpack.packb((name, rows))
-    os.makedirs(os.path.dirname(file), exist_ok=True)
-    draft = f'{file}.{secrets.token_hex(4)}.tmp'
+    target = os.path.basename(file)
+    head = msgpack.packb((target, name, rows))
+    draft = f'{target}.{secrets.token_hex(4)}.tmp'
+    folder = open_folder(os.path.dirname(file))
     try:
-        with open(draft, 'wb') as opened:
-            front = len(head).to_bytes(8, 'little') + head
-            front += bytes(-(_SUM + len(front)) % 8)
-            opened.write(_MAGIC + bytes(_SUM - len(_MAGIC)) + front)
-            total = _write(opened, tables, zlib.crc32(front))
-            opened.seek(len(_MAGIC))
-            opened.write(total.to_bytes(_SUM - len(_MAGIC), 'little'))
-        os.replace(draft, file)
+        _write_draft(open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder), head, tables)
+        os.replace(draft, target, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
-        _remove(draft)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft, dir_fd=folder)
         raise
+    finally:
+        os.close(folder)
+
+
+def _write_draft(fd: int, head: bytes, tables: Sequence[Ints]) -> None:
+    with open(fd, 'wb') as opened:
+        front = len(head).to_bytes(8, 'little') + head
+        front += bytes(-(_SUM + len(front)) % 8)
+        opened.write(_MAGIC + bytes(_SUM - len(_MAGIC)) + front)
+        total = _write(opened, tables, zlib.crc32(front))
+        opened.seek(len(_MAGIC))
+        opened.write(total.to_bytes(_SUM - len(_MAGIC), 'little'))
 
 
 def _write(opened: Any, tables: Sequence[Ints], total: int) -> int:

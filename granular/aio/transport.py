@@ -350,7 +350,8 @@ class Transport:
                 return result
             except (ProtocolError, BadReplyError) as bad:
                 # Once more, on another connection; a store that answers wrongly twice will not do better.
-                error = bad if isinstance(bad, BadReplyError) else BadReplyError(f'{name}: {bad}')
+                # It may quote a header of the request that the server repeats.
+                error = BadReplyError(hidden(f'{bad}' if isinstance(bad, BadReplyError) else f'{name}: {bad}'))
                 wrong += 1
                 cause, permitted = None, permitted if wrong < 2 else tries
             except _DoubtfulError as doubtful:
@@ -444,7 +445,7 @@ def _refusal(head: Head, sink: Sink, name: str) -> Exception:
     """What a reply means that is neither success nor a matter of ranges."""
     status, body = head.status, bytes(sink.body)
     code = _CODE.search(body)
-    said = code[1].decode()[:80] if code else _text(body) or _text(head.reason.encode())
+    said = hidden(code[1].decode()[:80] if code else _text(body) or _text(head.reason.encode()))
     if status in (404, 410):
         what = 'no such bucket' if 'NoSuchBucket' in said else 'no such object'
         return NotFoundError(f'{name}: {what} (status {status})')

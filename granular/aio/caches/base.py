@@ -143,9 +143,12 @@ class Cache(Opened):
         for root in _roots(self._below):
             if isinstance(root, DatasetReader):
                 *told, functions = root.identity
-                parts.append((*told, {key: name_of(fn) for key, fn in functions.items()}))
+                server = root.directory.store.fingerprint
+                parts.append((server, *told, {key: name_of(fn) for key, fn in functions.items()}))
             elif isinstance(root, BagReader):
-                parts.append((root.size, None if root.known is None else root.known.pin))
+                parts.append((root.origin, root.size, None if root.known is None else root.known.pin))
+            elif (identity := getattr(root, 'identity', None)) is not None:
+                parts.append(identity)
             elif alone and (isinstance(root, list | tuple | np.ndarray) or ' at 0x' in repr(root)):
                 raise InvalidArgumentError(
                     f'{self!r}: a {type(root).__name__} does not say what tells it from another one: pass fingerprint='

@@ -1,6 +1,8 @@
 """A cache in a Redis server, which several machines share."""
 
 import asyncio
+import contextlib
+import hashlib
 import logging
 import os
 import re
@@ -12,8 +14,8 @@ from typing import Any, Final, TypeVar
 
 from granular.aio.caches.base import Cache, Function, is_record
 from granular.aio.loops import scope
-from granular.checksums import crc32c
-from granular.errors import InvalidArgumentError
+from granular.checksums import seal
+from granular.errors import GranularError, InvalidArgumentError
 from granular.extras import need
 
 T = TypeVar('T')
@@ -23,8 +25,8 @@ logger = logging.getLogger('granular')
 VARIABLE: Final = 'GRANULAR_REDIS_URL'
 _DEFAULT: Final = 'redis://localhost:6379/0'
 _NAMESPACE: Final = re.compile(r'[^\s:*?\[\]]{1,200}')
-_MAGIC: Final = b'grv1'
-_HEAD: Final = len(_MAGIC) + 4
+_MAGIC: Final = b'grv2'
+_HEAD: Final = len(_MAGIC) + 8
 _POLL: Final = 0.02  # seconds between two looks for what others are reading
 _COUNTERS: Final = ('hits', 'misses', 'waited', 'bypassed', 'damaged', 'not_kept', 'errors')
 # A lock is given back by who has it, and by nobody whose time ran out.
@@ -117,6 +119,7 @@ class RedisCache(Cache):
         if self._print is None:
             self._print = self._fingerprint(alone=True).hex()
         self._prefix = f'{self._namespace}:{self._print}:'
+        self._seed = int.from_bytes(hashlib.sha256(self._prefix.encode()).digest()[:8], 'big')
 
     async def _close(self) -> None:
         if self._asking:
@@ -160,9 +163,13 @@ class RedisCache(Cache):
         try:
             async with asyncio.timeout(self._timeout):
                 found = await ask(await self._client())
-        except (self._redis.RedisError, OSError, TimeoutError) as error:
+        except GranularError:
+            raise  # an address that is none, or a cache that was closed
+        except Exception as error:
+            # Nothing but the server's answers is handled here, and odd ones surface as errors of many kinds.
             self._counted['errors'] += 1
             self._down = time.monotonic() + self._retry
+            await self._hang_up()
             if not self._failing:
                 # No text of it, which may quote what the server was told.
                 kind = type(error).__name__
@@ -177,10 +184,18 @@ class RedisCache(Cache):
         self._failing = False
         return found
 
+    async def _hang_up(self) -> None:
+        """Close all connections: what the server may still send on them answers no later question."""
+        client = (await scope()).peek(self._key)
+        if client is not None:
+            with contextlib.suppress(Exception):  # it has failed before
+                async with asyncio.timeout(self._timeout):
+                    await client.connection_pool.disconnect()
+
     async def _find(self, places: Sequence[int]) -> list[Any]:
         await scope()
         keys = [f'{self._prefix}{place}' for place in places]
-        answers = await self._asked(lambda client: client.mget(keys)) if keys else []
+        answers = await self._asked(lambda client: _values(client, keys)) if keys else []
         if answers is None:
             return [None] * len(places)
         found = self._hits(places, answers)
@@ -226,7 +241,7 @@ class RedisCache(Cache):
         while waiting and time.monotonic() < until:
             await asyncio.sleep(_POLL)
             keys = [f'{self._prefix}{place}' for place in waiting] + [self._lock_of(place) for place in waiting]
-            answers = await self._asked(lambda client, keys=keys: client.mget(keys))  # type: ignore[misc]
+            answers = await self._asked(lambda client, keys=keys: _values(client, keys))  # type: ignore[misc]
             if answers is None:
                 break
             still = []
@@ -250,7 +265,7 @@ class RedisCache(Cache):
             *locks, answers = await pipeline.execute(raise_on_error=False)
         if isinstance(answers, Exception):
             raise answers
-        found = zip(places, self._hits(places, answers), strict=True)
+        found = zip(places, self._hits(places, _checked_values(answers, len(places))), strict=True)
         # What is refused is an error, and as good as ours: a server that is full refuses to lock.
         locked = [place for place, got in zip(places, locks, strict=True) if got]
         return locked, {place: record for place, record in found if record is not None}
@@ -269,17 +284,38 @@ class RedisCache(Cache):
     # --- what is kept
 
     def _framed(self, record: bytes, place: int) -> bytes:
-        return _MAGIC + self._sum(record, place).to_bytes(4, 'little') + record
+        return _MAGIC + self._seal(record, place) + record
 
     def _checked(self, answer: bytes | None, place: int) -> bytes | None:
-        """A record as it was written, or None."""
+        """A record as it was written for this source and index, or None."""
         if answer is None:
             return None
         record = answer[_HEAD:]
-        return record if answer[:_HEAD] == _MAGIC + self._sum(record, place).to_bytes(4, 'little') else None
+        return record if answer[:_HEAD] == _MAGIC + self._seal(record, place) else None
 
-    def _sum(self, record: bytes, place: int) -> int:
-        return crc32c(record, crc32c(place.to_bytes(8, 'little')))
+    def _seal(self, record: bytes, place: int) -> bytes:
+        """The proof of a record: of its bytes, and of the fingerprint and the index that its key has."""
+        half = len(record) // 2
+        number = place.to_bytes(8, 'little')
+        return seal(seal(self._seed, number, number), record[:half], record[half:]).to_bytes(8, 'little')
+
+
+async def _values(client: Any, keys: Sequence[str]) -> list[bytes | None]:
+    """The values of keys, as far as the server has any."""
+    return _checked_values(await client.mget(keys), len(keys))
+
+
+def _checked_values(answers: Any, count: int) -> list[bytes | None]:
+    """The answer to a question for many values.
+
+    Raises:
+      ValueError: if it is none.
+    """
+    if type(answers) is not list or len(answers) != count:
+        raise ValueError(f'expected a list of {count} values')
+    if not all(answer is None or type(answer) is bytes for answer in answers):
+        raise ValueError('expected bytes or nothing for each key')
+    return answers
 
 
 def _apart(url: str) -> tuple[str, bool]:

@@ -160,6 +160,15 @@ class ArrayRecordDataSource(Opened):
     async def _close(self) -> None:
         self._indices = {}
 
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """The parts in order, each by store, address and records, and by the version of a file that was opened."""
+        versions = {path: index.version for path, index in self._indices.items()}
+        return tuple(
+            (part.path.store.fingerprint, f'{part.path}', part.start, part.stop, versions.get(part.path))
+            for part in self._parts
+        )
+
     # --- reading
 
     def __len__(self) -> int:

@@ -122,6 +122,11 @@ class ParquetDataSource(Opened):
         return self._columns
 
     @property
+    def identity(self) -> tuple[Any, ...]:
+        """The files in order, each by store, address, bytes and version, and the columns."""
+        return *((f.path.store.fingerprint, f'{f.path}', f.size, f.version) for f in self._footers), self._columns
+
+    @property
     def size(self) -> int:
         """Bytes of all files."""
         self._check_open()

@@ -19,6 +19,7 @@ from granular.aio.lifecycle import Opened
 from granular.aio.loops import for_each, gather
 from granular.aio.paging import pages
 from granular.aio.path import Path
+from granular.aio.pipeline.elements import name_of
 from granular.aio.purepath import PurePath
 from granular.aio.reply import changed
 from granular.aio.snapshots import keep, place_of, recall, sharing
@@ -111,6 +112,14 @@ class WebDatasetDataSource(Opened):
         """Bytes of all files."""
         self._check_open()
         return sum(index.size for index in self._indices)
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """The files in order, each by store, address, bytes and version, and the decoders of fields."""
+        files = [
+            (p.store.fingerprint, f'{p}', i.size, i.version) for p, i in zip(self.paths, self._indices, strict=True)
+        ]
+        return *files, {name: name_of(field.fn) for name, field in self._fields.items()}
 
     def __len__(self) -> int:
         self._check_open()

@@ -6,17 +6,19 @@ import functools
 import inspect
 import re
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from granular.aio.loops import gather, need_loop
 from granular.aio.reply import Reply
 from granular.config import IOConfig, Merge, MiB, store_defaults
 from granular.errors import InvalidArgumentError, UnsupportedError
-from granular.hiding import without_user
+from granular.hiding import protect, without_user
 
 _WINDOW: Final = 16 * MiB  # read at a time beside the memory that it goes into
 _SECRET: Final = re.compile(r'key|secret|token|pass|cred|auth|sas|sign|conn|header|user', re.IGNORECASE)
+# Headers that are no secret, although all of the option that has them is.
+_PUBLIC: Final = frozenset(('accept', 'accept-encoding', 'accept-language', 'content-type', 'range', 'user-agent'))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -140,6 +142,7 @@ class Store(abc.ABC):
         self.root = root
         self.config = config
         self.options = dict(options)
+        protect(_secrets_in(self.options))
         self.merge: Merge = store_defaults(config, local=self.local)
 
     def __repr__(self) -> str:
@@ -159,8 +162,13 @@ class Store(abc.ABC):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """What tells this store from others in what is kept on the local disk; without credentials."""
-        return repr((self.root, sorted(without_secrets(self.options).items())))
+        """The identity of this store in caches: its root, server and options, without credentials."""
+        options = {name: value for name, value in without_secrets(self.options).items() if name != 'endpoint_url'}
+        return repr((self.root, self._space(), sorted(options.items())))
+
+    def _space(self) -> str:
+        """The name of the space in which the root and its keys are unique."""
+        return ''
 
     def address(self, key: str) -> str:
         """The address of a key, as a user would write it."""
@@ -329,6 +337,18 @@ def check_options(root: str, options: Mapping[str, Any], filesystem: Any, more: 
     known = {*inspect.signature(filesystem.__init__).parameters, *more} - {'self', 'kwargs', 'asynchronous', 'loop'}
     if unknown := sorted(set(options) - known):
         raise InvalidArgumentError(f'{root}: unknown options {unknown}: there are {sorted(known)}')
+
+
+def _secrets_in(options: Mapping[str, Any], inside: bool = False) -> Iterator[str]:
+    """The texts among the options that may be credentials, by the name of the option, however deep."""
+    for name, value in options.items():
+        if str(name).lower() in _PUBLIC:
+            continue
+        secret = inside or _SECRET.search(str(name)) is not None
+        if isinstance(value, Mapping):
+            yield from _secrets_in(value, secret)
+        elif secret and isinstance(value, str):
+            yield value
 
 
 def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 A read that names the version of its object, as those of readers do, is made of blocks. Those that are there are read in
 place, like any local file. The others are fetched whole, neighbours in one request, each by one process and one task at
-a time, and kept. Whatever goes wrong with the folder, the read goes to the store as if there were none.
+a time, and kept. Whatever goes wrong with the folder, the read goes to the store as if there were none; but a folder
+that is not this user's is refused.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from granular.aio.stores.local import IN_PLACE
 from granular.aio.stores.packs import BLOCK, SHIFT, Cached, Packs
 from granular.aio.threads import offload, patiently
 from granular.config import IOConfig
+from granular.errors import GranularError
 
 _PATIENCE: Final = 20.0  # seconds for which a block is waited for that another process fetches
 _PAUSE: Final = 30.0  # seconds for which nothing is kept after it could not be
@@ -112,7 +114,8 @@ class BlockCache:
 
     def _look(self, identity: str, spans: Sequence[Span], i: int) -> bytes | None:
         key, start, stop, version = spans[i]
-        if version is None or (cached := self._packs.known(identity, key, version)) is None:
+        size = None if version is None else _sizes.get((identity, key, version))
+        if version is None or size is None or (cached := self._packs.known(identity, key, version, size)) is None:
             return None
         try:
             piece = self._packs.read(cached, start, stop)
@@ -149,22 +152,25 @@ class BlockCache:
         return [piece for piece in out if piece is not None]
 
     async def _meet(self, below: Below, identity: str, key: str, version: str) -> Cached | None:
-        """What is known of an object; of one that nobody has read yet, its size is asked for."""
+        """The object's registration. The store is asked for its size, and so for its version, once in a process."""
         name = identity, key, version
-        found = await self._tried(lambda: self._packs.known(*name))
-        if found is not None:
-            return found
         mine: concurrent.futures.Future[None] = concurrent.futures.Future()
         meeting = self._meeting.setdefault(name, mine)
-        if meeting is not mine:
-            await asyncio.shield(asyncio.wrap_future(meeting))
-            return await self._tried(lambda: self._packs.known(*name))
         try:
-            size = (await below.read(key, 0, 1, version)).size
-            return await self._tried(lambda: self._packs.introduce(*name, size, below.url(key)))
+            if meeting is not mine:
+                await asyncio.shield(asyncio.wrap_future(meeting))
+            elif name not in _sizes:
+                note(*name, (await below.read(key, 0, 1, version)).size)
+            size = _sizes.get(name)
+            if size is None:
+                return None  # the other task failed: without the cache, the store says why
+            return await self._tried(
+                lambda: self._packs.known(*name, size) or self._packs.introduce(*name, size, below.url(key))
+            )
         finally:
-            del self._meeting[name]
-            mine.set_result(None)
+            if meeting is mine:
+                del self._meeting[name]
+                mine.set_result(None)
 
     async def _tried(self, call: Callable[[], T]) -> T | None:
         """Do something with the folder, in a thread; if that fails, do without."""
@@ -304,11 +310,33 @@ def _runs(wanted: Iterable[tuple[Span, Cached, int]]) -> list[Run]:
     return runs
 
 
+_sizes: Final[dict[tuple[str, str, str], int]] = {}
+
+
+def note(identity: str, key: str, version: str, size: int) -> None:
+    """Note what the store has told this process: a version of an object that it has, and the size of that.
+
+    Nothing is served from a cache before, so that an object that was replaced, or whose version does not tell it from
+    one of another size, is noticed however its version was learned.
+    """
+    _sizes[identity, key, version] = size
+
+
+def doubt(identity: str, prefix: str) -> None:
+    """Have the store asked again before objects of a folder are served: their versions are those of an index cache."""
+    for name in [name for name in list(_sizes) if name[0] == identity and name[1].startswith(prefix)]:
+        _sizes.pop(name, None)
+
+
 _caches: Final[dict[tuple[str, int], BlockCache | None]] = {}
 
 
 def cache_of(config: IOConfig) -> BlockCache | None:
-    """The block cache that a config names, one for each folder; None if there is none, or it cannot be had."""
+    """The block cache that a config names, one for each folder; None if there is none, or it cannot be had.
+
+    Raises:
+      AccessDeniedError: if its folder belongs to another user, or has symbolic links in it.
+    """
     name = config.cache_dir, config.cache_bytes
     try:
         return _caches[name]
@@ -316,6 +344,8 @@ def cache_of(config: IOConfig) -> BlockCache | None:
         pass
     try:
         opened = BlockCache(os.path.expanduser(config.cache_dir), config.cache_bytes)
+    except GranularError:
+        raise  # a folder that is refused is no accident of the disk
     except OSError as error:
         logger.warning('%s: there will be no block cache: %s', config.cache_dir, error)
         return _caches.setdefault(name, None)

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from granular.aio.http1 import Target
 from granular.aio.loops import gather, need_loop
-from granular.aio.stores import gcsreplies
+from granular.aio.stores import endpoints, gcsreplies
 from granular.aio.stores.base import Entry, Folders, Kept, ObjectWriter, Stat
 from granular.aio.stores.gcsauth import Login, log_in
 from granular.aio.stores.gcsreplies import Listing, Page, Resource, Rewrite
@@ -25,6 +25,7 @@ from granular.errors import (
     ObjectChangedError,
     StoreError,
 )
+from granular.hiding import without_user
 
 _OPTIONS: Final = ('anon', 'endpoint_url', 'project', 'requester_pays', 'tls_verify', 'token')
 _PAGE: Final = 1000  # names in a page of a listing, the most that the API gives
@@ -50,10 +51,17 @@ class GCSStore(RemoteStore['GCSClient']):
 
     version_header = 'x-goog-generation'
     has_folders = False
-    variables = (
-        *('STORAGE_EMULATOR_HOST', 'GOOGLE_CLOUD_UNIVERSE_DOMAIN', 'GOOGLE_APPLICATION_CREDENTIALS'),
-        *('GOOGLE_CLOUD_PROJECT', 'CLOUDSDK_CONFIG', 'GCE_METADATA_HOST'),
-    )
+    variables = ('GOOGLE_APPLICATION_CREDENTIALS', 'GOOGLE_CLOUD_PROJECT', 'CLOUDSDK_CONFIG', 'GCE_METADATA_HOST')
+    endpoint: str
+
+    def _find_endpoint(self) -> str:
+        return endpoints.gcs(self.options, os.environ)
+
+    def _endpoint_options(self) -> dict[str, Any]:
+        return {} if self.endpoint == endpoints.GOOGLE else {'endpoint_url': without_user(self.endpoint)}
+
+    def _space(self) -> str:
+        return self.endpoint.rstrip('/')
 
     @property
     def bucket(self) -> str:
@@ -169,9 +177,9 @@ class GCSClient(Client):
             raise InvalidArgumentError(f'{store.root}: unknown options {unknown}: there are {sorted(_OPTIONS)}')
         self._token_lock = asyncio.Lock()
         self._store = store
-        self.base, emulated = endpoint(store.root, store.options)
+        self.base = address(store.root, store.endpoint)
         timeout = store.config.connect_timeout + store.config.first_byte_timeout
-        self._login: Login = log_in(store.root, store.options, emulated, timeout)
+        self._login: Login = log_in(store.root, store.options, is_emulator(store.endpoint), timeout)
         parts = urllib.parse.urlsplit(self.base)
         if parts.scheme == 'http' and self._login.credentials is not None and not _loopback(parts.hostname):
             raise InvalidArgumentError(
@@ -363,26 +371,25 @@ class GCSClient(Client):
         return False
 
 
-def endpoint(root: str, options: Mapping[str, Any]) -> tuple[str, bool]:
-    """The address of the server without a trailing slash, and whether it is an emulator.
+def address(root: str, endpoint: str) -> str:
+    """The address of the server without a trailing slash.
 
     Raises:
       InvalidArgumentError: if it is no address of a server.
     """
-    url = options.get('endpoint_url')
-    host = os.environ.get('STORAGE_EMULATOR_HOST', '')
-    emulated = url is None and host not in ('', 'default')
-    if emulated:
-        url = host if host.startswith(('http://', 'https://')) else f'http://{host}'
-    url = url or f'https://storage.{os.environ.get("GOOGLE_CLOUD_UNIVERSE_DOMAIN") or "googleapis.com"}'
     try:
-        parts = urllib.parse.urlsplit(url)
+        parts = urllib.parse.urlsplit(endpoint)
         valid = parts.scheme in ('http', 'https') and parts.hostname and parts.port != 0
     except (ValueError, AttributeError):
         valid = False
     if not valid or parts.username or parts.password or parts.query or parts.fragment:
         raise InvalidArgumentError(f'{root}: endpoint_url must be http(s)://host, without credentials')
-    return url.rstrip('/'), emulated or parts.scheme == 'http'
+    return endpoint.rstrip('/')
+
+
+def is_emulator(endpoint: str) -> bool:
+    """Return whether an endpoint is that of an emulator, which needs no credentials."""
+    return endpoint.startswith('http://') or endpoint == endpoints.emulator(os.environ)
 
 
 def _quoted(part: str) -> str:

@@ -1,5 +1,6 @@
 """Files on a web server, read only; the links of a folder's page are its listing."""
 
+import hashlib
 import html.parser
 import urllib.parse
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -20,6 +21,11 @@ class HTTPStore(RemoteStore['HTTPClient']):
     """One host. Options: ``headers`` to send with each request, and ``tls_verify``."""
 
     is_bucket = False
+
+    def _space(self) -> str:
+        # A header may choose what the server gives; a digest, as it may be a credential too.
+        headers = sorted((str(name).lower(), value) for name, value in (self.options.get('headers') or {}).items())
+        return hashlib.sha256(repr(headers).encode()).hexdigest() if headers else ''
 
     def url(self, key: str) -> str:
         return hidden(self.address(key)) if '?' in key else self.address(key)

@@ -40,10 +40,14 @@ class RangeLocks:
 
     They belong to the open file, as ``F_OFD_SETLK`` of fcntl(2) has it, so that another descriptor of the process does
     not drop them, and are to be opened anew after a fork. Where there are none, every one is had.
+
+    Args:
+      file: its path, or a descriptor of it, which is closed with the locks.
     """
 
-    def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def __init__(self, file: str | int) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._fd = file if isinstance(file, int) else os.open(file, flags, 0o600)
 
     def lock(self, start: int, count: int) -> bool:
         """Lock bytes, whether or not there are so many in the file: whether nobody else has one of them."""

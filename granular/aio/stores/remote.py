@@ -130,16 +130,31 @@ class RemoteStore(Store, Generic[C]):
     is_bucket = True
     """Whether each object has a version, and the store is never left for another."""
     variables: tuple[str, ...] = ()
-    """The environment variables that a client goes by where the options are silent."""
+    """The environment variables that a client takes credentials from where the options are silent."""
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         super().__init__(root, config, options)
         # Of what makes a client, so that one made before the environment changed, as in tests, is not taken for this.
         self.tls_verify = verify_of(root, self.options)
         self._environment = hash(tuple(map(os.environ.get, self.variables)))
+        self.endpoint = self._find_endpoint()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # To the same endpoint, whatever the environment says by then.
+        kind, (root, config, options) = super().__reduce__()
+        return kind, (root, config, {**options, **self._endpoint_options()})
 
     def _identity(self) -> tuple[Any, ...]:
-        return (*super()._identity(), self._environment)
+        options = {name: value for name, value in self.options.items() if name != 'endpoint_url'}
+        return self.root, self.config, options, self.endpoint, self._environment
+
+    def _find_endpoint(self) -> Any:
+        """The server, by the options and the environment as they are now."""
+        return self.root
+
+    def _endpoint_options(self) -> dict[str, Any]:
+        """The options that lead to the same server in any environment."""
+        return {}
 
     @abc.abstractmethod
     async def make_client(self) -> C:
@@ -161,7 +176,12 @@ class RemoteStore(Store, Generic[C]):
 
     async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
         client = await self.client()
-        return await client.read(key, self.url(key), start, stop, version)
+        reply = await client.read(key, self.url(key), start, stop, version)
+        if reply.version is not None and self.config.cache_dir:
+            from granular.aio.stores.blockcache import note
+
+            note(self.fingerprint, key, reply.version, reply.size)
+        return reply
 
     async def now(self, key: str) -> float:
         client = await self.client()

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import hashlib
 import logging
+import os
 import re
 import urllib.parse
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from granular.aio.http1 import Target, http_date
 from granular.aio.loops import need_loop
-from granular.aio.stores import s3options, s3replies, translating
+from granular.aio.stores import endpoints, s3options, s3replies, translating
 from granular.aio.stores.base import Entry, Folders, Kept, ObjectWriter, Stat, Upload
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.stores.s3replies import Found, Listing, Page
@@ -29,7 +30,7 @@ from granular.errors import (
     NotFoundError,
     StoreError,
 )
-from granular.hiding import hidden
+from granular.hiding import hidden, without_user
 
 T = TypeVar('T')
 Query = Sequence[tuple[str, str]]
@@ -60,10 +61,19 @@ class S3Store(RemoteStore['S3Client']):
 
     has_folders = False
     variables = (
-        *('AWS_ENDPOINT_URL_S3', 'AWS_ENDPOINT_URL', 'AWS_REGION', 'AWS_DEFAULT_REGION', 'AWS_PROFILE'),
-        *('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY', 'AWS_SESSION_TOKEN'),
+        *('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY', 'AWS_SESSION_TOKEN', 'AWS_DEFAULT_PROFILE', 'AWS_PROFILE'),
         *('AWS_SHARED_CREDENTIALS_FILE', 'AWS_CONFIG_FILE'),
     )
+    endpoint: endpoints.S3Endpoint
+
+    def _find_endpoint(self) -> endpoints.S3Endpoint:
+        return endpoints.s3(self.options, os.environ)
+
+    def _endpoint_options(self) -> dict[str, Any]:
+        return {} if self.endpoint.url is None else {'endpoint_url': without_user(self.endpoint.url)}
+
+    def _space(self) -> str:
+        return self.endpoint.identity
 
     @property
     def bucket(self) -> str:
@@ -205,9 +215,8 @@ class S3Client(Client):
         self._anon = bool(options.get('anon'))
         with translated(store.root):
             session = Session(profile=options.get('profile'))
-            configured = session.get_scoped_config()
-            self._endpoint = s3options.endpoint(options, configured)
-            self.region = s3options.region(options, configured)
+            session.get_scoped_config()  # which raises for a profile that does not exist
+            self._endpoint, self.region, _ = store.endpoint
             if 'key' in options and 'secret' in options:
                 session.set_credentials(options['key'], options['secret'], options.get('token'))
             self._credentials = None if self._anon else session.get_credentials()

@@ -1,6 +1,5 @@
 """The options of an S3 bucket: the names, the headers that some stand for, and the address of the bucket."""
 
-import os
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any, Final
@@ -62,28 +61,6 @@ def written_headers(options: Mapping[str, Any]) -> dict[str, str]:
     """The headers of requests that begin an object, such as of its encryption."""
     given = (options.get('s3_additional_kwargs') or {}).items()
     return {_HEADERS[name]: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given}
-
-
-def endpoint(options: Mapping[str, Any], configured: Mapping[str, Any]) -> str | None:
-    """The address of the server, from the options, the environment or the AWS configuration; None for that of AWS."""
-    return (
-        options.get('endpoint_url')
-        or os.environ.get('AWS_ENDPOINT_URL_S3')
-        or os.environ.get('AWS_ENDPOINT_URL')
-        or configured.get('endpoint_url')
-    )
-
-
-def region(options: Mapping[str, Any], configured: Mapping[str, Any]) -> str:
-    """The region of the bucket, as far as it is said."""
-    said = (
-        options.get('region')
-        or (options.get('client_kwargs') or {}).get('region_name')
-        or os.environ.get('AWS_REGION')
-        or os.environ.get('AWS_DEFAULT_REGION')
-        or configured.get('region')
-    )
-    return str(said or 'us-east-1')
 
 
 def address(root: str, endpoint_url: str | None, region_name: str, style: str) -> str:

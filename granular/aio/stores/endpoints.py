@@ -1,0 +1,156 @@
+"""Endpoints of S3 and GCS: the server that an address leads to, by options, environment and AWS configuration files.
+
+Nothing of botocore is imported, so that a store knows its endpoint when it is constructed, at the cost
+of some microseconds: the endpoint is part of the identity of all that is cached of the store, and the one that it uses.
+"""
+
+import configparser
+import functools
+import hashlib
+import os
+import shlex
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from granular.errors import InvalidArgumentError
+
+Environment = Mapping[str, str]
+Section = Mapping[str, str | Mapping[str, str]]
+
+GOOGLE: Final = 'https://storage.googleapis.com'
+"""Google's own endpoint."""
+
+
+class S3Endpoint(NamedTuple):
+    """The server of an S3 bucket.
+
+    Attributes:
+      url: its address; None for Amazon's own, which the region and the bucket's name make.
+      region: of its signatures.
+      account: a digest of the access key, as a server of others may have a bucket of the same name for each account.
+    """
+
+    url: str | None
+    region: str
+    account: str
+
+    @property
+    def identity(self) -> str:
+        """The name of the space in which a bucket's name is unique."""
+        if self.url is not None:
+            return f'{self.url.rstrip("/")} {self.account}'
+        partitions = {'cn-': 'aws-cn', 'us-gov-': 'aws-us-gov'}
+        return next((name for start, name in partitions.items() if self.region.startswith(start)), 'aws')
+
+
+def s3(options: Mapping[str, Any], environment: Environment) -> S3Endpoint:
+    """The endpoint of an S3 store, found in the order of botocore.
+
+    Raises:
+      InvalidArgumentError: if an AWS configuration file cannot be read.
+    """
+    more = options.get('client_kwargs') or {}
+    profile, services = _profile(options, environment)
+    url = options.get('endpoint_url') or more.get('endpoint_url')
+    ignored = environment.get('AWS_IGNORE_CONFIGURED_ENDPOINT_URLS') or profile.get('ignore_configured_endpoint_urls')
+    if not url and str(ignored).lower() != 'true':
+        service = services.get('s3', {})
+        url = (
+            environment.get('AWS_ENDPOINT_URL_S3')
+            or environment.get('AWS_ENDPOINT_URL')
+            or (service.get('endpoint_url') if isinstance(service, Mapping) else None)
+            or profile.get('endpoint_url')
+        )
+    region = (
+        options.get('region')
+        or more.get('region_name')
+        or environment.get('AWS_REGION')
+        or environment.get('AWS_DEFAULT_REGION')
+        or profile.get('region')
+        or 'us-east-1'
+    )
+    return S3Endpoint(str(url) if url else None, str(region), _account(options, environment) if url else '')
+
+
+def gcs(options: Mapping[str, Any], environment: Environment) -> str:
+    """The endpoint of a GCS store, as Google's own libraries find it."""
+    if url := options.get('endpoint_url'):
+        return str(url)
+    return (
+        emulator(environment)
+        or f'https://storage.{environment.get("GOOGLE_CLOUD_UNIVERSE_DOMAIN") or "googleapis.com"}'
+    )
+
+
+def emulator(environment: Environment) -> str:
+    """The address of the emulator of GCS that the environment names; empty if it names none."""
+    host = environment.get('STORAGE_EMULATOR_HOST', '')
+    if host in ('', 'default'):
+        return ''
+    return host if host.startswith(('http://', 'https://')) else f'http://{host}'
+
+
+def _account(options: Mapping[str, Any], environment: Environment) -> str:
+    """A digest of what says which credentials are used, which are not looked up for it."""
+    names = ('AWS_ACCESS_KEY_ID', 'AWS_DEFAULT_PROFILE', 'AWS_PROFILE')
+    if options.get('anon'):
+        parts: tuple[Any, ...] = ('anon',)
+    elif options.get('key'):
+        parts = 'key', options['key']
+    else:
+        parts = options.get('profile'), *map(environment.get, names)
+    return hashlib.sha256(repr(('granular', *parts)).encode()).hexdigest()[:16]
+
+
+def _profile(options: Mapping[str, Any], environment: Environment) -> tuple[Section, Section]:
+    """The section of the profile, and the services section that it names."""
+    config = _parsed(environment.get('AWS_CONFIG_FILE', '~/.aws/config'))
+    credentials = _parsed(environment.get('AWS_SHARED_CREDENTIALS_FILE', '~/.aws/credentials'))
+    name = options.get('profile') or environment.get('AWS_DEFAULT_PROFILE', environment.get('AWS_PROFILE', 'default'))
+    sections = {_title(title): section for title, section in config.items()}
+    # The name of a profile is the title of its section in the file of credentials, whose values come first.
+    profile = {**sections.get(('profile', name), {}), **credentials.get(name, {})}
+    return profile, sections.get(('services', str(profile.get('services'))), {})
+
+
+def _title(title: str) -> tuple[str, str]:
+    """The kind and the name of a section."""
+    if title == 'default':
+        return 'profile', title
+    try:
+        kind, name = shlex.split(title)
+    except ValueError:
+        return '', title
+    # As botocore has it, which looks at how a title begins.
+    return next((known for known in ('profile', 'services') if kind.startswith(known)), ''), name
+
+
+def _parsed(path: str) -> Mapping[str, Section]:
+    """The sections of an AWS configuration file; none if there is no such file."""
+    path = os.path.expanduser(os.path.expandvars(path))
+    try:
+        info = os.stat(path)
+    except OSError:
+        return {}
+    return _parse(path, info.st_mtime_ns, info.st_size, info.st_ino)
+
+
+@functools.lru_cache(maxsize=16)
+def _parse(path: str, *version: int) -> Mapping[str, Section]:
+    if not os.path.isfile(path):
+        return {}
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read([path])
+        return {title: {name: _nested(value) for name, value in parser.items(title)} for title in parser.sections()}
+    except (configparser.Error, ValueError) as error:
+        # No text of it, which may quote a secret.
+        raise InvalidArgumentError(f'{path}: is not an AWS configuration file: {type(error).__name__}') from None
+
+
+def _nested(value: str) -> str | Mapping[str, str]:
+    """A value, or the values that are indented below a name."""
+    if not value.startswith('\n'):
+        return value
+    pairs = (line.split('=', 1) for line in value.splitlines() if line.strip())
+    return {name.strip(): text.strip() for name, text in pairs}

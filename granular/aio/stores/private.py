@@ -1,0 +1,97 @@
+"""Files and folders that only the user of this process may read or change."""
+
+import contextlib
+import errno
+import os
+import stat
+from typing import Final
+
+from granular.errors import AccessDeniedError
+
+_WIDE: Final = 0o077  # permission bits of the group and of all other users
+_SUFFIX: Final = '.index'
+_OWN_FOLDERS: Final = ('blocks-1', 'blocks-2')
+
+
+def open_folder(path: str, dir_fd: int | None = None) -> int:
+    """Create or open a folder of a cache, and return its descriptor.
+
+    A folder that is created has mode 0700. One of this user that others may enter gets that mode, unless it holds
+    other things than a cache: then its files and folders are protected by their own modes.
+
+    Args:
+      path: the folder; relative to ``dir_fd`` if that is given, and then it must not be a symbolic link.
+      dir_fd: a folder that was opened before.
+
+    Raises:
+      AccessDeniedError: if the folder, or a symbolic link that leads to it, belongs to another user.
+      OSError: if there is no such folder, and none can be created.
+    """
+    if dir_fd is None:
+        os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700, dir_fd=dir_fd)
+    inner = dir_fd is not None
+    link = os.lstat(path) if not inner else os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
+    if stat.S_ISLNK(link.st_mode):
+        if inner:
+            raise AccessDeniedError(f'{path}: is a symbolic link inside a cache folder: remove it')
+        _check_owner(link, path, inner)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if inner else 0), dir_fd=dir_fd)
+    try:
+        info = os.fstat(fd)
+        _check_owner(info, path, inner)
+        if info.st_mode & _WIDE and info.st_uid == os.geteuid() and (inner or _is_cache(fd)):
+            os.fchmod(fd, stat.S_IMODE(info.st_mode) & ~_WIDE)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def open_file(path: str, flags: int, dir_fd: int | None = None) -> int:
+    """Open a file of a cache: a regular one with a single name, of this user; it gets mode 0600.
+
+    Raises:
+      AccessDeniedError: if it is a link, no regular file, or belongs to another user.
+      OSError: if it cannot be opened.
+    """
+    try:
+        # Not blocking, as a FIFO would be waited for.
+        flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        fd = os.open(path, flags, 0o600, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise AccessDeniedError(f'{path}: is a symbolic link inside a cache folder: remove it') from error
+        raise
+    try:
+        info = os.fstat(fd)
+        _check_owner(info, path, True)
+        if not stat.S_ISREG(info.st_mode) or info.st_nlink > 1:
+            raise AccessDeniedError(f'{path}: expected a regular file with one name, as a cache has: remove it')
+        if info.st_mode & _WIDE:
+            os.fchmod(fd, 0o600)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _check_owner(info: os.stat_result, path: str, inner: bool) -> None:
+    """Refuse what another user owns; the folder of a cache may lie in one of root's, such as /tmp."""
+    if info.st_uid != os.geteuid() and (inner or info.st_uid):
+        raise AccessDeniedError(
+            f'{path}: belongs to user {info.st_uid}, not to user {os.geteuid()} of this process: a cache is not '
+            f'shared between users: choose another folder'
+        )
+
+
+def _is_cache(fd: int) -> bool:
+    """Check that a folder holds nothing but caches, so that its mode concerns nothing else."""
+    # Through a descriptor of its own, as a listing moves the position that descriptors share.
+    own = os.open('.', os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+    try:
+        with os.scandir(own) as entries:
+            return all(entry.name in _OWN_FOLDERS or _SUFFIX in entry.name for entry in entries)
+    finally:
+        os.close(own)
