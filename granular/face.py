@@ -91,10 +91,10 @@ class Rows(Reader[A], Batched):
         Args:
           index: an integer, negative from the end, or a slice.
           mask: the keys wanted; of a dataset also a mapping from keys to True, or to the range of a sequence's values
-            that is wanted.
+            that is wanted, which is cut to the values that the sequence has.
 
         Raises:
-          OutOfRangeError: an ``IndexError``, for an index or a mask's range beyond what is there.
+          OutOfRangeError: an ``IndexError``, for an index beyond the end, or a mask's range that begins there.
           UnknownKeyError: a ``KeyError``, for a key that there is not.
         """
         return run(self.aio.get(index, mask))

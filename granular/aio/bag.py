@@ -36,18 +36,19 @@ class BagReader(Opened):
 
     Args:
       source: the ``.bag`` file, or its content.
-      index: the ``.idx`` file of a bag of version 3, or its content; by default it is looked for beside the bag.
       cache_index: keep the table of limits, so that a read is one request. Without it, only the limits needed are read.
       cache_data: keep the records.
+      index: the ``.idx`` file of a bag of version 3, or its content; by default it is looked for beside the bag.
       verify: check each record against its checksum, which the writer must have kept. Memory: 4 bytes a record.
     """
 
     def __init__(
         self,
         source: Path | str | os.PathLike[str] | Buffer | Any,
-        index: Path | str | os.PathLike[str] | Buffer | Any = None,
         cache_index: bool = True,
         cache_data: bool = False,
+        *,
+        index: Path | str | os.PathLike[str] | Buffer | Any = None,
         verify: bool = False,
     ) -> None:
         super().__init__()
@@ -72,7 +73,7 @@ class BagReader(Opened):
         cls, path: Path, split: bool, cache_index: bool, cache_data: bool, verify: bool, known: BagState | None = None
     ) -> Self:
         """A bag known to be of version 3 (``split``) or not, as a dataset knows it from its layout, or known whole."""
-        reader = cls(path, None, cache_index, cache_data, verify)
+        reader = cls(path, cache_index, cache_data, verify=verify)
         reader._split, reader._known = split, known
         return reader
 
@@ -276,9 +277,10 @@ class BagReader(Opened):
         handle: Any = self._handle
         try:
             file = files.opened.get(handle) or files.pinned(*handle)
-            data = os.pread(file.fd, stop - start, start)
+            data = os.pread(file.fd, stop - start, start) if stop - start <= IN_PLACE else b''
             if len(data) != stop - start:
                 data = file.exactly(handle[0], start, stop)
+            file.check(handle[0])
         except OSError:
             with translated(handle[0]):
                 raise

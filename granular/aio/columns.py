@@ -197,16 +197,20 @@ class Columns:
 
 
 def span(ref: tuple[int, int], want: bool | range | slice, key: str, place: int, name: str) -> tuple[int, int]:
-    """The first record and the number of records that are wanted of a sequence."""
+    """The first record and the number of records that are wanted of a sequence, cut to what the sequence has.
+
+    Raises:
+      OutOfRangeError: for a range that begins behind the end of the sequence.
+    """
     first, count = ref
     if want is True:
         return first, count
     if isinstance(want, slice):
         start, stop, _ = want.indices(count)
         return first + start, max(0, stop - start)
-    if not isinstance(want, range) or want.stop > count:
+    if not isinstance(want, range) or want.start > count:
         raise OutOfRangeError(f'{name}: datapoint {place}, key {key!r}: the mask wants {want}, it has {count} values')
-    return first + want.start, want.stop - want.start
+    return first + want.start, min(want.stop, count) - want.start
 
 
 # --- many datapoints of many datasets

@@ -92,9 +92,14 @@ class Loader:
         """The step behind the last batch; None if there is no end."""
         return None if self.source.endless else length_of(self.source) // self._stride * self._stride
 
+    @property
+    def consumed(self) -> int:
+        """The source's steps that lie before the next batch: those of all shards, as ``'step'`` of ``save``."""
+        return self._ahead.position
+
     def save(self) -> dict[str, int]:
         """The state: plain JSON, of the batch that comes next, whatever is prefetched."""
-        return {'step': self._ahead.position, 'seed': self.source.seed}
+        return {'step': self.consumed, 'seed': self.source.seed}
 
     def load(self, state: Mapping[str, int]) -> None:
         """Go on from a state, also while running: what was prefetched is dropped.

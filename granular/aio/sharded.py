@@ -17,7 +17,7 @@ from granular.aio.paging import pages
 from granular.aio.path import Path
 from granular.aio.snapshots import FolderState, Snapshot, sharing
 from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError
-from granular.layout import shard_name, shard_number
+from granular.layout import shard_name, shard_numbers
 
 
 class ShardedDatasetReader(Opened):
@@ -221,12 +221,8 @@ def _reorder(values: list[Any], order: Ints | None) -> list[Any]:
 
 async def shards_in(directory: Path) -> list[int]:
     """The numbers of the shards in a folder, sorted; what else lies there is ignored."""
-    found = set()
-    async for entry in directory.store.scan(directory.key):
-        number = shard_number(entry.key.rpartition('/')[2])
-        if entry.is_dir and number is not None:
-            found.add(number)
-    return sorted(found)
+    entries = directory.store.scan(directory.key)
+    return shard_numbers([entry.key.rpartition('/')[2] async for entry in entries if entry.is_dir])
 
 
 def check_steps(start: int, step: int) -> None:

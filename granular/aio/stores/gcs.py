@@ -46,6 +46,7 @@ class GCSStore(RemoteStore['GCSClient']):
 
     version_header = 'x-goog-generation'
     has_folders = False
+    versions_repeat = False
     variables = ('STORAGE_EMULATOR_HOST', 'GOOGLE_APPLICATION_CREDENTIALS', 'GOOGLE_CLOUD_PROJECT')
 
     @property
