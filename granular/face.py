@@ -61,10 +61,19 @@ class Batched:
 
 
 class Reader(Face[A]):
-    """A reader pickles to its address and options, and is opened again where it is unpickled."""
+    """A reader pickles to its address and options, and is opened again where it is unpickled.
+
+    What is opened there must be what was open here: if it was replaced meanwhile, it is an ``ObjectChangedError``.
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.aio.__reduce__()[1]
+        return _reopened, (type(self), self.aio)
+
+
+def _reopened(kind: type[Reader[A]], twin: A) -> Reader[A]:
+    reader = kind.__new__(kind)
+    reader._open(twin)
+    return reader
 
 
 class Rows(Reader[A], Batched):

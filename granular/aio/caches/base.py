@@ -145,7 +145,7 @@ class Cache(Opened):
                 *told, functions = root.identity
                 parts.append((*told, {key: name_of(fn) for key, fn in functions.items()}))
             elif isinstance(root, BagReader):
-                parts.append((root.size, None if root.known is None else root.known.pin))
+                parts.append(tuple(root.identity))
             elif alone and (isinstance(root, list | tuple | np.ndarray) or ' at 0x' in repr(root)):
                 raise InvalidArgumentError(
                     f'{self!r}: a {type(root).__name__} does not say what tells it from another one: pass fingerprint='

@@ -40,7 +40,7 @@ class File:
         info = os.fstat(self.fd)
         self.size = info.st_size
         self.version = version_of(info)
-        self._seen = info.st_mtime_ns
+        self._seen = info.st_mtime_ns, info.st_size
         self._end = self._sum_of_end() if stat.S_ISREG(info.st_mode) else 0
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
@@ -56,8 +56,8 @@ class File:
                 return data
         space = blank(stop - start)
         self.fill(key, start, space.view)
-        data = space.owner
-        return data
+        owner: bytes = space.owner
+        return owner
 
     def fill(self, key: str, start: int, target: memoryview) -> None:
         """Read the bytes from start on into memory, until it is full."""
@@ -67,7 +67,8 @@ class File:
             if not got:
                 self.check(key)
                 size = os.fstat(self.fd).st_size
-                raise OutOfRangeError(f'{key}: bytes {start} to {start + len(target)} were asked for, but it has {size}')
+                stop = start + len(target)
+                raise OutOfRangeError(f'{key}: bytes {start} to {stop} were asked for, but it has {size}')
             done += got
 
     def check(self, key: str) -> None:
@@ -79,10 +80,11 @@ class File:
           ObjectChangedError: if it was written in place.
         """
         info = os.fstat(self.fd)
-        if info.st_mtime_ns != self._seen:
+        now = info.st_mtime_ns, info.st_size
+        if now != self._seen:
             if info.st_size <= self.size or self._sum_of_end() != self._end:
                 raise changed(key, self.version, version_of(info))
-            self._seen = info.st_mtime_ns
+            self._seen = now
 
     def _sum_of_end(self) -> int:
         start = max(0, self.size - _END)
