@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import email.utils
 import json
 import os
 import pathlib
@@ -268,6 +269,7 @@ class HTTPServer(Server):
             return web.Response(status=404, text='not found')
         data, etag = place.read_bytes(), f'"{place.stat().st_mtime_ns:x}-{place.stat().st_size:x}"'
         headers = {'ETag': etag, 'Accept-Ranges': 'bytes', 'Content-Type': 'application/octet-stream'}
+        headers['Last-Modified'] = email.utils.formatdate(place.stat().st_mtime, usegmt=True)
         if 'Range' not in request.headers:
             return web.Response(body=data, headers=headers)
         first, last = request.headers['Range'].removeprefix('bytes=').split('-')

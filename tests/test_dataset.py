@@ -191,12 +191,19 @@ def test_a_fetch_is_one_fan_out(http, layout):
     assert set(COLUMNS) <= set(spec)
 
 
+@pytest.mark.parametrize('age', [0, 60])
 @LAYOUTS
-def test_opening_takes_two_requests_a_file_at_most(http, layout):
+def test_opening_asks_for_each_file_once_and_for_a_proof_that_they_are_one_dataset(http, layout, age):
     write(http.folder / 'ds', 50, layout)
+    spec = http.folder / 'ds' / 'spec.json'
+    os.utime(spec, (spec.stat().st_mtime - age,) * 2)
     granular.DatasetReader(f'{http.endpoint}/ds', granular.decoders).close()
-    files = 7 if layout == 'refs' else 8
-    assert len(http.requests) <= files + 1
+    asked = [path.rpartition('/')[2] for _, path, _ in http.requests]
+    files = {path.name for path in spec.parent.iterdir()} | {'refs.bag'}  # in which a dataset of columns has none
+    assert set(asked) == files
+    # The proof: the spec, and the references, which are asked for beside it; what was just written is asked for again.
+    proof = 1 + (layout == 'refs') if age else len(files) - (layout == 'columns')
+    assert len(asked) == len(files) + proof
 
 
 # --- sharing, pickling, closing

@@ -186,7 +186,11 @@ class DatasetReader(Opened):
     async def _look(self, refs: BagReader) -> Layout:
         """The layout; reads the spec and opens the references."""
         found: Any  # why there are no references, or None
-        _, found = await gather([self._read_spec(), _try_open(refs)])
+        if self.directory.store.local:
+            await self._read_spec()
+            found = await _try_open(refs)
+        else:
+            _, found = await gather([self._read_spec(), _try_open(refs)])
         spec = parse_spec(self._content, f'{self.directory / "spec.json"}')
         layout: Layout = 'columns' if 'refs' in spec or isinstance(found, NotFoundError) else 'refs'
         if layout == 'refs' and found is not None:

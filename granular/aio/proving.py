@@ -34,6 +34,7 @@ class Proof:
     def __init__(self, directory: Path, first: Reply) -> None:
         self._place = directory / 'spec.json'
         self._first = first
+        self._local = directory.store.local
         self._settled = not directory.store.versions_repeat or _age(first) > _SETTLED
 
     async def check(self, refs: BagReader | None, bags: Sequence[BagReader]) -> None:
@@ -43,7 +44,9 @@ class Proof:
           ObjectChangedError: if it was replaced.
           NotFoundError: if it was removed.
         """
-        if self._settled:
+        if self._local:  # where the references are opened behind the spec
+            await self._check_spec()
+        elif self._settled:
             await gather([self._check_spec(), *([] if refs is None else [refs.check_versions()])])
         else:
             await self._check_spec()

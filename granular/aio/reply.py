@@ -1,7 +1,7 @@
 """What a read brings, and the count of what was read. Light, so that local files need no HTTP client."""
 
 import dataclasses
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from granular.errors import ObjectChangedError
 
@@ -16,6 +16,7 @@ class Reply(NamedTuple):
       version: the object's ETag or generation; None where the store gives none.
       modified: when the object was last written, in the store's own words; empty where the store does not say.
       date: the store's clock, likewise.
+      holder: while it is kept, no other file is given the version: a local file's has a number that is used again.
     """
 
     data: bytes
@@ -24,6 +25,7 @@ class Reply(NamedTuple):
     version: str | None
     modified: str = ''
     date: str = ''
+    holder: Any = None
 
 
 @dataclasses.dataclass(slots=True)

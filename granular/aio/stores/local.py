@@ -174,7 +174,7 @@ class LocalStore(Store):
             file.check(key)
         counters.requests += 1
         counters.bytes += len(data)
-        return Reply(data, first, file.size, file.version)
+        return Reply(data, first, file.size, file.version, holder=file)
 
     async def read_into(self, key: str, start: int, stop: int, version: str | None, target: memoryview) -> None:
         def call() -> None:
