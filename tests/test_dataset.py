@@ -528,3 +528,29 @@ async def test_decoding_of_images_leaves_the_loop_free(tmp_path):
         await reader.fetch(range(10))
         await reader.get(3)
     assert threading.current_thread().name not in names
+
+
+# --- indices of numpy
+
+
+@pytest.mark.parametrize('dtype', [np.uint8, np.uint16, np.uint32, np.uint64, np.int8, np.int64])
+def test_indices_of_any_integer_type(tmp_path, dtype):
+    write(tmp_path / 'ds')
+    with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
+        assert reader[dtype(3)] == datapoint(3)
+        assert reader.fetch(np.array([5, 0], dtype)) == [datapoint(5), datapoint(0)]
+        most = np.iinfo(dtype).max
+        for ask in (lambda: reader.fetch(np.array([0, most], dtype)), lambda: reader[dtype(most)]):
+            with pytest.raises(OutOfRangeError, match=f'index {most} is out of range'):
+                ask()
+
+
+@pytest.mark.parametrize('index', [2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 2**200])
+def test_indices_beyond_64_bits_are_refused(tmp_path, index):
+    write(tmp_path / 'ds')
+    with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
+        with pytest.raises(OutOfRangeError):
+            reader[index]
+        for indices in ([index], [0, index], [index, -1]):
+            with pytest.raises((OutOfRangeError, InvalidArgumentError)):
+                reader.fetch(indices)

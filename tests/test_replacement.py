@@ -462,3 +462,17 @@ def test_a_local_bag_that_grows_is_read_on(tmp_path, contents):
         assert len(reader) == COUNT
     with open_now('columns', put.place) as reader:
         assert len(reader) == COUNT + 3
+
+
+# --- caches of datapoints
+
+
+@pytest.mark.parametrize('options', OPTIONS, ids=str)
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_redis_cache_does_not_give_datapoints_of_the_dataset_before(tmp_path, contents, kind, options, redis_server):
+    put = Folder(granular.Path(tmp_path / 'ds'))
+    for name in 'ab':
+        fill(put, contents[kind, name])
+        with open_now(kind, put.place, **options) as reader:
+            with granular.RedisCache(reader, redis_server.url, namespace=f'test-{tmp_path.name}') as cache:
+                assert name_of(cache.fetch(range(COUNT))) == name
