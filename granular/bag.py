@@ -18,21 +18,22 @@ class BagReader(Reader[core.BagReader]):
 
     Args:
       source: the ``.bag`` file, or its content.
-      index: the ``.idx`` file of a bag of version 3, or its content; by default it is looked for beside the bag.
       cache_index: keep the table of limits, so that a read is one request. Without it, only the limits needed are read.
       cache_data: keep the records.
+      index: the ``.idx`` file of a bag of version 3, or its content; by default it is looked for beside the bag.
       verify: check each record against its checksum, which the writer must have kept. Memory: 4 bytes a record.
     """
 
     def __init__(
         self,
         source: PurePath | str | os.PathLike[str] | Buffer | Any,
-        index: PurePath | str | os.PathLike[str] | Buffer | Any = None,
         cache_index: bool = True,
         cache_data: bool = False,
+        *,
+        index: PurePath | str | os.PathLike[str] | Buffer | Any = None,
         verify: bool = False,
     ) -> None:
-        self._open(core.BagReader(source, index, cache_index, cache_data, verify))
+        self._open(core.BagReader(source, cache_index, cache_data, index=index, verify=verify))
 
     @property
     def version(self) -> int:

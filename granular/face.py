@@ -62,10 +62,19 @@ class Batched:
 
 
 class Reader(Face[A]):
-    """A reader pickles to its address and options, and is opened again where it is unpickled."""
+    """A reader pickles to its address and options, and is opened again where it is unpickled.
+
+    What is opened there must be what was open here: if it was replaced meanwhile, it is an ``ObjectChangedError``.
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.aio.__reduce__()[1]
+        return _reopened, (type(self), self.aio)
+
+
+def _reopened(kind: type[Reader[A]], twin: A) -> Reader[A]:
+    reader = kind.__new__(kind)
+    reader._open(twin)
+    return reader
 
 
 class Rows(Reader[A], Batched):
@@ -92,10 +101,10 @@ class Rows(Reader[A], Batched):
         Args:
           index: an integer, negative from the end, or a slice.
           mask: the keys wanted; of a dataset also a mapping from keys to True, or to the range of a sequence's values
-            that is wanted.
+            that is wanted, which is cut to the values that the sequence has.
 
         Raises:
-          OutOfRangeError: an ``IndexError``, for an index or a mask's range beyond what is there.
+          OutOfRangeError: an ``IndexError``, for an index beyond the end, or a mask's range that begins there.
           UnknownKeyError: a ``KeyError``, for a key that there is not.
         """
         return run(self.aio.get(index, mask))

@@ -4,6 +4,7 @@ A bag's *limits* are kept as one int64 array of N + 1 offsets, the first of them
 ``limits[i]`` to ``limits[i + 1]``, in whichever version they were written.
 """
 
+import bisect
 import functools
 import json
 import re
@@ -25,7 +26,8 @@ LIMIT: Final = 8  # bytes of a limit
 
 _KEY: Final = re.compile(r'[a-z_][A-Za-z0-9_.-]*')
 _KIND: Final = re.compile(r'[a-z_]')
-_SHARD: Final = re.compile(r'[0-9]{6,18}')
+_SHARD: Final = re.compile(r'[0-9]{6}|[1-9][0-9]{6}')
+_PADDED: Final = 10**6  # shards whose names have six digits
 
 
 # --- bags ---------------------------------------------------------------------------------------------------------
@@ -228,5 +230,18 @@ def shard_name(number: int) -> str:
 
 
 def shard_number(name: str) -> int | None:
-    """The shard that a folder holds, or None if it is no shard's folder."""
-    return int(name) if _SHARD.fullmatch(name) and shard_name(int(name)) == name else None
+    """The shard that a folder holds, or None if it is no shard's folder: names of dates, such as 20240101, are none."""
+    return int(name) if _SHARD.fullmatch(name) else None
+
+
+def shard_numbers(names: Iterable[str]) -> list[int]:
+    """The shards among the folders beside each other, sorted.
+
+    A name of six digits is that of a shard. One of seven is, if all shards before it are there.
+    """
+    numbers = sorted({number for name in names if (number := shard_number(name)) is not None})
+    padded = bisect.bisect_left(numbers, _PADDED)
+    if padded < _PADDED:
+        return numbers[:padded]
+    behind = next((i for i, number in enumerate(numbers[padded:], padded) if i != number), len(numbers))
+    return numbers[:behind]

@@ -69,6 +69,11 @@ class Loader:
         except StopAsyncIteration:
             raise StopIteration from None
 
+    @property
+    def consumed(self) -> int:
+        """The source's steps that lie before the next batch: those of all shards, as ``'step'`` of ``save``."""
+        return self.aio.consumed
+
     def save(self) -> dict[str, int]:
         """The state: plain JSON, of the batch that comes next, whatever is prefetched."""
         return self.aio.save()

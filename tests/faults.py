@@ -5,7 +5,6 @@ import base64
 import collections
 import contextlib
 import gzip
-import hashlib
 import json
 import ssl
 import threading
@@ -19,7 +18,7 @@ DATA = bytes(i * 7 % 256 for i in range(100_000))
 _OTHER = bytes(255 - i for i in range(256))
 # The lines of a script that give an object in a way of their own; an object that is missing is missing.
 _GIVING = ('drip', 'whole', 'document', 'ranged', 'shifted', 'long', 'short', 'then_close', 'chunked', 'zipped')
-_GIVING += ('until_close', 'slowly', 'slid', 'squeezed', 'partial', 'twice', 'bare', 'half')
+_GIVING += ('until_close', 'slowly', 'slid', 'squeezed', 'partial', 'twice', 'bare', 'half', 'garbled')
 
 
 class Asked(NamedTuple):
@@ -60,6 +59,11 @@ class Asked(NamedTuple):
         return self.body[slice(*self.span)]
 
 
+def md5_etag(data: bytes) -> str:
+    """The ETag that S3 gives to an object of one part."""
+    return f'"{hashlib.md5(data).hexdigest()}"'
+
+
 class FaultServer:
     """Objects as S3, GCS and web servers give them, whatever the bucket. What is not scripted is answered well.
 
@@ -83,11 +87,13 @@ class FaultServer:
         self.heads: list[dict[str, str]] = []
         self.connections = 0
         self.etag: str | None = '"one"'
-        self.etags_are_md5 = False  # as S3 has them
         self.encoding = ''  # the Content-Encoding that objects are stored with
         self.each: list[Any] = []  # the lines that each object and range meets before it is answered well
         self._number = 0  # of requests, as stores name each in its reply
         self._met: collections.Counter[tuple[str, str | None]] = collections.Counter()
+        self.etag_of: Callable[[bytes], str] | None = None  # in place of ``etag``, that of an object's content
+        self.modified: dict[str, str] = {}  # the Last-Modified header of objects, by key; '' is that of all others
+        self.date = ''  # the Date header
         self.renew: Callable[[], object] = int  # called when the credentials of a request are said to have expired
         self._revoked: set[str] = set()
         self.tokens = 0  # that were asked for
@@ -238,10 +244,13 @@ class FaultServer:
 
     def _head(self, asked: Asked, status: int, length: int | None, **more: str) -> bytes:
         lines = [f'HTTP/1.1 {status} X'] + ([] if length is None else [f'Content-Length: {length}'])
-        if self.etag:
-            md5 = f'"{hashlib.md5(asked.body).hexdigest()}"'
-            etag = md5 if self.etags_are_md5 else self.etag
-            lines += [f'X-Goog-Generation: {self.etag}'] if asked.google else [f'ETag: {etag}']
+        etag = self.etag if self.etag_of is None or status not in (200, 206) else self.etag_of(asked.body)
+        if etag:
+            lines += [f'X-Goog-Generation: {etag}'] if asked.google else [f'ETag: {etag}']
+        if modified := self.modified.get(asked.key, self.modified.get('')):
+            lines.append(f'Last-Modified: {modified}')
+        if self.date:
+            lines.append(f'Date: {self.date}')
         lines.append(f'X-Request-Id: {asked.number}')
         if self.encoding and asked.google:
             lines.append(f'X-Goog-Stored-Content-Encoding: {self.encoding}')
@@ -365,6 +374,10 @@ class FaultServer:
             self.files = {key: data.translate(_OTHER) for key, data in self.files.items()}
             asked = asked._replace(data=self.files.get(asked.key))
         await self.good(writer, asked)
+
+    async def garbled(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+        """Other bytes than the object has, and no word of it."""
+        writer.write(self._part(asked, len(asked.piece)) + asked.piece.translate(_OTHER))
 
     async def chunked(self, writer: asyncio.StreamWriter, asked: Asked, size: int, end: bytes = b'') -> None:
         writer.write(self._part(asked, Transfer_Encoding='chunked'))

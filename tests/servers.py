@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import email.utils
 import json
 import os
 import pathlib
@@ -266,17 +267,20 @@ class HTTPServer(Server):
             return web.Response(text='\n'.join(links), content_type='text/html')
         if not place.is_file():
             return web.Response(status=404, text='not found')
-        data, etag = place.read_bytes(), f'"{place.stat().st_mtime_ns:x}-{place.stat().st_size:x}"'
+        size, etag = place.stat().st_size, f'"{place.stat().st_mtime_ns:x}-{place.stat().st_size:x}"'
         headers = {'ETag': etag, 'Accept-Ranges': 'bytes', 'Content-Type': 'application/octet-stream'}
+        headers['Last-Modified'] = email.utils.formatdate(place.stat().st_mtime, usegmt=True)
         if 'Range' not in request.headers:
-            return web.Response(body=data, headers=headers)
+            return web.Response(body=place.read_bytes(), headers=headers)
         first, last = request.headers['Range'].removeprefix('bytes=').split('-')
-        start = max(0, len(data) - int(last)) if not first else int(first)
-        stop = len(data) if not first or not last else min(int(last) + 1, len(data))
+        start = max(0, size - int(last)) if not first else int(first)
+        stop = size if not first or not last else min(int(last) + 1, size)
         if start >= stop:
-            return web.Response(status=416, headers={'Content-Range': f'bytes */{len(data)}'})
-        headers['Content-Range'] = f'bytes {start}-{stop - 1}/{len(data)}'
-        return web.Response(status=206, body=data[start:stop], headers=headers)
+            return web.Response(status=416, headers={'Content-Range': f'bytes */{size}'})
+        headers['Content-Range'] = f'bytes {start}-{stop - 1}/{size}'
+        with open(place, 'rb') as file:
+            file.seek(start)
+            return web.Response(status=206, body=file.read(stop - start), headers=headers)
 
     def new_bucket(self) -> granular.Path:
         folder = self.folder / f'test-{uuid.uuid4().hex[:12]}'

@@ -4,6 +4,7 @@ What comes of it is every byte right, or an error of its name, in a bounded time
 ``test_faults.py`` and ``test_wire.py``.
 """
 
+import email.utils
 import itertools
 import ssl
 import time
@@ -16,6 +17,7 @@ import granular
 from granular.errors import (
     AccessDeniedError,
     BadReplyError,
+    CorruptDatasetError,
     NotFoundError,
     ObjectChangedError,
     OutOfRangeError,
@@ -61,7 +63,8 @@ PASSES = {
     ),
     'another object, after a reset': (
         [('truncate', 100), 'replaced'],
-        {'path': ObjectChangedError, 'opening': ObjectChangedError, 'reader': ObjectChangedError},
+        # Opened again, as it was replaced: by objects that are no dataset.
+        {'path': ObjectChangedError, 'opening': CorruptDatasetError, 'reader': ObjectChangedError},
     ),
     'expired credentials': (['expire'], None),
     'a connection for each reply': (['then_close'] * 99, None),
@@ -110,6 +113,8 @@ def files(tmp_path_factory):
 @pytest.fixture(scope='module')
 def running(files):
     with FaultServer(files=files) as server:
+        # Written long ago: what is just written is asked for twice when it is opened.
+        server.modified[''], server.date = email.utils.formatdate(0, usegmt=True), email.utils.formatdate(usegmt=True)
         yield server
 
 

@@ -335,8 +335,7 @@ def claiming(size, tail):
 def test_tables_of_more_limits_than_there_can_be(size, cached):
     tail = 64 * 1024
     with FaultServer() as server:
-        server.script.append(claiming(size, bytes(tail)))
-        server.script.append(('status', 404))
+        server.script.extend([claiming(size, bytes(tail)), ('status', 404)] * 2)  # as it is asked for once more
         began = time.monotonic()
         with pytest.raises((CorruptError, StoreError)), Peak() as peak:
             granular.BagReader(f'{server.endpoint}/x', cache_index=cached, index=None)
@@ -351,15 +350,47 @@ def test_names_of_shards(tmp_path):
     assert [layout.shard_number(name) for name in ('000007', '1000000', '0000007', '٠٠٠٠٠٠', '1' * 5000, '', '..')] == [
         7, 1_000_000, None, None, None, None, None,
     ]  # fmt: skip
-    for name in ('000000', '000002', '999999999999'):
+    assert layout.shard_number('20240101') is layout.shard_number('20240101120000') is None
+    for name in ('000000', '000002', '000005', '1234567', '999999999999'):
         with granular.DatasetWriter(tmp_path / 'd' / name, {'n': 'int'}, granular.encoders) as writer:
             writer.append({'n': 1})
     with pytest.raises(CorruptDatasetError, match='000001 is missing'):
         granular.ShardedDatasetReader(tmp_path / 'd', None)
     problems = granular.verify(tmp_path / 'd').problems
     assert [problem.message for problem in problems] == [
-        'the shard is missing', 'the shard is missing, as are all to 999999999998',
+        'the shard is missing', 'the shard is missing, as are all to 000004',
     ]  # fmt: skip
+
+
+def test_shards_of_seven_digits_count_behind_a_full_million():
+    padded = [layout.shard_name(number) for number in range(10**6)]
+    assert layout.shard_numbers(['1000000', *padded[:5]]) == [0, 1, 2, 3, 4]
+    assert layout.shard_numbers(['1000000', '1000001', '1000003', *padded]) == list(range(10**6 + 2))
+
+
+@pytest.mark.parametrize('name', ['20240101120000', '20240101', '1234567', 'notes'])
+def test_other_folders_beside_the_shards_cost_no_memory(tmp_path, name):
+    def write(numbers):
+        with granular.ShardedDatasetWriter(tmp_path, {'n': 'int'}, granular.encoders, shardlen=2) as writer:
+            for number in numbers:
+                writer.append({'n': number})
+
+    write(range(4))
+    (tmp_path / name).mkdir()
+    with Peak() as peak:
+        write(range(4, 8))
+        with granular.ShardedDatasetReader(tmp_path, granular.decoders) as reader:
+            assert [point['n'] for point in reader] == list(range(8))
+        assert granular.verify(tmp_path).problems == []
+    assert peak.bytes < 16 * MiB
+
+
+def test_a_shard_far_behind_the_others_costs_no_memory(tmp_path):
+    for name in ('000000', '999999'):
+        (tmp_path / name).mkdir()
+    with Peak() as peak, pytest.raises(CorruptDatasetError, match='000001 is missing, but 999999 is there'):
+        granular.ShardedDatasetWriter(tmp_path, {'n': 'int'}, granular.encoders, shardlen=2)
+    assert peak.bytes < 4 * MiB
 
 
 @pytest.mark.parametrize('kind', ['x[/red]', 'x\x1b[2J', 'x\u202e', '[bold]'])

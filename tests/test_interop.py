@@ -1,7 +1,9 @@
 """What the published releases write, we read; what we write, they read."""
 
+import asyncio
 import json
 import pathlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,3 +179,99 @@ def test_integers_the_reference_reads_but_cannot_write(oracle21, tmp_path):
             writer.append({'x': value})
     script = 'r = granular.DatasetReader(sys.argv[1], granular.decoders); print([r[i]["x"] for i in range(len(r))])'
     assert oracle21.run(script, str(tmp_path / 'ds')) == values
+
+
+# --- the behaviour that the tests of 0.21.1 rely on
+
+CALLS = {
+    'options of bags by position': """
+def records(*args):
+    with granular.BagReader(f'{path}/title.bag', *args) as reader:
+        return [bytes(reader[i]).decode() for i in range(len(reader))]
+result = [records(), records(True), records(False), records(True, True), records(False, True)]
+""",
+    'masks beyond the end': """
+masks = [{'times': want} for want in (range(1, 10), range(0, 1), range(3, 9), slice(1, 10), range(3), True)]
+with granular.DatasetReader(path, granular.decoders) as reader:
+    result = [[[int(x) for x in reader[i, mask]['times']] for mask in masks] for i in (0, 2)]
+""",
+    'masks that begin behind the end': """
+def length(index, begin):
+    with granular.DatasetReader(path, granular.decoders) as reader:
+        try:
+            return len(reader[index, {'times': range(begin, 10)}]['times'])
+        except (AssertionError, IndexError):
+            return 'error'
+result = [length(index, begin) for index in (1, 2) for begin in range(6)]
+""",
+}
+
+
+@pytest.mark.parametrize('call', CALLS)
+def test_readers_give_what_those_of_0_21_give(oracle21, tmp_path, call):
+    with granular.DatasetWriter(tmp_path / 'ds', {'title': 'utf8', 'times': 'int[]'}, granular.encoders) as writer:
+        for count in (5, 0, 3, 4):
+            writer.append({'title': f'{count} times', 'times': range(count)})
+    place = str(tmp_path / 'ds')
+    theirs = oracle21.run(f'path = sys.argv[1]{CALLS[call]}print(json.dumps(result))', place)
+    ours: dict[str, Any] = {'path': place, 'granular': granular}
+    exec(CALLS[call], ours)
+    assert ours['result'] == theirs
+
+
+def test_a_mask_is_cut_alike_by_every_way_to_read(tmp_path):
+    with granular.ShardedDatasetWriter(tmp_path, {'times': 'int[]'}, granular.encoders, shardlen=2) as writer:
+        for count in (5, 0, 3, 4):
+            writer.append({'times': range(count)})
+    mask = {'times': range(1, 4)}
+    expected = [{'times': [1, 2, 3]}, {'times': [1, 2]}, {'times': [1, 2, 3]}]
+    with granular.ShardedDatasetReader(tmp_path, granular.decoders) as reader:
+        assert [reader[i, mask] for i in (0, 2, 3)] == expected
+        assert reader.fetch([0, 2, 3], mask) == expected
+        assert reader[2:, mask] == {'times': [[1, 2], [1, 2, 3]]}
+
+    async def read() -> list[Any]:
+        async with granular.aio.ShardedDatasetReader(tmp_path, granular.decoders) as reader:
+            return [await reader.get(0, mask), *await reader.fetch([2, 3], mask)]
+
+    assert asyncio.run(read()) == expected
+
+
+CONSUMED = """
+def counts(shard, shards):
+    loader = granular.Loader(source, batch=2, prefetch=2, workers=1, shard_id=shard, num_shards=shards)
+    found = [loader.consumed]
+    batches = iter(loader)
+    for _ in range(2):
+        next(batches)
+        found.append(loader.consumed)
+    loader.load({'step': 60})
+    found += [loader.consumed, loader.save()['step']]
+    next(batches)
+    found.append(loader.consumed)
+    loader.close()
+    return found
+"""
+
+
+def test_a_loader_counts_what_was_consumed_as_0_21_does(oracle21, tmp_path):
+    (tmp_path / 'source.py').write_text('def source(step):\n    return {"x": step}\n')
+    script = f"""
+sys.path.insert(0, sys.argv[1])
+from source import source
+{CONSUMED}
+if __name__ == '__main__':
+    print(json.dumps([counts(0, 1), counts(1, 3)]))
+"""
+    theirs = oracle21.run(script, str(tmp_path))
+    ours: dict[str, Any] = {'granular': granular, 'source': lambda step: {'x': step}}
+    exec(f'{CONSUMED}result = [counts(0, 1), counts(1, 3)]', ours)
+    assert ours['result'] == theirs == [[0, 2, 4, 60, 60, 62], [0, 6, 12, 60, 60, 66]]
+
+    async def count() -> list[int]:
+        async with granular.aio.Loader(lambda step: {'x': step}, 2, shard_id=1, num_shards=3) as loader:
+            before = loader.consumed
+            await anext(loader)
+            return [before, loader.consumed]
+
+    assert asyncio.run(count()) == [0, 6]

@@ -14,7 +14,7 @@ import uvloop
 import granular
 from granular.aio.limit import Pauses
 from granular.errors import BadReplyError, GranularError, ObjectChangedError, StoreError
-from tests.faults import DATA, FaultServer
+from tests.faults import DATA, FaultServer, md5_etag
 
 CONFIG = granular.IOConfig(
     backoff=0.001, backoff_cap=0.02, connect_timeout=5.0, first_byte_timeout=2.0, read_timeout=2.0, attempts=4,
@@ -30,7 +30,7 @@ numbers = itertools.count()
 @pytest.fixture
 def server():
     with FaultServer(files=FILES) as server:
-        server.etags_are_md5 = True
+        server.etag_of = md5_etag
         yield server
 
 
@@ -101,7 +101,7 @@ def test_a_wrong_reply_is_never_taken(server, store, read, fault):
 
 @pytest.mark.parametrize('read', WHOLE)
 def test_a_store_whose_etags_never_match_is_not_judged_by_them(server, read):
-    server.etags_are_md5, server.etag = False, f'"{"0123456789abcdef" * 2}"'
+    server.etag_of, server.etag = None, f'"{"0123456789abcdef" * 2}"'
     survives(server, 's3', read, [])
     asked = len(server.asked)
     assert asked == 5 + 2  # two halves, once
@@ -113,7 +113,7 @@ def test_an_etag_that_matched_once_is_believed_from_there_on(server):
     place = folder(server, 's3')
     assert (place / 'a').read_bytes() == FILES['data/a']
     asked = len(server.asked)
-    server.etags_are_md5, server.etag = False, f'"{"0123456789abcdef" * 2}"'
+    server.etag_of, server.etag = None, f'"{"0123456789abcdef" * 2}"'
     with pytest.raises(BadReplyError, match='data/b.*MD5'):
         (place / 'b').read_bytes()
     assert len(server.asked) == asked + 2
@@ -131,7 +131,7 @@ def test_an_etag_is_an_md5_only_of_what_s3_says(server, header):
     judged = not header or header.get('x-amz-server-side-encryption') == 'AES256'
     place = folder(server, 's3')
     assert (place / 'a').read_bytes() == FILES['data/a']  # its ETags are MD5s
-    server.etags_are_md5 = False
+    server.etag_of = None
     lines = {'ETag': f'"{"0123456789abcdef" * 2}"', **header, 'Content-Length': '4000'}
     head = 'HTTP/1.1 200 OK\r\n' + ''.join(f'{name}: {value}\r\n' for name, value in lines.items()) + '\r\n'
     server.script.extend([('raw', head.encode() + FILES['data/b'])] * 2)
@@ -209,7 +209,7 @@ def test_a_coding_that_comes_and_goes_is_refused(server):
 
 
 def test_the_length_of_a_whole_object_in_chunks_is_proven(server):
-    server.etags_are_md5 = False
+    server.etag_of = None
     place = folder(server, 's3')
     server.script.append(('chunked', 1000))
     assert (place / 'a').read_bytes() == FILES['data/a']

@@ -2,31 +2,36 @@
 
 import contextlib
 import hashlib
+import logging
 import os
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, Self, SupportsIndex, overload
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Self, SupportsIndex, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from granular import layout
 from granular.aio.fanout import Job, read_all
+from granular.aio.identity import FileIdentity, Identity, reopened
 from granular.aio.indexing import index_of, indices_of
 from granular.aio.lifecycle import Opened
 from granular.aio.loops import gather, running_loop
 from granular.aio.paging import pages
 from granular.aio.path import Path
-from granular.aio.reply import Reply, counters
+from granular.aio.reply import Reply, changed, counters, stands_in
 from granular.aio.snapshots import BagState
 from granular.aio.stores.local import IN_PLACE, files
 from granular.aio.stores.translating import translated
 from granular.aio.threads import offload
 from granular.checksums import SUFFIX, Sums, check, load
 from granular.config import MiB
-from granular.errors import CorruptBagError, InvalidArgumentError, NotFoundError
+from granular.errors import CorruptBagError, CorruptError, InvalidArgumentError, NotFoundError, UnsupportedError
 
 Ints = NDArray[np.int64]
 Buffer = bytes | bytearray | memoryview
+T = TypeVar('T')
+
+logger = logging.getLogger('granular')
 
 
 class BagReader(Opened):
@@ -37,18 +42,19 @@ class BagReader(Opened):
 
     Args:
       source: the ``.bag`` file, or its content.
-      index: the ``.idx`` file of a bag of version 3, or its content; by default it is looked for beside the bag.
       cache_index: keep the table of limits, so that a read is one request. Without it, only the limits needed are read.
       cache_data: keep the records.
+      index: the ``.idx`` file of a bag of version 3, or its content; by default it is looked for beside the bag.
       verify: check each record against its checksum, which the writer must have kept. Memory: 4 bytes a record.
     """
 
     def __init__(
         self,
         source: Path | str | os.PathLike[str] | Buffer | Any,
-        index: Path | str | os.PathLike[str] | Buffer | Any = None,
         cache_index: bool = True,
         cache_data: bool = False,
+        *,
+        index: Path | str | os.PathLike[str] | Buffer | Any = None,
         verify: bool = False,
     ) -> None:
         super().__init__()
@@ -67,20 +73,26 @@ class BagReader(Opened):
         self._handle: tuple[str, str] | None = None
         self._table: tuple[Path, int, str | None] | None = None
         self._known: BagState | None = None
+        self._files: list[tuple[Path, FileIdentity]] = []
+        self.expected: Identity | None = None
 
     @classmethod
     def of_version(
         cls, path: Path, split: bool, cache_index: bool, cache_data: bool, verify: bool, known: BagState | None = None
     ) -> Self:
         """A bag known to be of version 3 (``split``) or not, as a dataset knows it from its layout, or known whole."""
-        reader = cls(path, None, cache_index, cache_data, verify)
+        reader = cls(path, cache_index, cache_data, verify=verify)
         reader._split, reader._known = split, known
         return reader
 
     def __reduce__(self) -> tuple[Any, ...]:
         source = self._path if self._path is not None else self._data
         index = self._index_path if self._index is None else self._index
-        return type(self), (source, index, self.cache_index, self.cache_data, self.verify)
+        options = {'index': index, 'verify': self.verify}
+        identity = None
+        if self._path is not None and self._state == 'open':
+            identity = Identity.of(self._path.store, {self._path.name: self.identity})
+        return reopened, (type(self), (source, self.cache_index, self.cache_data), options, identity)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self.name!r})'
@@ -95,6 +107,17 @@ class BagReader(Opened):
     # --- opening
 
     async def _open(self) -> None:
+        try:
+            await self._open_whole()
+        except CorruptBagError:
+            if not self.is_remote:
+                raise
+            await self._open_whole()  # once more, as wrong bytes may have come of a bag that is whole
+        if self.expected is not None and self._path is not None:
+            self.expected.check(Identity.of(self._path.store, {self._path.name: self.identity}), self.name)
+
+    async def _open_whole(self) -> None:
+        self._files = []
         await self._open_bag()
         if self.verify:
             path = self.beside(SUFFIX)
@@ -124,29 +147,61 @@ class BagReader(Opened):
         if index_end is not None and layout.last_limit(index_end.data, index_end.size) > end.size:
             # A writer may have appended between the two: the index is newer than what is known of the bag.
             end = await self._path.store.read(self._path.key, -tail)
+        self._opened(self._path, end)
         self._pin = end.version
         if self._pin is not None:
             self._handle = self._path.key, self._pin
+        if index_end is not None:
+            self._opened(index, index_end)
         if index_end is not None or self._index is not None:
             await self._open_split(end, index, index_end)
         else:
             await self._open_single(end)
         if self.cache_data:
-            head = await self._path.read_ranges([0], [end.start], version=self._pin)
-            self._data = head[0] + end.data if end.start else end.data
+            whole = Job(self._path.key, np.array([0]), np.array([end.size]), self._pin)
+            self._data = (await read_all(self._path.store, [whole]))[0][0] if end.start else end.data
+
+    def _opened(self, path: Path, end: Reply) -> None:
+        """Remember a file by its version.
+
+        Raises:
+          UnsupportedError: if it has none, so that nothing would tell whether what is read next is of the same file.
+        """
+        if end.version is None and end.size:
+            raise UnsupportedError(
+                f'{path}: the server gives neither an ETag nor a Last-Modified, by which to tell whether it is '
+                f'replaced while it is read: copy it to a disk first, or have the server send one of them'
+            )
+        self._files.append((path, FileIdentity(end.size, end.version)))
+
+    @property
+    def identity(self) -> FileIdentity:
+        """The bytes of an open bag with its table, and the version of the file that has the records."""
+        return FileIdentity(self._size, self._pin)
+
+    async def check_versions(self) -> None:
+        """That the files are still those that were opened.
+
+        Raises:
+          ObjectChangedError: if one was replaced.
+          NotFoundError: if one was removed.
+        """
+        await gather([_check_version(path, identity) for path, identity in self._files])
 
     async def _recall(self, known: BagState, path: Path) -> None:
         """Open it as it was known before; whether it still is that, the first read will tell."""
         self._version, self._size, self._datasize, self._pin, self._limits = known
         self._length, self._view = len(self._limits) - 1, layout.view_of(self._limits)
+        self._handle = path.key, known.pin
+        end = self._datasize if self._version == 3 else self._size
+        self._files.append((path, FileIdentity(end, self._pin)))
         if self.cache_data:
-            end = self._datasize if self._version == 3 else self._size
             self._data = (await path.read_ranges([0], [end], version=self._pin))[0]
 
     @property
     def known(self) -> BagState | None:
         """What is known of an open bag, if all of it is."""
-        if self._limits is None or self._pin is None:
+        if self._limits is None or self._pin is None or stands_in(self._pin):
             return None
         return BagState(self._version, self._size, self._datasize, self._pin, self._limits)
 
@@ -263,12 +318,23 @@ class BagReader(Opened):
         place = index_of(index, self._length, self.name)
         if self.immediate and (running_loop() is None or self.length_of(place) <= IN_PLACE):
             return self.get_now(place)
-        return (await read_records([(self, np.array([place]))]))[0][0]
+        return (await self._fetch(np.array([place])))[0]
 
     async def fetch(self, indices: Any) -> list[bytes]:
         """The records at many indices, with neighbours in one request; repeated and negative ones are welcome."""
         await self._ensure_open()
-        return (await read_records([(self, indices_of(indices, self._length, self.name))]))[0]
+        return await self._fetch(indices_of(indices, self._length, self.name))
+
+    async def _fetch(self, places: Ints) -> list[bytes]:
+        async def read(fresh: bool) -> list[bytes]:
+            return (await read_records([(self, places)], fresh))[0]
+
+        return await once_more(read, self.is_remote)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is read over a network, where wrong bytes may come of a file that is whole."""
+        return self._path is not None and not self._path.store.local
 
     def length_of(self, place: int) -> int:
         """The bytes of a record of an immediate bag."""
@@ -284,9 +350,10 @@ class BagReader(Opened):
         handle: Any = self._handle
         try:
             file = files.opened.get(handle) or files.pinned(*handle)
-            data = os.pread(file.fd, stop - start, start)
+            data = os.pread(file.fd, stop - start, start) if stop - start <= IN_PLACE else b''
             if len(data) != stop - start:
                 data = file.exactly(handle[0], start, stop)
+            file.check(handle[0])
         except OSError:
             with translated(handle[0]):
                 raise
@@ -357,14 +424,33 @@ class BagReader(Opened):
                 yield record
 
 
-async def read_records(wanted: Sequence[tuple[BagReader, Ints]]) -> list[list[bytes]]:
-    """Records of many bags of one store, by index: one fan-out for the limits that are not cached, one for the data."""
+async def once_more(read: Callable[[bool], Awaitable[T]], remote: bool) -> T:
+    """What ``read(False)`` gives. If that is corrupt, what ``read(True)`` gives, which asks the store past its caches.
+
+    Wrong bytes may have come, or lie in a cache, of a file that is whole. On a disk there is nothing else to ask.
+    """
+    try:
+        return await read(False)
+    except CorruptError as error:
+        if not remote:
+            raise
+        logger.warning('read once more, as what came is corrupt: %s', error)
+        return await read(True)
+
+
+async def read_records(wanted: Sequence[tuple[BagReader, Ints]], fresh: bool = False) -> list[list[bytes]]:
+    """Records of many bags of one store, by index: one fan-out for the limits that are not cached, one for the data.
+
+    Args:
+      wanted: the bags, each with the indices of its records.
+      fresh: ask the store past its caches.
+    """
     limits = [bag.limits(places) for bag, places in wanted]
     unknown = [i for i, found in enumerate(limits) if found is None]
     remote = next((bag for bag, _ in wanted if bag._path is not None), None)
     store = None if remote is None else remote._require_path().store
     if unknown and store is not None:
-        tables = await read_all(store, [wanted[i][0].table_job(wanted[i][1]) for i in unknown])
+        tables = await read_all(store, [wanted[i][0].table_job(wanted[i][1]) for i in unknown], fresh)
         for i, pieces in zip(unknown, tables, strict=True):
             limits[i] = wanted[i][0].limits_in(wanted[i][1], pieces)
     known = [found for found in limits if found is not None]
@@ -372,11 +458,11 @@ async def read_records(wanted: Sequence[tuple[BagReader, Ints]]) -> list[list[by
         if (total := int((stops - starts).sum())) > bag._datasize:
             if len(np.unique(places)) == len(places):
                 raise CorruptBagError(f'{bag.name}: {len(places)} records have {total} bytes of {bag._datasize}')
-            return await _read_once(wanted)
+            return await _read_once(wanted, fresh)
     out = [bag.in_memory(*found) for (bag, _), found in zip(wanted, known, strict=True)]
     absent = [i for i, records in enumerate(out) if records is None]
     if absent and store is not None:
-        pieces_of = await read_all(store, [wanted[i][0].data_job(*known[i]) for i in absent])
+        pieces_of = await read_all(store, [wanted[i][0].data_job(*known[i]) for i in absent], fresh)
         for i, records in zip(absent, pieces_of, strict=True):
             out[i] = records
     found = [records for records in out if records is not None]
@@ -389,11 +475,18 @@ async def read_records(wanted: Sequence[tuple[BagReader, Ints]]) -> list[list[by
     return found
 
 
-async def _read_once(wanted: Sequence[tuple[BagReader, Ints]]) -> list[list[bytes]]:
+async def _read_once(wanted: Sequence[tuple[BagReader, Ints]], fresh: bool) -> list[list[bytes]]:
     """As ``read_records``, for records that are wanted more than once: each is read and kept once."""
     distinct = [np.unique(places, return_inverse=True) for _, places in wanted]
-    found = await read_records([(bag, once) for (bag, _), (once, _) in zip(wanted, distinct, strict=True)])
+    found = await read_records([(bag, once) for (bag, _), (once, _) in zip(wanted, distinct, strict=True)], fresh)
     return [[records[i] for i in again.tolist()] for records, (_, again) in zip(found, distinct, strict=True)]
+
+
+async def _check_version(path: Path, identity: FileIdentity) -> None:
+    if identity.version is not None:
+        await path.store.check_version(path.key, identity.version)
+    elif (size := (await path.store.read(path.key, -1)).size) != identity.size:
+        raise changed(f'{path}', f'of {identity.size} bytes', f'of {size} bytes')
 
 
 async def _or_none(path: Path, tail: int, missing_ok: bool) -> Any:

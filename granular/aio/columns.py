@@ -1,12 +1,13 @@
 """The columns of an opened dataset, and reading many datapoints, of many datasets, in one fan-out."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from granular.aio.bag import BagReader, read_records
+from granular.aio.bag import BagReader, once_more, read_records
 from granular.aio.codec import Field, decode, said_of
 from granular.aio.loops import CONTROL, function_error
 from granular.aio.snapshots import Snapshot
@@ -49,9 +50,8 @@ class Spans:
         firsts, counts = np.empty((2, len(spec), len(refs)), np.uint32)
         for start in range(0, len(refs), _WINDOW):
             stop = min(start + _WINDOW, len(refs))
-            first, count = await offload(unpack_refs, await refs.fetch(range(start, stop)), spec, refs.name)
-            if (first < 0).any() or (count < 0).any() or (first + count >> 32).any():
-                raise CorruptDatasetError(f'{refs.name}: references of datapoints {start} to {stop} lead nowhere')
+            unpack = functools.partial(_unpacked, refs, spec, range(start, stop))
+            first, count = await once_more(unpack, refs.is_remote)
             firsts[:, start:stop], counts[:, start:stop] = first.T, count.T
         places = np.arange(len(refs), dtype=np.uint32)
         plain = [not is_sequence(kind) and np.array_equal(firsts[i], places) for i, kind in enumerate(spec.values())]
@@ -70,6 +70,14 @@ class Spans:
     def at_one(self, place: int) -> list[tuple[int, int]]:
         """The first record and the number of records of each key of one datapoint."""
         return [(place, 1) if kept is None else (int(kept[0][place]), int(kept[1][place])) for kept in self._kept]
+
+
+async def _unpacked(refs: BagReader, spec: Spec, places: range, fresh: bool) -> tuple[Ints, Ints]:
+    records = (await read_records([(refs, np.arange(places.start, places.stop))], fresh))[0]
+    first, count = await offload(unpack_refs, records, spec, refs.name)
+    if (first < 0).any() or (count < 0).any() or (first + count >> 32).any():
+        raise CorruptDatasetError(f'{refs.name}: references of datapoints {places.start} to {places.stop} lead nowhere')
+    return first, count
 
 
 class Columns:
@@ -204,16 +212,20 @@ class Columns:
 
 
 def span(ref: tuple[int, int], want: bool | range | slice, key: str, place: int, name: str) -> tuple[int, int]:
-    """The first record and the number of records that are wanted of a sequence."""
+    """The first record and the number of records that are wanted of a sequence, cut to what the sequence has.
+
+    Raises:
+      OutOfRangeError: for a range that begins behind the end of the sequence.
+    """
     first, count = ref
     if want is True:
         return first, count
     if isinstance(want, slice):
         start, stop, _ = want.indices(count)
         return first + start, max(0, stop - start)
-    if not isinstance(want, range) or want.stop > count:
+    if not isinstance(want, range) or want.start > count:
         raise OutOfRangeError(f'{name}: datapoint {place}, key {key!r}: the mask wants {want}, it has {count} values')
-    return first + want.start, want.stop - want.start
+    return first + want.start, min(want.stop, count) - want.start
 
 
 # --- many datapoints of many datasets
@@ -236,7 +248,7 @@ async def fetch_points(parts: Sequence[Part], chosen: Sequence[Choice]) -> list[
 async def read_columns(parts: Sequence[Part], chosen: Sequence[Choice]) -> list[list[Any]]:
     """By choice, the values of all parts' datapoints."""
     try:
-        return await _read_columns(parts, chosen)
+        return await once_more(lambda fresh: _read_columns(parts, chosen, fresh), _are_remote(parts))
     except ObjectChangedError:
         for columns, _ in parts:
             if columns.snapshot is not None:
@@ -244,9 +256,9 @@ async def read_columns(parts: Sequence[Part], chosen: Sequence[Choice]) -> list[
         raise
 
 
-async def _read_columns(parts: Sequence[Part], chosen: Sequence[Choice]) -> list[list[Any]]:
+async def _read_columns(parts: Sequence[Part], chosen: Sequence[Choice], fresh: bool) -> list[list[Any]]:
     name = parts[0][0].name if len(parts) == 1 else f'{parts[0][0].name} and {len(parts) - 1} more'
-    spans = await locate(parts)
+    spans = await locate(parts, fresh)
     wanted: list[tuple[BagReader, Ints]] = []
     counts: list[list[Ints]] = [[] for _ in chosen]
     for i, choice in enumerate(chosen):
@@ -254,7 +266,7 @@ async def _read_columns(parts: Sequence[Part], chosen: Sequence[Choice]) -> list
             records, count = columns.records(places, choice, *found)
             wanted.append((columns.bags[choice.field.key], records))
             counts[i].append(count)
-    pieces = await read_records(wanted)
+    pieces = await read_records(wanted, fresh)
     flat = [_chain(pieces[i * len(parts) : (i + 1) * len(parts)]) for i in range(len(chosen))]
     values = await decode([choice.field for choice in chosen], flat, name)
     return [
@@ -263,10 +275,17 @@ async def _read_columns(parts: Sequence[Part], chosen: Sequence[Choice]) -> list
     ]
 
 
-async def locate(parts: Sequence[Part]) -> list[tuple[Ints, Ints]]:
-    """Of each part the first record and the number of records, both of shape (datapoints, keys)."""
+def _are_remote(parts: Sequence[Part]) -> bool:
+    return any(bag.is_remote for columns, _ in parts for bag in columns.bags.values())
+
+
+async def locate(parts: Sequence[Part], fresh: bool = False) -> list[tuple[Ints, Ints]]:
+    """Of each part the first record and the number of records, both of shape (datapoints, keys).
+
+    With ``fresh``, the store is asked past its caches.
+    """
     asked = [(columns.refs, places) for columns, places in parts if columns.refs is not None and columns.spans is None]
-    brought = iter(await read_records(asked)) if asked else iter(())
+    brought = iter(await read_records(asked, fresh)) if asked else iter(())
     out = []
     for columns, places in parts:
         if columns.refs is None:

@@ -9,14 +9,16 @@ from typing import Any, Self, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from granular.aio.bag import BagReader
+from granular.aio.bag import BagReader, once_more
 from granular.aio.codec import Decoder, Field, fields_of
 from granular.aio.columns import Choice, Columns, Datapoint, Spans, fetch_points, locate, read_columns
+from granular.aio.identity import FileIdentity, Identity, reopened
 from granular.aio.indexing import index_of, indices_of
 from granular.aio.lifecycle import Opened
 from granular.aio.loops import gather, running_loop
 from granular.aio.paging import pages
 from granular.aio.path import Path
+from granular.aio.proving import Proof, open_as_one
 from granular.aio.snapshots import FolderState, Snapshot, sharing
 from granular.errors import (
     CorruptBagError,
@@ -24,6 +26,7 @@ from granular.errors import (
     GranularError,
     InvalidArgumentError,
     NotFoundError,
+    ObjectChangedError,
     UnknownKeyError,
 )
 from granular.layout import Layout, parse_spec
@@ -68,6 +71,9 @@ class DatasetReader(Opened):
         self._all: list[Choice] = []
         self._content = b''
         self._snapshot: Snapshot | None = None
+        self._proof: Proof | None = None
+        self.expected: Identity | None = None
+        self._given = False  # whether the snapshot is that of the reader that was pickled
         self._alone = True  # not a shard, whose snapshot is the sharded dataset's
         self._quick = False
         self._light = False
@@ -76,7 +82,8 @@ class DatasetReader(Opened):
         args = (self.directory, self._decoders, *self._options)
         if sharing.get() and self._state == 'open' and (state := self._state_now()) is not None:
             return _shared, (type(self), args, {'': state})
-        return type(self), args
+        identity = Identity.of(self.directory.store, self.files()) if self._state == 'open' else None
+        return reopened, (type(self), args, {}, identity)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._name!r})'
@@ -92,6 +99,27 @@ class DatasetReader(Opened):
 
     async def _open(self) -> None:
         await self.directory.store.ready()
+        if not self._alone:
+            await self._open_once()
+            return
+        await open_as_one(self._name, self._open_once, self.prove)
+        self.warn_of_lengths()
+        if self.expected is not None:
+            self.expected.check(Identity.of(self.directory.store, self.files()), self._name)
+        if self._proof is not None and (state := self._state_now()) is not None:
+            await Snapshot.save(self.directory, {'': state})
+
+    async def _open_once(self) -> None:
+        self._proof, self._columns = None, Columns(self._name, {}, {}, None)
+        try:
+            await self._open_files()
+        except ObjectChangedError:
+            if self._alone and self._snapshot is not None and not self._given:
+                await self._snapshot.forget()
+                self._snapshot = None
+            raise
+
+    async def _open_files(self) -> None:
         cache_index, cache_keys, _, verify = self._options
         if self._alone and cache_index and self._snapshot is None:
             self._snapshot = await Snapshot.load(self.directory)
@@ -101,7 +129,7 @@ class DatasetReader(Opened):
         index = BagReader.of_version(self.directory / 'refs.bag', False, cache_index, False, verify, refs)
         layout: Layout
         if known is None:
-            self._content, layout = await self._look(index)
+            layout = await self._look(index)
         else:
             self._content, layout = known.spec, 'columns' if refs is None else 'refs'
         spec = parse_spec(self._content, f'{self.directory / "spec.json"}')
@@ -132,26 +160,42 @@ class DatasetReader(Opened):
         else:
             lengths = {key: len(bag) for key, bag in bags.items()}
             columns.length = min(lengths.values())
-            if columns.length != max(lengths.values()):
-                warnings.warn(
-                    f'{self._name}: columns differ in length, as after a crash: {lengths}; reading {columns.length}',
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
         self._length, self._quick = columns.length, columns.immediate
-        if self._alone and known is None and (state := self._state_now()) is not None:
-            await Snapshot.save(self.directory, {'': state})
 
-    async def _look(self, refs: BagReader) -> tuple[bytes, Layout]:
-        """The spec's content and the layout; opens the references."""
-        content: Any
+    async def prove(self) -> None:
+        """That all files are of one dataset, which still is there. What was opened from a snapshot needs no proof.
+
+        Raises:
+          ObjectChangedError: if it was replaced since it was begun to be opened.
+          NotFoundError: if it was removed.
+        """
+        if self._proof is not None:
+            refs, bags = self._columns.refs, self._columns.bags.values()
+            await self._proof.check(refs, [bag for bag in bags if bag._state == 'open'])
+
+    def warn_of_lengths(self) -> None:
+        """Warn of columns of which some have fewer records than others."""
+        lengths = {key: len(bag) for key, bag in self._columns.bags.items()}
+        if self._columns.refs is None and self._length != max(lengths.values()):
+            warnings.warn(
+                f'{self._name}: columns differ in length, as after a crash: {lengths}; reading {self._length}',
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    async def _look(self, refs: BagReader) -> Layout:
+        """The layout; reads the spec and opens the references."""
         found: Any  # why there are no references, or None
-        content, found = await gather([self._read_spec(), _try_open(refs)])
-        spec = parse_spec(content, f'{self.directory / "spec.json"}')
+        if self.directory.store.local:
+            await self._read_spec()
+            found = await _try_open(refs)
+        else:
+            _, found = await gather([self._read_spec(), _try_open(refs)])
+        spec = parse_spec(self._content, f'{self.directory / "spec.json"}')
         layout: Layout = 'columns' if 'refs' in spec or isinstance(found, NotFoundError) else 'refs'
         if layout == 'refs' and found is not None:
             raise found
-        return content, layout
+        return layout
 
     def _state_now(self) -> FolderState | None:
         """What is known of the open dataset, if all of it is."""
@@ -161,9 +205,10 @@ class DatasetReader(Opened):
         whole = {key: state for key, state in known.items() if state is not None}
         return FolderState(self._content, whole) if len(whole) == len(known) else None
 
-    async def _read_spec(self) -> bytes:
+    async def _read_spec(self) -> None:
         try:
-            return await (self.directory / 'spec.json').read_bytes()
+            reply = await self.directory.store.read((self.directory / 'spec.json').key)
+            self._content, self._proof = reply.data, Proof(self.directory, reply)
         except NotFoundError as error:
             raise NotFoundError(
                 f'{self._name}: has no spec.json: it is no dataset, or one that its writer has not finished: {error}'
@@ -207,11 +252,16 @@ class DatasetReader(Opened):
         columns = self._columns
         return columns.bags if columns.refs is None else {'refs': columns.refs, **columns.bags}
 
+    def files(self) -> dict[str, FileIdentity]:
+        """The bags that were opened, by name."""
+        columns = self._columns
+        bags = columns.bags if columns.refs is None else {'refs': columns.refs, **columns.bags}
+        return {f'{key}.bag': bag.identity for key, bag in bags.items()}
+
     @property
     def identity(self) -> tuple[Any, ...]:
         """What tells it from other datasets and versions: address, spec, by key bytes and version, and decoders."""
-        known = {key: (bag.size, bag.known) for key, bag in self.bags.items()}
-        versions = {key: (size, '' if state is None else state.pin) for key, (size, state) in known.items()}
+        versions = {key: (bag.size, bag.identity.version or '') for key, bag in self.bags.items()}
         return self._name, self.spec, versions, {choice.field.key: choice.field.fn for choice in self._all}
 
     def __len__(self) -> int:
@@ -233,10 +283,11 @@ class DatasetReader(Opened):
 
         Args:
           index: an integer, negative from the end, or a slice.
-          mask: the keys wanted; or a mapping from keys to True, or to the range of a sequence's values that is wanted.
+          mask: the keys wanted; or a mapping from keys to True, or to the range of a sequence's values that is wanted,
+            which is cut to the values that the sequence has.
 
         Raises:
-          OutOfRangeError: an ``IndexError``, for an index or a mask's range beyond what is there.
+          OutOfRangeError: an ``IndexError``, for an index beyond the end, or a mask's range that begins there.
           UnknownKeyError: a ``KeyError``, for a key that the spec does not have.
         """
         if self._state != 'open':
@@ -273,9 +324,13 @@ class DatasetReader(Opened):
         """
         await self._ensure_open()
         indices = indices_of(places, self._length, self._name)
-        firsts, counts = (await locate([(self._columns, indices)]))[0]
-        for choice in self._all:
-            self._columns.records(indices, choice, firsts, counts)
+
+        async def check(fresh: bool) -> None:
+            firsts, counts = (await locate([(self._columns, indices)], fresh))[0]
+            for choice in self._all:
+                self._columns.records(indices, choice, firsts, counts)
+
+        await once_more(check, not self.directory.store.local)
 
     async def available(self, index: SupportsIndex) -> dict[str, bool | range]:
         """What a mask can ask of a datapoint: True, or for a sequence the range of its values."""
@@ -283,14 +338,17 @@ class DatasetReader(Opened):
         place = index_of(index, self._length, self._name)
         if self._columns.refs is None:
             return dict.fromkeys(self._columns.spec, True)
-        firsts, counts = (await locate([(self._columns, np.array([place]))]))[0]
-        for choice in self._all:
-            self._columns.check_span(
-                choice.field.key, place, int(firsts[0, choice.place]), int(counts[0, choice.place])
-            )
-        return {
-            choice.field.key: range(int(counts[0, choice.place])) if choice.field.many else True for choice in self._all
-        }
+
+        async def look(fresh: bool) -> dict[str, bool | range]:
+            firsts, counts = (await locate([(self._columns, np.array([place]))], fresh))[0]
+            out: dict[str, bool | range] = {}
+            for field, column, _ in self._all:
+                count = int(counts[0, column])
+                self._columns.check_span(field.key, place, int(firsts[0, column]), count)
+                out[field.key] = range(count) if field.many else True
+            return out
+
+        return await once_more(look, not self.directory.store.local)
 
     async def __aiter__(self) -> AsyncIterator[Datapoint]:
         await self._ensure_open()
@@ -344,5 +402,5 @@ async def _try_open(bag: BagReader) -> GranularError | None:
 def _shared(kind: type[DatasetReader], args: tuple[Any, ...], folders: Mapping[str, FolderState]) -> DatasetReader:
     """A reader in a worker process, with the index of its parent's."""
     reader = kind(*args)
-    reader._snapshot = Snapshot('', folders)
+    reader._snapshot, reader._given = Snapshot('', folders), True
     return reader

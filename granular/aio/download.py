@@ -6,7 +6,7 @@ from typing import Final
 
 from granular.aio.http1 import Head, shown
 from granular.aio.memory import Space, blank
-from granular.aio.reply import Reply, changed
+from granular.aio.reply import Reply, changed, stand_in
 from granular.aio.wire import Sink
 from granular.config import KiB, MiB
 from granular.errors import BadReplyError, OutOfRangeError, StoreError
@@ -95,7 +95,7 @@ class Download(Sink):
         """
         if head.status not in (200, 206):
             return super().place(head)
-        version = head.headers.get(self._header) or None
+        version = self._version_in(head)
         if version is None and (self._version is not None or (self._versioned and head.status == 200)):
             # A page of somebody else's, such as an error in a reply of success.
             raise BadReplyError(f'{self._name}: status {head.status} without {self._header}, which objects have')
@@ -125,18 +125,27 @@ class Download(Sink):
           BadReplyError: if it is not what was asked for.
           OutOfRangeError: if the object ends before.
         """
-        version = head.headers.get(self._header) or None
+        version = self._version_in(head)
         match head.status:
             case 200 | 206 if self._span is not None:
                 first, behind, size = self._span
                 if self._stop is not None and behind < self._stop:
                     raise self._beyond(size)
-                return Reply(b'' if self._into is not None else self._space.owner, first, size, version)
+                data = b'' if self._into is not None else self._space.owner
+                said = head.headers.get
+                return Reply(data, first, size, version, said('last-modified', ''), said('date', ''))
             case 200:
                 return self._cut(head, version)
             case 416:
                 return self._nothing(head, version)
         return None
+
+    def _version_in(self, head: Head) -> str | None:
+        """The object's version. For a web server without ETags, the time of its last change and its size."""
+        version = head.headers.get(self._header) or None
+        if version is None and not self._versioned and (modified := head.headers.get('last-modified')):
+            return stand_in(head.length if head.status == 200 else _total_in(head), modified)
+        return version
 
     def _part(self, head: Head, version: str | None, coding: str) -> memoryview:
         said = head.headers.get('content-range', '')
@@ -209,7 +218,8 @@ class Download(Sink):
         data = data[first : self._stop]
         if self._into is not None:
             self._into.view[:] = data
-        return Reply(data, first, size, version)
+        said = head.headers.get
+        return Reply(data, first, size, version, said('last-modified', ''), said('date', ''))
 
     def is_doubtful(self, head: Head) -> bool:
         """Whether a reply says that an object is empty without saying so: only all of the object will tell."""
@@ -247,6 +257,12 @@ class Download(Sink):
     def _beyond(self, size: int) -> OutOfRangeError:
         known = f'but it has {size}' if size >= 0 else 'which lie beyond its end'
         return OutOfRangeError(f'{self._name}: bytes {self._start} to {self._stop} were asked for, {known}')
+
+
+def _total_in(head: Head) -> int:
+    """An object's size, if the Content-Range of a reply says it, else -1."""
+    match = _CONTENT_RANGE.fullmatch(head.headers.get('content-range', ''))
+    return int(match[3]) if match is not None and match[3] != '*' else -1
 
 
 def _size_in(head: Head) -> int:

@@ -30,10 +30,13 @@ class Job(NamedTuple):
     version: str | None
 
 
-async def read_all(store: Store, jobs: Sequence[Job]) -> list[list[bytes]]:
-    """The bytes of each job's ranges, in its order; neighbours share requests, and all requests go out at once."""
+async def read_all(store: Store, jobs: Sequence[Job], fresh: bool = False) -> list[list[bytes]]:
+    """The bytes of each job's ranges, in its order; neighbours share requests, and all requests go out at once.
+
+    With ``fresh``, the store is asked past its caches.
+    """
     if len(jobs) > _MOST:
-        return await read_all(store, jobs[:_MOST]) + await read_all(store, jobs[_MOST:])
+        return await read_all(store, jobs[:_MOST], fresh) + await read_all(store, jobs[_MOST:], fresh)
     for job in jobs:
         if len(job.stops) and job.stops.max() >> _BITS:
             raise OutOfRangeError(f'{store.url(job.key)}: no object has {job.stops.max()} bytes')
@@ -52,7 +55,8 @@ async def read_all(store: Store, jobs: Sequence[Job]) -> list[list[bytes]]:
         for job, a, b in zip(jobs, bounds, bounds[1:], strict=False)
         if a < b
     ]
-    pieces = ranges.cut(plan, await store.read_many(requests) if requests else [])
+    read = store.fetch_many if fresh else store.read_many
+    pieces = ranges.cut(plan, await read(requests) if requests else [])
     if len(jobs) == 1:
         return [pieces]
     out, at = [], 0

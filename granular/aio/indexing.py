@@ -33,8 +33,9 @@ def indices_of(indices: Any, length: int, name: str) -> Ints:
     array = np.asarray(indices)
     if array.ndim != 1 or (array.size and array.dtype.kind not in 'iu'):
         raise InvalidArgumentError(f'{name}: want a 1-D sequence of integers, got {array.dtype} of shape {array.shape}')
-    array = array.astype(np.int64, copy=False)
+    # Before they become signed integers, as an unsigned one from 2**63 on would become a negative one.
     bad = (array < -length) | (array >= length)
     if bad.any():
         raise OutOfRangeError(f'{name}: index {array[bad][0]} is out of range: it has {length}')
+    array = array.astype(np.int64, copy=False)
     return np.where(array < 0, array + length, array)

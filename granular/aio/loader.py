@@ -75,9 +75,14 @@ class Loader:
 
     # --- state
 
+    @property
+    def consumed(self) -> int:
+        """The source's steps that lie before the next batch: those of all shards, as ``'step'`` of ``save``."""
+        return self._core.ahead.position
+
     def save(self) -> dict[str, int]:
         """The state: plain JSON, of the batch that comes next, whatever is prefetched."""
-        return {'step': self._core.ahead.position, 'seed': self.source.seed}
+        return {'step': self.consumed, 'seed': self.source.seed}
 
     def load(self, state: Mapping[str, int]) -> None:
         """Go on from a state, also while running: what was prefetched is dropped.

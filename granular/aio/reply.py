@@ -1,7 +1,7 @@
 """What a read brings, and the count of what was read. Light, so that local files need no HTTP client."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 from granular.errors import ObjectChangedError
 
@@ -14,12 +14,18 @@ class Reply(NamedTuple):
       start: where in the object they begin.
       size: the object's bytes.
       version: the object's ETag or generation; None where the store gives none.
+      modified: when the object was last written, in the store's own words; empty where the store does not say.
+      date: the store's clock, likewise.
+      holder: while it is kept, no other file is given the version: a local file's has a number that is used again.
     """
 
     data: bytes
     start: int
     size: int
     version: str | None
+    modified: str = ''
+    date: str = ''
+    holder: Any = None
 
 
 @dataclasses.dataclass(slots=True)
@@ -59,6 +65,22 @@ def io_stats() -> dict[str, int]:
     Reads of local files and of schemes that go through fsspec count as one request each.
     """
     return dataclasses.asdict(counters)
+
+
+_STAND_IN: Final = '~'
+
+
+def stand_in(size: int | None, *told: str) -> str:
+    """The version of an object whose store gives none: its size and what else is told, such as the time of its change.
+
+    Versions that stand in tell that an object changed while it is read. Kept on a disk for longer, they are too weak.
+    """
+    return ', '.join([f'{_STAND_IN} {size} bytes', *told])
+
+
+def stands_in(version: str | None) -> bool:
+    """Whether a version is one of ``stand_in``."""
+    return version is not None and version.startswith(_STAND_IN)
 
 
 def changed(name: str, before: str, now: str | None) -> ObjectChangedError:

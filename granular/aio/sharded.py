@@ -10,15 +10,18 @@ import numpy as np
 from granular.aio.codec import Decoder
 from granular.aio.columns import Datapoint, Part, fetch_points, read_columns
 from granular.aio.dataset import DatasetReader, Mask
+from granular.aio.identity import FileIdentity, Identity, reopened
 from granular.aio.indexing import Ints, index_of, indices_of
 from granular.aio.lifecycle import Opened
 from granular.aio.loops import gather
 from granular.aio.paging import pages
 from granular.aio.path import Path
+from granular.aio.proving import open_as_one
+from granular.aio.reply import changed
 from granular.aio.snapshots import FolderState, Snapshot, sharing
 from granular.aio.stores import Entry
-from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError
-from granular.layout import shard_name, shard_number
+from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError, ObjectChangedError
+from granular.layout import shard_name, shard_numbers
 
 
 class ShardedDatasetReader(Opened):
@@ -46,20 +49,37 @@ class ShardedDatasetReader(Opened):
         self._steps = (shardstart, shardstep)
         self._readers: list[DatasetReader] = []
         self._given: Snapshot | None = None
+        self._snapshot: Snapshot | None = None
+        self._numbers: list[int] = []
+        self.expected: Identity | None = None
         self._starts = self._stops = np.zeros(0, np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
         args = (self.directory, *self._args[:-1], *self._steps, self._args[-1])
         if sharing.get() and self._state == 'open' and len(states := self._states_now()) == len(self._readers):
             return _shared, (type(self), args, states)
-        return type(self), args
+        identity = Identity.of(self.directory.store, self._files()) if self._state == 'open' else None
+        return reopened, (type(self), args, {}, identity)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._name!r})'
 
     async def _open(self) -> None:
         await self.directory.store.ready()
-        numbers = await shards_in(self.directory)
+        await open_as_one(self._name, self._open_once, self._prove)
+        for reader in self._readers:
+            reader.warn_of_lengths()
+        if self.expected is not None:
+            self.expected.check(Identity.of(self.directory.store, self._files()), self._name)
+        if self._snapshot is None and len(states := self._states_now()) == len(self._readers):
+            await Snapshot.save(self._kept_as, states)
+        lengths = np.array([len(reader) for reader in self._readers], np.int64)
+        self._stops = np.cumsum(lengths)
+        self._starts = self._stops - lengths
+
+    async def _open_once(self) -> None:
+        self._readers, self._numbers = [], []
+        numbers = self._numbers = await shards_in(self.directory)
         if not numbers:
             raise NotFoundError(f'{self._name}: holds no shards: want folders such as {shard_name(0)}')
         if numbers != list(range(len(numbers))):
@@ -72,10 +92,15 @@ class ShardedDatasetReader(Opened):
         chosen = numbers[start::step]
         if not chosen:
             raise NotFoundError(f'{self._name}: has {len(numbers)} shards, none from {start} on in steps of {step}')
-        snapshot = self._given or (await Snapshot.load(self.directory) if self._args[1] else None)
-        self._readers = [DatasetReader.of_shard(self.directory / shard_name(i), self._args, snapshot) for i in chosen]
-        await gather([reader._ensure_open() for reader in self._readers])
-        await self._keep({} if snapshot is None else snapshot.folders)
+        names = [shard_name(i) for i in chosen]
+        self._snapshot = snapshot = await self._recall(names)
+        self._readers = [DatasetReader.of_shard(self.directory / name, self._args, snapshot) for name in names]
+        try:
+            await gather([reader._ensure_open() for reader in self._readers])
+        except ObjectChangedError:
+            if snapshot is not None:
+                await snapshot.forget()
+            raise
         first = self._readers[0]
         for reader in self._readers:
             if reader.spec != first.spec or reader.layout != first.layout:
@@ -83,15 +108,42 @@ class ShardedDatasetReader(Opened):
                     f'{reader.directory}: has spec {reader.spec} in layout {reader.layout!r}, but {first.directory} '
                     f'has {first.spec} in {first.layout!r}'
                 )
-        lengths = np.array([len(reader) for reader in self._readers], np.int64)
-        self._stops = np.cumsum(lengths)
-        self._starts = self._stops - lengths
 
-    async def _keep(self, kept: Mapping[str, FolderState]) -> None:
-        """Keep what is known of the shards, beside those that are kept already."""
-        states = self._states_now()
-        if states.keys() - kept.keys():
-            await Snapshot.save(self.directory, {**kept, **states})
+    async def _recall(self, names: list[str]) -> Snapshot | None:
+        """The snapshot, if it is of just these shards: beside others of another time they would be no one dataset.
+
+        Raises:
+          ObjectChangedError: if it is that of a reader that was pickled, and there are other shards now.
+        """
+        snapshot = self._given or (await Snapshot.load(self._kept_as) if self._args[1] else None)
+        if snapshot is None or snapshot.folders.keys() == set(names):
+            return snapshot
+        if self._given is not None:
+            raise changed(self._name, f'of {len(snapshot.folders)} shards', f'of {len(names)} shards')
+        return None
+
+    @property
+    def _kept_as(self) -> Path:
+        """The place by which the snapshot is kept: readers of other shards of the dataset have others."""
+        start, step = self._steps
+        return self.directory if self._steps == (0, 1) else self.directory / f'{start}::{step}'
+
+    async def _prove(self) -> None:
+        """That the shards are those that were listed, and all of them still there."""
+        if self._snapshot is None and self._numbers:
+            await gather([self._check_numbers(), *(reader.prove() for reader in self._readers)])
+
+    async def _check_numbers(self) -> None:
+        now = await shards_in(self.directory)
+        if now != self._numbers:
+            raise changed(self._name, f'of {len(self._numbers)} shards', f'of {len(now)} shards')
+
+    def _files(self) -> dict[str, FileIdentity]:
+        return {
+            f'{reader.directory.name}/{file}': identity
+            for reader in self._readers
+            for file, identity in reader.files().items()
+        }
 
     def _states_now(self) -> dict[str, FolderState]:
         known = {reader.directory.name: reader._state_now() for reader in self._readers}
@@ -227,8 +279,7 @@ async def shards_in(directory: Path) -> list[int]:
 
 def shards_of(entries: Iterable[Entry]) -> list[int]:
     """The numbers of the shards among what lies in a folder, sorted."""
-    numbers = (shard_number(entry.key.rpartition('/')[2]) for entry in entries if entry.is_dir)
-    return sorted({number for number in numbers if number is not None})
+    return shard_numbers([entry.key.rpartition('/')[2] for entry in entries if entry.is_dir])
 
 
 def check_steps(start: int, step: int) -> None:

@@ -113,10 +113,10 @@ def bag(data: bytes) -> None:
 def bag3(data: bytes) -> None:
     index, data = parts(data, 2)
     expected = double(data, index)
-    assert records_of(data, index) == expected
+    assert records_of(data, index=index) == expected
     path, beside = write('y.bag', data), write('y.idx', index)
-    assert records_of(path, beside) == records_of(path) == expected
-    found = records_of(path, beside, cache_index=False)
+    assert records_of(path, index=beside) == records_of(path) == expected
+    found = records_of(path, index=beside, cache_index=False)
     assert expected is None or found == expected
 
 

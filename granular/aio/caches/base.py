@@ -146,7 +146,7 @@ class Cache(Opened):
                 server = root.directory.store.fingerprint
                 parts.append((server, *told, {key: name_of(fn) for key, fn in functions.items()}))
             elif isinstance(root, BagReader):
-                parts.append((root.origin, root.size, None if root.known is None else root.known.pin))
+                parts.append((root.origin, *root.identity))
             elif (identity := getattr(root, 'identity', None)) is not None:
                 parts.append(identity)
             elif alone and (isinstance(root, list | tuple | np.ndarray) or ' at 0x' in repr(root)):

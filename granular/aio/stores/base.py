@@ -137,6 +137,8 @@ class Store(abc.ABC):
     """Whether a folder is there before there is something in it."""
     conditional = False
     """Whether of several writers that make a new file at once only one succeeds."""
+    versions_repeat = True
+    """Whether a file that is written again with the same bytes may have the same version."""
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         self.root = root
@@ -222,6 +224,19 @@ class Store(abc.ABC):
             ]
         )
         return [reply.data for reply in replies]
+
+    async def fetch_many(self, requests: Sequence[Request]) -> list[bytes]:
+        """As ``read_many``, from the store itself, without a cache."""
+        return await self.read_many(requests)
+
+    async def check_version(self, key: str, version: str) -> None:
+        """That a file is of a version now.
+
+        Raises:
+          ObjectChangedError: if it is of another version.
+          NotFoundError: if it is not there.
+        """
+        await self.read(key, 0, 1, version)
 
     @abc.abstractmethod
     async def stat(self, key: str) -> Stat:

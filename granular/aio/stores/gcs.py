@@ -51,6 +51,7 @@ class GCSStore(RemoteStore['GCSClient']):
 
     version_header = 'x-goog-generation'
     has_folders = False
+    versions_repeat = False
     variables = ('GOOGLE_APPLICATION_CREDENTIALS', 'GOOGLE_CLOUD_PROJECT', 'CLOUDSDK_CONFIG', 'GCE_METADATA_HOST')
     endpoint: str
 

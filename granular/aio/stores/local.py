@@ -9,10 +9,12 @@ import stat
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from granular.aio.loops import running_loop
+from granular.aio.memory import blank
 from granular.aio.reply import Reply, changed, counters
 from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
 from granular.aio.stores.locks import FolderLock, lock
@@ -25,12 +27,14 @@ from granular.errors import AlreadyExistsError, OutOfRangeError
 IN_PLACE = 256 * KiB
 # Linux reads at most 2 GiB - 4 KiB in one call.
 _MAX_READ = 1 << 30
+# Bytes at the end of a file that tell whether it was appended to, or written anew.
+_END = 4 * KiB
 
 
 class File:
     """An open file, closed when the last who reads it lets go."""
 
-    __slots__ = ('fd', 'size', 'version')
+    __slots__ = ('_end', '_seen', 'fd', 'size', 'version')
 
     def __init__(self, path: str) -> None:
         self.fd = -1
@@ -38,6 +42,8 @@ class File:
         info = os.fstat(self.fd)
         self.size = info.st_size
         self.version = version_of(info)
+        self._seen = info.st_mtime_ns, info.st_size
+        self._end = self._sum_of_end() if stat.S_ISREG(info.st_mode) else 0
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # The default stays when modules are cleared at exit.
@@ -46,18 +52,45 @@ class File:
 
     def exactly(self, key: str, start: int, stop: int) -> bytes:
         """The bytes from start to stop, all of them."""
-        parts, at = [], start
-        while at < stop:
-            parts.append(os.pread(self.fd, min(stop - at, _MAX_READ), at))
-            if not parts[-1]:
-                raise _too_short(self, key, start, stop)
-            at += len(parts[-1])
-        return parts[0] if len(parts) == 1 else b''.join(parts)
+        if stop - start <= IN_PLACE:
+            data = os.pread(self.fd, stop - start, start)
+            if len(data) == stop - start:
+                return data
+        space = blank(stop - start)
+        self.fill(key, start, space.view)
+        owner: bytes = space.owner
+        return owner
 
+    def fill(self, key: str, start: int, target: memoryview) -> None:
+        """Read the bytes from start on into memory, until it is full."""
+        done = 0
+        while done < len(target):
+            got = os.preadv(self.fd, [target[done : done + _MAX_READ]], start + done)
+            if not got:
+                self.check(key)
+                size = os.fstat(self.fd).st_size
+                stop = start + len(target)
+                raise OutOfRangeError(f'{key}: bytes {start} to {stop} were asked for, but it has {size}')
+            done += got
 
-def _too_short(file: File, key: str, start: int, stop: int) -> OutOfRangeError:
-    size = os.fstat(file.fd).st_size
-    return OutOfRangeError(f'{key}: bytes {start} to {stop} were asked for, but it has {size}')
+    def check(self, key: str) -> None:
+        """That what was read before this call is of the version that was opened: nothing was written in place since.
+
+        A file that grew is of the same version, as its writer appends, if the end that it had is as it was.
+
+        Raises:
+          ObjectChangedError: if it was written in place.
+        """
+        info = os.fstat(self.fd)
+        now = info.st_mtime_ns, info.st_size
+        if now != self._seen:
+            if info.st_size <= self.size or self._sum_of_end() != self._end:
+                raise changed(key, self.version, version_of(info))
+            self._seen = now
+
+    def _sum_of_end(self) -> int:
+        start = max(0, self.size - _END)
+        return zlib.crc32(os.pread(self.fd, self.size - start, start))
 
 
 def version_of(info: os.stat_result) -> str:
@@ -120,6 +153,7 @@ class LocalStore(Store):
 
     local = True
     conditional = True
+    versions_repeat = False
 
     def __init__(self, root: str = '', config: IOConfig | None = None, options: Mapping[str, Any] = {}) -> None:
         super().__init__(root, config or IOConfig(), options)
@@ -144,19 +178,17 @@ class LocalStore(Store):
             file = files.get(key, version)
             first = max(0, file.size + start) if start < 0 else start
             data = file.exactly(key, first, max(first, file.size) if stop is None else stop)
+            file.check(key)
         counters.requests += 1
         counters.bytes += len(data)
-        return Reply(data, first, file.size, file.version)
+        return Reply(data, first, file.size, file.version, holder=file)
 
     async def read_into(self, key: str, start: int, stop: int, version: str | None, target: memoryview) -> None:
         def call() -> None:
             with translated(key):
-                file, at = files.get(key, version), start
-                while at < stop:
-                    got = os.preadv(file.fd, [target[at - start : at - start + _MAX_READ]], at)
-                    if not got:
-                        raise _too_short(file, key, start, stop)
-                    at += got
+                file = files.get(key, version)
+                file.fill(key, start, target[: stop - start])
+                file.check(key)
             counters.requests += 1
             counters.bytes += stop - start
 
@@ -181,7 +213,7 @@ class LocalStore(Store):
                 while done < len(starts):
                     timer = Timer()
                     for start, stop in zip(starts[done : done + READS], stops[done : done + READS], strict=True):
-                        data = pread(fd, stop - start, start)
+                        data = pread(fd, stop - start, start) if stop - start <= _MAX_READ else b''
                         replies.append(data if len(data) == stop - start else file.exactly(key, start, stop))
                     done += READS
                     if timer.wall > SLOW and timer.waited:  # for a disk, which likes to be asked for many at a time
@@ -189,9 +221,17 @@ class LocalStore(Store):
                             functools.partial(_nth, file, key, starts, stops, done), max(0, len(starts) - done)
                         )
                         break
+                file.check(key)
             counters.bytes += sum(stops) - sum(starts)
         counters.requests += len(replies)
         return replies
+
+    async def check_version(self, key: str, version: str) -> None:
+        # By its path, as a file that was replaced may be open still.
+        with translated(key):
+            now = version_of(os.stat(key))
+        if now != version:
+            raise changed(key, version, now)
 
     async def stat(self, key: str) -> Stat:
         def call() -> Stat:

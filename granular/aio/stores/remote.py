@@ -13,7 +13,7 @@ from granular.aio import ranges
 from granular.aio.http1 import Target
 from granular.aio.loops import Scope, gather, peek_scope, scope
 from granular.aio.memory import Space, blank
-from granular.aio.reply import Reply, changed
+from granular.aio.reply import Reply, changed, stands_in
 from granular.aio.stores.base import Request, Store
 from granular.aio.tls import verify_of
 from granular.aio.transport import Ail, Answer, Outgoing, Transport
@@ -203,7 +203,7 @@ class RemoteStore(Store, Generic[C]):
     async def read_into(self, key: str, start: int, stop: int, version: str | None, target: memoryview) -> None:
         # Some at a time: a table may be larger than all memory that requests in flight are to have.
         wave = self.config.memory // 2
-        if version is not None and self._cache() is not None:
+        if version is not None and not stands_in(version) and self._cache() is not None:
             for at in range(start, stop, wave):
                 end = min(at + wave, stop)
                 target[at - start : end - start] = (await self.read_many([Request(key, [at], [end], version)]))[0]
@@ -224,7 +224,7 @@ class RemoteStore(Store, Generic[C]):
 
     async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
         cache = self._cache()
-        if cache is not None:
+        if cache is not None and not any(stands_in(request.version) for request in requests):
             return await cache.read_many(self, self.fingerprint, requests)
         return await self.fetch_many(requests)
 

@@ -4,16 +4,22 @@ import contextlib
 import io
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from granular.aio.loops import need_loop
-from granular.aio.reply import Reply, counters
+from granular.aio.reply import Reply, changed, counters, stand_in
 from granular.aio.stores.base import Entry, ObjectWriter, Stat, Store
 from granular.aio.stores.translating import translated
 from granular.aio.threads import offload
 from granular.config import IOConfig, MiB
 from granular.errors import MissingExtraError, NotFoundError, OutOfRangeError, StoreError, UnknownSchemeError
 from granular.hiding import hidden
+
+# The names by which filesystems say which content a file has, or when it was changed.
+_TOLD: Final = (
+    *('etag', 'ETag', 'generation', 'md5', 'checksum', 'blob_id', 'oid'),
+    *('mtime', 'modified', 'last_modified', 'LastModified', 'created'),
+)
 
 T = TypeVar('T')
 
@@ -39,13 +45,18 @@ class ThreadedStore(Store):
             raise OutOfRangeError(f'{self.url(key)}: bytes {start} to {stop} were asked for, but it has {size}')
         return first, behind
 
-    def reply_of(self, key: str, data: bytes, first: int, behind: int, size: int) -> Reply:
+    def check_same(self, key: str, before: str, now: str) -> None:
+        """That a file has the version that it had before."""
+        if before != now:
+            raise changed(self.url(key), before, now)
+
+    def reply_of(self, key: str, data: bytes, first: int, behind: int, size: int, version: str) -> Reply:
         """The reply to a read, checked and counted."""
         if len(data) != behind - first:
             raise StoreError(f'{self.url(key)}: {len(data)} bytes came instead of {behind - first}')
         counters.requests += 1
         counters.bytes += len(data)
-        return Reply(bytes(data), first, size, None)
+        return Reply(bytes(data), first, size, version)
 
 
 class FsspecStore(ThreadedStore):
@@ -72,14 +83,25 @@ class FsspecStore(ThreadedStore):
 
     async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
         def fn() -> Reply:
-            size = self._fs.size(self._path(key))
-            if size is None:
-                raise StoreError(f'{self.url(key)}: its size is unknown')
+            size, found = self._look(key)
+            self.check_same(key, version or found, found)
             first, behind = self.slice_of(key, start, stop, size)
             data = self._fs.cat_file(self._path(key), first, behind) if behind > first else b''
-            return self.reply_of(key, data, first, behind, size)
+            self.check_same(key, found, self._look(key)[1])
+            return self.reply_of(key, data, first, behind, size, found)
 
         return await self.call(key, fn)
+
+    def _look(self, key: str) -> tuple[int, str]:
+        """The size and version of a file: its size and what its filesystem says of its content and change."""
+        path = self._path(key)
+        self._fs.invalidate_cache(self._fs._parent(path))  # of listings, which may be old
+        info = self._fs.info(path)
+        size = info.get('size')
+        if size is None:
+            raise StoreError(f'{self.url(key)}: its size is unknown')
+        told = [f'{name} {info[name]}' for name in _TOLD if info.get(name) is not None]
+        return size, stand_in(size, *told)
 
     async def stat(self, key: str) -> Stat:
         def fn() -> Stat:
@@ -170,12 +192,22 @@ class ForeignStore(ThreadedStore):
             with self._path(key).open('rb') as file:
                 size = file.seek(0, io.SEEK_END)
                 size = file.tell() if size is None else size
+                found = self._version(key, size)
+                self.check_same(key, version or found, found)
                 first, behind = self.slice_of(key, start, stop, size)
                 file.seek(first)
                 data = file.read(behind - first)
-            return self.reply_of(key, data, first, behind, size)
+            self.check_same(key, found, self._version(key, size))
+            return self.reply_of(key, data, first, behind, size, found)
 
         return await self.call(key, fn)
+
+    def _version(self, key: str, size: int) -> str:
+        """The version of a file of that size: the size, and the time of its last change if its path has ``stat``."""
+        path = self._path(key)
+        info = path.stat() if hasattr(path, 'stat') else None
+        told = [f'{name} {getattr(info, name)}' for name in ('st_mtime_ns', 'st_mtime') if hasattr(info, name)]
+        return stand_in(size, *told)
 
     async def stat(self, key: str) -> Stat:
         def fn() -> Stat:
