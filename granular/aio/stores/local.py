@@ -34,7 +34,7 @@ _END = 4 * KiB
 class File:
     """An open file, closed when the last who reads it lets go."""
 
-    __slots__ = ('_end', '_seen', 'fd', 'size', 'version')
+    __slots__ = ('_end', '_seen_size', '_seen_time', 'fd', 'size', 'version')
 
     def __init__(self, path: str) -> None:
         self.fd = -1
@@ -42,7 +42,7 @@ class File:
         info = os.fstat(self.fd)
         self.size = info.st_size
         self.version = version_of(info)
-        self._seen = info.st_mtime_ns, info.st_size
+        self._seen_time, self._seen_size = info.st_mtime_ns, info.st_size
         self._end = self._sum_of_end() if stat.S_ISREG(info.st_mode) else 0
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
@@ -82,11 +82,10 @@ class File:
           ObjectChangedError: if it was written in place.
         """
         info = os.fstat(self.fd)
-        now = info.st_mtime_ns, info.st_size
-        if now != self._seen:
+        if info.st_mtime_ns != self._seen_time or info.st_size != self._seen_size:
             if info.st_size <= self.size or self._sum_of_end() != self._end:
                 raise changed(key, self.version, version_of(info))
-            self._seen = now
+            self._seen_time, self._seen_size = info.st_mtime_ns, info.st_size
 
     def _sum_of_end(self) -> int:
         start = max(0, self.size - _END)
