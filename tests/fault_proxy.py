@@ -66,6 +66,7 @@ class FaultProxy:
         """Method and path of each request."""
         self.faults: list[str] = []
         """The faults that were done."""
+        self._serving: set[asyncio.Task[None] | None] = set()
         self.keep_calls = True
         self.count = 0
 
@@ -96,12 +97,15 @@ class FaultProxy:
         self._loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A client that leaves takes the last reference to a task that waits for the store.
+        self._serving.add(task := asyncio.current_task())
         try:
             while await self._turn(reader, writer):
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             writer.transport.abort()
         finally:
+            self._serving.discard(task)
             writer.close()
             with contextlib.suppress(ConnectionError, asyncio.CancelledError):
                 await writer.wait_closed()

@@ -104,11 +104,10 @@ class ShardedDatasetWriter(Opened):
         mine = [number for number in there if number >= self._next and not (number - self._next) % self._step]
         if not mine:
             return
-        wanted = range(self._next, mine[-1] + 1, self._step)  # of any length, if a folder is named like a date
-        missing = next((number for number, other in zip(wanted, mine, strict=False) if number != other), None)
-        if missing is not None:
+        wanted = range(self._next, mine[-1] + 1, self._step)
+        if missing := sorted(set(wanted) - set(mine)):
             raise CorruptDatasetError(
-                f'{self.directory}: shard {shard_name(missing)} is missing, but {shard_name(mine[-1])} is there: '
+                f'{self.directory}: shard {shard_name(missing[0])} is missing, but {shard_name(mine[-1])} is there: '
                 f'remove what follows, or begin behind it with shardstart'
             )
         growing = self._layout == 'columns' and self.directory.store.local
