@@ -103,8 +103,7 @@ class Workers:
                 workers.append(self._worker(number, workers))
         except BaseException:
             for worker in workers:
-                worker.stop()
-                worker.join()
+                worker.kill()
             raise
         self._workers = workers
 
@@ -210,6 +209,10 @@ class _Worker:
             self._stopped = True
             with contextlib.suppress(OSError):  # it has ended already
                 self.pipe.send(None)
+
+    def kill(self) -> None:
+        """Have it end at once."""
+        self._finalizer()
 
     def join(self) -> None:
         """Wait for its end, and bring it about if need be."""
