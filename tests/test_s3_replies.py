@@ -47,6 +47,9 @@ def test_pages_are_read():
     encoded = '<EncodingType>url</EncodingType><Prefix>in/a+%C3%A4</Prefix>'
     assert listed(page(encoded + contents('in/a+%C3%A4%01%2B')), prefix='in/a ä') == ['in/a ä\x01+']
     assert listed(page(''), page('')) == []
+    assert listed(page(contents('in/a') + folder, None, 1), delimiter='/') == ['in/a', 'in/sub/']  # as Ceph counts
+    raw = '<EncodingType>url</EncodingType><Prefix>in/a+b</Prefix>'
+    assert listed(page(raw + contents('in/a%2Bb')), prefix='in/a+b') == ['in/a+b']
     item = Listing(NAME, '', '', True).check(answer(page(contents('a', size='12')))).items[0]
     assert item == ('a', 12, datetime.datetime(2026, 11, 21, 20, 26, 37, tzinfo=datetime.UTC).timestamp())
 

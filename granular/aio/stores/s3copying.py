@@ -61,7 +61,7 @@ def _check_source(answer: Answer, name: str, found: Found) -> None:
 async def _copy_whole(store: S3Store, client: S3Client, source: str, target: str, found: Found) -> None:
     name = store.url(source)
 
-    def check(answer: Answer) -> str:
+    def check(answer: Answer) -> Part:
         _check_source(answer, name, found)
         return s3replies.copied(answer, name, 'CopyObjectResult')
 
@@ -104,7 +104,7 @@ class _Copier(S3Writer):
     async def _copy_part(self, number: int, start: int, stop: int) -> None:
         name = self._store.url(self._source)
 
-        def check(answer: Answer) -> str:
+        def check(answer: Answer) -> Part:
             _check_source(answer, name, self._found)
             return s3replies.copied(answer, name, 'CopyPartResult')
 
@@ -112,10 +112,9 @@ class _Copier(S3Writer):
             **_pinned(self._store, self._source, self._found),
             'x-amz-copy-source-range': f'bytes={start}-{stop - 1}',
         }
-        etag = await self._client.call(
+        self.parts[number] = await self._client.call(
             'PUT', self._key, check, query=self.part_query(number), headers=headers, statuses=(200, 404, 412)
         )
-        self.parts[number] = Part(etag)
 
     async def _verify(self, found: Found) -> None:
         _check_size(self._name, self._store.url(self._source), self._size, found.size)

@@ -70,7 +70,7 @@ class Found(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of an upload: its ETag, and its CRC32C in base64, if the store is told."""
+    """A part of an upload: its ETag, and its CRC32C in base64, if the store knows it."""
 
     etag: str
     crc32c: str = ''
@@ -247,7 +247,8 @@ class Listing:
     def _page(self, body: bytes) -> Page:
         name, root = self._name, document(body, self._name, 'ListBucketResult')
         names, more = _Names(root, name), _truncated(root, name)
-        if (echo := root.findtext('Prefix')) and names.of(echo) != self._prefix:
+        # Some servers encode the keys, and not what was asked for.
+        if (echo := root.findtext('Prefix')) and self._prefix not in (echo, names.of(echo)):
             raise BadReplyError(f'{name}: a listing of {names.of(echo)!r}, where {self._prefix!r} was asked for')
         items, folders = [], []
         for element in root:
@@ -263,8 +264,10 @@ class Listing:
             elif element.tag == 'CommonPrefixes':
                 folders.append(names.of(_text(element, 'Prefix', name)))
         count = root.findtext('KeyCount')
-        if count is not None and _number(count, 'KeyCount', name) != len(items) + len(folders):
-            raise BadReplyError(f'{name}: a page of {len(items) + len(folders)} names says that it has {count[:20]}')
+        # Ceph counts the keys and not the folders.
+        counts = (len(items) + len(folders), len(items))
+        if count is not None and _number(count, 'KeyCount', name) not in counts:
+            raise BadReplyError(f'{name}: a page of {counts[0]} names says that it has {count[:20]}')
         token = root.findtext('NextContinuationToken') if more else None
         if more and not token:
             raise BadReplyError(f'{name}: a page says that there are more, but has no NextContinuationToken')
@@ -349,16 +352,17 @@ def written(answer: Answer, name: str) -> str:
     return etag
 
 
-def copied(answer: Answer, name: str, tag: str) -> str:
-    """The ETag in the reply to an object or a part that was copied.
+def copied(answer: Answer, name: str, tag: str) -> Part:
+    """The ETag and checksum in the reply to an object or a part that was copied.
 
     Raises:
       BadReplyError: if the reply is not the document of that tag with an ETag.
     """
-    etag = _text(document(answer.body.strip(), name, tag), 'ETag', name).strip()
+    root = document(answer.body.strip(), name, tag)
+    etag = _text(root, 'ETag', name).strip()
     if not etag:
         raise BadReplyError(f'{name}: {tag} with an empty ETag')
-    return etag
+    return Part(etag, root.findtext('ChecksumCRC32C') or '')
 
 
 def nothing(answer: Answer, name: str) -> None:
