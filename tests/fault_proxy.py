@@ -89,10 +89,11 @@ class FaultProxy:
         self._loop.call_soon(ready.set)
         self._loop.run_forever()
         server.close()
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.run_until_complete(asyncio.sleep(0.02))  # a connection that was just accepted has its task then
+        while tasks := asyncio.all_tasks(self._loop):
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         self._loop.run_until_complete(asyncio.sleep(0.02))
         self._loop.close()
 
