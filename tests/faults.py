@@ -5,6 +5,7 @@ import base64
 import collections
 import contextlib
 import gzip
+import hashlib
 import json
 import ssl
 import threading
