@@ -278,3 +278,21 @@ def test_a_configuration_file_that_is_none(tmp_path, monkeypatch):
     with pytest.raises(InvalidArgumentError, match=r'config-\d+: is not an AWS configuration file') as failed:
         granular.Path('s3://bucket/key')
     assert 'secret' not in str(failed.value)
+
+
+def test_fingerprints_of_caches_hold_the_server(servers, redis_server, tmp_path):
+    """Two readers of the same bucket, keys and versions, of different servers, and bags in memory of the same size."""
+    sources = []
+    for server, points in servers:
+        place = granular.Path('s3://bucket/ds', endpoint_url=server.endpoint, anon=True)
+        sources.append((granular.DatasetReader(place, granular.decoders), points))
+        bag = place / 'data.bag'
+        sources.append((granular.BagReader(bag), [point['data'] for point in points]))
+        sources.append((granular.BagReader(bag.read_bytes()), [point['data'] for point in points]))
+    for source, points in sources:
+        with granular.RedisCache(source, redis_server.url, namespace=f'identity-{tmp_path.name}') as cache:
+            for _ in range(2):
+                assert cache.fetch(range(6)) == points
+            assert cache.stats()['misses'] == cache.stats()['hits'] == 6
+    for source, _ in sources:
+        source.close()

@@ -5,6 +5,7 @@ import pickle
 import signal
 import threading
 import time
+import uuid
 
 import numpy as np
 import pytest
@@ -334,3 +335,18 @@ def test_it_lives_with_the_last_of_them_and_is_removed_after_all_were_killed(sou
     second.communicate()
     granular.InMemoryDataSource([]).close()
     assert not [path for path in left() if RUN in path]
+
+
+def test_what_is_no_cache_under_a_name_is_made_anew(source):
+    from granular.aio.caches.segments import path_of
+
+    name = f'test-{uuid.uuid4().hex}'
+    with granular.SharedMemoryCache(source, name=name, max_bytes=10_000) as cache:
+        cache.fetch([1, 2])
+        with open(path_of('cache', name), 'rb') as opened:
+            whole = opened.read()
+    for broken in (b'', b'junk' * 100, whole[:200], whole[:-1], whole[:40] + b'\xff' * 16 + whole[56:]):
+        with open(path_of('cache', name), 'xb') as opened:
+            opened.write(broken)
+        with granular.SharedMemoryCache(source, name=name, max_bytes=10_000) as cache:
+            assert len(cache.fetch([1, 2])) == 2

@@ -58,9 +58,9 @@ class Table:
         self._closing = weakref.finalize(self, os.close, self._fd)
         try:
             head = struct.unpack(f'={_WORDS}Q', os.pread(self._fd, 8 * _WORDS, 0).ljust(8 * _WORDS, b'\0'))
-            if head[0] != _MAGIC:
-                raise NotFoundError(f'{name}: what is there is no cache')
             self.count, self.room = head[_COUNT], head[_ROOM]
+            if head[0] != _MAGIC or os.fstat(self._fd).st_size != _sizes(self.count, self.room)[1]:
+                raise NotFoundError(f'{name}: what is there is no cache')
             self.token = struct.pack('=2Q', *head[_TOKEN : _TOKEN + 2])
             self.fingerprint = struct.pack('=2Q', *head[_PRINT : _PRINT + 2])
             front, _ = _sizes(self.count, self.room)
