@@ -5,6 +5,7 @@ import base64
 import collections
 import contextlib
 import gzip
+import hashlib
 import json
 import ssl
 import threading
@@ -18,7 +19,7 @@ DATA = bytes(i * 7 % 256 for i in range(100_000))
 _OTHER = bytes(255 - i for i in range(256))
 # The lines of a script that give an object in a way of their own; an object that is missing is missing.
 _GIVING = ('drip', 'whole', 'document', 'ranged', 'shifted', 'long', 'short', 'then_close', 'chunked', 'zipped')
-_GIVING += ('until_close', 'slowly')
+_GIVING += ('until_close', 'slowly', 'slid', 'squeezed', 'partial', 'twice', 'bare', 'half')
 
 
 class Asked(NamedTuple):
@@ -29,6 +30,7 @@ class Asked(NamedTuple):
     wanted: str | None
     google: bool
     data: bytes | None
+    number: int = 0
 
     @property
     def body(self) -> bytes:
@@ -81,6 +83,11 @@ class FaultServer:
         self.heads: list[dict[str, str]] = []
         self.connections = 0
         self.etag: str | None = '"one"'
+        self.etags_are_md5 = False  # as S3 has them
+        self.encoding = ''  # the Content-Encoding that objects are stored with
+        self.each: list[Any] = []  # the lines that each object and range meets before it is answered well
+        self._number = 0  # of requests, as stores name each in its reply
+        self._met: collections.Counter[tuple[str, str | None]] = collections.Counter()
         self.renew: Callable[[], object] = int  # called when the credentials of a request are said to have expired
         self._revoked: set[str] = set()
         self.tokens = 0  # that were asked for
@@ -164,11 +171,16 @@ class FaultServer:
 
     async def _answer(self, writer: asyncio.StreamWriter, lines: Mapping[str, str], asked: Asked) -> None:
         self.note(asked, lines)
+        self._number += 1
+        asked = asked._replace(number=self._number)
         credential = _credential(lines)
         if credential in self._revoked:
             await self.status(writer, asked, 403, 'ExpiredToken')
             return
         line = self.next_line() if asked.key.endswith(self.aim) else 'good'
+        count = self._met[asked.key, asked.wanted]
+        if count < len(self.each):
+            line, self._met[asked.key, asked.wanted] = self.each[count], count + 1
         name, *args = (line,) if isinstance(line, str) else line
         if name == 'expire':
             self._revoked.add(credential)
@@ -227,8 +239,15 @@ class FaultServer:
     def _head(self, asked: Asked, status: int, length: int | None, **more: str) -> bytes:
         lines = [f'HTTP/1.1 {status} X'] + ([] if length is None else [f'Content-Length: {length}'])
         if self.etag:
-            lines += [f'X-Goog-Generation: {self.etag}'] if asked.google else [f'ETag: {self.etag}']
-        if asked.google and asked.wanted is None:
+            md5 = f'"{hashlib.md5(asked.body).hexdigest()}"'
+            etag = md5 if self.etags_are_md5 else self.etag
+            lines += [f'X-Goog-Generation: {self.etag}'] if asked.google else [f'ETag: {etag}']
+        lines.append(f'X-Request-Id: {asked.number}')
+        if self.encoding and asked.google:
+            lines.append(f'X-Goog-Stored-Content-Encoding: {self.encoding}')
+        if self.encoding and 'Content_Encoding' not in more:
+            lines.append(f'Content-Encoding: {self.encoding}')
+        if asked.google:
             digest = base64.b64encode(crc32c(asked.body).to_bytes(4, 'big')).decode()
             lines.append(f'X-Goog-Hash: crc32c={digest}')
         lines += [f'{key.replace("_", "-")}: {value}' for key, value in more.items()]
@@ -382,6 +401,49 @@ class FaultServer:
     async def informed(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
         writer.write(b'HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n')
         await self.good(writer, asked)
+
+    async def slid(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+        """Bytes of another place, as many as were asked for, under a head that does not say so."""
+        writer.write(self._part(asked, len(asked.piece)) + asked.piece[1:] + asked.piece[:1])
+
+    async def squeezed(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+        """What was asked for, compressed on the way to just as many bytes, if it can be."""
+        body = gzip.compress(asked.piece)
+        if 2 <= len(asked.piece) - len(body) < 60_000:
+            extra = len(asked.piece) - len(body) - 2
+            body = body[:3] + bytes([4]) + body[4:10] + extra.to_bytes(2, 'little') + bytes(extra) + body[10:]
+            assert gzip.decompress(body) == asked.piece
+        writer.write(self._part(asked, len(body), Content_Encoding='gzip') + body)
+
+    async def partial(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+        """A part of an object where all of it was asked for."""
+        if asked.wanted is not None:
+            await self.good(writer, asked)
+            return
+        size = len(asked.body)
+        head = self._head(asked, 206, size - 1, Content_Range=f'bytes 0-{size - 2}/{size}')
+        writer.write(head + asked.body[:-1])
+
+    async def twice(self, writer: asyncio.StreamWriter, asked: Asked, pause: float = 0.0) -> None:
+        """Two replies to one request; the second after a pause."""
+        for _ in range(2):
+            await self.good(writer, asked)
+            await writer.drain()
+            await asyncio.sleep(pause)
+
+    async def bare(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+        """A head whose lines end in line feeds alone."""
+        writer.write(self._part(asked, len(asked.piece)).replace(b'\r\n', b'\n') + asked.piece)
+
+    async def half(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+        """The connection breaks at the half of what was asked for."""
+        if len(asked.piece) < 2:
+            await self.good(writer, asked)
+            return
+        writer.write(self._part(asked, len(asked.piece)) + asked.piece[: len(asked.piece) // 2])
+        await writer.drain()
+        await asyncio.sleep(0.01)
+        writer.transport.abort()
 
     async def redirect(self, writer: asyncio.StreamWriter, asked: Asked, location: str) -> None:
         writer.write(self._head(asked, 307, 0, Location=location))

@@ -16,6 +16,7 @@ _WHOLE: Final = 64 * MiB  # of an object that a store sends whole although a ran
 _ENDLESS: Final = 1 << 62
 _NOTHING: Final = blank(0)
 _GROUND: Final = 64 * KiB  # that an attempt must gain, or an eighth of what was missing, to be no failure
+_STORED: Final = 'x-goog-stored-content-encoding'
 _AS_IT_IS: Final = frozenset(('', 'identity', 'aws-chunked'))  # the last is a way of uploading that some stores keep
 
 
@@ -31,6 +32,14 @@ class Download(Sink):
       into: where the bytes go; by default into bytes of their own.
       versioned: whether each object has a version, so that what comes whole and without one is no object.
     """
+
+    ranged = False
+    """Whether the present request has a range."""
+    coding = ''
+    """The Content-Encoding of the replies."""
+    unproven = False
+    """Whether it is to be seen that the object is stored with that coding, or has the length that came."""
+    _held = 0  # bytes that had come when that was last asked
 
     def __init__(
         self,
@@ -50,10 +59,6 @@ class Download(Sink):
         self._filling = False  # whether the present reply brings bytes of the span, and not the text of an error
         self._span: tuple[int, int, int] | None = None  # first byte, behind the last, size; from the first reply
         self._enough: int | None = None  # bytes after which a whole object has what was asked for
-        self._held = 0  # bytes that had come when that was last asked
-        self.ranged = False  # whether the present request has a range
-        self.coding = ''  # the Content-Encoding of the replies
-        self.unproven = False  # whether it is to be seen that the object is stored with that coding or length
 
     @property
     def whole(self) -> bool:
@@ -62,17 +67,7 @@ class Download(Sink):
 
     def range(self) -> str:
         """The header line that asks for what is still missing; none for all of an object."""
-        line = self._range()
-        self.ranged = bool(line)
-        return line
-
-    def everything(self) -> str:
-        """As ``range``, for all of an object whatever was asked for."""
-        self.restart()
-        self.ranged = False
-        return ''
-
-    def _range(self) -> str:
+        self.ranged = True
         if self._span is not None and self._version is None:
             self.restart()  # what follows may be of another version
         self._done += self.got if self._filling else 0
@@ -81,10 +76,17 @@ class Download(Sink):
             return f'Range: bytes={self._span[0] + self._done}-{self._span[1] - 1}\r\n'
         self.restart()
         if self.whole:
+            self.ranged = False
             return ''  # stores tell the checksum of what is asked for without a range
         if self._start < 0:
             return f'Range: bytes={self._start}\r\n'
         return f'Range: bytes={self._start}-{"" if self._stop is None else self._stop - 1}\r\n'
+
+    def everything(self) -> str:
+        """As ``range``, for all of an object whatever was asked for."""
+        self.restart()
+        self.ranged = False
+        return ''
 
     def place(self, head: Head) -> memoryview | int:
         """Where the body of a reply goes.
@@ -101,13 +103,15 @@ class Download(Sink):
             raise BadReplyError(f'{self._name}: status {head.status} without {self._header}, which objects have')
         if self._version is not None and version != self._version:
             raise changed(self._name, self._version, version)
-        coding = self._coding(head)
+        self.unproven = False
+        coded = self.coding or 'content-encoding' in head.headers or _STORED in head.headers
+        coding = self._coding(head) if coded else ''
         return self._part(head, version, coding) if head.status == 206 else self._all(head, version, coding)
 
     def _coding(self, head: Head) -> str:
         """The coding of a reply, which must be that of the object, as none was asked for; empty if there is none."""
         coding = coding_of(head.headers.get('content-encoding', ''))
-        stored = head.headers.get('x-goog-stored-content-encoding')
+        stored = head.headers.get(_STORED)
         if stored is not None and coding_of(stored) != coding:
             raise BadReplyError(
                 f'{self._name}: Content-Encoding {shown(coding)} of an object that is stored with {shown(stored)}'
@@ -218,7 +222,7 @@ class Download(Sink):
     def _nothing(self, head: Head, version: str | None) -> Reply:
         size = _size_in(head)
         # Nothing can be the end of an empty object, so stores refuse to give it.
-        if size == 0 and self._start <= 0 and self._stop is None:
+        if size == 0 and self._start <= 0 and self._stop is None and self.ranged:
             return Reply(b'', 0, 0, version)
         if self.whole or self.is_doubtful(head):
             raise BadReplyError(f'{self._name}: status 416 where no range was asked for')
@@ -252,7 +256,7 @@ class Download(Sink):
 def _size_in(head: Head) -> int:
     """An object's size, if a refusal of its range says it, else -1."""
     match = _CONTENT_RANGE.fullmatch(head.headers.get('content-range', ''))
-    return int(match[3]) if match is not None and match[3] != '*' else -1
+    return int(match[3]) if match is not None and match[1] is None and match[3] != '*' else -1
 
 
 @functools.lru_cache(64)

@@ -63,4 +63,5 @@ def io_stats() -> dict[str, int]:
 
 def changed(name: str, before: str, now: str | None) -> ObjectChangedError:
     """The error for an object that was replaced."""
+    before, now = before[:80], None if now is None else now[:80]
     return ObjectChangedError(f'{name}: it was replaced while it was being read: version {before} became {now}')

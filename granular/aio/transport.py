@@ -154,11 +154,11 @@ class Transport:
         async def attempt() -> Reply:
             target = await _prepared(prepare)
             try:
-                head = await self._exchange(target, 'GET', download, download.range())
+                head, _ = await self._follow(target, 'GET', download, download.range())
                 if download.is_doubtful(head):
-                    head = await self._exchange(target, 'GET', download, download.everything())
+                    head, _ = await self._follow(target, 'GET', download, download.everything())
                 reply = download.take(head)
-                if reply is not None:
+                if reply is not None and (download.unproven or len(download.content(reply)) == reply.size):
                     await self._prove(target, download, head, reply, name)
             except (ProtocolError, BadReplyError):
                 download.restart()  # nothing of what came can be relied on
@@ -182,7 +182,7 @@ class Transport:
           BadReplyError: if the object is another.
         """
         data = download.content(reply)
-        complete = len(data) == reply.size and bool(data)
+        complete = len(data) == reply.size and head.status != 416
         checked = complete and await check_said(head.headers, data, name, download.ranged)
         if download.unproven and not checked:
             await self._prove_stored(target, download, reply, name)
@@ -193,17 +193,29 @@ class Transport:
         if computed == expected:
             self._etags_are_md5 = True
             return
-        if self._etags_are_md5 is None:
-            # The ETags of this store may be something else: then a range of all of it brings the same bytes.
-            again = self._beside(name, reply, 0, reply.size)
-            second_head = await self._exchange(target, 'GET', again, again.range())
-            second = again.take(second_head)
-            if second is None:
-                raise _refusal(second_head, again, name)
-            if (await digest('md5', second.data)).hex() == computed:
-                self._etags_are_md5 = False
+        if self._etags_are_md5 is None and await self._brings_again(target, reply, computed, name):
+            self._etags_are_md5 = False  # the ETags of this store are something else
         if self._etags_are_md5 is not False:
             raise BadReplyError(f'{name}: {len(data)} bytes came with MD5 {computed}, the ETag says {expected}')
+
+    async def _brings_again(self, target: Target, reply: Reply, md5: str, name: str) -> bool:
+        """Whether all of an object, asked for in two halves, has the same bytes, by their MD5."""
+        if not reply.size:
+            single = self._beside(name, reply, 0, 1)
+            head, _ = await self._follow(target, 'GET', single, single.range())
+            return head.status == 416
+        middle, pieces = reply.size // 2, []
+        for start, stop in ((0, middle), (middle, reply.size)):
+            if start < stop:
+                half = self._beside(name, reply, start, stop)
+                head, _ = await self._follow(target, 'GET', half, half.range())
+                piece = half.take(head)
+                if piece is None:
+                    raise _refusal(head, half, name)
+                if piece.size != reply.size:
+                    return False
+                pieces.append(piece.data)
+        return (await digest('md5', b''.join(pieces))).hex() == md5
 
     async def _prove_stored(self, target: Target, download: Download, reply: Reply, name: str) -> None:
         """Find out whether an object is stored with the Content-Encoding, or the length, that a reply has.
@@ -218,7 +230,7 @@ class Transport:
         data = download.content(reply)
         last = max(0, reply.start + len(data) - 1)
         single = self._beside(name, reply, last, last + 1)
-        head = await self._exchange(target, 'GET', single, single.range())
+        head, _ = await self._follow(target, 'GET', single, single.range())
         if head.status == 206:
             byte = single.take(head)
             if byte is not None and (byte.size, byte.data, single.coding) == (reply.size, bytes(data[-1:]), coding):
@@ -283,9 +295,6 @@ class Transport:
             return result
 
         return await self._retry(attempt, mend, name, min(limit, MiB))
-
-    async def _exchange(self, target: Target, method: str, sink: Sink, more: str) -> Head:
-        return (await self._follow(target, method, sink, more))[0]
 
     async def _follow(
         self,
@@ -447,7 +456,7 @@ def _refusal(head: Head, sink: Sink, name: str) -> Exception:
         return _AilingError(denied, 'expired') if status == 401 or said in _EXPIRED else denied
     if status == 412:
         return changed(name, 'asked for', None)
-    region = head.headers.get('x-amz-bucket-region')
+    region = head.headers.get('x-amz-bucket-region', '')[:40]
     if status in (301, 307, 400) and region:
         where = f'{name}: the bucket is in region {region} (status {status}, {said}): pass region={region!r}'
         return _AilingError(StoreError(where), 'region', region)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SCRATCH: Final = 64 * KiB  # received at a time where nobody has said yet where it belongs
 _LONGEST_HEAD: Final = 64 * KiB  # with the informational ones before it
 _BEGINNING: Final = b'HTTP/1.'
+_SAFE: Final = (b'GET ', b'HEAD ')  # requests that may be sent again at no risk
 _BARE: Final = re.compile(rb'(?<!\r)\n')
 _PIECE: Final = 64 * KiB  # of a request's body, handed to the transport at a time
 
@@ -241,10 +242,9 @@ class Connection(asyncio.BufferedProtocol):
         A server or proxy that sends a reply twice is out of step from then on, and a range of the same place in another
         object would be taken for the one asked for. A fresh connection tells: it has no reply before.
         """
-        if exchange.hedged:
-            previous, self._previous = self._previous, (raw, exchange.target.path)
-            if previous[0] == raw and previous[1] != exchange.target.path:
-                raise StaleError('the same reply came twice')
+        previous, self._previous = self._previous, (raw, exchange.target.path)
+        if previous[0] == raw and previous[1] != exchange.target.path and exchange.request.startswith(_SAFE):
+            raise StaleError('the same reply came twice')
 
     def _begin(self, exchange: Exchange, head: Head, rest: memoryview) -> None:
         sink = exchange.sink
