@@ -18,7 +18,7 @@ from granular.errors import (
 )
 from tests.faults import DATA, FaultServer
 
-QUICK = granular.IOConfig(backoff=0.001, attempts=3, first_byte_timeout=1.0, read_timeout=1.0)
+QUICK = granular.IOConfig(backoff=0.001, attempts=3, first_byte_timeout=0.5, read_timeout=0.5)
 SECRETS = {'X-Api-Key': 'planted', 'Authorization': 'planted', 'Cookie': 'planted', 'User-Agent': 'mine'}
 
 
