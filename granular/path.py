@@ -1,6 +1,9 @@
 """Places, with I/O that blocks: the synchronous face of :mod:`granular.aio.path`."""
 
+import atexit
 import io
+import os
+import weakref
 from collections.abc import Iterator
 from types import TracebackType
 from typing import BinaryIO, Self, cast
@@ -221,6 +224,7 @@ class _RawWriter(io.RawIOBase):
     def __init__(self, file: core.File) -> None:
         self.file = file
         self.dropped = False
+        _writers.add(self)
 
     def writable(self) -> bool:
         return True
@@ -235,7 +239,7 @@ class _RawWriter(io.RawIOBase):
 
     def close(self) -> None:
         try:
-            if not self.closed:
+            if not self.closed and not self.dropped:
                 run(self.file.aclose())
         finally:  # closed, whatever interrupts it, so that nothing is flushed when it is collected
             super().close()
@@ -252,3 +256,24 @@ class _Writer(io.BufferedWriter):
             raw.dropped = True  # what is still buffered is flushed to nowhere
             run(raw.file.abort())
         super().__exit__(kind, error, trace)
+
+
+_writers: weakref.WeakSet[_RawWriter] = weakref.WeakSet()
+
+
+def _drop_writers() -> None:
+    """As the interpreter ends: what was not closed was not finished, and does not appear."""
+    for raw in list(_writers):
+        if not raw.closed and not raw.dropped:
+            raw.dropped = True
+            run(raw.file.abort())
+
+
+def _disown_writers() -> None:
+    """In a forked child: files that are open are the parent's to close."""
+    for raw in list(_writers):
+        raw.dropped = True
+
+
+atexit.register(_drop_writers)
+os.register_at_fork(after_in_child=_disown_writers)

@@ -222,10 +222,10 @@ class _Worker:
         """Wait for its end, and bring it about if need be."""
         # In no thread: as the interpreter ends, none begins any more.
         until = time.monotonic() + _GRACE
-        while self._process.is_alive() and time.monotonic() < until:
+        while self._process.is_alive() and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK)
         self._finalizer()
-        while self._thread.is_alive() and time.monotonic() < until + _GRACE:
+        while self._thread.is_alive() and time.monotonic() < until + _GRACE:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK)
         self.pipe.close()
         self._process.close()
