@@ -210,7 +210,7 @@ next(keep[-1])
 
 NOTEBOOK_EXIT = """
 async def cell():
-    global keep
+    global keep, reader, writer, writers
 """ + textwrap.indent(EXIT, '    ') + """
 asyncio.run(cell())
 """  # fmt: skip
