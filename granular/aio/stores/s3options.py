@@ -41,7 +41,7 @@ def check(root: str, options: Mapping[str, Any]) -> None:
     """
     for label, given, known in (
         ('options', options, KNOWN),
-        ('client_kwargs', options.get('client_kwargs') or {}, ('region_name',)),
+        ('client_kwargs', options.get('client_kwargs') or {}, ('endpoint_url', 'region_name')),
         ('config_kwargs', options.get('config_kwargs') or {}, _TUNING),
         ('config_kwargs of s3', (options.get('config_kwargs') or {}).get('s3') or {}, ('addressing_style',)),
         ('s3_additional_kwargs', options.get('s3_additional_kwargs') or {}, tuple(_HEADERS)),
