@@ -33,7 +33,7 @@ ONLY_ASYNC = {'aclose', 'abort', 'open', 'choose', 'readers', 'bags'} | {
     'add', 'crowded', 'lookup', 'known', 'of_shard', 'beside', 'checked', 'sums', 'verify', 'check_references',
     'call', 'describe', 'doing', 'made', 'parents', 'release', 'select', 'sparse', 'spent',
     'keep', 'cut', 'owned', 'withdraw', 'unused', 'labels', 'load', 'pure', 'expect', 'footers', 'groups_of', 'weight',
-    'identity', 'check_versions', 'files', 'is_remote', 'prove', 'warn_of_lengths',
+    'identity', 'check_versions', 'files', 'is_remote', 'origin', 'prove', 'warn_of_lengths',
 }  # fmt: skip
 ONLY_SYNC = {'close', 'aio', 'endless', 'seed'}
 
