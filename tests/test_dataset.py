@@ -530,6 +530,20 @@ async def test_decoding_of_images_leaves_the_loop_free(tmp_path):
     assert threading.current_thread().name not in names
 
 
+# Not fake-gcs-server, which answers a range of an empty object with 'bytes 0--1/0', which is no Content-Range.
+@pytest.mark.parametrize('root', ['local', 'memory', 'moto', 'seaweed'], indirect=True)
+@LAYOUTS
+def test_a_dataset_with_an_empty_bag_opens(root, layout):
+    spec = {'note': 'utf8', 'tags': 'utf8[]' if layout == 'refs' else 'bytes'}
+    points = [{'note': f'{i}', 'tags': [] if layout == 'refs' else b''} for i in range(3)]
+    with granular.ShardedDatasetWriter(root / 'ds', spec, granular.encoders, shardlen=2, layout=layout) as writer:
+        for point in points:
+            writer.append(point)
+    for options in ({}, {'cache_index': False}, {'cache_keys': ('tags',)}):
+        with granular.ShardedDatasetReader(root / 'ds', granular.decoders, **options) as reader:
+            assert list(reader) == points
+
+
 # --- indices of numpy
 
 

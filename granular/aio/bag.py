@@ -483,9 +483,9 @@ async def _read_once(wanted: Sequence[tuple[BagReader, Ints]], fresh: bool) -> l
 
 
 async def _check_version(path: Path, identity: FileIdentity) -> None:
-    if identity.version is not None:
+    if identity.size and identity.version is not None:  # of nothing, a store gives no first byte
         await path.store.check_version(path.key, identity.version)
-    elif (size := (await path.store.read(path.key, -1)).size) != identity.size:
+    elif (size := (await path.store.read(path.key, -path.store.config.tail)).size) != identity.size:
         raise changed(f'{path}', f'of {identity.size} bytes', f'of {size} bytes')
 
 
