@@ -22,13 +22,14 @@ from granular.errors import (
     ObjectChangedError,
     StoreError,
 )
+from tests.credentials import google_key
 from tests.faults import FaultServer
 from tests.gcs_faults import GCSFaultProxy, contents, rewritten
 
 CONFIG = granular.IOConfig(
     backoff=0.001, backoff_cap=0.01, attempts=4, part_size=5 << 20, first_byte_timeout=20, read_timeout=20
 )
-SILENT = granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=2, first_byte_timeout=0.3, read_timeout=0.3)
+SILENT = granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=2, first_byte_timeout=0.1, read_timeout=0.1)
 SMALL, LARGE = b'content', bytes(range(256)) * (11 << 12)  # one request, three parts
 FILES = {'a/1': b'one', 'a/2': b'two', 'a/3': b'three', 'a/b/4': b'four', 'c': b'five'}
 BOUND = 20.0  # seconds
@@ -303,8 +304,7 @@ def during(part, fault, again=()):
     return plan
 
 
-@pytest.mark.parametrize('new', [False, True])
-@pytest.mark.parametrize('part', [0, 1, 2])
+@pytest.mark.parametrize(('part', 'new'), [(0, False), (1, True), (2, False), (2, True)])
 @pytest.mark.parametrize(
     'faults',
     [['reset'], ['after reset'], ['after reset', 'reset', 'after reset'], ['dropped'], ['after status 503'],
@@ -317,6 +317,25 @@ def test_uploads_go_on_where_they_broke_off(proxy, place, faults, part, new):
     (publish if new else Path.write_bytes)(place / 'x', LARGE)
     assert (place / 'x').read_bytes() == LARGE
     assert proxy.faults
+
+
+def test_an_upload_goes_on_with_a_new_token(proxy, fakegcs, tmp_path):
+    tokens = []
+    expired = iter(['', 'status 401'])
+
+    def plan(call):
+        tokens.append(call.headers['authorization'])
+        return next(expired, '') if call.method == 'PUT' else ''
+
+    proxy.plan = plan
+    with FaultServer() as server:
+        options = {'endpoint_url': proxy.endpoint, 'token': google_key(tmp_path, server), 'project': 'test'}
+        path = Path(str(fakegcs.place() / 'x'), config=CONFIG, **options)
+        path.write_bytes(LARGE)
+        assert path.read_bytes() == LARGE
+        assert server.tokens == 2
+    assert proxy.faults == ['status 401']
+    assert sorted(set(tokens)) == ['Bearer token-1', 'Bearer token-2']
 
 
 def parts_edited(change, until=10**9):
