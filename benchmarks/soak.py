@@ -31,6 +31,7 @@ from granular.errors import GranularError, NotFoundError
 from tests.credentials import AmazonKeys, google_key
 from tests.fault_proxy import Call, FaultProxy
 from tests.faults import Asked, FaultServer
+from tests.gcs_faults import GCSFaultProxy
 from tests.servers import FakeGCSServer, SeaweedServer
 
 SHARE = 0.01  # of all requests
@@ -116,7 +117,8 @@ def serve(folder: pathlib.Path) -> None:
         stores, proxies = {}, []
         for number, store in enumerate((SeaweedServer(), FakeGCSServer())):
             stack.enter_context(store)
-            proxy = stack.enter_context(FaultProxy(store.endpoint, plan(SHARE, number)))
+            proxy_class = GCSFaultProxy if store.scheme == 'gs' else FaultProxy
+            proxy = stack.enter_context(proxy_class(store.endpoint, plan(SHARE, number)))
             proxy.keep_calls = False
             proxies.append(proxy)
             stores[str(store.new_bucket())] = [store.options, proxy.endpoint]

@@ -361,7 +361,7 @@ assert granular.Path('memory://x/y').read_bytes() == b'1'
 def test_a_missing_extra_is_named():
     code = """
 import sys
-sys.modules['s3fs'] = sys.modules['google.auth'] = None
+sys.modules['botocore'] = sys.modules['google.auth'] = None
 import granular
 for url, extra in (('s3://b/x', 's3'), ('gs://b/x', 'gcs')):
     try:
