@@ -143,6 +143,15 @@ def summed(found: Mapping[str, Any], seed: Any) -> dict[str, int]:
     return {'label': found['label'], 'crc': crc32c(found['data'] + b''.join(found.get('frames', ())))}
 
 
+def difference(found: Any, wanted: Any) -> str:
+    """Describe the first difference of two values."""
+    if not (isinstance(found, list) and isinstance(wanted, list)):
+        return f'{str(found)[:100]} instead of {str(wanted)[:100]}'
+    pairs = itertools.zip_longest(found, wanted)
+    first = next(i for i, (one, other) in enumerate(pairs) if one != other)
+    return f'{len(found)} instead of {len(wanted)}, the first at {first}: {str(found[first : first + 1])[:200]}'
+
+
 class Soak:
     """The reads, what they brought, and what the process took."""
 
@@ -169,7 +178,7 @@ class Soak:
         self.reads += 1
         if found != wanted:
             self.mismatches += 1
-            print(f'MISMATCH {where}', flush=True)
+            print(f'MISMATCH {where}: {difference(found, wanted)}', flush=True)
 
     def failed(self, error: GranularError) -> None:
         """A read ended with an error, as one whose second reply is broken as well does."""
