@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import ipaddress
+import json
 import os
 import urllib.parse
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -350,8 +351,6 @@ class GCSClient(Client):
 
     async def make_bucket(self) -> bool:
         """Make the bucket; False if it was made meanwhile."""
-        import json
-
         name, bucket = self._store.root, self._store.bucket
         if not self._login.project and self._login.credentials is not None:
             raise InvalidArgumentError(f'{name}: a new bucket needs a project: pass project=')
