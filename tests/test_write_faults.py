@@ -14,7 +14,7 @@ CONFIG = {'backoff': 0.001, 'backoff_cap': 0.02, 'attempts': 4, 'part_size': 5 <
 # By kind: the bytes of a record and the faults. Small objects take one request, large ones are uploads in parts.
 KINDS = {
     'refs': (10, tuple(FAULTS)),
-    'columns': (1 << 20, tuple(FAULTS)),
+    'columns': (1 << 20, ('lost', 'html', 'nothing', 'dropped')),  # the others are those of any request
     'shards': (10, ('lost', 'html')),  # each shard is written as a dataset is
 }
 CASES = [
