@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 
 from granular import layout
 from granular.aio.lifecycle import Opened
-from granular.aio.loops import gather
+from granular.aio.loops import Lock, gather
 from granular.aio.path import Path
 from granular.aio.stores import ObjectWriter
 from granular.aio.stores.local import LocalStore
 from granular.aio.stores.localwriting import sync
 from granular.aio.stores.translating import translated
 from granular.aio.threads import offload
-from granular.aio.turns import Turns
 from granular.checksums import SUFFIX, crc32c
 from granular.config import MiB
 from granular.errors import (
@@ -75,7 +74,7 @@ class BagWriter(Opened):
         self._files: list[BinaryIO] = []
         self._published: dict[Path, _Published] = {}  # the files that appeared when it was closed
         self._uncertain: list[Path] = []  # files whose publishing failed, and which may have appeared all the same
-        self._turns = Turns()
+        self._turns = Lock()
         self.verifies = True
         """Whether closing verifies the published files; if not, the caller of ``aclose`` calls ``verify``."""
         self._tail: _Tail | None = None
@@ -166,7 +165,7 @@ class BagWriter(Opened):
         """
         if self._state != 'open':
             await self._ensure_open()
-        async with self._turns:
+        async with self._turns.turn():
             self.add(record)
             index = self._length - 1
             if flush or self._pending_size >= _PENDING:
@@ -202,7 +201,7 @@ class BagWriter(Opened):
         """Hand on what was appended: to the file, or to the part of the upload that is being filled."""
         if self._state != 'open':
             await self._ensure_open()
-        async with self._turns:
+        async with self._turns.turn():
             await self._flush()
 
     async def _flush(self) -> None:
@@ -251,7 +250,7 @@ class BagWriter(Opened):
 
     async def _close(self) -> None:
         await self.path.store.ready()
-        async with self._turns:
+        async with self._turns.turn():
             await self._finish()
 
     async def _finish(self) -> None:
@@ -349,7 +348,7 @@ class BagWriter(Opened):
 
     async def _abort(self) -> None:
         await self.path.store.ready()
-        async with self._turns:
+        async with self._turns.turn():
             await self._drop()
 
     async def _drop(self) -> None:

@@ -8,12 +8,11 @@ from typing import Any, Final, Literal, NoReturn
 from granular.aio.bagwriter import BagWriter
 from granular.aio.codec import Encoder, encode, fields_of
 from granular.aio.lifecycle import Opened
-from granular.aio.loops import gather, settle
+from granular.aio.loops import Lock, gather, settle
 from granular.aio.path import Path
 from granular.aio.stores.local import LocalStore
 from granular.aio.stores.localwriting import drafted
 from granular.aio.stores.locks import FolderLock
-from granular.aio.turns import Turns
 from granular.checksums import SUFFIX
 from granular.errors import (
     AlreadyExistsError,
@@ -82,7 +81,7 @@ class DatasetWriter(Opened):
         self._described = False  # whether its spec was there when it was opened
         self._standing = False  # whether the bags stay whatever happens, as a spec may stand over them
         self._failed = False
-        self._turns = Turns()
+        self._turns = Lock()
         self._torn = False  # whether some columns were handed on and others were not
 
     def __repr__(self) -> str:
@@ -210,7 +209,7 @@ class DatasetWriter(Opened):
         """
         if self._state != 'open':
             await self._ensure_open()
-        async with self._turns:
+        async with self._turns.turn():
             return await self._append(datapoint, flush)
 
     async def _append(self, datapoint: Mapping[str, Any], flush: bool) -> int:
@@ -256,7 +255,7 @@ class DatasetWriter(Opened):
         """Hand on what was appended."""
         if self._state != 'open':
             await self._ensure_open()
-        async with self._turns:
+        async with self._turns.turn():
             self._check_usable()
             await self._flush()
 
@@ -273,7 +272,7 @@ class DatasetWriter(Opened):
 
     async def _close(self) -> None:
         await self.directory.store.ready()
-        async with self._turns:
+        async with self._turns.turn():
             try:
                 await self._finish()
             except BaseException:
@@ -374,7 +373,7 @@ class DatasetWriter(Opened):
 
     async def _abort(self) -> None:
         await self.directory.store.ready()
-        async with self._turns:
+        async with self._turns.turn():
             await self._drop()
 
     async def _drop(self) -> None:

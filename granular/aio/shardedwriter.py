@@ -9,10 +9,9 @@ from granular.aio.codec import Encoder, fields_of
 from granular.aio.dataset import DatasetReader
 from granular.aio.datasetwriter import DatasetWriter
 from granular.aio.lifecycle import Opened
-from granular.aio.loops import gather
+from granular.aio.loops import Lock, gather
 from granular.aio.path import Path
 from granular.aio.sharded import check_steps, shards_in, shards_of
-from granular.aio.turns import Turns
 from granular.errors import (
     AlreadyExistsError,
     ClosedError,
@@ -72,7 +71,7 @@ class ShardedDatasetWriter(Opened):
         self._done = [0, 0, 0]  # shards, bytes and datapoints of the shards that were filled
         self._resumed = self._found = 0
         self._failed = False
-        self._turns = Turns()
+        self._turns = Lock()
         store = self.directory.store
         # On a disk the folder of the next shard is locked before one is published.
         self._claim = (
@@ -180,7 +179,7 @@ class ShardedDatasetWriter(Opened):
         """Append a datapoint; returns how many this writer had appended before. As ``DatasetWriter.append``."""
         if self._state != 'open':
             await self._ensure_open()
-        async with self._turns:
+        async with self._turns.turn():
             return await self._append(datapoint, flush)
 
     async def _append(self, datapoint: Mapping[str, Any], flush: bool) -> int:
@@ -202,7 +201,7 @@ class ShardedDatasetWriter(Opened):
         """Hand on what was appended."""
         if self._state != 'open':
             await self._ensure_open()
-        async with self._turns:
+        async with self._turns.turn():
             self._check_open()
             if self._writer is not None:
                 await self._writer.flush()
@@ -249,7 +248,7 @@ class ShardedDatasetWriter(Opened):
 
     async def _close(self) -> None:
         await self.directory.store.ready()
-        async with self._turns:
+        async with self._turns.turn():
             try:
                 self._check_whole()
                 if self._writer is not None and self._writer.unused:
@@ -261,7 +260,7 @@ class ShardedDatasetWriter(Opened):
 
     async def _abort(self) -> None:
         await self.directory.store.ready()
-        async with self._turns:
+        async with self._turns.turn():
             try:
                 if self._writer is not None:
                     await self._writer.abort()
