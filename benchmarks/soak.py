@@ -26,8 +26,8 @@ import numpy as np
 
 import granular
 from benchmarks.bars import ROOT
-from granular.checksums import crc32c
 from granular.errors import GranularError, NotFoundError
+from granular.formats.checksums import crc32c
 from tests.credentials import AmazonKeys, google_key
 from tests.fault_proxy import Call, FaultProxy
 from tests.faults import Asked, FaultServer

@@ -6,8 +6,10 @@ The names here block; those of :mod:`granular.aio` are awaited.
 from typing import TYPE_CHECKING
 
 from granular import aio, errors, filters, formats, shuffle, sources
+from granular._lazy import later
+from granular.aio.http.reply import io_stats
+from granular.aio.pipeline.nodes.source import RandomAccessDataSource
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, SequentialSampler
-from granular.aio.pipeline.source import RandomAccessDataSource
 from granular.aio.pipeline.transforms import (
     Batch,
     FilterTransform,
@@ -23,29 +25,32 @@ from granular.aio.pipeline.transforms import (
     ShardByTorchRank,
     ShardOptions,
 )
-from granular.aio.reply import io_stats
-from granular.bag import BagReader, BagWriter
-from granular.checkpoints import load_state, save_state
-from granular.cleaning import clean
 from granular.config import IOConfig
-from granular.dataloader import DataLoader
-from granular.dataset import DatasetReader, DatasetWriter
 from granular.errors import GranularError
-from granular.extras import later
-from granular.formats import decoders, encoders
-from granular.loader import Loader
-from granular.mapdataset import DatasetIterator, IterDataset, MapDataset
-from granular.path import Path
-from granular.progress import progress
-from granular.sharded import ShardedDatasetReader, ShardedDatasetWriter
-from granular.verifying import verify
+from granular.formats.plain import decoders, encoders
+from granular.sync.bags import BagReader, BagWriter
+from granular.sync.checkpoints import load_state, save_state
+from granular.sync.clean import clean
+from granular.sync.data_loader import DataLoader
+from granular.sync.datasets import DatasetReader, DatasetWriter
+from granular.sync.loader import Loader
+from granular.sync.path import Path
+from granular.sync.pipeline import DatasetIterator, IterDataset, MapDataset
+from granular.sync.progress import progress
+from granular.sync.sharded import ShardedDatasetReader, ShardedDatasetWriter
+from granular.sync.verify import verify
 
 if TYPE_CHECKING:
-    from granular.aio.caches.memorysource import InMemoryDataSource
-    from granular.caches import RedisCache, SharedMemoryCache
-    from granular.converting import Conversion, convert
-    from granular.datasources import ArrayRecordDataSource, ParquetDataSource, ParquetIterDataset, WebDatasetDataSource
-    from granular.fields import (
+    from granular.aio.caches.memory_source import InMemoryDataSource
+    from granular.sync.caches import RedisCache, SharedMemoryCache
+    from granular.sync.convert import Conversion, convert
+    from granular.sync.datasources import (
+        ArrayRecordDataSource,
+        ParquetDataSource,
+        ParquetIterDataset,
+        WebDatasetDataSource,
+    )
+    from granular.sync.fields import (
         ClassFilterWrapper,
         FieldConcat,
         FieldDataset,
@@ -57,7 +62,7 @@ if TYPE_CHECKING:
         ShuffleWrapper,
         SubsetWrapper,
     )
-    from granular.localcopies import LocalCopy, copy_to_local
+    from granular.sync.local_copy import LocalCopy, copy_to_local
 
 __version__ = '1.0.0a1'
 
@@ -134,14 +139,16 @@ if not TYPE_CHECKING:
     __getattr__ = later(
         __name__,
         {
-            'granular.aio.caches.memorysource': 'InMemoryDataSource',
-            'granular.caches': 'RedisCache SharedMemoryCache',
-            'granular.converting': 'Conversion convert',
-            'granular.datasources': 'ArrayRecordDataSource ParquetDataSource ParquetIterDataset WebDatasetDataSource',
-            'granular.fields': (
+            'granular.aio.caches.memory_source': 'InMemoryDataSource',
+            'granular.sync.caches': 'RedisCache SharedMemoryCache',
+            'granular.sync.convert': 'Conversion convert',
+            'granular.sync.datasources': (
+                'ArrayRecordDataSource ParquetDataSource ParquetIterDataset WebDatasetDataSource'
+            ),
+            'granular.sync.fields': (
                 'FieldDataset FieldWrapper ModeWrapper ClassFilterWrapper FieldConcat '
                 'OversamplingWrapper PercentFilterWrapper RepeatWrapper ShuffleWrapper SubsetWrapper'
             ),
-            'granular.localcopies': 'LocalCopy copy_to_local',
+            'granular.sync.local_copy': 'LocalCopy copy_to_local',
         },
     )

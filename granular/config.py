@@ -75,7 +75,7 @@ class IOConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Merge:
-    """When ranges are merged and split: both in bytes, for ``plan`` and ``split`` of :mod:`granular.aio.ranges`."""
+    """When ranges are merged and split: both in bytes, as in :mod:`granular.aio.stores.ranges`."""
 
     max_gap: int
     max_request: int

@@ -10,9 +10,9 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from granular.aio import sources as core
-from granular.bridge import run
-from granular.face import Batched
+from granular.aio.runtime.bridge import run
 from granular.shuffle import Order
+from granular.sync.base import Batched
 
 
 class Source(Batched):

@@ -13,7 +13,7 @@ import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
-from granular.checksums import crc32c
+from granular.formats.checksums import crc32c
 
 DATA = bytes(i * 7 % 256 for i in range(100_000))
 _OTHER = bytes(255 - i for i in range(256))

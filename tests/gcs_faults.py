@@ -12,7 +12,7 @@ import secrets
 import urllib.parse
 from collections.abc import Callable
 
-from granular.checksums import crc32c
+from granular.formats.checksums import crc32c
 from tests.fault_proxy import Call, FaultProxy
 
 _GRAIN = 256 * 1024  # bytes of which a multiple is kept of a part that is not the last

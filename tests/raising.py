@@ -20,8 +20,8 @@ import numpy as np
 
 import granular
 from granular import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, aio
-from granular.aio.loops import need_loop
-from granular.bridge import run
+from granular.aio.runtime.bridge import run
+from granular.aio.runtime.loops import need_loop
 from granular.errors import GranularError, WorkerError
 
 BOUND: Final = 10.0  # seconds: far more than any case takes, as the machine may be busy

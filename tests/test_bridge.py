@@ -10,9 +10,9 @@ import time
 import pytest
 
 from granular import aio
-from granular.aio.loops import gather, need_loop, scope
-from granular.aio.threads import offload, spread
-from granular.bridge import run
+from granular.aio.runtime.bridge import run
+from granular.aio.runtime.loops import gather, need_loop, scope
+from granular.aio.runtime.threads import offload, spread
 from granular.errors import GranularError
 from tests.programs import INTERRUPTIBLE, program
 
@@ -241,8 +241,8 @@ assert place.read_bytes() == b'content'
 def test_ctrl_c_ends_a_wait(tmp_path):
     code = """
 import asyncio
-from granular.aio.loops import need_loop
-from granular.bridge import run
+from granular.aio.runtime.loops import need_loop
+from granular.aio.runtime.bridge import run
 async def wait():
     await need_loop()
     print('waiting', flush=True)
@@ -273,8 +273,8 @@ import asyncio, logging, signal, sys
 if not {uvloop}:
     sys.modules['uvloop'] = None
 logging.getLogger('asyncio').setLevel('CRITICAL')  # it tells of them
-from granular.aio.loops import need_loop
-from granular.bridge import bridge, run
+from granular.aio.runtime.loops import need_loop
+from granular.aio.runtime.bridge import bridge, run
 def callback():
     {what}
 async def call_back():
@@ -295,8 +295,8 @@ def test_a_loop_that_cannot_begin_fails_the_call(uvloop):
 import os, resource, sys
 if not {uvloop}:
     sys.modules['uvloop'] = None
-from granular.aio.loops import need_loop
-from granular.bridge import run
+from granular.aio.runtime.loops import need_loop
+from granular.aio.runtime.bridge import run
 try:
     import uvloop  # now, as there are no descriptors to import it with below
 except ImportError:
@@ -321,8 +321,8 @@ def test_a_loop_that_ended_is_replaced_and_its_calls_fail():
     code = """
 import asyncio, sys, threading
 sys.modules['uvloop'] = None
-from granular.aio.loops import need_loop
-from granular.bridge import bridge, run
+from granular.aio.runtime.loops import need_loop
+from granular.aio.runtime.bridge import bridge, run
 from granular.errors import GranularError
 threading.excepthook = lambda args: None  # it would tell of the loop's end
 async def end():

@@ -7,8 +7,8 @@ import hashlib
 import pytest
 
 import granular
-from granular.aio.http1 import Target
-from granular.aio.transport import Outgoing, Transport
+from granular.aio.http.messages import Target
+from granular.aio.http.transport import Outgoing, Transport
 from granular.errors import BadReplyError, NotFoundError, StoreError, StoreTimeoutError
 
 QUICK = granular.IOConfig(backoff=0.01, read_timeout=0.5, first_byte_timeout=0.5, attempts=3)

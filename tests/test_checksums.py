@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import granular
-from granular.commands import app
+from granular.cli.commands import app
 from granular.errors import CorruptBagError, CorruptRecordError
 
 SPEC = {'x': 'bytes', 'n': 'int'}

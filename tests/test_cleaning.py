@@ -91,7 +91,7 @@ def test_uploads(request, store):
     root = request.getfixturevalue(store).new_bucket()
     write(root / 'ds', 1)
     for name in ('ds/000001/x.bag', 'ds-2/x.bag', 'ds', 'ds/000000/y.bag'):
-        granular.bridge.run(aio_upload((root / name).aio))
+        granular.aio.runtime.bridge.run(aio_upload((root / name).aio))
     uploads = [('000000/y.bag', 'upload'), ('000001/x.bag', 'upload'), ('.', 'upload')]
     if store == 'seaweed':
         assert granular.clean(root / 'ds') == []  # moto says that all began in 2010, but knows when parts came
@@ -105,7 +105,7 @@ def test_uploads(request, store):
 
 
 async def aio_upload(path):
-    from granular.aio.loops import need_loop
+    from granular.aio.runtime.loops import need_loop
 
     await need_loop()
     await left_behind(path, 9 << 20)
@@ -124,7 +124,7 @@ def test_drafts_on_a_disk(tmp_path):
         os.utime(tmp_path / name, (OLD, OLD))
     assert found(root) == sorted((name, 'draft') for name in drafts)
     with open(tmp_path / 'ds' / '.a.bag.0123abcd.part', 'rb') as file:
-        from granular.aio.stores.locks import lock
+        from granular.aio.stores.local.locks import lock
 
         assert lock(file.fileno())  # a living writer's, however old
         assert found(root) == sorted((name, 'draft') for name in drafts[1:])

@@ -9,7 +9,7 @@ import pytest
 
 import granular
 from granular import aio
-from granular.aio.stores.parts import PartWriter
+from granular.aio.stores.multipart import PartWriter
 from granular.errors import (
     BadReplyError,
     GranularError,
@@ -36,16 +36,16 @@ def source(tmp_path):
 def written(monkeypatch):
     """The keys that were written, in whatever store."""
     keys = []
-    for store in (granular.aio.stores.local.LocalStore, *stores()):
+    for store in (granular.aio.stores.local.store.LocalStore, *stores()):
         monkeypatch.setattr(store, 'open_writer', noting(store.open_writer, keys, 0))
         monkeypatch.setattr(store, 'copy_within', noting(store.copy_within, keys, 1))
     return keys
 
 
 def stores():
-    from granular.aio.stores.gcs import GCSStore
-    from granular.aio.stores.s3 import S3Store
-    from granular.aio.stores.threaded import FsspecStore
+    from granular.aio.stores.fsspec import FsspecStore
+    from granular.aio.stores.gcs.store import GCSStore
+    from granular.aio.stores.s3.store import S3Store
 
     return S3Store, GCSStore, FsspecStore
 

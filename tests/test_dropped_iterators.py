@@ -20,8 +20,8 @@ import asyncio, gc, json, logging, multiprocessing, os, resource, socket, sys, t
 import numpy as np
 import granular
 from granular import aio
-from granular.aio.loops import need_loop
-from granular.bridge import run
+from granular.aio.runtime.loops import need_loop
+from granular.aio.runtime.bridge import run
 
 place = granular.Path(sys.argv[1], **json.loads(sys.argv[2]))
 small = granular.ReadOptions(2, 16)

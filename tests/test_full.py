@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import granular
-from granular.aio.stores.translating import translated
+from granular.aio.stores.errors import translated
 from granular.errors import AccessDeniedError, StoreError
 from tests.test_writers import SPEC, fill, point
 
@@ -142,8 +142,8 @@ def test_a_place_that_may_not_be_written(tmp_path):
         with pytest.raises(AccessDeniedError, match='/sys/granular'):
             granular.ShardedDatasetWriter(root / 'granular', SPEC, granular.encoders, 10, layout=layout)
     for version in (1, 2, 3):
-        with pytest.raises(AccessDeniedError, match='/sys/granular.bag'):
-            granular.BagWriter(root / 'granular.bag', version)
+        with pytest.raises(AccessDeniedError, match='/sys/granular.sync.bags'):
+            granular.BagWriter(root / 'granular.sync.bags', version)
     for call in (
         lambda: (root / 'granular').write_bytes(b'x'),
         lambda: granular.Path(tmp_path / 'tree' / 'x').copy(root / 'granular'),

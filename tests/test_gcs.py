@@ -10,9 +10,10 @@ import pytest
 
 import granular
 from granular import Path
-from granular.aio.loops import gather, need_loop
-from granular.aio.stores import gcs, gcsreplies
-from granular.bridge import run
+from granular.aio.runtime.bridge import run
+from granular.aio.runtime.loops import gather, need_loop
+from granular.aio.stores.gcs import replies as gcsreplies
+from granular.aio.stores.gcs import store as gcs
 from granular.errors import (
     AlreadyExistsError,
     BadReplyError,

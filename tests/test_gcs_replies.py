@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from granular.aio.http1 import Head
-from granular.aio.stores import gcsreplies
-from granular.aio.stores.gcsreplies import Listing
-from granular.aio.transport import Answer
+from granular.aio.http.messages import Head
+from granular.aio.http.transport import Answer
+from granular.aio.stores.gcs import replies as gcsreplies
+from granular.aio.stores.gcs.replies import Listing
 from granular.errors import BadReplyError
 
 OBJECT = {

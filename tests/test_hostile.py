@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import granular
-from granular import cli, formats, layout
+from granular import cli, formats
 from granular.config import MiB
 from granular.errors import (
     CorruptBagError,
@@ -27,6 +27,7 @@ from granular.errors import (
     GranularError,
     StoreError,
 )
+from granular.formats import layout
 from tests.faults import FaultServer
 from tests.fuzz.targets import join, seeds, targets
 

@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from granular import layout
 from granular.config import MiB
+from granular.formats import layout
 
 SIZE = 96 * MiB
 # Beside the record itself: buffers of connections and what the allocator keeps.

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from granular.aio.limit import Budget, Limit
+from granular.aio.http.limits import Budget, Limit
 
 
 class Store:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import granular
 from granular.aio.caches.segments import FOLDER
-from granular.aio.stores.locks import held, lock
+from granular.aio.stores.local.locks import held, lock
 from granular.errors import (
     AlreadyExistsError,
     ClosedError,
@@ -25,7 +25,7 @@ from granular.errors import (
     NotFoundError,
     OutOfRangeError,
 )
-from granular.values import decode, encode
+from granular.formats.serialization import decode, encode
 
 PLAIN = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import granular
 from granular import aio
-from granular.aio.datasources.interleaving import Interleaved
-from granular.bridge import run
+from granular.aio.datasources.parquet.interleave import Interleaved
+from granular.aio.runtime.bridge import run
 from granular.errors import (
     CorruptDatasetError,
     CorruptError,
@@ -514,7 +514,7 @@ def test_replaced_files(place):
     iterator = iter(granular.ParquetIterDataset(path, read_ahead=0, read_options=granular.ReadOptions(16, 8)))
     assert next(iterator)['id'] == source[0]['id'] == 0
     if place.aio.store.local:
-        from granular.aio.stores.local import files
+        from granular.aio.stores.local.store import files
 
         files.forget(path.aio.key)  # what is open goes on being read
     write(path, numbers(100, first=7), row_group_size=10)

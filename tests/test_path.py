@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import granular
 from granular import aio
-from granular.aio.stores.s3replies import Listing
+from granular.aio.stores.s3.replies import Listing
 from granular.errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -457,7 +457,7 @@ def test_an_upload_that_is_dropped_leaves_no_parts(moto):
     async def uploads():
         return [upload async for upload in place.store.uploads('')]
 
-    assert granular.bridge.run(uploads()) == []
+    assert granular.aio.runtime.bridge.run(uploads()) == []
     assert not place.exists()
 
 

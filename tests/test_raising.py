@@ -10,8 +10,8 @@ import pytest
 
 import granular
 from granular import MapDataset, aio
-from granular.aio.loops import HeldError, await_user, begin_task, gather, need_loop, outcome
-from granular.bridge import run
+from granular.aio.runtime.bridge import run
+from granular.aio.runtime.loops import HeldError, await_user, begin_task, gather, need_loop, outcome
 from granular.errors import FunctionError, GranularError
 from granular.integrations import batches
 from tests.raising import BAD, COUNT, ERRORS, OPERATIONS, WAYS, Raises

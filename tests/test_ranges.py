@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from granular.aio.ranges import cut, plan, split
+from granular.aio.stores.ranges import cut, plan, split
 from granular.errors import InvalidArgumentError
 
 RANGES = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 120)), max_size=40)

@@ -12,12 +12,12 @@ import time
 import pytest
 
 import granular
-from granular.aio.path import Path
-from granular.aio.snapshots import sharing
+from granular.aio.bags.index_cache import sharing
+from granular.aio.paths.path import Path
 from granular.aio.stores.base import Entry
-from granular.aio.stores.local import LocalStore
+from granular.aio.stores.fsspec import FsspecStore
+from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.remote import RemoteStore
-from granular.aio.stores.threaded import FsspecStore
 from granular.errors import CorruptBagError, GranularError, ObjectChangedError, UnsupportedError
 from tests.faults import FaultServer
 
@@ -140,7 +140,11 @@ class Interruption:
         for kind in (LocalStore, RemoteStore, FsspecStore):
             monkeypatch.setattr(kind, 'read', self._around(kind.read))
         monkeypatch.setattr(LocalStore, 'check_version', self._around(LocalStore.check_version))
-        monkeypatch.setattr(granular.aio.sharded, 'shards_in', self._listing(granular.aio.sharded.shards_in))
+        monkeypatch.setattr(
+            granular.aio.datasets.sharded_reader,
+            'shards_in',
+            self._listing(granular.aio.datasets.sharded_reader.shards_in),
+        )
 
     def _around(self, call):
         async def read(store, *args, **options):

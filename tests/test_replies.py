@@ -12,7 +12,7 @@ import trustme
 import uvloop
 
 import granular
-from granular.aio.limit import Pauses
+from granular.aio.http.limits import Pauses
 from granular.errors import BadReplyError, GranularError, ObjectChangedError, StoreError
 from tests.faults import DATA, FaultServer, md5_etag
 
@@ -48,7 +48,7 @@ def suffix(path, size=700):
     async def read():
         return (await path.aio.store.read(path.aio.key, -size)).data
 
-    return granular.bridge.run(read())
+    return granular.aio.runtime.bridge.run(read())
 
 
 READS = {
@@ -162,7 +162,7 @@ def test_the_checksum_that_s3_computes_by_itself_is_compared_where_it_can_be(ser
     import sys
     import types
 
-    from granular.aio import digests
+    from granular.aio.http import digests
 
     assert crc64nvme(b'123456789') == 0xAE8B14860A799888  # the check value of its definition
     module = types.ModuleType('awscrt.checksums')

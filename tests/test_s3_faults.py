@@ -23,7 +23,6 @@ import pytest
 import trustme
 
 import granular
-from granular.checksums import crc32c
 from granular.errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -35,6 +34,7 @@ from granular.errors import (
     ObjectChangedError,
     StoreError,
 )
+from granular.formats.checksums import crc32c
 from tests.credentials import AmazonKeys
 from tests.s3_faults import Answer, S3Proxy
 from tests.servers import TLSProxy
@@ -230,7 +230,7 @@ def writing_in_parts(case):
 
 
 async def publish(path, data, mine=True):
-    await granular.aio.loops.need_loop()
+    await granular.aio.runtime.loops.need_loop()
     writer = await path.store.open_writer(path.key, new=True)
     try:
         await writer.write(data)
@@ -241,7 +241,7 @@ async def publish(path, data, mine=True):
 
 
 def publishing(case, data=b'new'):
-    granular.bridge.run(publish(case.place / 'new', data))
+    granular.aio.runtime.bridge.run(publish(case.place / 'new', data))
     assert (case.direct / 'in' / 'new').read_bytes() == data
 
 
@@ -405,7 +405,7 @@ def test_a_publish_whose_reply_is_lost(request, tmp_path, store, data, faults):
             str(place / 'new'), **{**backend.options, 'endpoint_url': server.endpoint, 'config': QUICK}
         )
         server.plan('put' if data == b'new' else 'join', faults)
-        granular.bridge.run(publish(mine, data))
+        granular.aio.runtime.bridge.run(publish(mine, data))
         assert (place / 'new').read_bytes() == data
 
 
@@ -422,7 +422,7 @@ def test_what_another_writer_has_published_stays(request, tmp_path, store, data,
         (place / 'new').write_bytes(b'theirs')
         server.plan('put' if data == b'new' else 'join', faults)
         with pytest.raises(AlreadyExistsError):
-            granular.bridge.run(publish(mine, data))
+            granular.aio.runtime.bridge.run(publish(mine, data))
         assert (place / 'new').read_bytes() == b'theirs'
         assert [path.name for path in place.iterdir()] == ['new']
 
@@ -484,7 +484,7 @@ def test_a_clock_that_is_wrong_is_made_up_for(server, new_case, operation, monke
 
 @pytest.mark.parametrize('operation', OPERATIONS, ids=lambda operation: operation.__name__)
 def test_the_region_of_the_bucket_is_gone_to(server, moto, new_case, monkeypatch, operation):
-    from granular.aio.stores.s3 import S3Client
+    from granular.aio.stores.s3.store import S3Client
 
     with S3Proxy(moto.endpoint) as wrong:
         wrong.region = 'eu-west-3'
@@ -672,7 +672,7 @@ def test_without_botocore_the_extra_is_named(monkeypatch):
 
 
 def test_large_objects_are_copied_in_parts(server, new_case, monkeypatch):
-    monkeypatch.setattr('granular.aio.stores.s3copying._AT_ONCE', 5 << 20)
+    monkeypatch.setattr('granular.aio.stores.s3.copying._AT_ONCE', 5 << 20)
     for fault in ('lost', 'error'):
         for kind in ('begin', 'copy_part', 'join', 'head'):
             case = new_case(writing)
@@ -690,7 +690,7 @@ def test_a_source_that_is_replaced_while_it_is_copied(server, new_case, monkeypa
     with pytest.raises(ObjectChangedError):
         copying(case)
     assert all('x-amz-copy-source-if-match' in asked.headers for asked in server.asked if asked.kind == 'copy')
-    monkeypatch.setattr('granular.aio.stores.s3copying._AT_ONCE', 5 << 20)
+    monkeypatch.setattr('granular.aio.stores.s3.copying._AT_ONCE', 5 << 20)
     (case.direct / 'large').write_bytes(LARGE)
     server.plan('copy_part', stays=changed)
     with pytest.raises(ObjectChangedError):
@@ -703,7 +703,7 @@ def uploads(path):
     async def listed():
         return [upload.key async for upload in path.store.uploads(path.key)]
 
-    return granular.bridge.run(listed())
+    return granular.aio.runtime.bridge.run(listed())
 
 
 async def left_behind(path, size):
@@ -717,7 +717,7 @@ async def left_behind(path, size):
 def test_uploads_that_are_listed_and_dropped(server, new_case, kind):
     for fault in READING + (CARRIED_OUT if kind == 'abort' else []):
         case = new_case(writing)
-        granular.bridge.run(left_behind(case.place / 'x', 6 << 20))
+        granular.aio.runtime.bridge.run(left_behind(case.place / 'x', 6 << 20))
         server.plan(kind, [fault])
         assert [(left.kind, left.size) for left in granular.clean(case.place, older=0, remove=True)] == [
             ('upload', 5 << 20)
@@ -725,7 +725,7 @@ def test_uploads_that_are_listed_and_dropped(server, new_case, kind):
         assert uploads(case.direct) == []
     for fault in READING + STAYING:
         case = new_case(writing, config=IMPATIENT)
-        granular.bridge.run(left_behind(case.place / 'x', 6 << 20))
+        granular.aio.runtime.bridge.run(left_behind(case.place / 'x', 6 << 20))
         server.plan(kind, stays=fault)
         if kind == 'abort' and fault == 'cut':  # of no body
             granular.clean(case.place, older=0, remove=True)

@@ -4,10 +4,12 @@ import datetime
 
 import pytest
 
-from granular.aio.http1 import Head, http_date
-from granular.aio.stores import endpoints, s3options, s3replies
-from granular.aio.stores.s3replies import Listing
-from granular.aio.transport import Answer
+from granular.aio.http.messages import Head, http_date
+from granular.aio.http.transport import Answer
+from granular.aio.stores import endpoints
+from granular.aio.stores.s3 import options as s3options
+from granular.aio.stores.s3 import replies as s3replies
+from granular.aio.stores.s3.replies import Listing
 from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, StoreError
 
 NAME = 's3://bucket/in'

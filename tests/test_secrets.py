@@ -14,11 +14,11 @@ from google.oauth2.credentials import Credentials
 
 import granular
 from granular import aio, cli
-from granular.aio.http1 import Target
-from granular.aio.loops import need_loop
-from granular.bridge import run
+from granular._redact import hidden, redact
+from granular.aio.http.messages import Target
+from granular.aio.runtime.bridge import run
+from granular.aio.runtime.loops import need_loop
 from granular.errors import GranularError
-from granular.hiding import hidden, redact
 from tests.faults import FaultServer
 
 KEY, SECRET, TOKEN = 'AKIAPLANTEDKEY', 'plantedsecret', 'plantedsessiontoken'

@@ -16,8 +16,8 @@ import pytest
 
 import granular
 from granular import aio
-from granular.aio.loops import Lock
-from granular.bridge import run
+from granular.aio.runtime.bridge import run
+from granular.aio.runtime.loops import Lock
 from granular.errors import GranularError
 
 COUNT = 640
@@ -303,7 +303,7 @@ LOOPS = """
 import asyncio, gc, json, os, sys, weakref
 import granular
 from granular import aio
-from granular.bridge import run
+from granular.aio.runtime.bridge import run
 place = aio.Path(sys.argv[1], **json.loads(sys.argv[2]))
 if sys.argv[3] == 'uvloop':
     import uvloop

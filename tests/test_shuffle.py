@@ -110,8 +110,8 @@ async def test_blocks_are_read_once_by_several_batches_at_a_time(shards):
 
 
 async def test_a_buffer_that_is_too_small_reads_again(shards, caplog):
-    from granular.aio.pipeline.blocks import BlockBuffer
-    from granular.aio.pipeline.nodes import Wrapped
+    from granular.aio.pipeline.nodes.base import Wrapped
+    from granular.aio.pipeline.nodes.blocks import BlockBuffer
 
     async with aio.ShardedDatasetReader(shards, granular.decoders) as reader:
         buffer = BlockBuffer(Wrapped(reader), 50, memory=100_000)

@@ -7,10 +7,10 @@ import pytest
 import trustme
 
 import granular
-from granular.aio import tls
-from granular.aio.loops import need_loop
-from granular.aio.stores.gcs import GCSStore
-from granular.bridge import run
+from granular.aio.http import tls
+from granular.aio.runtime.bridge import run
+from granular.aio.runtime.loops import need_loop
+from granular.aio.stores.gcs.store import GCSStore
 from granular.errors import GranularError, InvalidArgumentError, StoreError
 from tests.faults import DATA, FaultServer
 from tests.servers import TLSProxy

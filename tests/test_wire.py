@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import granular
-from granular.aio.http1 import Chunks, ProtocolError, Target, parse
-from granular.aio.wire import Exchange, Sink
+from granular.aio.http.connection import Exchange, Sink
+from granular.aio.http.messages import Chunks, ProtocolError, Target, parse
 from granular.errors import BadReplyError, InvalidArgumentError, StoreTimeoutError
 from tests.faults import DATA, FaultServer
 

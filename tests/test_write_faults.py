@@ -18,10 +18,7 @@ KINDS = {
     'shards': (10, ('lost', 'html')),  # each shard is written as a dataset is
 }
 CASES = [
-    (store, kind, fault)
-    for store in ('moto', 'fakegcs')
-    for kind, (_, faults) in KINDS.items()
-    for fault in faults
+    (store, kind, fault) for store in ('moto', 'fakegcs') for kind, (_, faults) in KINDS.items() for fault in faults
 ]
 
 

@@ -2,37 +2,38 @@
 
 from typing import TYPE_CHECKING
 
+from granular._lazy import later
 from granular.aio import sources
-from granular.aio.bag import BagReader
-from granular.aio.bagwriter import BagWriter
-from granular.aio.checkpoints import load_state, save_state
-from granular.aio.cleaning import clean
-from granular.aio.dataset import DatasetReader
-from granular.aio.datasetwriter import DatasetWriter
-from granular.aio.loader import Loader
-from granular.aio.loops import aclose
-from granular.aio.path import Path
-from granular.aio.pipeline.dataloader import DataLoader
-from granular.aio.pipeline.iterdataset import DatasetIterator, IterDataset
-from granular.aio.pipeline.mapdataset import MapDataset
-from granular.aio.sharded import ShardedDatasetReader
-from granular.aio.shardedwriter import ShardedDatasetWriter
-from granular.aio.verifying import verify
-from granular.extras import later
+from granular.aio.bags.reader import BagReader
+from granular.aio.bags.writer import BagWriter
+from granular.aio.datasets.clean import clean
+from granular.aio.datasets.reader import DatasetReader
+from granular.aio.datasets.sharded_reader import ShardedDatasetReader
+from granular.aio.datasets.sharded_writer import ShardedDatasetWriter
+from granular.aio.datasets.verify import verify
+from granular.aio.datasets.writer import DatasetWriter
+from granular.aio.loader.checkpoints import load_state, save_state
+from granular.aio.loader.loader import Loader
+from granular.aio.paths.path import Path
+from granular.aio.pipeline.data_loader import DataLoader
+from granular.aio.pipeline.iter_dataset import DatasetIterator, IterDataset
+from granular.aio.pipeline.map_dataset import MapDataset
+from granular.aio.runtime.loops import aclose
 
 if TYPE_CHECKING:
-    from granular.aio.caches.memorysource import InMemoryDataSource
-    from granular.aio.caches.rediscache import RedisCache
-    from granular.aio.caches.sharedcache import SharedMemoryCache
-    from granular.aio.converting import convert
+    from granular.aio.caches.memory_source import InMemoryDataSource
+    from granular.aio.caches.redis_cache import RedisCache
+    from granular.aio.caches.shared_cache import SharedMemoryCache
+    from granular.aio.convert.convert import convert
     from granular.aio.datasources import (
         ArrayRecordDataSource,
         ParquetDataSource,
         ParquetIterDataset,
         WebDatasetDataSource,
     )
-    from granular.aio.fields import FieldDataset, FieldWrapper
-    from granular.aio.fieldwrappers import (
+    from granular.aio.fields.fields import FieldDataset, FieldWrapper
+    from granular.aio.fields.mode_wrapper import ModeWrapper
+    from granular.aio.fields.wrappers import (
         ClassFilterWrapper,
         FieldConcat,
         OversamplingWrapper,
@@ -41,8 +42,7 @@ if TYPE_CHECKING:
         ShuffleWrapper,
         SubsetWrapper,
     )
-    from granular.aio.localcopies import copy_to_local
-    from granular.aio.modewrapper import ModeWrapper
+    from granular.aio.transfer.local_copy import copy_to_local
 
 __all__ = [
     'ArrayRecordDataSource',
@@ -88,19 +88,19 @@ if not TYPE_CHECKING:
     __getattr__ = later(
         __name__,
         {
-            'granular.aio.caches.memorysource': 'InMemoryDataSource',
-            'granular.aio.caches.rediscache': 'RedisCache',
-            'granular.aio.caches.sharedcache': 'SharedMemoryCache',
-            'granular.aio.converting': 'convert',
+            'granular.aio.caches.memory_source': 'InMemoryDataSource',
+            'granular.aio.caches.redis_cache': 'RedisCache',
+            'granular.aio.caches.shared_cache': 'SharedMemoryCache',
+            'granular.aio.convert.convert': 'convert',
             'granular.aio.datasources': (
                 'ArrayRecordDataSource ParquetDataSource ParquetIterDataset WebDatasetDataSource'
             ),
-            'granular.aio.fields': 'FieldDataset FieldWrapper',
-            'granular.aio.fieldwrappers': (
+            'granular.aio.fields.fields': 'FieldDataset FieldWrapper',
+            'granular.aio.fields.wrappers': (
                 'ClassFilterWrapper FieldConcat OversamplingWrapper PercentFilterWrapper '
                 'RepeatWrapper ShuffleWrapper SubsetWrapper'
             ),
-            'granular.aio.localcopies': 'copy_to_local',
-            'granular.aio.modewrapper': 'ModeWrapper',
+            'granular.aio.transfer.local_copy': 'copy_to_local',
+            'granular.aio.fields.mode_wrapper': 'ModeWrapper',
         },
     )

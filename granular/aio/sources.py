@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular.aio.pipeline.elements import Element, name_of
-from granular.aio.pipeline.nodes import Several, Shuffle, Wrapped
-from granular.aio.pipeline.source import Ints, Node, Source, convert, length_of, steps_of
-from granular.aio.threads import offload
+from granular.aio.pipeline.nodes.base import Several, Shuffle, Wrapped
+from granular.aio.pipeline.nodes.elements import Element, name_of
+from granular.aio.pipeline.nodes.source import Ints, Node, Source, convert, length_of, steps_of
+from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError
 from granular.shuffle import Order, Permutation, Sequential
 

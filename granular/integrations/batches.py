@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from granular.aio.loops import call_user
-from granular.aio.pipeline.ahead import END
+from granular.aio.execution.prefetch import END
+from granular.aio.runtime.loops import call_user
 from granular.errors import InvalidArgumentError
 
 

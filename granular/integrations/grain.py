@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from granular.aio.pipeline.elements import stack
+from granular._lazy import need
+from granular.aio.pipeline.nodes.elements import stack
 from granular.errors import InvalidArgumentError, OutOfRangeError
-from granular.extras import need
 
 MapDataset: Any = need('grain', 'grain').MapDataset
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from granular._lazy import need
 from granular.errors import DatapointError, InvalidArgumentError
-from granular.extras import need
 from granular.integrations import batches as core
 
 jax = need('jax', 'jax')

@@ -12,10 +12,10 @@ import dataclasses
 import inspect
 from typing import Any
 
+from granular._lazy import need
 from granular.aio.pipeline.transforms import ShardByJaxProcess
-from granular.checkpoints import load_state, save_state
 from granular.errors import InvalidArgumentError
-from granular.extras import need
+from granular.sync.checkpoints import load_state, save_state
 
 ocp = need('orbax.checkpoint', 'orbax')
 _Handler: Any = ocp.CheckpointHandler

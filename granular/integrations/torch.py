@@ -7,13 +7,13 @@ each batch at once, by ``__getitems__``.
 from collections.abc import Mapping
 from typing import Any
 
-from granular.aio.pipeline.iterdataset import IterOperations
-from granular.aio.pipeline.operations import MapOperations
+from granular._lazy import need
+from granular.aio.pipeline.iter_dataset import IterOperations
+from granular.aio.pipeline.nodes.operations import MapOperations
 from granular.aio.pipeline.transforms import ReadOptions, ShardByTorchRank, ShardOptions
 from granular.errors import InvalidArgumentError, StateError
-from granular.extras import need
 from granular.integrations import batches as core
-from granular.mapdataset import DatasetIterator, IterDataset
+from granular.sync.pipeline import DatasetIterator, IterDataset
 
 torch = need('torch', 'torch')
 data = need('torch.utils.data', 'torch')

@@ -16,11 +16,13 @@ import msgpack
 import numpy as np
 
 import granular
-from granular import aio, checksums, layout
-from granular.aio import http1, snapshots
-from granular.aio.http1 import ProtocolError
-from granular.bridge import run
+from granular import aio
+from granular.aio.bags import index_cache as snapshots
+from granular.aio.http import messages as http1
+from granular.aio.http.messages import ProtocolError
+from granular.aio.runtime.bridge import run
 from granular.errors import GranularError
+from granular.formats import checksums, layout
 
 Target = Callable[[bytes], None]
 TYPES = {'a': 'int', 'b': 'utf8[]', 'c': 'bytes'}

@@ -7,18 +7,18 @@ from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
-from granular.aio.bag import BagReader
-from granular.aio.dataset import DatasetReader
-from granular.aio.indexing import index_of, indices_of
-from granular.aio.lifecycle import Opened
-from granular.aio.pipeline.elements import method_of, name_of
-from granular.aio.pipeline.rendering import fingerprint as stages
-from granular.aio.pipeline.source import Failure, convert, length_of, map_in_threads
-from granular.aio.reply import counters
-from granular.aio.sharded import ShardedDatasetReader
+from granular.aio.bags.reader import BagReader
+from granular.aio.datasets.reader import DatasetReader
+from granular.aio.datasets.sharded_reader import ShardedDatasetReader
+from granular.aio.http.reply import counters
+from granular.aio.pipeline.describe import fingerprint as stages
+from granular.aio.pipeline.nodes.elements import method_of, name_of
+from granular.aio.pipeline.nodes.source import Failure, convert, length_of, map_in_threads
+from granular.aio.runtime.lifecycle import Opened
 from granular.config import MiB
 from granular.errors import EncodeError, InvalidArgumentError
-from granular.values import decode, encode
+from granular.formats.serialization import decode, encode
+from granular.indexing import index_of, indices_of
 
 Function = Callable[[Any], Any] | Any
 _NONE: Final = encode(None)

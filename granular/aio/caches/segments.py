@@ -15,7 +15,7 @@ from collections.abc import Callable
 from multiprocessing.util import Finalize
 from typing import Final, NamedTuple
 
-from granular.aio.stores.locks import is_at, lock
+from granular.aio.stores.local.locks import is_at, lock
 from granular.errors import AccessDeniedError, AlreadyExistsError, InvalidArgumentError, NotFoundError, StoreError
 
 FOLDER: Final = '/dev/shm' if os.path.isdir('/dev/shm') else tempfile.gettempdir()

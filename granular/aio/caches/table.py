@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from granular.aio.caches.segments import Segment, attach, create, path_of
-from granular.aio.stores.locks import RangeLocks
+from granular.aio.stores.local.locks import RangeLocks
 from granular.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, StoreError, UnsupportedError
 
 _MAGIC: Final = int.from_bytes(b'grcache1', 'little')

@@ -1,8 +1,8 @@
 """Sources in the formats of others, asynchronous."""
 
-from granular.aio.datasources.arrayrecord import ArrayRecordDataSource
-from granular.aio.datasources.parquet import ParquetDataSource
-from granular.aio.datasources.parquetstream import ParquetIterDataset
-from granular.aio.datasources.tar import WebDatasetDataSource
+from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource
+from granular.aio.datasources.parquet.source import ParquetDataSource
+from granular.aio.datasources.parquet.stream import ParquetIterDataset
+from granular.aio.datasources.webdataset.source import WebDatasetDataSource
 
 __all__ = ['ArrayRecordDataSource', 'ParquetDataSource', 'ParquetIterDataset', 'WebDatasetDataSource']

@@ -7,10 +7,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular.aio.loops import call_user
-from granular.aio.pipeline.nodes import ENDLESS
-from granular.aio.pipeline.source import Ints, Node, Source
+from granular.aio.pipeline.nodes.base import ENDLESS
+from granular.aio.pipeline.nodes.source import Ints, Node, Source
 from granular.aio.pipeline.transforms import NoSharding, ShardOptions
+from granular.aio.runtime.loops import call_user
 from granular.errors import InvalidArgumentError, OutOfRangeError
 from granular.shuffle import permute
 

@@ -32,7 +32,7 @@ def resolve(place: Any, config: IOConfig, options: Mapping[str, Any]) -> tuple[S
         if isinstance(place, os.PathLike):
             place = os.fsdecode(place)
         elif all(hasattr(place, name) for name in _FOREIGN):
-            from granular.aio.stores.threaded import ForeignStore
+            from granular.aio.stores.fsspec import ForeignStore
 
             # Its folder is the store, so that the place itself has a name, and others beside it.
             folder = place.parent if place.name and str(place.parent) != str(place) else place
@@ -41,7 +41,7 @@ def resolve(place: Any, config: IOConfig, options: Mapping[str, Any]) -> tuple[S
             raise InvalidArgumentError(f'want an address or a path, got {type(place).__name__}')
     match = _URL.fullmatch(place)
     if match is None or match[1].lower() == 'file':
-        from granular.aio.stores.local import LocalStore
+        from granular.aio.stores.local.store import LocalStore
 
         if options:
             raise InvalidArgumentError(f'{place}: a local path takes no storage options, got {sorted(options)}')
@@ -56,11 +56,11 @@ def resolve(place: Any, config: IOConfig, options: Mapping[str, Any]) -> tuple[S
         key = key.strip('/') if scheme.startswith('http') else key.rstrip('/')
     match scheme:
         case 's3' | 's3a':
-            from granular.aio.stores.s3 import S3Store
+            from granular.aio.stores.s3.store import S3Store
 
             return S3Store(f's3://{root}', config, options), key
         case 'gs' | 'gcs':
-            from granular.aio.stores.gcs import GCSStore
+            from granular.aio.stores.gcs.store import GCSStore
 
             return GCSStore(f'gs://{root}', config, options), key
         case 'http' | 'https':
@@ -68,7 +68,7 @@ def resolve(place: Any, config: IOConfig, options: Mapping[str, Any]) -> tuple[S
 
             return HTTPStore(f'{scheme}://{root}', config, options), key
         case _:
-            from granular.aio.stores.threaded import FsspecStore, fsspec_root
+            from granular.aio.stores.fsspec import FsspecStore, fsspec_root
 
             base = fsspec_root(place)
             return FsspecStore(base, config, options), f'{scheme}://{rest}'.removeprefix(base).strip('/')

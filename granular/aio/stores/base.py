@@ -9,11 +9,11 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from granular.aio.loops import gather, need_loop
-from granular.aio.reply import Reply
+from granular._redact import protect, without_user
+from granular.aio.http.reply import Reply
+from granular.aio.runtime.loops import gather, need_loop
 from granular.config import IOConfig, Merge, MiB, store_defaults
 from granular.errors import InvalidArgumentError, UnsupportedError
-from granular.hiding import protect, without_user
 
 _WINDOW: Final = 16 * MiB  # read at a time beside the memory that it goes into
 _SECRET: Final = re.compile(r'key|secret|token|pass|cred|auth|sas|sign|conn|header|user', re.IGNORECASE)
@@ -89,7 +89,7 @@ class Kept:
     Attributes:
       size: its bytes.
       version: as that of ``Stat``.
-      digests: its checksums by kind (:mod:`granular.aio.digests`), as far as the store has any.
+      digests: its checksums by kind (:mod:`granular.aio.http.digests`), as far as the store has any.
     """
 
     size: int

@@ -5,14 +5,14 @@ import html.parser
 import urllib.parse
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from granular.aio.http1 import http_date, shown
+from granular._redact import hidden
+from granular.aio.http.messages import http_date, shown
+from granular.aio.http.transport import Answer, Outgoing
+from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import Entry, Stat
 from granular.aio.stores.remote import Client, RemoteStore
-from granular.aio.threads import offload
-from granular.aio.transport import Answer, Outgoing
 from granular.config import MiB
 from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, OutOfRangeError, StoreError
-from granular.hiding import hidden
 
 _LARGEST_PAGE = 16 * MiB
 

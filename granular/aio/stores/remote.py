@@ -9,20 +9,20 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
-from granular.aio import ranges
-from granular.aio.http1 import Target
-from granular.aio.loops import Scope, gather, peek_scope, scope
-from granular.aio.memory import Space, blank
-from granular.aio.reply import Reply, changed, stands_in
+from granular.aio.http.buffers import Space, blank
+from granular.aio.http.messages import Target
+from granular.aio.http.reply import Reply, changed, stands_in
+from granular.aio.http.tls import verify_of
+from granular.aio.http.transport import Ail, Answer, Outgoing, Transport
+from granular.aio.runtime.loops import Scope, gather, peek_scope, scope
+from granular.aio.runtime.threads import offload
+from granular.aio.stores import ranges
 from granular.aio.stores.base import Request, Store
-from granular.aio.threads import offload
-from granular.aio.tls import verify_of
-from granular.aio.transport import Ail, Answer, Outgoing, Transport
 from granular.config import IOConfig
 from granular.errors import BadReplyError
 
 if TYPE_CHECKING:
-    from granular.aio.stores.blockcache import BlockCache
+    from granular.aio.stores.block_cache.cache import BlockCache
 
 # A signature of S3 is good for 15 minutes; a token is renewed some minutes before its end.
 _SIGNED_FOR: Final = 240.0
@@ -179,7 +179,7 @@ class RemoteStore(Store, Generic[C]):
         client = await self.client()
         reply = await client.read(key, self.url(key), start, stop, version)
         if reply.version is not None and self.config.cache_dir:
-            from granular.aio.stores.blockcache import note
+            from granular.aio.stores.block_cache.cache import note
 
             note(self.fingerprint, key, reply.version, reply.size)
         return reply
@@ -197,7 +197,7 @@ class RemoteStore(Store, Generic[C]):
         """Where blocks are kept on the local disk, if they are."""
         if not self.config.cache_dir:
             return None
-        from granular.aio.stores.blockcache import cache_of
+        from granular.aio.stores.block_cache.cache import cache_of
 
         return cache_of(self.config)
 

@@ -1,0 +1,1 @@
+"""Bags: records one after the other, with a table of their limits."""

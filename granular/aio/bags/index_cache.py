@@ -1,0 +1,259 @@
+"""What is learned of a dataset when it is opened, kept on the local disk, so that it is opened without a request.
+
+One file per dataset (or per sharded dataset, for all of its shards): a checksum, a head in msgpack and the tables of
+limits behind it, which are mapped into memory, so that processes of one machine share them. What is kept is bound to
+the versions of the objects: a bag that was replaced since answers its first read with another version, which is an
+ObjectChangedError, and the file is removed. A place whose objects have no versions is never kept.
+
+A file is used only if its head names the file itself, whose name is a digest of the store, its server and the key. The
+folder and its files are readable by their user alone.
+"""
+
+import contextlib
+import contextvars
+import hashlib
+import logging
+import mmap
+import os
+import secrets
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from granular.aio.paths.path import Path
+from granular.aio.runtime.threads import offload
+from granular.aio.stores.private import open_file, open_folder
+from granular.errors import GranularError
+from granular.formats.layout import check_limits
+
+Ints = NDArray[np.int64]
+T = TypeVar('T')
+
+logger = logging.getLogger('granular')
+
+_MAGIC: Final = b'granular-index-3'
+_SUM: Final = len(_MAGIC) + 8  # from where on all is in the checksum
+_HEAD: Final = _SUM + 8
+
+
+sharing: contextvars.ContextVar[bool] = contextvars.ContextVar('sharing', default=False)
+"""Whether what is pickled goes to a worker process of this machine, so that readers take their indices along."""
+
+
+class BagState(NamedTuple):
+    """An opened bag.
+
+    Attributes:
+      version: 1, 2 or 3.
+      size: bytes of records and table.
+      datasize: bytes of records.
+      pin: the version of the object that has the records.
+      limits: where records begin and end.
+    """
+
+    version: int
+    size: int
+    datasize: int
+    pin: str
+    limits: Ints
+
+
+class FolderState(NamedTuple):
+    """An opened dataset.
+
+    Attributes:
+      spec: the content of ``spec.json``.
+      bags: by name, ``'refs'`` among them in the refs layout.
+    """
+
+    spec: bytes
+    bags: Mapping[str, BagState]
+
+
+class Snapshot:
+    """What is kept of a dataset; of a sharded one, by the name of the shard.
+
+    Args:
+      file: where it is kept.
+      folders: by name; that of a dataset without shards is empty.
+    """
+
+    def __init__(self, file: str, folders: Mapping[str, FolderState]) -> None:
+        self._file = file
+        self.folders = folders
+
+    @classmethod
+    async def load(cls, directory: Path) -> 'Snapshot | None':
+        """What is kept of a dataset, if its store has an index cache and it was opened before."""
+        file = place_of(directory)
+        if file is None:
+            return None
+        folders = await offload(_load, file, f'{directory}')
+        if folders is None:
+            return None
+        if directory.store.config.cache_dir:
+            from granular.aio.stores.block_cache.cache import doubt
+
+            # With both caches, nothing else would ask whether the dataset is still the same.
+            doubt(directory.store.fingerprint, directory.key)
+        return cls(file, folders)
+
+    @staticmethod
+    async def save(directory: Path, folders: Mapping[str, FolderState]) -> None:
+        """Keep what is known of a dataset. A cache that cannot be written is a warning, not an error."""
+        file = place_of(directory)
+        if file is None:
+            return
+        if all(bag.pin for folder in folders.values() for bag in folder.bags.values()):
+            try:
+                await offload(_save, file, f'{directory}', folders)
+            except GranularError:
+                raise  # the folder belongs to another user
+            except OSError as error:
+                logger.warning('the index of %s is not kept: %s', f'{directory}', error)
+
+    async def forget(self) -> None:
+        """It is of what was there before."""
+        await offload(_remove, self._file)
+
+
+def place_of(directory: Path) -> str | None:
+    """The file that keeps what is known of a place; None if its store has no index cache."""
+    store = directory.store
+    cache = store.config.index_cache
+    if not cache or store.local:
+        return None
+    name = hashlib.sha256(repr((store.fingerprint, directory.key)).encode()).hexdigest()
+    return os.path.join(os.path.expanduser(cache), f'{name[:40]}.index')
+
+
+def recall(file: str, name: str, parse: Callable[[Any, Ints], T]) -> T | None:
+    """What ``keep`` wrote of a place; None if there is nothing, or it is damaged, which is logged.
+
+    Args:
+      parse: makes it of the head and the numbers; what it raises means damage.
+
+    Raises:
+      AccessDeniedError: if the folder belongs to another user.
+    """
+    try:
+        folder = open_folder(os.path.dirname(file))
+    except GranularError:
+        raise  # the folder belongs to another user
+    except OSError as error:
+        logger.warning('%s: the index of %s is not used: %s', file, name, error)
+        return None
+    try:
+        fd = open_file(os.path.basename(file), os.O_RDONLY, folder)
+        try:
+            view = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
+        finally:
+            os.close(fd)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        logger.warning('%s: the index of %s is not used: %s', file, name, error)
+        return None
+    finally:
+        os.close(folder)
+    try:
+        if bytes(view[: len(_MAGIC)]) != _MAGIC:
+            raise ValueError('it begins otherwise')
+        if int.from_bytes(view[len(_MAGIC) : _SUM], 'little') != zlib.crc32(view[_SUM:]):
+            raise ValueError('it is not what was written')
+        start = _HEAD + int.from_bytes(view[_SUM:_HEAD], 'little')
+        owner, shown, rows = msgpack.unpackb(view[_HEAD:start], strict_map_key=False)
+        if (owner, shown) != (os.path.basename(file), name):
+            raise ValueError(f'it is of {shown}')
+        tables = np.frombuffer(view[-(-start // 8) * 8 :], '<i8')
+        return parse(rows, tables)
+    except Exception as error:
+        # Whatever is wrong with it, the store knows better.
+        logger.warning('%s: the index of %s is not used: %s', file, name, error)
+        _remove(file)
+        return None
+
+
+def _load(file: str, name: str) -> dict[str, FolderState] | None:
+    return recall(file, name, _folders)
+
+
+def _folders(rows: Any, tables: Ints) -> dict[str, FolderState]:
+    return {
+        folder: FolderState(bytes(spec), {key: _bag_state(row, tables) for key, row in bags.items()})
+        for folder, (spec, bags) in rows.items()
+    }
+
+
+def _bag_state(row: Sequence[Any], tables: Ints) -> BagState:
+    version, size, datasize, pin, start, count = row
+    if not all(type(number) is int and number >= 0 for number in (version, size, datasize, start, count)):
+        raise ValueError(f'{row!r:.80} is no bag')
+    if type(pin) is not str or version not in (1, 2, 3) or datasize > size:
+        raise ValueError(f'{row!r:.80} is no bag')
+    if not 0 < count <= len(tables) - start or tables[start]:
+        raise ValueError(f'there is no table at {start}')
+    return BagState(version, size, datasize, pin, check_limits(tables[start : start + count], datasize, 'it'))
+
+
+def _save(file: str, name: str, folders: Mapping[str, FolderState]) -> None:
+    rows: dict[str, tuple[bytes, dict[str, tuple[Any, ...]]]] = {}
+    tables: list[Ints] = []
+    at = 0
+    for folder, (spec, bags) in folders.items():
+        kept = {}
+        for key, bag in bags.items():
+            kept[key] = (*bag[:4], at, len(bag.limits))
+            tables.append(bag.limits)
+            at += len(bag.limits)
+        rows[folder] = spec, kept
+    keep(file, name, rows, tables)
+
+
+def keep(file: str, name: str, rows: Any, tables: Sequence[Ints]) -> None:
+    """Keep what is known of a place: a head, of what msgpack takes, and numbers behind it."""
+    target = os.path.basename(file)
+    head = msgpack.packb((target, name, rows))
+    draft = f'{target}.{secrets.token_hex(4)}.tmp'
+    folder = open_folder(os.path.dirname(file))
+    try:
+        _write_draft(open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder), head, tables)
+        os.replace(draft, target, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft, dir_fd=folder)
+        raise
+    finally:
+        os.close(folder)
+
+
+def _write_draft(fd: int, head: bytes, tables: Sequence[Ints]) -> None:
+    with open(fd, 'wb') as opened:
+        front = len(head).to_bytes(8, 'little') + head
+        front += bytes(-(_SUM + len(front)) % 8)
+        opened.write(_MAGIC + bytes(_SUM - len(_MAGIC)) + front)
+        total = _write(opened, tables, zlib.crc32(front))
+        opened.seek(len(_MAGIC))
+        opened.write(total.to_bytes(_SUM - len(_MAGIC), 'little'))
+
+
+def _write(opened: Any, tables: Sequence[Ints], total: int) -> int:
+    """Write tables; the checksum of all, given that of what came before."""
+    for table in tables:
+        data = memoryview(np.ascontiguousarray(table, '<i8').data).cast('B')
+        opened.write(data)
+        total = zlib.crc32(data, total)
+    return total
+
+
+def _remove(file: str) -> None:
+    try:
+        os.unlink(file)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        logger.warning('%s: not removed: %s', file, error)

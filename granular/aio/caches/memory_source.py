@@ -1,0 +1,163 @@
+"""Elements in shared memory: placed there once, and read by any process of the machine that knows their name."""
+
+import contextlib
+import mmap
+import os
+import secrets
+import struct
+from collections.abc import Sequence
+from typing import Any, Final, SupportsIndex
+
+import numpy as np
+
+from granular.aio.caches.segments import attach, create, path_of
+from granular.errors import ClosedError, CorruptError, DecodeError, EncodeError, InvalidArgumentError
+from granular.formats.checksums import crc32c
+from granular.formats.serialization import decode, encode
+from granular.indexing import Ints, index_of, indices_of
+
+_MAGIC: Final = b'granular-data-1\n'
+_HEAD: Final = struct.Struct('<16sQI4x')  # magic, elements, checksum of all; behind it where each record ends
+_BUFFER: Final = 1 << 20
+
+
+class InMemoryDataSource:
+    """Elements that are in memory once for all processes of the machine; this class serves both faces.
+
+    ``InMemoryDataSource(elements, name='digits')`` places them there, ``InMemoryDataSource(name='digits')`` attaches to
+    them from any process of the same user. It pickles to its name. Who made it owns it: the name and, once nobody reads
+    it any more, the memory are gone when the owner is closed, unlinked or collected, or ends. If the owner is killed,
+    they are removed by the next process that makes such a thing. Who is attached never removes anything.
+
+    Memory: the bytes of the elements and 8 for each, in ``/dev/shm``.
+
+    Args:
+      elements: a sequence. An element is None, a bool, an int, a float, a complex, a str, bytes, a numpy array, or a
+        list, tuple or dict of these. What comes back is a copy that belongs to the caller; arrays are writable.
+      name: 1 to 160 of ``A-Z a-z 0-9 _ . -``; one that nobody has if it is not given.
+
+    Raises:
+      EncodeError: for an element that is none of these. There is no pickle, as it would run what others wrote.
+      AlreadyExistsError: if the name is taken.
+      NotFoundError: without elements, if there are none of that name.
+      StoreError: if there is no room.
+    """
+
+    def __init__(self, elements: Sequence[Any] | None = None, *, name: str | None = None) -> None:
+        if elements is None and name is None:
+            raise InvalidArgumentError('want elements, or the name of some that are there')
+        self._chosen = name is not None
+        self._name = secrets.token_hex(8) if name is None else name
+        path = path_of('data', self._name)
+        segment = attach(path) if elements is None else create(path, lambda fd: _fill(fd, elements))
+        self._holder = segment.holder
+        try:
+            if not os.fstat(segment.fd).st_size:  # which cannot be mapped
+                raise CorruptError(f'{path}: is empty')
+            self._map = mmap.mmap(segment.fd, 0, access=mmap.ACCESS_READ)
+            self._ends, self._sum = _index(self._map, path)
+        except BaseException:
+            if self._holder is not None:
+                self._holder.release()
+            raise
+        finally:
+            os.close(segment.fd)
+        self._length = len(self._ends) - 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attached, (self._name, self._chosen)
+
+    def __repr__(self) -> str:
+        # For the state of a pipeline: the same in every process, and of other elements another one.
+        name = f'name={self._name!r}, ' if self._chosen else ''
+        return f'InMemoryDataSource({name}len={self._length}, crc32c={self._sum:08x})'
+
+    @property
+    def name(self) -> str:
+        """What other processes attach by."""
+        return self._name
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        return self._read(index_of(index, self._length, repr(self)))
+
+    def fetch(self, indices: Any) -> list[Any]:
+        """The elements at many indices, in the order asked; negative ones count from the end."""
+        return [self._read(place) for place in indices_of(indices, self._length, repr(self)).tolist()]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        # By this name PyTorch's loaders ask for a batch.
+        return self.fetch(indices)
+
+    def _getitems(self, indices: Sequence[int]) -> list[Any]:
+        # By this name Grain's loaders ask for a batch.
+        return self.fetch(indices)
+
+    def _read(self, place: int) -> Any:
+        try:
+            record = self._map[self._ends[place] : self._ends[place + 1]]
+        except ValueError as error:
+            raise ClosedError(f'{self!r} is closed') from error
+        try:
+            return decode(record)
+        except DecodeError as error:
+            raise CorruptError(f'{self!r}: element {place}: {error}') from error
+
+    def unlink(self) -> None:
+        """As the owner, remove the name: nobody can attach any more, and who is attached reads on."""
+        if self._holder is not None:
+            self._holder.unlink()
+
+    def close(self) -> None:
+        """Let go of the memory, and as the owner remove the name; more than once is no error."""
+        if self._holder is not None:
+            self._holder.release()
+        self._map.close()
+
+    def __enter__(self) -> 'InMemoryDataSource':
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _attached(name: str, chosen: bool) -> InMemoryDataSource:
+    source = InMemoryDataSource(name=name)
+    source._chosen = chosen
+    return source
+
+
+def _fill(fd: int, elements: Sequence[Any]) -> None:
+    count = len(elements)
+    ends = np.zeros(count + 1, '<i8')
+    at = ends[0] = _HEAD.size + ends.nbytes
+    total = 0
+    with contextlib.closing(os.fdopen(os.dup(fd), 'wb', _BUFFER)) as file:
+        file.seek(at)
+        for i in range(count):
+            try:
+                record = encode(elements[i])
+            except EncodeError as error:
+                raise EncodeError(f'element {i}: {error}') from error
+            total = crc32c(record, total)
+            file.write(record)
+            at += len(record)
+            ends[i + 1] = at
+        file.seek(0)
+        file.write(_HEAD.pack(_MAGIC, count, crc32c(ends.tobytes(), total)))
+        file.write(ends.tobytes())
+
+
+def _index(data: mmap.mmap, path: str) -> tuple[Ints, int]:
+    """Where records begin and end, and the checksum of all."""
+    if len(data) < _HEAD.size:
+        raise CorruptError(f'{path}: {len(data)} bytes are no elements')
+    magic, count, total = _HEAD.unpack_from(data)
+    if magic != _MAGIC or count >= len(data) // 8:
+        raise CorruptError(f'{path}: begins as no elements do')
+    ends = np.frombuffer(data[_HEAD.size : _HEAD.size + 8 * (count + 1)], '<i8')
+    if ends[0] != _HEAD.size + 8 * (count + 1) or ends[-1] != len(data) or (np.diff(ends) < 0).any():
+        raise CorruptError(f'{path}: its {count} elements are not those of {len(data)} bytes')
+    return ends, total

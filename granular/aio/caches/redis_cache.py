@@ -1,0 +1,347 @@
+"""A cache in a Redis server, which several machines share."""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import secrets
+import time
+import urllib.parse
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from granular._lazy import need
+from granular.aio.caches.base import Cache, Function, is_record
+from granular.aio.runtime.loops import scope
+from granular.errors import GranularError, InvalidArgumentError
+from granular.formats.checksums import seal
+
+T = TypeVar('T')
+
+logger = logging.getLogger('granular')
+
+VARIABLE: Final = 'GRANULAR_REDIS_URL'
+_DEFAULT: Final = 'redis://localhost:6379/0'
+_NAMESPACE: Final = re.compile(r'[^\s:*?\[\]]{1,200}')
+_MAGIC: Final = b'grv2'
+_HEAD: Final = len(_MAGIC) + 8
+_POLL: Final = 0.02  # seconds between two looks for what others are reading
+_COUNTERS: Final = ('hits', 'misses', 'waited', 'bypassed', 'damaged', 'not_kept', 'errors')
+# A lock is given back by who has it, and by nobody whose time ran out.
+_UNLOCK: Final = """
+for i, key in ipairs(KEYS) do
+    if redis.call('GET', key) == ARGV[1] then redis.call('DEL', key) end
+end
+"""
+
+
+class RedisCache(Cache):
+    """The values of a source, each read below once for all machines that use the same Redis server.
+
+    A batch is one MGET. Of several processes that miss a value, one reads it below, and the others wait for it up to
+    ``wait`` seconds before they do as well. A server that fails or is slow costs one ``timeout``: reading goes on
+    without it, and it is tried again after ``retry`` seconds. A value that is not as it was written is a miss.
+
+    Keys are ``namespace:fingerprint:index``; nothing else on the server is touched, and nothing is ever flushed. How
+    much is kept is the server's to decide (``maxmemory``, with a policy such as ``allkeys-lru``), and ``expire``'s.
+
+    Args:
+      source: whatever a MapDataset takes as a source.
+      url: ``redis://[[user]:password@]host[:port][/database]``, ``rediss://`` for TLS, ``unix://`` for a socket. By
+        default the environment variable ``GRANULAR_REDIS_URL``, else ``redis://localhost:6379/0``. A password is never
+        shown or pickled: in a worker process, or on another machine, it is taken from that variable, if its server is
+        the same.
+      transform: a function of each value, or an object with ``map``, that runs at each read, in threads.
+      namespace: what all keys begin with.
+      fingerprint: what tells this source from others; on all machines the same. By default made of its stages and its
+        length, and of a reader's address, spec, versions and decoders. Functions count by their names. A list, or an
+        object without a ``__repr__`` of its own, needs one.
+      expire: seconds after which a value is dropped; None for never.
+      timeout: seconds that the server may take to answer.
+      wait: seconds to wait for what others are reading.
+      retry: seconds until a server that failed is tried again.
+      pack: makes of a value what can be kept; see ``SharedMemoryCache``.
+      unpack: makes a value of what ``pack`` gave.
+
+    Raises:
+      MissingExtraError: without redis-py: ``pip install 'granular[redis]'``.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        url: str | None = None,
+        transform: Function | None = None,
+        *,
+        namespace: str = 'granular',
+        fingerprint: str | None = None,
+        expire: float | None = None,
+        timeout: float = 2.0,
+        wait: float = 2.0,
+        retry: float = 5.0,
+        pack: Function | None = None,
+        unpack: Function | None = None,
+    ) -> None:
+        super().__init__(source, transform, pack, unpack)
+        self._redis = need('redis.asyncio', 'redis')
+        self._url = os.environ.get(VARIABLE, _DEFAULT) if url is None else url
+        self._shown, secret = _apart(self._url)
+        self._told = secret or url is None
+        for name, value in (('namespace', namespace), ('fingerprint', fingerprint)):
+            if value is not None and not _NAMESPACE.fullmatch(value):
+                raise InvalidArgumentError(f'{name} is {value!r:.100}: want text without spaces and :*?[]')
+        if timeout <= 0 or wait < 0 or retry < 0 or (expire is not None and expire < 0.001):
+            raise InvalidArgumentError(f'timeout={timeout}, wait={wait}, retry={retry}, expire={expire}: want seconds')
+        self._options = {'namespace': namespace, 'fingerprint': fingerprint, 'expire': expire, 'timeout': timeout}
+        self._options |= {'wait': wait, 'retry': retry}
+        self._expire = None if expire is None else round(expire * 1000)
+        self._timeout, self._wait, self._retry = timeout, wait, retry
+        self._namespace, self._print = namespace, fingerprint
+        self._key = 'redis', secrets.token_hex(8)
+        self._asking = False
+        self._down = 0.0
+        self._failing = False
+        self._counted = dict.fromkeys(_COUNTERS, 0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        transform, pack, unpack = self._functions
+        more = {**self._options, 'fingerprint': self._print, 'pack': pack, 'unpack': unpack}
+        return _again, (type(self), (self._source, self._shown, transform), more, self._told, self._length)
+
+    @property
+    def url(self) -> str:
+        """The server's address, without user and password."""
+        return self._shown
+
+    async def _connect(self) -> None:
+        if self._print is None:
+            self._print = self._fingerprint(alone=True).hex()
+        self._prefix = f'{self._namespace}:{self._print}:'
+        self._seed = int.from_bytes(hashlib.sha256(self._prefix.encode()).digest()[:8], 'big')
+
+    async def _close(self) -> None:
+        if self._asking:
+            client = (await scope()).peek(self._key)  # those of other loops end with these
+            if client is not None:
+                await client.aclose()
+
+    def stats(self) -> dict[str, int]:
+        """What this process counted.
+
+        Returns:
+          ``hits``; ``misses``, read below; ``waited``, hits that another process was reading; ``bypassed``, read below
+          because the server was not there; ``damaged`` values; ``not_kept``, which the server refused; ``errors`` of
+          the server.
+        """
+        return dict(self._counted)
+
+    # --- talking to the server
+
+    async def _client(self) -> Any:
+        async def create(opened: Any) -> Any:
+            backoff = need('redis.backoff', 'redis').NoBackoff()
+            never = need('redis.asyncio.retry', 'redis').Retry(backoff, 0)  # what failed is read below at once
+            seconds = self._timeout
+            try:
+                client = self._redis.from_url(
+                    self._url, socket_timeout=seconds, socket_connect_timeout=seconds, retry=never
+                )
+            except ValueError:
+                raise InvalidArgumentError(f'{self._shown}: is no address of a server that redis-py knows') from None
+            opened.on_close(client.aclose)
+            return client
+
+        self._asking = True
+        return await (await scope()).get(self._key, create)
+
+    async def _asked(self, ask: Callable[[Any], Awaitable[T]]) -> T | None:
+        """What the server answers; None if it does not."""
+        if time.monotonic() < self._down:
+            return None
+        try:
+            async with asyncio.timeout(self._timeout):
+                found = await ask(await self._client())
+        except GranularError:
+            raise  # an address that is none, or a cache that was closed
+        except Exception as error:
+            # Nothing but the server's answers is handled here, and odd ones surface as errors of many kinds.
+            self._counted['errors'] += 1
+            self._down = time.monotonic() + self._retry
+            await self._hang_up()
+            if not self._failing:
+                # No text of it, which may quote what the server was told.
+                kind = type(error).__name__
+                hint = (
+                    f' (a password that was not pickled is taken from {VARIABLE})' if 'Authentication' in kind else ''
+                )
+                logger.warning('%s: %s: going on without it%s', self._shown, kind, hint)
+            self._failing = True
+            return None
+        if self._failing:
+            logger.warning('%s: is there again', self._shown)
+        self._failing = False
+        return found
+
+    async def _hang_up(self) -> None:
+        """Close all connections: what the server may still send on them answers no later question."""
+        client = (await scope()).peek(self._key)
+        if client is not None:
+            with contextlib.suppress(Exception):  # it has failed before
+                async with asyncio.timeout(self._timeout):
+                    await client.connection_pool.disconnect()
+
+    async def _find(self, places: Sequence[int]) -> list[Any]:
+        await scope()
+        keys = [f'{self._prefix}{place}' for place in places]
+        answers = await self._asked(lambda client: _values(client, keys)) if keys else []
+        if answers is None:
+            return [None] * len(places)
+        found = self._hits(places, answers)
+        self._counted['damaged'] += found.count(None) - answers.count(None)
+        return found
+
+    def _hits(self, places: Sequence[int], answers: Sequence[bytes | None]) -> list[bytes | None]:
+        """What was found is counted."""
+        found = [self._checked(answer, place) for answer, place in zip(answers, places, strict=True)]
+        self._counted['hits'] += len(found) - found.count(None)
+        return found
+
+    async def _fill(self, missing: Sequence[int]) -> Mapping[int, Any]:
+        token = secrets.token_hex(8)
+        answered = await self._asked(lambda client: self._lock(client, missing, token))
+        if answered is None:
+            self._counted['bypassed'] += len(missing)
+            return dict(zip(missing, await self._read(missing), strict=True))
+        locked, there = answered
+        records: dict[int, Any] = dict(there)
+        if locked:
+            try:
+                if ours := [place for place in locked if place not in there]:
+                    new = dict(zip(ours, await self._read(ours), strict=True))
+                    await self._asked(lambda client: self._store(client, new))
+                    records |= new
+                    self._counted['misses'] += len(ours)
+            finally:
+                names = [self._lock_of(place) for place in locked]
+                await self._asked(lambda client: client.eval(_UNLOCK, len(names), *names, token))
+        if others := [place for place in missing if place not in records]:
+            records |= await self._await(others)
+        if left := [place for place in others if place not in records]:
+            self._counted['misses'] += len(left)
+            records |= zip(left, await self._read(left), strict=True)
+        return records
+
+    async def _await(self, places: Sequence[int]) -> dict[int, bytes]:
+        """What others are reading, as far as it comes in time."""
+        records: dict[int, bytes] = {}
+        until = time.monotonic() + self._wait
+        waiting = list(places)
+        while waiting and time.monotonic() < until:
+            await asyncio.sleep(_POLL)
+            keys = [f'{self._prefix}{place}' for place in waiting] + [self._lock_of(place) for place in waiting]
+            answers = await self._asked(lambda client, keys=keys: _values(client, keys))  # type: ignore[misc]
+            if answers is None:
+                break
+            still = []
+            for place, answer, held in zip(waiting, answers, answers[len(waiting) :], strict=False):
+                if (record := self._checked(answer, place)) is not None:
+                    records[place] = record
+                elif held is not None:
+                    still.append(place)
+            waiting = still
+        self._counted['waited'] += len(records)
+        return records
+
+    async def _lock(self, client: Any, places: Sequence[int], token: str) -> tuple[list[int], dict[int, bytes]]:
+        """Which of these are to be read by us, and what others have stored since they were missing."""
+        # Longer than anybody waits for it, so that who is slow is not read beside.
+        milliseconds = max(1000, round(self._wait * 2000))
+        async with client.pipeline(transaction=False) as pipeline:
+            for place in places:
+                pipeline.set(self._lock_of(place), token, nx=True, px=milliseconds)
+            pipeline.mget([f'{self._prefix}{place}' for place in places])
+            *locks, answers = await pipeline.execute(raise_on_error=False)
+        if isinstance(answers, Exception):
+            raise answers
+        found = zip(places, self._hits(places, _checked_values(answers, len(places))), strict=True)
+        # What is refused is an error, and as good as ours: a server that is full refuses to lock.
+        locked = [place for place, got in zip(places, locks, strict=True) if got]
+        return locked, {place: record for place, record in found if record is not None}
+
+    async def _store(self, client: Any, records: Mapping[int, Any]) -> None:
+        async with client.pipeline(transaction=False) as pipeline:
+            for place, record in records.items():
+                if is_record(record):
+                    pipeline.set(f'{self._prefix}{place}', self._framed(record, place), px=self._expire)
+            answers = await pipeline.execute(raise_on_error=False)
+        self._counted['not_kept'] += sum(isinstance(answer, Exception) for answer in answers)
+
+    def _lock_of(self, place: int) -> str:
+        return f'{self._prefix}{place}:lock'
+
+    # --- what is kept
+
+    def _framed(self, record: bytes, place: int) -> bytes:
+        return _MAGIC + self._seal(record, place) + record
+
+    def _checked(self, answer: bytes | None, place: int) -> bytes | None:
+        """A record as it was written for this source and index, or None."""
+        if answer is None:
+            return None
+        record = answer[_HEAD:]
+        return record if answer[:_HEAD] == _MAGIC + self._seal(record, place) else None
+
+    def _seal(self, record: bytes, place: int) -> bytes:
+        """The proof of a record: of its bytes, and of the fingerprint and the index that its key has."""
+        half = len(record) // 2
+        number = place.to_bytes(8, 'little')
+        return seal(seal(self._seed, number, number), record[:half], record[half:]).to_bytes(8, 'little')
+
+
+async def _values(client: Any, keys: Sequence[str]) -> list[bytes | None]:
+    """The values of keys, as far as the server has any."""
+    return _checked_values(await client.mget(keys), len(keys))
+
+
+def _checked_values(answers: Any, count: int) -> list[bytes | None]:
+    """The answer to a question for many values.
+
+    Raises:
+      ValueError: if it is none.
+    """
+    if type(answers) is not list or len(answers) != count:
+        raise ValueError(f'expected a list of {count} values')
+    if not all(answer is None or type(answer) is bytes for answer in answers):
+        raise ValueError('expected bytes or nothing for each key')
+    return answers
+
+
+def _apart(url: str) -> tuple[str, bool]:
+    """An address without its user and password, and whether it had them."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        raise InvalidArgumentError('url is no address: want redis://host:port/database') from None
+    if parts.scheme not in ('redis', 'rediss', 'unix'):
+        raise InvalidArgumentError(f'url has the scheme {parts.scheme!r:.40}: want redis://, rediss:// or unix://')
+    query = urllib.parse.parse_qsl(parts.query, keep_blank_values=True)
+    shown = urllib.parse.urlencode([(name, value) for name, value in query if name not in ('username', 'password')])
+    host = parts.netloc.rpartition('@')[2]
+    secret = '@' in parts.netloc or len(shown) != len(urllib.parse.urlencode(query))
+    return urllib.parse.urlunsplit((parts.scheme, host, parts.path, shown, '')), secret
+
+
+def _again(
+    kind: type[RedisCache], args: tuple[Any, str, Any], more: Mapping[str, Any], told: bool, length: int
+) -> RedisCache:
+    """A cache that was pickled, with the password that is to be had here."""
+    source, url, transform = args
+    variable = os.environ.get(VARIABLE)
+    if told and variable is not None and _apart(variable)[0] == url:
+        url = variable
+    cache = kind(source, url, transform, **more)
+    cache._length, cache._told = length, told
+    return cache

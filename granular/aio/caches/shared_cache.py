@@ -1,0 +1,127 @@
+"""A cache in memory that the processes of a machine share."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, SupportsIndex
+
+from granular.aio.caches.base import Cache, Function, is_record
+from granular.aio.caches.segments import path_of
+from granular.aio.caches.table import Address, Table
+from granular.aio.http.reply import counters
+from granular.aio.runtime.loops import running_loop
+from granular.aio.runtime.threads import offload
+from granular.config import MiB
+from granular.errors import InvalidArgumentError
+from granular.indexing import index_of
+
+
+class SharedMemoryCache(Cache):
+    """The values of a source, each read below once for all processes of a machine, while there is room for them.
+
+    What a process stores is read by all others from shared memory, without a lock or a process in between. Worker
+    processes share it if it is pickled into them (spawned), or they are forked: those of ``torch``, of
+    ``Loader(mp=)``, of ``mp_prefetch``. It lives as long as the process that made it, and is anonymous: nothing is
+    left behind, however processes end. With a name, it is shared as well by processes that are started apart, as by
+    ``torchrun``, and lives as long as one of them; if they are all killed, what is left is removed by the next process
+    that makes such memory.
+
+    Nothing is dropped: once it is full, what is missing is read below each time. Processes that miss a value at the
+    same moment read it each, and it is kept once. Linux only.
+
+    Memory: ``max_bytes`` and 8 for each index, for all processes together, taken as values come.
+
+    Args:
+      source: whatever a MapDataset takes as a source.
+      transform: a function of each value, or an object with ``map``, that runs at each read, in threads.
+      max_bytes: bytes that what is kept may take: the values' own, and some 20 more for each.
+      name: 1 to 160 of ``A-Z a-z 0-9 _ . -``, for processes that are started apart.
+      pack: makes of a value what can be kept: None, a bool, an int, a float, a complex, a str, bytes, a numpy array,
+        or a list, tuple or dict of these. By default values are such. Runs in threads, once for each value.
+      unpack: makes a value of what ``pack`` gave; runs in threads, at each read.
+
+    What is read is a copy that belongs to the caller; arrays are writable. A value that was missing is given as it
+    will be the next time.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        transform: Function | None = None,
+        *,
+        max_bytes: int = 1024 * MiB,
+        name: str | None = None,
+        pack: Function | None = None,
+        unpack: Function | None = None,
+    ) -> None:
+        super().__init__(source, transform, pack, unpack)
+        if not isinstance(max_bytes, int) or max_bytes < 1:
+            raise InvalidArgumentError(f'max_bytes is {max_bytes!r}: want a number of bytes')
+        if name is not None:
+            path_of('cache', name)
+        self._max_bytes, self._name = max_bytes, name
+        self._address: Address | None = None
+        self._table: Table
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._address is None and self._name is None:
+            self._check_open()
+        address = self._table.address if self._state == 'open' else self._address
+        transform, pack, unpack = self._functions
+        more = {'max_bytes': self._max_bytes, 'name': self._name, 'pack': pack, 'unpack': unpack}
+        return _attached, (type(self), (self._source, transform), more, self._length, address)
+
+    async def _connect(self) -> None:
+        if self._address is None:
+            self._table = Table.new(self._length, self._max_bytes, self._fingerprint(alone=False), self._name)
+        else:
+            self._table = Table.at(self._address)
+
+    async def _close(self) -> None:
+        self._table.close()
+
+    async def get(self, index: SupportsIndex) -> Any:
+        """The value at an index, negative from the end."""
+        if self._state == 'open' and running_loop() is None:
+            place = index_of(index, self._length, 'the cache')
+            if (found := self._table.find(place)) is not None:
+                counters.cached += 1
+                self._table.add(0, 1)
+                return self._value(found, place)
+        return await super().get(index)
+
+    async def _find(self, places: Sequence[int]) -> list[Any]:
+        found = [self._table.find(place) for place in places]
+        missing = found.count(None)
+        self._table.add(0, len(found) - missing)
+        self._table.add(1, missing)
+        return found
+
+    async def _fill(self, missing: Sequence[int]) -> Mapping[int, Any]:
+        records = dict(zip(missing, await self._read(missing), strict=True))
+        await offload(self._table.put, [(place, record) for place, record in records.items() if is_record(record)])
+        return records
+
+    def _record(self, found: Any) -> bytes:
+        return self._table.read(found) if type(found) is range else found
+
+    def stats(self) -> dict[str, int]:
+        """What all processes together counted, and what is kept.
+
+        Returns:
+          ``hits``, ``misses``; ``not_kept``, of the misses those that there was no room for; ``entries``, ``bytes`` and
+          ``max_bytes``.
+        """
+        self._check_open()
+        return self._table.stats()
+
+
+def _attached(
+    kind: type[SharedMemoryCache],
+    args: tuple[Any, ...],
+    more: Mapping[str, Any],
+    length: int,
+    address: Address | None,
+) -> SharedMemoryCache:
+    """A cache in a worker process, over its parent's memory."""
+    cache = kind(*args, **more)
+    cache._length, cache._address = length, address
+    return cache

@@ -1,0 +1,1 @@
+"""Conversion of data in other formats into sharded datasets."""

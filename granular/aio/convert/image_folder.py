@@ -1,0 +1,62 @@
+"""Images in folders by class, as a source."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from granular.aio.paths.path import Path
+from granular.aio.runtime.loops import gather
+from granular.aio.stores import Entry
+from granular.errors import NotFoundError
+
+_IMAGES: Final = ('.jpg', '.jpeg', '.png', '.webp', '.gif', '.bmp', '.tif', '.tiff', '.ppm', '.pgm')
+
+
+class ImageFolder:
+    """Images in folders by class, as their files are: ``image``, ``label`` (the number of its class), ``class``.
+
+    Classes are the folders that hold images, however deep, sorted by name; images are in the order of their names. The
+    names of all files are held in memory.
+    """
+
+    def __init__(self, place: Path, entries: Sequence[Entry]) -> None:
+        base = len(place.key.rstrip('/')) + 1 if place.key not in ('', '.') else 0
+        kept = [(entry.key[base:].partition('/')[0], entry) for entry in entries if '/' in entry.key[base:]]
+        kept.sort(key=lambda pair: (pair[0], pair[1].key))
+        self._place = place
+        self.classes = sorted({name for name, _ in kept})
+        self._labels = {name: label for label, name in enumerate(self.classes)}
+        self._rows = [(name, entry.key) for name, entry in kept]
+        self.size = sum(entry.size for _, entry in kept)
+
+    @classmethod
+    async def listed(cls, place: Path) -> 'ImageFolder':
+        """The images of a folder.
+
+        Raises:
+          NotFoundError: if there are none.
+        """
+        entries = []
+        async with contextlib.aclosing(place.store.scan_tree(place.key)) as found:  # type: ignore[type-var]
+            async for entry in found:
+                name = entry.key.rpartition('/')[2]
+                if not entry.is_dir and not name.startswith('.') and name.lower().endswith(_IMAGES):
+                    entries.append(entry)
+        images = cls(place, entries)
+        if not len(images):
+            raise NotFoundError(f'{place}: holds no images in folders by class ({", ".join(_IMAGES)})')
+        return images
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    async def fetch(self, indices: Any) -> list[dict[str, Any]]:
+        """The images at many indices."""
+        rows = [self._rows[index] for index in np.asarray(indices).tolist()]
+        replies = await gather([self._place.store.read(key) for _, key in rows])
+        return [
+            {'image': reply.data, 'label': self._labels[name], 'class': name}
+            for (name, _), reply in zip(rows, replies, strict=True)
+        ]

@@ -1,0 +1,175 @@
+"""What spec fits records of others: a type for each key, by a few of them."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from granular import formats
+from granular.errors import DatapointError, InvalidArgumentError
+from granular.formats.layout import Layout, check_spec
+from granular.formats.media import image_type
+
+_PLAIN: Final = ('int', 'utf8', 'bytes', 'msgpack')  # what msgpack holds
+_BAD: Final = re.compile(r'[^A-Za-z0-9_.-]')
+_DEPTH: Final = 64
+
+Point = Mapping[str, Any]
+
+
+class Fitting:
+    """How records become datapoints of a granular dataset.
+
+    The types: ``bool``, ``float``, None, lists and mappings are ``msgpack``, whole numbers ``int``, text ``utf8``,
+    bytes that are an image file ``jpg`` or ``png``, others ``bytes``, arrays ``array`` (in lists or mappings ``tree``),
+    PIL images ``png``. Keys whose values are of several of these are ``msgpack``, if that holds them.
+
+    Args:
+      points: some of the records.
+      spec: types of the user's own, by key.
+      layout: of the dataset.
+      name: the source, for errors.
+
+    Attributes:
+      spec: the type of each key, sorted by key.
+      renamed: fields that have another name as a key, and that one.
+    """
+
+    def __init__(self, points: Sequence[Any], spec: Mapping[str, str] | None, layout: Layout, name: str) -> None:
+        self._name = name
+        records = [self._mapping(point) for point in points]
+        names = list(dict.fromkeys(field for record in records for field in record))
+        self._keys = {field: _key_of(field, layout) for field in names}
+        taken: dict[str, str] = {}
+        for field, key in self._keys.items():
+            if key in taken:
+                raise InvalidArgumentError(
+                    f'{name}: fields {taken[key]!r} and {field!r} would both be key {key!r}: rename one in the source'
+                )
+            taken[key] = field
+        self.renamed = {field: key for field, key in self._keys.items() if field != key}
+        found = {
+            key: _joined({_kind(_plain(record.get(field))) for record in records}) for field, key in self._keys.items()
+        }
+        if records and (unknown := sorted(set(spec or {}) - set(found))):
+            raise InvalidArgumentError(f'{name}: spec names keys {unknown}, but there are {sorted(found)}')
+        found.update(spec or {})
+        if unfit := sorted(key for key, kind in found.items() if not kind):
+            examples = {key: type(records[0].get(taken[key])).__name__ for key in unfit[:5]}
+            raise InvalidArgumentError(f'{name}: no type fits these keys: {examples}: give one with spec')
+        if not found:
+            raise InvalidArgumentError(f'{name}: has no records to see a spec in: give one')
+        self.spec = check_spec(found, layout)
+        self._optional = {key for key, kind in self.spec.items() if kind == 'msgpack'}
+        self.mean = max(1, sum(_size(list(record.values())) for record in records) // max(1, len(records)))
+        images = [field for field, key in self._keys.items() if self.spec[key].removesuffix('[]') in ('jpg', 'png')]
+        self._files = all(isinstance(record.get(field), bytes) for record in records for field in images)
+
+    def encoders(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The encoders, in which image files stay as they are."""
+        out: dict[str, Any] = {**formats.encoders}
+        for kind in ('jpg', 'png'):
+            out[kind] = formats.encode_image_file if self._files else _Image(out[kind])
+        return {**out, **(given or {})}
+
+    def point(self, record: Any) -> dict[str, Any]:
+        """A record as a datapoint."""
+        keys = self._keys
+        out = {keys.get(field, field): _plain(value) for field, value in self._mapping(record).items()}
+        for key in self._optional:
+            value = out.get(key)  # what a record does not have is None
+            out[key] = value.item() if isinstance(value, np.generic) else value
+        return out
+
+    def _mapping(self, record: Any) -> Point:
+        if isinstance(record, Mapping):
+            return record
+        if isinstance(record, bytes | bytearray | memoryview | str | int | float | np.ndarray | np.generic):
+            return {'data': record}
+        raise DatapointError(
+            f'{self._name}: a record is of type {type(record).__name__}: want mappings: make them with '
+            f'MapDataset.source(...).map(...) or a generator'
+        )
+
+
+class _Image:
+    """Encodes arrays and PIL images, and leaves image files as they are."""
+
+    def __init__(self, encode: Callable[[Any], bytes]) -> None:
+        self._encode = encode
+
+    def __call__(self, value: Any) -> bytes:
+        return formats.encode_image_file(value) if isinstance(value, bytes) else self._encode(value)
+
+
+def _key_of(field: Any, layout: Layout) -> str:
+    key = _BAD.sub('_', str(field))
+    if not re.match(r'[a-z_]', key):
+        key = key[0].lower() + key[1:] if re.match(r'[A-Z]', key) else f'_{key}'
+    return 'refs_' if key == 'refs' and layout == 'refs' else key
+
+
+def _plain(value: Any) -> Any:
+    """A value as this library takes it: tensors of others as arrays."""
+    if isinstance(value, np.bool_):
+        return bool(value)
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    if hasattr(value, '__array__') and not isinstance(value, np.ndarray | np.generic) and not _is_pil(value):
+        return np.asarray(value)
+    return value
+
+
+def _is_pil(value: Any) -> bool:
+    return type(value).__module__.startswith('PIL.')
+
+
+def _kind(value: Any, depth: int = 0) -> str:
+    """The type that fits a value; empty if none does."""
+    match value:
+        case np.ndarray():
+            return 'array' if value.dtype.kind in 'biufcmMSUV' and value.dtype.names is None else ''
+        case np.integer() if not depth:
+            return 'int'
+        case bool() | float() | None:
+            return 'msgpack'
+        case int():
+            return 'int' if value.bit_length() < 128 else ''
+        case np.generic():
+            return 'array'
+        case str():
+            return 'utf8'
+        case bytes():
+            return image_type(value) or 'bytes'
+        case list() | tuple() | dict():
+            items = [*value, *value.values()] if isinstance(value, dict) else value
+            kinds = {_kind(item, depth + 1) for item in items} if depth < _DEPTH else {''}
+            if kinds <= {*_PLAIN, 'jpg', 'png'}:
+                return 'msgpack'
+            return 'tree' if kinds <= {*_PLAIN, 'jpg', 'png', 'array', 'tree'} else ''
+    return 'png' if _is_pil(value) else ''
+
+
+def _joined(kinds: set[str]) -> str:
+    """The type that fits values of all of these."""
+    if len(kinds) == 1:
+        return kinds.pop()
+    if kinds <= {'jpg', 'png'}:
+        return 'jpg'
+    if kinds <= {'jpg', 'png', 'bytes'}:
+        return 'bytes'
+    if kinds <= {*_PLAIN, 'jpg', 'png'}:
+        return 'msgpack'
+    return 'tree' if kinds <= {*_PLAIN, 'array', 'tree', 'jpg', 'png'} else ''
+
+
+def _size(value: Any) -> int:
+    """About how many bytes a value has."""
+    if isinstance(value, Mapping):
+        return sum(map(_size, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(_size, value))
+    if isinstance(value, bytes | str):
+        return len(value)
+    return int(getattr(value, 'nbytes', 8))

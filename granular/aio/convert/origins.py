@@ -1,0 +1,348 @@
+"""What is converted: records of any kind, by an address or an object, at random or one after the other."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+
+from granular import formats
+from granular._lazy import need
+from granular.aio import datasources
+from granular.aio.convert.image_folder import ImageFolder
+from granular.aio.paths.path import Path
+from granular.aio.paths.pure import PurePath
+from granular.aio.pipeline.nodes import source as sources
+from granular.aio.pipeline.nodes.source import Source, nbytes
+from granular.aio.runtime.lifecycle import Opened
+from granular.aio.runtime.loops import await_user, begin_task, gather, need_loop, outcome
+from granular.aio.runtime.threads import offload
+from granular.config import MiB
+from granular.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+
+Format = Literal['parquet', 'arrayrecord', 'webdataset', 'images', 'huggingface']
+FORMATS: Final[tuple[str, ...]] = get_args(Format)
+
+_ENDINGS: Final = {
+    '.parquet': 'parquet', '.pq': 'parquet', '.arrayrecord': 'arrayrecord', '.array_record': 'arrayrecord',
+    '.tar': 'webdataset', '.arrow': 'huggingface',
+}  # fmt: skip
+_CLASSES: Final = {
+    'parquet': 'ParquetDataSource', 'arrayrecord': 'ArrayRecordDataSource', 'webdataset': 'WebDatasetDataSource',
+}  # fmt: skip
+_SHARDED: Final = re.compile(r'-\d+-of-\d+$')  # behind the ending, as tfds and Beam name files
+_CHUNK: Final = 4 * MiB
+_ENDLESS: Final = 1 << 62  # the length of what is repeated without end
+_SAMPLE: Final = 64 * MiB  # of records that are looked at
+
+
+class Origin:
+    """What is converted.
+
+    Attributes:
+      name: its address, or the type of the object.
+      format: what it is; ``'source'`` and ``'iterable'`` for objects.
+      source: if it can be read at random.
+      items: if it can only be read from its beginning on.
+      size: bytes of its files, as far as they are known; tells one state of it from another.
+      opened: what is closed with it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        format: str,
+        source: Source | None = None,
+        items: Any = None,
+        size: int | None = None,
+        opened: Opened | None = None,
+    ) -> None:
+        self.name, self.format, self.source, self.items, self.size = name, format, source, items, size
+        self.opened = opened
+        self._back: list[Any] = []  # that were only looked at
+        self._pull: Callable[[int], Coroutine[Any, Any, list[Any]]] | None = None
+
+    def __len__(self) -> int:
+        return 0 if self.source is None else len(self.source)
+
+    async def aclose(self) -> None:
+        """Close what was opened for it."""
+        if self.opened is not None:
+            await self.opened.aclose()
+
+    async def sample(self, count: int) -> list[Any]:
+        """A few records, of 64 MiB at most: of what can be read at random from all over it, and else the first."""
+        if self.source is not None:
+            places = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(np.int64))
+            out: list[Any] = []
+            for few in np.array_split(places, -(-len(places) // 16) or 1):
+                out += await self.source.fetch(few) if len(few) and nbytes(out) < _SAMPLE else []
+            return out
+        async with contextlib.aclosing(self.stream(count)) as stream:
+            self._back = await anext(stream, [])
+        return self._back
+
+    async def stream(self, chunk: int) -> AsyncGenerator[list[Any], None]:
+        """What can only be read once, some records at a time; after ``sample``, all of them all the same."""
+        back, self._back = self._back, []
+        for start in range(0, len(back), chunk):
+            yield back[start : start + chunk]
+        if self._pull is None:
+            self._pull = await _pull_from(self.items)
+        while records := await self._pull(chunk):
+            yield records
+
+
+class Ahead:
+    """Records of which as many are taken as are wanted, while those that follow are read."""
+
+    def __init__(self, stream: AsyncGenerator[list[Any], None]) -> None:
+        self._stream = stream
+        self._records: list[Any] = []
+        self._reading: asyncio.Task[list[Any]] | None = None
+
+    async def _read(self) -> list[Any]:
+        return await anext(self._stream, [])
+
+    async def more(self) -> bool:
+        """Whether there are more."""
+        if not self._records:
+            self._records = await outcome(self._reading or self._read())
+            self._reading = begin_task(self._read()) if self._records else None
+        return bool(self._records)
+
+    async def take(self, count: int) -> list[Any]:
+        """The next ones, at most so many; none at the end, or if none are wanted."""
+        if count < 1 or not await self.more():
+            return []
+        out, self._records = self._records[:count], self._records[count:]
+        return out
+
+    async def aclose(self) -> None:
+        """Read no more."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+        await self._stream.aclose()
+
+
+async def _pull_from(items: Any) -> Callable[[int], Coroutine[Any, Any, list[Any]]]:
+    """What gives the next items, so many or about 4 MiB of them, and none at the end; what blocks, in a thread."""
+    if hasattr(items, '__aiter__'):
+        later = aiter(items)
+
+        async def wait(count: int) -> list[Any]:
+            out: list[Any] = []
+            weight = 0
+            while len(out) < count and weight < _CHUNK:
+                try:
+                    out.append(item := await anext(later))
+                except StopAsyncIteration:
+                    break
+                weight += nbytes(item)
+            return out
+
+        return lambda count: await_user(wait(count))
+    iterator = await offload(iter, items)
+
+    def take(count: int) -> list[Any]:
+        out: list[Any] = []
+        weight = 0
+        for item in itertools.islice(iterator, count):
+            out.append(item)
+            weight += nbytes(item)
+            if weight >= _CHUNK:
+                break
+        return out
+
+    return lambda count: offload(take, count)
+
+
+async def origin_of(source: Any, format: Format | None) -> Origin:
+    """What a user names or hands over.
+
+    Raises:
+      InvalidArgumentError: if nobody can tell what it is.
+      NotFoundError: if there is nothing.
+      MissingExtraError: if what reads it is not installed.
+    """
+    await need_loop()
+    if format is not None and format not in FORMATS:
+        raise InvalidArgumentError(f'format is {format!r}: want one of {", ".join(FORMATS)}')
+    if isinstance(source, str | os.PathLike | PurePath):
+        return await _at(Path(source), format)
+    if isinstance(source, list | tuple) and source and all(isinstance(one, str | os.PathLike) for one in source):
+        paths = [Path(one) for one in source]
+        return await _files(paths, format or _format_of(paths), f'{paths[0]} and {len(paths) - 1} more')
+    return await _object(source)
+
+
+# --- objects --------------------------------------------------------------------------------------------------------
+
+
+async def _object(source: Any) -> Origin:
+    kind = type(source)
+    name = kind.__qualname__
+    if kind.__module__.partition('.')[0] == 'datasets':
+        return _hugging_face(source, name)
+    if isinstance(source, dict | bytes):
+        raise InvalidArgumentError(f'{kind.__name__} cannot be converted: want records, such as a list of dicts')
+    known = isinstance(source, Source) or isinstance(getattr(source, 'node', None), Source)
+    if known or (hasattr(source, '__len__') and hasattr(source, '__getitem__')) or hasattr(source, 'fetch'):
+        opened = getattr(source, 'aio', source)
+        if (opening := getattr(opened, '_ensure_open', None)) is not None:
+            await opening()
+        node = sources.convert(source)
+        if node.endless or len(node) >= _ENDLESS:
+            raise InvalidArgumentError(f'{name}: has no end: give it one, with a length or a slice')
+        if node.sparse:
+            return Origin(name, 'iterable', items=_kept(node))
+        return Origin(name, 'source', node)
+    if isinstance(source, Iterable) or hasattr(source, '__aiter__'):
+        return Origin(name, 'iterable', items=source)
+    raise InvalidArgumentError(f'{name} cannot be converted: want an address, a source or an iterable')
+
+
+async def _kept(node: Source) -> AsyncIterator[Any]:
+    """What filters left."""
+    for start in range(0, len(node), 64):
+        for point in await node.fetch(np.arange(start, min(start + 64, len(node)))):
+            if point is not None:
+                yield point
+
+
+class _HuggingFace:
+    """A map-style Hugging Face dataset, with the files of its images and sounds as they are."""
+
+    def __init__(self, dataset: Any, files: Sequence[str]) -> None:
+        self._dataset, self._files = dataset, files
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [_with_files(row, self._files) for row in self._dataset.__getitems__(indices)]
+
+
+def _hugging_face(dataset: Any, name: str) -> Origin:
+    datasets = need('datasets', 'huggingface')
+    if isinstance(dataset, dict):
+        raise InvalidArgumentError(f'{name}: has splits {sorted(dataset)}: choose one of them')
+    features = dataset.features or {}
+    files = []
+    for field, feature in features.items():
+        if isinstance(feature, datasets.Image | datasets.Audio):
+            dataset = dataset.cast_column(field, type(feature)(decode=False))
+            files.append(field)
+    if isinstance(dataset, datasets.IterableDataset):
+        return Origin(name, 'huggingface', items=(_with_files(row, files) for row in dataset))
+    return Origin(name, 'huggingface', sources.convert(_HuggingFace(dataset, files)))
+
+
+def _with_files(row: dict[str, Any], files: Sequence[str]) -> dict[str, Any]:
+    for field in files:
+        value = row[field]
+        if value is not None:
+            data = value['bytes']
+            if data is None:
+                with open(value['path'], 'rb') as file:
+                    data = file.read()
+            row[field] = data
+    return row
+
+
+# --- addresses ------------------------------------------------------------------------------------------------------
+
+
+async def _at(place: Path, format: Format | None) -> Origin:
+    if any(char in place.name for char in '*?['):
+        paths = sorted([path async for path in place.parent.glob(place.name)])
+        if not paths:
+            raise NotFoundError(f'{place}: nothing matches')
+        return await _files(paths, format or _format_of(paths), f'{place}')
+    if not (await place.stat()).is_dir:
+        return await _files([place], format or _format_of([place]), f'{place}')
+    entries = [entry async for entry in place.store.scan(place.key)]
+    names = {entry.key.rpartition('/')[2] for entry in entries}
+    if format == 'huggingface' or (format is None and names & {'dataset_dict.json', 'state.json'}):
+        return await _saved(place, 'dataset_dict.json' in names)
+    found: dict[str, list[Path]] = {kind: [] for kind in FORMATS}
+    for entry in entries:
+        if not entry.is_dir and (kind := _kind_of(entry.key)):
+            found[kind].append(Path.of(place.store, entry.key))
+    kinds = [format] if format else [kind for kind, paths in found.items() if paths]
+    if len(kinds) > 1:
+        raise InvalidArgumentError(f'{place}: holds files of {", ".join(map(str, kinds))}: pass format')
+    if kinds and kinds[0] != 'images':
+        if not found[kinds[0]]:
+            raise NotFoundError(f'{place}: holds no files of {kinds[0]}')
+        return await _files(sorted(found[kinds[0]]), kinds[0], f'{place}')
+    try:
+        images = await ImageFolder.listed(place)
+    except NotFoundError as error:
+        if format:
+            raise
+        raise NotFoundError(f'{error}, nor files of {", ".join(_ENDINGS)}: nobody knows what it is') from None
+    return Origin(f'{place}', 'images', sources.convert(images), size=images.size)
+
+
+def _kind_of(name: str) -> str:
+    base = _SHARDED.sub('', name)
+    return next((kind for ending, kind in _ENDINGS.items() if base.endswith(ending)), '')
+
+
+def _format_of(paths: Sequence[Path]) -> str:
+    kinds = {_kind_of(path.name) for path in paths}
+    if len(kinds) != 1 or '' in kinds:
+        raise InvalidArgumentError(
+            f'{paths[0]}: its name does not say what it is: want one of {", ".join(_ENDINGS)}, a folder, or format'
+        )
+    return kinds.pop()
+
+
+async def _files(paths: Sequence[Path], format: str, name: str) -> Origin:
+    size = sum(stat.size for stat in await gather([path.stat() for path in paths]))
+    if format == 'huggingface':
+        module = need('datasets', 'huggingface')
+        files = [_local(path) for path in paths]
+        read = await offload(lambda: [module.Dataset.from_file(file) for file in files])
+        return Origin(name, format, _hugging_face(module.concatenate_datasets(read), name).source, size=size)
+    if format not in _CLASSES:
+        raise InvalidArgumentError(f'{name}: as {format} want a folder')
+    options: dict[str, Any] = {'decoders': _TEXTS} if format == 'webdataset' else {}
+    opened: Any = getattr(datasources, _CLASSES[format])(paths, **options)
+    await opened._ensure_open()
+    return Origin(name, format, sources.convert(opened), size=size, opened=opened)
+
+
+def _class(data: bytes) -> int | str:
+    """A class of WebDataset: a number, or its name."""
+    text = formats.decode_utf8(data).strip()
+    return int(text) if re.fullmatch(r'-?[0-9]{1,38}', text) else text
+
+
+# What files in WebDataset's tars hold, by their endings, as far as it is not bytes.
+_TEXTS: Final = {
+    'cls': _class, 'cls2': _class, 'index': _class, **dict.fromkeys(('txt', 'text', 'json'), formats.decode_utf8)
+}  # fmt: skip
+
+
+async def _saved(place: Path, splits: bool) -> Origin:
+    """A folder that ``save_to_disk`` wrote."""
+    if splits:
+        found = json.loads(await (place / 'dataset_dict.json').read_bytes())
+        raise InvalidArgumentError(f'{place}: has splits {found.get("splits")}: choose the folder of one of them')
+    module = need('datasets', 'huggingface')
+    origin = _hugging_face(await offload(module.load_from_disk, _local(place)), f'{place}')
+    return Origin(f'{place}', 'huggingface', origin.source)
+
+
+def _local(place: Path) -> str:
+    if not place.store.local:
+        raise UnsupportedError(f'{place}: Hugging Face datasets are read from a local disk: use copy_to_local first')
+    return place.key

@@ -1,0 +1,1 @@
+"""Datasets: specs, layouts and shards over bags."""

@@ -1,0 +1,181 @@
+"""The right to write a series of shards in a bucket, which one writer has at a time."""
+
+import functools
+import json
+import math
+import os
+import re
+import secrets
+import socket
+import time
+import weakref
+from typing import Any, Final, Literal
+
+from granular.aio.paths.path import Path
+from granular.aio.stores import Entry
+from granular.errors import AlreadyExistsError, BadReplyError, GranularError, NotFoundError
+
+_NAME: Final = re.compile(r'\.writer\.([0-9]{1,18})\.([0-9]{1,18})\.json')
+_RENEWED: Final = 600.0  # seconds
+
+
+def is_claim(name: str) -> bool:
+    """Whether a file of this name is a claim."""
+    return _NAME.fullmatch(name) is not None
+
+
+class Claim:
+    """An object beside the shards that keeps other writers out while this one lives.
+
+    A disk has locks, which the system takes back from a process that ends. A bucket has none: the claim of a writer
+    that was killed stays, and is taken over by a writer on the same machine, which sees that the process is gone, or
+    by one that is told so (``resume='discard'``).
+
+    Args:
+      directory: the folder of the shards.
+      start, step: the series of shards.
+      takes: the claims of other writers that it takes over: of processes of this machine that are ``'gone'``, also of
+        those of which nothing is known as they ran elsewhere (``'unknown'``), or ``'any'``.
+    """
+
+    def __init__(self, directory: Path, start: int, step: int, takes: Literal['gone', 'unknown', 'any']) -> None:
+        self._directory, self._start, self._step, self._takes = directory, start, step, takes
+        self._place = directory / f'.writer.{start}.{step}.json'
+        self._token = secrets.token_hex(16)
+        self._renewed = 0.0
+
+    async def take(self) -> list[Entry]:
+        """Make the claim, which one writer of the same series succeeds in; returns what lies in the folder then.
+
+        Raises:
+          AlreadyExistsError: if another writer has one of the shards.
+        """
+        try:
+            await self._write(new=True)
+        except GranularError as error:  # also a reply that was lost
+            holder = await self._read(self._place)
+            if holder is None:
+                raise
+            if holder.get('token') != self._token:
+                if not isinstance(error, AlreadyExistsError):
+                    raise
+                self._refuse(holder, error)
+                await self._write(new=False)
+        _held.add(self)
+        # Of two writers of different series that share shards, the one that lists last sees the claim of the other.
+        store = self._directory.store
+        try:
+            entries = [entry async for entry in store.scan(self._directory.key)]
+            if all(entry.key != self._place.key for entry in entries):
+                raise BadReplyError(f'{self._place}: the store accepted it, but does not list it')
+            for entry in entries:
+                await self._judge(entry)
+        except BaseException:
+            await self.release()
+            raise
+        return entries
+
+    async def _judge(self, entry: Entry) -> None:
+        """Refuse the claim of another series with common shards, or remove it if its writer is gone."""
+        match = _NAME.fullmatch(entry.key.rpartition('/')[2])
+        if match is None or entry.key == self._place.key:
+            return
+        start, step = int(match[1]), int(match[2])
+        if not step or (start - self._start) % math.gcd(step, self._step):
+            return
+        if (holder := await self._read(Path.of(self._directory.store, entry.key))) is not None:
+            self._refuse(holder, None)
+            await self._directory.store.delete([entry.key])
+
+    async def check(self) -> None:
+        """Make sure that no other writer has taken over, as before a shard is published.
+
+        Raises:
+          AlreadyExistsError: if one has.
+        """
+        holder = await self._read(self._place)
+        if holder is None:
+            await self._write(new=True)  # removed meanwhile, as by `granular clean`, and not taken
+        elif holder.get('token') != self._token:
+            raise AlreadyExistsError(f'{self._directory}: another writer took over, on {holder.get("host")!r:.100}')
+
+    async def renew(self) -> None:
+        """Tell from time to time that the writer lives."""
+        if time.monotonic() - self._renewed > _RENEWED:
+            await self.check()
+            await self._write(new=False)
+
+    async def release(self) -> None:
+        """Give up the claim, unless another writer has taken over."""
+        _held.discard(self)
+        holder = await self._read(self._place)
+        if holder is not None and holder.get('token') == self._token:
+            await self._directory.store.delete([self._place.key])
+
+    def _refuse(self, holder: dict[str, Any], error: GranularError | None) -> None:
+        lives = _lives(holder)
+        if self._takes == 'any' or lives is False or (lives is None and self._takes == 'unknown'):
+            return
+        way_out = 'wait for it' if self._takes == 'unknown' else "if it does not live, pass resume='discard'"
+        raise AlreadyExistsError(
+            f'{self._directory}: another writer is writing these shards{"" if lives else ", or was killed"}: process '
+            f'{holder.get("pid")!r:.20} on {holder.get("host")!r:.100}: {way_out}'
+        ) from error
+
+    async def _write(self, new: bool) -> None:
+        content = {'token': self._token, 'shardstart': self._start, 'shardstep': self._step, **_process()}
+        writer = await self._place.store.open_writer(self._place.key, new)
+        try:
+            await writer.write(json.dumps(content).encode())
+            await writer.close()
+        except BaseException:
+            await writer.abort()
+            raise
+        self._renewed = time.monotonic()
+
+    async def _read(self, place: Path) -> dict[str, Any] | None:
+        try:
+            content = json.loads(await place.read_bytes())
+        except NotFoundError:
+            return None
+        except ValueError:
+            content = None
+        return content if isinstance(content, dict) else {}
+
+
+_held: Final[weakref.WeakSet[Claim]] = weakref.WeakSet()
+
+
+def _lives(holder: dict[str, Any]) -> bool | None:
+    """Whether the writer that made a claim lives; None if it ran on another machine."""
+    here = _process()
+    if here['system'] is None or holder.get('system') != here['system']:
+        return None
+    if holder.get('pid') == here['pid'] and holder.get('started') == here['started']:
+        return any(claim._token == holder.get('token') for claim in list(_held))
+    pid = holder.get('pid')
+    return isinstance(pid, int) and _started(pid) == holder.get('started')
+
+
+def _process() -> dict[str, Any]:
+    """This process, so that others on the machine can tell whether it lives."""
+    return {'host': socket.gethostname(), 'system': _system(), 'pid': os.getpid(), 'started': _started(os.getpid())}
+
+
+@functools.cache
+def _system() -> str | None:
+    """The running system and its process numbers; None where nothing tells."""
+    try:
+        with open('/proc/sys/kernel/random/boot_id') as file:
+            return f'{file.read().strip()}.{os.stat("/proc/self/ns/pid").st_ino}'
+    except OSError:
+        return None
+
+
+def _started(pid: int) -> str | None:
+    """The time at which a process was started, in ticks since the system was; None if there is no such process."""
+    try:
+        with open(f'/proc/{pid}/stat') as file:
+            return file.read().rpartition(')')[2].split()[19]
+    except OSError:
+        return None

@@ -1,0 +1,170 @@
+"""Running encoders and decoders: in place where they are cheap, in the pool where they would block the loop."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from granular import formats
+from granular.aio.runtime.loops import call_user, gather, running_loop
+from granular.aio.runtime.threads import offload, spread
+from granular.config import MiB
+from granular.errors import DecodeError, EncodeError, InvalidArgumentError, UnknownTypeError
+from granular.formats import layout
+
+Encoder = Callable[[Any], bytes]
+Decoder = Callable[[bytes], Any]
+
+_IN_PLACE: Final = MiB  # bytes that cheap decoders may chew on the loop: well under a millisecond
+
+
+class Field(NamedTuple):
+    """One key of a spec.
+
+    Attributes:
+      key: its name.
+      kind: its type, as in the spec.
+      many: whether it is a sequence.
+      fn: its encoder or decoder.
+      light: whether that may run on an event loop.
+    """
+
+    key: str
+    kind: str
+    many: bool
+    fn: Callable[[Any], Any]
+    light: bool
+
+
+def raw(value: Any) -> Any:
+    """What stands for an encoder or decoder where none is wanted."""
+    return value
+
+
+def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: layout.Layout, name: str) -> list[Field]:
+    """The fields of a spec with their encoders or decoders, by type.
+
+    Args:
+      spec: the spec, sorted.
+      table: by type, the function; None for raw bytes.
+      how: in the refs layout, ``utf8[]`` is a sequence of ``utf8``.
+      name: the dataset, for errors.
+
+    Raises:
+      UnknownTypeError: if a type is missing from the table.
+    """
+    if table is not None and not hasattr(table, '__getitem__'):
+        raise InvalidArgumentError(f'{name}: want a mapping from types to functions, got {type(table).__name__}')
+    fields = []
+    for key, kind in spec.items():
+        many = how == 'refs' and layout.is_sequence(kind)
+        element = layout.element(kind) if many else kind
+        if table is None:
+            fields.append(Field(key, kind, many, raw, True))
+            continue
+        try:
+            fn = table[element]
+        except KeyError:
+            known = ', '.join(sorted(table))
+            raise UnknownTypeError(f'{name}: key {key!r} has type {element!r}, which is none of: {known}') from None
+        if fn is None or fn is formats.decode_bytes:  # readers have bytes in hand
+            fn = raw
+        if not callable(fn):
+            raise InvalidArgumentError(f'{name}: what was given for type {element!r} is no function: {fn!r:.100}')
+        fields.append(Field(key, kind, many, fn, fn is raw or formats.inline_safe(fn)))
+    return fields
+
+
+# --- decoding -------------------------------------------------------------------------------------------------------
+
+
+async def decode(fields: Sequence[Field], columns: Sequence[Sequence[bytes]], name: str) -> list[list[Any]]:
+    """The values of each field, from its records, in order."""
+    alone = running_loop() is None
+    return await gather(
+        [
+            _decode_here(field, records, name)
+            if field.light and (alone or sum(map(len, records)) <= _IN_PLACE)
+            else _decode_apart(field, records, name)
+            for field, records in zip(fields, columns, strict=True)
+        ]
+    )
+
+
+async def _decode_here(field: Field, records: Sequence[bytes], name: str) -> list[Any]:
+    return decode_now(field, records, name)
+
+
+def decode_now(field: Field, records: Sequence[bytes], name: str) -> list[Any]:
+    """The values of records, on this thread."""
+    if field.fn is raw:
+        return list(records)
+    out: list[Any] = []
+    try:
+        out.extend(map(field.fn, records))
+    except Exception as error:
+        # What was decoded before it is in the list.
+        raise _refused(field, len(out), records, name, error) from error
+    return out
+
+
+async def _decode_apart(field: Field, records: Sequence[bytes], name: str) -> list[Any]:
+    def call(i: int) -> Any:
+        try:
+            return field.fn(records[i])
+        except Exception as error:
+            raise _refused(field, i, records, name, error) from error
+
+    return await spread(call, len(records))
+
+
+def _refused(field: Field, i: int, records: Sequence[bytes], name: str, error: Exception) -> DecodeError:
+    return DecodeError(
+        f'{name}: key {field.key!r}, value {i} of those read ({len(records[i])} bytes): not decoded as '
+        f'{field.kind!r}: {said_of(error)}'
+    )
+
+
+def said_of(error: BaseException) -> str:
+    """The message of an error; its name if it has none."""
+    return str(error) or type(error).__name__
+
+
+# --- encoding -------------------------------------------------------------------------------------------------------
+
+
+async def encode(fields: Sequence[Field], datapoint: Mapping[str, Any], name: str, index: int) -> list[list[bytes]]:
+    """The records of one datapoint, by field; a field that is no sequence has one."""
+    if all(field.light for field in fields):
+        return call_user(encode_now, fields, datapoint, name, index)
+    return await offload(encode_now, fields, datapoint, name, index)
+
+
+def encode_now(fields: Sequence[Field], datapoint: Mapping[str, Any], name: str, index: int) -> list[list[bytes]]:
+    """The records of one datapoint, on this thread: all of them, or an error and none."""
+    out = []
+    for field in fields:
+        value = datapoint[field.key]
+        if field.many:
+            if isinstance(value, str | bytes | Mapping):
+                raise EncodeError(
+                    f'{name}: datapoint {index}, key {field.key!r}: want a sequence of values for {field.kind!r}, got '
+                    f'{type(value).__name__}'
+                )
+            out.append([_encode_one(field, item, name, index) for item in value])
+        else:
+            out.append([_encode_one(field, value, name, index)])
+    return out
+
+
+def _encode_one(field: Field, value: Any, name: str, index: int) -> bytes:
+    try:
+        record = field.fn(value)
+    except Exception as error:
+        raise EncodeError(
+            f'{name}: datapoint {index}, key {field.key!r}: not encoded as {field.kind!r}: {said_of(error)}'
+        ) from error
+    if not isinstance(record, bytes):
+        raise EncodeError(
+            f'{name}: datapoint {index}, key {field.key!r}: want bytes from the encoder of {field.kind!r}, got '
+            f'{type(record).__name__}'
+        )
+    return record

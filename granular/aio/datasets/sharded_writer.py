@@ -1,0 +1,289 @@
+"""Writing sharded datasets: one shard after the other, each a dataset of its own."""
+
+import os
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from granular.aio.datasets.claims import Claim
+from granular.aio.datasets.codec import Encoder, fields_of
+from granular.aio.datasets.reader import DatasetReader
+from granular.aio.datasets.sharded_reader import check_steps, shards_in, shards_of
+from granular.aio.datasets.writer import DatasetWriter
+from granular.aio.paths.path import Path
+from granular.aio.runtime.lifecycle import Opened
+from granular.aio.runtime.loops import Lock, gather
+from granular.errors import (
+    AlreadyExistsError,
+    ClosedError,
+    CorruptDatasetError,
+    InvalidArgumentError,
+    NotFoundError,
+    SpecError,
+)
+from granular.formats.layout import Layout, check_spec, shard_name
+
+
+class ShardedDatasetWriter(Opened):
+    """Appends datapoints to shards of ``shardlen`` datapoints, one after the other.
+
+    Opened again, it goes on behind the last of its shards; one that is not full is filled if it is a local dataset in
+    the columns layout, and left as it is otherwise. One that a killed writer left without a ``spec.json`` is gone on
+    with or begun anew, as ``DatasetWriter`` does; ``found`` says which datapoints to go on with. No shard that has a
+    ``spec.json`` is ever overwritten.
+
+    Writers of the same shards exclude each other. In a bucket, a small object ``.writer.<start>.<step>.json`` beside
+    the shards says that a writer is at work, and is removed when it is closed. One that a killed writer left is taken
+    over on the same machine, and elsewhere with ``resume='discard'``.
+
+    Args:
+      directory: the folder of the shards; it may exist.
+      spec, encoders, layout, checksums, resume: as for ``DatasetWriter``.
+      shardlen: datapoints in a shard; None for a single shard without end.
+      shardstart: the first shard to write, as one of several writers.
+      shardstep: how many shards lie between two of this writer's.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str | os.PathLike[str] | Any,
+        spec: Mapping[str, str],
+        encoders: Mapping[str, Encoder | Any] | None,
+        shardlen: int | None = None,
+        shardstart: int = 0,
+        shardstep: int = 1,
+        layout: Layout = 'refs',
+        checksums: bool = False,
+        resume: Literal['check', 'discard'] = 'check',
+    ) -> None:
+        super().__init__()
+        check_steps(shardstart, shardstep)
+        if shardlen is not None and shardlen < 1:
+            raise InvalidArgumentError(f'shardlen is {shardlen}: a shard has 1 datapoint or more')
+        if shardlen is None and (shardstart > 0 or shardstep > 1):
+            raise InvalidArgumentError('shardstart and shardstep need a shardlen: without it there is one shard')
+        self.directory = Path(directory)
+        self._args = (spec, encoders, layout, resume, checksums)
+        self._spec = check_spec(spec, layout)
+        fields_of(self._spec, encoders, layout, f'{self.directory}')  # refuses an unknown type before a shard is begun
+        self._layout = layout
+        self._shardlen, self._next, self._step = shardlen, shardstart, shardstep
+        self._writer: DatasetWriter | None = None
+        self._done = [0, 0, 0]  # shards, bytes and datapoints of the shards that were filled
+        self._resumed = self._found = 0
+        self._failed = False
+        self._turns = Lock()
+        store = self.directory.store
+        # On a disk the folder of the next shard is locked before one is published.
+        self._claim = (
+            Claim(self.directory, shardstart, shardstep, 'any' if resume == 'discard' else 'gone')
+            if store.conditional and not store.local
+            else None
+        )
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({f"{self.directory}"!r})'
+
+    async def _open(self) -> None:
+        await self.directory.mkdir(parents=True, exist_ok=True)
+        if self._claim is None:
+            try:
+                await self._resume(await shards_in(self.directory))
+            except NotFoundError:
+                await self._resume([])  # some stores have no empty folders
+            return
+        entries = await self._claim.take()
+        try:
+            await self._resume(shards_of(entries))
+        except BaseException:
+            await self._claim.release()
+            raise
+
+    async def _resume(self, there: list[int]) -> None:
+        """Find where the writer before ended."""
+        mine = [number for number in there if number >= self._next and not (number - self._next) % self._step]
+        if not mine:
+            return
+        wanted = range(self._next, mine[-1] + 1, self._step)
+        missing = next((number for number, present in zip(wanted, mine, strict=False) if number != present), None)
+        if missing is not None:
+            raise CorruptDatasetError(
+                f'{self.directory}: shard {shard_name(missing)} is missing, but {shard_name(mine[-1])} is there: '
+                f'remove what follows, or begin behind it with shardstart'
+            )
+        growing = self._layout == 'columns' and self.directory.store.local
+        lengths = await gather(
+            [
+                length_of_shard(self.directory / shard_name(number), self._spec, self._layout)
+                for number in (mine[:-1] if growing else mine)
+            ]
+        )
+        if len(mine) > 1 and lengths[len(mine) - 2] is None and await self._drop(mine[-1]):
+            mine, lengths = mine[:-1], lengths[: len(mine) - (2 if growing else 1)]
+        if None in lengths[: len(mine) - 1]:
+            raise CorruptDatasetError(
+                f'{self.directory}: shard {shard_name(mine[lengths.index(None)])} has no spec.json, but a later one '
+                f'is there: its writer was killed, and another went on without it: remove it and what follows'
+            )
+        last = self.directory / shard_name(mine[-1])
+        if self._shardlen is None and await (last / 'spec.json').exists():
+            raise AlreadyExistsError(f'{last}: exists already: pass shardlen to write further shards')
+        self._next = mine[-1] + self._step
+        self._found = sum(length or 0 for length in lengths)
+        if not growing and lengths[-1] is not None:
+            return
+        writer = await DatasetWriter.open(last, *self._args)
+        self._found += len(writer)
+        if self._full(writer):
+            await writer.aclose()
+        else:
+            self._writer, self._resumed = writer, len(writer)
+
+    async def _drop(self, number: int) -> bool:
+        """Remove a shard that was begun and never used, as a writer leaves it that is killed between two shards."""
+        folder = self.directory / shard_name(number)
+        if not folder.store.local or await (folder / 'spec.json').exists():
+            return False
+        writer = await DatasetWriter.open(folder, *self._args)
+        unused = writer.unused
+        await writer.abort()
+        return unused
+
+    # --- what it is
+
+    @property
+    def spec(self) -> dict[str, str]:
+        """The type of each key, sorted by key."""
+        return dict(self._spec)
+
+    @property
+    def shards(self) -> int:
+        """How many shards this writer has begun."""
+        return self._done[0] + (self._writer is not None and len(self._writer) > 0)
+
+    @property
+    def found(self) -> int:
+        """Datapoints of this writer's shards that were there when it was opened: go on with those that follow."""
+        return self._found
+
+    @property
+    def size(self) -> int:
+        """Bytes of the shards that this writer has begun."""
+        return self._done[1] + (0 if self._writer is None else self._writer.size)
+
+    def __len__(self) -> int:
+        return self._done[2] + (0 if self._writer is None else len(self._writer) - self._resumed)
+
+    # --- appending
+
+    async def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:
+        """Append a datapoint; returns how many this writer had appended before. As ``DatasetWriter.append``."""
+        if self._state != 'open':
+            await self._ensure_open()
+        async with self._turns.turn():
+            return await self._append(datapoint, flush)
+
+    async def _append(self, datapoint: Mapping[str, Any], flush: bool) -> int:
+        self._check_open()
+        self._check_whole()
+        if self._claim is not None:
+            await self._claim.renew()
+        if self._writer is not None and self._full(self._writer):
+            await self._turn()
+        if self._writer is None:
+            self._writer = await self._begin()
+        await self._writer.append(datapoint, flush)
+        index = len(self) - 1
+        if self._full(self._writer):
+            await self._turn()
+        return index
+
+    async def flush(self) -> None:
+        """Hand on what was appended."""
+        if self._state != 'open':
+            await self._ensure_open()
+        async with self._turns.turn():
+            self._check_open()
+            if self._writer is not None:
+                await self._writer.flush()
+
+    def _full(self, writer: DatasetWriter) -> bool:
+        return self._shardlen is not None and len(writer) >= self._shardlen
+
+    async def _begin(self) -> DatasetWriter:
+        writer = await DatasetWriter.open(self.directory / shard_name(self._next), *self._args)
+        self._next += self._step
+        return writer
+
+    async def _turn(self) -> None:
+        """Publish the shard that is full."""
+        # On a disk the next one is begun before: its folder keeps others out, and says that there is more to come.
+        following = await self._begin() if self.directory.store.local else None
+        try:
+            await self._finish()
+        except BaseException:
+            if following is not None:
+                await following.abort()
+            raise
+        self._writer = following
+
+    async def _finish(self) -> None:
+        writer = self._writer
+        if writer is None:
+            return
+        self._failed = True  # until it is there
+        if self._claim is not None:
+            try:
+                await self._claim.check()
+            except BaseException:
+                await writer.abort()
+                raise
+        await writer.aclose()
+        self._failed = False
+        self._done = [self._done[0] + 1, self._done[1] + writer.size, self._done[2] + len(writer) - self._resumed]
+        self._writer, self._resumed = None, 0
+
+    def _check_whole(self) -> None:
+        if self._failed:
+            raise ClosedError(f'{self.directory}: a shard could not be published: open another writer to go on')
+
+    async def _close(self) -> None:
+        await self.directory.store.ready()
+        async with self._turns.turn():
+            try:
+                self._check_whole()
+                if self._writer is not None and self._writer.unused:
+                    await self._writer.abort()
+                else:
+                    await self._finish()
+            finally:
+                await self._release()
+
+    async def _abort(self) -> None:
+        await self.directory.store.ready()
+        async with self._turns.turn():
+            try:
+                if self._writer is not None:
+                    await self._writer.abort()
+            finally:
+                await self._release()
+
+    async def _release(self) -> None:
+        if self._claim is not None:
+            await self._claim.release()
+
+
+async def length_of_shard(folder: Path, spec: Mapping[str, str], layout: Layout) -> int | None:
+    """The datapoints of a shard; None if its writer has not finished it.
+
+    Raises:
+      SpecError: if it has another spec or layout.
+    """
+    if not await (folder / 'spec.json').exists():
+        return None
+    async with DatasetReader(folder, None, cache_index=False) as reader:
+        if reader.spec != spec or reader.layout != layout:
+            raise SpecError(
+                f'{folder}: exists with spec {reader.spec} in layout {reader.layout!r}, which is not {spec} in '
+                f'{layout!r}'
+            )
+        return len(reader)

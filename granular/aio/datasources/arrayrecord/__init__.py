@@ -1,0 +1,1 @@
+"""ArrayRecord files."""

@@ -1,0 +1,125 @@
+"""Where the chunks of an ArrayRecord file lie, of its last bytes: cpp/layout.proto of google/array_record.
+
+The last 64 KiB are a chunk, the postscript, that says where the footer begins. That is a chunk of protobuf messages:
+one for the file, then one for each chunk of records.
+"""
+
+import dataclasses
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granular.aio.datasources.arrayrecord.riegeli import (
+    BLOCK,
+    BLOCK_HEADER,
+    Buffer,
+    fields,
+    parse_chunk,
+    read_values,
+    varints,
+)
+from granular.errors import CorruptError, UnsupportedError
+
+Ints = NDArray[np.int64]
+
+_MAGIC: Final = 0x71930E704FDAE05E
+_VERSION: Final = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Index:
+    """What is known of a file.
+
+    Attributes:
+      offsets: where each chunk begins, and where the last one ends, shape (chunks + 1,): 8 bytes a chunk.
+      group: records of each chunk but the last.
+      records: records of the file.
+      size: its bytes.
+      version: its ETag or generation.
+    """
+
+    offsets: Ints
+    group: int
+    records: int
+    size: int
+    version: str | None
+
+    def count_of(self, chunk: int) -> int:
+        """How many records a chunk has."""
+        return min(self.group, self.records - chunk * self.group)
+
+
+def footer_offset(tail: bytes, size: int, name: str) -> int:
+    """Where the footer begins.
+
+    Args:
+      tail: the last bytes of the file, 64 KiB or more unless it has less.
+      size: the bytes of the file.
+      name: what to call it in errors.
+    """
+    if size < 2 * BLOCK or size % BLOCK:
+        raise CorruptError(
+            f'{name}: has {size} bytes: an ArrayRecord file has a multiple of {BLOCK}, from {2 * BLOCK} on'
+        )
+    at = size - BLOCK
+    label = f'{name}, postscript'
+    known = fields(_messages(tail[-BLOCK:], at, BLOCK, label)[0], label)
+    begin = known.get(1)
+    if known.get(2) != _MAGIC or not isinstance(begin, int):
+        raise CorruptError(f'{label}: is not that of an ArrayRecord file')
+    if begin >= at:
+        raise CorruptError(f'{label}: the footer begins at byte {begin}, but has to before {at}')
+    return begin
+
+
+def parse_footer(footer: bytes, begin: int, size: int, version: str | None, name: str) -> Index:
+    """The index of a file, of its footer.
+
+    Args:
+      footer: the bytes from ``begin`` to the postscript.
+      begin: where the footer begins.
+      size, version: of the file.
+      name: what to call it in errors.
+    """
+    label = f'{name}, footer'
+    # What it tells of a chunk takes fewer bytes than the chunk.
+    first, others, count = _messages(footer, begin, size, label)
+    head = fields(first, label).get(1)
+    known = {} if head is None or isinstance(head, int) else fields(head, label)
+    if known.get(1) != _VERSION:
+        raise UnsupportedError(f'{label}: version {known.get(1)!r} of ArrayRecord: only {_VERSION} is read')
+    chunks, records = (n if isinstance(n := known.get(i, 0), int) else -1 for i in (2, 3))
+    if chunks != count:
+        raise CorruptError(f'{label}: says that there are {chunks} chunks, but tells of {count}')
+    entries = varints(others, label)
+    # Each field is a tag and its value: of offset, bytes and number of records, in this order.
+    if len(entries) != 6 * count or (entries.reshape(-1, 6)[:, ::2] != (8, 16, 24)).any():
+        raise CorruptError(f'{label}: {len(entries)} numbers do not tell of {count} chunks')
+    table = entries.reshape(-1, 6)
+    offsets, counts = np.append(table[:, 1], begin), table[:, 5]
+    room = np.diff(offsets)
+    # A chunk takes no fewer bytes than it has records, and begins neither in a block header nor right behind one.
+    inside = offsets[:-1] % BLOCK
+    bad = (offsets[:-1] < 0) | (counts < 1) | (counts > room) | ((inside > 0) & (inside <= BLOCK_HEADER))
+    if bad.any():
+        i = int(np.argmax(bad))
+        raise CorruptError(
+            f'{label}: chunk {i} of {counts[i]} records lies at bytes {offsets[i]} to {offsets[i + 1]} of {size}'
+        )
+    if int(counts.sum()) != records:
+        raise CorruptError(f'{label}: says that there are {records} records, but its chunks have {counts.sum()}')
+    group = int(counts[0]) if count else 1
+    if (counts[:-1] != group).any() or (count and counts[-1] > group):
+        i = int(np.argmax(counts != group))
+        raise CorruptError(f'{label}: chunk {i} has {counts[i]} records, those before have {group}')
+    return Index(offsets, group, int(counts.sum()), size, version)
+
+
+def _messages(raw: bytes, at: int, most: int, name: str) -> tuple[Buffer, Buffer, int]:
+    """The first record of a chunk, the others one behind the other, and how many those are."""
+    ends, values = read_values(parse_chunk(raw, at, name), None, name, most)
+    if not len(ends):
+        raise CorruptError(f'{name}: is empty')
+    first = int(ends[0])
+    return memoryview(values)[:first], memoryview(values)[first:], len(ends) - 1

@@ -1,0 +1,249 @@
+"""Chunks of Riegeli/records files: bytes to records, pure functions.
+
+As specified in doc/riegeli_records_file_format.md of google/riegeli. A chunk is a header of 40 bytes and its data, and
+a block header of 24 bytes interrupts it wherever the file's offset is a multiple of 64 KiB. Simple chunks are read, not
+compressed, or by brotli or zstd. All sizes and counts are checked, against each other and against the bytes that there
+are; the hashes of headers and data (HighwayHash) are not, as computing them in Python takes longer than all the rest.
+"""
+
+import struct
+import threading
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granular._lazy import need
+from granular.errors import CorruptRecordError, UnsupportedError
+
+Ints = NDArray[np.int64]
+Buffer = bytes | memoryview
+
+BLOCK: Final = 1 << 16
+BLOCK_HEADER: Final = 24
+CHUNK_HEADER: Final = 40
+
+_HEADER: Final = struct.Struct('<8xQ8xQQ')  # without the two hashes; the type and the number of records share a word
+_SIMPLE, _TRANSPOSED = ord('r'), ord('t')
+_KINDS: Final = {'s': 'a file signature', 'm': 'file metadata', 'p': 'padding', 't': 'a transposed chunk'}
+_PLAIN, _BROTLI, _ZSTD = 0, ord('b'), ord('z')
+_COMPRESSIONS: Final = {'s': 'snappy'}
+LARGEST: Final = 4 << 30
+# The smallest block of zstd has 4 bytes and stands for 128 KiB.
+_ZSTD_RATIO: Final = 1 << 15
+_VARINT: Final = 9  # bytes, of 63 bits
+
+_own = threading.local()
+
+
+class Chunk(NamedTuple):
+    """A chunk without its header and block headers.
+
+    Attributes:
+      kind: its type.
+      records: how many it has.
+      decoded: bytes of its records.
+      data: the rest, with padding behind it cut off.
+    """
+
+    kind: int
+    records: int
+    decoded: int
+    data: Buffer
+
+
+def parse_chunk(raw: bytes, at: int, name: str) -> Chunk:
+    """A chunk, of the bytes from its beginning on.
+
+    Args:
+      raw: its bytes, with block headers, and whatever follows.
+      at: where in the file they begin.
+      name: what to call it in errors.
+    """
+    plain = _without_block_headers(raw, at)
+    if len(plain) < CHUNK_HEADER:
+        raise CorruptRecordError(f'{name}: has {len(plain)} bytes, of which the header alone takes {CHUNK_HEADER}')
+    size, word, decoded = _HEADER.unpack_from(plain)
+    if size > len(plain) - CHUNK_HEADER:
+        raise CorruptRecordError(f'{name}: wants {size} bytes of data, of {len(plain) - CHUNK_HEADER}')
+    return Chunk(word & 255, word >> 8, decoded, memoryview(plain)[CHUNK_HEADER : CHUNK_HEADER + size])
+
+
+def _without_block_headers(raw: bytes, at: int) -> Buffer:
+    first = -at % BLOCK
+    if first >= len(raw):
+        return raw
+    view, pieces, begin = memoryview(raw), [], 0
+    for place in range(first, len(raw), BLOCK):
+        pieces.append(view[begin:place])
+        begin = place + BLOCK_HEADER
+    pieces.append(view[begin:])
+    return b''.join(pieces)
+
+
+def read_records(raw: bytes, at: int, count: int, wanted: Sequence[int], name: str) -> list[bytes]:
+    """Some records of a chunk.
+
+    Args:
+      raw, at, name: as for ``parse_chunk``.
+      count: how many records the file says that it has.
+      wanted: the records wanted, each below ``count``.
+
+    Raises:
+      CorruptRecordError: if its sizes and counts do not fit each other.
+      UnsupportedError: if it is transposed, or compressed by snappy.
+    """
+    ends, values = read_values(parse_chunk(raw, at, name), count, name)
+    if count == 1:
+        return [bytes(values)] * len(wanted)
+    places = ends.tolist()
+    return [bytes(values[places[i - 1] if i else 0 : places[i]]) for i in wanted]
+
+
+def read_values(chunk: Chunk, count: int | None, name: str, most: int = LARGEST) -> tuple[Ints, Buffer]:
+    """Where each record of a simple chunk ends, and the records, one behind the other.
+
+    Args:
+      chunk: the chunk.
+      count: how many records it must have; None for any number.
+      name: what to call it in errors.
+      most: bytes that its records may have together.
+    """
+    kind, has, decoded, data = chunk
+    if kind != _SIMPLE:
+        if chr(kind) not in _KINDS:
+            raise CorruptRecordError(f'{name}: has type {kind:#x}, which is none')
+        what = f'{name}: is {_KINDS[chr(kind)]}, not a simple chunk'
+        if kind == _TRANSPOSED:
+            raise UnsupportedError(f'{what}: write it with transpose:false')
+        raise CorruptRecordError(what)
+    if count is not None and has != count:
+        raise CorruptRecordError(f"{name}: has {has} records, but the file's index says {count}")
+    if not data:
+        raise CorruptRecordError(f'{name}: has no data')
+    compression = data[0]
+    length, begin = _varint(data, 1, name)
+    if length > len(data) - begin:
+        raise CorruptRecordError(f'{name}: the sizes of its records take {length} of {len(data) - begin} bytes')
+    if decoded > LARGEST:
+        raise UnsupportedError(f'{name}: has {decoded} bytes of records: at most {LARGEST} are read')
+    if decoded > most:
+        raise CorruptRecordError(f'{name}: has {decoded} bytes of records, want at most {most}')
+    sizes = _decompress(compression, data[begin : begin + length], None, min(_VARINT * has, most), f'{name}, sizes')
+    values = _decompress(compression, data[begin + length :], decoded, decoded, f'{name}, values')
+    if has == 1:
+        size, end = _varint(sizes, 0, name)
+        if size != decoded or end != len(sizes):
+            raise CorruptRecordError(f'{name}: its record has {size} bytes, but {decoded} are there')
+        return np.array([size]), values
+    each = varints(sizes, name)
+    if len(each) != has:
+        raise CorruptRecordError(f'{name}: has {has} records, but {len(each)} sizes')
+    # Bounded first, so that the sum cannot overflow.
+    if has and int(each.max()) > decoded:
+        raise CorruptRecordError(f'{name}: a record has {each.max()} bytes, all together {decoded}')
+    ends = np.cumsum(each)
+    if (ends[-1] if has else 0) != decoded:
+        raise CorruptRecordError(f'{name}: its records have {ends[-1] if has else 0} bytes, but {decoded} are there')
+    return ends, values
+
+
+def _decompress(kind: int, data: Buffer, want: int | None, most: int, name: str) -> Buffer:
+    """What a compressed buffer holds: ``want`` bytes, or at most ``most``."""
+    if kind == _PLAIN:
+        size = len(data)
+    elif kind in (_BROTLI, _ZSTD):
+        size, begin = _varint(data, 0, name)
+        data = data[begin:]
+    else:
+        shown = _COMPRESSIONS.get(chr(kind), f'{kind:#x}')
+        raise UnsupportedError(f'{name}: compressed by {shown}: none, brotli and zstd are read')
+    if size > most or (want is not None and size != want):
+        raise CorruptRecordError(f'{name}: {size} bytes, want {"at most " if want is None else ""}{most}')
+    if kind == _PLAIN:
+        return data
+    found = _brotli(data, size, name) if kind == _BROTLI else _zstd(data, size, name)
+    if len(found) != size:
+        raise CorruptRecordError(f'{name}: says {size} bytes, but is decompressed to {len(found)}')
+    return found
+
+
+def _brotli(data: Buffer, size: int, name: str) -> bytes:
+    brotli = need('brotli', 'arrayrecord')
+    stream = brotli.Decompressor()
+    try:
+        # With a limit, a few bytes that stand for many cost no more memory than they said.
+        found: bytes = stream.process(data, output_buffer_limit=size + 1)
+    except brotli.error as error:
+        raise CorruptRecordError(f'{name}: {len(data)} bytes are no brotli: {error}') from error
+    if len(found) == size and not stream.is_finished():
+        raise CorruptRecordError(f'{name}: {len(data)} bytes are no whole stream of brotli')
+    return found
+
+
+def _zstd(data: Buffer, size: int, name: str) -> bytes:
+    zstandard = need('zstandard', 'arrayrecord')
+    if size > len(data) * _ZSTD_RATIO:
+        raise CorruptRecordError(f'{name}: {len(data)} bytes of zstd cannot stand for {size}')
+    # Making one takes longer than most chunks; it serves one thread at a time.
+    decompressor = getattr(_own, 'zstd', None)
+    if decompressor is None:
+        decompressor = _own.zstd = zstandard.ZstdDecompressor()
+    try:
+        if (says := zstandard.frame_content_size(data)) not in (-1, size):
+            raise CorruptRecordError(f'{name}: says {size} bytes, but its frame of zstd {says}')
+        if not size:
+            return b''
+        found: bytes = decompressor.decompress(data, max_output_size=size, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise CorruptRecordError(f'{name}: {len(data)} bytes are no zstd: {error}') from error
+    return found
+
+
+# --- numbers --------------------------------------------------------------------------------------------------------
+
+
+def _varint(data: Buffer, at: int, name: str) -> tuple[int, int]:
+    """A number of 7 bits a byte, the lowest first, and where it ends."""
+    value = 0
+    for i, byte in enumerate(data[at : at + _VARINT]):
+        value |= (byte & 127) << 7 * i
+        if byte < 128:
+            return value, at + i + 1
+    raise CorruptRecordError(f'{name}: no number at byte {at} of {len(data)}')
+
+
+def varints(data: Buffer, name: str) -> Ints:
+    """All numbers of a buffer that holds nothing else."""
+    raw = np.frombuffer(data, np.uint8)
+    last = np.flatnonzero(raw < 128)
+    if len(last) == len(raw):
+        return raw.astype(np.int64)
+    lengths = last.copy()
+    lengths[:1] += 1
+    lengths[1:] -= last[:-1]
+    most = int(lengths.max(initial=0))
+    if not most or last[-1] + 1 != len(raw) or most > _VARINT:
+        raise CorruptRecordError(f'{name}: {len(raw)} bytes are no sequence of numbers')
+    values = raw[last].astype(np.int64)
+    for k in range(1, most):
+        values = np.where(lengths > k, values << 7 | raw[last - k] & 127, values)
+    return values
+
+
+def fields(data: Buffer, name: str) -> dict[int, int | Buffer]:
+    """The fields of a protobuf message, by number, as far as they are numbers and bytes; of repeated ones the last."""
+    out: dict[int, int | Buffer] = {}
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at, name)
+        value, at = _varint(data, at, name)
+        if tag & 7 == 0:
+            out[tag >> 3] = value
+        elif tag & 7 == 2 and value <= len(data) - at:
+            out[tag >> 3] = data[at : at + value]
+            at += value
+        else:
+            raise CorruptRecordError(f'{name}: tag {tag} at byte {at} of {len(data)} is of no field that is known')
+    return out

@@ -1,0 +1,305 @@
+"""ArrayRecord files, the format that Grain and TensorFlow Datasets keep records in, read by byte ranges."""
+
+import contextlib
+import dataclasses
+import hashlib
+import operator
+import os
+import re
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final, NamedTuple, Protocol, SupportsIndex, overload, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granular.aio.datasources.arrayrecord.index import Index, footer_offset, parse_footer
+from granular.aio.datasources.arrayrecord.riegeli import BLOCK, read_records
+from granular.aio.http.reply import counters
+from granular.aio.paths.path import Path
+from granular.aio.runtime.lifecycle import Opened
+from granular.aio.runtime.loops import gather
+from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.threads import offload, spread
+from granular.aio.stores import Request, Store
+from granular.aio.stores.fanout import Job, read_all
+from granular.config import MiB
+from granular.errors import InvalidArgumentError, OutOfRangeError
+from granular.indexing import index_of, indices_of
+
+Ints = NDArray[np.int64]
+
+_SLICED: Final = re.compile(r'(.*)\[(\d+):(\d+)\]', re.DOTALL)
+_PAGE: Final = 4 * MiB
+
+
+@runtime_checkable
+class FileInstruction(Protocol):
+    """Some records of a file, as TensorFlow Datasets names them.
+
+    Attributes:
+      filename: the file.
+      skip: records before those that are read.
+      take: records that are read; -1 for all that follow.
+      examples_in_shard: records of the file.
+    """
+
+    filename: Any
+    skip: int
+    take: int
+    examples_in_shard: int
+
+
+Place = str | os.PathLike[str] | FileInstruction
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """Records ``start`` to before ``stop`` of a file.
+
+    Attributes:
+      whole: whether all of the file was asked for, so that ``stop`` is -1 until it is known.
+    """
+
+    path: Path
+    start: int
+    stop: int
+    whole: bool = False
+
+
+class Piece(NamedTuple):
+    """A chunk, and which of its records are wanted where."""
+
+    path: Path
+    file: Index
+    chunk: int
+    inner: list[int]
+    places: list[int]
+
+
+class ArrayRecordDataSource(Opened):
+    """Random access to the records of ArrayRecord files, on a disk or in buckets, in the order given.
+
+    All chunks that a batch needs are read by one fan-out of byte ranges, of all files, and each is decompressed once,
+    in threads. The package ``array_record`` is not needed. Opening takes one request a file, of 128 KiB, or two if it
+    has thousands of chunks; a file whose records are given as ``FileInstruction`` or ``path[a:b]`` is opened when it is
+    first read. It pickles to its addresses and the lengths that it knows.
+
+    Files may have any ``group_size``, not compressed, or by brotli or zstd. Of a batch in random order each record
+    costs reading and decompressing its whole group. Memory: 8 bytes a chunk, some 250 while its file is opened; and
+    while a batch is read its chunks, of which as many are decompressed at a time as there are threads.
+
+    All sizes, counts and offsets are checked, against each other and the file's size, and a file is pinned to the ETag
+    or generation that it was opened with. The hashes in the files (HighwayHash) are not checked: a record that was
+    damaged on the disk comes as it is, unless it is compressed and cannot be decompressed to its size.
+
+    Args:
+      paths: a file, or a sequence of files: addresses, paths, such with the records wanted behind them
+        (``'s3://bucket/train.array_record[100:200]'``), or objects with ``filename``, ``skip``, ``take`` and
+        ``examples_in_shard``, as TensorFlow Datasets has them.
+
+    Raises:
+      CorruptError: if a file is no ArrayRecord file, or damaged.
+      UnsupportedError: if its chunks are transposed, or compressed by snappy.
+      OutOfRangeError: if a file has fewer records than were asked for.
+    """
+
+    def __init__(self, paths: Place | Sequence[Place] | Any) -> None:
+        super().__init__()
+        if isinstance(paths, str) or not isinstance(paths, Sequence):
+            paths = [paths]
+        if not paths:
+            raise InvalidArgumentError('ArrayRecordDataSource: want a file or more, got none')
+        self._parts = [_part_of(place) for place in paths]
+        self._indices: dict[Path, Index] = {}
+        self._stops: Ints = np.zeros(0, np.int64)
+        self._length = 0
+        self._name = self._describe()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._parts,)
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def _describe(self) -> str:
+        # States of pipelines are compared by this: it is the same in any process, open or not.
+        digest = hashlib.sha256()
+        for part in self._parts:
+            digest.update(f'{part.path}[{part.start}:{-1 if part.whole else part.stop}]\n'.encode())
+        first, count = f'{self._parts[0].path}', len(self._parts)
+        return f'{type(self).__name__}(files={count}, hash={digest.hexdigest()[:16]}, first={first!r})'
+
+    # --- opening
+
+    async def _open(self) -> None:
+        files = await self._learn({part.path for part in self._parts if part.stop < 0})
+        self._parts = [
+            dataclasses.replace(part, stop=files[part.path].records) if part.stop < 0 else part for part in self._parts
+        ]
+        self._stops = np.cumsum([part.stop - part.start for part in self._parts])
+        self._length = int(self._stops[-1])
+
+    async def _learn(self, paths: set[Path]) -> dict[Path, Index]:
+        """The indices of files, those among them."""
+        files = self._indices
+        missing = sorted(paths - files.keys())
+        if not missing:
+            return files
+        for store in {path.store for path in missing}:
+            await store.ready()
+        found = dict(zip(missing, await gather([_read_index(path) for path in missing]), strict=True))
+        for part in self._parts:
+            path = part.path
+            if path in found and part.stop > found[path].records:
+                raise OutOfRangeError(
+                    f'{path}: records {part.start} to {part.stop} were asked for, but it has {found[path].records}'
+                )
+        files.update(found)
+        return files
+
+    async def _close(self) -> None:
+        self._indices = {}
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """The parts in order, each by store, address and records, and by the version of a file that was opened."""
+        versions = {path: index.version for path, index in self._indices.items()}
+        return tuple(
+            (part.path.store.fingerprint, f'{part.path}', part.start, part.stop, versions.get(part.path))
+            for part in self._parts
+        )
+
+    # --- reading
+
+    def __len__(self) -> int:
+        self._check_open()
+        return self._length
+
+    @overload
+    async def get(self, index: SupportsIndex) -> bytes: ...
+    @overload
+    async def get(self, index: slice | range) -> list[bytes]: ...
+    async def get(self, index: SupportsIndex | slice | range) -> bytes | list[bytes]:
+        """The record at an index, negative from the end, or the records of a slice.
+
+        Raises:
+          OutOfRangeError: an ``IndexError``.
+        """
+        await self._ensure_open()
+        if isinstance(index, slice | range):
+            return await self.fetch(index)
+        return await self._read_one(index_of(index, self._length, self._name))
+
+    async def fetch(self, indices: Any) -> list[bytes]:
+        """Many records in one fan-out over all files.
+
+        Args:
+          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
+
+        Returns:
+          The records, in the order asked.
+        """
+        await self._ensure_open()
+        return await self._read(indices_of(indices, self._length, self._name))
+
+    async def _read_one(self, place: int) -> bytes:
+        """As ``_read``, without what many cost to be planned."""
+        i = int(np.searchsorted(self._stops, place, side='right'))
+        part = self._parts[i]
+        path = part.path
+        file = self._indices.get(path) or (await self._learn({path}))[path]
+        chunk, inner = divmod(place - int(self._stops[i]) + part.stop, file.group)
+        start, stop = int(file.offsets[chunk]), int(file.offsets[chunk + 1])
+        counters.ranges += 1
+        raw = (await path.store.read_many([Request(path.key, [start], [stop], file.version)]))[0]
+        return (await offload(_decode, Piece(path, file, chunk, [inner], []), raw))[0]
+
+    async def _read(self, wanted: Ints) -> list[bytes]:
+        owners = np.searchsorted(self._stops, wanted, side='right')
+        used = np.unique(owners).tolist()
+        files = await self._learn({self._parts[i].path for i in used})
+        jobs: dict[Store, list[Job]] = {}
+        pieces: dict[Store, list[Piece]] = {}
+        for i in used:
+            part, places = self._parts[i], np.flatnonzero(owners == i)
+            positions = wanted[places] - int(self._stops[i]) + part.stop
+            job, of_part = _plan(part.path, files[part.path], positions, places)
+            store = part.path.store
+            jobs.setdefault(store, []).append(job)
+            pieces.setdefault(store, []).extend(of_part)
+        found = await gather([read_all(store, of_store) for store, of_store in jobs.items()])
+        raw = [data for of_store in found for of_job in of_store for data in of_job]
+        flat = [piece for of_store in pieces.values() for piece in of_store]
+
+        out: list[bytes] = [b''] * len(wanted)
+        for piece, records in zip(flat, await spread(lambda k: _decode(flat[k], raw[k]), len(flat)), strict=True):
+            for place, record in zip(piece.places, records, strict=True):
+                out[place] = record
+        return out
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        await self._ensure_open()
+        if not self._length:
+            return
+        path = self._parts[0].path
+        file = (await self._learn({path}))[path]
+        size = self._length * file.size // max(1, file.records)
+        # A page is no smaller than a group, which would be read for each of its pages.
+        size = min(size, _PAGE * self._length // file.group)
+        async with contextlib.aclosing(pages(self.fetch, self._length, size, path.store.local)) as items:
+            async for record in items:
+                yield record
+
+
+def _plan(path: Path, file: Index, positions: Ints, places: Ints) -> tuple[Job, list[Piece]]:
+    """What to read of a file for some of its records, which go to these places."""
+    order = np.argsort(positions, kind='stable')
+    chunks, inner = np.divmod(positions[order], file.group)
+    numbers, firsts = np.unique(chunks, return_index=True)
+    job = Job(path.key, file.offsets[numbers], file.offsets[numbers + 1], file.version)
+    cuts = [*firsts.tolist(), len(chunks)]
+    within, targets = inner.tolist(), places[order].tolist()
+    return job, [
+        Piece(path, file, number, within[a:b], targets[a:b])
+        for number, a, b in zip(numbers.tolist(), cuts, cuts[1:], strict=False)
+    ]
+
+
+def _decode(piece: Piece, raw: bytes) -> list[bytes]:
+    at, count = int(piece.file.offsets[piece.chunk]), piece.file.count_of(piece.chunk)
+    return read_records(raw, at, count, piece.inner, f'{piece.path}, chunk {piece.chunk}')
+
+
+def _part_of(place: Any) -> Part:
+    """What a user names some records with."""
+    if isinstance(place, Part):
+        return place
+    if isinstance(place, FileInstruction):
+        path = Path(place.filename)
+        try:
+            skip, take, count = map(operator.index, (place.skip, place.take, place.examples_in_shard))
+        except TypeError as error:
+            raise InvalidArgumentError(f'{path}: want integers for skip, take and examples_in_shard: {error}') from None
+        take = count - skip if take == -1 else take
+        if skip < 0 or take < 0 or skip + take > count:
+            raise InvalidArgumentError(f'{path}: cannot skip {skip} records and take {take}: it has {count}')
+        return Part(path, skip, skip + take)
+    path = Path(place)
+    if match := _SLICED.fullmatch(path.key):
+        path, start, stop = Path.of(path.store, match[1]), int(match[2]), int(match[3])
+        if stop < start:
+            raise InvalidArgumentError(f'{path}: records {start} to {stop} are none: want start <= stop')
+        return Part(path, start, stop)
+    return Part(path, 0, -1, whole=True)
+
+
+async def _read_index(path: Path) -> Index:
+    """The index of a file, of its last bytes."""
+    name = f'{path}'
+    tail = await path.store.read(path.key, -(BLOCK + path.store.config.tail))
+    begin, end = footer_offset(tail.data, tail.size, name), tail.size - BLOCK
+    if begin >= tail.start:
+        footer = tail.data[begin - tail.start : end - tail.start]
+    else:
+        footer = (await path.read_ranges([begin], [end], version=tail.version))[0]
+    return await offload(parse_footer, footer, begin, tail.size, tail.version, name)

@@ -1,0 +1,375 @@
+"""Parquet files as a source: the column chunks of row groups by range request, decoded by pyarrow."""
+
+import contextlib
+import functools
+import os
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, Final, Self, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granular._lazy import need
+from granular.aio.bags.index_cache import sharing
+from granular.aio.datasources.parquet.arrow_values import values_of
+from granular.aio.datasources.parquet.column_cache import Cache, Key, Load
+from granular.aio.datasources.parquet.file import Footer, chunks, decode, footer_length, parse_footer, weight
+from granular.aio.http.reply import changed
+from granular.aio.paths.path import Path
+from granular.aio.paths.pure import PurePath
+from granular.aio.runtime.lifecycle import Opened
+from granular.aio.runtime.loops import PerLoop, cancel_idle, gather, shared_task, wait_shared
+from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.threads import CORES, offload, spread
+from granular.aio.stores import Store
+from granular.aio.stores.fanout import Job, read_all
+from granular.config import MiB
+from granular.errors import CorruptDatasetError, CorruptError, InvalidArgumentError, UnknownKeyError
+from granular.indexing import index_of, indices_of
+
+Ints = NDArray[np.int64]
+Fields = Iterable[str] | Mapping[str, bool] | None
+
+CACHE: Final = 512 * MiB
+
+
+class ParquetDataSource(Opened):
+    """Random access to the rows of Parquet files, on a disk or in buckets, in the order given.
+
+    A row is a dict of its columns. Numbers, booleans and times are numpy's scalars, strings, bytes and decimals
+    Python's, a list a new numpy array, a struct a dict, as Google Grain gives them; a null is NaN among floats, NaT
+    among times and None otherwise (:func:`granular.aio.datasources.parquet.arrow_values.values_of`).
+
+    Opening takes one request a file, of ``IOConfig.tail`` bytes, or two if its footer is longer. A batch is one fan-out
+    of the byte ranges that its columns have in its row groups, of all files; what is decoded is kept, so that
+    neighbours ask for nothing. A file is pinned to the ETag or generation that it was opened with.
+
+    Parquet is read by the row group, however few rows are wanted: in random order over row groups that the cache does
+    not hold, each row costs its row group. Choose few columns, small row groups, ``shuffle.Blocks``, or
+    ``ParquetIterDataset`` with ``window_shuffle``.
+
+    Memory: the footers, ``cache_bytes``, and while a batch is read the column chunks and decoded columns that it needs.
+
+    Args:
+      paths: a file, or a sequence of files.
+      columns: their names, in the order wanted; all by default. What is not chosen is not read.
+      cache_bytes: bytes of decoded columns that are kept, those used last; 0 for none.
+    """
+
+    def __init__(
+        self,
+        paths: PurePath | str | os.PathLike[str] | Sequence[Any],
+        columns: Sequence[str] | None = None,
+        cache_bytes: int = CACHE,
+    ) -> None:
+        super().__init__()
+        need('pyarrow', 'parquet')
+        self.paths = paths_of(paths)
+        if isinstance(columns, str) or (columns is not None and not all(type(name) is str for name in columns)):
+            raise InvalidArgumentError(f'columns is {columns!r:.100}: want a sequence of names')
+        if not isinstance(cache_bytes, int) or cache_bytes < 0:
+            raise InvalidArgumentError(f'cache_bytes is {cache_bytes!r}: want an integer from 0 on')
+        self._chosen = None if columns is None else tuple(dict.fromkeys(columns))
+        self._columns: tuple[str, ...] = ()
+        self._cache_bytes = cache_bytes
+        self._name = f'{self.paths[0]}' if len(self.paths) == 1 else f'{self.paths[0]} and {len(self.paths) - 1} more'
+        self._footers: list[Footer] = []
+        self._stops = np.zeros(0, np.int64)  # rows up to the end of each row group, of all files
+        self._owners = np.zeros(0, np.int64)  # the file of each row group
+        self._firsts = np.zeros(0, np.int64)  # the first row group of each file
+        self._caches = self._new_caches()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        args = (self.paths, self._chosen, self._cache_bytes)
+        if sharing.get() and self._footers:
+            return _shared, (type(self), args, self._footers)
+        return type(self), args
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self._name!r})'
+
+    # --- opening
+
+    async def _open(self) -> None:
+        if not self._footers:
+            for path in self.paths:
+                await path.store.ready()
+            self._footers = await gather([_read_footer(path) for path in self.paths])
+        first = self._footers[0]
+        for footer in self._footers:
+            if set(footer.names) != set(first.names):
+                raise CorruptDatasetError(
+                    f'{footer.path}: has columns {sorted(footer.names)}, but {first.path} has {sorted(first.names)}'
+                )
+        self._columns = first.names if self._chosen is None else self._chosen
+        self.choose(self._columns, first.names)
+        counts = [len(footer.stops) for footer in self._footers]
+        rows = [int(footer.stops[-1]) if len(footer.stops) else 0 for footer in self._footers]
+        bases = np.cumsum(rows, dtype=np.int64) - rows
+        self._stops = np.concatenate([f.stops + base for f, base in zip(self._footers, bases.tolist(), strict=True)])
+        self._owners = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+        self._firsts = np.cumsum(counts, dtype=np.int64) - counts
+
+    async def _close(self) -> None:
+        await self.release()
+
+    # --- what it is
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns that a row has."""
+        self._check_open()
+        return self._columns
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """The files in order, each by store, address, bytes and version, and the columns."""
+        return *((f.path.store.fingerprint, f'{f.path}', f.size, f.version) for f in self._footers), self._columns
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        self._check_open()
+        return sum(footer.size for footer in self._footers)
+
+    def __len__(self) -> int:
+        self._check_open()
+        return int(self._stops[-1]) if len(self._stops) else 0
+
+    @property
+    def footers(self) -> list[Footer]:
+        """The files, opened."""
+        self._check_open()
+        return self._footers
+
+    def copy(self) -> Self:
+        """Another source of the same files, with a life and a cache of its own."""
+        self._check_open()
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__, _caches=self._new_caches())
+        return twin
+
+    # --- reading
+
+    async def get(self, index: SupportsIndex | slice, mask: Fields = None) -> Any:
+        """A row, or ``{column: [values]}`` for a slice.
+
+        Args:
+          index: an integer, negative from the end, or a slice.
+          mask: the columns wanted.
+
+        Raises:
+          OutOfRangeError: an ``IndexError``, for an index beyond what is there.
+          UnknownKeyError: a ``KeyError``, for a column that there is not.
+        """
+        await self._ensure_open()
+        names = self.choose(mask)
+        if isinstance(index, slice | range):
+            return await self._read(indices_of(index, len(self), self._name), names)
+        values = await self._read(np.array([index_of(index, len(self), self._name)]), names)
+        return {name: column[0] for name, column in values.items()}
+
+    async def fetch(self, indices: Any, mask: Fields = None) -> list[dict[str, Any]]:
+        """Many rows in one fan-out over all files, row groups and columns.
+
+        Args:
+          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
+          mask: as for ``get``.
+
+        Returns:
+          The rows, in the order asked.
+        """
+        await self._ensure_open()
+        places = indices_of(indices, len(self), self._name)
+        values = await self._read(places, self.choose(mask))
+        if not values:
+            return [{} for _ in places]
+        return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        await self._ensure_open()
+        async with contextlib.aclosing(pages(self.fetch, len(self), self.size, False)) as items:
+            async for point in items:
+                yield point
+
+    def choose(self, mask: Fields, known: Sequence[str] | None = None) -> tuple[str, ...]:
+        """The columns that a mask asks for.
+
+        Raises:
+          UnknownKeyError: for one that there is not.
+        """
+        if mask is None:
+            return self._columns
+        if isinstance(mask, Mapping):
+            wanted = [name for name, want in mask.items() if want]
+        else:
+            wanted = [mask] if isinstance(mask, str) else list(mask)
+        known = self._columns if known is None else known
+        if unknown := [name for name in wanted if name not in known]:
+            raise UnknownKeyError(f'{self._name}: there are no columns {unknown}: there are {list(known)}')
+        return tuple(dict.fromkeys(wanted))
+
+    def groups_of(self, places: Ints) -> Ints:
+        """The row groups, counted over all files, that hold some rows."""
+        return np.searchsorted(self._stops, places, side='right')
+
+    def weight(self, group: int, names: tuple[str, ...]) -> int:
+        """About how many bytes some columns of a row group are, decoded."""
+        owner = int(self._owners[group])
+        return weight(self._footers[owner], group - int(self._firsts[owner]), names)
+
+    async def expect(self, groups: Sequence[int], names: tuple[str, ...]) -> None:
+        """Begin to read row groups that will be asked for; these are kept until then, whatever else is dropped."""
+        cache = await self._caches.get()
+        cache.expected = {(group, name) for group in groups for name in names}
+        for group in groups:
+            self._begin(cache, [(group, name) for name in names])
+
+    async def release(self) -> None:
+        """Stop what is read ahead for nobody, and let go of what is kept."""
+        if (cache := await self._caches.peek()) is not None:
+            cache.clear()
+            await cancel_idle({load.task for load in cache.loads.values()})
+
+    def _new_caches(self) -> PerLoop[Cache]:
+        return PerLoop(functools.partial(Cache, self._cache_bytes))  # as tasks fill them
+
+    async def _read(self, places: Ints, names: tuple[str, ...]) -> dict[str, list[Any]]:
+        """The values of rows, by column."""
+        if not len(places) or not names:
+            return {name: [] for name in names}
+        cache = await self._caches.get()
+        owners = self.groups_of(places)
+        groups = np.unique(owners).tolist()
+        keys = [(group, name) for group in groups for name in names]
+        if damaged := cache.damaged.keys() & set(keys):
+            raise CorruptError(cache.damaged[min(damaged)])
+        found = {key: cache.take(key) for key in keys}
+        missing = [key for key, column in found.items() if column is None]
+        self._begin(cache, missing)
+        loads = {key: cache.loads[key] for key in missing}
+        await wait_shared({load.task for load in loads.values()})
+        found |= {key: load.found[key] for key, load in loads.items()}
+        return await offload(self._take, places, owners, groups, names, found)
+
+    def _begin(self, cache: Cache, keys: Sequence[Key]) -> None:
+        """Begin to read columns that are neither there nor on their way, in one fan-out."""
+        missing = [key for key in keys if not cache.has(key)]
+        if missing:
+            load = Load()
+            load.task = shared_task(self._load(cache, load, missing))
+            cache.loads.update(dict.fromkeys(missing, load))
+
+    async def _load(self, cache: Cache, load: Load, keys: list[Key]) -> None:
+        try:
+            load.found = await self._decoded(cache, keys)
+            cache.keep(load.found)
+        finally:
+            for key in keys:
+                if cache.loads.get(key) is load:
+                    del cache.loads[key]
+
+    async def _decoded(self, cache: Cache, keys: list[Key]) -> dict[Key, Any]:
+        """Columns of row groups: one fan-out for their bytes, which threads decode."""
+        wanted: dict[int, list[str]] = {}
+        for group, name in keys:
+            wanted.setdefault(group, []).append(name)
+        parts: list[tuple[int, Footer, int, tuple[str, ...]]] = []
+        for group, names in wanted.items():
+            owner = int(self._owners[group])
+            # Opening a file in pyarrow takes longer the more columns it has: no more often than there are cores.
+            count = min(len(names), -(-CORES // len(wanted)))
+            parts += [
+                (group, self._footers[owner], group - int(self._firsts[owner]), tuple(names[i::count]))
+                for i in range(count)
+            ]
+        spans = await offload(lambda: [chunks(footer, inner, names) for _, footer, inner, names in parts])
+        pieces = await _read_spans([footer for _, footer, _, _ in parts], spans)
+
+        def call(i: int) -> dict[Key, Any]:
+            group, footer, inner, names = parts[i]
+            held, pieces[i] = pieces[i], []
+            try:
+                return {(group, name): column for name, column in decode(footer, inner, names, held).items()}
+            except CorruptError:
+                for name in names:  # which of them it is
+                    try:
+                        decode(footer, inner, (name,), held)
+                    except CorruptError as error:
+                        cache.damaged[group, name] = str(error)
+                        raise
+                raise
+
+        return {key: column for part in await spread(call, len(parts)) for key, column in part.items()}
+
+    def _take(
+        self, places: Ints, owners: Ints, groups: list[int], names: tuple[str, ...], found: dict[Key, Any]
+    ) -> dict[str, list[Any]]:
+        pa = need('pyarrow', 'parquet')
+        out: dict[str, list[Any]] = {name: [None] * len(places) for name in names}
+        for group in groups:
+            at = np.flatnonzero(owners == group)
+            rows = places[at] - (int(self._stops[group - 1]) if group else 0)
+            straight = len(rows) == 1 or bool((np.diff(rows) == 1).all())
+            for name in names:
+                column = found[group, name]
+                part = column.slice(int(rows[0]), len(rows)) if straight else column.take(pa.array(rows))
+                values, target = values_of(part), out[name]
+                for place, value in zip(at.tolist(), values, strict=True):
+                    target[place] = value
+        return out
+
+
+async def _read_footer(path: Path) -> Footer:
+    reply = await path.store.read(path.key, -path.store.config.tail)
+    length = footer_length(path, reply.size, reply.data)
+    tail = reply.data[-length:]
+    if length > len(reply.data):
+        start = reply.size - length
+        more = await path.store.read(path.key, start, start + length - len(reply.data), reply.version)
+        if more.version != reply.version:
+            raise changed(f'{path}', f'{reply.version}', more.version)
+        tail = more.data + reply.data
+    return await offload(parse_footer, path, reply.size, reply.version, tail)
+
+
+async def _read_spans(
+    footers: Sequence[Footer], spans: Sequence[list[tuple[int, int]]]
+) -> list[list[tuple[int, bytes]]]:
+    """The bytes of ranges of files, as (start, bytes), all asked for at once."""
+    stores: dict[Store, list[int]] = {}
+    for i, footer in enumerate(footers):
+        stores.setdefault(footer.path.store, []).append(i)
+    out: list[list[tuple[int, bytes]]] = [[] for _ in footers]
+
+    async def read(store: Store, numbers: list[int]) -> None:
+        jobs = []
+        for i in numbers:
+            limits = np.array(spans[i], np.int64).reshape(-1, 2)
+            jobs.append(Job(footers[i].path.key, limits[:, 0], limits[:, 1], footers[i].version))
+        for i, pieces in zip(numbers, await read_all(store, jobs), strict=True):
+            out[i] = [(start, data) for (start, _), data in zip(spans[i], pieces, strict=True)]
+
+    await gather([read(store, numbers) for store, numbers in stores.items()])
+    return out
+
+
+def paths_of(paths: Any) -> tuple[Path, ...]:
+    """One path or several.
+
+    Raises:
+      InvalidArgumentError: if there is none.
+    """
+    if isinstance(paths, str | os.PathLike | PurePath) or not isinstance(paths, Iterable):
+        paths = [paths]
+    found = tuple(map(Path, paths))
+    if not found:
+        raise InvalidArgumentError('want one path or more, got none')
+    return found
+
+
+def _shared(kind: type[ParquetDataSource], args: tuple[Any, ...], footers: list[Footer]) -> ParquetDataSource:
+    """A source in a worker process, with the footers that its parent has read."""
+    source = kind(*args)
+    source._footers = footers
+    return source

@@ -1,0 +1,360 @@
+"""Parquet files as a stream: row groups in order, read ahead by range request, several files in turn."""
+
+import bisect
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from granular.aio.datasources.parquet.interleave import Interleaved
+from granular.aio.datasources.parquet.source import ParquetDataSource
+from granular.aio.execution.failures import OnError
+from granular.aio.paths.pure import PurePath
+from granular.aio.pipeline.iter_dataset import IterDataset
+from granular.aio.pipeline.nodes.source import Failure, Source, convert
+from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.streams.streams import Read, Reading, Stream
+from granular.aio.pipeline.transforms import ReadOptions
+from granular.aio.runtime.loops import need_loop
+from granular.aio.runtime.threads import offload
+from granular.config import MiB
+from granular.errors import InvalidArgumentError, StateError
+
+Ints = NDArray[np.int64]
+
+CYCLE: Final = 16
+READ_AHEAD: Final = 64 * MiB
+_LARGEST: Final = 256  # rows that are fetched at once
+_MOST: Final = 256  # row groups ahead, however small
+
+
+class _Opened(NamedTuple):
+    """What is known of the files once their footers are read.
+
+    Attributes:
+      order: in which their rows are taken.
+      stops: of each file, the rows up to the end of each row group.
+      firsts: the first row of each file among those of all, shape (files,).
+      groups: the first row group of each file among those of all.
+    """
+
+    order: Interleaved
+    stops: list[list[int]]
+    firsts: Ints
+    groups: list[int]
+
+
+class Rows(Source):
+    """The rows of Parquet files in the order of a stream; row groups are read ahead of what is asked for.
+
+    Args:
+      data: the files.
+      cycle: how many are read at a time.
+      read_ahead: bytes of row groups that are read ahead, by what the footers say; at least one row group is.
+      options: how many rows are made ahead; by default some MiB of them.
+    """
+
+    def __init__(
+        self, data: ParquetDataSource, cycle: int, read_ahead: int, options: ReadOptions | None = None
+    ) -> None:
+        self.data, self.cycle, self._read_ahead, self.options = data, cycle, read_ahead, options
+        self._source = convert(data)
+        self._opened: _Opened | None = None
+        self._current: list[int] = []  # the row groups that the last fetch needed
+        self._weights: dict[int, int] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, '_opened': None, '_current': [], '_weights': {}}
+
+    def renewed(self) -> 'Rows':
+        """The same once it is open, for one who reads them by himself."""
+        twin = Rows(self.data.copy(), self.cycle, self._read_ahead, self.options)
+        twin._opened = self._opened
+        return twin
+
+    async def open(self) -> _Opened:
+        """Read the footers, once."""
+        if self._opened is None:
+            await self.data._ensure_open()
+            footers = self.data.footers
+            stops = [footer.stops.tolist() for footer in footers]
+            lengths = [rows[-1] if rows else 0 for rows in stops]
+            groups = np.cumsum([0, *map(len, stops)]).tolist()
+            firsts = np.cumsum([0, *lengths], dtype=np.int64)
+            self._opened = _Opened(Interleaved(lengths, self.cycle), stops, firsts, groups)
+        return self._opened
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def chunk(self) -> int:
+        """How many rows are worth one fetch: of narrow ones many, as a column costs the same however few they are."""
+        rows = next((footer.stops[0] for footer in self.data.footers if len(footer.stops)), 0)
+        if not rows:
+            return _LARGEST
+        return max(1, min(_LARGEST, MiB * int(rows) // max(1, self.data.weight(0, self.data.columns))))
+
+    async def fetch(self, indices: ArrayLike) -> list[Any]:
+        opened = await self.open()
+        steps = np.asarray(indices, np.int64)
+        if not len(steps):
+            return []
+        files, rows = opened.order.lookup(steps)
+        places = opened.firsts[files] + rows
+        groups = np.unique(self.data.groups_of(places)).tolist()
+        if groups != self._current:
+            self._current = groups
+            wanted = await offload(self._plan, opened, groups, int(steps[-1]))
+            await self.data.expect(wanted, self.data.columns)
+        found = await self._source.fetch(places)
+        for step, point in zip(steps.tolist(), found, strict=True):
+            if type(point) is Failure:
+                point.step = step
+        return found
+
+    def _plan(self, opened: _Opened, groups: list[int], step: int) -> list[int]:
+        """The row groups to read: those needed now, of all open files, and the next ones."""
+        wanted = dict.fromkeys(groups)
+        taken, _ = opened.order.consumed(step)
+        for number, row in taken.items():
+            inner = bisect.bisect_right(opened.stops[number], row)
+            if inner < len(opened.stops[number]):
+                wanted[opened.groups[number] + inner] = None
+        most = len(wanted) + _MOST
+        room = self._read_ahead
+        for number, inner in opened.order.upcoming(step, opened.stops):
+            group = opened.groups[number] + inner
+            if group not in wanted:
+                wanted[group] = None
+                if group not in self._weights:
+                    self._weights[group] = self.data.weight(group, self.data.columns)
+                room -= self._weights[group]
+                if room <= 0 or len(wanted) >= most:
+                    break
+        return list(wanted)
+
+    async def release(self) -> None:
+        self._current = []
+        await self.data.release()
+
+    def describe(self) -> str:
+        return f'{self.data!r}, {self.cycle} at a time'
+
+    # --- states
+
+    def start(self) -> Any:
+        """The state before the first row."""
+        if len(self.data.paths) == 1:
+            return _place(0, 0)
+        count = min(self.cycle, len(self.data.paths))
+        return {'files': {str(number): _place(0, 0) for number in range(count)}, 'next_file': count}
+
+    def state_of(self, opened: _Opened, position: int) -> Any:
+        """The state before a row: where each file stands."""
+        if not position:
+            return self.start()
+        taken, unopened = opened.order.consumed(position)
+        if len(opened.stops) == 1:
+            return _place_of(opened.stops[0], min(position, opened.order.lengths[0]))
+        files = {str(number): _place_of(opened.stops[number], row) for number, row in taken.items()}
+        return {'files': files, 'next_file': unopened}
+
+    def position_of(self, opened: _Opened, state: Any) -> int:
+        """The row that follows a state.
+
+        Raises:
+          StateError: if it is none, or none of these files.
+        """
+        if state == self.start():
+            return 0
+        if len(opened.stops) == 1:
+            return self._row_of(opened, 0, state)
+        if not isinstance(state, Mapping) or not isinstance(state.get('files'), Mapping):
+            raise StateError(f'want a state such as {self.start()}, got {state!r:.200}')
+        places, unopened = {str(number): place for number, place in state['files'].items()}, state.get('next_file')
+        if not isinstance(unopened, int) or not 0 <= unopened <= len(opened.stops):
+            raise StateError(f'next_file is {unopened!r}, of {len(opened.stops)} files')
+        position = 0
+        for number in range(unopened):
+            place = places.get(str(number))
+            position += opened.order.lengths[number] if place is None else self._row_of(opened, number, place)
+        taken, behind = opened.order.consumed(position)
+        same = all(
+            number in taken and taken[number] == self._row_of(opened, number, places[str(number)])
+            for number in map(int, places)
+        )
+        if not same or behind != unopened:
+            raise StateError(
+                f'the state is of other files, or of another cycle_length: {dict(state)!r:.200}, where '
+                f'{self.state_of(opened, position)!r:.200} stands at this row'
+            )
+        return position
+
+    def _row_of(self, opened: _Opened, number: int, place: Any) -> int:
+        stops, path = opened.stops[number], self.data.paths[number]
+        if not isinstance(place, Mapping) or not {'row_group', 'index_within_row_group'} <= place.keys():
+            raise StateError(f'{path}: want {_place(0, 0)}, got {place!r:.200}')
+        group, index = place['row_group'], place['index_within_row_group']
+        if group == index == 0:
+            return 0
+        if not isinstance(group, int) or not isinstance(index, int) or not 0 <= group < len(stops):
+            raise StateError(
+                f'{path}: the state has row group {group!r}, row {index!r}: the file has {len(stops)} groups'
+            )
+        first = stops[group - 1] if group else 0
+        if not 0 <= index <= stops[group] - first:
+            raise StateError(
+                f'{path}: the state has row {index} of row group {group}, which has {stops[group] - first}'
+            )
+        return int(first) + index
+
+
+def _place(group: int, index: int) -> dict[str, int]:
+    return {'row_group': group, 'index_within_row_group': index}
+
+
+def _place_of(stops: list[int], row: int) -> dict[str, int]:
+    """Where a row lies; behind the last one, the end of the last row group."""
+    group = min(bisect.bisect_right(stops, row), max(0, len(stops) - 1))
+    return _place(group, row - (stops[group - 1] if group else 0))
+
+
+class ReadRows(Read):
+    """Reading the rows of Parquet files, and what was made part of it."""
+
+    def flow(self) -> Flow:
+        return ReadingRows(self)
+
+    def describe(self) -> str:
+        return rows_of(self.source).describe()
+
+
+def rows_of(source: Source) -> Rows:
+    """What is read, below all that was made part of it."""
+    while source.parents:
+        source = source.parents[0]
+    if not isinstance(source, Rows):
+        raise TypeError(f'{source!r} is no stream of Parquet files')
+    return source
+
+
+def _over(source: Source, rows: Rows) -> Source:
+    """The same nodes over other rows, so that those who iterate at once keep apart what they read."""
+    if not source.parents:
+        return rows
+    twin = type(source).__new__(type(source))
+    twin.__dict__.update(source.__dict__, parents=(_over(source.parents[0], rows),))
+    return twin
+
+
+class _Mark(NamedTuple):
+    """A position, which a state takes longer to say: it is asked for before every row."""
+
+    position: int
+
+
+class ReadingRows(Flow):
+    """Reads the rows, from the first ``next`` on, when the footers are read. Its state is where each file stands."""
+
+    def __init__(self, read: Read) -> None:
+        self._read, self._rows = read, rows_of(read.source)
+        self._inner: tuple[_Opened, Reading] | None = None
+        self._start = self._rows.start()
+
+    async def _ready(self) -> tuple[_Opened, Reading]:
+        if self._inner is None:
+            await need_loop()
+            opened = await self._rows.open()
+            read = self._read.replaced(source=_over(self._read.source, self._rows.renewed()))
+            chunk = self._rows.chunk()
+            if self._rows.options is None:
+                read = read.replaced(options=ReadOptions(prefetch_buffer_size=8 * chunk))
+            self._inner = opened, Reading(read, chunk)
+            self.parents = (self._inner[1],)
+        return self._inner
+
+    async def next(self) -> Any:
+        return await (self._inner or await self._ready())[1].next()
+
+    def state(self) -> Any:
+        if self._inner is None:
+            return self._start
+        opened, reading = self._inner
+        return self._rows.state_of(opened, reading.state())
+
+    def mark(self) -> Any:
+        return self._start if self._inner is None else _Mark(self._inner[1].state())
+
+    def unmark(self, mark: Any) -> Any:
+        if type(mark) is not _Mark or self._inner is None:
+            return mark
+        return self._rows.state_of(self._inner[0], mark.position)
+
+    async def restore(self, state: Any) -> None:
+        if self._inner is None and state == self._start:
+            return
+        opened, reading = await self._ready()
+        await reading.restore(state.position if type(state) is _Mark else self._rows.position_of(opened, state))
+
+    async def begin(self) -> None:
+        await (await self._ready())[1].begin()
+
+
+def parquet_stream(
+    paths: Any,
+    columns: Sequence[str] | None,
+    cycle_length: int,
+    read_ahead: int,
+    read_options: ReadOptions | None,
+    on_error: OnError,
+) -> Stream:
+    """The stream that both faces of ``ParquetIterDataset`` are made of."""
+    for name, value, least in (('cycle_length', cycle_length, 1), ('read_ahead', read_ahead, 0)):
+        if not isinstance(value, int) or value < least:
+            raise InvalidArgumentError(f'{name} is {value!r}: want an integer from {least} on')
+    data = ParquetDataSource(paths, columns, read_ahead)
+    rows = Rows(data, min(cycle_length, len(data.paths)), read_ahead, read_options)
+    return ReadRows(rows, read_options or ReadOptions(), on_error=on_error)
+
+
+class ParquetIterDataset(IterDataset):
+    """A stream of the rows of Parquet files, on a disk or in buckets, with ``async for``.
+
+    Row groups come in order, each by range requests of the columns chosen; the next ones are read meanwhile. Of several
+    files one row is taken of each in turn, ``cycle_length`` of them at a time, in the order of
+    ``grain.experimental.ParquetIterDataset``. Rows are as those of ``ParquetDataSource``. Nothing is read before it is
+    iterated; then all footers are.
+
+    A state is ``{'row_group': r, 'index_within_row_group': i}`` of the next row; of several files ``{'files': {'0':
+    that of the first, ...}, 'next_file': n}``, of those that are open.
+
+    With ``mp_prefetch``, each worker reads the row groups of the rows that it makes: all of them, if there are several.
+
+    Memory: the decoded row groups of ``cycle_length`` files, twice ``read_ahead``, and what ``read_options`` allow.
+
+    Args:
+      paths: a file, or a sequence of files.
+      columns: their names, in the order wanted; all by default. What is not chosen is not read.
+      cycle_length: how many files are read at a time.
+      read_ahead: bytes of row groups that are read ahead, by what the footers say of them; at least one row group is.
+      read_options: threads, and how many rows are made ahead; by default about 8 MiB of them, by the first row group.
+      on_error: what becomes of a row that what stands before the first stage of several rows cannot make, as in
+        ``MapDataset.to_iter_dataset``.
+    """
+
+    def __init__(
+        self,
+        paths: PurePath | str | os.PathLike[str] | Sequence[Any],
+        columns: Sequence[str] | None = None,
+        *,
+        cycle_length: int = CYCLE,
+        read_ahead: int = READ_AHEAD,
+        read_options: ReadOptions | None = None,
+        on_error: OnError = 'raise',
+    ) -> None:
+        super().__init__(parquet_stream(paths, columns, cycle_length, read_ahead, read_options, on_error))
+
+    def _derive(self, stream: Stream) -> Any:
+        return IterDataset(stream)

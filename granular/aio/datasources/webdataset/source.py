@@ -1,0 +1,323 @@
+"""Tar files as WebDataset writes them, as a source: indexed once, then read by range request."""
+
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Self, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granular.aio.bags.index_cache import keep, place_of, recall, sharing
+from granular.aio.datasets import codec
+from granular.aio.datasets.codec import Field
+from granular.aio.datasources.parquet.source import paths_of
+from granular.aio.datasources.webdataset.index import Index, Scanner, pack, unpack
+from granular.aio.http.reply import changed
+from granular.aio.paths.path import Path
+from granular.aio.paths.pure import PurePath
+from granular.aio.pipeline.nodes.elements import name_of
+from granular.aio.runtime.lifecycle import Opened
+from granular.aio.runtime.loops import for_each, gather
+from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.threads import offload
+from granular.aio.stores import Store
+from granular.aio.stores.fanout import Job, read_all
+from granular.errors import InvalidArgumentError, ObjectChangedError, UnknownKeyError
+from granular.formats.plain import decode_bytes, inline_safe
+from granular.indexing import index_of, indices_of
+
+Ints = NDArray[np.int64]
+Fields = Iterable[str] | Mapping[str, bool] | None
+Decoders = Mapping[str, Callable[[bytes], Any] | Any] | None
+
+logger = logging.getLogger('granular')
+
+KEY: Final = '__key__'
+_SCANS: Final = 8  # files that are indexed at a time
+
+
+class WebDatasetDataSource(Opened):
+    """Random access to the samples of tar files, on a disk or in buckets, in the order given.
+
+    A sample is a dict: ``'__key__'`` and, for each of its members, what follows the first dot of the member's name, in
+    lower case, with the member's bytes, or what a decoder makes of them. Consecutive members with the same name before
+    that dot make a sample; other members are left out, as WebDataset does: folders, links, hidden files, names without
+    a dot or within double underscores.
+
+    Opening reads the headers once, of eight files at a time: by reads of 16 MiB, bodies included, or by small ones from
+    header to header where members have more than 4 MiB on average. With ``IOConfig.index_cache`` the index of a
+    bucket's file is kept on the local disk, bound to its ETag or generation, and checked with one request. After that a
+    batch is one fan-out of byte ranges, of all files, of nothing but the members wanted.
+
+    Memory: 24 bytes a member, 16 a sample, and its key.
+
+    Args:
+      paths: a file, or a sequence of files, not compressed.
+      decoders: by field, or by what follows its last dot, the function that makes a value of a member's bytes, such as
+        ``granular.decoders``; fields that it does not have, and all of them by default, are bytes.
+    """
+
+    def __init__(self, paths: PurePath | str | os.PathLike[str] | Sequence[Any], decoders: Decoders = None) -> None:
+        super().__init__()
+        self.paths = paths_of(paths)
+        if decoders is not None and not isinstance(decoders, Mapping):
+            raise InvalidArgumentError(f'decoders is {decoders!r:.100}: want a mapping from fields to functions')
+        self._decoders = decoders
+        self._name = f'{self.paths[0]}' if len(self.paths) == 1 else f'{self.paths[0]} and {len(self.paths) - 1} more'
+        self._indices: list[Index] = []
+        self._stops = np.zeros(0, np.int64)
+        self._fields: dict[str, Field] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        args = (self.paths, self._decoders)
+        if sharing.get() and self._indices:
+            return _shared, (type(self), args, self._indices)
+        return type(self), args
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self._name!r})'
+
+    # --- opening
+
+    async def _open(self) -> None:
+        if not self._indices:
+            for path in self.paths:
+                await path.store.ready()
+            found: dict[int, Index] = {}
+
+            async def index(number: int) -> None:
+                found[number] = await _index_of(self.paths[number])
+
+            await for_each(_counted(len(self.paths)), index, _SCANS)
+            self._indices = [found[number] for number in range(len(self.paths))]
+        self._stops = np.cumsum([len(index.stops) for index in self._indices], dtype=np.int64)
+        names = dict.fromkeys(name for index in self._indices for name in index.fields)
+        self._fields = {name: _field(name, self._decoders, self._name) for name in names}
+
+    async def _close(self) -> None:
+        pass
+
+    # --- what it is
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields that samples have, ``'__key__'`` first; a sample may lack some."""
+        self._check_open()
+        return KEY, *self._fields
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        self._check_open()
+        return sum(index.size for index in self._indices)
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """The files in order, each by store, address, bytes and version, and the decoders of fields."""
+        files = [
+            (p.store.fingerprint, f'{p}', i.size, i.version) for p, i in zip(self.paths, self._indices, strict=True)
+        ]
+        return *files, {name: name_of(field.fn) for name, field in self._fields.items()}
+
+    def __len__(self) -> int:
+        self._check_open()
+        return int(self._stops[-1])
+
+    def copy(self) -> Self:
+        """Another source of the same files, with a life of its own, that shares their index."""
+        self._check_open()
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+    # --- reading
+
+    async def get(self, index: SupportsIndex | slice, mask: Fields = None) -> Any:
+        """A sample, or ``{field: [values]}`` for a slice, of which each sample must have all fields.
+
+        Args:
+          index: an integer, negative from the end, or a slice.
+          mask: the fields wanted; one that a sample does not have is missing from it.
+
+        Raises:
+          OutOfRangeError: an ``IndexError``, for an index beyond what is there.
+          UnknownKeyError: a ``KeyError``, for a field that no sample has.
+        """
+        await self._ensure_open()
+        if not isinstance(index, slice | range):
+            return (await self.fetch([index_of(index, len(self), self._name)], mask))[0]
+        places = indices_of(index, len(self), self._name)
+        samples = await self.fetch(places, mask)
+        columns: dict[str, list[Any]] = {name: [] for name in self.choose(mask)}
+        for place, sample in zip(places.tolist(), samples, strict=True):
+            for name, column in columns.items():
+                if name not in sample:
+                    raise UnknownKeyError(f'{self._name}: sample {place} has no {name!r}: choose fields by a mask')
+                column.append(sample[name])
+        return columns
+
+    async def fetch(self, indices: Any, mask: Fields = None) -> list[dict[str, Any]]:
+        """Many samples in one fan-out over all files.
+
+        Args:
+          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
+          mask: as for ``get``.
+
+        Returns:
+          The samples, in the order asked.
+        """
+        await self._ensure_open()
+        places = indices_of(indices, len(self), self._name)
+        chosen = self.choose(mask)
+        owners = np.searchsorted(self._stops, places, side='right')
+        out: list[dict[str, Any]] = [{} for _ in places]
+        wanted: dict[str, list[int]] = {name: [] for name in chosen if name != KEY}  # the samples that have it
+        pieces: dict[int, list[tuple[int, int, int]]] = {}  # of each file: start, stop, sample
+        names: dict[int, list[str]] = {}
+        for i, (place, owner) in enumerate(zip(places.tolist(), owners.tolist(), strict=True)):
+            index = self._indices[owner]
+            sample = place - (int(self._stops[owner - 1]) if owner else 0)
+            if KEY in chosen:
+                out[i][KEY] = index.key(sample)
+            first, last = (int(index.stops[sample - 1]) if sample else 0), int(index.stops[sample])
+            for member in range(first, last):
+                name = index.fields[index.field[member]]
+                if name in wanted:
+                    start = int(index.starts[member])
+                    pieces.setdefault(owner, []).append((start, start + int(index.sizes[member]), i))
+                    names.setdefault(owner, []).append(name)
+        records: dict[str, list[bytes]] = {name: [] for name in wanted}
+        for owner, found in (await self._read(pieces)).items():
+            for name, (_, _, i), record in zip(names[owner], pieces[owner], found, strict=True):
+                wanted[name].append(i)
+                records[name].append(record)
+        values = await codec.decode([self._fields[name] for name in wanted], list(records.values()), self._name)
+        for (name, samples), column in zip(wanted.items(), values, strict=True):
+            for i, value in zip(samples, column, strict=True):
+                out[i][name] = value
+        return out
+
+    async def _read(self, pieces: Mapping[int, Sequence[tuple[int, int, int]]]) -> dict[int, list[bytes]]:
+        """The members wanted of each file, all asked for at once."""
+        stores: dict[Store, list[int]] = {}
+        for owner in pieces:
+            stores.setdefault(self.paths[owner].store, []).append(owner)
+        out: dict[int, list[bytes]] = {}
+
+        async def read(store: Store, owners: list[int]) -> None:
+            jobs = []
+            for owner in owners:
+                limits = np.array(pieces[owner], np.int64)
+                jobs.append(Job(self.paths[owner].key, limits[:, 0], limits[:, 1], self._indices[owner].version))
+            out.update(zip(owners, await read_all(store, jobs), strict=True))
+
+        try:
+            await gather([read(store, owners) for store, owners in stores.items()])
+        except ObjectChangedError:
+            for owner in pieces:
+                if (file := place_of(self.paths[owner])) is not None:
+                    await offload(_forget, file)
+            raise
+        return out
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        await self._ensure_open()
+        local = all(path.store.local for path in self.paths)
+        async with contextlib.aclosing(pages(self.fetch, len(self), self.size, local)) as items:
+            async for point in items:
+                yield point
+
+    def choose(self, mask: Fields) -> tuple[str, ...]:
+        """The fields that a mask asks for.
+
+        Raises:
+          UnknownKeyError: for one that no sample has.
+        """
+        if mask is None:
+            return KEY, *self._fields
+        if isinstance(mask, Mapping):
+            wanted = [name for name, want in mask.items() if want]
+        else:
+            wanted = [mask] if isinstance(mask, str) else list(mask)
+        if unknown := [name for name in wanted if name != KEY and name not in self._fields]:
+            raise UnknownKeyError(f'{self._name}: there are no fields {unknown}: there are {[KEY, *self._fields]}')
+        return tuple(dict.fromkeys(wanted))
+
+
+async def _counted(count: int) -> AsyncIterator[int]:
+    for number in range(count):
+        yield number
+
+
+def _field(name: str, decoders: Decoders, source: str) -> Field:
+    table = decoders or {}
+    fn = table.get(name, table.get(name.rpartition('.')[2], codec.raw))
+    if fn is None or fn is decode_bytes:
+        fn = codec.raw
+    if not callable(fn):
+        raise InvalidArgumentError(f'{source}: what was given for field {name!r} is no function: {fn!r:.100}')
+    return Field(name, name, False, fn, fn is codec.raw or inline_safe(fn))
+
+
+async def _index_of(path: Path) -> Index:
+    """The index of a file: that which is kept, if the file is still the same, or a new one."""
+    file = place_of(path)
+    if file is not None and (kept := await offload(_recall, file, f'{path}')) is not None:
+        stat = await path.stat()
+        if kept.version is not None and (stat.size, stat.version) == (kept.size, kept.version):
+            return kept
+    index = await _scan(path)
+    if file is not None and index.version is not None:
+        try:
+            await offload(keep, file, f'{path}', *_packed(index))
+        except OSError as error:
+            logger.warning('the index of %s is not kept: %s', f'{path}', error)
+    return index
+
+
+async def _scan(path: Path) -> Index:
+    store, scanner = path.store, Scanner(f'{path}')
+    stat = await path.stat()
+    if stat.is_dir:
+        raise InvalidArgumentError(f'{path}: is a folder: want tar files')
+    size, version = stat.size, None
+    if not size:
+        scanner.feed(0, b'', 0)
+    while not scanner.done:
+        at = scanner.at
+        reply = await store.read(path.key, at, min(size, at + scanner.window()), version)
+        if version is not None and reply.version != version:
+            raise changed(f'{path}', version, reply.version)
+        size, version = reply.size, reply.version
+        await offload(scanner.feed, at, reply.data, size)
+        del reply  # before the next one comes
+    return scanner.index(size, version)
+
+
+def _packed(index: Index) -> tuple[Any, list[Ints]]:
+    head, tables = pack(index)
+    return (head, [len(table) for table in tables]), tables
+
+
+def _recall(file: str, name: str) -> Index | None:
+    def parse(rows: Any, numbers: Ints) -> Index:
+        head, counts = rows
+        if sum(counts) != len(numbers):
+            raise ValueError('its tables are of other lengths')
+        return unpack(head, np.split(numbers, np.cumsum(counts)[:-1]))
+
+    return recall(file, name, parse)
+
+
+def _forget(file: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(file)
+
+
+def _shared(kind: type[WebDatasetDataSource], args: tuple[Any, ...], indices: list[Index]) -> WebDatasetDataSource:
+    """A source in a worker process, with the indices that its parent has read."""
+    source = kind(*args)
+    source._indices = indices
+    return source

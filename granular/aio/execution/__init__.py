@@ -1,0 +1,1 @@
+"""Prefetching in threads, on the event loop and in worker processes."""

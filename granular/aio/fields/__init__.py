@@ -1,0 +1,1 @@
+"""Datasets of fields, of which those asked for are loaded."""

@@ -1,0 +1,343 @@
+"""Datasets of fields, each of which is loaded by itself: ``getitem_x``, ``getitem_y``, and what loads some of them.
+
+The words are those of KappaData (https://pypi.org/project/kappadata). What is added: a batch is loaded field by field,
+each in bulk, so that over a reader it is one fan-out over the keys that were asked for.
+"""
+
+import abc
+import functools
+import inspect
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, SupportsIndex
+
+from granular import filters
+from granular.aio.pipeline.nodes.base import ENDLESS
+from granular.aio.pipeline.nodes.elements import selected
+from granular.aio.pipeline.nodes.selection import read_labels
+from granular.aio.pipeline.nodes.source import Failure, Ints, Source, convert, takes_mask
+from granular.aio.runtime.loops import await_user, gather, need_loop
+from granular.aio.runtime.threads import offload, spread
+from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
+from granular.indexing import indices_of
+
+Ctx = dict[str, Any]
+
+_ONE: Final = 'getitem_'
+_MANY: Final = 'getitems_'
+_DEEP: Final = 32  # wrappers of somebody else's, one in the other
+
+
+class FieldDataset(abc.ABC):
+    """A dataset whose fields are methods, loaded by a :class:`ModeWrapper`, which calls those that it is asked for.
+
+    ``getitem_x(self, index, ctx=None)`` gives field ``x`` of a sample: a method that blocks, called in threads, or a
+    coroutine function, all of a batch at a time. ``ctx`` is a dict of that sample alone, into which it may put what it
+    drew, such as the parameters of an augmentation, for the fields that are loaded after it and for whoever asks.
+
+    ``getitems_x(self, indices, ctxs)``, if it is defined, gives field ``x`` of a whole batch in one call: a list for a
+    list of indices and a list of their dicts. Of the two, that of the class nearest to the object counts, so that a
+    subclass which overrides one is not answered by the other.
+    """
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    def fields(self) -> tuple[str, ...] | None:
+        """The fields that there are, sorted; None if it cannot be known."""
+        return tuple(sorted(_methods(type(self))))
+
+    def __getitem__(self, index: Any) -> Any:
+        raise no_elements(self)
+
+    def __repr__(self) -> str:
+        return f'{type(self).__qualname__}()'
+
+
+class FieldWrapper(FieldDataset):
+    """A dataset over another one: some fields are methods of its own, all others are those of the dataset below.
+
+    What is passed on stays in bulk. A method of its own reads below by ``await self.dataset.getitem_x(index, ctx)``,
+    and so is a coroutine function, or for a batch by ``await self.dataset.getitems_x(indices, ctxs)``, which over a
+    reader is one fan-out.
+
+    Args:
+      dataset: a dataset of fields, or a reader, whose fields are its keys.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset: Any = fields_of(dataset)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    @property
+    def fields(self) -> tuple[str, ...] | None:
+        """Its own fields and those below, sorted; None if these cannot be known."""
+        below = fields_of(self.dataset).fields
+        return None if below is None else tuple(sorted({*_methods(type(self)), *below}))
+
+    def __getattr__(self, name: str) -> Any:
+        # Those fields that have no method here.
+        if name.startswith((_ONE, _MANY)) and name.partition('_')[2] not in _methods(type(self)):
+            return getattr(self.dataset, name)
+        raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
+
+
+class Fields(abc.ABC):
+    """What all datasets of fields are to those that load them.
+
+    Attributes:
+      parents: what it is made of, for a printed pipeline.
+      pure: whether its fields never see the sample's dict, so that they can be loaded at any time.
+      known: labels that were read already.
+    """
+
+    parents: tuple[Any, ...] = ()
+    pure = True
+
+    def __init__(self) -> None:
+        self.known: dict[str, filters.Labels] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, 'known': {}}
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abc.abstractmethod
+    def fields(self) -> tuple[str, ...] | None:
+        """The fields that there are, sorted; None if it cannot be known."""
+
+    def has(self, field: str) -> bool:
+        """Whether there is such a field, as far as one can know."""
+        return self.fields is None or field in self.fields
+
+    @abc.abstractmethod
+    async def load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
+        """Of each field its values, in the order of the indices, which are those of samples, from 0 on."""
+
+    @abc.abstractmethod
+    def describe(self) -> str:
+        """What it does, in one line."""
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+    async def release(self) -> None:
+        """Stop what is read ahead for nobody."""
+        for parent in self.parents:
+            await parent.release()
+
+    async def labels(self, field: str) -> filters.Labels:
+        """All labels, read once, in bulk."""
+        if field not in self.known:
+            check_fields(self, [field])
+
+            async def read(indices: Ints) -> list[Any]:
+                return (await self.load([field], indices, [{} for _ in indices]))[0]
+
+            self.known[field] = await read_labels(read, len(self), field)
+        return self.known[field]
+
+    def __getattr__(self, name: str) -> Any:
+        for prefix, loads in ((_ONE, self._load_one), (_MANY, self._load_many)):
+            if name.startswith(prefix) and self.has(field := name.removeprefix(prefix)):
+                return functools.partial(loads, field)
+        raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
+
+    async def _load_one(self, field: str, index: SupportsIndex, ctx: Ctx | None = None) -> Any:
+        return (await self._load_many(field, [index], None if ctx is None else [ctx]))[0]
+
+    async def _load_many(self, field: str, indices: Any, ctxs: Sequence[Ctx] | None = None) -> list[Any]:
+        places = indices_of(indices, len(self), self.describe())
+        given = [{} for _ in places] if ctxs is None else ctxs
+        return (await self.load([field], places, given))[0]
+
+
+class Keys(Fields):
+    """The keys of what a source gives, a mapping for each index: what is not asked for is not read."""
+
+    def __init__(self, source: Source, names: tuple[str, ...] | None) -> None:
+        super().__init__()
+        if source.sparse:
+            raise InvalidArgumentError('a filter leaves gaps, which have no fields: choose samples by class or index')
+        if len(source) >= ENDLESS:
+            raise InvalidArgumentError('what is repeated for ever has no samples to count: wrap it before repeat()')
+        self.parents, self._names, self._length = (source,), names, len(source)
+        self._selected: dict[tuple[str, ...], Source] = {}  # one for each choice of keys that was asked for
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def fields(self) -> tuple[str, ...] | None:
+        return self._names
+
+    async def load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
+        keys = tuple(dict.fromkeys(fields))
+        source = self._selected.get(keys)
+        if source is None:
+            source = self._selected[keys] = selected(self.parents[0], keys)
+        points = await source.fetch(indices)
+        for point in points:
+            if type(point) is Failure:
+                raise point.error
+        return [[point[field] for point in points] for field in fields]
+
+    def describe(self) -> str:
+        return str(self.parents[0].describe())
+
+
+class Methods(Fields):
+    """The fields that an object has methods for.
+
+    Attributes:
+      dataset: the object.
+      own: of its own fields, not those below, the name of the method that counts.
+    """
+
+    pure = False
+
+    def __init__(self, dataset: Any) -> None:
+        super().__init__()
+        self.dataset = dataset
+        self._below = fields_of(dataset.dataset) if isinstance(dataset, FieldWrapper) else None
+        self.own = _methods(type(dataset))
+        self.parents = () if self._below is None else (self._below,)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    @property
+    def fields(self) -> tuple[str, ...] | None:
+        if isinstance(self.dataset, FieldDataset):
+            return self.dataset.fields
+        return tuple(sorted(_all_methods(self.dataset)))
+
+    def has(self, field: str) -> bool:
+        """Whether there is such a field; an object of somebody else's may answer to any name."""
+        if isinstance(self.dataset, FieldDataset):
+            return super().has(field)
+        return callable(getattr(self.dataset, _ONE + field, None))
+
+    async def load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
+        below = self._below
+        passed = [below is not None and field not in self.own for field in fields]
+        places = list(range(len(fields)))
+        if below is not None and below.pure:
+            places.sort(key=lambda place: not passed[place])  # what never sees a dict comes first, all of it at once
+        out: list[list[Any]] = [[] for _ in fields]
+        for on, group in itertools.groupby(places, key=passed.__getitem__):
+            its = list(group)
+            if on and below is not None:
+                found = await below.load([fields[place] for place in its], indices, ctxs)
+            else:
+                found = [await self._call(fields[place], indices, ctxs) for place in its]
+            for place, column in zip(its, found, strict=True):
+                out[place] = column
+        return out
+
+    async def _call(self, field: str, indices: Ints, ctxs: Sequence[Ctx]) -> list[Any]:
+        numbers = indices.tolist()
+        name = self.own.get(field, _ONE + field)
+        method = getattr(self.dataset, name)
+        waits = inspect.iscoroutinefunction(method)
+        if name.startswith(_MANY):
+            found = await await_user(method(numbers, ctxs)) if waits else await offload(method, numbers, ctxs)
+            if len(found) != len(numbers):
+                raise DatapointError(f'{name} gave {len(found)} values for {len(numbers)} samples')
+            return list(found)
+
+        def noted(error: Exception, i: int) -> None:
+            error.add_note(f'while loading field {field!r} of sample {numbers[i]} of {self.describe()}')
+
+        def call(i: int) -> Any:
+            try:
+                return method(numbers[i], ctxs[i])
+            except Exception as error:
+                noted(error, i)
+                raise
+
+        async def wait(i: int) -> Any:
+            try:
+                return await await_user(method(numbers[i], ctxs[i]))
+            except Exception as error:
+                noted(error, i)
+                raise
+
+        if not waits:
+            return await spread(call, len(numbers))
+        await need_loop()
+        return await gather([wait(i) for i in range(len(numbers))])
+
+    def describe(self) -> str:
+        shown = repr(self.dataset)
+        return type(self.dataset).__qualname__ if ' at 0x' in shown else shown
+
+
+def fields_of(dataset: Any) -> Fields:
+    """Anything that has fields: one of these datasets, an object with methods ``getitem_...``, a reader, a MapDataset.
+
+    Over what has a ``fetch`` with a ``mask``, and over pipelines, the fields are the keys of its elements.
+    """
+    if isinstance(dataset, Fields):
+        return dataset
+    core = inspect.getattr_static(dataset, 'aio', None)  # of itself, not of what it wraps
+    if isinstance(core, Fields):
+        return core
+    if isinstance(dataset, FieldDataset) or _all_methods(dataset):
+        return Methods(dataset)
+    lazy = any(isinstance(one, Source) for one in (dataset, core, getattr(dataset, 'node', None)))
+    if lazy or takes_mask(dataset) or takes_mask(core):
+        spec = getattr(dataset, 'spec', None)
+        return Keys(convert(dataset), tuple(sorted(spec)) if isinstance(spec, Mapping) else None)
+    raise InvalidArgumentError(
+        f'{type(dataset).__name__} has no fields: want a dataset with methods such as getitem_x, or a reader'
+    )
+
+
+def no_elements(dataset: Any) -> InvalidArgumentError:
+    """What to say to those who index a dataset of fields."""
+    mode = ' '.join(dataset.fields or ('x', 'y'))
+    return InvalidArgumentError(
+        f'{type(dataset).__name__} has fields, and no elements: load them with ModeWrapper(dataset, mode={mode!r})'
+    )
+
+
+def check_fields(dataset: Fields, wanted: Sequence[str], builtin: Sequence[str] = ()) -> None:
+    """That a dataset has fields.
+
+    Raises:
+      UnknownKeyError: if it lacks one; it names those that there are.
+    """
+    for field in wanted:
+        if not dataset.has(field):
+            there = ', '.join(map(repr, [*(dataset.fields or ()), *builtin]))
+            raise UnknownKeyError(f'{dataset.describe()}: there is no field {field!r}: there are {there or "none"}')
+
+
+def _methods(kind: type) -> dict[str, str]:
+    """Of each field of a class the method that counts: that nearest to it, and of two in one class that of a batch."""
+    found: dict[str, str] = {}
+    for base in kind.__mro__:
+        for prefix in (_MANY, _ONE):
+            for name in vars(base):
+                if name.startswith(prefix):
+                    found.setdefault(name.removeprefix(prefix), name)
+    return found
+
+
+def _all_methods(dataset: Any) -> set[str]:
+    """The fields of an object of somebody else's, and of those that it wraps."""
+    found: set[str] = set()
+    for _ in range(_DEEP):
+        found |= {name.removeprefix(_ONE) for name in dir(dataset) if name.startswith(_ONE)}
+        several = getattr(dataset, 'datasets', None)
+        below = several[0] if isinstance(several, list | tuple) and several else getattr(dataset, 'dataset', None)
+        if below is None or below is dataset:
+            break
+        dataset = below
+    return found

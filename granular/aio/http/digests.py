@@ -1,0 +1,161 @@
+"""Whether all of an object is what its store says it is, by the checksum that the store keeps.
+
+Where checksums have names, they are ``'crc32c'`` and ``'md5'`` of the whole, and ``'parts'``, what S3 gives as the ETag
+of an upload in parts: the MD5 of the MD5s of its parts, and their number. All in hexadecimal.
+"""
+
+import base64
+import functools
+import hashlib
+import re
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from granular.aio.http.messages import shown
+from granular.aio.runtime.threads import offload
+from granular.config import KiB
+from granular.errors import BadReplyError
+from granular.formats.checksums import crc32c
+
+Data = bytes | memoryview
+
+_OFFLOADED: Final = 256 * KiB  # from which on a checksum would hold the loop for half a millisecond
+_ETAG: Final = re.compile(r'"?([0-9a-fA-F]{32})"?')
+
+
+def _crc32c(data: Data) -> bytes:
+    return crc32c(data if isinstance(data, bytes) else bytes(data)).to_bytes(4, 'big')
+
+
+_DIGESTS: Final[dict[str, Callable[[Data], bytes]]] = {
+    'crc32c': _crc32c,
+    'crc32': lambda data: zlib.crc32(data).to_bytes(4, 'big'),
+    'md5': lambda data: hashlib.md5(data, usedforsecurity=False).digest(),
+    'sha256': lambda data: hashlib.sha256(data).digest(),
+    'sha1': lambda data: hashlib.sha1(data, usedforsecurity=False).digest(),
+}
+
+
+@functools.cache
+def _find_crc64nvme() -> None:
+    """Add the checksum that S3 computes by itself, if AWS's library is there: in Python, megabytes take seconds."""
+    try:
+        from awscrt.checksums import crc64nvme
+    except ImportError:
+        return
+    _DIGESTS['crc64nvme'] = lambda data: crc64nvme(bytes(data)).to_bytes(8, 'big')
+
+
+def said(headers: Mapping[str, str], ranged: bool = False) -> tuple[str, str] | None:
+    """The kind and value of an object's checksum, in base64, if a reply has one that this library knows.
+
+    GCS sends ``x-goog-hash: crc32c=...,md5=...``, S3 ``x-amz-checksum-crc32c`` and others, which may be of an upload's
+    parts rather than of the object (https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity.html).
+
+    Args:
+      headers: those of the reply, their names in lower case.
+      ranged: whether a range was asked for: then S3 may send the checksum of a part.
+    """
+    google = dict(part.strip().split('=', 1) for part in headers.get('x-goog-hash', '').split(',') if '=' in part)
+    amazon = not ranged and headers.get('x-amz-checksum-type', 'FULL_OBJECT') == 'FULL_OBJECT'
+    if 'x-amz-checksum-crc64nvme' in headers:
+        _find_crc64nvme()
+    for kind in _DIGESTS:
+        value = google.get(kind) or (headers.get(f'x-amz-checksum-{kind}') if amazon else None)
+        if value and '-' not in value:
+            return kind, value
+    return None
+
+
+def etag_md5(headers: Mapping[str, str]) -> str | None:
+    """The ETag of a reply where it may be the MD5 of the object, in lower case.
+
+    It is none for uploads in parts, for objects that are encrypted with keys of KMS or of the user, and in directory
+    buckets (https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html). Servers other than S3 may send what they
+    like: the caller finds out by comparing.
+    """
+    match = _ETAG.fullmatch(headers.get('etag', ''))
+    plain = (
+        headers.get('x-amz-server-side-encryption', 'AES256') == 'AES256'
+        and 'x-amz-server-side-encryption-customer-algorithm' not in headers
+        and headers.get('x-amz-storage-class') != 'EXPRESS_ONEZONE'
+    )
+    return match[1].lower() if match is not None and plain else None
+
+
+async def digest(kind: str, data: Data) -> bytes:
+    """A checksum of data, computed in a thread if the data is large."""
+    return _DIGESTS[kind](data) if len(data) < _OFFLOADED else await offload(_DIGESTS[kind], data)
+
+
+async def check_said(headers: Mapping[str, str], data: Data, name: str, ranged: bool = False) -> bool:
+    """Compare an object with the checksum in a reply's headers; False if there is none.
+
+    Raises:
+      BadReplyError: if they differ.
+    """
+    checksum = said(headers, ranged)
+    if checksum is None:
+        return False
+    kind, value = checksum
+    computed = base64.b64encode(await digest(kind, data)).decode()
+    if computed != value:
+        raise BadReplyError(f'{name}: {len(data)} bytes came with {kind} {computed}, the store says {shown(value)}')
+    return True
+
+
+def proven(*kept: Iterable[str]) -> list[str]:
+    """The checksums that all have, and which depend on nothing but the bytes."""
+    return [kind for kind in ('crc32c', 'md5') if all(kind in kinds for kinds in kept)]
+
+
+class Digests:
+    """Checksums of bytes as they come.
+
+    Args:
+      kinds: which, of ``'crc32c'``, ``'md5'`` and ``'parts'``.
+      part_size: that of the upload in parts, as ``IOConfig.part_size``.
+    """
+
+    def __init__(self, kinds: Iterable[str], part_size: int) -> None:
+        self._kinds = set(kinds)
+        self._crc = 0
+        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._part: Any = hashlib.md5(usedforsecurity=False)
+        self._parts: list[bytes] = []
+        self._part_size = self._left = part_size
+
+    def add(self, data: bytes) -> None:
+        """What comes next."""
+        if 'crc32c' in self._kinds:
+            self._crc = crc32c(data, self._crc)
+        if 'md5' in self._kinds:
+            self._md5.update(data)
+        if 'parts' in self._kinds:
+            self._add_parts(memoryview(data))
+
+    def _add_parts(self, data: memoryview) -> None:
+        while data:
+            if not self._left:
+                self._end_part()
+            head, data = data[: self._left], data[self._left :]
+            self._part.update(head)
+            self._left -= len(head)
+
+    def _end_part(self) -> None:
+        self._parts.append(self._part.digest())
+        self._part = hashlib.md5(usedforsecurity=False)
+        if len(self._parts) % 1000 == 0:
+            self._part_size *= 2  # as PartWriter does
+        self._left = self._part_size
+
+    def found(self, kind: str) -> str:
+        """One of the checksums."""
+        match kind:
+            case 'crc32c':
+                return f'{self._crc:08x}'
+            case 'md5':
+                return self._md5.hexdigest()
+        digests = [*self._parts, self._part.digest()]
+        return f'{hashlib.md5(b"".join(digests), usedforsecurity=False).hexdigest()}-{len(digests)}'

@@ -1,0 +1,209 @@
+"""What requests and replies of HTTP/1.1 look like: pure functions and values, no I/O. RFC 9110 and 9112."""
+
+import base64
+import contextlib
+import datetime
+import email.utils
+import itertools
+import re
+import urllib.parse
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from granular._redact import hidden
+from granular.config import KiB
+from granular.errors import InvalidArgumentError
+
+_PUBLIC: Final = ('accept', 'accept-language', 'user-agent')  # headers that tell no host a secret
+_LONGEST_LINE: Final = 4096  # bytes of a chunk's size and extensions
+_LONGEST_TRAILER: Final = 64 * KiB
+_CHUNK: Final = re.compile(rb'([0-9a-fA-F]{1,16})[ \t]*(?:;.*)?', re.DOTALL)
+
+
+class ProtocolError(Exception):
+    """What came is not HTTP/1.1, or not what it said it was."""
+
+
+class Origin(NamedTuple):
+    """Where a connection leads."""
+
+    secure: bool
+    host: str
+    port: int
+
+
+class Target(NamedTuple):
+    """What is asked for, and of whom: all of a request but its method and what differs from one to the next."""
+
+    origin: Origin
+    url: str
+    path: str
+    headers: Mapping[str, str]
+    lines: bytes
+
+    def __repr__(self) -> str:
+        return f'Target({hidden(self.url)!r})'
+
+    @classmethod
+    def of(cls, url: str, headers: Mapping[str, str]) -> 'Target':
+        """The target of an address whose path is quoted already.
+
+        Raises:
+          InvalidArgumentError: for an address or a header that HTTP does not have.
+        """
+        try:
+            parts = urllib.parse.urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise InvalidArgumentError(f'{shown(url)}: expected an address, got an error: {error}') from None
+        secure = parts.scheme == 'https'
+        host = parts.hostname
+        if parts.scheme not in ('http', 'https') or not host:
+            raise InvalidArgumentError(f'{hidden(url)}: want http:// or https:// and a host')
+        with contextlib.suppress(UnicodeError):
+            host = host if host.isascii() else host.encode('idna').decode()
+        default = 443 if secure else 80
+        port = default if port is None else port
+        place = (f'[{host}]' if ':' in host else host) + ('' if port == default else f':{port}')
+        sent = {'Host': place, 'User-Agent': 'granular', 'Accept': '*/*', 'Accept-Encoding': 'identity', **headers}
+        if parts.username is not None:
+            pair = f'{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or "")}'
+            sent.setdefault('Authorization', 'Basic ' + base64.b64encode(pair.encode()).decode())
+        path = (parts.path or '/') + (f'?{parts.query}' if parts.query else '')
+        lines = ''.join(f'{name}: {value}\r\n' for name, value in sent.items())
+        for text in (path, *itertools.chain.from_iterable(sent.items())):
+            if not text.isascii() or any(c in text for c in '\r\n\0'):
+                raise InvalidArgumentError(f'{place[:200]}: an address or a header has characters that HTTP has not')
+        return cls(Origin(secure, host, port), url, path, headers, lines.encode())
+
+    def request(self, method: str, more: str = '') -> bytes:
+        """The request; ``more`` is further header lines."""
+        return b'%b %b HTTP/1.1\r\n%b%b\r\n' % (method.encode(), self.path.encode(), self.lines, more.encode())
+
+    def follow(self, location: str) -> 'Target':
+        """Where a redirection leads; if that is another host, without what authorises, and so without what may.
+
+        Raises:
+          ProtocolError: if it leads from TLS to where anybody may read and change what comes, or nowhere.
+        """
+        try:
+            there = Target.of(urllib.parse.urljoin(self.url, location), {})
+        except ValueError:  # of urljoin, and InvalidArgumentError
+            raise ProtocolError(f'a redirection to {shown(location)}, which is no address') from None
+        if there.origin == self.origin:
+            return Target.of(there.url, self.headers)
+        if self.origin.secure and not there.origin.secure:
+            raise ProtocolError(f'a redirection from https to {hidden(there.url)}')
+        return Target.of(there.url, {k: v for k, v in self.headers.items() if k.lower() in _PUBLIC})
+
+
+class Head(NamedTuple):
+    """The first part of a reply. Header names are in lower case."""
+
+    status: int
+    reason: str
+    headers: Mapping[str, str]
+
+    @property
+    def length(self) -> int | None:
+        """The bytes of the body, if the reply says."""
+        value = self.headers.get('content-length')
+        return None if value is None or 'transfer-encoding' in self.headers else int(value)
+
+
+def parse(head: bytes) -> Head:
+    """The head of a reply, without the empty line that ends it.
+
+    Raises:
+      ProtocolError: if it is none.
+    """
+    text = head.decode('latin-1')
+    first, *lines = text.split('\r\n')
+    if text.count('\n') != len(lines) or text.count('\r') != len(lines) or '\0' in text:
+        raise ProtocolError(f'a head with a line end or a zero byte inside a line: {shown(text)}')
+    version, _, rest = first.partition(' ')
+    code, _, reason = rest.partition(' ')
+    if not version.startswith('HTTP/1.') or len(code) != 3 or not (code.isascii() and code.isdigit()) or code < '100':
+        raise ProtocolError(f'not a reply of HTTP/1.1: {shown(first)}')
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.partition(':')
+        if not colon or not name or name[0] in ' \t' or name[-1] in ' \t':
+            raise ProtocolError(f'not a header of HTTP/1.1: {shown(line)}')
+        name, value = name.lower(), value.strip(' \t')
+        if name in headers:
+            if name != 'content-length':
+                value = f'{headers[name]}, {value}'
+            elif value != headers[name]:
+                raise ProtocolError(f'two lengths in one reply: {shown(headers[name])} and {shown(value)}')
+        headers[name] = value
+    length = headers.get('content-length')
+    if length is not None and not (length.isascii() and length.isdigit() and len(length) < 20):
+        raise ProtocolError(f'Content-Length {shown(length)}')
+    if version == 'HTTP/1.0' and headers.get('connection', '').lower() != 'keep-alive':
+        headers['connection'] = 'close'
+    return Head(int(code), reason, headers)
+
+
+def http_date(text: str) -> datetime.datetime | None:
+    """The time that a header says, such as Date or Last-Modified; None if it says none (RFC 9110, 5.6.7)."""
+    try:
+        time = email.utils.parsedate_to_datetime(text)
+        # A date without a zone is in UTC, as all dates of HTTP are.
+        return time.replace(tzinfo=datetime.UTC) if time.tzinfo is None else time.astimezone(datetime.UTC)
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return None
+
+
+def shown(text: str) -> str:
+    """The first characters of what a server sent, for an error."""
+    return repr(hidden(text[:400])[:80])
+
+
+class Chunks:
+    """What a chunked body holds (RFC 9112, 7.1)."""
+
+    def __init__(self) -> None:
+        self._held = b''
+        self._left = 0  # of the chunk, with the line end behind it
+        self._trailing = False
+        self._trailer = 0  # bytes of the trailer section
+        self.ended = False
+
+    def feed(self, data: memoryview) -> list[bytes]:
+        """The bytes of the chunks in what came."""
+        held, out, at = self._held + data, [], 0
+        size = len(held)
+        while at < size and not self.ended:
+            if self._left > 2:
+                piece = held[at : at + self._left - 2]
+                at += len(piece)
+                self._left -= len(piece)
+                out.append(piece)
+                continue
+            if self._left:
+                if size - at < 2:
+                    break
+                if held[at : at + 2] != b'\r\n':
+                    raise ProtocolError('a chunk does not end where it said')
+                at, self._left = at + 2, 0
+                continue
+            end = held.find(b'\r\n', at)
+            if end < 0:
+                if size - at > _LONGEST_LINE:
+                    raise ProtocolError('a chunk without a size')
+                break
+            line, at = held[at:end], end + 2
+            if self._trailing:
+                self.ended = not line
+                self._trailer += len(line)
+                if self._trailer > _LONGEST_TRAILER:
+                    raise ProtocolError(f'the trailer of a body has more than {_LONGEST_TRAILER} bytes')
+                continue
+            match = _CHUNK.fullmatch(line)
+            if match is None or len(line) > _LONGEST_LINE:
+                raise ProtocolError(f'a chunk of size {line[:40]!r}')
+            count = int(match[1], 16)
+            self._left, self._trailing = (count + 2, False) if count else (0, True)
+        self._held = held[at:]
+        return out

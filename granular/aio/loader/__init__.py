@@ -1,0 +1,1 @@
+"""Batches, steps and checkpoints."""

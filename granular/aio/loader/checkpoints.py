@@ -1,0 +1,87 @@
+"""States of pipelines in files: one for each process, written whole, and checked when they are read."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from granular.aio.paths.path import Path
+from granular.aio.pipeline.transforms import ShardOptions
+from granular.errors import NotFoundError, StateError
+
+_VERSION: Final = 1
+
+
+def _file(directory: Path | str | Any, process: ShardOptions | None) -> Path:
+    index, count = (0, 1) if process is None else (process.shard_index, process.shard_count)
+    return Path(directory) / f'process_{index}-of-{count}.json'
+
+
+async def save_state(
+    directory: Path | str | Any, state: Mapping[str, Any], process: ShardOptions | None = None
+) -> Path:
+    """Write the state of a pipeline, as ``get_state()``, ``save()`` or ``state_dict()`` gave it.
+
+    The file appears whole or not at all, and takes the place of an older one.
+
+    Args:
+      directory: where, on any store.
+      state: plain JSON.
+      process: which of several processes this is, each of which has a file of its own; by default the only one.
+
+    Returns:
+      The file, ``process_{index}-of-{count}.json``.
+
+    Raises:
+      StateError: if the state is no plain JSON.
+    """
+    place = _file(directory, process)
+    try:
+        text = json.dumps({'version': _VERSION, 'state': state}, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise StateError(f'{place}: the state is no plain JSON: {error}') from error
+    await place.parent.mkdir(parents=True, exist_ok=True)
+    await place.write_text(text)
+    return place
+
+
+async def load_state(directory: Path | str | Any, process: ShardOptions | None = None) -> dict[str, Any]:
+    """Read a state that :func:`save_state` wrote.
+
+    Where it was written by another number of processes, any one of their states does: the order of a pipeline does not
+    depend on the number of its shards.
+
+    Raises:
+      NotFoundError: if there is none.
+      StateError: if the file is no state, or the states of several processes stand at different positions.
+    """
+    own = _file(directory, process)
+    try:
+        return _parse(await own.read_text(), own)
+    except NotFoundError as error:
+        missing = error
+    files = sorted([path async for path in Path(directory).glob('process_*-of-*.json')], key=str)
+    if not files:
+        raise NotFoundError(f'{directory}: holds no state: {missing}') from missing
+    states = [_parse(await path.read_text(), path) for path in files]
+    for path, state in zip(files, states, strict=True):
+        if state != states[0]:
+            raise StateError(
+                f'{path}: stands at {_outline(state)}, but {files[0]} at {_outline(states[0])}: processes must be '
+                f'saved after the same number of elements to go on with another number of them'
+            )
+    return states[0]
+
+
+def _parse(text: str, place: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise StateError(f'{place}: is no state: {error}') from error
+    if not isinstance(found, dict) or found.get('version') != _VERSION or not isinstance(found.get('state'), dict):
+        raise StateError(f'{place}: is no state of version {_VERSION}')
+    state: dict[str, Any] = found['state']
+    return state
+
+
+def _outline(state: Mapping[str, Any]) -> str:
+    return f'{json.dumps({key: value for key, value in state.items() if key != "pipeline"}):.200}'

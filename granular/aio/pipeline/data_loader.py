@@ -1,0 +1,123 @@
+"""The DataLoader of those who know Google Grain's: a data source, a sampler, operations."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from granular.aio.execution.failures import OnError
+from granular.aio.pipeline.describe import rendered
+from granular.aio.pipeline.iter_dataset import DatasetIterator, IterDataset, IterOperations
+from granular.aio.pipeline.nodes.base import Wrapped
+from granular.aio.pipeline.nodes.elements import Element, method_of, name_of
+from granular.aio.pipeline.nodes.source import Failure, Source
+from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, Sampled
+from granular.aio.pipeline.streams.streams import Read
+from granular.aio.pipeline.transforms import (
+    MultiprocessingOptions,
+    NoSharding,
+    ReadOptions,
+    ShardOptions,
+    Transformation,
+    operation_of,
+)
+from granular.errors import InvalidArgumentError
+
+
+class _Applied(Element):
+    """Operations on single records, which share the random numbers of the record's index."""
+
+    def __init__(self, parent: Source, steps: Sequence[tuple[str, Any]], sampler: Any) -> None:
+        super().__init__(parent)
+        self._steps, self._sampler = tuple(steps), sampler
+        self._random = any(name == 'random_map' for name, _ in steps)
+        self.sparse = any(name == 'filter' for name, _ in steps)
+
+    def call(self, point: Any, index: int) -> Any:
+        metadata: RecordMetadata
+        metadata, data = point
+        if type(data) is Failure:
+            return Failure(metadata.index, data.error)
+        rng = metadata.rng
+        if self._random and rng is None and isinstance(self._sampler, IndexSampler):
+            rng = self._sampler.rng(metadata.index)
+        for name, fn in self._steps:
+            if name == 'filter':
+                if not fn(data):
+                    return None
+            elif name == 'random_map':
+                if rng is None:
+                    raise InvalidArgumentError('a random_map needs random numbers: give the sampler a seed')
+                data = fn(data, rng)
+            elif name == 'map_with_index':
+                data = fn(metadata.index, data)
+            else:
+                data = fn(data)
+        return data
+
+    def describe(self) -> str:
+        return ', '.join(f'{name}({name_of(fn)})' for name, fn in self._steps) or 'no operations'
+
+
+class Operations:
+    """Elements of a data source in the order of a sampler, through operations.
+
+    Each iteration begins anew. Batches are the same for any number of workers, and so are states: one that was taken
+    with four workers is restored with none.
+
+    Args:
+      data_source: a reader, a list, or anything else that can be a source.
+      sampler: which records come, such as an :class:`IndexSampler`.
+      operations: transformations: functions, or objects with ``map``, ``map_with_index``, ``random_map``, ``filter`` or
+        ``flat_map``, and :class:`Batch`.
+      worker_count: processes that read and compute; 0 for threads of this one.
+      worker_buffer_size: chunks that each may have ready.
+      shard_options: which part of the data this process has; by default the sampler's.
+      read_options: how far to read ahead.
+      on_error: what becomes of a record that cannot be made: 'raise', 'skip', or a function of index and error.
+      start_method: of the processes: 'spawn', 'forkserver' or 'fork'.
+    """
+
+    _kind: type[IterOperations]
+
+    def __init__(
+        self,
+        *,
+        data_source: Any,
+        sampler: Any,
+        operations: Sequence[Transformation] = (),
+        worker_count: int = 0,
+        worker_buffer_size: int = 2,
+        shard_options: ShardOptions | None = None,
+        read_options: ReadOptions | None = None,
+        on_error: OnError = 'raise',
+        start_method: str = 'spawn',
+    ) -> None:
+        if shard_options is None:
+            shard_options = getattr(sampler, 'shard_options', None) or NoSharding()
+        own = getattr(sampler, 'shard_options', shard_options)
+        if (own.shard_index, own.shard_count) != (shard_options.shard_index, shard_options.shard_count):
+            raise InvalidArgumentError(
+                f'the sampler is sharded as {own}, and the loader as {shard_options}: pass it once'
+            )
+        steps: list[tuple[str, Any]] = []
+        rest = list(operations)
+        while rest and (name := operation_of(rest[0])) not in ('batch', 'flat_map'):
+            steps.append((name, method_of(rest.pop(0), name)))
+        source = _Applied(Sampled(Wrapped(data_source), sampler, shard_options), steps, sampler)
+        dataset = self._kind(Read(source, read_options or ReadOptions(), on_error=on_error))
+        seed = getattr(sampler, 'seed', None)
+        if seed is not None:
+            dataset = dataset.seed(seed)
+        dataset = dataset.apply(rest)
+        workers = MultiprocessingOptions(worker_count, worker_buffer_size, start_method)
+        self._dataset = dataset.mp_prefetch(workers)
+
+    def __str__(self) -> str:
+        return rendered(self._dataset._stream)
+
+
+class DataLoader(Operations):
+    __doc__ = Operations.__doc__
+    _kind = IterDataset
+
+    def __aiter__(self) -> DatasetIterator:
+        return DatasetIterator(self._dataset._stream)

@@ -1,0 +1,1 @@
+"""Nodes of lazy sequences: what is computed of each index."""

@@ -1,0 +1,317 @@
+"""Nodes that map indices: each maps the whole array with numpy and fetches below once.
+
+Index ``len + i`` is datapoint ``i`` of the next epoch, and negative ones are of the epochs before, all the way down the
+chain. The orders and meanings of shuffle, mix and concatenate are those that Google Grain documents.
+"""
+
+import abc
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from granular.aio.pipeline.nodes.blocks import BlockBuffer
+from granular.aio.pipeline.nodes.source import Ints, Node, Source, convert, length_of
+from granular.aio.runtime.loops import call_user, gather, need_loop
+from granular.aio.runtime.threads import offload
+from granular.errors import InvalidArgumentError
+from granular.shuffle import Blocks, Order
+
+ENDLESS: Final = sys.maxsize
+"""The length of what is repeated for ever."""
+
+
+class Mapped(Node):
+    """Each index stands for another one below."""
+
+    @abc.abstractmethod
+    def lookup(self, indices: Ints) -> Ints:
+        """The indices below."""
+
+    async def fetch(self, indices: ArrayLike) -> list[Any]:
+        return await self.parents[0].fetch(self.lookup(np.asarray(indices, np.int64)))
+
+    def select(self, fields: Sequence[str]) -> Self | None:
+        below = self.parents[0].select(fields)
+        if below is None:
+            return None
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__, parents=(below,))
+        return twin
+
+
+class Wrapped(Mapped):
+    """Any source, again and again: the root of every chain.
+
+    Args:
+      source: anything that :func:`convert` takes.
+      length: how many of its datapoints make an epoch; all of them by default.
+    """
+
+    def __init__(self, source: Any, length: int | None = None) -> None:
+        super().__init__(convert(source))
+        self._length = length_of(self.parents[0]) if length is None else length
+        self.endless = False
+
+    def __len__(self) -> int:
+        return self._length
+
+    def lookup(self, indices: Ints) -> Ints:
+        return indices % self._length if self._length else indices
+
+    def describe(self) -> str:
+        return self.parents[0].describe()
+
+
+class Shuffle(Mapped):
+    """Every epoch in an order of its own."""
+
+    def __init__(self, parent: Source, order: Order, seed: int) -> None:
+        if not isinstance(order, Order):
+            raise InvalidArgumentError(f'{order!r:.100} is no order: want one of granular.shuffle')
+        super().__init__(BlockBuffer(parent, order.block) if isinstance(order, Blocks) else parent)
+        self.order, self.seed = order, int(seed)
+
+    async def fetch(self, indices: ArrayLike) -> list[Any]:
+        steps = np.asarray(indices, np.int64)
+        length, below = len(self), self.parents[0]
+        if isinstance(self.order, Blocks) and isinstance(below, BlockBuffer) and len(steps):
+            epochs, blocks = self.order.upcoming(steps, length, self.seed)
+            last = ENDLESS if self.endless else int(steps.max()) // length  # behind the last epoch, nothing comes
+            coming = zip(epochs.tolist(), blocks.tolist(), strict=True)
+            await below.expect([(epoch, block) for epoch, block in coming if epoch <= last])
+        if all(self.order.is_ready(length, self.seed, epoch) for epoch in np.unique(steps // length).tolist()):
+            return await below.fetch(call_user(self.lookup, steps))
+        return await below.fetch(await offload(self.lookup, steps))
+
+    def lookup(self, indices: Ints) -> Ints:
+        length = len(self)
+        epochs, places = np.divmod(indices, length)
+        out = np.empty_like(places)
+        for epoch in set(epochs.tolist()):
+            here = epochs == epoch
+            out[here] = self.order.lookup(places[here], length, self.seed, epoch) + epoch * length
+        return out
+
+    def describe(self) -> str:
+        return f'shuffle(seed={self.seed}, {self.order!r})'
+
+
+class Slice(Mapped):
+    """A part, by a slice or by the indices themselves."""
+
+    def __init__(self, parent: Source, part: slice | Sequence[int] | Ints) -> None:
+        super().__init__(parent)
+        if len(parent) >= ENDLESS and not isinstance(part, slice):
+            raise InvalidArgumentError('a part of what is repeated for ever is taken by a slice')
+        self._part: range | Ints
+        if isinstance(part, slice):
+            self._part = range(*part.indices(len(parent)))
+        else:
+            self._part = np.asarray(part, np.int64)
+            if self._part.ndim != 1 or ((self._part < -len(parent)) | (self._part >= len(parent))).any():
+                raise InvalidArgumentError(f'want a 1-D sequence of indices within the {len(parent)} that there are')
+            self._part = self._part % max(1, len(parent))
+
+    def __len__(self) -> int:
+        return len(self._part)
+
+    def lookup(self, indices: Ints) -> Ints:
+        epochs, places = np.divmod(indices, len(self))
+        part = self._part
+        inner = part.start + places * part.step if isinstance(part, range) else part[places]
+        # What is repeated for ever has no next epoch.
+        return inner if len(self.parents[0]) >= ENDLESS else inner + epochs * len(self.parents[0])
+
+    def describe(self) -> str:
+        part = self._part
+        return f'[{part.start}:{part.stop}:{part.step}]' if isinstance(part, range) else f'slice of {len(part)} indices'
+
+
+class Repeat(Mapped):
+    """Several epochs, as one."""
+
+    def __init__(self, parent: Source, epochs: int | None, reseed: bool = True) -> None:
+        super().__init__(parent)
+        if epochs is not None and (not isinstance(epochs, int) or epochs < 1):
+            raise InvalidArgumentError(f'want to repeat 1 time or more, or None for ever, got {epochs!r}')
+        if len(parent) >= ENDLESS:
+            raise InvalidArgumentError('it is repeated for ever already')
+        self._epochs, self._reseed = epochs, reseed
+
+    def __len__(self) -> int:
+        if self._epochs is None:
+            return ENDLESS if len(self.parents[0]) else 0
+        return self._epochs * len(self.parents[0])
+
+    def lookup(self, indices: Ints) -> Ints:
+        return indices if self._reseed else indices % len(self.parents[0])
+
+    def describe(self) -> str:
+        return f'repeat({self._epochs if self._reseed else f"{self._epochs}, reseed_each_epoch=False"})'
+
+
+class Seeded(Mapped):
+    """The seed of what is random further on."""
+
+    def __init__(self, parent: Source, seed: int) -> None:
+        super().__init__(parent)
+        self.given = seed
+
+    def lookup(self, indices: Ints) -> Ints:
+        return indices
+
+    def describe(self) -> str:
+        return f'seed({self.given})'
+
+
+class Several(Node):
+    """Several sources, of which each index chooses one."""
+
+    def __init__(self, parents: Sequence[Any]) -> None:
+        if not parents:
+            raise InvalidArgumentError('want one source or more')
+        super().__init__(*map(convert, parents))
+
+    @abc.abstractmethod
+    def choose(self, indices: Ints) -> tuple[Ints, Ints]:
+        """Which source answers each index, and at which index of its own."""
+
+    async def fetch(self, indices: ArrayLike) -> list[Any]:
+        owners, inner = await offload(self.choose, np.asarray(indices, np.int64))
+        chosen = np.unique(owners).tolist()
+        if len(chosen) > 1:
+            await need_loop()
+        found = await gather([self.parents[owner].fetch(inner[owners == owner]) for owner in chosen])
+        out: list[Any] = [None] * len(owners)
+        for owner, points in zip(chosen, found, strict=True):
+            for place, point in zip(np.flatnonzero(owners == owner).tolist(), points, strict=True):
+                out[place] = point
+        return out
+
+
+class Proportional(Several):
+    """Sources mixed evenly in proportion to their weights; it ends with the one that is used up first."""
+
+    def __init__(self, parents: Sequence[Source], weights: Sequence[float] | None) -> None:
+        super().__init__(parents)
+        self._weights = proportions(len(parents), weights)
+        for i, parent in enumerate(parents):
+            if not len(parent):
+                raise InvalidArgumentError(f'dataset {i} of those to mix is empty: {parent.describe()}')
+        total = sum(self._weights)
+        shares = [len(parent) / (weight / total) for parent, weight in zip(parents, self._weights, strict=True)]
+        self._length = min(ENDLESS, int(min(shares)))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def choose(self, indices: Ints) -> tuple[Ints, Ints]:
+        return turns(indices, self._weights)
+
+    def describe(self) -> str:
+        return f'mix of {len(self.parents)}, weights {":".join(map(str, self._weights))}'
+
+
+def proportions(count: int, weights: Sequence[float] | None) -> tuple[int, ...]:
+    """Weights as whole numbers, the least of which is 100; 1 for each by default."""
+    if weights is None:
+        return (1,) * count
+    if len(weights) != count or not all(np.isfinite(weight) and weight > 0 for weight in weights):
+        raise InvalidArgumentError(f'want {count} weights above 0, got {list(weights)}')
+    scale = 100 / min(weights)
+    return tuple(int(weight * scale) for weight in weights)
+
+
+def turns(indices: Ints, weights: Sequence[int]) -> tuple[Ints, Ints]:
+    """Whose turn it is at each index, and how often it was before.
+
+    Of k turns the first has ``k - k * (sum - weight) // sum``; the others share what is left in the same way.
+    """
+    now, then, left = indices.copy(), indices + 1, sum(weights)
+    owners, inner = np.full_like(indices, -1), np.zeros_like(indices)
+    for i, weight in enumerate(weights):
+        rest, rest_then = now * (left - weight) // left, then * (left - weight) // left
+        had, has = now - rest, then - rest_then
+        its = (owners < 0) & (had != has)
+        owners[its], inner[its] = i, has[its] - 1
+        left -= weight
+        now, then = rest, rest_then
+    return owners, inner
+
+
+class Concatenate(Several):
+    """One source after the other; its epoch holds an epoch of each."""
+
+    def __init__(self, parents: Sequence[Source]) -> None:
+        super().__init__(parents)
+        if any(len(parent) >= ENDLESS for parent in parents):
+            raise InvalidArgumentError('what is repeated for ever has no end to put another behind')
+        self._lengths = np.array([len(parent) for parent in parents], np.int64)
+        self._stops = np.cumsum(self._lengths)
+
+    def __len__(self) -> int:
+        return int(self._stops[-1])
+
+    def choose(self, indices: Ints) -> tuple[Ints, Ints]:
+        epochs, places = np.divmod(indices, len(self))
+        owners = np.searchsorted(self._stops, places, side='right')
+        return owners, places - (self._stops - self._lengths)[owners] + epochs * self._lengths[owners]
+
+    def describe(self) -> str:
+        return f'concatenate {len(self.parents)}'
+
+
+class Selection(Several):
+    """Sources mixed as a function of the index says."""
+
+    def __init__(self, parents: Sequence[Source], chooser: Callable[[int], tuple[int, int]], length: int) -> None:
+        super().__init__(parents)
+        self._chooser, self._length = chooser, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def choose(self, indices: Ints) -> tuple[Ints, Ints]:
+        pairs = np.array([self._chooser(index) for index in indices.tolist()], np.int64).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
+
+    def describe(self) -> str:
+        return f'select from {len(self.parents)}'
+
+
+class Zip(Node):
+    """Tuples of what stands at the same index."""
+
+    def __init__(self, parents: Sequence[Source]) -> None:
+        lengths = [len(parent) for parent in parents]
+        if not lengths or len(set(lengths)) > 1:
+            raise InvalidArgumentError(f'want datasets of one length, got {lengths}')
+        super().__init__(*parents)
+
+    async def fetch(self, indices: ArrayLike) -> list[Any]:
+        if len(self.parents) > 1:
+            await need_loop()
+        found = await gather([parent.fetch(indices) for parent in self.parents])
+        return list(zip(*found, strict=True))
+
+    def describe(self) -> str:
+        return f'zip of {len(self.parents)}'
+
+
+def default_seed(parents: Sequence[Any]) -> int | None:
+    """The seed of something random: of the nearest ``seed`` above it on every way, and how far that is, as in Grain."""
+    words: list[int] = []
+    level, depth = list(parents), 1
+    while level:
+        above: list[Any] = []
+        for node in level:
+            if (given := getattr(node, 'given', None)) is not None:
+                words += [given, depth]
+            else:
+                for parent in node.parents:
+                    above += parent.parents if isinstance(parent, BlockBuffer) else (parent,)
+        level, depth = above, depth + 1
+    return int(np.random.SeedSequence(words).generate_state(1, dtype=np.uint32)[0]) if words else None

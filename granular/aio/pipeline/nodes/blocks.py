@@ -1,0 +1,152 @@
+"""A buffer of blocks, so that one range request serves all the records of a block, whenever they come."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from granular.aio.http.reply import counters
+from granular.aio.pipeline.nodes.source import Node, Source, weigh
+from granular.aio.runtime.loops import PerLoop, cancel_idle, shared_task, wait_shared
+
+logger = logging.getLogger('granular')
+
+MEMORY: Final = 1 << 30
+_TAKEN: Final = object()
+
+
+class BlockBuffer(Node):
+    """Reads whole blocks of neighbours, each once, and keeps of them what was not asked for yet.
+
+    Args:
+      parent: what is read; index ``len + i`` is of the next epoch.
+      block: datapoints in a block.
+      memory: bytes of blocks that are kept at most, each until all of it was taken. Beyond, the oldest one is dropped
+        and read again if need be, which costs speed, not order: it is logged once.
+    """
+
+    def __init__(self, parent: Source, block: int, memory: int = MEMORY) -> None:
+        super().__init__(parent)
+        self._block, self._memory = block, memory
+        self._warned = False
+        self._buffers = PerLoop(_Buffer)  # as tasks fill them
+
+    def select(self, fields: Sequence[str]) -> Self | None:
+        below = self.parents[0].select(fields)
+        return None if below is None else type(self)(below, self._block, self._memory)
+
+    async def expect(self, keys: Sequence[tuple[int, int]]) -> None:
+        """Begin to read blocks, by epoch and number, that will be asked for."""
+        self._begin(await self._buffers.get(), keys)
+
+    async def release(self) -> None:
+        if (buffer := await self._buffers.peek()) is not None:
+            await cancel_idle({block.task for block in buffer.blocks.values()})
+        await super().release()
+
+    def _begin(self, buffer: '_Buffer', keys: Iterable[tuple[int, int]]) -> None:
+        missing = [key for key in keys if key not in buffer.blocks]
+        if missing:
+            task = shared_task(self._read(buffer, missing))
+            for key in missing:
+                buffer.blocks[key] = _Block(task)
+
+    async def fetch(self, indices: ArrayLike) -> list[Any]:
+        buffer = await self._buffers.get()
+        steps = np.asarray(indices, np.int64)
+        epochs, places = np.divmod(steps, len(self))
+        numbers, within = np.divmod(places, self._block)
+        keys = list(zip(epochs.tolist(), numbers.tolist(), strict=True))
+        wanted = dict.fromkeys(keys)
+        there = {key for key in wanted if key in buffer.blocks}
+        counters.cached += sum(key in there for key in keys)
+        self._begin(buffer, wanted)
+        blocks = {key: buffer.blocks[key] for key in wanted}
+        await wait_shared({block.task for block in blocks.values() if not block.task.done()})
+        out: list[Any] = []
+        again: list[int] = []
+        for i, (key, place) in enumerate(zip(keys, within.tolist(), strict=True)):
+            point = blocks[key].take(place)
+            if point is _TAKEN:
+                again.append(i)
+            out.append(point)
+        for key, block in blocks.items():
+            if not block.left and buffer.blocks.get(key) is block:
+                del buffer.blocks[key]
+                buffer.kept -= block.size
+        if again:  # they were handed out before: a state was loaded, or a block dropped
+            for i, point in zip(again, await self.parents[0].fetch(steps[again]), strict=True):
+                out[i] = point
+        return out
+
+    async def _read(self, buffer: '_Buffer', keys: list[tuple[int, int]]) -> None:
+        length, block = len(self), self._block
+        ranges = [(epoch * length, number * block, min(length, (number + 1) * block)) for epoch, number in keys]
+        try:
+            points = iter(
+                await self.parents[0].fetch(
+                    np.concatenate([np.arange(start, stop) + base for base, start, stop in ranges])
+                )
+            )
+        except BaseException:
+            for key in keys:
+                buffer.blocks.pop(key, None)
+            raise
+        for key, (_, start, stop) in zip(keys, ranges, strict=True):
+            entry = buffer.blocks[key]
+            entry.fill(list(itertools.islice(points, stop - start)))
+            entry.size = weigh(entry.points)
+            buffer.kept += entry.size
+        self._evict(buffer, keys)
+
+    def _evict(self, buffer: '_Buffer', new: Sequence[tuple[int, int]]) -> None:
+        for key in list(buffer.blocks):
+            if buffer.kept <= self._memory:
+                return
+            block = buffer.blocks[key]
+            if not block.task.done() or key in new:
+                continue
+            if not self._warned:
+                self._warned = True
+                logger.warning(
+                    'the windows that are being read hold more than %d bytes: blocks are dropped and read again: '
+                    'choose smaller ones, or fewer blocks to a window',
+                    self._memory,
+                )
+            buffer.kept -= block.size
+            del buffer.blocks[key]
+
+
+class _Buffer:
+    """The blocks of one event loop, and their bytes."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[tuple[int, int], _Block] = {}
+        self.kept = 0
+
+
+class _Block:
+    """What is left of a block."""
+
+    __slots__ = ('left', 'points', 'size', 'task')
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self.task = task
+        self.points: list[Any] = []
+        self.left = 1
+        self.size = 0
+
+    def fill(self, points: list[Any]) -> None:
+        self.points, self.left = points, len(points)
+
+    def take(self, place: int) -> Any:
+        if place >= len(self.points):
+            return _TAKEN
+        point, self.points[place] = self.points[place], _TAKEN
+        if point is not _TAKEN:
+            self.left -= 1
+        return point

@@ -1,0 +1,250 @@
+"""Nodes that compute on datapoints: a chain of them fetches below once and runs in the pool, in one go."""
+
+import abc
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from granular.aio.pipeline.nodes.source import Failure, Node, Source, map_in_threads, timed, weigh
+from granular.aio.pipeline.transforms import FilterTransform, MapTransform, MapWithIndexTransform, RandomMapTransform
+from granular.aio.runtime.threads import offload
+from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
+
+_IN_PLACE: Final = 1 << 18  # bytes of a batch that is stacked on the event loop
+_NUMBERS: Final = (  # of which numpy makes an array as it would stack them, in a tenth of the time
+    int, float, bool, str, np.int64, np.int32, np.uint8, np.float64, np.float32, np.bool_,
+)  # fmt: skip
+
+
+class Element(Node):
+    """A function of each datapoint. None goes through as it is."""
+
+    doing = 'transforming'
+
+    @abc.abstractmethod
+    def call(self, point: Any, index: int) -> Any:
+        """The datapoint that takes the place of another."""
+
+    async def fetch(self, indices: ArrayLike) -> list[Any]:
+        chain: list[Element] = [self]
+        while isinstance(below := chain[-1].parents[0], Element):
+            chain.append(below)
+        steps = np.asarray(indices).tolist()
+        points = await below.fetch(indices)
+        return await map_in_threads([timed(node, node.call) for node in reversed(chain)], points, self.doing, steps)
+
+
+class Map(Element):
+    """``fn(datapoint)``."""
+
+    def __init__(self, parent: Source, fn: MapTransform | Callable[[Any], Any], label: str = 'map') -> None:
+        super().__init__(parent)
+        self._fn, self._label = method_of(fn, 'map'), label
+
+    def call(self, point: Any, index: int) -> Any:
+        return self._fn(point)
+
+    def describe(self) -> str:
+        return f'{self._label}({name_of(self._fn)})'
+
+
+class MapWithIndex(Element):
+    """``fn(index, datapoint)``."""
+
+    def __init__(self, parent: Source, fn: MapWithIndexTransform | Callable[[int, Any], Any]) -> None:
+        super().__init__(parent)
+        self._fn = method_of(fn, 'map_with_index')
+
+    def call(self, point: Any, index: int) -> Any:
+        return self._fn(index, point)
+
+    def describe(self) -> str:
+        return f'map_with_index({name_of(self._fn)})'
+
+
+class RandomMap(Element):
+    """``fn(datapoint, generator)``, whose random numbers are a function of seed and index; those of Google Grain."""
+
+    def __init__(
+        self, parent: Source, fn: RandomMapTransform | Callable[[Any, np.random.Generator], Any], seed: int
+    ) -> None:
+        super().__init__(parent)
+        self._fn = method_of(fn, 'random_map')
+        self._seed = int(seed)
+        self._key = np.random.Philox(self._seed).state['state']['key']
+
+    def call(self, point: Any, index: int) -> Any:
+        return self._fn(point, generator(self._key, index))
+
+    def describe(self) -> str:
+        return f'random_map({name_of(self._fn)}, seed={self._seed})'
+
+
+def generator(key: Any, index: int) -> np.random.Generator:
+    """Random numbers of an index: Philox with a counter that begins there."""
+    return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, 0, index % (1 << 64)], np.uint64)))
+
+
+class Filter(Element):
+    """None for each datapoint for which ``fn(datapoint)`` is false."""
+
+    doing = 'filtering'
+
+    def __init__(self, parent: Source, fn: FilterTransform | Callable[[Any], bool]) -> None:
+        super().__init__(parent)
+        self._fn = method_of(fn, 'filter')
+        self.sparse = True
+
+    def call(self, point: Any, index: int) -> Any:
+        return point if self._fn(point) else None
+
+    def describe(self) -> str:
+        return f'filter({name_of(self._fn)})'
+
+
+class Select(Element):
+    """Some fields of each datapoint, where they cannot be chosen before it is read."""
+
+    def __init__(self, parent: Source, fields: Sequence[str]) -> None:
+        super().__init__(parent)
+        self._fields = tuple(fields)
+
+    def call(self, point: Any, index: int) -> Any:
+        try:
+            return {field: point[field] for field in self._fields}
+        except KeyError as error:
+            raise UnknownKeyError(f'index {index}: there is no field {error}: there are {sorted(point)}') from None
+
+    def describe(self) -> str:
+        return f'select({", ".join(self._fields)})'
+
+
+def selected(source: Source, fields: Sequence[str]) -> Source:
+    """A source with some fields of each datapoint, the others of which are not read if that can be."""
+    below = source.select(fields)
+    return Select(source, fields) if below is None else below
+
+
+class Batch(Node):
+    """Batches of neighbours, all of whose datapoints are fetched at once."""
+
+    def __init__(
+        self, parent: Source, size: int, drop_remainder: bool, batch_fn: Callable[[Sequence[Any]], Any] | None
+    ) -> None:
+        super().__init__(parent)
+        if not isinstance(size, int) or size < 1:
+            raise InvalidArgumentError(f'batch_size is {size!r}: want an integer from 1 on')
+        if parent.sparse:
+            raise InvalidArgumentError(
+                'a filter leaves gaps, so that batches would not be full: call to_iter_dataset() before batch()'
+            )
+        self.size, self._drop, self._fn = size, drop_remainder, batch_fn or stack
+        self._below = len(parent)
+        self._length = self._below // size if drop_remainder else -(-self._below // size)
+
+    def __len__(self) -> int:
+        return self._length
+
+    async def fetch(self, indices: ArrayLike) -> list[Any]:
+        steps = np.asarray(indices, np.int64)
+        epochs, places = np.divmod(steps, self._length)
+        starts = places * self.size
+        stops = np.minimum(starts + self.size, self._below)
+        bases = epochs * self._below
+        below = np.concatenate([np.arange(a, b) + c for a, b, c in zip(starts, stops, bases, strict=True)] or [steps])
+        points = await self.parents[0].fetch(below)
+        cuts = np.cumsum(stops - starts)
+        batches = [points[b - a : b] for a, b in zip((stops - starts).tolist(), cuts.tolist(), strict=True)]
+        if self._fn is stack and weigh(points) < _IN_PLACE:
+            make = timed(self, self.make)
+            return [make(batch, step) for batch, step in zip(batches, steps.tolist(), strict=True)]
+        return await map_in_threads([timed(self, self.make)], batches, 'batching', steps.tolist())
+
+    def make(self, points: list[Any], index: int) -> Any:
+        """A batch; if one of its datapoints failed, that failure."""
+        for point in points:
+            if type(point) is Failure:
+                return point
+        return self._fn(points)
+
+    def describe(self) -> str:
+        given = '' if self._fn is stack else f', batch_fn={name_of(self._fn)}'
+        return f'batch({self.size}{", drop_remainder=True" if self._drop else ""}{given})'
+
+
+def stack(points: Sequence[Any]) -> Any:
+    """Datapoints of one structure (dicts, tuples, lists of arrays and numbers), each leaf along a new first dimension.
+
+    Bytes become an array of objects: numpy's own type for them loses zeros at the end.
+
+    Raises:
+      DatapointError: if structures or shapes differ.
+    """
+    first = points[0]
+    if isinstance(first, Mapping):
+        keys = first.keys()
+        for i, point in enumerate(points):
+            if not isinstance(point, Mapping) or point.keys() != keys:
+                raise DatapointError(f'datapoint {i} of a batch is {_outline(point)}, the first {_outline(first)}')
+        return {key: _stacked(key, [point[key] for point in points]) for key in keys}
+    if isinstance(first, tuple | list):
+        for i, point in enumerate(points):
+            if type(point) is not type(first) or len(point) != len(first):
+                raise DatapointError(f'datapoint {i} of a batch is {_outline(point)}, the first {_outline(first)}')
+        parts = [_stacked(i, [point[i] for point in points]) for i in range(len(first))]
+        return type(first)(*parts) if hasattr(first, '_fields') else type(first)(parts)
+    if isinstance(first, bytes | bytearray):
+        out = np.empty(len(points), object)
+        out[:] = points
+        return out
+    try:
+        return np.array(points) if type(first) in _NUMBERS else np.stack(points)
+    except ValueError:
+        odd = next(i for i, point in enumerate(points) if np.shape(point) != np.shape(first))
+        raise DatapointError(
+            f'datapoint {odd} of a batch has shape {np.shape(points[odd])}, the first {np.shape(first)}: '
+            f'make them equal in a map, or pass batch_fn'
+        ) from None
+
+
+def _stacked(key: Any, points: list[Any]) -> Any:
+    try:
+        return stack(points)
+    except DatapointError as error:
+        raise DatapointError(f'{key!r}: {error}') from None
+
+
+def _outline(point: Any) -> str:
+    if isinstance(point, Mapping):
+        return f'a dict of {sorted(map(str, point))}'
+    return (
+        f'a {type(point).__name__} of {len(point)}' if isinstance(point, tuple | list) else f'a {type(point).__name__}'
+    )
+
+
+def method_of(transform: Any, name: str) -> Callable[..., Any]:
+    """What to call of a transformation: its method of that name, or itself."""
+    method = getattr(transform, name, None) if not isinstance(transform, type) else None
+    fn = method if callable(method) else transform
+    if not callable(fn):
+        raise InvalidArgumentError(f'{transform!r:.100} is no function, and has no method {name!r}')
+    return fn  # type: ignore[no-any-return]
+
+
+def name_of(fn: Any) -> str:
+    """A function, as a printed pipeline names it."""
+    owner = getattr(fn, '__self__', None)
+    if owner is not None and not isinstance(owner, type | types.ModuleType):
+        return type(owner).__qualname__
+    fn = getattr(fn, 'func', fn)  # of a functools.partial
+    return getattr(fn, '__qualname__', type(fn).__qualname__).replace('<locals>.', '')
+
+
+async def stacked(fn: Callable[[Sequence[Any]], Any], points: list[Any]) -> Any:
+    """A batch of datapoints, made on the loop if that is quick."""
+    if fn is stack and weigh(points) < _IN_PLACE:
+        return stack(points)
+    return await offload(fn, points)

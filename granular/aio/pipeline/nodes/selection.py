@@ -1,0 +1,103 @@
+"""Choosing elements by their classes: labels are read once, by their field, and indices are what is kept of them."""
+
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import numpy as np
+
+from granular import filters
+from granular.aio.pipeline.nodes.base import ENDLESS, Concatenate, Repeat, Seeded, Slice, Wrapped
+from granular.aio.pipeline.nodes.elements import Element, selected
+from granular.aio.pipeline.nodes.source import Ints, Source
+from granular.aio.runtime.threads import offload
+from granular.errors import InvalidArgumentError
+
+_PAGE: Final = 1 << 17  # labels that are read at once
+_LISTED: Final = 10  # classes in a description, beyond which those that follow each other are a range
+
+_known: weakref.WeakKeyDictionary[Source, dict[Any, filters.Labels]] = weakref.WeakKeyDictionary()
+
+
+class Chosen(Slice):
+    """Elements that were chosen for what they are.
+
+    Where elements come in another order every epoch, what was chosen of the first epoch is chosen of all.
+    """
+
+    def __init__(self, parent: Source, part: Ints, said: str) -> None:
+        super().__init__(parent, part)
+        self._said, self._recurs = said, _recurs(parent)
+
+    def lookup(self, indices: Ints) -> Ints:
+        return super().lookup(indices if self._recurs or not len(self) else indices % len(self))
+
+    def describe(self) -> str:
+        return self._said
+
+
+async def filtered(node: Source, field: Any, valid_classes: Any, invalid_classes: Any) -> Chosen:
+    """The elements of some classes."""
+    said = f'filter_classes({field!r}, {said_of(valid_classes, invalid_classes)})'
+    labels = await labels_of(node, field)
+    indices = await offload(filters.by_class, labels, valid_classes, invalid_classes, field)
+    return _chosen(node, labels, indices, said, field)
+
+
+async def oversampled(node: Source, field: Any, strategy: filters.Strategy, unlabeled: int | str | None) -> Chosen:
+    """Elements of rare classes repeated."""
+    labels = await labels_of(node, field)
+    indices = await offload(filters.oversampled, labels, strategy, unlabeled, field)
+    return _chosen(node, labels, indices, f'oversample({field!r}, {strategy!r})', field)
+
+
+def said_of(valid_classes: Any, invalid_classes: Any) -> str:
+    """Which classes, in a description."""
+    valid, classes = filters.chosen_classes(valid_classes, invalid_classes)
+    listed: list[Any] = classes.tolist()
+    whole = len(listed) > _LISTED and classes.dtype.kind == 'i' and listed[-1] - listed[0] == len(listed) - 1
+    shown = range(listed[0], listed[-1] + 1) if whole else listed
+    return f'{"" if valid else "in"}valid_classes={shown}'
+
+
+async def labels_of(node: Source, field: Any) -> filters.Labels:
+    """The labels of an epoch, read once for each node."""
+    if len(node) >= ENDLESS:
+        raise InvalidArgumentError('what is repeated for ever has no end to its labels: choose classes before repeat()')
+    if node.sparse:
+        raise InvalidArgumentError('a filter leaves gaps, which have no class: choose classes before filter()')
+    known = _known.setdefault(node, {})
+    if field not in known:
+        below = selected(node, [field])
+
+        async def read(indices: Ints) -> list[Any]:
+            return [point[field] for point in await below.fetch(indices)]
+
+        known[field] = await read_labels(read, len(node), str(field))
+    return known[field]
+
+
+async def read_labels(
+    read: Callable[[Ints], Coroutine[Any, Any, list[Any]]], length: int, field: str
+) -> filters.Labels:
+    """All labels, in fan-outs of 131,072. Memory: those of one as they come, and 8 bytes for each integer."""
+    pages = [
+        await offload(filters.as_labels, await read(np.arange(at, min(at + _PAGE, length))), field)
+        for at in range(0, length, _PAGE)
+    ]
+    if len({page.dtype.kind for page in pages}) > 1:
+        raise InvalidArgumentError(f'{field}: some labels are integers, others strings or sequences')
+    return np.concatenate(pages) if pages else filters.as_labels([], field)
+
+
+def _chosen(node: Source, labels: filters.Labels, indices: Ints, said: str, field: Any) -> Chosen:
+    chosen = Chosen(node, indices, said)
+    _known[chosen] = {field: labels[indices]}
+    return chosen
+
+
+def _recurs(node: Source) -> bool:
+    """Whether index ``len + i`` is the datapoint of index ``i``, if with other random numbers."""
+    if isinstance(node, Wrapped | Chosen):
+        return True
+    return isinstance(node, Slice | Seeded | Repeat | Concatenate | Element) and all(map(_recurs, node.parents))

@@ -1,0 +1,431 @@
+"""Sources: what a pipeline reads from, and the one protocol that all of its nodes speak, ``fetch`` of many indices."""
+
+import abc
+import contextvars
+import functools
+import inspect
+import operator
+import pickle
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, Self, SupportsIndex, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from granular.aio.runtime.loops import CONTROL, await_user, call_user, function_error, gather
+from granular.aio.runtime.threads import offload, spread
+from granular.errors import (
+    ClosedError,
+    FunctionError,
+    InvalidArgumentError,
+    OutOfRangeError,
+    UnknownKeyError,
+    WorkerError,
+)
+from granular.indexing import indices_of
+
+Ints = NDArray[np.int64]
+
+
+@runtime_checkable
+class RandomAccessDataSource(Protocol):
+    """What can be read at any index: a list, an array, a reader, a map-style dataset of torch or Hugging Face."""
+
+    def __len__(self) -> int:
+        """How many records it has."""
+        ...
+
+    def __getitem__(self, record_key: SupportsIndex) -> Any:
+        """The record at an index."""
+        ...
+
+
+class Source(abc.ABC):
+    """A lazy sequence of datapoints, fetched many at a time.
+
+    Attributes:
+      endless: whether every step is answered, however large; otherwise those below ``len`` are.
+      seed: what makes its order, for the state of a loader; 0 where nothing is random.
+      sparse: whether some of its datapoints may be None, because a filter left them out.
+      parents: the sources that it is made of.
+      spent: seconds that it took, over all threads, while stages are timed (:data:`timing`).
+      made: datapoints, or batches, that it made in that time.
+    """
+
+    spent = 0.0
+    made = 0
+    endless = False
+    seed = 0
+    sparse = False
+    parents: 'tuple[Source, ...]' = ()
+
+    @abc.abstractmethod
+    async def fetch(self, indices: ArrayLike) -> list[Any]:
+        """The datapoints at many steps, in the order asked."""
+
+    async def get(self, index: SupportsIndex) -> Any:
+        """The datapoint at a step."""
+        return (await self.fetch([operator.index(index)]))[0]
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    def describe(self) -> str:
+        """What it does, in one line, for a printed pipeline and the check that a state belongs to it."""
+        return type(self).__name__
+
+    def select(self, fields: Sequence[str]) -> Self | None:
+        """The same with fewer fields of each datapoint read, if it can be asked for fewer."""
+        return None
+
+    async def release(self) -> None:
+        """Stop what is read ahead for nobody, when a consumer ends."""
+        for parent in self.parents:
+            await parent.release()
+
+
+class Failure:
+    """What stands for a datapoint that could not be made, where the consumer decides what becomes of it.
+
+    Attributes:
+      step: of the source that failed.
+      error: why.
+    """
+
+    __slots__ = ('error', 'step')
+
+    def __init__(self, step: int, error: Exception) -> None:
+        self.step, self.error = step, error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _carried, (self.step, *portable(self.error))
+
+
+def of_datapoint(error: Exception) -> bool:
+    """Whether ``on_error`` decides about an error: not if it is of the store, or ends the program."""
+    if isinstance(error, FunctionError):
+        return isinstance(error.__cause__, Exception)
+    return not isinstance(error, OSError | ClosedError)
+
+
+class RemoteError(Exception):
+    """Where an error came from, in another process."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
+
+
+def portable(error: BaseException) -> tuple[list[BaseException], str]:
+    """An error and what caused it, one after the other, such that they pickle, and its traceback as text."""
+    text = ''.join(traceback.format_exception(error))
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None and cause not in chain:
+        chain.append(cause)
+    return [_pickling(link) for link in chain], text
+
+
+def _pickling(error: BaseException) -> BaseException:
+    try:
+        pickle.loads(pickle.dumps(error))  # many exceptions pickle, and cannot be made again
+    except BaseException:  # whatever the methods of its class raise
+        return WorkerError(summary(error))
+    return error
+
+
+def summary(error: BaseException) -> str:
+    """The class and message of an error, whatever its class makes of ``str``."""
+    try:
+        return f'{type(error).__name__}: {error}'
+    except Exception:
+        return type(error).__name__
+
+
+def remote(chain: Sequence[BaseException], text: str) -> BaseException:
+    """An error that came from another process."""
+    for error, cause in zip(chain, (*chain[1:], RemoteError(text)), strict=True):
+        error.__cause__ = cause
+    return chain[0]
+
+
+def _carried(step: int, chain: Sequence[Exception], text: str) -> Failure:
+    remote(chain, text)
+    return Failure(step, chain[0])
+
+
+class Timing:
+    """Whether stages take their time, which costs some 0.2 us a datapoint."""
+
+    on = False
+
+
+timing = Timing()
+
+
+capturing: contextvars.ContextVar[bool] = contextvars.ContextVar('capturing', default=False)
+"""Whether a fetch gives a ``Failure`` for a datapoint that cannot be made, rather than raise for all of them."""
+
+
+def convert(source: Any) -> Source:
+    """Anything that can be a source, as one.
+
+    In this order: a source; a MapDataset; the synchronous face of something asynchronous; something with an
+    asynchronous ``fetch``, such as a reader of :mod:`granular.aio`; something with a blocking ``fetch``,
+    ``__getitems__`` or ``_getitems`` of many indices; a sequence in memory; a callable; something that can be indexed.
+    What blocks is called in the pool.
+    """
+    if isinstance(source, Source):
+        return source
+    if isinstance(node := getattr(source, 'node', None), Source):
+        return node
+    if (core := getattr(source, 'aio', None)) is not None:
+        return convert(core)
+    if inspect.iscoroutinefunction(getattr(source, 'fetch', None)):
+        return Fetching(source)
+    if isinstance(source, Mapping) and any(isinstance(key, str) for key in source):
+        raise InvalidArgumentError(
+            f'{type(source).__name__} holds several by name: choose one of {list(source)!r:.200}'
+        )
+    for name in ('fetch', '__getitems__', '_getitems'):
+        if callable(getattr(source, name, None)):
+            return _Blocking(source, name)
+    if type(source) in (list, tuple, range) or isinstance(source, np.ndarray):
+        return _InMemory(source)
+    if callable(source):
+        return _Called(source, '__call__')
+    if hasattr(source, '__getitem__'):
+        return _Called(source, '__getitem__')
+    raise InvalidArgumentError(f'{type(source).__name__} is no source: want a reader, a callable, or an indexable')
+
+
+class _Adapter(Source):
+    """Something that is no source by itself."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self.endless = not hasattr(source, '__len__')
+        self.seed = getattr(source, 'seed', 0)
+        self.sparse = bool(getattr(source, 'sparse', False))
+
+    def __len__(self) -> int:
+        return length_of(self._source)
+
+    @property
+    def root(self) -> Any:
+        """What it reads."""
+        return self._source
+
+    def describe(self) -> str:
+        if isinstance(self._source, range):
+            return repr(self._source)
+        if isinstance(self._source, list | tuple | np.ndarray):
+            return f'{type(self._source).__name__} of {len(self._source)}'
+        shown = ' '.join(repr(self._source).split())  # that of a dataset of Hugging Face has several lines
+        return type(self._source).__name__ if ' at 0x' in shown else f'{shown:.200}'
+
+    @abc.abstractmethod
+    async def _fetch(self, indices: ArrayLike) -> list[Any]: ...
+
+    async def fetch(self, indices: ArrayLike) -> list[Any]:
+        began = time.perf_counter()
+        try:
+            found = await self._fetch(indices)
+            if timing.on:
+                self.spent += time.perf_counter() - began
+                self.made += len(found)
+            return found
+        except Exception as error:
+            if not capturing.get() or not of_datapoint(error):
+                raise
+            steps = np.asarray(indices)
+            if len(steps) == 1:
+                return [Failure(int(steps[0]), error)]
+            halves = np.array_split(steps, 2)
+            return [point for half in await gather([self.fetch(half) for half in halves]) for point in half]
+
+
+class Fetching(_Adapter):
+    """A reader."""
+
+    def __init__(self, source: Any, mask: Sequence[str] | None = None) -> None:
+        super().__init__(source)
+        self._mask = mask
+
+    async def _fetch(self, indices: ArrayLike) -> list[Any]:
+        found: list[Any] = await (
+            await_user(self._source.fetch(indices))
+            if self._mask is None
+            else await_user(self._source.fetch(indices, mask=self._mask))
+        )
+        return found
+
+    def select(self, fields: Sequence[str]) -> Self | None:
+        if not takes_mask(self._source) or self._mask is not None:
+            return None
+        return type(self)(self._source, tuple(fields))
+
+    def describe(self) -> str:
+        return super().describe() + ('' if self._mask is None else f', keys {", ".join(self._mask)}')
+
+
+class _Blocking(_Adapter):
+    """Something with a method that takes many indices and blocks."""
+
+    def __init__(self, source: Any, method: str, mask: Sequence[str] | None = None) -> None:
+        super().__init__(source)
+        self._method, self._mask = method, mask
+
+    async def _fetch(self, indices: ArrayLike) -> list[Any]:
+        method = getattr(self._source, self._method)
+        if self._mask is not None:
+            method = functools.partial(method, mask=self._mask)
+        return list(await offload(method, np.asarray(indices).tolist()))
+
+    def select(self, fields: Sequence[str]) -> Self | None:
+        if self._mask is not None:
+            return None
+        if self._method == 'fetch' and takes_mask(self._source):
+            return type(self)(self._source, self._method, tuple(fields))
+        # A dataset of Hugging Face, of which no other column is decoded then.
+        known, choose = getattr(self._source, 'column_names', None), getattr(self._source, 'select_columns', None)
+        if not isinstance(known, list) or not callable(choose):
+            return None
+        if unknown := [field for field in fields if field not in known]:
+            raise UnknownKeyError(f'there are no columns {unknown}: there are {known}')
+        return type(self)(choose(list(fields)), self._method)
+
+    def describe(self) -> str:
+        return super().describe() + ('' if self._mask is None else f', keys {", ".join(self._mask)}')
+
+
+class _Called(_Adapter):
+    """Something that gives one datapoint at a time."""
+
+    def __init__(self, source: Any, method: str) -> None:
+        super().__init__(source)
+        self._method = method
+
+    async def _fetch(self, indices: ArrayLike) -> list[Any]:
+        steps = np.asarray(indices).tolist()
+        method = self._source if self._method == '__call__' else getattr(self._source, self._method)
+        return await map_in_threads([lambda _, step: method(step)], [...] * len(steps), 'loading', steps)
+
+
+class _InMemory(_Adapter):
+    """Values in memory."""
+
+    async def _fetch(self, indices: ArrayLike) -> list[Any]:
+        source = self._source
+        return [source[step] for step in np.asarray(indices).tolist()]
+
+
+def takes_mask(source: Any) -> bool:
+    """Whether a source's ``fetch`` reads some fields alone, if it is told which."""
+    fetch = getattr(source, 'fetch', None)
+    return callable(fetch) and 'mask' in inspect.signature(fetch).parameters
+
+
+def length_of(source: Any) -> int:
+    """The length of a source.
+
+    Raises:
+      InvalidArgumentError: if it has none.
+    """
+    try:
+        return call_user(len, source)
+    except TypeError:
+        raise InvalidArgumentError(f'{type(source).__name__} has no length: pass length=') from None
+
+
+async def map_in_threads(
+    calls: Sequence[Callable[[Any, int], Any]], points: Sequence[Any], doing: str, steps: Sequence[int]
+) -> list[Any]:
+    """Call a user's functions on each datapoint and its step, one after the other, in threads.
+
+    None and what failed go through as they are. An error gets a note of its step.
+    """
+    capture = capturing.get()
+    first, *rest = calls
+
+    def single(i: int) -> Any:
+        point = points[i]
+        if point is None or type(point) is Failure:
+            return point
+        try:
+            return first(point, steps[i])
+        except Exception as error:
+            return failed(error, steps[i])
+
+    def several(i: int) -> Any:
+        point, step = points[i], steps[i]
+        try:
+            for fn in calls:
+                if point is None or type(point) is Failure:
+                    return point
+                point = fn(point, step)
+        except Exception as error:
+            return failed(error, step)
+        return point
+
+    def failed(error: Exception, step: int) -> Failure:
+        if isinstance(error, CONTROL):
+            error = function_error(error)
+        error.add_note(f'while {doing} the datapoint at step {step}')
+        if not capture:
+            raise error
+        return Failure(step, error)
+
+    return await spread(several if rest else single, len(points))
+
+
+def timed(stage: Source, call: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
+    """A stage's function, and its time taken if stages are timed."""
+    if not timing.on:
+        return call
+
+    def counted(point: Any, step: int) -> Any:
+        began = time.perf_counter()
+        try:
+            return call(point, step)
+        finally:
+            stage.spent += time.perf_counter() - began
+            stage.made += 1
+
+    return counted
+
+
+def steps_of(indices: ArrayLike) -> Ints:
+    """Steps, which are whole numbers from 0 on, as an array."""
+    steps = indices_of(indices, np.iinfo(np.int64).max, 'steps')
+    if (np.asarray(indices) < 0).any():
+        raise OutOfRangeError('steps count from 0')
+    return steps
+
+
+def weigh(points: Sequence[Any]) -> int:
+    """About how many bytes datapoints hold, by a few of them."""
+    few = points[:: max(1, len(points) // 4)]
+    return sum(map(nbytes, few)) * len(points) // max(1, len(few))
+
+
+def nbytes(point: Any) -> int:
+    """About how many bytes a datapoint holds."""
+    if isinstance(point, Mapping):
+        return 64 + sum(map(nbytes, point.values()))
+    if isinstance(point, list | tuple):
+        return 64 + sum(map(nbytes, point))
+    return 64 + (len(point) if isinstance(point, bytes | bytearray | str) else getattr(point, 'nbytes', 0))
+
+
+class Node(Source):
+    """A source that is made of others."""
+
+    def __init__(self, *parents: Source) -> None:
+        self.parents = parents
+        self.sparse = any(parent.sparse for parent in parents)
+        self.endless = all(parent.endless for parent in parents)
+        self.seed = next((parent.seed for parent in parents if parent.seed), 0)
+
+    def __len__(self) -> int:
+        return len(self.parents[0])

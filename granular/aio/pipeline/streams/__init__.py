@@ -1,0 +1,1 @@
+"""Streams: elements one after the other, and their state."""

@@ -1,0 +1,379 @@
+"""The stages of streams that depend on what came before: batches, windows, mixtures and buffers."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.nodes.base import turns
+from granular.aio.pipeline.nodes.elements import generator, stacked
+from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.runtime.loops import end_tasks, need_loop
+from granular.aio.runtime.threads import offload
+from granular.errors import ClosedError, DatapointError
+from granular.shuffle import permute
+
+
+class Applying(Flow):
+    """A function of each element, where elements were left out or put together before."""
+
+    def __init__(self, parent: Flow, name: str, fn: Callable[..., Any], seed: int | None) -> None:
+        self.parents = (parent,)
+        self._parent, self._name, self._fn, self._count = parent, name, fn, 0
+        self._key = None if seed is None else np.random.Philox(seed).state['state']['key']
+
+    async def next(self) -> Any:
+        while True:
+            point = await self._parent.next()
+            if point is END:
+                return END
+            index, self._count = self._count, self._count + 1
+            if point is None:
+                return None
+            if self._name == 'filter':
+                if await offload(self._fn, point):
+                    return point
+            elif self._name == 'map_with_index':
+                return await offload(self._fn, index, point)
+            elif self._name == 'random_map':
+                return await offload(self._fn, point, generator(self._key, index))
+            else:
+                return await offload(self._fn, point)
+
+    def state(self) -> Any:
+        if self._name in ('map', 'filter'):
+            return self._parent.state()
+        return {'parent': self._parent.state(), 'count': self._count}
+
+    async def restore(self, state: Any) -> None:
+        if self._name in ('map', 'filter'):
+            await self._parent.restore(state)
+        else:
+            await self._parent.restore(state['parent'])
+            self._count = state['count']
+
+
+class Batching(Flow):
+    """Batches of consecutive elements."""
+
+    def __init__(self, parent: Flow, size: int, drop: bool, fn: Callable[[Sequence[Any]], Any]) -> None:
+        self.parents = (parent,)
+        self._parent, self._size, self._drop, self._fn = parent, size, drop, fn
+
+    async def next(self) -> Any:
+        points: list[Any] = []
+        while len(points) < self._size:
+            point = await self._parent.next()
+            if point is END:
+                break
+            points.append(point)
+        if not points or (self._drop and len(points) < self._size):
+            return END
+        return await stacked(self._fn, points)
+
+    def state(self) -> Any:
+        return self._parent.state()
+
+    async def restore(self, state: Any) -> None:
+        await self._parent.restore(state)
+
+
+class FlatMapping(Flow):
+    """Several elements for each one."""
+
+    def __init__(self, parents: Sequence[Flow], fn: Callable[[Any], Sequence[Any]]) -> None:
+        self.parents = tuple(parents)
+        self._parent, self._fn = parents[0], fn
+        self._made: Sequence[Any] = ()
+        self._place = 0
+        self._before = self._parent.state()
+
+    async def next(self) -> Any:
+        while self._place >= len(self._made):
+            self._before, self._made, self._place = self._parent.state(), (), 0
+            point = await self._parent.next()
+            if point is END:
+                return END
+            self._made = list(await offload(self._fn, point))
+        self._place += 1
+        return self._made[self._place - 1]
+
+    def state(self) -> Any:
+        if self._place >= len(self._made):
+            return {'parent': self._parent.state(), 'place': 0}
+        return {'parent': self._before, 'place': self._place}
+
+    async def restore(self, state: Any) -> None:
+        await self._parent.restore(state['parent'])
+        self._made, self._place = (), 0
+        if state['place']:
+            self._before = state['parent']
+            self._made = list(await offload(self._fn, await self._parent.next()))
+            self._place = state['place']
+
+
+class WindowShuffling(Flow):
+    """Windows of consecutive elements, each in an order of its own; that of Google Grain."""
+
+    def __init__(self, parents: Sequence[Flow], size: int, seed: int) -> None:
+        self.parents = tuple(parents)
+        self._parent, self._size, self._seed = parents[0], size, seed
+        self._window: list[Any] = []
+        self._number = 0
+        self._before = self._parent.state()
+        self._length = 0
+
+    async def next(self) -> Any:
+        if not self._window and not await self._fill():
+            return END
+        point = self._window.pop()
+        if not self._window:
+            self._number += 1
+        return point
+
+    async def _fill(self) -> bool:
+        before = self._parent.state()
+        window: list[Any] = []
+        while len(window) < self._size and (point := await self._parent.next()) is not END:
+            window.append(point)
+        order = permute(np.arange(len(window)), len(window), self._seed + self._number).tolist()
+        self._window, self._before, self._length = [window[place] for place in order], before, len(window)
+        return bool(window)
+
+    def state(self) -> Any:
+        if not self._window:
+            return {'parent': self._parent.state(), 'window': self._number, 'place': 0}
+        return {'parent': self._before, 'window': self._number, 'place': self._length - len(self._window)}
+
+    async def restore(self, state: Any) -> None:
+        await self._parent.restore(state['parent'])
+        self._window, self._number = [], state['window']
+        if state['place']:
+            await self._fill()
+            del self._window[len(self._window) - state['place'] :]
+
+
+class Mixing(Flow):
+    """Elements of several streams in proportion to their weights, until one of them ends."""
+
+    def __init__(self, parents: Sequence[Flow], weights: Sequence[int]) -> None:
+        self.parents, self._weights = tuple(parents), weights
+        self._count, self._ended = 0, False
+
+    async def next(self) -> Any:
+        if self._ended:
+            return END
+        owners, _ = turns(np.array([self._count]), self._weights)
+        point = await self.parents[int(owners[0])].next()
+        self._ended = point is END
+        self._count += not self._ended
+        return point
+
+    def state(self) -> Any:
+        return {'parents': [parent.state() for parent in self.parents], 'count': self._count}
+
+    async def restore(self, state: Any) -> None:
+        for parent, its in zip(self.parents, state['parents'], strict=True):
+            await parent.restore(its)
+        self._count, self._ended = state['count'], False
+
+
+class Interleaving(Flow):
+    """Elements of some streams in turn; one that ends makes room for the next."""
+
+    def __init__(self, parents: Sequence[Flow], cycle: int) -> None:
+        self.parents = tuple(parents)
+        self._open: list[int | None] = [i if i < len(parents) else None for i in range(cycle)]
+        self._turn, self._begun = 0, min(cycle, len(parents))
+        self._starts = [parent.state() for parent in parents]
+
+    async def next(self) -> Any:
+        while any(number is not None for number in self._open) or self._begun < len(self.parents):
+            number = self._open[self._turn]
+            if number is None and self._begun < len(self.parents):
+                number = self._open[self._turn] = self._begun
+                self._begun += 1
+            if number is None:
+                self._turn = (self._turn + 1) % len(self._open)
+                continue
+            point = await self.parents[number].next()
+            if point is not END:
+                self._turn = (self._turn + 1) % len(self._open)
+                return point
+            self._open[self._turn] = None
+            self._turn = (self._turn + 1) % len(self._open)
+        return END
+
+    def state(self) -> Any:
+        states = {str(number): self.parents[number].state() for number in self._open if number is not None}
+        return {'open': list(self._open), 'turn': self._turn, 'begun': self._begun, 'parents': states}
+
+    async def restore(self, state: Any) -> None:
+        self._open, self._turn, self._begun = list(state['open']), state['turn'], state['begun']
+        for number, parent in enumerate(self.parents):
+            if number >= self._begun or number in self._open:
+                await parent.restore(state['parents'].get(str(number), self._starts[number]))
+
+    async def begin(self) -> None:
+        for number in self._open:
+            if number is not None:
+                await self.parents[number].begin()
+
+
+class Prefetching(Flow):
+    """Elements that are made before they are asked for, by a task beside the consumer's."""
+
+    def __init__(self, parents: Sequence[Flow], size: int) -> None:
+        self.parents = tuple(parents)
+        self._parent, self._size = parents[0], size
+        self._after = self._parent.state()
+        self._task: asyncio.Task[None] | None = None
+        self._ready: asyncio.Queue[tuple[Any, Any]] | None = None  # elements and the states behind them
+        self._closed = False
+
+    async def next(self) -> Any:
+        if self._closed:
+            raise ClosedError('the iterator is closed')
+        await self.begin()
+        if self._ready is None:
+            return END
+        point, after = await self._ready.get()
+        if isinstance(after, _Raised):
+            self._task = None
+            raise after.error
+        if point is END:
+            self._task = None
+        else:
+            self._after = after
+        return point
+
+    async def _fill(self, ready: 'asyncio.Queue[tuple[Any, Any]]') -> None:
+        point: Any = None
+        while point is not END:
+            try:
+                point = await self._parent.next()
+                await ready.put((point, self._parent.state()))
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:
+                await ready.put((None, _Raised(error)))
+                return
+
+    def state(self) -> Any:
+        return self._after
+
+    async def restore(self, state: Any) -> None:
+        await self._stop()
+        await self._parent.restore(state)
+        self._after = state
+
+    async def begin(self) -> None:
+        await need_loop()
+        if self._task is None:
+            self._ready = asyncio.Queue(self._size)
+            self._task = asyncio.create_task(self._fill(self._ready))
+
+    async def _stop(self) -> None:
+        task, self._task, self._ready = self._task, None, None
+        if task is not None:
+            await need_loop()
+            await end_tasks([task])
+
+    async def aclose(self) -> None:
+        self._closed, ready = True, self._ready
+        await self._stop()
+        if ready is not None and ready.empty():  # a consumer may wait for an element
+            ready.put_nowait((None, _Raised(ClosedError('the iterator is closed'))))
+        await super().aclose()
+
+
+class _Raised:
+    """What making the next element ended with."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class Packing(Flow):
+    """Sequences put together in rows of fixed lengths, each into the first row that has room."""
+
+    def __init__(self, parents: Sequence[Flow], lengths: dict[str, int], rows: int, meta: Sequence[str]) -> None:
+        self.parents = tuple(parents)
+        self._parent, self._lengths, self._rows, self._meta = parents[0], lengths, rows, tuple(meta)
+        self._packed: list[dict[str, Any]] = []
+        self._place = 0
+        self._before = self._parent.state()
+        self._over: Any = None  # the element that did not fit
+        self._over_before: Any = None
+
+    async def next(self) -> Any:
+        if self._place >= len(self._packed):
+            await self._pack()
+            if not self._packed:
+                return END
+        self._place += 1
+        return self._packed[self._place - 1]
+
+    async def _pack(self) -> None:
+        used = {key: np.zeros(self._rows, np.int64) for key in self._lengths}
+        rows: list[list[Any]] = [[] for _ in range(self._rows)]
+        self._packed, self._place = [], 0
+        self._before = self._parent.state() if self._over is None else self._over_before
+        while True:
+            before = self._parent.state()
+            point, self._over = self._over, None
+            if point is None:
+                point = await self._parent.next()
+            if point is END:
+                break
+            sizes = self._sizes(point)
+            free = np.all([used[key] + size <= self._lengths[key] for key, size in sizes.items()], axis=0)
+            if not free.any():
+                self._over, self._over_before = point, before
+                break
+            row = int(np.argmax(free))
+            rows[row].append(point)
+            for key, size in sizes.items():
+                used[key][row] += size
+        self._packed = [self._row(points) for points in rows if points]
+
+    def _sizes(self, point: Any) -> dict[str, int]:
+        sizes = {}
+        for key, length in self._lengths.items():
+            if key not in point:
+                raise DatapointError(f'a sequence to pack has no {key!r}: it has {sorted(point)}')
+            sizes[key] = 1 if np.ndim(point[key]) == 0 else len(point[key])
+            if sizes[key] > length:
+                raise DatapointError(f'a sequence of {sizes[key]} in {key!r} is longer than a row of {length}')
+        return sizes
+
+    def _row(self, points: list[Any]) -> dict[str, Any]:
+        out: dict[str, Any] = {}
+        for key, length in self._lengths.items():
+            parts = [np.atleast_1d(np.asarray(point[key])) for point in points]
+            values = np.zeros((length, *parts[0].shape[1:]), parts[0].dtype)
+            segments, positions = np.zeros(length, np.int32), np.zeros(length, np.int32)
+            at = 0
+            for number, part in enumerate(parts, 1):
+                values[at : at + len(part)] = part
+                segments[at : at + len(part)] = number
+                positions[at : at + len(part)] = np.arange(len(part))
+                at += len(part)
+            out[key] = values
+            if key not in self._meta:
+                out[f'{key}_segment_ids'], out[f'{key}_positions'] = segments, positions
+        return out
+
+    def state(self) -> Any:
+        if self._place < len(self._packed):
+            return {'parent': self._before, 'place': self._place}
+        return {'parent': self._parent.state() if self._over is None else self._over_before, 'place': 0}
+
+    async def restore(self, state: Any) -> None:
+        await self._parent.restore(state['parent'])
+        self._packed, self._place, self._over = [], 0, None
+        if state['place']:
+            await self._pack()
+            self._place = state['place']

@@ -1,0 +1,366 @@
+"""Streams: what an IterDataset is made of, and how one runs.
+
+A ``Stream`` describes a stage; ``flow`` begins it. A ``Flow`` gives elements one after the other and knows, between any
+two of them, the state from which the next one follows: indices alone, never data. Operations on single elements that
+stand right behind the reading of a MapDataset become part of it, so that they share its fan-out, its threads and its
+worker processes.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from granular.aio.execution.failures import Errors, OnError, outline
+from granular.aio.execution.prefetch import END, Ahead
+from granular.aio.pipeline.nodes import elements
+from granular.aio.pipeline.nodes.base import ENDLESS, Repeat, Slice, default_seed
+from granular.aio.pipeline.nodes.elements import Batch
+from granular.aio.pipeline.nodes.source import Failure, Source, weigh
+from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.streams.flows import Applying, Batching
+from granular.aio.pipeline.transforms import MultiprocessingOptions, ReadOptions, ShardOptions
+from granular.aio.runtime.loops import need_loop
+from granular.errors import InvalidArgumentError, StateError
+
+if TYPE_CHECKING:
+    from granular.aio.execution.workers import Workers
+
+_CHUNK: Final = 64  # datapoints that are fetched at once
+_CHUNKS: Final = 8  # chunks that the elements read ahead are divided into, at least
+_SMALL: Final = 1 << 18  # bytes, below which more is fetched at once, if that waits for nothing
+
+
+class Stream(abc.ABC):
+    """A stage of an IterDataset.
+
+    Attributes:
+      parents: the stages, or the source, before it.
+      given: the seed that it hands on, if it is one that does.
+    """
+
+    parents: tuple[Any, ...] = ()
+    given: int | None = None
+
+    @abc.abstractmethod
+    def flow(self) -> Flow:
+        """Begin it."""
+
+    @abc.abstractmethod
+    def describe(self) -> str:
+        """What it does, in one line."""
+
+    def merged(self) -> 'Read | None':
+        """This stage and all before it as one reading of a source, if they can be one."""
+        return None
+
+    def with_workers(self, options: MultiprocessingOptions) -> 'Stream':
+        """The same, read by worker processes."""
+        share = dataclasses.replace(options, num_workers=max(1, options.num_workers // max(1, len(self.parents))))
+        return self._over([parent.with_workers(share) for parent in self.parents])
+
+    def _over(self, parents: Sequence[Any]) -> 'Stream':
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__, parents=tuple(parents))
+        return twin
+
+    def sharded(self, part: ShardOptions) -> 'Stream':
+        """A part of what it has: every ``shard_count``-th element of all that it reads.
+
+        Raises:
+          InvalidArgumentError: if it reads something that cannot be divided.
+        """
+        if not self.parents:
+            raise InvalidArgumentError(f'{self.describe()} cannot be divided into {part.shard_count} shards')
+        return self._over([parent.sharded(part) for parent in self.parents])
+
+    def at_epoch(self, epoch: int) -> 'Stream':
+        """The same in a later epoch: what is shuffled there has another order.
+
+        Raises:
+          InvalidArgumentError: if what it reads has no next epoch.
+        """
+        if not self.parents:
+            raise InvalidArgumentError(f'{self.describe()} has no epoch {epoch}')
+        return self._over([parent.at_epoch(epoch) for parent in self.parents])
+
+    def default_seed(self) -> int | None:
+        """The seed of something random behind it."""
+        return default_seed([self])
+
+    def roots(self) -> 'list[Read]':
+        """What is read."""
+        return [root for parent in self.parents for root in parent.roots()]
+
+
+class Read(Stream):
+    """The elements of a source, read ahead in chunks."""
+
+    def __init__(
+        self,
+        source: Source,
+        options: ReadOptions,
+        allow_nones: bool = False,
+        shard: ShardOptions | None = None,
+        on_error: OnError = 'raise',
+        workers: MultiprocessingOptions | None = None,
+    ) -> None:
+        self.parents = (source,)
+        self.source, self.options, self.allow_nones = source, options, allow_nones
+        self.shard, self.workers = shard or ShardOptions(0, 1), workers
+        self.on_error = Errors(on_error).on_error  # of which each iteration keeps count by itself
+
+    def replaced(self, **changes: Any) -> 'Read':
+        """The same with some arguments changed."""
+        given = {
+            'source': self.source, 'options': self.options, 'allow_nones': self.allow_nones, 'shard': self.shard,
+            'on_error': self.on_error, 'workers': self.workers,
+        }  # fmt: skip
+        return type(self)(**{**given, **changes})
+
+    def merged(self) -> 'Read | None':
+        return self
+
+    def with_workers(self, options: MultiprocessingOptions) -> Stream:
+        return self.replaced(workers=options)
+
+    def sharded(self, part: ShardOptions) -> Stream:
+        # Element k of shard s of n, of shard p of m, is element (k * n + s) * m + p of the whole.
+        own = self.shard
+        index = own.shard_index + own.shard_count * part.shard_index
+        drop = own.drop_remainder or part.drop_remainder
+        return self.replaced(shard=ShardOptions(index, own.shard_count * part.shard_count, drop))
+
+    def at_epoch(self, epoch: int) -> Stream:
+        length = len(self.source)
+        if length >= ENDLESS:
+            raise InvalidArgumentError(f'what is repeated for ever has no epoch {epoch}')
+        part = slice(epoch * length, (epoch + 1) * length)
+        return self.replaced(source=Slice(Repeat(self.source, None), part))
+
+    def roots(self) -> 'list[Read]':
+        return [self]
+
+    def flow(self) -> Flow:
+        return Reading(self)
+
+    def describe(self) -> str:
+        # Without its shard, and its workers: the state of one fits any number of them.
+        return f'to_iter_dataset({"allow_nones=True" if self.allow_nones else ""})'
+
+
+class _Chunks:
+    """Makes chunks of a source, here or in a worker process."""
+
+    captures = True
+
+    def __init__(self, source: Source, stride: int, count: int, stop: int) -> None:
+        self._source, self._stride, self.count, self._stop = source, stride, count, stop
+
+    async def make(self, position: int) -> list[Any]:
+        stop = min(self._stop, position + self._stride * self.count)
+        return await self._source.fetch(np.arange(position, stop, self._stride))
+
+
+class Reading(Flow):
+    """Reads a source. Its state is the position of the next element in the whole of the source, whatever its shard."""
+
+    _workers: 'Workers | None'
+
+    def __init__(self, read: Read, chunk: int = _CHUNK) -> None:
+        self._read, self.errors = read, Errors(read.on_error)
+        shard, options = read.shard, read.options
+        self._stride = shard.shard_count
+        length = len(read.source)
+        self._stop = length // self._stride * self._stride if shard.drop_remainder else length
+        weight = _weight(read.source)
+        self._chunk = max(1, min(chunk // weight, options.prefetch_buffer_size // _CHUNKS))
+        self._task = _Chunks(read.source, self._stride, self._chunk, self._stop)
+        self._workers = None
+        depth = _CHUNKS
+        # Workers have their task already.
+        self._most = max(self._chunk, options.prefetch_buffer_size // _CHUNKS) if read.workers is None else self._chunk
+        if read.workers is not None and read.workers.num_workers:
+            from granular.aio.execution.workers import Workers
+
+            self._workers = Workers(self._task, read.workers.num_workers, read.workers.start_method)
+            depth = max(depth, read.workers.num_workers * read.workers.per_worker_buffer_size)
+        make = self._task.make if self._workers is None else self._workers.make
+        self.ahead: Ahead[list[Any]] = Ahead(
+            make, self._stride * self._chunk, self._chunk * weight, max(1, options.num_threads), 'granular-read', True
+        )
+        self._depth = min(depth, -(-options.prefetch_buffer_size // self._chunk))
+        self.ahead.depth, self.ahead.stop = self._depth, self._stop
+        self._points: list[Any] = []
+        self._place = 0  # in the chunk
+        self._first = 0  # position of the chunk, of this shard
+        self._sized = 0
+        self.ahead.position = shard.shard_index
+        self.counts = {'elements': 0, 'bytes': 0}
+
+    async def next(self) -> Any:
+        while True:
+            if self._place >= len(self._points):
+                self._first = self.ahead.position
+                found: Any = await self.ahead.take()
+                if found is END:
+                    return END
+                self._points, self._place = found, 0
+                size = self._learn(found)
+                if self.ahead.cheap and size < _SMALL and self._chunk < self._most:
+                    await self._widen()
+            point = self._points[self._place]
+            if type(point) is Failure:
+                if self.errors.raises:
+                    await self._seek(self._first + self._place * self._stride)
+                    raise point.error
+                self.errors.report([outline(point)])
+                point = self.errors.resolve(point)
+                if point is None:
+                    self._place += 1
+                    continue
+            self._points[self._place] = None
+            self._place += 1
+            if point is not None or self._read.allow_nones:
+                self.counts['elements'] += 1
+                return point
+
+    async def _widen(self) -> None:
+        """Fetch more at once of what is small: each fetch costs the same."""
+        self._chunk = min(self._most, 2 * self._chunk)
+        self._task.count, self._sized = self._chunk, 0
+        self.ahead.stride = self._stride * self._chunk
+        await self.ahead.seek(self.ahead.position)
+
+    def _learn(self, points: list[Any]) -> int:
+        """Let no more be read ahead than memory allows; about how many bytes a chunk has."""
+        size = weigh(points)
+        self.counts['bytes'] += size
+        if size > self._sized:
+            self._sized = size
+            self.ahead.depth = max(1, min(self._depth, self._read.options.memory // size - 1))
+        return size
+
+    def state(self) -> int:
+        if self._place < len(self._points):
+            return self._first + self._place * self._stride - self._read.shard.shard_index
+        return self.ahead.position - self._read.shard.shard_index
+
+    async def restore(self, state: Any) -> None:
+        if not isinstance(state, int) or state < 0:
+            raise StateError(f'want the position of an element, got {state!r:.100}')
+        # What was read before is behind all shards; this one begins with its first element from there on.
+        index, count = self._read.shard.shard_index, self._stride
+        await self._seek(index + -(-max(0, state - index) // count) * count)
+
+    async def _seek(self, position: int) -> None:
+        self._points, self._place = [], 0
+        await self.ahead.seek(position)
+
+    async def begin(self) -> None:
+        if not self._points:
+            await need_loop()
+            self.ahead.begin()
+
+    async def aclose(self) -> None:
+        await self.ahead.aclose()
+        await self._read.source.release()
+        if self._workers is not None:
+            await self._workers.aclose()
+
+
+def _weight(source: Source) -> int:
+    """Datapoints in an element of a source."""
+    below = max((_weight(parent) for parent in source.parents), default=1)
+    return below * source.size if isinstance(source, Batch) else below
+
+
+# --- operations on single elements, which become part of the reading if they can
+
+
+class Each(Stream):
+    """An operation on single elements."""
+
+    def __init__(self, parent: Stream, name: str, transform: Any, seed: int | None = None) -> None:
+        self.parents = (parent,)
+        self.name, self.transform, self.seed = name, transform, seed
+        self.method = elements.method_of(transform, name)
+
+    def merged(self) -> Read | None:
+        read: Read | None = self.parents[0].merged()
+        if read is None:
+            return None
+        source = read.source
+        # What counts elements, or leaves some out, can only if none was left out before.
+        dense = not source.sparse
+        if self.name == 'map':
+            return read.replaced(source=elements.Map(source, self.transform))
+        if self.name == 'filter' and not read.allow_nones:
+            return read.replaced(source=elements.Filter(source, self.transform))
+        if self.name == 'map_with_index' and dense and read.shard.shard_count == 1:
+            return read.replaced(source=elements.MapWithIndex(source, self.transform))
+        if self.name == 'random_map' and dense and self.seed is not None:
+            return read.replaced(source=elements.RandomMap(source, self.transform, self.seed))
+        return None
+
+    def flow(self) -> Flow:
+        read = self.merged()
+        if read is not None:
+            return read.flow()
+        return Applying(self.parents[0].flow(), self.name, self.method, self.seed)
+
+    def describe(self) -> str:
+        return f'{self.name}({elements.name_of(self.method)}{"" if self.seed is None else f", seed={self.seed}"})'
+
+
+class BatchOf(Stream):
+    """Batches of consecutive elements."""
+
+    def __init__(
+        self, parent: Stream, size: int, drop_remainder: bool, batch_fn: Callable[[Sequence[Any]], Any] | None
+    ) -> None:
+        if not isinstance(size, int) or size < 1:
+            raise InvalidArgumentError(f'batch_size is {size!r}: want an integer from 1 on')
+        self.parents = (parent,)
+        self.size, self.drop_remainder, self.fn = size, drop_remainder, batch_fn or elements.stack
+
+    def flow(self) -> Flow:
+        return Batching(self.parents[0].flow(), self.size, self.drop_remainder, self.fn)
+
+    def describe(self) -> str:
+        given = '' if self.fn is elements.stack else f', batch_fn={elements.name_of(self.fn)}'
+        return f'batch({self.size}{", drop_remainder=True" if self.drop_remainder else ""}{given})'
+
+
+class SeededStream(Stream):
+    """The seed of what is random further on."""
+
+    def __init__(self, parent: Stream, seed: int) -> None:
+        self.parents, self.given = (parent,), seed
+
+    def merged(self) -> Read | None:
+        read: Read | None = self.parents[0].merged()
+        return read
+
+    def flow(self) -> Flow:
+        flow: Flow = self.parents[0].flow()
+        return flow
+
+    def describe(self) -> str:
+        return f'seed({self.given})'
+
+
+class Staged(Stream):
+    """A stage of one or several parents, whose flow is made by a function."""
+
+    def __init__(self, parents: Sequence[Stream], said: str, make: Callable[..., Flow], *args: Any) -> None:
+        self.parents = tuple(parents)
+        self._said, self._make, self._args = said, make, args
+
+    def flow(self) -> Flow:
+        return self._make([parent.flow() for parent in self.parents], *self._args)
+
+    def describe(self) -> str:
+        return self._said

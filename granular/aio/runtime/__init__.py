@@ -1,0 +1,1 @@
+"""Event loops, the bridge to threads, and lifecycles."""

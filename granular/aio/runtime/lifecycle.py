@@ -1,0 +1,147 @@
+"""Opening and closing, the same way for everything that is opened: readers, writers, loaders."""
+
+import abc
+import asyncio
+import contextlib
+import logging
+import weakref
+from types import TracebackType
+from typing import Any, Self
+
+from granular.aio.runtime.loops import Closable, Lock, running_loop, scope
+from granular.errors import ClosedError, GranularError
+
+logger = logging.getLogger('granular')
+
+
+class Opened(abc.ABC):
+    """Something that is opened once, by ``await X.open(...)``, ``async with X(...)`` or its first use, and closed."""
+
+    def __init__(self) -> None:
+        self._state = 'new'
+        self._opening = Lock()
+
+    @classmethod
+    async def open(cls, *args: Any, **kwargs: Any) -> Self:
+        """Make one with the constructor's arguments and open it."""
+        self = cls(*args, **kwargs)
+        await self._ensure_open()
+        return self
+
+    @abc.abstractmethod
+    async def _open(self) -> None: ...
+
+    @abc.abstractmethod
+    async def _close(self) -> None: ...
+
+    async def _abort(self) -> None:
+        await self._close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._state == 'closed'
+
+    async def _ensure_open(self) -> None:
+        if self._state != 'open':
+            async with self._opening.turn():
+                if self._state == 'new':
+                    await self._open()
+                    self._state = 'open'
+            self._check_open()
+
+    def _check_open(self) -> None:
+        if self._state != 'open':
+            state = 'is closed' if self._state == 'closed' else 'is not open yet: use `await open(...)` or `async with`'
+            raise ClosedError(f'{self!r} {state}')
+
+    async def aclose(self) -> None:
+        """Close it; more than once is no error."""
+        state, self._state = self._state, 'closed'
+        if state == 'open':
+            await self._close()
+
+    async def abort(self) -> None:
+        """Close it after an error: what a writer has not published is dropped."""
+        state, self._state = self._state, 'closed'
+        if state == 'open':
+            await self._abort()
+
+    async def __aenter__(self) -> Self:
+        await self._ensure_open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            await self.aclose()
+        else:
+            await self.abort()
+
+
+class Running(abc.ABC):
+    """The part of an iterator that works: its tasks, threads and processes, under the loop that it is first used under.
+
+    The user holds a handle of it, to which nothing here refers (:meth:`close_with`): once the handle is dropped, this
+    is closed. Items are taken one at a time, in the order in which they were asked for, by any number of threads or
+    tasks.
+    """
+
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    def __init__(self) -> None:
+        self.turn = Lock()
+        self.closed = False
+
+    def check(self) -> None:
+        """Raise if it is closed, or works under another loop than the running one."""
+        if self.closed:
+            raise ClosedError('the iterator is closed')
+        if self._loop is not None and (loop := running_loop()) is not None and loop is not self._loop:
+            raise GranularError(
+                'the iterator was begun under another event loop, where its tasks are: give each loop its own'
+            )
+
+    async def settle(self) -> None:
+        """Belong to the running loop, if there is one."""
+        if self._loop is None and (loop := running_loop()) is not None:
+            self._loop = loop
+            (await scope()).running.add(self)
+
+    def close_with(self, handle: object) -> None:
+        """Close it once its handle is dropped."""
+        weakref.finalize(handle, self._dropped).atexit = False  # at exit its loop does
+
+    def _dropped(self) -> None:
+        # The garbage collector calls this, in any thread, whatever that one is doing: it waits for nothing.
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it is closed, and what ran there is over
+                self._loop.call_soon_threadsafe(_close_soon, self)
+
+    async def aclose(self) -> None:
+        """End: its tasks, threads and processes. More than once is no error."""
+        self.closed = True
+        loop = running_loop()
+        if loop is not None and self._loop not in (None, loop):
+            self._dropped()
+        else:
+            await self._close()
+
+    @abc.abstractmethod
+    async def _close(self) -> None: ...
+
+
+_closings: set[asyncio.Task[None]] = set()
+
+
+def _close_soon(running: Closable) -> None:
+    task = asyncio.ensure_future(running.aclose())
+    _closings.add(task)
+    task.add_done_callback(_closed)
+
+
+def _closed(task: 'asyncio.Task[None]') -> None:
+    _closings.discard(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.warning('an iterator that was dropped did not close', exc_info=error)

@@ -1,0 +1,198 @@
+"""Threads beside the loop: what blocks is called there, and many calls are spread over them."""
+
+import asyncio
+import concurrent.futures
+import contextvars
+import itertools
+import os
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Generic, TypeVar, TypeVarTuple
+
+from granular.aio.runtime.loops import Begun, begin, call_user, running_loop
+
+T = TypeVar('T')
+Ts = TypeVarTuple('Ts')
+
+CORES: Final = os.cpu_count() or 1
+READS: Final = 64
+SLOW: Final = 0.005
+"""After so many reads of a disk that took so many seconds, waiting, the others are spread over threads."""
+
+
+class Threads(concurrent.futures.ThreadPoolExecutor):
+    """A pool that knows its width."""
+
+    def __init__(self, width: int, name: str) -> None:
+        super().__init__(width, name)
+        self.width = width
+
+
+_own: list[Threads] = []
+_beside: list[Threads] = []
+current: contextvars.ContextVar[Threads | None] = contextvars.ContextVar('threads', default=None)
+"""The threads of the loader whose batch is being read, if one is; the process's own otherwise."""
+
+
+def threads() -> Threads:
+    """The threads that decode, transform and wait for what blocks."""
+    if (chosen := current.get()) is not None:
+        return chosen
+    if not _own:
+        _own.append(Threads(min(32, 4 * CORES), 'granular'))
+    return _own[0]
+
+
+def beside() -> Threads:
+    """Other threads, for what a function of the user waits for: in its own pool, all might wait for each other."""
+    if not _beside:
+        _beside.append(Threads(min(32, 4 * CORES), 'granular-beside'))
+    return _beside[0]
+
+
+os.register_at_fork(after_in_child=lambda: current.set(None))  # a forked child has none of its parent's threads
+os.register_at_fork(after_in_child=_own.clear)
+os.register_at_fork(after_in_child=_beside.clear)
+
+
+async def offload(fn: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Call a blocking function: in a thread under a loop, so that the loop is never blocked, and in place without.
+
+    It may be one of the user's: it is called by :func:`granular.aio.runtime.loops.call_user`.
+    """
+    loop = running_loop()
+    if loop is None:
+        return call_user(fn, *args)
+    return await call_in(threads(), fn, *args)
+
+
+async def call_in(pool: Threads, fn: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Call a blocking function in a thread of the pool, under a loop."""
+    # In the caller's context, so that what is spread from there goes to the same threads.
+    context = contextvars.copy_context()
+    return await asyncio.get_running_loop().run_in_executor(pool, lambda: context.run(lambda: call_user(fn, *args)))
+
+
+async def begun(make: Callable[[], Coroutine[Any, Any, T]], pool: Threads) -> T | Begun[T]:
+    """Run a coroutine in a thread of the pool, as far as it comes without a loop: its result, or what is left of it."""
+    return await call_in(pool, lambda: begin(make()))
+
+
+async def spread(call: Callable[[int], T], count: int) -> list[T]:
+    """``call(i)`` for i below count, in threads, in any order; begun in place if there is no loop.
+
+    One thread begins, as threads that compute in Python take turns anyway. If it is not done after a millisecond, as
+    with images, one per core goes on; if it was waiting all along after five, all of the pool joins in.
+    The first error ends them all, once the calls that run have returned.
+    """
+    job = _Spread(call, count)
+    try:
+        return await offload(job.run)
+    finally:
+        job.stopped = True  # who waited is gone: no thread begins another call
+
+
+def share(call: Callable[[int], T], count: int) -> list[T]:
+    """As ``spread``, begun on this thread whatever runs on it."""
+    return _Spread(call, count).run()
+
+
+def patiently(call: Callable[[int], T], count: int) -> list[T]:
+    """As ``share``, for what hardly ever waits: threads join in once some calls were slow, and waited."""
+    out: list[T] = []
+    while len(out) < count:
+        timer = Timer()
+        out += [call(i) for i in range(len(out), min(len(out) + READS, count))]
+        if timer.wall > SLOW and timer.waited:
+            break
+    done = len(out)
+    return out + share(lambda i: call(done + i), count - done) if done < count else out
+
+
+class Timer:
+    """How long something takes on this thread, and what with."""
+
+    def __init__(self) -> None:
+        self._wall, self._busy = time.perf_counter(), time.thread_time()
+
+    @property
+    def wall(self) -> float:
+        """Seconds since it began."""
+        return time.perf_counter() - self._wall
+
+    @property
+    def waited(self) -> bool:
+        """Whether it was waiting, and not for its turn to compute."""
+        return time.thread_time() - self._busy < self.wall / 8
+
+
+class _Spread(Generic[T]):
+    """Calls that several threads share."""
+
+    def __init__(self, call: Callable[[int], T], count: int) -> None:
+        self._call, self._count = call, count
+        self._numbers = itertools.count()  # shared: its next() is atomic
+        self._out: list[Any] = [None] * count
+        self._errors: list[BaseException] = []
+        self.stopped = False
+
+    def run(self) -> list[T]:
+        """All results, computed by this thread and by those that it asks for help."""
+        helpers: list[concurrent.futures.Future[None]] = []
+        shared, look, timer = False, 0.005, Timer()
+        _working.add(id(self))
+        try:
+            if self._alone():
+                return self._out
+            helpers += self._call_for(min(CORES, self._count) - len(_working))
+            while True:
+                if not shared and timer.wall > look:
+                    look *= 2
+                    if timer.waited:
+                        shared = True
+                        helpers += self._call_for(min(threads().width, self._count) - 1 - len(helpers))
+                if not self._step():
+                    break
+            # Those that have not begun are not waited for: the pool may be full of threads that wait as this one does.
+            concurrent.futures.wait([helper for helper in helpers if not helper.cancel()])
+        finally:
+            _working.discard(id(self))
+        if self._errors:
+            raise self._errors[0]
+        return self._out
+
+    def _alone(self) -> bool:
+        """Begin, with nothing to share yet; whether it was done in a millisecond."""
+        call, out = self._call, self._out
+        until = time.perf_counter() + 0.001
+        for i in range(self._count):
+            out[i] = call(i)
+            if self.stopped or time.perf_counter() > until:
+                self._numbers = itertools.count(i + 1)
+                return self.stopped or i + 1 == self._count
+        return True
+
+    def _call_for(self, count: int) -> list[concurrent.futures.Future[None]]:
+        return [threads().submit(self._help) for _ in range(count)]
+
+    def _help(self) -> None:
+        token = object()
+        _working.add(id(token))
+        try:
+            while self._step():
+                pass
+        finally:
+            _working.discard(id(token))
+
+    def _step(self) -> bool:
+        if self.stopped or self._errors or (i := next(self._numbers)) >= self._count:
+            return False
+        try:
+            self._out[i] = self._call(i)
+        except BaseException as error:
+            self._errors.append(error)
+        return True
+
+
+_working: Final[set[int]] = set()  # threads that share calls, so that no more of them compute than there are cores
+os.register_at_fork(after_in_child=_working.clear)

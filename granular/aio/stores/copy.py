@@ -1,0 +1,284 @@
+"""Copying files and folders: checked on the way, gone on with where it was interrupted."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final
+
+from granular.aio.datasets.writer import ENDS
+from granular.aio.http.digests import Digests, proven
+from granular.aio.paths.path import Path
+from granular.aio.runtime.loops import call_user, for_each
+from granular.aio.runtime.threads import offload
+from granular.aio.stores import Entry, Kept
+from granular.config import MiB
+from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, ObjectChangedError, StoreError
+
+_CHUNK: Final = 8 * MiB
+_FILES: Final = 16
+
+Progress = Callable[[int], object]
+
+
+async def copy(source: Path, target: Path, progress: Progress | None) -> None:
+    """Copy a file, or a folder with all below it. See ``Path.copy``."""
+    stat = await source.stat()
+    if stat.is_dir:
+        if target.is_relative_to(source):
+            raise InvalidArgumentError(f'{source}: cannot be copied into itself, to {target}')
+        await FolderCopy(source, target, progress).copy()
+        return
+    if source == target:
+        raise InvalidArgumentError(f'{source}: cannot be copied onto itself')
+    try:
+        size = (await target.stat()).size
+    except NotFoundError:
+        size = -1
+    await _copy(source, target, stat.size, size, progress)
+
+
+class FolderCopy:
+    """A folder that is being copied."""
+
+    def __init__(self, source: Path, target: Path, progress: Progress | None) -> None:
+        self._source, self._target, self._progress = source, target, progress
+        self._there: dict[str, int] = {}  # the files of the target, and their sizes
+        self._specs: list[Entry] = []
+        self._seen: dict[str, dict[str, Entry]] = {}  # by folder, what may be files of a dataset, when it was listed
+        self._made: set[str] = set()
+        self._lock = asyncio.Lock()
+
+    async def copy(self) -> None:
+        source, target = self._source, self._target
+        await target.mkdir(parents=True, exist_ok=True)
+        try:
+            async for entry in target.store.scan_tree(target.key):
+                if not entry.is_dir:
+                    self._there[below(target, entry.key)] = entry.size
+        except NotFoundError:
+            pass  # a bucket has no empty folders
+        await for_each(source.store.scan_tree(source.key), self.take, _FILES)
+        await for_each(self._described(), self._spec, _FILES)
+
+    async def _described(self) -> AsyncIterator[Entry]:
+        for entry in self._specs:
+            yield entry
+
+    async def take(self, entry: Entry) -> None:
+        """Make a folder, or copy a file unless its turn comes last."""
+        if entry.is_dir:
+            if self._bad(entry) is None:  # else the files in it are refused, by their whole names
+                await self.make(self.place(entry))
+            return
+        folder, _, name = entry.key.rpartition('/')
+        if name == 'spec.json' or name.endswith(ENDS):
+            self._seen.setdefault(folder, {})[entry.key] = entry
+        if name == 'spec.json':
+            self._specs.append(entry)
+        else:
+            await self.file(entry)
+
+    async def _spec(self, entry: Entry) -> None:
+        """Complete the copy of a dataset, unless the dataset was replaced or appended to meanwhile."""
+        folder = Path.of(self._source.store, entry.key).parent
+        listed = self._seen.pop(entry.key.rpartition('/')[0])
+        now = {other.key: other async for other in folder.store.scan(folder.key)}
+        if differ := [key for key, other in listed.items() if now.get(key) != other]:
+            raise ObjectChangedError(
+                f'{folder}: {len(differ)} of {len(listed)} files changed while they were copied, such as '
+                f'{differ[0].rpartition("/")[2]}: copy it again'
+            )
+        await self.file(entry)
+
+    async def file(self, entry: Entry) -> None:
+        """Copy a file."""
+        place = self.place(entry)
+        name = below(self._target, place.key)
+        if self._target.store.local:
+            await self.make(place.parent)
+        source = Path.of(self._source.store, entry.key)
+        size = self._there.get(name, -1)
+        # A store whose listings have no sizes.
+        length = entry.size or (await source.stat()).size
+        await _copy(source, place, length, size, self._progress, lambda: self._withdraw(name))
+
+    async def _withdraw(self, name: str) -> None:
+        """A dataset of which a file is replaced is none until its spec is there again."""
+        spec = f'{name.rpartition("/")[0]}/spec.json'.lstrip('/')
+        async with self._lock:
+            if spec != name and self._there.pop(spec, None) is not None:
+                await self._target.store.delete([_joined(self._target, spec).key])
+
+    def place(self, entry: Entry) -> Path:
+        """Where an entry goes; below the target, whatever its name.
+
+        Raises:
+          InvalidArgumentError: if its name leads out of its folder, or is none that a disk can hold.
+        """
+        if (bad := self._bad(entry)) is not None:
+            raise InvalidArgumentError(
+                f'{self._source}: holds {bad!r}, a name that is not copied to {self._target}: it may lead out of it'
+            )
+        return _joined(self._target, below(self._source, entry.key))
+
+    def _bad(self, entry: Entry) -> str | None:
+        """The name of an entry that is not copied."""
+        name = below(self._source, entry.key)
+        parts = set(name.split('/'))
+        bad = parts & {'.', '..'} or '\0' in name or not _encodes(name)
+        return name if bad or (self._target.store.has_folders and '' in parts) else None
+
+    async def make(self, folder: Path) -> None:
+        """Make a folder of the target, and see that it lies there and is no link to elsewhere."""
+        if folder.key in self._made:
+            return
+        await folder.mkdir(parents=True, exist_ok=True)
+        if folder.store.local:
+            root, place = await offload(_real, self._target.key, folder.key)
+            if os.path.commonpath([root, place]) != root:
+                raise InvalidArgumentError(f'{folder}: is {place}, which lies outside of {self._target}')
+        self._made.add(folder.key)
+
+
+def _real(*paths: str) -> list[str]:
+    return [os.path.realpath(path) for path in paths]
+
+
+def _encodes(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def below(folder: Path, key: str) -> str:
+    """The name of a key below a folder."""
+    if folder.key in ('', '.'):
+        return key
+    head = folder.key.rstrip('/') + '/'
+    if not key.startswith(head):
+        raise StoreError(f'{folder}: its listing has {key!r}, which does not lie there')
+    return key[len(head) :]
+
+
+def _joined(folder: Path, name: str) -> Path:
+    head = '' if folder.key in ('', '.') else folder.key.rstrip('/') + '/'
+    return Path.of(folder.store, head + name)
+
+
+async def _nothing() -> None:
+    """There is nothing to be done before a file is replaced."""
+
+
+async def _copy(
+    source: Path,
+    target: Path,
+    size: int,
+    there: int,
+    progress: Progress | None,
+    before: Callable[[], Awaitable[None]] = _nothing,
+) -> None:
+    """Copy a file, unless it is there.
+
+    Args:
+      size: its bytes.
+      there: those of the target; -1 if there is none.
+      before: awaited before the target is replaced.
+    """
+    if there == size and await _same(source, target):
+        if progress:
+            call_user(progress, size)
+        return
+    await before()
+    if source.store == target.store and await source.store.copy_within(source.key, target.key):
+        if not source.store.local:
+            await _check_within(source, target)
+        if progress:
+            call_user(progress, size)
+        return
+    await _stream(source, target, progress)
+
+
+async def _same(source: Path, target: Path) -> bool:
+    """Whether a file is there already, as far as checksums can tell; False if they cannot."""
+    here, there = await source.store.kept(source.key), await target.store.kept(target.key)
+    if here.size != there.size:
+        return False
+    for kind in ('md5', 'crc32c', 'parts'):
+        if kind in here.digests or kind in there.digests or (source.store.local and target.store.local):
+            part_size = (source if target.store.local else target).store.config.part_size
+            left = await _digest(source, here, kind, part_size)
+            right = await _digest(target, there, kind, part_size)
+            if left is not None and right is not None:
+                return left == right
+    return False
+
+
+async def _digest(path: Path, kept: Kept, kind: str, part_size: int) -> str | None:
+    """A checksum that the store has, or one that is computed, if the file is on a disk."""
+    if kind in kept.digests or not path.store.local:
+        return kept.digests.get(kind)
+    return (await _digests(path, kept.size, kind, part_size)).found(kind)
+
+
+async def _digests(path: Path, size: int, kind: str, part_size: int) -> Digests:
+    """The checksums of a file that is read."""
+    digests = Digests({kind}, part_size)
+    version: str | None = None
+    for start in range(0, size, _CHUNK):
+        reply = await path.store.read(path.key, start, min(start + _CHUNK, size), version)
+        version = reply.version
+        await offload(digests.add, reply.data)
+    return digests
+
+
+async def _check_within(source: Path, target: Path) -> None:
+    here, there = await source.store.kept(source.key), await target.store.kept(target.key)
+    differ = [kind for kind in proven(here.digests, there.digests) if here.digests[kind] != there.digests[kind]]
+    if here.size != there.size or differ:
+        await target.store.delete([target.key])
+        raise StoreError(
+            f'{target}: has {there.size} bytes {there.digests} after it was copied from {source}, of {here.size} '
+            f'bytes {here.digests}'
+        )
+
+
+async def _stream(source: Path, target: Path, progress: Progress | None) -> None:
+    here = await source.store.kept(source.key)
+    before = None if here.version is not None else await source.stat()
+    kind = target.store.digest_kind(here.size)
+    digests = Digests({'crc32c', kind, *proven(here.digests)} - {''}, target.store.config.part_size)
+    async with await target.open('wb') as file:
+        version = here.version
+        for start in range(0, here.size, _CHUNK):
+            reply = await source.store.read(source.key, start, min(start + _CHUNK, here.size), version)
+            version = reply.version
+            await offload(digests.add, reply.data)
+            await file.write(reply.data)
+            if progress:
+                call_user(progress, len(reply.data))
+        # Files without versions can be written to while they are read.
+        if before is not None and ((after := await source.stat()) != before or after.size != here.size):
+            raise ObjectChangedError(
+                f'{source}: changed while it was copied, from {here.size} bytes to {after.size}: copy it again'
+            )
+        for name in proven(here.digests):
+            if digests.found(name) != here.digests[name]:
+                raise BadReplyError(
+                    f'{source}: {here.size} bytes came with {name} {digests.found(name)}, the store says '
+                    f'{here.digests[name]}'
+                )
+    there = await target.store.kept(target.key)
+    if there.size == here.size and kind and there.digests.get(kind, digests.found(kind)) == digests.found(kind):
+        return
+    if there.size == here.size and (target.store.local or not kind):
+        return  # the disk has taken it; a store without checksums cannot be asked
+    # What a server calls an ETag need not be the checksum that it is elsewhere: what counts is what it gives back.
+    back = (await _digests(target, there.size, 'crc32c', _CHUNK)).found('crc32c')
+    if there.size != here.size or back != digests.found('crc32c'):
+        await target.store.delete([target.key])
+        raise StoreError(
+            f'{target}: has {there.size} bytes of crc32c {back} after {here.size} of {digests.found("crc32c")} were '
+            f'written'
+        )

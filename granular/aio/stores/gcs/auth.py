@@ -1,0 +1,207 @@
+"""Credentials of Google, found and renewed by google-auth. All of it blocks: it is called on worker threads."""
+
+import contextlib
+import datetime
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from granular._redact import hidden
+from granular.aio.stores import errors as translating
+from granular.errors import (
+    AccessDeniedError,
+    GranularError,
+    InvalidArgumentError,
+    MissingExtraError,
+    StoreError,
+)
+
+_SCOPES: Final = ('https://www.googleapis.com/auth/devstorage.full_control',)
+_RENEW: Final = 300.0  # seconds before the end of a token
+_PATIENCE: Final = 30.0  # seconds between two requests for a token while the one before is good
+_NAMES: Final = ('anon', 'google_default', 'cloud')
+
+
+class Login:
+    """Credentials and the project that they belong to.
+
+    Args:
+      root: the bucket, for errors.
+      credentials: those of google-auth; None to send none.
+      project: the project; empty if it is not known.
+      timeout: seconds for each request to the server that gives the tokens.
+    """
+
+    def __init__(self, root: str, credentials: Any, project: str, timeout: float) -> None:
+        self._root, self._timeout = root, timeout
+        self.credentials, self.project = credentials, project
+        self._renewed = float('-inf')
+
+    @property
+    def stale(self) -> bool:
+        """Whether the token is missing or about to expire."""
+        if self.credentials is None:
+            return False
+        if not self.credentials.token:
+            return True
+        expiry = self.credentials.expiry
+        if expiry is None:
+            return False
+        left = expiry.replace(tzinfo=datetime.UTC) - datetime.datetime.now(datetime.UTC)
+        if left.total_seconds() <= 0:
+            return True
+        # The metadata server gives the same token again until shortly before its end.
+        return left.total_seconds() < _RENEW and time.monotonic() - self._renewed > _PATIENCE
+
+    def renew(self) -> None:
+        """Get a new token.
+
+        Raises:
+          AccessDeniedError: if these credentials get none.
+          StoreError: if the server that gives tokens does not answer.
+        """
+        with translated(self._root):
+            self.credentials.refresh(_request(self._timeout))
+        self._renewed = time.monotonic()
+
+    def headers(self) -> dict[str, str]:
+        """The headers that authorise a request."""
+        headers: dict[str, str] = {}
+        if self.credentials is not None:
+            with translated(self._root):
+                self.credentials.apply(headers)
+        return headers
+
+
+def log_in(root: str, options: Mapping[str, Any], emulated: bool, timeout: float) -> Login:
+    """Find credentials.
+
+    The option ``token`` says which: ``'anon'``, ``'google_default'``, ``'cloud'`` (the metadata server), the path or
+    the content of a JSON file of Google's, an access token, or credentials of google-auth. Without it they are those
+    of :func:`google.auth.default`: GOOGLE_APPLICATION_CREDENTIALS, gcloud's, the metadata server's.
+
+    Requests are anonymous where ``anon=True`` or ``token='anon'`` says so, and to an emulator where neither ``token``
+    nor GOOGLE_APPLICATION_CREDENTIALS is given. They never are because no credentials were found: the metadata server
+    may be late.
+
+    Args:
+      root: the bucket, for errors.
+      options: ``token``, ``anon`` and ``project``.
+      emulated: whether the endpoint is an emulator.
+      timeout: seconds for each request to the server that gives the tokens.
+
+    Raises:
+      AccessDeniedError: if there are none.
+      InvalidArgumentError: for a ``token`` that is none of these.
+      MissingExtraError: if google-auth is not installed.
+    """
+    token, project = options.get('token'), options.get('project') or os.environ.get('GOOGLE_CLOUD_PROJECT') or ''
+    if options.get('anon') and token not in (None, 'anon'):
+        raise InvalidArgumentError(f'{root}: anon=True and a token: pass one of them')
+    if options.get('anon') or token == 'anon':
+        return Login(root, None, project, timeout)
+    if token is None and emulated and not os.environ.get('GOOGLE_APPLICATION_CREDENTIALS'):
+        return Login(root, None, project, timeout)
+    try:
+        import google.auth
+        import google.auth.credentials
+        import google.auth.transport.requests
+    except ImportError as error:
+        raise MissingExtraError("credentials for gs:// need google-auth: pip install 'granular[gcs]'") from error
+    with translated(root):
+        credentials, found = _credentials(root, token, timeout)
+    if isinstance(credentials, google.auth.credentials.AnonymousCredentials):
+        credentials = None
+    return Login(root, credentials, project or found or '', timeout)
+
+
+def _credentials(root: str, token: Any, timeout: float) -> tuple[Any, str | None]:
+    """Credentials of google-auth, and the project that they name."""
+    import google.auth
+    from google.auth import compute_engine
+    from google.oauth2 import credentials, service_account
+
+    if token in (None, 'google_default'):
+        found, project = google.auth.default(scopes=_SCOPES, request=_request(timeout))
+        return found, project
+    if token == 'cloud':
+        return compute_engine.Credentials(scopes=_SCOPES), None
+    if token in ('cache', 'browser'):
+        raise InvalidArgumentError(f'{root}: token={token!r} is not supported: expected one of {_NAMES}, or a token')
+    if isinstance(token, google.auth.credentials.Credentials):
+        return google.auth.credentials.with_scopes_if_required(token, _SCOPES), None
+    if isinstance(token, str | os.PathLike):
+        content = _content(root, token)
+        if content is None:
+            return credentials.Credentials(token), None
+        token = content
+    if not isinstance(token, Mapping):
+        raise InvalidArgumentError(
+            f'{root}: token is of type {type(token).__name__}: expected one of {_NAMES}, a path, a dict, an access '
+            f'token or credentials of google-auth'
+        )
+    kind = token.get('type') or ('authorized_user' if 'refresh_token' in token else 'service_account')
+    project = token.get('project_id') or token.get('quota_project_id')
+    if kind == 'service_account':
+        return service_account.Credentials.from_service_account_info(token, scopes=_SCOPES), project
+    if kind == 'authorized_user':
+        # Google refuses scopes that were not those of the login.
+        return credentials.Credentials.from_authorized_user_info(token), project
+    raise InvalidArgumentError(
+        f'{root}: token is of type {kind!r}: expected a service_account or an authorized_user; for others set '
+        f'GOOGLE_APPLICATION_CREDENTIALS or pass credentials of google-auth'
+    )
+
+
+def _content(root: str, token: str | os.PathLike[str]) -> Any:
+    """The content of a JSON file of credentials; None if the text is no path but an access token."""
+    path = os.path.expanduser(token)
+    if isinstance(token, str) and not os.path.exists(path) and not path.endswith('.json'):
+        return None
+    try:
+        with open(path, 'rb') as file:
+            content = json.load(file)
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f'{root}: {path} cannot be read as credentials: {error}') from error
+    if not isinstance(content, dict):
+        raise InvalidArgumentError(f'{root}: {path} holds {type(content).__name__}, not a JSON object of credentials')
+    return content
+
+
+def _request(timeout: float) -> Any:
+    """Requests to the servers that give tokens, each of which ends in time and stays with its host."""
+    import google.auth.transport.requests
+
+    class Request(google.auth.transport.requests.Request):  # type: ignore[misc]
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            kwargs['timeout'] = min(kwargs.get('timeout') or timeout, timeout)
+            return super().__call__(*args, allow_redirects=False, **kwargs)
+
+    return Request()
+
+
+def translated(name: str) -> contextlib.AbstractContextManager[None]:
+    """Turn errors of google-auth into those of this library."""
+    return translating.translated(name, _ours)
+
+
+def _ours(name: str, error: Exception) -> GranularError | None:
+    from google.auth import exceptions
+
+    detail = hidden(str(error))
+    if isinstance(error, exceptions.TransportError) or getattr(error, 'retryable', False):
+        return StoreError(f'{name}: no answer from the server that gives its tokens: {detail}')
+    if isinstance(error, exceptions.MalformedError):
+        return InvalidArgumentError(f'{name}: its credentials cannot be read: {detail}')
+    if isinstance(error, exceptions.DefaultCredentialsError):
+        return AccessDeniedError(
+            f'{name}: no credentials of Google: set GOOGLE_APPLICATION_CREDENTIALS, log in with gcloud, pass token=, '
+            f'or anon=True for a public bucket ({detail})'
+        )
+    if isinstance(error, exceptions.GoogleAuthError):
+        return AccessDeniedError(f'{name}: its credentials get no token: {detail}')
+    if isinstance(error, ValueError | TypeError | AttributeError):  # of a file whose fields are of other types
+        return InvalidArgumentError(f'{name}: its credentials cannot be used: {type(error).__name__}: {detail}')
+    return None

@@ -1,0 +1,294 @@
+"""Answers of Google Cloud Storage's JSON API, parsed strictly: pure functions and values, no I/O.
+
+A reply of status 200 may come from a proxy, may be cut short or may hold an error document. Nothing is taken from one
+whose every field is not what the API documents: https://cloud.google.com/storage/docs/json_api/v1.
+"""
+
+import base64
+import datetime
+import json
+import re
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from granular._redact import hidden
+from granular.aio.http.transport import Answer
+from granular.errors import BadReplyError
+
+WRITER: Final = 'granular-writer'
+"""The key of an object's metadata that tells which writer wrote it."""
+
+_DIGITS: Final = re.compile(r'[0-9]{1,19}')
+_RANGE: Final = re.compile(r'bytes=0-([0-9]{1,19})')
+_DIGESTS: Final[Mapping[str, tuple[str, int]]] = {'crc32c': ('crc32c', 4), 'md5': ('md5Hash', 16)}
+_MISSING: Final = re.compile(rb'\s*\{.*"code"\s*:\s*404\b', re.DOTALL)
+_FRUITLESS: Final = 1000  # pages in a row that list nothing new
+
+
+class Resource(NamedTuple):
+    """The description of an object.
+
+    Attributes:
+      name: its key.
+      size: its bytes.
+      generation: its version.
+      modified: the time of its last change in seconds since the epoch; None where the answer gives none.
+      digests: its checksums in hexadecimal, by kind (:mod:`granular.aio.http.digests`).
+      writer: the token of the writer of this library that wrote it; empty if there was none.
+    """
+
+    name: str
+    size: int
+    generation: str
+    modified: float | None
+    digests: Mapping[str, str]
+    writer: str
+
+
+class Page(NamedTuple):
+    """One page of a listing.
+
+    Attributes:
+      items: the objects.
+      folders: the prefixes up to and including the delimiter.
+      token: names the next page; empty if there is none.
+    """
+
+    items: Sequence[Resource]
+    folders: Sequence[str]
+    token: str
+
+
+class Rewrite(NamedTuple):
+    """The state of a copy within the store.
+
+    Attributes:
+      copied: bytes that the store has copied.
+      token: goes on with the copy; empty if it is complete.
+      resource: the copy, once it is complete.
+    """
+
+    copied: int
+    token: str
+    resource: Resource | None
+
+
+def document(answer: Answer, name: str) -> Mapping[str, Any]:
+    """The JSON object in the body of an answer.
+
+    Raises:
+      BadReplyError: if the body is anything else, or an error document.
+    """
+    try:
+        value = json.loads(answer.body)
+    except (ValueError, RecursionError):
+        raise BadReplyError(f'{name}: expected JSON, got {_shown(answer.body)}') from None
+    if not isinstance(value, dict) or 'error' in value:
+        raise BadReplyError(f'{name}: expected a JSON object without an error, got {_shown(answer.body)}')
+    return value
+
+
+def resource_of(answer: Answer, name: str, key: str) -> Resource:
+    """The object that an answer describes, which must be the one of that key."""
+    resource = _resource(document(answer, name), name)
+    if resource.name != key:
+        raise BadReplyError(f'{name}: expected the description of {key!r}, got that of {resource.name!r}')
+    return resource
+
+
+def check_missing(answer: Answer, name: str) -> None:
+    """Check that an answer of status 404 comes from the store, of which nothing else may say that an object is missing.
+
+    Of the error document only the beginning is there: it quotes the key, which may be long.
+    """
+    if not _MISSING.match(answer.body):
+        raise BadReplyError(f'{name}: expected an error document with status 404, got {_shown(answer.body)}')
+
+
+def bucket_of(answer: Answer, name: str, bucket: str) -> None:
+    """Check that an answer describes a bucket."""
+    value = document(answer, name)
+    if value.get('kind') != 'storage#bucket' or value.get('name') != bucket:
+        raise BadReplyError(f'{name}: expected the description of bucket {bucket!r}, got {_shown(answer.body)}')
+
+
+def check_deleted(answer: Answer, name: str) -> None:
+    """Check that an answer confirms a deletion: status 204, or 404 if there was nothing to delete.
+
+    Emulators send a 200 with JSON's null. Any other 200 does not come from the store.
+    """
+    if answer.head.status == 404:
+        check_missing(answer, name)
+    if answer.head.status == 200 and answer.body.strip() != b'null':
+        raise BadReplyError(f'{name}: expected status 204 for a deletion, got 200 and {_shown(answer.body)}')
+
+
+def persisted(answer: Answer, name: str) -> int:
+    """The bytes of an upload that the store has, from an answer with status 308. Without a Range, it has none."""
+    said = answer.head.headers.get('range')
+    if said is None:
+        return 0
+    match = _RANGE.fullmatch(said)
+    if match is None:
+        raise BadReplyError(f'{name}: expected the range of bytes that the store has, got Range {said[:80]!r}')
+    return int(match[1]) + 1
+
+
+def session_of(answer: Answer, name: str) -> str:
+    """The path and query of the upload that an answer has begun.
+
+    The host is left out: data and tokens go nowhere but to the endpoint.
+    """
+    said = answer.head.headers.get('location', '')
+    try:
+        parts = urllib.parse.urlsplit(said)
+        query = urllib.parse.parse_qs(parts.query)
+    except ValueError:
+        parts, query = urllib.parse.urlsplit(''), {}
+    if not parts.path.startswith('/') or not query.get('upload_id'):
+        raise BadReplyError(f'{name}: expected the Location of an upload, got {hidden(said)[:80]!r}')
+    return f'{parts.path}?{parts.query}'
+
+
+def rewrite_of(answer: Answer, name: str, key: str) -> Rewrite:
+    """The state of a copy to that key."""
+    value = document(answer, name)
+    done, token = value.get('done'), value.get('rewriteToken') or ''
+    if value.get('kind', 'storage#rewriteResponse') != 'storage#rewriteResponse' or not isinstance(done, bool):
+        raise BadReplyError(f'{name}: expected the state of a copy, got {_shown(answer.body)}')
+    copied = _count(value.get('totalBytesRewritten'), 'totalBytesRewritten', name)
+    if not done:
+        if not isinstance(token, str) or not token:
+            raise BadReplyError(f'{name}: expected a token to go on copying with, got {_shown(answer.body)}')
+        return Rewrite(copied, token, None)
+    resource = _resource(value.get('resource'), name)
+    if resource.name != key:
+        raise BadReplyError(f'{name}: expected a copy at {key!r}, got one at {resource.name!r}')
+    return Rewrite(copied, '', resource)
+
+
+class Listing:
+    """Checks the pages of a listing, each of which must go on where the one before ended.
+
+    Names come in ascending order, so that a page that is repeated shows, whatever its token.
+
+    Args:
+      name: the folder, for errors.
+      prefix: the beginning of all names.
+      delimiter: the end of folders' names; empty to list all objects.
+    """
+
+    def __init__(self, name: str, prefix: str, delimiter: str) -> None:
+        self.name, self.prefix, self.delimiter = name, prefix, delimiter
+        self.token = ''
+        self.ended = False
+        self._item = self._folder = ''
+        self._fruitless = 0
+
+    def take(self, answer: Answer) -> Page:
+        """The next page.
+
+        Raises:
+          BadReplyError: if the answer is none. The next answer is then judged as if this one had not come.
+        """
+        name, value = self.name, document(answer, self.name)
+        known = ('items', 'prefixes', 'nextPageToken')
+        if value.get('kind', 'storage#objects') != 'storage#objects' or not any(
+            key in value for key in ('kind', *known)
+        ):
+            raise BadReplyError(f'{name}: expected a listing, got {_shown(answer.body)}')
+        items, folders, token = (value.get(key, default) for key, default in zip(known, ([], [], ''), strict=True))
+        if not isinstance(items, list) or not isinstance(folders, list) or not isinstance(token, str):
+            raise BadReplyError(f'{name}: expected lists of items and prefixes and a token, got {_shown(answer.body)}')
+        if token and token == self.token:
+            raise BadReplyError(f'{name}: the token of a page of the listing is that of the page before')
+        resources = [_resource(item, name) for item in items]
+        item, folder = self._item, self._folder
+        for resource in resources:
+            self._check(resource.name, item)
+            if resource.name == item or (self.delimiter and self.delimiter in resource.name[len(self.prefix) :][:-1]):
+                raise BadReplyError(f'{name}: listed {resource.name!r} after {item!r}, which cannot be')
+            item = resource.name
+        fresh: list[str] = []
+        for prefix in folders:
+            if not isinstance(prefix, str) or not self.delimiter or not prefix.endswith(self.delimiter):
+                raise BadReplyError(f'{name}: expected prefixes that end in {self.delimiter!r}, got {prefix!r}')
+            self._check(prefix, folder)
+            if prefix != folder:
+                fresh.append(prefix)
+            folder = prefix
+        fruitless = 0 if resources or fresh else self._fruitless + 1
+        if token and fruitless >= _FRUITLESS:
+            raise BadReplyError(f'{name}: {fruitless} pages of the listing in a row list nothing new')
+        self._item, self._folder, self._fruitless = item, folder, fruitless
+        self.token, self.ended = token, not token
+        return Page(resources, fresh, token)
+
+    def _check(self, listed: str, before: str) -> None:
+        if not listed.startswith(self.prefix) or listed < before:
+            raise BadReplyError(
+                f'{self.name}: expected names that begin with {self.prefix!r} in ascending order, got {listed!r} '
+                f'after {before!r}'
+            )
+
+
+def _resource(value: Any, name: str) -> Resource:
+    if not isinstance(value, dict) or value.get('kind', 'storage#object') != 'storage#object':
+        raise BadReplyError(f'{name}: expected the description of an object, got {str(value)[:80]!r}')
+    key, generation, metadata = value.get('name'), value.get('generation'), value.get('metadata')
+    if not isinstance(key, str) or not key:
+        raise BadReplyError(f'{name}: expected the name of an object, got {key!r}')
+    if not isinstance(generation, str) or not _DIGITS.fullmatch(generation):
+        raise BadReplyError(f'{name}: expected the generation of {key!r}, got {str(generation)[:80]!r}')
+    writer = metadata.get(WRITER, '') if isinstance(metadata, dict) else ''
+    digests = {
+        kind: _digest(value[field], length, field, name)
+        for kind, (field, length) in _DIGESTS.items()
+        if field in value
+    }  # fmt: skip
+    return Resource(
+        key,
+        _count(value.get('size'), 'size', name),
+        generation,
+        _time(value.get('updated'), name),
+        digests,
+        str(writer),
+    )
+
+
+def _count(value: Any, field: str, name: str) -> int:
+    """A number of bytes, which the API writes as a string."""
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if not isinstance(text, str) or not _DIGITS.fullmatch(text):
+        raise BadReplyError(f'{name}: expected a number of bytes as {field}, got {str(value)[:80]!r}')
+    return int(text)
+
+
+def _time(value: Any, name: str) -> float | None:
+    if value is None:
+        return None
+    try:
+        moment = datetime.datetime.fromisoformat(value)
+        if moment.tzinfo is not None:
+            return moment.timestamp()
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise BadReplyError(f'{name}: expected a time with a zone, got {str(value)[:80]!r}')
+
+
+def _digest(value: Any, length: int, field: str, name: str) -> str:
+    try:
+        digest = base64.b64decode(value, validate=True)
+    except (TypeError, ValueError):
+        digest = b''
+    if len(digest) != length:
+        raise BadReplyError(f'{name}: expected {length} bytes in base64 as {field}, got {str(value)[:80]!r}')
+    return digest.hex()
+
+
+def _shown(body: bytes) -> str:
+    if not body:
+        return 'nothing'
+    # Servers quote what they were asked.
+    return repr(' '.join(hidden(body[:400].decode(errors='replace')).split())[:120])

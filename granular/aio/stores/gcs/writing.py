@@ -1,0 +1,246 @@
+"""Writing objects to Google Cloud Storage so that their publication can be proved."""
+
+import asyncio
+import base64
+import json
+import random
+import secrets
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from granular.aio.http.transport import Answer
+from granular.aio.runtime.threads import offload
+from granular.aio.stores.gcs import replies as gcsreplies
+from granular.aio.stores.gcs.replies import WRITER, Resource
+from granular.aio.stores.multipart import PartWriter
+from granular.config import MiB
+from granular.errors import AlreadyExistsError, BadReplyError, GranularError, NotFoundError, StoreError
+from granular.formats.checksums import crc32c
+
+if TYPE_CHECKING:
+    from granular.aio.stores.gcs.store import GCSClient, GCSStore
+
+_BINARY: Final = 'application/octet-stream'
+_UPLOADED: Final = (200, 201, 308, 404, 410, 412)
+_DISCARDED: Final = (200, 204, 400, 404, 410, 412, 499)
+
+Refusal = Literal['taken', 'gone']
+"""An answer that may come of an earlier attempt whose reply was lost: the object, or the upload, is no longer new."""
+
+
+class GCSWriter(PartWriter):
+    """A resumable upload, whose parts follow one another, or a single request if one part is enough.
+
+    Each object carries a token of its writer in its metadata. An answer that may come of an attempt whose reply was
+    lost is judged by the object that exists: one with the token, the size and the checksum of what was sent is ours.
+
+    Args:
+      store: the bucket.
+      client: its client under the running loop.
+      key: the object.
+      new: whether an object that exists is an error.
+    """
+
+    def __init__(self, store: 'GCSStore', client: 'GCSClient', key: str, new: bool) -> None:
+        super().__init__(store.config.part_size, parallel=1)
+        self._name, self._key, self._new = store.url(key), key, new
+        self._client, self._config = client, store.config
+        self._token = uuid.uuid4().hex
+        self._session = ''
+        self._offset = 0  # bytes that the store has
+        self._crc = 0  # of all that was handed over
+
+    @property
+    def _condition(self) -> dict[str, str]:
+        return {'ifGenerationMatch': '0'} if self._new else {}
+
+    @property
+    def _resource(self) -> dict[str, Any]:
+        """The description of the object that is sent along."""
+        return {'name': self._key, 'contentType': _BINARY, 'metadata': {WRITER: self._token}}
+
+    async def put(self, data: bytes) -> None:
+        self._crc = await _extended(0, data)
+        digest = _encoded(self._crc)
+        edge = secrets.token_hex(16)
+        # The store itself compares the checksum, before the object appears.
+        description = json.dumps({**self._resource, 'crc32c': digest})
+        head = (
+            f'--{edge}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{description}\r\n'
+            f'--{edge}\r\nContent-Type: {_BINARY}\r\n\r\n'
+        )
+        body = b''.join((head.encode(), data, f'\r\n--{edge}--\r\n'.encode()))
+        url = self._client.uploads(uploadType='multipart', **self._condition)
+        headers = {'Content-Type': f'multipart/related; boundary={edge}'}
+
+        def check(answer: Answer) -> Resource | Refusal:
+            if answer.head.status == 412:
+                return 'taken'
+            if answer.head.status == 404:
+                gcsreplies.check_missing(answer, self._name)
+                raise NotFoundError(f'{self._name}: no such bucket (status 404)')
+            return self._agreeing(gcsreplies.resource_of(answer, self._name, self._key), len(data))
+
+        await self._publish(
+            len(data), lambda: self._client.send(self._name, 'POST', url, check, (200, 201, 404, 412), body, headers)
+        )
+
+    async def begin(self) -> None:
+        def check(answer: Answer) -> str | None:
+            if answer.head.status == 412:
+                return None
+            if answer.head.status == 404:
+                gcsreplies.check_missing(answer, self._name)
+                raise NotFoundError(f'{self._name}: no such bucket (status 404)')
+            return gcsreplies.session_of(answer, self._name)
+
+        headers = {'Content-Type': 'application/json; charset=UTF-8', 'X-Upload-Content-Type': _BINARY}
+        session = await self._client.send(
+            self._name,
+            'POST',
+            self._client.uploads(uploadType='resumable', **self._condition),
+            check,
+            (200, 201, 404, 412),
+            json.dumps(self._resource).encode(),
+            headers,
+        )
+        if session is None:
+            raise self._taken(await self._client.look(self._key))
+        self._session = session
+
+    async def send(self, number: int, data: bytes, last: bool) -> None:
+        self._crc = await _extended(self._crc, data)
+        end = self._offset + len(data)
+        if last:
+            # The store compares when the upload ends; a look before spares the last part.
+            if self._new and (resource := await self._client.look(self._key)) is not None:
+                raise self._taken(resource)
+            await self._publish(end, lambda: self._upload(data, end, True))
+            return
+        match await self._upload(data, end, False):
+            case 'taken':
+                raise self._taken(await self._client.look(self._key))
+            case 'gone':
+                raise StoreError(f'{self._name}: the upload is gone, after {self._offset} bytes')
+            case Resource() as resource:
+                # Some emulators end an upload when they are asked how far it is.
+                if resource.writer == self._token:
+                    await self._client.delete(self._key, resource.generation)
+                raise StoreError(f'{self._name}: the store ended the upload at {resource.size} bytes, before its end')
+
+    async def finish(self) -> None:
+        """The last part has finished the upload."""
+
+    async def discard(self) -> None:
+        # An upload that is not cancelled expires after a week, and its object never appears.
+        await self._client.send_upload(
+            self._name, 'DELETE', self._session, lambda: (b'', {'Content-Length': '0'}), lambda answer: None, _DISCARDED
+        )
+
+    async def _upload(self, data: bytes, end: int, last: bool) -> Resource | Refusal | None:
+        """Send a part until the store has all of it, from wherever it has got to."""
+        start, fruitless = end - len(data), 0
+        while True:
+            state = await self._advance(memoryview(data)[self._offset - start :], end, last)
+            if not isinstance(state, int):
+                return state
+            if state > end:
+                raise BadReplyError(f'{self._name}: {end} bytes were sent, the store says that it has {state}')
+            if state == end and not last:
+                self._offset = end
+                return None
+            if state > self._offset:
+                self._offset, fruitless = state, 0
+                continue
+            fruitless += 1
+            if fruitless >= self._config.attempts:
+                raise StoreError(
+                    f'{self._name}: the store has {state} of {end} bytes, and no more after {fruitless} attempts'
+                )
+            await asyncio.sleep(
+                random.uniform(0, min(self._config.backoff_cap, self._config.backoff * 2 ** (fruitless - 1)))
+            )
+
+    async def _advance(self, rest: memoryview, end: int, last: bool) -> Resource | Refusal | int:
+        """Send what the store does not have yet: the bytes that it has then, or the object.
+
+        A reply that is lost leaves open how much has arrived, so that all further attempts ask for it.
+        """
+        total = str(end) if last else '*'
+        asked = not rest
+
+        def requests() -> tuple[bytes | memoryview, Mapping[str, str]]:
+            nonlocal asked
+            if asked:
+                return b'', {'Content-Range': f'bytes */{total}'}
+            asked = True
+            headers = {'Content-Type': _BINARY, 'Content-Range': f'bytes {self._offset}-{end - 1}/{total}'}
+            if last:
+                headers['X-Goog-Hash'] = f'crc32c={_encoded(self._crc)}'
+            return rest, headers
+
+        def check(answer: Answer) -> Resource | Refusal | int:
+            match answer.head.status:
+                case 308:
+                    return gcsreplies.persisted(answer, self._name)
+                case 412:
+                    return 'taken'
+                case 404 | 410:
+                    return 'gone'
+            resource = gcsreplies.resource_of(answer, self._name, self._key)
+            return self._agreeing(resource, end) if last else resource
+
+        return await self._client.send_upload(self._name, 'PUT', self._session, requests, check, _UPLOADED)
+
+    async def _publish(self, size: int, send: Callable[[], Awaitable[Resource | Refusal | None]]) -> None:
+        """Send what makes the object appear, and judge an end in doubt by the object that is there."""
+        failure: GranularError | None = None  # none if the store says that the object is not new
+        try:
+            outcome = await send()
+            if isinstance(outcome, Resource):
+                return
+            if outcome == 'gone':
+                failure = StoreError(f'{self._name}: the upload is gone')
+        except StoreError as error:
+            failure = error
+        try:
+            resource = await self._client.look(self._key)
+        except GranularError as error:
+            failure = failure or error
+            failure.add_note(f'{self._name}: it is not known whether the object was written')
+            raise failure from failure.__cause__
+        if resource is None or resource.writer != self._token:
+            failure = failure or self._taken(resource)
+            raise failure from failure.__cause__
+        try:
+            self._agreeing(resource, size)
+        except BadReplyError:
+            await self._client.delete(self._key, resource.generation)
+            raise
+
+    def _agreeing(self, resource: Resource, size: int) -> Resource:
+        """The object, if it has the size and the checksum of what was sent."""
+        digest, expected = resource.digests.get('crc32c'), f'{self._crc:08x}'
+        if resource.size != size or digest != expected:
+            raise BadReplyError(
+                f'{self._name}: {size} bytes of crc32c {expected} were sent, the store has {resource.size} bytes of '
+                f'crc32c {digest}'
+            )
+        return resource
+
+    def _taken(self, resource: Resource | None) -> GranularError:
+        """The error for an object that is not new, given the one that exists."""
+        if self._new and resource is not None:
+            return AlreadyExistsError(f'{self._name}: another writer has published it meanwhile')
+        why = 'there is no object' if self._new else 'the request had no condition'
+        return StoreError(f'{self._name}: status 412, although {why}')
+
+
+async def _extended(crc: int, data: bytes) -> int:
+    """The checksum of bytes that follow others, computed off the loop if they are many."""
+    return crc32c(data, crc) if len(data) < MiB else await offload(crc32c, data, crc)
+
+
+def _encoded(crc: int) -> str:
+    return base64.b64encode(crc.to_bytes(4, 'big')).decode()

@@ -1,0 +1,149 @@
+"""Files that appear whole: written beside their place, and moved there."""
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+import secrets
+import shutil
+import weakref
+from typing import BinaryIO, Final
+
+from granular.aio.http.reply import changed
+from granular.aio.runtime.threads import offload
+from granular.aio.stores.base import ObjectWriter
+from granular.aio.stores.errors import translated
+from granular.aio.stores.local.locks import held, lock
+from granular.aio.stores.local.store import IN_PLACE, File, version_of
+from granular.config import MiB
+
+_DRAFT: Final = re.compile(r'\.(.+)\.[0-9a-f]{8}\.part', re.DOTALL)
+
+
+def draft_of(key: str) -> str:
+    """A name beside the file, for what is to replace it at once."""
+    folder, name = os.path.split(key)
+    return os.path.join(folder, f'.{name}.{secrets.token_hex(4)}.part')
+
+
+def drafted(name: str) -> str:
+    """The name of the file that a draft is to become; empty if it is no draft."""
+    match = _DRAFT.fullmatch(name)
+    return '' if match is None else match[1]
+
+
+def drop_drafts(path: str) -> bool:
+    """Remove what processes that were killed had written of a file; whether there was something."""
+    folder, name = os.path.split(path)
+    with translated(path):
+        found = [os.path.join(folder, draft) for draft in os.listdir(folder or '.') if drafted(draft) == name]
+        dead = [draft for draft in found if not held(draft)]
+        for draft in dead:
+            os.unlink(draft)
+    return bool(dead)
+
+
+class LocalWriter(ObjectWriter):
+    """A file written beside its place and moved there when it is whole, as an object of a bucket appears."""
+
+    def __init__(self, key: str, new: bool) -> None:
+        self._key, self._draft, self._new = key, draft_of(key), new
+        with translated(key):
+            self._file = open(self._draft, 'xb', buffering=MiB)  # noqa: SIM115
+            lock(self._file.fileno())  # so that nobody takes it for what a crash left
+        # A writer that nobody closed leaves no draft behind.
+        self._discard = weakref.finalize(self, _discard, self._file, self._draft, os.getpid())
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        if len(data) > IN_PLACE:
+            await offload(self._write, data)
+        else:
+            self._write(data)
+
+    def _write(self, data: bytes | bytearray | memoryview) -> None:
+        with translated(self._key):
+            self._file.write(data)
+
+    async def close(self) -> None:
+        await offload(self._publish)
+
+    def _publish(self) -> None:
+        try:
+            with translated(self._key):
+                self._file.flush()
+                os.fsync(self._file.fileno())  # a name that outlives a power cut must not lead to an empty file
+                if self._new:
+                    os.link(self._draft, self._key)  # where renaming would replace what another has put there
+                    os.unlink(self._draft)
+                else:
+                    os.replace(self._draft, self._key)
+                self._file.close()
+                sync(os.path.dirname(self._key))
+        except BaseException:
+            self._discard()
+            raise
+        self._discard.detach()
+
+    async def abort(self) -> None:
+        await offload(self._discard)
+
+
+def _discard(file: BinaryIO, draft: str, maker: int) -> None:
+    with contextlib.suppress(OSError):  # of a full disk, on which what is still buffered finds no place
+        file.close()
+    if os.getpid() == maker:  # and no child of it, which has all of its objects
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)
+
+
+def sync(path: str) -> None:
+    """Have a file, or the names in a folder, outlive a power cut."""
+    fd = os.open(path or '.', os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that cannot
+            raise
+    finally:
+        os.close(fd)
+
+
+def copy(source: str, target: str) -> None:
+    """Copy a file.
+
+    Raises:
+      ObjectChangedError: if the source was written to meanwhile.
+    """
+    with translated(source):
+        before = File(source)
+    draft = draft_of(target)
+    try:
+        with translated(target):
+            shutil.copyfile(source, draft)
+            sync(draft)
+        with translated(source):
+            after = version_of(os.stat(source))
+        if after != before.version or os.path.getsize(draft) != before.size:
+            raise changed(source, before.version, after)
+        with translated(target):
+            os.replace(draft, target)
+            sync(os.path.dirname(target))
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)
+
+
+def sync_all(folder: str) -> None:
+    """Have all that was written to the file system of a folder outlive a power cut, in one go."""
+    try:
+        syncfs = ctypes.CDLL(None, use_errno=True).syncfs
+    except AttributeError:  # no Linux
+        os.sync()
+        return
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if syncfs(fd) and (number := ctypes.get_errno()) not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            raise OSError(number, os.strerror(number), folder)
+    finally:
+        os.close(fd)

@@ -1,0 +1,88 @@
+"""Writing an object in parts, of which several are on their way."""
+
+import abc
+import asyncio
+
+from granular.aio.runtime.loops import need_loop
+from granular.aio.stores.base import ObjectWriter
+
+
+class PartWriter(ObjectWriter):
+    """An upload in parts of equal size, of which a bounded number is in flight.
+
+    Memory is bounded by (``parallel`` + 2) parts. Parts double in size every 1,000, so that the 10,000 that S3 allows
+    reach 5 TiB.
+    """
+
+    def __init__(self, part_size: int, parallel: int) -> None:
+        self._part_size, self._parallel = part_size, parallel
+        self._buffer = bytearray()
+        self._parts = 0
+        self._started = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @abc.abstractmethod
+    async def begin(self) -> None:
+        """Start an upload in parts."""
+
+    @abc.abstractmethod
+    async def send(self, number: int, data: bytes, last: bool) -> None:
+        """Send a part, numbered from 0."""
+
+    @abc.abstractmethod
+    async def finish(self) -> None:
+        """Publish the parts sent."""
+
+    @abc.abstractmethod
+    async def discard(self) -> None:
+        """Drop the parts sent."""
+
+    @abc.abstractmethod
+    async def put(self, data: bytes) -> None:
+        """Publish an object small enough for one request."""
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._buffer += data
+        # One byte is kept back: the last part is known as such when it is sent.
+        while len(self._buffer) > self._part_size:
+            part = bytes(memoryview(self._buffer)[: self._part_size])
+            del self._buffer[: self._part_size]
+            await self._emit(part, last=False)
+
+    async def close(self) -> None:
+        await need_loop()
+        if self._started:
+            await self._emit(bytes(self._buffer), last=True)
+            while self._tasks:
+                await self._settle()
+            await self.finish()
+        else:
+            await self.put(bytes(self._buffer))
+        self._buffer.clear()
+
+    async def abort(self) -> None:
+        await need_loop()
+        self._buffer.clear()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        if self._started:
+            await self.discard()
+
+    async def _emit(self, part: bytes, last: bool) -> None:
+        await need_loop()
+        if not self._started:
+            await self.begin()
+            self._started = True
+        while len(self._tasks) >= self._parallel:
+            await self._settle()
+        self._tasks.add(asyncio.ensure_future(self.send(self._parts, part, last)))
+        self._parts += 1
+        if self._parts % 1000 == 0:
+            self._part_size *= 2
+
+    async def _settle(self) -> None:
+        done, self._tasks = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()

@@ -1,0 +1,1 @@
+"""S3 and servers of its protocol."""

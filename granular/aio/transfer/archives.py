@@ -1,0 +1,192 @@
+"""Unpacking zip and tar archives as they come, into a folder and nowhere else.
+
+A tar is read once, from its beginning. A zip has its directory at the end, which is read first, by range requests
+(https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3; POSIX.1-2017, pax, for tar). An archive may come from
+anybody: no member is written outside of the folder, or through a link, and none may be larger than it says.
+"""
+
+import asyncio
+import concurrent.futures
+import io
+import os
+from typing import Any, Final, NamedTuple
+
+from granular.aio.http.digests import Digests, proven
+from granular.aio.paths.path import Path, Progress
+from granular.aio.runtime.loops import need_loop
+from granular.aio.runtime.threads import Threads, call_in
+from granular.config import MiB
+from granular.errors import (
+    BadReplyError,
+    CorruptArchiveError,
+    GranularError,
+)
+
+KINDS: Final = {
+    '.zip': 'zip', '.tar': 'tar', '.tar.gz': 'tar.gz', '.tgz': 'tar.gz', '.tar.bz2': 'tar.bz2', '.tar.xz': 'tar.xz',
+    '.tar.zst': 'tar.zst',
+}  # fmt: skip
+"""What the names of archives end in, and the formats."""
+
+_WINDOW: Final = 8 * MiB
+
+
+class Unpacked(NamedTuple):
+    """What was unpacked: files, and their bytes."""
+
+    files: int
+    bytes: int
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """A file's name without the ending of an archive, and its format; itself and nothing if it is none."""
+    for ending, kind in KINDS.items():
+        if name.lower().endswith(ending) and len(name) > len(ending):
+            return name[: -len(ending)], kind
+    return name, ''
+
+
+async def unpack(
+    source: Path, kind: str, folder: str, pool: Threads, progress: Progress | None = None, keep: str = ''
+) -> Unpacked:
+    """Unpack an archive into a local folder that exists. At most 24 MiB of the archive are held at a time.
+
+    If all of it lies in one folder that is named as the archive or as the target, that one is left out. Rights and
+    times are not kept, but that a file can be executed is. Links may lead to what lies in the folder.
+
+    Args:
+      source: the archive.
+      kind: its format, of ``KINDS``.
+      folder: where to.
+      pool: the threads to unpack in; its loop must not need them.
+      progress: called with the bytes of the archive that were read since, on a thread of the pool.
+      keep: the name of a file in the folder which is not the archive's.
+
+    Raises:
+      InvalidArgumentError: if a member would lie, or leads, outside of the folder, or is a device.
+      CorruptArchiveError: if it is cut short or damaged, or if a member is not as long as it says.
+      StoreError: if the disk has no room for it.
+      UnsupportedError: if it is encrypted or compressed in a way that is not known.
+    """
+    from granular.aio.transfer.unpack import Target, untar, unzip  # what it needs is rarely needed
+
+    await need_loop()
+    kept = await source.store.kept(source.key)
+    digests = Digests(proven(kept.digests), source.store.config.part_size)
+    version = kept.version or (await source.stat()).version
+    archive = _Archive(source, kept.size, version, asyncio.get_running_loop(), digests, progress)
+    target = Target(f'{source}', folder, {source_stem(source), os.path.basename(folder)}, keep)
+
+    def work() -> Unpacked:
+        try:
+            if kind == 'zip':
+                unzip(archive, target)
+            else:
+                untar(archive, kind, target)
+                for name in proven(kept.digests):
+                    if digests.found(name) != kept.digests[name]:
+                        raise BadReplyError(
+                            f'{source}: {kept.size} bytes came with {name} {digests.found(name)}, the store says '
+                            f'{kept.digests[name]}'
+                        )
+            target.finish()
+        except GranularError:
+            raise
+        except Exception as error:  # of whatever kind: what parsers run into
+            doing = f' at {target.member!r}' if target.member else ''
+            raise CorruptArchiveError(f'{source}: cannot be read as {kind}{doing}: {error!r:.200}') from error
+        return Unpacked(target.files, target.bytes)
+
+    running = asyncio.ensure_future(call_in(pool, work))
+    try:
+        return await asyncio.shield(running)
+    except BaseException:
+        archive.stop()
+        await asyncio.wait([running])
+        running.cancelled() or running.exception()
+        raise
+    finally:
+        archive.stop()
+
+
+def source_stem(source: Path) -> str:
+    """The name of an archive without its ending."""
+    return split_name(source.name)[0]
+
+
+class _Archive(io.RawIOBase):
+    """The archive as a file that blocks, for a thread; the loop reads it, window by window, one of them ahead."""
+
+    def __init__(
+        self,
+        path: Path,
+        size: int,
+        version: str | None,
+        loop: asyncio.AbstractEventLoop,
+        digests: Digests,
+        progress: Progress | None,
+    ) -> None:
+        self._path, self._size, self._version, self._loop = path, size, version, loop
+        self._digests, self._progress = digests, progress
+        self._at, self._number, self._data = 0, -1, b''
+        self._ahead: dict[int, concurrent.futures.Future[list[bytes]]] = {}
+        self._seen: set[int] = set()  # windows that were counted: those of a zip's directory come twice
+        self._stopped = False
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = max(0, offset + (0, self._at, self._size)[whence])
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast('B')
+        if self._at >= self._size:
+            return 0
+        number, start = divmod(self._at, _WINDOW)
+        data = memoryview(self._window(number))[start : start + len(view)]
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def _window(self, number: int) -> bytes:
+        if number != self._number:
+            if self._stopped:
+                raise InterruptedError('unpacking was given up')
+            wanted = self._ahead.pop(number, None) or self._ask(number)
+            self._drop()
+            self._ahead[number] = wanted
+            if number == self._number + 1 and (number + 1) * _WINDOW < self._size:
+                self._ahead[number + 1] = self._ask(number + 1)
+            self._data = wanted.result()[0]
+            self._number = number
+            self._ahead.pop(number, None)
+            if number not in self._seen:
+                self._seen.add(number)
+                self._digests.add(self._data)  # of a tar, whose windows come in order
+                if self._progress is not None:
+                    self._progress(len(self._data))
+        return self._data
+
+    def _ask(self, number: int) -> concurrent.futures.Future[list[bytes]]:
+        start = number * _WINDOW
+        reading = self._path.read_ranges([start], [min(start + _WINDOW, self._size)], version=self._version)
+        return asyncio.run_coroutine_threadsafe(reading, self._loop)
+
+    def _drop(self) -> None:
+        for future in self._ahead.values():
+            future.cancel()
+        self._ahead.clear()
+
+    def stop(self) -> None:
+        """Read no more."""
+        self._stopped = True
+        for future in list(self._ahead.values()):
+            future.cancel()

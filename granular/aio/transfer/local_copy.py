@@ -1,0 +1,331 @@
+"""Copies on the local disk: made once, whole, by one of the processes that ask, with archives unpacked."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Final, cast
+
+from granular.aio.paths.path import Path, Progress
+from granular.aio.runtime.loops import need_loop
+from granular.aio.runtime.threads import Threads, offload
+from granular.aio.stores import Entry
+from granular.aio.stores.copy import FolderCopy, below
+from granular.aio.stores.errors import translated
+from granular.aio.stores.local.store import LocalStore
+from granular.aio.stores.local.writing import drafted, drop_drafts, sync_all
+from granular.aio.transfer.archives import KINDS, split_name, unpack
+from granular.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+
+logger: Final = logging.getLogger('granular')
+
+MARKER: Final = '.granular-copy.json'
+"""In a folder that was copied: whose copy it is, and whether it is complete."""
+
+_ARCHIVES: Final = 4  # that are unpacked at a time
+_POLL: Final = 1.0  # seconds between two looks at whether another process is done, at most
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LocalCopy:
+    """What ``copy_to_local`` did.
+
+    Attributes:
+      path: the file or folder on the disk.
+      was_copied: whether this call copied it; it was there already otherwise.
+      was_deleted: whether it cleared what was incomplete.
+      was_unpacked: whether it unpacked an archive.
+      files: that it wrote, links among them.
+      bytes: that it wrote.
+      seconds: that it took, waiting for another process included.
+      source_format: ``'file'``, ``'folder'``, or that of the archive, such as ``'zip'``; empty if nothing was copied.
+    """
+
+    path: str
+    was_copied: bool = False
+    was_deleted: bool = False
+    was_unpacked: bool = False
+    files: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    source_format: str = ''
+
+
+async def copy_to_local(
+    src: Path | str | Any,
+    dst: Path | str | Any,
+    relative: str | os.PathLike[str] | None = None,
+    *,
+    unpack: bool = True,
+    progress: Progress | None = None,
+) -> LocalCopy:
+    """Have a copy on the local disk: made if there is none, cleared and made again if it is incomplete, else left.
+
+    Archives (.zip, .tar, .tar.gz, .tgz, .tar.bz2, .tar.xz, .tar.zst) are unpacked as they come: ``train.zip`` becomes
+    the folder ``train``, whether it is the source or lies in it. If all of an archive lies in one folder of its name,
+    that one is left out. Of processes that ask at once one copies, and the others wait for it; should it die, the next
+    one copies.
+
+    A folder holds ``.granular-copy.json`` from before its first file on, which says whose copy it is and, at the end,
+    that it is complete. A folder that has files and none of that was put there by somebody else, and is left as it is;
+    so is a file, which appears whole.
+
+    Args:
+      src: the file, folder or archive. If there is none by this name, an archive of that name is taken.
+      dst: what it becomes; of an archive, the ending is left out.
+      relative: a path that is appended to both.
+      unpack: whether to unpack archives; otherwise they are copied as they are.
+      progress: called with the bytes of the source that were copied since, on a thread of the library.
+
+    Returns:
+      What it did.
+
+    Raises:
+      NotFoundError: if there is nothing to copy.
+      AlreadyExistsError: if it is a copy of something else.
+      InvalidArgumentError: if ``dst`` is on no disk, or if a name in the source leads out of it.
+      CorruptArchiveError: if an archive is cut short or damaged.
+      StoreError: if the disk is full; what is there is incomplete then.
+    """
+    began = time.perf_counter()
+    source, target = _places(src, dst, relative)
+    if unpack and (stem := split_name(target.name)[0]) != target.name and split_name(source.name)[1]:
+        target = target.with_name(stem)
+    await need_loop()
+    if (done := await _done(source, target)) is None:
+        stat, source_found, kind = await _find(source, unpack)
+        if source.store.local and await offload(_within, target.key, source_found.key):
+            raise InvalidArgumentError(f'{source}: cannot be copied into itself, to {target}')
+        if stat == 'file':
+            done = await _copy_file(source, target, progress)
+        else:
+            done = await _copy_folder(source, source_found, target, kind, unpack, progress)
+    return dataclasses.replace(done, seconds=time.perf_counter() - began)
+
+
+def _places(src: Any, dst: Any, relative: str | os.PathLike[str] | None) -> tuple[Path, Path]:
+    source, target = Path(src), Path(dst)
+    if not isinstance(target.store, LocalStore):
+        raise InvalidArgumentError(f'{target}: is on no local disk: use Path.copy')
+    if relative is not None:
+        tail = os.fspath(relative).strip()
+        if not tail or tail.startswith('/') or '..' in tail.split('/'):
+            raise InvalidArgumentError(f'relative is {tail!r}: want a path below {source} and {target}')
+        source, target = source / tail, target / tail
+    return source, target
+
+
+def _within(target: str, source: str) -> bool:
+    """Whether a place is, or lies in, another."""
+    inner, outer = os.path.realpath(target), os.path.realpath(source)
+    return os.path.commonpath([inner, outer]) == outer
+
+
+async def _find(source: Path, unpack: bool) -> tuple[str, Path, str]:
+    """What there is: a file, a folder, or an archive, its place and its format."""
+    try:
+        stat = await source.stat()
+    except NotFoundError as error:
+        if not unpack:
+            raise
+        for ending, kind in KINDS.items():
+            if source.name and await (archive := source.with_name(source.name + ending)).is_file():
+                return 'archive', archive, kind
+        raise NotFoundError(f'{source}: there is nothing by this name, nor an archive ({", ".join(KINDS)})') from error
+    if stat.is_dir:
+        return 'folder', source, ''
+    kind = split_name(source.name)[1] if unpack else ''
+    return ('archive' if kind else 'file'), source, kind
+
+
+async def _done(source: Path, target: Path) -> LocalCopy | None:
+    """What there is to say if nothing is to be done."""
+    try:
+        if not (await target.stat()).is_dir:
+            return LocalCopy(f'{target}')
+    except NotFoundError:
+        return None
+    state = await _state(target)
+    if state is None:
+        if not await offload(_is_used, target.key):
+            return None
+        logger.info('%s: was not made by copy_to_local, and is left as it is', target)
+        return LocalCopy(f'{target}')
+    if (other := state['source']) != _address(source):
+        raise AlreadyExistsError(
+            f'{target}: is a copy of {other}, and not of {_address(source)}: remove it, or copy to another place'
+        )
+    return LocalCopy(f'{target}') if state['state'] == 'complete' else None
+
+
+def _address(source: Path) -> str:
+    return os.path.abspath(source.key) if source.store.local else f'{source}'
+
+
+async def _state(target: Path) -> dict[str, str] | None:
+    """What the marker of a folder says; None if it has none."""
+    place = target / MARKER
+    try:
+        found = json.loads(await place.read_bytes())
+        return {'source': str(found['source']), 'state': str(found['state'])}
+    except NotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise AlreadyExistsError(f'{place}: is none that copy_to_local writes: remove {target}') from error
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+async def _copy_file(source: Path, target: Path, progress: Progress | None) -> LocalCopy:
+    room = target.with_name(f'.{target.name}.copying')
+    async with _locked(room):
+        try:
+            if await target.exists():
+                return LocalCopy(f'{target}')
+            deleted = await offload(drop_drafts, target.key)
+            await source.copy(target, progress=progress)
+        finally:
+            await target.store.delete_empty(room.key)
+    return LocalCopy(f'{target}', True, deleted, False, 1, (await target.stat()).size, 0.0, 'file')
+
+
+@contextlib.asynccontextmanager
+async def _locked(folder: Path) -> AsyncIterator[None]:
+    """Hold the lock of a local folder, which is made: waits for who has it, until that process ends at the latest."""
+    store, wait, lock = cast(LocalStore, folder.store), 0.02, None
+    while lock is None:
+        await folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = await store.lock_folder(folder.key)
+        except NotFoundError:
+            continue  # removed by who held it
+        except AlreadyExistsError:
+            if not await folder.is_dir():
+                raise
+            if wait == 0.02:
+                logger.info('%s: waiting for the process that copies it', folder)
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, _POLL)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+# --- folders --------------------------------------------------------------------------------------------------------
+
+
+async def _copy_folder(
+    asked: Path, source: Path, target: Path, kind: str, unpack: bool, progress: Progress | None
+) -> LocalCopy:
+    async with _locked(target):
+        if (done := await _done(asked, target)) is not None:  # by whoever had the lock
+            return done
+        deleted = await _state(target) is not None
+        await offload(_clear, target.key)
+        await _mark(target, asked, 'copying', {})
+        pool = Threads(_ARCHIVES, 'granular-unpack')
+        try:
+            copying = _Copying(source, target, unpack, pool, progress)
+            if kind:
+                await copying.unpack(source, kind, target, MARKER)
+            else:
+                await copying.copy()
+        finally:
+            await offload(pool.shutdown)
+        if copying.unpacked:
+            with translated(f'{target}'):
+                await offload(sync_all, target.key)  # the files of archives, of which there may be millions
+        counts = {'files': copying.files, 'bytes': copying.bytes}
+        await _mark(target, asked, 'complete', counts)
+    return LocalCopy(f'{target}', True, deleted, copying.unpacked, copying.files, copying.bytes, 0.0, kind or 'folder')
+
+
+async def _mark(target: Path, source: Path, state: str, counts: dict[str, int]) -> None:
+    text = json.dumps({'source': _address(source), 'state': state, **counts})
+    await (target / MARKER).write_text(f'{text}\n')
+
+
+def _is_used(folder: str) -> bool:
+    """Whether there is something in a folder but what was to become a marker."""
+    with translated(folder):
+        return any(drafted(name) != MARKER for name in os.listdir(folder))
+
+
+def _clear(folder: str) -> None:
+    """Remove all but the marker, which stays until it is replaced."""
+    with translated(folder):
+        for entry in os.scandir(folder):
+            if entry.name == MARKER:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                os.unlink(entry.path)
+
+
+class _Copying(FolderCopy):
+    """A folder that is copied, and the archives in it unpacked."""
+
+    def __init__(self, source: Path, target: Path, unpack: bool, pool: Threads, progress: Progress | None) -> None:
+        super().__init__(source, target, progress)
+        self._top, self._bottom, self._report = source, target, progress
+        self._unpacks, self._pool = unpack, pool
+        self._owners: dict[str, str] = {}  # folders that archives become, and the archives
+        self._folders: set[str] = set()
+        self.files = self.bytes = 0
+        self.unpacked = False
+
+    async def take(self, entry: Entry) -> None:
+        name = below(self._top, entry.key)
+        if name == MARKER:
+            return  # of a copy that is copied
+        stem, kind = split_name(name) if self._unpacks and not entry.is_dir else (name, '')
+        if not kind:
+            await super().take(entry)
+            return
+        place = self.place(entry)
+        folder = place.with_name(stem.rpartition('/')[2])
+        await super().make(folder.parent)
+        self._claim(folder, name)
+        await folder.mkdir(exist_ok=False)
+        await self.unpack(Path.of(self._top.store, entry.key), kind, folder)
+
+    async def file(self, entry: Entry) -> None:
+        await super().file(entry)
+        self.files += 1
+        self.bytes += entry.size
+
+    async def make(self, folder: Path) -> None:
+        self._folders.add(folder.key)
+        for place in (folder, *folder.parents):
+            if (archive := self._owners.get(place.key)) is not None:
+                raise self._twice(place, archive)
+            if place == self._bottom:
+                break
+        await super().make(folder)
+
+    async def unpack(self, source: Path, kind: str, folder: Path, keep: str = '') -> None:
+        """Unpack an archive into a folder that is there."""
+        done = await unpack(source, kind, folder.key, self._pool, self._report, keep)
+        self.files += done.files
+        self.bytes += done.bytes
+        self.unpacked = True
+
+    def _claim(self, folder: Path, archive: str) -> None:
+        if folder.key in self._owners:
+            raise self._twice(folder, f'{self._owners[folder.key]} and {archive}')
+        if any(f'{made}/'.startswith(f'{folder.key}/') for made in self._folders):
+            raise self._twice(folder, archive)
+        self._owners[folder.key] = archive
+
+    def _twice(self, folder: Path, archive: str) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            f'{self._top}: several of it become {folder}, {archive} among them: rename one, or pass unpack=False'
+        )

@@ -1,0 +1,308 @@
+"""What is in zip and tar archives, written into a folder and nowhere else."""
+
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
+import os
+import shutil
+import stat
+import tarfile
+import zipfile
+from collections.abc import Callable
+from typing import Any, Final
+
+from granular._lazy import need
+from granular.aio.stores.errors import translated
+from granular.config import MiB
+from granular.errors import CorruptArchiveError, InvalidArgumentError, StoreError, UnsupportedError
+
+_CHUNK: Final = MiB
+_ROOM: Final = 64 * MiB  # written between two looks at what the disk has left
+_HEADER: Final = MiB  # bytes of a name or an extended header, which a tar may claim to be of any length
+_TARGET: Final = 4096  # bytes of where a link leads
+_HOPS: Final = 40  # links that one may lead through, as in Linux
+
+
+class Target:
+    """The folder that is unpacked into, and what keeps an archive within it.
+
+    Links are made at the end, so that nothing is ever written through one. Their names are held in memory.
+
+    Args:
+      archive: its name, for errors.
+      folder: where to.
+      roots: names of a folder that is left out, if all lies in it.
+      keep: the name of a file in the folder which is not the archive's.
+
+    Attributes:
+      member: what is being unpacked, for errors.
+      files: that were written.
+      bytes: of these.
+    """
+
+    def __init__(self, archive: str, folder: str, roots: set[str], keep: str) -> None:
+        self.archive, self._folder, self._roots, self._keep = archive, folder, roots, keep
+        self._made: set[tuple[str, ...]] = {()}
+        self._links: dict[tuple[str, ...], str] = {}
+        self._since = 0
+        self.member = ''
+        self.files = self.bytes = 0
+
+    def refused(self, why: str) -> InvalidArgumentError:
+        """The error that the member is not unpacked."""
+        return InvalidArgumentError(f'{self.archive}: member {self.member!r} is not unpacked: {why}')
+
+    def corrupt(self, why: str) -> CorruptArchiveError:
+        """The error that the member is not what it says."""
+        return CorruptArchiveError(f'{self.archive}: member {self.member!r}: {why}')
+
+    def parts(self, name: str) -> tuple[str, ...]:
+        """The components of a name, if it stays in the folder."""
+        if name.startswith('/'):
+            raise self.refused(f'{name!r} is absolute')
+        found = tuple(part for part in name.split('/') if part not in ('', '.'))
+        if '..' in found:
+            raise self.refused(f'{name!r} may lead out of {self._folder}')
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise self.refused('its name is no Unicode') from None
+        if '\0' in name:
+            raise self.refused('its name holds a zero byte')
+        return found
+
+    def path(self, parts: tuple[str, ...]) -> str:
+        """Where it lies."""
+        return os.path.join(self._folder, *parts)
+
+    def make(self, parts: tuple[str, ...]) -> None:
+        """Make a folder, and those above it."""
+        if parts in self._made:
+            return
+        self.make(parts[:-1])
+        path = self.path(parts)
+        with translated(path):
+            try:
+                os.mkdir(path)
+            except FileExistsError:
+                if not stat.S_ISDIR(os.lstat(path).st_mode):
+                    raise self.refused(f'{"/".join(parts)!r} is a file as well as a folder') from None
+        self._made.add(parts)
+
+    def folder(self, name: str) -> None:
+        """Make the folder of a member."""
+        self.make(self.parts(name))
+
+    def file(self, name: str, size: int, read: Callable[[int], bytes], executable: bool) -> None:
+        """Write a file of so many bytes. One of the same name is replaced."""
+        parts = self.parts(name)
+        if not parts:
+            raise self.refused('a file needs a name')
+        if parts == (self._keep,):
+            return
+        self.make(parts[:-1])
+        self.room(size)
+        path = self.path(parts)
+        with translated(path):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            mode = 0o777 if executable else 0o666
+            try:
+                fd = os.open(path, flags, mode)
+            except FileExistsError:
+                if stat.S_ISDIR(os.lstat(path).st_mode):
+                    raise self.refused('it is a file as well as a folder') from None
+                os.unlink(path)
+                fd = os.open(path, flags, mode)
+        with open(fd, 'wb', buffering=0) as file:
+            left = size
+            while left:
+                data = read(min(left, _CHUNK))
+                if not data:
+                    raise self.corrupt(f'ends after {size - left} of {size} bytes')
+                left -= len(data)
+                view = memoryview(data)
+                with translated(path):
+                    while view:
+                        view = view[file.write(view) :]
+        self.files += 1
+        self.bytes += size
+
+    def room(self, size: int) -> None:
+        """See that the disk has room for so many bytes more."""
+        self._since += size
+        if self._since < _ROOM:
+            return
+        self._since = 0
+        with translated(self._folder):
+            free = shutil.disk_usage(self._folder).free
+        if size > free:
+            raise StoreError(
+                f'{self._folder}: the disk is full: {self.archive} has {self.member!r} of {size} bytes, and {free} '
+                f'are free'
+            )
+
+    def hard_link(self, name: str, target: str) -> None:
+        """A second name of a file that was unpacked before."""
+        parts, old = self.parts(name), self.path(self.parts(target))
+        if not parts:
+            raise self.refused('a link needs a name')
+        self.make(parts[:-1])
+        with translated(self.path(parts)):
+            if not os.path.lexists(old) or not stat.S_ISREG(os.lstat(old).st_mode):
+                raise self.refused(f'it is a link to {target!r}, which is no file before it')
+            with contextlib.suppress(FileNotFoundError):
+                if not os.path.samefile(old, self.path(parts)):
+                    os.unlink(self.path(parts))
+            with contextlib.suppress(FileExistsError):
+                os.link(old, self.path(parts), follow_symlinks=False)
+        self.files += 1
+
+    def link(self, name: str, target: str) -> None:
+        """Keep a symbolic link for the end."""
+        parts = self.parts(name)
+        if not parts or not target or len(target) > _TARGET or '\0' in target:
+            raise self.refused(f'it is a link to {target!r:.80}')
+        self.make(parts[:-1])
+        self._links[parts] = target
+
+    def finish(self) -> None:
+        """Leave out a single root, and make the links."""
+        with translated(self._folder):
+            self._leave_out_root()
+        for parts, target in self._links.items():
+            self.member = '/'.join(parts)
+            if self._lands(parts, target) is None:
+                raise self.refused(f'it is a link to {target!r}, which leads out of {self._folder}')
+        for parts, target in self._links.items():
+            self.member = '/'.join(parts)
+            with translated(self.path(parts)):
+                if os.path.lexists(self.path(parts)):
+                    raise self.refused('it is a link as well as a file or folder')
+                os.symlink(target, self.path(parts))
+            self.files += 1
+
+    def _leave_out_root(self) -> None:
+        tops = {name for name in os.listdir(self._folder) if name != self._keep} | {parts[0] for parts in self._links}
+        if len(tops) != 1 or (root := tops.pop()) not in self._roots or (root,) not in self._made:
+            return
+        # Under another name first, as what it holds may have its name.
+        aside = self.path((f'.{root}.unpacked',))
+        os.rename(self.path((root,)), aside)
+        for name in os.listdir(aside):
+            if name != self._keep:
+                os.rename(os.path.join(aside, name), self.path((name,)))
+        shutil.rmtree(aside)
+        self._links = {parts[1:]: target for parts, target in self._links.items()}
+
+    def _lands(self, parts: tuple[str, ...], target: str) -> tuple[str, ...] | None:
+        """Where a link leads to, through others; None if that is out of the folder, or nowhere."""
+        at, hops = list(parts[:-1]), 0
+        if target.startswith('/'):
+            return None
+        ahead = target.split('/')[::-1]
+        while ahead:
+            part = ahead.pop()
+            if part == '..':
+                if not at:
+                    return None
+                at.pop()
+            elif part not in ('', '.'):
+                at.append(part)
+                if (further := self._links.get(tuple(at))) is not None:
+                    hops += 1
+                    if hops > _HOPS or further.startswith('/'):
+                        return None
+                    at.pop()
+                    ahead += further.split('/')[::-1]
+        return tuple(at)
+
+
+# --- zip ------------------------------------------------------------------------------------------------------------
+
+
+def unzip(file: io.RawIOBase, target: Target) -> None:
+    """Unpack a zip. Its directory is held in memory."""
+    with zipfile.ZipFile(io.BufferedReader(file, _CHUNK)) as opened:
+        members = sorted(opened.infolist(), key=lambda info: info.header_offset)
+        target.room(sum(info.file_size for info in members))
+        for info in members:
+            target.member = info.orig_filename
+            mode = info.external_attr >> 16 if info.create_system == 3 else 0
+            if '\0' in info.orig_filename:
+                raise target.refused('its name holds a zero byte')
+            if info.flag_bits & 1:
+                raise UnsupportedError(f'{target.member!r} of {target.archive} is encrypted')
+            if info.is_dir():
+                target.folder(info.filename)
+            elif stat.S_ISLNK(mode):
+                if info.file_size > _TARGET:
+                    raise target.refused(f'it is a link of {info.file_size} bytes')
+                target.link(info.filename, opened.read(info).decode())
+            elif stat.S_IFMT(mode) not in (0, stat.S_IFREG):
+                raise target.refused('it is neither a file, a folder nor a link')
+            else:
+                try:
+                    content = opened.open(info)
+                except NotImplementedError as error:
+                    raise UnsupportedError(f'{target.member!r} of {target.archive}: {error}') from error
+                with content:
+                    target.file(info.filename, info.file_size, content.read, bool(mode & 0o100))
+                    if content.read(1):
+                        raise target.corrupt(f'is longer than the {info.file_size} bytes that it says')
+
+
+# --- tar ------------------------------------------------------------------------------------------------------------
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose name is not read into memory if it claims to be of gigabytes."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> Any:
+        if not self.isreg() and self.type in (*tarfile.GNU_TYPES, *_EXTENDED) and self.size > _HEADER:
+            raise tarfile.ReadError(f'a header of {self.size} bytes')
+        return super()._proc_member(tar)  # type: ignore[misc]
+
+
+_EXTENDED: Final = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+
+
+def untar(file: io.RawIOBase, kind: str, target: Target) -> None:
+    """Unpack a tar, all of which is read, to its last byte."""
+    stream = _decompressed(io.BufferedReader(file, _CHUNK), kind)
+    with tarfile.open(fileobj=stream, mode='r|', tarinfo=_Member) as opened:
+        for member in opened:
+            opened.members = []  # type: ignore[attr-defined]  # which it would keep all of
+            target.member = member.name
+            if member.isdir():
+                target.folder(member.name)
+            elif member.issym():
+                target.link(member.name, member.linkname)
+            elif member.islnk():
+                target.hard_link(member.name, member.linkname)
+            elif member.isfile():
+                content = opened.extractfile(member)
+                if content is None:
+                    raise target.corrupt('has no content')
+                target.file(member.name, member.size, content.read, bool(member.mode & 0o100))
+            else:
+                raise target.refused('it is neither a file, a folder nor a link')
+    target.member = ''
+    while stream.read(_CHUNK):  # behind the end, for the checksum of what is compressed
+        pass
+    while file.read(_CHUNK):
+        pass
+
+
+def _decompressed(file: io.BufferedReader, kind: str) -> Any:
+    match kind:
+        case 'tar.gz':
+            return gzip.GzipFile(fileobj=file)
+        case 'tar.bz2':
+            return bz2.BZ2File(file)
+        case 'tar.xz':
+            return lzma.LZMAFile(file)
+        case 'tar.zst':
+            return need('zstandard', 'arrayrecord').ZstdDecompressor().stream_reader(file, read_across_frames=True)
+    return file

@@ -1,0 +1,302 @@
+"""The commands of the command line, with typer and rich."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+import granular
+from granular.cli.describe import Description, describe, printable, readable
+from granular.errors import InvalidArgumentError, NotFoundError, UnknownTypeError
+
+_KEY_WITH_RANGE = re.compile(r'([^\[]+)\[(\d*):(\d*)\]')
+
+
+app = typer.Typer(
+    help='Datasets in buckets and on disks.',
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Address = Annotated[str, typer.Argument(help='A path, or an address such as s3://bucket/data.', show_default=False)]
+Json = Annotated[bool, typer.Option('--json', help='Print one JSON document.')]
+Endpoint = Annotated[str | None, typer.Option(help='The address of the store, for s3:// and gs://.')]
+Region = Annotated[str | None, typer.Option(help='The region of the bucket, for s3://.')]
+Profile = Annotated[str | None, typer.Option(help='The profile of the AWS configuration, for s3://.')]
+Anon = Annotated[bool, typer.Option('--anon', help='Send no credentials, for s3:// and gs://.')]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f'granular {granular.__version__}')
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option('--version', help='Print the version.', is_eager=True, callback=_version)
+    ] = False,
+) -> None:
+    """Datasets in buckets and on disks."""
+
+
+@app.command()
+def demo(
+    store: Annotated[str, typer.Option(help='Where the digits go: s3 (moto), gcs (fake-gcs-server) or local.')] = 's3',
+    keep: Annotated[bool, typer.Option('--keep', help='Leave the files, and say how to look at them.')] = False,
+) -> None:
+    """Write a dataset to a bucket, stream two shuffled epochs of it, and show what that took."""
+    from granular.cli.demo import run
+
+    run(store, keep, Console(), Console(stderr=True))
+
+
+@app.command()
+def info(
+    url: Address,
+    as_json: Json = False,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+    profile: Profile = None,
+    anon: Anon = False,
+) -> None:
+    """Describe a dataset, its shards, or a bag: spec, layout, versions, datapoints, bytes."""
+    found = describe(place_of(url, endpoint_url, region, profile, anon))
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    _print_description(found)
+
+
+@app.command()
+def ls(
+    url: Address,
+    long: Annotated[bool, typer.Option('--long', '-l', help='With sizes.')] = False,
+    as_json: Json = False,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+    profile: Profile = None,
+    anon: Anon = False,
+) -> None:
+    """List a folder, page by page."""
+    root = place_of(url, endpoint_url, region, profile, anon)
+    entries = []
+    for path in root.iterdir():
+        stat = path.stat() if long or as_json else None
+        if as_json and stat is not None:
+            entries.append({'name': path.name, 'url': str(path), 'size': stat.size, 'is_dir': stat.is_dir})
+        else:
+            name = printable(path.name)
+            typer.echo(name if stat is None else f'{"-" if stat.is_dir else stat.size:>14}  {name}')
+    if as_json:
+        typer.echo(json.dumps(entries))
+
+
+@app.command(context_settings={'ignore_unknown_options': True})
+def cat(
+    url: Address,
+    index: Annotated[int, typer.Argument(help='Which datapoint; negative from the end.', show_default=False)],
+    keys: Annotated[
+        list[str] | None,
+        typer.Argument(help='The keys to show, all by default; frames[3:9] for a part of a sequence.'),
+    ] = None,
+    as_json: Json = False,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+    profile: Profile = None,
+    anon: Anon = False,
+) -> None:
+    """Show one datapoint."""
+    root = place_of(url, endpoint_url, region, profile, anon)
+    with _reader(root) as reader:
+        spec = reader.spec
+        point = reader[index, dict(map(_mask, keys)) if keys else None]
+    shown = {key: readable(value, spec[key]) for key, value in point.items()}
+    if as_json:
+        typer.echo(json.dumps(shown))
+        return
+    for key, value in shown.items():
+        typer.echo(printable(f'{key}: {json.dumps(value, ensure_ascii=False)}'))
+
+
+@app.command()
+def copy(
+    source: Annotated[str, typer.Argument(metavar='SRC', help='The file or folder to copy.', show_default=False)],
+    target: Annotated[str, typer.Argument(metavar='DST', help='What it becomes.', show_default=False)],
+    overwrite: Annotated[
+        bool, typer.Option('--overwrite', help='Also if there is something; what is the same is not copied again.')
+    ] = False,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+    profile: Profile = None,
+    anon: Anon = False,
+) -> None:
+    """Copy a file or folder, and check it; the specs of datasets come last, so that half a copy looks incomplete."""
+    here = place_of(source, endpoint_url, region, profile, anon)
+    there = place_of(target, endpoint_url, region, profile, anon)
+    if not overwrite and there.exists():
+        raise InvalidArgumentError(
+            f'{there}: exists already: pass --overwrite to go on with a copy that was interrupted, or to replace what '
+            f'differs'
+        )
+    console = Console(stderr=True)
+    with bytes_shown(console, 'copy', here) as advance:
+        here.copy(there, progress=advance)
+    console.print(printable(f'copied {here} to {there}'), highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def verify(
+    url: Address,
+    as_json: Json = False,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+    profile: Profile = None,
+    anon: Anon = False,
+) -> None:
+    """Read all of a dataset and say what is wrong with it: structure, references, and records that have checksums."""
+    place = place_of(url, endpoint_url, region, profile, anon)
+    with bytes_shown(Console(stderr=True), 'verify', place) as advance:
+        report = granular.verify(place, advance)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(report)))
+    else:
+        for problem in report.problems:
+            where = problem.place if problem.record is None else f'{problem.place}: record {problem.record}'
+            typer.echo(printable(f'{where}: {problem.message}'))
+        checked = f'{report.checked:,} of them with a checksum' if report.checked else 'none of which has a checksum'
+        typer.echo(
+            f'{len(report.problems) or "no"} problems: {report.datapoints:,} datapoints, {report.records:,} records, '
+            f'{checked}, {report.bytes:,} bytes'
+        )
+    if report.problems:
+        raise typer.Exit(1)
+
+
+@app.command()
+def clean(
+    url: Address,
+    remove: Annotated[bool, typer.Option('--remove', help='Remove what was found.')] = False,
+    older: Annotated[float, typer.Option(help='Seconds in which nothing was written there.')] = 3600.0,
+    bags: Annotated[
+        bool, typer.Option('--bags', help='Also bags without a spec.json that may have been written on their own.')
+    ] = False,
+    as_json: Json = False,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+    profile: Profile = None,
+    anon: Anon = False,
+) -> None:
+    """List what killed writers left: uploads, drafts, and bags and shards without a spec.json; or remove it."""
+    found = granular.clean(place_of(url, endpoint_url, region, profile, anon), remove, older, bags)
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(leftover) for leftover in found]))
+        return
+    for leftover in found:
+        typer.echo(f'{leftover.kind:<6}  {leftover.size:>14}  {leftover.age:>10.0f} s  {leftover.place}')
+    done = 'removed' if remove else 'to be removed with --remove' if found else 'found'
+    total = sum(leftover.size for leftover in found)
+    typer.echo(f'{len(found) or "nothing"} {done}{f", {total:,} bytes" if found else ""}', err=True)
+
+
+@app.command()
+def cache(
+    folder: Annotated[str, typer.Argument(help='The cache_dir.', envvar='GRANULAR_CACHE_DIR', show_default=False)],
+    trim: Annotated[
+        int | None, typer.Option(help='Remove what was used least recently until so many bytes are left.')
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what the block cache in a local folder holds, and trim it."""
+    from granular.aio.stores.block_cache.packs import existing
+
+    packs = existing(os.path.expanduser(folder))
+    removed = 0 if trim is None else packs.trim(trim)
+    places: dict[str, list[int]] = {}
+    for url, size, there in packs.objects():
+        row = places.setdefault(url.rpartition('/')[0], [0, 0])
+        row[0], row[1] = row[0] + there, row[1] + size
+    if as_json:
+        typer.echo(json.dumps({'bytes': packs.size(), 'removed': removed, 'places': places}))
+        return
+    for place, (there, size) in sorted(places.items()):
+        typer.echo(f'{there:>14}  {there / max(size, 1):>4.0%}  {printable(place)}')
+    typer.echo(f'{packs.size():,} bytes, {removed:,} removed', err=True)
+
+
+# --- helpers
+
+
+def place_of(url: str, endpoint_url: str | None, region: str | None, profile: str | None, anon: bool) -> granular.Path:
+    """The place of an address, with the options that are for its store."""
+    known: dict[str, dict[str, Any]] = {
+        's3': {'endpoint_url': endpoint_url, 'region': region, 'profile': profile, 'anon': anon},
+        'gs': {'endpoint_url': endpoint_url, 'anon': anon},
+    }
+    options = known.get(url.partition('://')[0], {})
+    return granular.Path(url, **{name: value for name, value in options.items() if value})
+
+
+def _reader(root: granular.Path) -> granular.DatasetReader | granular.ShardedDatasetReader:
+    for decoders in (granular.decoders, None):
+        try:
+            try:
+                return granular.DatasetReader(root, decoders, cache_index=False)
+            except NotFoundError:
+                return granular.ShardedDatasetReader(root, decoders, cache_index=False)
+        except UnknownTypeError:
+            continue  # types of the user's own are shown as bytes
+    raise NotFoundError(f'{root}: is no dataset')
+
+
+def _mask(text: str) -> tuple[str, bool | slice]:
+    match = _KEY_WITH_RANGE.fullmatch(text)
+    if match is None:
+        return text, True
+    return match[1], slice(int(match[2] or 0), int(match[3]) if match[3] else None)
+
+
+@contextlib.contextmanager
+def bytes_shown(console: Console, what: str, place: granular.Path | None) -> Iterator[Callable[[int], None]]:
+    """A bar of the bytes of a place, if it is known, in a terminal; gives what to call with those that are done."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=_total(place) if console.is_terminal and place is not None else None)
+        yield lambda size: progress.update(task, advance=size)
+
+
+def _total(place: granular.Path) -> int:
+    stat = place.stat()
+    if not stat.is_dir:
+        return stat.size
+    return sum((folder / name).stat().size for folder, _, files in place.walk() for name in files)
+
+
+def _print_description(found: Description) -> None:
+    from rich.table import Table
+    from rich.text import Text  # in which brackets have no meaning
+
+    console = Console()
+    head = Table.grid(padding=(0, 2))
+    for name in ('url', 'kind', 'layout', 'versions', 'shards', 'datapoints', 'bytes'):
+        if (value := found.get(name)) is not None:
+            text = ', '.join(map(str, value)) if isinstance(value, list) else str(value)
+            head.add_row(name, f'{value:,}' if isinstance(value, int) else Text(printable(text)))
+    console.print(head, highlight=False, soft_wrap=True)
+    if found.get('keys'):
+        table = Table('key', 'type', 'records', 'bytes', box=None, header_style='bold')
+        for key, row in found['keys'].items():
+            table.add_row(Text(key), Text(printable(row['type'])), f'{row["records"]:,}', f'{row["bytes"]:,}')
+        console.print()
+        console.print(table, highlight=False)

@@ -1,0 +1,104 @@
+"""What a person wants to know of a dataset, as plain data for the command line."""
+
+from typing import Any, TypedDict
+
+import numpy as np
+
+from granular.errors import NotFoundError
+from granular.sync.bags import BagReader
+from granular.sync.datasets import DatasetReader
+from granular.sync.path import Path
+from granular.sync.sharded import ShardedDatasetReader
+
+_SHOWN = 8  # values of an array
+_DEPTH = 64  # lists and maps in one another
+
+
+class Key(TypedDict):
+    """One key of a dataset."""
+
+    type: str
+    records: int
+    bytes: int
+
+
+class Description(TypedDict, total=False):
+    """A dataset, a sharded dataset, or a bag."""
+
+    url: str
+    kind: str
+    layout: str
+    versions: list[int]
+    shards: int
+    datapoints: int
+    bytes: int
+    spec: dict[str, str]
+    keys: dict[str, Key]
+
+
+def describe(place: Path) -> Description:
+    """What lies at a place: only tails of tables are read, never records.
+
+    Raises:
+      NotFoundError: if it is neither a dataset, a folder of shards, nor a bag.
+    """
+    if place.suffix == '.bag':
+        with BagReader(place, cache_index=False) as bag:
+            return {
+                'url': f'{place}', 'kind': 'bag', 'versions': [bag.version], 'datapoints': len(bag), 'bytes': bag.size,
+            }  # fmt: skip
+    try:
+        with DatasetReader(place, None, cache_index=False) as reader:
+            return {'url': f'{place}', 'kind': 'dataset', **_describe([reader.aio])}
+    except NotFoundError as error:
+        try:
+            with ShardedDatasetReader(place, None, cache_index=False) as sharded:
+                shards = sharded.aio.readers
+                return {'url': f'{place}', 'kind': 'sharded dataset', 'shards': len(shards), **_describe(shards)}
+        except NotFoundError:
+            raise error from None
+
+
+def _describe(readers: list[Any]) -> Description:
+    spec, bags = readers[0].spec, [reader.bags for reader in readers]
+    keys = {
+        key: Key(
+            type=spec.get(key, 'references'),
+            records=sum(len(found[key]) for found in bags),
+            bytes=sum(found[key].size for found in bags),
+        )
+        for key in bags[0]
+    }
+    return {
+        'layout': readers[0].layout,
+        'versions': sorted({bag.version for found in bags for bag in found.values()}),
+        'datapoints': sum(len(reader) for reader in readers),
+        'bytes': sum(reader.size for reader in readers),
+        'spec': spec,
+        'keys': keys,
+    }
+
+
+def printable(text: str) -> str:
+    """Text of others as a terminal may have it: what would move its cursor or ring its bell is escaped."""
+    return ''.join(char if char.isprintable() else char.encode('unicode_escape').decode() for char in text)
+
+
+def readable(value: Any, kind: str, depth: int = 0) -> Any:
+    """A value as JSON that a person can read: arrays and bytes by their size and first values."""
+    if depth > _DEPTH:
+        return '...'
+    if isinstance(value, np.ndarray):
+        head = [item.item() for item in value.ravel()[:_SHOWN]]
+        return {'type': kind, 'dtype': str(value.dtype), 'shape': list(value.shape), 'head': [_plain(x) for x in head]}
+    if isinstance(value, bytes):
+        return {'type': kind, 'bytes': len(value)}
+    if isinstance(value, dict):
+        return {str(key): readable(item, kind, depth + 1) for key, item in value.items()}
+    if isinstance(value, list):
+        return [readable(item, kind, depth + 1) for item in value]
+    return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

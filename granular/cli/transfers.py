@@ -1,0 +1,125 @@
+"""The commands that bring data from elsewhere: ``copy-to-local`` and ``convert``."""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, get_args
+
+import typer
+from rich.console import Console
+
+import granular
+from granular.aio.convert.convert import Conversion
+from granular.aio.convert.origins import FORMATS
+from granular.cli.commands import Anon, Endpoint, Json, Profile, Region, app, bytes_shown, place_of
+from granular.cli.describe import printable
+from granular.errors import InvalidArgumentError, NotFoundError
+from granular.formats.layout import Layout
+
+
+@app.command('copy-to-local')
+def copy_to_local(
+    source: Annotated[str, typer.Argument(metavar='SRC', help='The file, folder or archive.', show_default=False)],
+    target: Annotated[str, typer.Argument(metavar='DST', help='What it becomes on the disk.', show_default=False)],
+    relative: Annotated[str | None, typer.Argument(help='A path that is appended to both.')] = None,
+    keep: Annotated[bool, typer.Option('--keep-archives', help='Copy archives as they are.')] = False,
+    as_json: Json = False,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+    profile: Profile = None,
+    anon: Anon = False,
+) -> None:
+    """Have a whole copy on the disk: made unless it is there, with zip and tar archives unpacked."""
+    here = place_of(source, endpoint_url, region, profile, anon)
+    whole = here / relative if relative else here
+    with contextlib.ExitStack() as stack:
+        console = Console(stderr=True)
+        try:
+            advance = stack.enter_context(bytes_shown(console, 'copy', whole))
+        except NotFoundError:  # an archive by its name without the ending
+            advance = stack.enter_context(bytes_shown(console, 'copy', None))
+        done = granular.copy_to_local(here, target, relative, unpack=not keep, progress=advance)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(done)))
+        return
+    how = ', '.join(name for name, was in (('cleared', done.was_deleted), ('unpacked', done.was_unpacked)) if was)
+    said = f'{done.files:,} files, {done.bytes:,} bytes, {done.seconds:,.1f} s' if done.was_copied else 'was there'
+    typer.echo(printable(f'{done.path}: {said}{f" ({how})" if how else ""}'))
+
+
+@app.command()
+def convert(
+    source: Annotated[
+        str, typer.Argument(metavar='SRC', help='A file, a pattern such as "data/*.parquet", or a folder.')
+    ],
+    target: Annotated[str, typer.Argument(metavar='DST', help='The folder of the dataset.', show_default=False)],
+    format: Annotated[str | None, typer.Option(help=f'What SRC is: {", ".join(FORMATS)}.')] = None,
+    spec: Annotated[
+        list[str] | None, typer.Option(metavar='KEY=TYPE', help='The type of a key; may be repeated.')
+    ] = None,
+    shardlen: Annotated[int, typer.Option(help='Datapoints in a shard; 0 for a dataset without shards.')] = 10_000,
+    layout: Annotated[str, typer.Option(help=f'{" or ".join(get_args(Layout))}.')] = 'refs',
+    checksums: Annotated[bool, typer.Option('--checksums', help='Keep a checksum of each record.')] = False,
+    parallel: Annotated[int, typer.Option(help='Shards that are written at a time.')] = 8,
+    dry_run: Annotated[bool, typer.Option('--dry-run', help='Show what would be written.')] = False,
+    as_json: Json = False,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+    profile: Profile = None,
+    anon: Anon = False,
+) -> None:
+    """Convert Parquet, ArrayRecord, WebDataset or Hugging Face files, or images in folders by class."""
+    options: Any = {'format': format, 'spec': _spec(spec or []), 'shardlen': shardlen or None, 'layout': layout}
+    options.update(checksums=checksums, parallel=parallel)
+    here = place_of(source, endpoint_url, region, profile, anon)
+    there = place_of(target, endpoint_url, region, profile, anon)
+    console = Console(stderr=True)
+    if dry_run or console.is_terminal:
+        done = granular.convert(here, there, **options, dry_run=True)
+    if not dry_run:
+        with _records_shown(console, done.records if console.is_terminal else None) as advance:
+            done = granular.convert(here, there, **options, progress=advance)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(done)))
+    else:
+        _print(done, there, dry_run)
+
+
+def _spec(given: list[str]) -> dict[str, str]:
+    pairs = [text.rpartition('=') for text in given]
+    if wrong := [text for text, (key, _, kind) in zip(given, pairs, strict=True) if not key or not kind]:
+        raise InvalidArgumentError(f'--spec {wrong[0]}: want KEY=TYPE, such as label=int')
+    return {key: kind for key, _, kind in pairs}
+
+
+@contextlib.contextmanager
+def _records_shown(console: Console, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar of records, in a terminal; gives what to call with those that are done."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn('records'), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task('convert', total=total)
+        yield lambda count: progress.update(task, advance=count)
+
+
+def _print(done: Conversion, there: granular.Path, dry_run: bool) -> None:
+    names = {key: field for field, key in done.renamed.items()}
+    for key, kind in done.spec.items():
+        typer.echo(printable(f'{key}: {kind}{f" (from {names[key]!r})" if key in names else ""}'))
+    records = 'an unknown number of' if done.records is None else f'{done.records:,}'
+    shards = 'shards' if done.shards is None else f'{done.shards:,} shard{"" if done.shards == 1 else "s"}'
+    what = f'{records} records of {done.source} ({done.format}) in {shards}'
+    if dry_run:
+        typer.echo(printable(f'would write {what} to {there}'))
+    else:
+        found = f', {done.found:,} of them there before' if done.found else ''
+        typer.echo(printable(f'{what} in {there}{found}: {done.bytes:,} bytes written, {done.seconds:,.1f} s'))

@@ -1,0 +1,311 @@
+"""Encoders and decoders by type: the values that granular 0.21 and 0.24 know, in the same bytes (docs/format.md).
+
+An encoder makes bytes of a value, a decoder a value of bytes. A user may bring others for any type; all of these are
+plain functions or partials of them, so that readers and writers pickle. To choose a quality, for example::
+
+    encoders = {**granular.encoders, 'jpg': functools.partial(granular.formats.encode_image, format='jpg', quality=95)}
+"""
+
+import functools
+import math
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from granular.errors import DecodeError, EncodeError
+from granular.formats.media import (
+    decode_image,
+    decode_video,
+    encode_image,
+    encode_video,
+    image_type,
+    pack_image,
+    unpack_image,
+)
+
+__all__ = [
+    'decode_array', 'decode_bytes', 'decode_image', 'decode_int', 'decode_msgpack', 'decode_tree', 'decode_utf8',
+    'decode_video', 'decoders', 'encode_array', 'encode_bytes', 'encode_image', 'encode_image_file', 'encode_int',
+    'encode_msgpack', 'encode_tree', 'encode_utf8', 'encode_video', 'encoders', 'inline_safe', 'pack_image',
+    'unpack_image',
+]  # fmt: skip
+
+Encoder = Callable[[Any], bytes]
+Decoder = Callable[[bytes], Any]
+Buffer = bytes | bytearray | memoryview
+
+_ARRAY_KINDS: Final = 'biufcmMSUV'
+# What `dtype.str` may be. numpy understands far more: fields, sub-arrays, names, objects.
+_DTYPE: Final = re.compile(rf'[<>|=]?[{_ARRAY_KINDS}][0-9]{{1,10}}(\[([1-9][0-9]{{0,9}})?[A-Za-z]{{1,7}}\])?')
+_DIMENSIONS: Final = 64
+_LAST_CODE_POINT: Final = 0x10FFFF
+_HEADERS: Final = 16  # of arrays in msgpack, which may claim any length before that is compared with what follows
+
+
+# --- plain values -----------------------------------------------------------------------------------------------------
+
+
+def encode_bytes(value: Buffer) -> bytes:
+    """Bytes as they are."""
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise EncodeError(f'want bytes, got {type(value).__name__}')
+    return bytes(value)
+
+
+def decode_bytes(buffer: Buffer) -> bytes:
+    """Bytes as they are."""
+    return bytes(buffer)
+
+
+def encode_utf8(value: str) -> bytes:
+    """Text in UTF-8."""
+    if not isinstance(value, str):
+        raise EncodeError(f'want str, got {type(value).__name__}')
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise EncodeError(f'text with a lone surrogate at {error.start} has no UTF-8') from error
+
+
+def encode_image_file(value: Buffer) -> bytes:
+    """The bytes of an image file as they are: a JPEG, PNG, WebP, GIF or BMP."""
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise EncodeError(f'want the bytes of an image file, got {type(value).__name__}')
+    data = bytes(value)
+    if not image_type(data):
+        raise EncodeError(f'{len(data)} bytes that begin with {data[:8]!r} are no JPEG, PNG, WebP, GIF or BMP file')
+    return data
+
+
+def decode_utf8(buffer: Buffer) -> str:
+    """Text from UTF-8."""
+    try:
+        return str(buffer, 'utf-8')
+    except UnicodeDecodeError as error:
+        raise DecodeError(f'{len(buffer)} bytes are not UTF-8: {error.reason} at {error.start}') from error
+
+
+def encode_int(value: Any, size: int | None = None, signed: bool = True) -> bytes:
+    """An integer, little-endian.
+
+    Args:
+      value: a Python or numpy integer.
+      size: its bytes; None for the fewest that hold it signed, at most 16.
+      signed: two's complement, or no sign.
+
+    Raises:
+      EncodeError: for what is no integer, or does not fit.
+    """
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
+        raise EncodeError(f'want an integer, got {type(value).__name__}')
+    number = int(value)
+    # One bit for the sign, as the decoder reads it; granular 0.21 refuses numbers whose top bit would be taken for one.
+    width = (number if number >= 0 else ~number).bit_length() // 8 + 1 if size is None else size
+    if width > 16:
+        raise EncodeError(f'an integer of {number.bit_length()} bits is too wide: want 127 or fewer')
+    try:
+        return number.to_bytes(width, 'little', signed=signed)
+    except OverflowError:
+        raise EncodeError(f'{number} does not fit {width} {"signed" if signed else "unsigned"} bytes') from None
+
+
+def decode_int(buffer: Buffer, size: int | None = None, signed: bool = True) -> int:
+    """An integer from its little-endian bytes, of which there must be ``size``, or up to 16."""
+    if len(buffer) > 16 or (size is not None and len(buffer) != size):
+        raise DecodeError(f'an integer of {len(buffer)} bytes: want {size or "up to 16"}')
+    return int.from_bytes(buffer, 'little', signed=signed)
+
+
+def encode_msgpack(value: Any) -> bytes:
+    """What msgpack holds: None, bool, int, float, str, bytes, lists and maps. Tuples come back as lists."""
+    try:
+        packed: bytes = msgpack.packb(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise EncodeError(f'{type(value).__name__} does not fit msgpack: {error}') from error
+    return packed
+
+
+def decode_msgpack(buffer: Buffer) -> Any:
+    """What msgpack holds; maps may have keys of any type. Nested 1,024 deep at most."""
+    try:
+        return unpack(buffer)
+    except UNPACKING as error:
+        raise DecodeError(f'{len(buffer)} bytes are not msgpack: {error or type(error).__name__}') from error
+
+
+def unpack(buffer: Buffer, **options: Any) -> Any:
+    """Unpack msgpack in memory in proportion to its bytes.
+
+    An array's header says how long it is, and the list is made before its items are seen: of a thousand headers, one
+    inside the other, each would have one made as long as the record. Skipping makes nothing, and ends where items are
+    missing.
+    """
+    data = bytes(buffer)
+    if data.count(0xDC) + data.count(0xDD) > _HEADERS:
+        parser = msgpack.Unpacker(strict_map_key=False, max_buffer_size=len(data))
+        parser.feed(data)
+        parser.skip()
+    return msgpack.unpackb(data, strict_map_key=False, **options)
+
+
+UNPACKING: Final = (ValueError, TypeError, OverflowError, RecursionError, MemoryError, msgpack.UnpackException)
+
+
+# --- arrays -----------------------------------------------------------------------------------------------------------
+
+
+def encode_array(value: Any) -> bytes:
+    """An array or numpy scalar: msgpack of (dtype.str, shape, data), C-contiguous.
+
+    Raises:
+      EncodeError: for objects and for fields, which ``dtype.str`` does not tell.
+    """
+    if not isinstance(value, np.ndarray | np.generic):
+        raise EncodeError(f'want a numpy array, got {type(value).__name__}')
+    packed: bytes = msgpack.packb(array_parts(value))
+    return packed
+
+
+def decode_array(buffer: Buffer) -> NDArray[Any]:
+    """An array: a read-only view of the record's bytes."""
+    try:
+        dtype, shape, data = msgpack.unpackb(buffer, max_array_len=_DIMENSIONS, max_map_len=0, max_ext_len=0)
+        return array_of(dtype, shape, data)
+    except UNPACKING as error:
+        raise DecodeError(f'{len(buffer)} bytes are no array: {error or type(error).__name__}') from error
+
+
+def encode_tree(value: Any) -> bytes:
+    """Nested lists, tuples and dicts of arrays and of what msgpack holds. Tuples come back as lists.
+
+    Raises:
+      EncodeError: for what msgpack does not hold, and for a list of four that begins with ``'_'``, which is how an
+        array is written.
+    """
+    try:
+        packed: bytes = msgpack.packb(_pack_tree(value))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise EncodeError(f'the tree holds what does not fit: {error}') from error
+    return packed
+
+
+def decode_tree(buffer: Buffer) -> Any:
+    """A tree, whose arrays are read-only views of the record's bytes."""
+    try:
+        return _unpack_tree(unpack(buffer))
+    except UNPACKING as error:
+        raise DecodeError(f'{len(buffer)} bytes are no tree: {error or type(error).__name__}') from error
+
+
+def array_parts(value: Any) -> tuple[str, tuple[int, ...], bytes]:
+    """What an array or numpy scalar is made of: its ``dtype.str``, shape and bytes.
+
+    Raises:
+      EncodeError: for objects and for fields, which ``dtype.str`` does not tell.
+    """
+    array = np.asarray(value)
+    if array.dtype.kind not in _ARRAY_KINDS or array.dtype.names is not None:
+        raise EncodeError(f'an array of dtype {array.dtype} has no bytes of its own: want numbers or fixed-width text')
+    # Bytes, and not a buffer: dates and times give no buffer, and one of zero size or dimensions is not contiguous.
+    return array.dtype.str, array.shape, array.tobytes()
+
+
+@functools.lru_cache(maxsize=256)
+def _dtype(text: Any) -> np.dtype[Any]:
+    if type(text) is not str or not _DTYPE.fullmatch(text):
+        raise ValueError(f'its dtype is {text!r:.80}')
+    return np.dtype(text)
+
+
+def array_of(dtype: Any, shape: Any, data: Any) -> NDArray[Any]:
+    """An array over the bytes of its data, writable if they are.
+
+    Raises:
+      ValueError: if these do not make an array.
+    """
+    kind = _dtype(dtype)
+    if (
+        type(data) not in (bytes, memoryview)
+        or type(shape) is not list
+        or not all(type(n) is int and n >= 0 for n in shape)
+    ):
+        raise ValueError(f'its data is {type(data).__name__}')
+    if math.prod(shape) * kind.itemsize != len(data):
+        raise ValueError(f'shape {shape!r:.80} of {dtype!r} has other than {len(data)} bytes')
+    if not data:
+        # Nothing is allocated for a billion items of no bytes.
+        return np.empty(shape, kind) if kind.itemsize else np.broadcast_to(np.zeros((), kind), shape)
+    if kind.kind == 'U' and np.frombuffer(data, kind.str.replace('U', 'u')[:2] + '4').max() > _LAST_CODE_POINT:
+        raise ValueError('its text has characters that Unicode has not')
+    return np.frombuffer(data, kind).reshape(shape)
+
+
+def _pack_tree(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        if len(value) == 4 and isinstance(value[0], str) and value[0] == '_':
+            raise EncodeError("a list of four that begins with '_' would be read as an array")
+        return [_pack_tree(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _pack_tree(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return ('_', *array_parts(value))
+    return value
+
+
+def _unpack_tree(value: Any) -> Any:
+    if isinstance(value, list):
+        if len(value) == 4 and isinstance(value[0], str) and value[0] == '_':
+            return array_of(*value[1:])
+        return [_unpack_tree(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _unpack_tree(item) for key, item in value.items()}
+    return value
+
+
+# --- by type ----------------------------------------------------------------------------------------------------------
+
+encoders: dict[str, Encoder] = {
+    'bytes': encode_bytes,
+    'utf8': encode_utf8,
+    'msgpack': encode_msgpack,
+    'int': encode_int,
+    'i64': functools.partial(encode_int, size=8, signed=True),
+    'u64': functools.partial(encode_int, size=8, signed=False),
+    'array': encode_array,
+    'tree': encode_tree,
+    'jpg': functools.partial(encode_image, format='jpg'),
+    'png': functools.partial(encode_image, format='png'),
+    'mp4': functools.partial(encode_video, format='mp4', codec='h264'),
+    'webm': functools.partial(encode_video, format='webm', codec='vp9'),
+}
+
+decoders: dict[str, Decoder] = {
+    'bytes': decode_bytes,
+    'utf8': decode_utf8,
+    'msgpack': decode_msgpack,
+    'int': decode_int,
+    'i64': functools.partial(decode_int, size=8, signed=True),
+    'u64': functools.partial(decode_int, size=8, signed=False),
+    'array': decode_array,
+    'tree': decode_tree,
+    'jpg': decode_image,
+    'png': decode_image,
+    'mp4': decode_video,
+    'webm': decode_video,
+}
+
+_LIGHT: Final[tuple[Callable[..., Any], ...]] = (
+    *(encode_bytes, encode_image_file, encode_utf8, encode_int, encode_msgpack, encode_array, encode_tree),
+    *(decode_bytes, decode_utf8, decode_int, decode_msgpack, decode_array, decode_tree),
+)
+
+
+def inline_safe(fn: Callable[..., Any]) -> bool:
+    """Whether a function is one of ours that is cheap enough for an event loop: not images, videos or a user's."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return any(fn is light for light in _LIGHT)

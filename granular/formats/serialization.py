@@ -1,0 +1,118 @@
+"""Values to bytes and back, exactly, for caches and shared memory: no pickle, so that bytes of others run no code.
+
+A value is None, a bool, an int of any size, a float, a complex, a str, bytes, a numpy array or scalar, or a list,
+tuple or dict of these. The first byte says how it goes on: bytes as they are, or a tree: the length of its head (4
+bytes, little-endian), the head in msgpack, and the bytes of its arrays, each at a multiple of 16. In the head, what
+msgpack does not know is an extension: a tuple, an array (dtype, shape, where it begins), a scalar, an integer of more
+than 64 bits, a complex number.
+"""
+
+import struct
+from typing import Any, Final
+
+import msgpack
+import numpy as np
+
+from granular.errors import DecodeError, EncodeError
+from granular.formats.plain import UNPACKING, Buffer, array_of, array_parts, unpack
+
+_BYTES: Final = b'b'
+_TREE: Final = b't'
+_ALIGN: Final = 16
+_TUPLE, _ARRAY, _SCALAR, _INTEGER, _COMPLEX = range(1, 6)
+_DEEPEST: Final = 64
+
+
+def encode(value: Any) -> bytes:
+    """The bytes of a value.
+
+    A ``bytearray`` comes back as bytes, and what numpy calls ``str_`` and ``bytes_`` as str and bytes.
+
+    Raises:
+      EncodeError: for what is none of these: other classes, sets, arrays of objects or fields; and beyond 64 levels.
+    """
+    if type(value) is bytes:
+        return _BYTES + value
+    parts: list[bytes] = []
+    at = 0
+
+    def foreign(item: Any) -> Any:
+        nonlocal at
+        if type(item) is tuple:
+            return msgpack.ExtType(_TUPLE, pack(list(item)))
+        if isinstance(item, np.bytes_ | np.str_):
+            return item.item() if not isinstance(item, np.bytes_) else bytes(item)
+        if isinstance(item, np.ndarray | np.generic):
+            if type(item) is not np.ndarray and not isinstance(item, np.generic):
+                raise EncodeError(f'a {type(item).__name__} would come back as an ndarray')
+            dtype, shape, data = array_parts(item)
+            place, size = at, -(-len(data) // _ALIGN) * _ALIGN
+            parts.extend((data, bytes(size - len(data))))
+            at += size
+            code = _ARRAY if isinstance(item, np.ndarray) else _SCALAR
+            return msgpack.ExtType(code, msgpack.packb((dtype, shape, place, len(data))))
+        if type(item) is int:
+            return msgpack.ExtType(_INTEGER, item.to_bytes(item.bit_length() // 8 + 1, 'little', signed=True))
+        if type(item) is complex:
+            return msgpack.ExtType(_COMPLEX, struct.pack('<dd', item.real, item.imag))
+        raise EncodeError(f'{type(item).__name__} is neither a plain value nor an array')
+
+    depth = 0
+
+    def pack(item: Any) -> bytes:
+        nonlocal depth
+        depth += 1
+        if depth > _DEEPEST:
+            raise EncodeError(f'it is nested more than {_DEEPEST} deep')
+        packed: bytes = msgpack.packb(item, default=foreign, strict_types=True, unicode_errors='surrogatepass')
+        depth -= 1
+        return packed
+
+    try:
+        head = pack(value)
+    except EncodeError:
+        raise
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise EncodeError(f'{type(value).__name__}: {error}') from error
+    front = _TREE + len(head).to_bytes(4, 'little') + head
+    return b''.join((front, bytes(-len(front) % _ALIGN), *parts))
+
+
+def decode(record: Buffer) -> Any:
+    """The value of some bytes, in memory of its own: arrays are writable, and nothing refers to the record.
+
+    Raises:
+      DecodeError: if they are none.
+    """
+    kind = bytes(record[:1])
+    if kind == _BYTES:
+        return bytes(record[1:])
+    try:
+        if kind != _TREE:
+            raise ValueError('they begin otherwise')
+        stop = 5 + int.from_bytes(record[1:5], 'little')
+        if stop > len(record):
+            raise ValueError('they end early')
+        body = memoryview(bytearray(memoryview(record)[stop + -stop % _ALIGN :]))
+
+        def foreign(code: int, data: bytes) -> Any:
+            if code == _TUPLE:
+                return tuple(read(data))
+            if code in (_ARRAY, _SCALAR):
+                dtype, shape, place, size = msgpack.unpackb(data)
+                if not 0 <= place <= place + size <= len(body):
+                    raise ValueError(f'an array of {size} bytes at {place}, of {len(body)}')
+                array = array_of(dtype, shape, body[place : place + size])
+                return array if code == _ARRAY else array[()]
+            if code == _INTEGER:
+                return int.from_bytes(data, 'little', signed=True)
+            if code == _COMPLEX:
+                return complex(*struct.unpack('<dd', data))
+            raise ValueError(f'an extension of code {code}')
+
+        def read(data: Buffer) -> Any:
+            return unpack(data, ext_hook=foreign, unicode_errors='surrogatepass')
+
+        return read(record[5:stop])
+    except (*UNPACKING, struct.error) as error:
+        raise DecodeError(f'{len(record)} bytes are no value: {error or type(error).__name__}') from error

@@ -1,0 +1,1 @@
+"""The sync API: blocking methods over the async core."""

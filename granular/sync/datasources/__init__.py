@@ -1,0 +1,7 @@
+"""Sources in the formats of others."""
+
+from granular.sync.datasources.arrayrecord import ArrayRecordDataSource
+from granular.sync.datasources.parquet import ParquetDataSource, ParquetIterDataset
+from granular.sync.datasources.webdataset import WebDatasetDataSource
+
+__all__ = ['ArrayRecordDataSource', 'ParquetDataSource', 'ParquetIterDataset', 'WebDatasetDataSource']

@@ -1,0 +1,68 @@
+"""Asynchronous iterators, one item after the other, for programs that block."""
+
+from collections.abc import AsyncIterator, Callable
+from collections.abc import Iterator as StandardIterator
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, cast
+
+from granular.aio.runtime.bridge import run
+from granular.aio.runtime.lifecycle import Running
+
+T = TypeVar('T')
+_END = object()
+
+
+class _Iteration(Running, Generic[T]):
+    """An asynchronous iterator at work, each of whose items is converted."""
+
+    def __init__(self, make: Callable[[], AsyncIterator[Any]], convert: Callable[[Any], T] | None) -> None:
+        super().__init__()
+        self._items, self._convert = make(), convert
+
+    async def next(self) -> T | object:
+        """The next item, or ``_END``, also after an error."""
+        async with self.turn.turn():
+            if self.closed:
+                return _END
+            self.check()
+            try:
+                item = await anext(self._items, _END)
+            finally:
+                if self._loop is None:
+                    await self.settle()
+            return item if item is _END or self._convert is None else self._convert(item)
+
+    async def _close(self) -> None:
+        close = getattr(self._items, 'aclose', None)
+        if close is not None:
+            async with self.turn.turn():  # a generator that runs cannot be closed
+                await close()
+
+
+class Iteration(StandardIterator[T]):
+    """The items of an asynchronous iterator, each given once, whichever threads ask. It ends when it is dropped."""
+
+    def __init__(self, make: Callable[[], AsyncIterator[Any]], convert: Callable[[Any], T] | None = None) -> None:
+        self._core = _Iteration(make, convert)
+        self._core.close_with(self)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        item = run(self._core.next())
+        if item is _END:
+            raise StopIteration
+        return cast(T, item)
+
+    def close(self) -> None:
+        """End: its tasks and requests. More than once is no error."""
+        run(self._core.aclose())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
