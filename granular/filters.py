@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular.errors import InvalidArgumentError, OutOfRangeError
+from granular.indexing import Ints
 
-Ints = NDArray[np.int64]
 Labels = NDArray[Any]
 Strategy = Literal['multiply', 'exact']
 

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular.errors import InvalidArgumentError
-
-Ints = NDArray[np.int64]
+from granular.indexing import Ints
 
 _KEPT: Final = 2  # epochs: of two, one is ending while the other begins
 _CHUNK: Final = 1 << 15  # lookups at a time, so that what is computed on the way stays in the processor's cache

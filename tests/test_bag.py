@@ -270,7 +270,7 @@ def test_a_local_file_that_goes_away_or_shrinks(tmp_path):
     reader = granular.BagReader(tmp_path / 'x.bag')
     (tmp_path / 'x.bag').unlink()
     assert reader[1] == b'bbbb'  # it is still open
-    granular.aio.stores.local.store.files.forget(str(tmp_path / 'x.bag'))
+    granular.aio.stores.local.files.files.forget(str(tmp_path / 'x.bag'))
     for ask in (lambda: reader[1], lambda: reader.fetch([1])):
         with pytest.raises(NotFoundError, match=r'x\.bag'):
             ask()

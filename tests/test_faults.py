@@ -73,7 +73,7 @@ def test_credentials_that_expired_are_asked_for_again(server, monkeypatch, tmp_p
 
 
 def test_they_are_asked_for_once_for_all_that_wait(server, monkeypatch, tmp_path):
-    from granular.aio.stores.s3.store import S3Client
+    from granular.aio.stores.s3.client import S3Client
 
     place, _ = expired(server, monkeypatch, tmp_path)
     calls = []
@@ -324,7 +324,7 @@ def test_a_storm_is_not_answered_by_a_storm(server):
 @pytest.fixture
 def regions(server, monkeypatch):
     """Two servers, as two regions of one bucket that is in the second."""
-    from granular.aio.stores.s3.store import S3Client
+    from granular.aio.stores.s3.client import S3Client
 
     with FaultServer() as other:
         places = {'us-east-1': server, 'eu-west-3': other}

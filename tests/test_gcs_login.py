@@ -19,7 +19,7 @@ import granular
 from granular import aio
 from granular.aio.stores import endpoints
 from granular.aio.stores.gcs.auth import log_in
-from granular.aio.stores.gcs.store import address, is_emulator
+from granular.aio.stores.gcs.client import address, is_emulator
 from granular.errors import AccessDeniedError, InvalidArgumentError, MissingExtraError, NotFoundError, StoreError
 from tests.credentials import google_key
 from tests.faults import DATA, FaultServer

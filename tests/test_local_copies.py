@@ -453,7 +453,7 @@ def test_an_archive_that_is_replaced_while_it_is_read(tmp_path, local):
         other.write_bytes(tarred({'x': bytes(30 << 20)}))
         os.replace(other, place)
         os.utime(place, ns=(1, 1))
-        granular.aio.stores.local.store.files.forget(str(place))
+        granular.aio.stores.local.files.files.forget(str(place))
 
     with pytest.raises(GranularError):
         granular.copy_to_local(place, local / 'x', progress=replace)

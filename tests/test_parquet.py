@@ -514,7 +514,7 @@ def test_replaced_files(place):
     iterator = iter(granular.ParquetIterDataset(path, read_ahead=0, read_options=granular.ReadOptions(16, 8)))
     assert next(iterator)['id'] == source[0]['id'] == 0
     if place.aio.store.local:
-        from granular.aio.stores.local.store import files
+        from granular.aio.stores.local.files import files
 
         files.forget(path.aio.key)  # what is open goes on being read
     write(path, numbers(100, first=7), row_group_size=10)

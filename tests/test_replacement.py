@@ -12,8 +12,8 @@ import time
 import pytest
 
 import granular
-from granular.aio.bags.index_cache import sharing
 from granular.aio.paths.path import Path
+from granular.aio.runtime.sharing import sharing
 from granular.aio.stores.base import Entry
 from granular.aio.stores.fsspec import FsspecStore
 from granular.aio.stores.local.store import LocalStore

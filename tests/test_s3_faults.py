@@ -484,7 +484,7 @@ def test_a_clock_that_is_wrong_is_made_up_for(server, new_case, operation, monke
 
 @pytest.mark.parametrize('operation', OPERATIONS, ids=lambda operation: operation.__name__)
 def test_the_region_of_the_bucket_is_gone_to(server, moto, new_case, monkeypatch, operation):
-    from granular.aio.stores.s3.store import S3Client
+    from granular.aio.stores.s3.client import S3Client
 
     with S3Proxy(moto.endpoint) as wrong:
         wrong.region = 'eu-west-3'

@@ -203,7 +203,7 @@ def test_replaced_files(place):
     path = write(place / 'x.tar')
     source = granular.WebDatasetDataSource(path)
     if place.aio.store.local:
-        from granular.aio.stores.local.store import files
+        from granular.aio.stores.local.files import files
 
         files.forget(path.aio.key)  # what is open goes on being read
     write(path, first=1)

@@ -325,8 +325,8 @@ def test_workers_share_the_index_of_a_reader(moto, monkeypatch):
         with granular.Loader(source, 16) as threads, granular.Loader(source, 16, workers=2, mp='spawn') as processes:
             for _ in range(12):
                 assert next(threads)['i'].tolist() == next(processes)['i'].tolist()
-        from granular.aio.bags.index_cache import sharing
         from granular.aio.execution.workers import _split
+        from granular.aio.runtime.sharing import sharing
 
         token = sharing.set(True)
         try:

@@ -11,9 +11,10 @@ from numpy.typing import ArrayLike
 
 from granular.aio.pipeline.nodes.base import Several, Shuffle, Wrapped
 from granular.aio.pipeline.nodes.elements import Element, name_of
-from granular.aio.pipeline.nodes.source import Ints, Node, Source, convert, length_of, steps_of
+from granular.aio.pipeline.nodes.source import Node, Source, convert, length_of, steps_of
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError
+from granular.indexing import Ints
 from granular.shuffle import Order, Permutation, Sequential
 
 __all__ = ['Epochs', 'Interleave', 'Mix', 'Sample', 'Source', 'Transform', 'Truncate', 'convert']

@@ -13,16 +13,17 @@ from typing import Any, Final, Literal
 
 import msgpack
 import numpy as np
-from numpy.typing import NDArray
 
 from granular.errors import CorruptBagError, CorruptDatasetError, InvalidArgumentError, SpecError
+from granular.formats.checksums import SUFFIX as CHECKSUMS
+from granular.indexing import Ints
 
-Ints = NDArray[np.int64]
 Layout = Literal['refs', 'columns']
 Spec = dict[str, str]
 
 MAX_RECORDS: Final = 2**32 - 1
 LIMIT: Final = 8  # bytes of a limit
+SUFFIXES: Final = ('.bag', '.idx', CHECKSUMS)  # of the files of a bag
 
 _KEY: Final = re.compile(r'[a-z_][A-Za-z0-9_.-]*')
 _KIND: Final = re.compile(r'[a-z_]')

@@ -11,6 +11,7 @@ from typing import BinaryIO, Self, cast
 from numpy.typing import ArrayLike
 
 from granular.aio.paths import path as core
+from granular.aio.paths.file import File
 from granular.aio.paths.path import Progress
 from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.bridge import run
@@ -185,7 +186,7 @@ class Path(PurePath):
 
 
 class _RawReader(io.RawIOBase):
-    def __init__(self, file: core.File) -> None:
+    def __init__(self, file: File) -> None:
         self._file = file
 
     def readable(self) -> bool:
@@ -222,7 +223,7 @@ class _Reader(io.BufferedReader):
 
 
 class _RawWriter(io.RawIOBase):
-    def __init__(self, file: core.File) -> None:
+    def __init__(self, file: File) -> None:
         self.file = file
         self.dropped = False
         _writers.add(self)

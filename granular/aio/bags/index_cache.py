@@ -10,7 +10,6 @@ folder and its files are readable by their user alone.
 """
 
 import contextlib
-import contextvars
 import hashlib
 import logging
 import mmap
@@ -22,15 +21,14 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgpack
 import numpy as np
-from numpy.typing import NDArray
 
 from granular.aio.paths.path import Path
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.private import open_file, open_folder
 from granular.errors import GranularError
 from granular.formats.layout import check_limits
+from granular.indexing import Ints
 
-Ints = NDArray[np.int64]
 T = TypeVar('T')
 
 logger = logging.getLogger('granular')
@@ -38,10 +36,6 @@ logger = logging.getLogger('granular')
 _MAGIC: Final = b'granular-index-3'
 _SUM: Final = len(_MAGIC) + 8  # from where on all is in the checksum
 _HEAD: Final = _SUM + 8
-
-
-sharing: contextvars.ContextVar[bool] = contextvars.ContextVar('sharing', default=False)
-"""Whether what is pickled goes to a worker process of this machine, so that readers take their indices along."""
 
 
 class BagState(NamedTuple):

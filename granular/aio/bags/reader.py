@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Self, SupportsIndex, TypeVar, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from granular.aio.bags.identity import FileIdentity, Identity, reopened
 from granular.aio.bags.index_cache import BagState
@@ -20,14 +19,13 @@ from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.errors import translated
 from granular.aio.stores.fanout import Job, read_all
-from granular.aio.stores.local.store import IN_PLACE, files
+from granular.aio.stores.local.files import IN_PLACE, files
 from granular.config import MiB
 from granular.errors import CorruptBagError, CorruptError, InvalidArgumentError, NotFoundError, UnsupportedError
 from granular.formats import layout
 from granular.formats.checksums import SUFFIX, Sums, check, load
-from granular.indexing import index_of, indices_of
+from granular.indexing import Ints, index_of, indices_of
 
-Ints = NDArray[np.int64]
 Buffer = bytes | bytearray | memoryview
 T = TypeVar('T')
 

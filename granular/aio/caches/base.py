@@ -10,10 +10,11 @@ import numpy as np
 from granular.aio.bags.reader import BagReader
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader
+from granular.aio.execution.failures import Failure
 from granular.aio.http.reply import counters
 from granular.aio.pipeline.describe import fingerprint as stages
 from granular.aio.pipeline.nodes.elements import method_of, name_of
-from granular.aio.pipeline.nodes.source import Failure, convert, length_of, map_in_threads
+from granular.aio.pipeline.nodes.source import convert, length_of, map_in_threads
 from granular.aio.runtime.lifecycle import Opened
 from granular.config import MiB
 from granular.errors import EncodeError, InvalidArgumentError

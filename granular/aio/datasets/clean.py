@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, Literal
 
 from granular.aio.datasets.claims import is_claim
-from granular.aio.datasets.writer import ENDS
 from granular.aio.paths.path import Path
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import Entry, Store, Upload
@@ -15,7 +14,7 @@ from granular.aio.stores.local.locks import FolderLock, held
 from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.local.writing import drafted
 from granular.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
-from granular.formats.layout import shard_number
+from granular.formats.layout import SUFFIXES, shard_number
 
 _BAG: Final = re.compile(r'[a-z_][A-Za-z0-9_.-]*')
 _INDEX_DRAFT: Final = re.compile(r'[0-9a-f]{40}\.index\.[0-9a-f]{8}\.tmp')
@@ -131,7 +130,7 @@ async def _folders(store: Store, root: str) -> dict[str, _Folder]:
 
 def _ours(name: str) -> bool:
     stem, end = os.path.splitext(name)
-    named = end in ENDS and _BAG.fullmatch(stem) is not None
+    named = end in SUFFIXES and _BAG.fullmatch(stem) is not None
     return named or name == 'spec.json' or _is_draft(name) or is_claim(name)
 
 
@@ -174,7 +173,7 @@ class _Cleaning:
         self._drafts = [entry for name, entry in folder.files.items() if _is_draft(name) and store.local]
         told = beside or bags or 'refs.bag' in folder.files or self._draft_of('refs.bag') or self._draft_of('spec.json')
         self._unfinished = [
-            entry for name, entry in folder.files.items() if name.endswith(ENDS) and not folder.finished
+            entry for name, entry in folder.files.items() if name.endswith(SUFFIXES) and not folder.finished
         ]
         self._bags = self._unfinished if told else []
         self._claims = folder.claims

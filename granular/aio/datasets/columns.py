@@ -12,11 +12,11 @@ from granular.aio.bags.reader import BagReader, once_more, read_records
 from granular.aio.datasets.codec import Field, decode, said_of
 from granular.aio.runtime.loops import CONTROL, function_error
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.local.store import IN_PLACE
+from granular.aio.stores.local.files import IN_PLACE
 from granular.errors import CorruptDatasetError, DecodeError, ObjectChangedError, OutOfRangeError
 from granular.formats.layout import Spec, is_sequence, unpack_refs
+from granular.indexing import Ints
 
-Ints = NDArray[np.int64]
 Datapoint = dict[str, Any]
 
 _WINDOW: Final = 1 << 15  # references unpacked at a time

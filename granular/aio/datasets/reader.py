@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
-from numpy.typing import NDArray
 
 from granular.aio.bags.identity import FileIdentity, Identity, reopened
-from granular.aio.bags.index_cache import FolderState, Snapshot, sharing
+from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.bags.reader import BagReader, once_more
 from granular.aio.datasets.codec import Decoder, Field, fields_of
 from granular.aio.datasets.columns import Choice, Columns, Datapoint, Spans, fetch_points, locate, read_columns
@@ -19,6 +18,7 @@ from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import Opened
 from granular.aio.runtime.loops import gather, running_loop
 from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.sharing import sharing
 from granular.errors import (
     CorruptBagError,
     CorruptDatasetError,
@@ -31,7 +31,6 @@ from granular.errors import (
 from granular.formats.layout import Layout, parse_spec
 from granular.indexing import index_of, indices_of
 
-Ints = NDArray[np.int64]
 Mask = Mapping[str, bool | range | slice] | Iterable[str] | None
 
 

@@ -8,7 +8,7 @@ from typing import Any, Self, SupportsIndex
 import numpy as np
 
 from granular.aio.bags.identity import FileIdentity, Identity, reopened
-from granular.aio.bags.index_cache import FolderState, Snapshot, sharing
+from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.codec import Decoder
 from granular.aio.datasets.columns import Datapoint, Part, fetch_points, read_columns
 from granular.aio.datasets.proof import open_as_one
@@ -18,6 +18,7 @@ from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import Opened
 from granular.aio.runtime.loops import gather
 from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.sharing import sharing
 from granular.aio.stores import Entry
 from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError, ObjectChangedError
 from granular.formats.layout import shard_name, shard_numbers

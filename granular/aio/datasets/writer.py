@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from granular.aio.bags.writer import BagWriter
 from granular.aio.datasets.codec import Encoder, encode, fields_of
@@ -25,10 +25,8 @@ from granular.errors import (
     StoreError,
     UnknownKeyError,
 )
-from granular.formats.checksums import SUFFIX
-from granular.formats.layout import LIMIT, Layout, check_spec, dump_spec, pack_refs, parse_spec
+from granular.formats.layout import LIMIT, SUFFIXES, Layout, check_spec, dump_spec, pack_refs, parse_spec
 
-ENDS: Final = ('.bag', '.idx', SUFFIX)
 """What the names of a bag's files end in."""
 
 
@@ -165,7 +163,7 @@ class DatasetWriter(Opened):
     @property
     def _names(self) -> set[str]:
         """The files of its bags."""
-        return {f'{writer.path.stem}{end}' for writer in self._writers for end in ENDS}
+        return {f'{writer.path.stem}{end}' for writer in self._writers for end in SUFFIXES}
 
     # --- what it is
 

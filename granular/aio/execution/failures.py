@@ -1,19 +1,93 @@
 """What becomes of datapoints that cannot be made: raised, left out, or replaced; counted, and known by their index."""
 
 import collections
+import contextvars
 import logging
+import pickle
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
-from granular.aio.pipeline.nodes.source import Failure, summary
 from granular.aio.runtime.loops import call_user
-from granular.errors import InvalidArgumentError
+from granular.errors import ClosedError, FunctionError, InvalidArgumentError, WorkerError
 
 logger = logging.getLogger('granular')
 
 OnError = Literal['raise', 'skip'] | Callable[[int, Exception], Any]
 
 _KEPT: Final = 1000
+
+
+capturing: contextvars.ContextVar[bool] = contextvars.ContextVar('capturing', default=False)
+"""Whether a fetch gives a ``Failure`` for a datapoint that cannot be made, rather than raise for all of them."""
+
+
+class Failure:
+    """What stands for a datapoint that could not be made, where the consumer decides what becomes of it.
+
+    Attributes:
+      step: of the source that failed.
+      error: why.
+    """
+
+    __slots__ = ('error', 'step')
+
+    def __init__(self, step: int, error: Exception) -> None:
+        self.step, self.error = step, error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _carried, (self.step, *portable(self.error))
+
+
+def of_datapoint(error: Exception) -> bool:
+    """Whether ``on_error`` decides about an error: not if it is of the store, or ends the program."""
+    if isinstance(error, FunctionError):
+        return isinstance(error.__cause__, Exception)
+    return not isinstance(error, OSError | ClosedError)
+
+
+class RemoteError(Exception):
+    """Where an error came from, in another process."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
+
+
+def portable(error: BaseException) -> tuple[list[BaseException], str]:
+    """An error and what caused it, one after the other, such that they pickle, and its traceback as text."""
+    text = ''.join(traceback.format_exception(error))
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None and cause not in chain:
+        chain.append(cause)
+    return [_pickling(link) for link in chain], text
+
+
+def _pickling(error: BaseException) -> BaseException:
+    try:
+        pickle.loads(pickle.dumps(error))  # many exceptions pickle, and cannot be made again
+    except BaseException:  # whatever the methods of its class raise
+        return WorkerError(summary(error))
+    return error
+
+
+def summary(error: BaseException) -> str:
+    """The class and message of an error, whatever its class makes of ``str``."""
+    try:
+        return f'{type(error).__name__}: {error}'
+    except Exception:
+        return type(error).__name__
+
+
+def remote(chain: Sequence[BaseException], text: str) -> BaseException:
+    """An error that came from another process."""
+    for error, cause in zip(chain, (*chain[1:], RemoteError(text)), strict=True):
+        error.__cause__ = cause
+    return chain[0]
+
+
+def _carried(step: int, chain: Sequence[Exception], text: str) -> Failure:
+    remote(chain, text)
+    return Failure(step, chain[0])
 
 
 class Errors:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
 
-from granular.aio.pipeline.nodes.source import capturing
+from granular.aio.execution.failures import capturing
 from granular.aio.runtime.loops import Begun, begin_task, end_tasks, need_loop, outcome
 from granular.aio.runtime.threads import CORES, Threads, Timer, begun, current
 from granular.errors import ClosedError, GranularError

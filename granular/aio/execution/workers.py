@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Final, Protocol
 
-from granular.aio.bags.index_cache import sharing
-from granular.aio.pipeline.nodes.source import capturing, portable, remote, summary
+from granular.aio.execution.failures import capturing, portable, remote, summary
 from granular.aio.runtime.loops import await_user, need_loop, settle
+from granular.aio.runtime.sharing import sharing
 from granular.aio.runtime.threads import offload
 from granular.errors import ClosedError, InvalidArgumentError, WorkerError
 

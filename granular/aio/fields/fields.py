@@ -12,14 +12,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, SupportsIndex
 
 from granular import filters
+from granular.aio.execution.failures import Failure
 from granular.aio.pipeline.nodes.base import ENDLESS
 from granular.aio.pipeline.nodes.elements import selected
 from granular.aio.pipeline.nodes.selection import read_labels
-from granular.aio.pipeline.nodes.source import Failure, Ints, Source, convert, takes_mask
+from granular.aio.pipeline.nodes.source import Source, convert, takes_mask
 from granular.aio.runtime.loops import await_user, gather, need_loop
 from granular.aio.runtime.threads import offload, spread
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
-from granular.indexing import indices_of
+from granular.indexing import Ints, indices_of
 
 Ctx = dict[str, Any]
 

@@ -12,11 +12,10 @@ import numpy as np
 from granular import filters
 from granular.aio.fields.fields import Ctx, Fields, fields_of
 from granular.aio.pipeline.nodes.selection import said_of
-from granular.aio.pipeline.nodes.source import Ints
 from granular.aio.runtime.loops import gather, need_loop
 from granular.aio.runtime.threads import offload
 from granular.errors import ClosedError, InvalidArgumentError
-from granular.indexing import indices_of
+from granular.indexing import Ints, indices_of
 
 
 class Mapped(Fields):

@@ -6,17 +6,15 @@ memory that the caller gave for it. Compression, pipelining and proxies are left
 """
 
 import asyncio
+import collections
 import re
 import select
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from granular.aio.http.messages import Chunks, Head, Origin, ProtocolError, Target, parse, shown
 from granular.config import KiB
-
-if TYPE_CHECKING:
-    from granular.aio.http.pool import Pool
 
 SCRATCH: Final = 64 * KiB  # received at a time where nobody has said yet where it belongs
 _LONGEST_HEAD: Final = 64 * KiB  # with the informational ones before it
@@ -82,10 +80,31 @@ class Exchange:
         self.on = [] if but is None else [but]
 
 
+class ConnectionPool(Protocol):
+    """The pool that a connection belongs to, as far as the connection uses it.
+
+    Attributes:
+      scratch: memory that all connections receive heads into, one after the other.
+      latencies: seconds until the reply of each recent request began.
+    """
+
+    scratch: bytearray
+    latencies: collections.deque[float]
+
+    def opened(self, connection: 'Connection') -> None:
+        """Register a connection that is established."""
+
+    def keep(self, connection: 'Connection') -> None:
+        """Take a connection back that can serve another request."""
+
+    def forget(self, connection: 'Connection') -> None:
+        """Remove a connection that is closed."""
+
+
 class Connection(asyncio.BufferedProtocol):
     """One connection, with one request on it at a time."""
 
-    def __init__(self, pool: 'Pool', origin: Origin) -> None:
+    def __init__(self, pool: ConnectionPool, origin: Origin) -> None:
         self._pool, self.origin = pool, origin
         self._scratch, self._scratch_view = pool.scratch, memoryview(pool.scratch)
         self.transport: asyncio.Transport

@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from granular.aio.execution.failures import Errors, OnError, outline
-from granular.aio.pipeline.nodes.source import Failure, Source
+from granular.aio.execution.failures import Errors, Failure, OnError, outline
+from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import DatapointError

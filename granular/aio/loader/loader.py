@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
-from granular.aio.execution.failures import Errors, OnError
+from granular.aio.execution.failures import Errors, OnError, of_datapoint
 from granular.aio.execution.prefetch import END, Ahead
 from granular.aio.loader.collate import Assembly, Batch, Made, Spec, spec_of
 from granular.aio.pipeline.describe import fingerprint
-from granular.aio.pipeline.nodes.source import Source, convert, length_of, of_datapoint
+from granular.aio.pipeline.nodes.source import Source, convert, length_of
 from granular.aio.runtime.lifecycle import Running
 from granular.aio.runtime.loops import Lock, await_user, need_loop
 from granular.errors import ClosedError, InvalidArgumentError, StateError

@@ -2,17 +2,16 @@
 
 import re
 from collections.abc import AsyncIterator, Callable
-from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from numpy.typing import ArrayLike
 
 from granular.aio.http.reply import counters
+from granular.aio.paths.file import File
 from granular.aio.paths.pure import PurePath, glob_regex
-from granular.aio.stores import ObjectWriter, Stat, Store, ranges
+from granular.aio.stores import Stat, Store, ranges
 from granular.aio.stores.fanout import Job, read_all
 from granular.errors import (
-    ClosedError,
     InvalidArgumentError,
     NotFoundError,
     StoreError,
@@ -180,7 +179,7 @@ class Path(PurePath):
           ObjectChangedError: if a file, or a dataset, was replaced or written to while it was copied.
           StoreError: if what was written has another size or checksum than what was read.
         """
-        from granular.aio.stores.copy import copy
+        from granular.aio.paths.copy import copy
 
         target = target if isinstance(target, Path) else Path(target)
         await copy(self, target, progress)
@@ -259,84 +258,3 @@ async def _expand(store: Store, key: str, parts: list[str]) -> AsyncIterator[str
 def _tree_regex(parts: list[str]) -> re.Pattern[str]:
     text = ''.join('(?:[^/]+/)*' if part == '**' else f'{glob_regex(part).pattern}/' for part in parts)
     return re.compile(f'{text}[^/]+' if parts[-1] == '**' else text.removesuffix('/'), re.DOTALL)
-
-
-class File:
-    """An open file: reads at any place, or writes from the beginning. ``async with`` closes it."""
-
-    def __init__(self, path: Path, size: int, writer: ObjectWriter | None) -> None:
-        self._path, self._size, self._writer = path, size, writer
-        self._at = 0
-        self._closed = False
-        self._version: str | None = None
-
-    async def read(self, size: int = -1) -> bytes:
-        """The next bytes, at most ``size`` of them; ``b''`` at the end."""
-        self._check(writing=False)
-        stop = self._size if size < 0 else min(self._at + size, self._size)
-        if stop <= self._at:
-            return b''
-        reply = await self._path.store.read(self._path.key, self._at, stop, self._version)
-        self._version, self._at = reply.version, stop
-        return reply.data
-
-    async def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Append bytes; returns their number."""
-        writer = self._check(writing=True)
-        await writer.write(data)
-        self._at += len(data)
-        return len(data)
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """Move to a place: from the beginning (0), from here (1) or from the end (2)."""
-        self._check(writing=False)
-        at = offset + (0, self._at, self._size)[whence]
-        if at < 0:
-            raise InvalidArgumentError(f'{self._path}: cannot seek to {at}')
-        self._at = at
-        return at
-
-    def tell(self) -> int:
-        """The place of the next read or write."""
-        return self._at
-
-    @property
-    def size(self) -> int:
-        """The file's bytes."""
-        return self._size if self._writer is None else self._at
-
-    async def aclose(self) -> None:
-        """Close the file; what was written appears now."""
-        if not self._closed:
-            self._closed = True
-            if self._writer is not None:
-                try:
-                    await self._writer.close()
-                except BaseException:
-                    await self._writer.abort()
-                    raise
-
-    async def abort(self) -> None:
-        """Close the file and drop what was written."""
-        if not self._closed:
-            self._closed = True
-            if self._writer is not None:
-                await self._writer.abort()
-
-    def _check(self, writing: bool) -> Any:
-        if self._closed:
-            raise ClosedError(f'{self._path}: the file is closed')
-        if writing != (self._writer is not None):
-            raise UnsupportedError(f'{self._path}: is open for {"reading" if writing else "writing"} only')
-        return self._writer
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            await self.aclose()
-        else:
-            await self.abort()

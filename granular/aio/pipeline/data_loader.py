@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from granular.aio.execution.failures import OnError
+from granular.aio.execution.failures import Failure, OnError
 from granular.aio.pipeline.describe import rendered
 from granular.aio.pipeline.iter_dataset import DatasetIterator, IterDataset, IterOperations
 from granular.aio.pipeline.nodes.base import Wrapped
 from granular.aio.pipeline.nodes.elements import Element, method_of, name_of
-from granular.aio.pipeline.nodes.source import Failure, Source
+from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, Sampled
 from granular.aio.pipeline.streams.streams import Read
 from granular.aio.pipeline.transforms import (

@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from granular.aio.pipeline.nodes.base import ENDLESS
-from granular.aio.pipeline.nodes.source import Ints, Node, Source
+from granular.aio.pipeline.nodes.source import Node, Source
 from granular.aio.pipeline.transforms import NoSharding, ShardOptions
 from granular.aio.runtime.loops import call_user
 from granular.errors import InvalidArgumentError, OutOfRangeError
+from granular.indexing import Ints
 from granular.shuffle import permute
 
 

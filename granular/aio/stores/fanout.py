@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from granular.aio.http.buffers import keep_freed
 from granular.aio.http.reply import counters
 from granular.aio.stores import Request, Store, ranges
 from granular.errors import OutOfRangeError
-
-Ints = NDArray[np.int64]
+from granular.indexing import Ints
 
 # Objects lie side by side in one space of addresses, 64 TiB apart, so that one plan serves them all.
 _BITS: Final = 46

@@ -9,11 +9,10 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from granular.errors import InvalidArgumentError
-
-Ints = NDArray[np.int64]
+from granular.indexing import Ints
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

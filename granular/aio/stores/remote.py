@@ -140,6 +140,11 @@ class RemoteStore(Store, Generic[C]):
         self._environment = hash(tuple(map(os.environ.get, self.variables)))
         self.endpoint = self._find_endpoint()
 
+    @property
+    def bucket(self) -> str:
+        """The name of the bucket, or of the host."""
+        return self.root.partition('://')[2]
+
     def __reduce__(self) -> tuple[Any, ...]:
         # To the same endpoint, whatever the environment says by then.
         kind, (root, config, options) = super().__reduce__()

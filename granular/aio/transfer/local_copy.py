@@ -11,11 +11,12 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, Final, cast
 
+from granular.aio.paths.copy import FolderCopy, below
 from granular.aio.paths.path import Path, Progress
+from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.loops import need_loop
 from granular.aio.runtime.threads import Threads, offload
 from granular.aio.stores import Entry
-from granular.aio.stores.copy import FolderCopy, below
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.local.writing import drafted, drop_drafts, sync_all
@@ -294,7 +295,7 @@ class _Copying(FolderCopy):
         folder = place.with_name(stem.rpartition('/')[2])
         await super().make(folder.parent)
         self._claim(folder, name)
-        await folder.mkdir(exist_ok=False)
+        await folder.store.mkdir(folder.key, parents=False, exist_ok=False)
         await self.unpack(Path.of(self._top.store, entry.key), kind, folder)
 
     async def file(self, entry: Entry) -> None:
@@ -302,7 +303,7 @@ class _Copying(FolderCopy):
         self.files += 1
         self.bytes += entry.size
 
-    async def make(self, folder: Path) -> None:
+    async def make(self, folder: PurePath) -> None:
         self._folders.add(folder.key)
         for place in (folder, *folder.parents):
             if (archive := self._owners.get(place.key)) is not None:
@@ -311,21 +312,21 @@ class _Copying(FolderCopy):
                 break
         await super().make(folder)
 
-    async def unpack(self, source: Path, kind: str, folder: Path, keep: str = '') -> None:
+    async def unpack(self, source: Path, kind: str, folder: PurePath, keep: str = '') -> None:
         """Unpack an archive into a folder that is there."""
         done = await unpack(source, kind, folder.key, self._pool, self._report, keep)
         self.files += done.files
         self.bytes += done.bytes
         self.unpacked = True
 
-    def _claim(self, folder: Path, archive: str) -> None:
+    def _claim(self, folder: PurePath, archive: str) -> None:
         if folder.key in self._owners:
             raise self._twice(folder, f'{self._owners[folder.key]} and {archive}')
         if any(f'{made}/'.startswith(f'{folder.key}/') for made in self._folders):
             raise self._twice(folder, archive)
         self._owners[folder.key] = archive
 
-    def _twice(self, folder: Path, archive: str) -> InvalidArgumentError:
+    def _twice(self, folder: PurePath, archive: str) -> InvalidArgumentError:
         return InvalidArgumentError(
             f'{self._top}: several of it become {folder}, {archive} among them: rename one, or pass unpack=False'
         )

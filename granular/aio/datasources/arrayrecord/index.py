@@ -8,7 +8,6 @@ import dataclasses
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from granular.aio.datasources.arrayrecord.riegeli import (
     BLOCK,
@@ -20,8 +19,7 @@ from granular.aio.datasources.arrayrecord.riegeli import (
     varints,
 )
 from granular.errors import CorruptError, UnsupportedError
-
-Ints = NDArray[np.int64]
+from granular.indexing import Ints
 
 _MAGIC: Final = 0x71930E704FDAE05E
 _VERSION: Final = 1

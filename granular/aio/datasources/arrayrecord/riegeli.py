@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from granular._lazy import need
 from granular.errors import CorruptRecordError, UnsupportedError
+from granular.indexing import Ints
 
-Ints = NDArray[np.int64]
 Buffer = bytes | memoryview
 
 BLOCK: Final = 1 << 16

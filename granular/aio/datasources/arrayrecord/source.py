@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol, SupportsIndex, overload, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from granular.aio.datasources.arrayrecord.index import Index, footer_offset, parse_footer
 from granular.aio.datasources.arrayrecord.riegeli import BLOCK, read_records
@@ -24,9 +23,7 @@ from granular.aio.stores import Request, Store
 from granular.aio.stores.fanout import Job, read_all
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, OutOfRangeError
-from granular.indexing import index_of, indices_of
-
-Ints = NDArray[np.int64]
+from granular.indexing import Ints, index_of, indices_of
 
 _SLICED: Final = re.compile(r'(.*)\[(\d+):(\d+)\]', re.DOTALL)
 _PAGE: Final = 4 * MiB

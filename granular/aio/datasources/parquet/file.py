@@ -10,13 +10,11 @@ import re
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from granular._lazy import need
 from granular.aio.paths.path import Path
 from granular.errors import CorruptError, GranularError, UnsupportedError
-
-Ints = NDArray[np.int64]
+from granular.indexing import Ints
 
 MAGIC: Final = b'PAR1'
 TAIL: Final = 8  # bytes behind the footer: its length and the magic

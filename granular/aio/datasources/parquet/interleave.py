@@ -5,9 +5,8 @@ import heapq
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from granular.indexing import Ints
 
 
 class Interleaved:

@@ -7,10 +7,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final, Self, SupportsIndex
 
 import numpy as np
-from numpy.typing import NDArray
 
 from granular._lazy import need
-from granular.aio.bags.index_cache import sharing
 from granular.aio.datasources.parquet.arrow_values import values_of
 from granular.aio.datasources.parquet.column_cache import Cache, Key, Load
 from granular.aio.datasources.parquet.file import Footer, chunks, decode, footer_length, parse_footer, weight
@@ -20,14 +18,14 @@ from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.lifecycle import Opened
 from granular.aio.runtime.loops import PerLoop, cancel_idle, gather, shared_task, wait_shared
 from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.sharing import sharing
 from granular.aio.runtime.threads import CORES, offload, spread
 from granular.aio.stores import Store
 from granular.aio.stores.fanout import Job, read_all
 from granular.config import MiB
 from granular.errors import CorruptDatasetError, CorruptError, InvalidArgumentError, UnknownKeyError
-from granular.indexing import index_of, indices_of
+from granular.indexing import Ints, index_of, indices_of
 
-Ints = NDArray[np.int64]
 Fields = Iterable[str] | Mapping[str, bool] | None
 
 CACHE: Final = 512 * MiB

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from granular.aio.datasources.parquet.interleave import Interleaved
 from granular.aio.datasources.parquet.source import ParquetDataSource
-from granular.aio.execution.failures import OnError
+from granular.aio.execution.failures import Failure, OnError
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.iter_dataset import IterDataset
-from granular.aio.pipeline.nodes.source import Failure, Source, convert
+from granular.aio.pipeline.nodes.source import Source, convert
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.streams import Read, Reading, Stream
 from granular.aio.pipeline.transforms import ReadOptions
@@ -21,8 +21,7 @@ from granular.aio.runtime.loops import need_loop
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, StateError
-
-Ints = NDArray[np.int64]
+from granular.indexing import Ints
 
 CYCLE: Final = 16
 READ_AHEAD: Final = 64 * MiB

@@ -10,12 +10,10 @@ import tarfile
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from granular.config import MiB
 from granular.errors import CorruptError, UnsupportedError
-
-Ints = NDArray[np.int64]
+from granular.indexing import Ints
 
 logger = logging.getLogger('granular')
 

@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Self, SupportsIndex
 
 import numpy as np
-from numpy.typing import NDArray
 
-from granular.aio.bags.index_cache import keep, place_of, recall, sharing
+from granular.aio.bags.index_cache import keep, place_of, recall
 from granular.aio.datasets import codec
 from granular.aio.datasets.codec import Field
 from granular.aio.datasources.parquet.source import paths_of
@@ -21,14 +20,14 @@ from granular.aio.pipeline.nodes.elements import name_of
 from granular.aio.runtime.lifecycle import Opened
 from granular.aio.runtime.loops import for_each, gather
 from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.sharing import sharing
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import Store
 from granular.aio.stores.fanout import Job, read_all
 from granular.errors import InvalidArgumentError, ObjectChangedError, UnknownKeyError
 from granular.formats.plain import decode_bytes, inline_safe
-from granular.indexing import index_of, indices_of
+from granular.indexing import Ints, index_of, indices_of
 
-Ints = NDArray[np.int64]
 Fields = Iterable[str] | Mapping[str, bool] | None
 Decoders = Mapping[str, Callable[[bytes], Any] | Any] | None
 

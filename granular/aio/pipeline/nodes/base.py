@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
-from granular.aio.pipeline.nodes.source import Ints, Node, Source, convert, length_of
+from granular.aio.pipeline.nodes.source import Node, Source, convert, length_of
 from granular.aio.runtime.loops import call_user, gather, need_loop
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError
+from granular.indexing import Ints
 from granular.shuffle import Blocks, Order
 
 ENDLESS: Final = sys.maxsize

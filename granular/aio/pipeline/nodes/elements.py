@@ -8,7 +8,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular.aio.pipeline.nodes.source import Failure, Node, Source, map_in_threads, timed, weigh
+from granular.aio.execution.failures import Failure
+from granular.aio.pipeline.nodes.source import Node, Source, map_in_threads, timed, weigh
 from granular.aio.pipeline.transforms import FilterTransform, MapTransform, MapWithIndexTransform, RandomMapTransform
 from granular.aio.runtime.threads import offload
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError

@@ -11,7 +11,7 @@ from granular.aio.pipeline.describe import rendered
 from granular.aio.pipeline.iter_dataset import IterOperations
 from granular.aio.pipeline.nodes import base as nodes
 from granular.aio.pipeline.nodes import elements
-from granular.aio.pipeline.nodes.source import Ints, RandomAccessDataSource, Source
+from granular.aio.pipeline.nodes.source import RandomAccessDataSource, Source
 from granular.aio.pipeline.streams.streams import Read
 from granular.aio.pipeline.transforms import (
     FilterTransform,
@@ -25,6 +25,7 @@ from granular.aio.pipeline.transforms import (
 )
 from granular.errors import InvalidArgumentError
 from granular.filters import percent_range, repetitions_of
+from granular.indexing import Ints
 from granular.shuffle import Index, Order
 
 

@@ -9,9 +9,10 @@ import numpy as np
 from granular import filters
 from granular.aio.pipeline.nodes.base import ENDLESS, Concatenate, Repeat, Seeded, Slice, Wrapped
 from granular.aio.pipeline.nodes.elements import Element, selected
-from granular.aio.pipeline.nodes.source import Ints, Source
+from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError
+from granular.indexing import Ints
 
 _PAGE: Final = 1 << 17  # labels that are read at once
 _LISTED: Final = 10  # classes in a description, beyond which those that follow each other are a range

@@ -1,32 +1,25 @@
 """Sources: what a pipeline reads from, and the one protocol that all of its nodes speak, ``fetch`` of many indices."""
 
 import abc
-import contextvars
 import functools
 import inspect
 import operator
-import pickle
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, Self, SupportsIndex, runtime_checkable
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from granular.aio.execution.failures import Failure, capturing, of_datapoint
 from granular.aio.runtime.loops import CONTROL, await_user, call_user, function_error, gather
 from granular.aio.runtime.threads import offload, spread
 from granular.errors import (
-    ClosedError,
-    FunctionError,
     InvalidArgumentError,
     OutOfRangeError,
     UnknownKeyError,
-    WorkerError,
 )
-from granular.indexing import indices_of
-
-Ints = NDArray[np.int64]
+from granular.indexing import Ints, indices_of
 
 
 @runtime_checkable
@@ -86,74 +79,6 @@ class Source(abc.ABC):
             await parent.release()
 
 
-class Failure:
-    """What stands for a datapoint that could not be made, where the consumer decides what becomes of it.
-
-    Attributes:
-      step: of the source that failed.
-      error: why.
-    """
-
-    __slots__ = ('error', 'step')
-
-    def __init__(self, step: int, error: Exception) -> None:
-        self.step, self.error = step, error
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _carried, (self.step, *portable(self.error))
-
-
-def of_datapoint(error: Exception) -> bool:
-    """Whether ``on_error`` decides about an error: not if it is of the store, or ends the program."""
-    if isinstance(error, FunctionError):
-        return isinstance(error.__cause__, Exception)
-    return not isinstance(error, OSError | ClosedError)
-
-
-class RemoteError(Exception):
-    """Where an error came from, in another process."""
-
-    def __str__(self) -> str:
-        return f'\n"""\n{self.args[0]}"""'
-
-
-def portable(error: BaseException) -> tuple[list[BaseException], str]:
-    """An error and what caused it, one after the other, such that they pickle, and its traceback as text."""
-    text = ''.join(traceback.format_exception(error))
-    chain = [error]
-    while (cause := chain[-1].__cause__) is not None and cause not in chain:
-        chain.append(cause)
-    return [_pickling(link) for link in chain], text
-
-
-def _pickling(error: BaseException) -> BaseException:
-    try:
-        pickle.loads(pickle.dumps(error))  # many exceptions pickle, and cannot be made again
-    except BaseException:  # whatever the methods of its class raise
-        return WorkerError(summary(error))
-    return error
-
-
-def summary(error: BaseException) -> str:
-    """The class and message of an error, whatever its class makes of ``str``."""
-    try:
-        return f'{type(error).__name__}: {error}'
-    except Exception:
-        return type(error).__name__
-
-
-def remote(chain: Sequence[BaseException], text: str) -> BaseException:
-    """An error that came from another process."""
-    for error, cause in zip(chain, (*chain[1:], RemoteError(text)), strict=True):
-        error.__cause__ = cause
-    return chain[0]
-
-
-def _carried(step: int, chain: Sequence[Exception], text: str) -> Failure:
-    remote(chain, text)
-    return Failure(step, chain[0])
-
-
 class Timing:
     """Whether stages take their time, which costs some 0.2 us a datapoint."""
 
@@ -161,10 +86,6 @@ class Timing:
 
 
 timing = Timing()
-
-
-capturing: contextvars.ContextVar[bool] = contextvars.ContextVar('capturing', default=False)
-"""Whether a fetch gives a ``Failure`` for a datapoint that cannot be made, rather than raise for all of them."""
 
 
 def convert(source: Any) -> Source:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from granular.aio.execution.failures import Errors, OnError, outline
+from granular.aio.execution.failures import Errors, Failure, OnError, outline
 from granular.aio.execution.prefetch import END, Ahead
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.base import ENDLESS, Repeat, Slice, default_seed
 from granular.aio.pipeline.nodes.elements import Batch
-from granular.aio.pipeline.nodes.source import Failure, Source, weigh
+from granular.aio.pipeline.nodes.source import Source, weigh
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.flows import Applying, Batching
 from granular.aio.pipeline.transforms import MultiprocessingOptions, ReadOptions, ShardOptions

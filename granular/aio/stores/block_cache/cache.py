@@ -20,7 +20,7 @@ from granular.aio.runtime.loops import gather, running_loop
 from granular.aio.runtime.threads import offload, patiently
 from granular.aio.stores.base import Request
 from granular.aio.stores.block_cache.packs import BLOCK, SHIFT, Cached, Packs
-from granular.aio.stores.local.store import IN_PLACE
+from granular.aio.stores.local.files import IN_PLACE
 from granular.config import IOConfig
 from granular.errors import GranularError
 

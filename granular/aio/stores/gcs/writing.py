@@ -7,19 +7,18 @@ import random
 import secrets
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from granular.aio.http.transport import Answer
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.gcs import replies as gcsreplies
+from granular.aio.stores.gcs.client import GCSClient
 from granular.aio.stores.gcs.replies import WRITER, Resource
 from granular.aio.stores.multipart import PartWriter
+from granular.aio.stores.remote import RemoteStore
 from granular.config import MiB
 from granular.errors import AlreadyExistsError, BadReplyError, GranularError, NotFoundError, StoreError
 from granular.formats.checksums import crc32c
-
-if TYPE_CHECKING:
-    from granular.aio.stores.gcs.store import GCSClient, GCSStore
 
 _BINARY: Final = 'application/octet-stream'
 _UPLOADED: Final = (200, 201, 308, 404, 410, 412)
@@ -42,7 +41,7 @@ class GCSWriter(PartWriter):
       new: whether an object that exists is an error.
     """
 
-    def __init__(self, store: 'GCSStore', client: 'GCSClient', key: str, new: bool) -> None:
+    def __init__(self, store: RemoteStore[GCSClient], client: GCSClient, key: str, new: bool) -> None:
         super().__init__(store.config.part_size, parallel=1)
         self._name, self._key, self._new = store.url(key), key, new
         self._client, self._config = client, store.config

@@ -14,8 +14,8 @@ from granular.aio.http.reply import changed
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import ObjectWriter
 from granular.aio.stores.errors import translated
+from granular.aio.stores.local.files import IN_PLACE, File, version_of
 from granular.aio.stores.local.locks import held, lock
-from granular.aio.stores.local.store import IN_PLACE, File, version_of
 from granular.config import MiB
 
 _DRAFT: Final = re.compile(r'\.(.+)\.[0-9a-f]{8}\.part', re.DOTALL)

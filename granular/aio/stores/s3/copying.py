@@ -7,9 +7,10 @@ from typing import Final
 from granular.aio.http.reply import changed
 from granular.aio.http.transport import Answer
 from granular.aio.runtime.loops import gather
+from granular.aio.stores.remote import RemoteStore
 from granular.aio.stores.s3 import replies as s3replies
+from granular.aio.stores.s3.client import S3Client
 from granular.aio.stores.s3.replies import Found, Part
-from granular.aio.stores.s3.store import S3Client, S3Store
 from granular.aio.stores.s3.writing import S3Writer
 from granular.config import MiB
 from granular.errors import StoreError
@@ -28,7 +29,7 @@ _OWN: Final = (
 )
 
 
-async def copy(store: S3Store, client: S3Client, source: str, target: str) -> None:
+async def copy(store: RemoteStore[S3Client], client: S3Client, source: str, target: str) -> None:
     """Copy an object.
 
     Raises:
@@ -43,7 +44,7 @@ async def copy(store: S3Store, client: S3Client, source: str, target: str) -> No
         await _Copier(store, client, source, target, found).copy()
 
 
-def _pinned(store: S3Store, source: str, found: Found) -> dict[str, str]:
+def _pinned(store: RemoteStore[S3Client], source: str, found: Found) -> dict[str, str]:
     """The headers that name the source, and the version that it must be of."""
     headers = {'x-amz-copy-source': urllib.parse.quote(f'/{store.bucket}/{source}', safe='/~-_.')}
     return headers | ({'x-amz-copy-source-if-match': found.version} if found.version else {})
@@ -58,7 +59,7 @@ def _check_source(answer: Answer, name: str, found: Found) -> None:
         raise s3replies.missing(answer, name)
 
 
-async def _copy_whole(store: S3Store, client: S3Client, source: str, target: str, found: Found) -> None:
+async def _copy_whole(store: RemoteStore[S3Client], client: S3Client, source: str, target: str, found: Found) -> None:
     name = store.url(source)
 
     def check(answer: Answer) -> Part:
@@ -79,7 +80,7 @@ def _check_size(target: str, source: str, size: int, copied: int) -> None:
 class _Copier(S3Writer):
     """A copy in parts."""
 
-    def __init__(self, store: S3Store, client: S3Client, source: str, target: str, found: Found) -> None:
+    def __init__(self, store: RemoteStore[S3Client], client: S3Client, source: str, target: str, found: Found) -> None:
         super().__init__(store, client, target, False, _carried(found.headers))
         self._source, self._found = source, found
         self._size = found.size

@@ -15,9 +15,10 @@ from granular.aio.runtime.loops import gather, need_loop
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import Upload
 from granular.aio.stores.multipart import PartWriter
+from granular.aio.stores.remote import RemoteStore
 from granular.aio.stores.s3 import replies as s3replies
+from granular.aio.stores.s3.client import S3Client
 from granular.aio.stores.s3.replies import TOKEN, Begun, Found, Part
-from granular.aio.stores.s3.store import S3Client, S3Store
 from granular.config import MiB
 from granular.errors import (
     AccessDeniedError,
@@ -86,7 +87,9 @@ class S3Writer(PartWriter):
       headers: of the object, beside those of the options.
     """
 
-    def __init__(self, store: S3Store, client: S3Client, key: str, new: bool, headers: Mapping[str, str] = {}) -> None:
+    def __init__(
+        self, store: RemoteStore[S3Client], client: S3Client, key: str, new: bool, headers: Mapping[str, str] = {}
+    ) -> None:
         super().__init__(store.config.part_size, store.config.upload_concurrency)
         self._store, self._client, self._key, self._new = store, client, key, new
         self._name = store.url(key)
@@ -358,7 +361,7 @@ async def abort(client: S3Client, key: str, upload: str) -> None:
     await client.call('DELETE', key, check, query=[('uploadId', upload)], statuses=(200, 204, 404))
 
 
-async def uploads(store: S3Store, client: S3Client, key: str) -> AsyncIterator[Upload]:
+async def uploads(store: RemoteStore[S3Client], client: S3Client, key: str) -> AsyncIterator[Upload]:
     """The uploads in parts of objects below a key, or of that key, that were not finished."""
     name = store.url(key)
     markers: tuple[str, str] | None = None

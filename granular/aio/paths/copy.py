@@ -5,14 +5,15 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
-from granular.aio.datasets.writer import ENDS
 from granular.aio.http.digests import Digests, proven
-from granular.aio.paths.path import Path
+from granular.aio.paths.file import File
+from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.loops import call_user, for_each
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import Entry, Kept
 from granular.config import MiB
 from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, ObjectChangedError, StoreError
+from granular.formats.layout import SUFFIXES
 
 _CHUNK: Final = 8 * MiB
 _FILES: Final = 16
@@ -20,9 +21,9 @@ _FILES: Final = 16
 Progress = Callable[[int], object]
 
 
-async def copy(source: Path, target: Path, progress: Progress | None) -> None:
+async def copy(source: PurePath, target: PurePath, progress: Progress | None) -> None:
     """Copy a file, or a folder with all below it. See ``Path.copy``."""
-    stat = await source.stat()
+    stat = await source.store.stat(source.key)
     if stat.is_dir:
         if target.is_relative_to(source):
             raise InvalidArgumentError(f'{source}: cannot be copied into itself, to {target}')
@@ -31,7 +32,7 @@ async def copy(source: Path, target: Path, progress: Progress | None) -> None:
     if source == target:
         raise InvalidArgumentError(f'{source}: cannot be copied onto itself')
     try:
-        size = (await target.stat()).size
+        size = (await target.store.stat(target.key)).size
     except NotFoundError:
         size = -1
     await _copy(source, target, stat.size, size, progress)
@@ -40,7 +41,7 @@ async def copy(source: Path, target: Path, progress: Progress | None) -> None:
 class FolderCopy:
     """A folder that is being copied."""
 
-    def __init__(self, source: Path, target: Path, progress: Progress | None) -> None:
+    def __init__(self, source: PurePath, target: PurePath, progress: Progress | None) -> None:
         self._source, self._target, self._progress = source, target, progress
         self._there: dict[str, int] = {}  # the files of the target, and their sizes
         self._specs: list[Entry] = []
@@ -50,7 +51,7 @@ class FolderCopy:
 
     async def copy(self) -> None:
         source, target = self._source, self._target
-        await target.mkdir(parents=True, exist_ok=True)
+        await target.store.mkdir(target.key, parents=True, exist_ok=True)
         try:
             async for entry in target.store.scan_tree(target.key):
                 if not entry.is_dir:
@@ -71,7 +72,7 @@ class FolderCopy:
                 await self.make(self.place(entry))
             return
         folder, _, name = entry.key.rpartition('/')
-        if name == 'spec.json' or name.endswith(ENDS):
+        if name == 'spec.json' or name.endswith(SUFFIXES):
             self._seen.setdefault(folder, {})[entry.key] = entry
         if name == 'spec.json':
             self._specs.append(entry)
@@ -80,7 +81,7 @@ class FolderCopy:
 
     async def _spec(self, entry: Entry) -> None:
         """Complete the copy of a dataset, unless the dataset was replaced or appended to meanwhile."""
-        folder = Path.of(self._source.store, entry.key).parent
+        folder = PurePath.of(self._source.store, entry.key).parent
         listed = self._seen.pop(entry.key.rpartition('/')[0])
         now = {other.key: other async for other in folder.store.scan(folder.key)}
         if differ := [key for key, other in listed.items() if now.get(key) != other]:
@@ -96,10 +97,10 @@ class FolderCopy:
         name = below(self._target, place.key)
         if self._target.store.local:
             await self.make(place.parent)
-        source = Path.of(self._source.store, entry.key)
+        source = PurePath.of(self._source.store, entry.key)
         size = self._there.get(name, -1)
         # A store whose listings have no sizes.
-        length = entry.size or (await source.stat()).size
+        length = entry.size or (await source.store.stat(source.key)).size
         await _copy(source, place, length, size, self._progress, lambda: self._withdraw(name))
 
     async def _withdraw(self, name: str) -> None:
@@ -109,7 +110,7 @@ class FolderCopy:
             if spec != name and self._there.pop(spec, None) is not None:
                 await self._target.store.delete([_joined(self._target, spec).key])
 
-    def place(self, entry: Entry) -> Path:
+    def place(self, entry: Entry) -> PurePath:
         """Where an entry goes; below the target, whatever its name.
 
         Raises:
@@ -128,11 +129,11 @@ class FolderCopy:
         bad = parts & {'.', '..'} or '\0' in name or not _encodes(name)
         return name if bad or (self._target.store.has_folders and '' in parts) else None
 
-    async def make(self, folder: Path) -> None:
+    async def make(self, folder: PurePath) -> None:
         """Make a folder of the target, and see that it lies there and is no link to elsewhere."""
         if folder.key in self._made:
             return
-        await folder.mkdir(parents=True, exist_ok=True)
+        await folder.store.mkdir(folder.key, parents=True, exist_ok=True)
         if folder.store.local:
             root, place = await offload(_real, self._target.key, folder.key)
             if os.path.commonpath([root, place]) != root:
@@ -152,7 +153,7 @@ def _encodes(name: str) -> bool:
     return True
 
 
-def below(folder: Path, key: str) -> str:
+def below(folder: PurePath, key: str) -> str:
     """The name of a key below a folder."""
     if folder.key in ('', '.'):
         return key
@@ -162,9 +163,9 @@ def below(folder: Path, key: str) -> str:
     return key[len(head) :]
 
 
-def _joined(folder: Path, name: str) -> Path:
+def _joined(folder: PurePath, name: str) -> PurePath:
     head = '' if folder.key in ('', '.') else folder.key.rstrip('/') + '/'
-    return Path.of(folder.store, head + name)
+    return PurePath.of(folder.store, head + name)
 
 
 async def _nothing() -> None:
@@ -172,8 +173,8 @@ async def _nothing() -> None:
 
 
 async def _copy(
-    source: Path,
-    target: Path,
+    source: PurePath,
+    target: PurePath,
     size: int,
     there: int,
     progress: Progress | None,
@@ -200,7 +201,7 @@ async def _copy(
     await _stream(source, target, progress)
 
 
-async def _same(source: Path, target: Path) -> bool:
+async def _same(source: PurePath, target: PurePath) -> bool:
     """Whether a file is there already, as far as checksums can tell; False if they cannot."""
     here, there = await source.store.kept(source.key), await target.store.kept(target.key)
     if here.size != there.size:
@@ -215,14 +216,14 @@ async def _same(source: Path, target: Path) -> bool:
     return False
 
 
-async def _digest(path: Path, kept: Kept, kind: str, part_size: int) -> str | None:
+async def _digest(path: PurePath, kept: Kept, kind: str, part_size: int) -> str | None:
     """A checksum that the store has, or one that is computed, if the file is on a disk."""
     if kind in kept.digests or not path.store.local:
         return kept.digests.get(kind)
     return (await _digests(path, kept.size, kind, part_size)).found(kind)
 
 
-async def _digests(path: Path, size: int, kind: str, part_size: int) -> Digests:
+async def _digests(path: PurePath, size: int, kind: str, part_size: int) -> Digests:
     """The checksums of a file that is read."""
     digests = Digests({kind}, part_size)
     version: str | None = None
@@ -233,7 +234,7 @@ async def _digests(path: Path, size: int, kind: str, part_size: int) -> Digests:
     return digests
 
 
-async def _check_within(source: Path, target: Path) -> None:
+async def _check_within(source: PurePath, target: PurePath) -> None:
     here, there = await source.store.kept(source.key), await target.store.kept(target.key)
     differ = [kind for kind in proven(here.digests, there.digests) if here.digests[kind] != there.digests[kind]]
     if here.size != there.size or differ:
@@ -244,12 +245,12 @@ async def _check_within(source: Path, target: Path) -> None:
         )
 
 
-async def _stream(source: Path, target: Path, progress: Progress | None) -> None:
+async def _stream(source: PurePath, target: PurePath, progress: Progress | None) -> None:
     here = await source.store.kept(source.key)
-    before = None if here.version is not None else await source.stat()
+    before = None if here.version is not None else await source.store.stat(source.key)
     kind = target.store.digest_kind(here.size)
     digests = Digests({'crc32c', kind, *proven(here.digests)} - {''}, target.store.config.part_size)
-    async with await target.open('wb') as file:
+    async with File(target, 0, await target.store.open_writer(target.key)) as file:
         version = here.version
         for start in range(0, here.size, _CHUNK):
             reply = await source.store.read(source.key, start, min(start + _CHUNK, here.size), version)
@@ -259,7 +260,7 @@ async def _stream(source: Path, target: Path, progress: Progress | None) -> None
             if progress:
                 call_user(progress, len(reply.data))
         # Files without versions can be written to while they are read.
-        if before is not None and ((after := await source.stat()) != before or after.size != here.size):
+        if before is not None and ((after := await source.store.stat(source.key)) != before or after.size != here.size):
             raise ObjectChangedError(
                 f'{source}: changed while it was copied, from {here.size} bytes to {after.size}: copy it again'
             )

@@ -1,0 +1,266 @@
+"""Requests to the JSON API of Google Cloud Storage, authorised by google-auth, and checked."""
+
+import asyncio
+import functools
+import ipaddress
+import json
+import os
+import urllib.parse
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, TypeVar
+
+from granular.aio.http.messages import Target
+from granular.aio.http.transport import Answer, Outgoing
+from granular.aio.runtime.threads import offload
+from granular.aio.stores import endpoints
+from granular.aio.stores.gcs import replies as gcsreplies
+from granular.aio.stores.gcs.auth import Login, log_in
+from granular.aio.stores.gcs.replies import Listing, Page, Resource, Rewrite
+from granular.aio.stores.remote import Client, RemoteStore
+from granular.errors import (
+    BadReplyError,
+    InvalidArgumentError,
+    NotFoundError,
+    ObjectChangedError,
+    StoreError,
+)
+
+_OPTIONS: Final = ('anon', 'endpoint_url', 'project', 'requester_pays', 'tls_verify', 'token')
+_OBJECT: Final = 'kind,name,size,generation,updated,crc32c,md5Hash,metadata'
+_LISTED: Final = 'kind,nextPageToken,prefixes,items(kind,name,size,generation,updated)'
+T = TypeVar('T')
+
+
+class GCSClient(Client):
+    """A bucket under one event loop. Made on a worker thread, as finding credentials blocks."""
+
+    def __init__(self, store: RemoteStore[Any]) -> None:
+        super().__init__()
+        if unknown := sorted(set(store.options) - set(_OPTIONS)):
+            raise InvalidArgumentError(f'{store.root}: unknown options {unknown}: there are {sorted(_OPTIONS)}')
+        self._token_lock = asyncio.Lock()
+        self._store = store
+        self.base = address(store.root, store.endpoint)
+        timeout = store.config.connect_timeout + store.config.first_byte_timeout
+        self._login: Login = log_in(store.root, store.options, is_emulator(store.endpoint), timeout)
+        parts = urllib.parse.urlsplit(self.base)
+        if parts.scheme == 'http' and self._login.credentials is not None and not _loopback(parts.hostname):
+            raise InvalidArgumentError(
+                f'{store.root}: a token is not sent over plain http to {parts.hostname}: use https'
+            )
+        payer = store.options.get('requester_pays')
+        self._payer = payer if isinstance(payer, str) else self._login.project if payer else ''
+        if payer and not self._payer:
+            raise InvalidArgumentError(f'{store.root}: requester_pays=True needs a project to pay: pass project=')
+
+    # --- what reads need
+
+    async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
+        # What is stored compressed is given as it is stored: ranges of it would mean nothing otherwise.
+        headers = {'Accept-Encoding': 'gzip', **await self._headers()}
+        return self._url(f'/download/storage/v1/b/{_quoted(self._store.bucket)}/o/{_quoted(key)}', alt='media'), headers
+
+    async def find_credentials(self) -> bool:
+        if self._login.credentials is None:
+            return False
+        async with self._token_lock:
+            await offload(self._login.renew)
+        return True
+
+    async def _headers(self) -> dict[str, str]:
+        if self._login.stale:
+            async with self._token_lock:
+                if self._login.stale:
+                    await offload(self._login.renew)
+        return self._login.headers()
+
+    def _url(self, path: str, **query: str) -> str:
+        if self._payer:
+            query['userProject'] = self._payer
+        query = {name: value for name, value in query.items() if value}
+        return f'{self.base}{path}?{urllib.parse.urlencode(query, quote_via=urllib.parse.quote)}'
+
+    # --- requests to the JSON API
+
+    async def send(
+        self,
+        name: str,
+        method: str,
+        url: str,
+        check: Callable[[Answer], T],
+        statuses: Collection[int],
+        body: bytes = b'',
+        headers: Mapping[str, str] = {},
+    ) -> T:
+        """Send a request and have its answer checked (``Transport.call``)."""
+
+        async def make() -> Outgoing:
+            return Outgoing(Target.of(url, {**await self._headers(), **headers}), method, body)
+
+        return await self.transport.call(make, self.mend, name, check, statuses=statuses)
+
+    async def send_upload(
+        self,
+        name: str,
+        method: str,
+        session: str,
+        requests: Callable[[], tuple[bytes | memoryview, Mapping[str, str]]],
+        check: Callable[[Answer], T],
+        statuses: Collection[int],
+    ) -> T:
+        """Send a request to an upload that was begun; ``requests`` gives body and headers of each attempt."""
+        parts = urllib.parse.urlsplit(self.base)
+
+        async def make() -> Outgoing:
+            body, headers = requests()
+            url = f'{parts.scheme}://{parts.netloc}{session}'
+            return Outgoing(Target.of(url, {**await self._headers(), **headers}), method, body)
+
+        return await self.transport.call(make, self.mend, name, check, statuses=statuses)
+
+    def objects(self, key: str | None = None, more: str = '', **query: str) -> str:
+        """The address of an object's description, or of the list of all."""
+        place = '' if key is None else f'/{_quoted(key)}'
+        return self._url(f'/storage/v1/b/{_quoted(self._store.bucket)}/o{place}{more}', **query)
+
+    def uploads(self, **query: str) -> str:
+        """The address to which new objects are sent."""
+        return self._url(f'/upload/storage/v1/b/{_quoted(self._store.bucket)}/o', **query)
+
+    async def look(self, key: str) -> Resource | None:
+        """The description of an object; None if there is none."""
+        name = self._store.url(key)
+
+        def check(answer: Answer) -> Resource | None:
+            if answer.head.status == 404:
+                gcsreplies.check_missing(answer, name)
+                return None
+            return gcsreplies.resource_of(answer, name, key)
+
+        return await self.send(name, 'GET', self.objects(key, fields=_OBJECT), check, (200, 404))
+
+    async def list(self, listing: Listing, count: int) -> Page:
+        """The next page of a listing."""
+
+        def check(answer: Answer) -> Page:
+            if answer.head.status == 404:
+                gcsreplies.check_missing(answer, listing.name)
+                raise NotFoundError(f'{listing.name}: no such bucket (status 404)')
+            return listing.take(answer)
+
+        url = self.objects(
+            prefix=listing.prefix, delimiter=listing.delimiter, pageToken=listing.token, maxResults=str(count),
+            fields=_LISTED,
+        )  # fmt: skip
+        return await self.send(listing.name, 'GET', url, check, (200, 404))
+
+    async def delete(self, key: str, generation: str = '') -> None:
+        """Delete an object, if it is there, and if it is of that generation."""
+        name = self._store.url(key)
+        check = functools.partial(gcsreplies.check_deleted, name=name)
+        url = self.objects(key, ifGenerationMatch=generation)
+        await self.send(name, 'DELETE', url, check, (200, 204, 404, 412) if generation else (200, 204, 404))
+
+    async def copy(self, source: str, target: str) -> None:
+        """Copy an object within the bucket: the generation that is there now, or none."""
+        name = self._store.url(source)
+        origin = await self.look(source)
+        if origin is None:
+            raise NotFoundError(f'{name}: no such object')
+
+        def check(answer: Answer) -> Rewrite:
+            if answer.head.status == 404:
+                gcsreplies.check_missing(answer, name)
+            if answer.head.status in (404, 412):
+                raise ObjectChangedError(f'{name}: it was replaced or deleted while it was being copied')
+            rewrite = gcsreplies.rewrite_of(answer, name, target)
+            if (copy := rewrite.resource) is not None and (
+                copy.size != origin.size or copy.digests.get('crc32c') != origin.digests.get('crc32c')
+            ):
+                raise BadReplyError(
+                    f'{name}: {origin.size} bytes of crc32c {origin.digests.get("crc32c")} became {copy.size} of '
+                    f'{copy.digests.get("crc32c")} at {target!r}'
+                )
+            return rewrite
+
+        place = f'/rewriteTo/b/{_quoted(self._store.bucket)}/o/{_quoted(target)}'
+        token, copied, fruitless = '', -1, 0
+        while True:
+            url = self.objects(source, place, ifSourceGenerationMatch=origin.generation, rewriteToken=token)
+            rewrite = await self.send(name, 'POST', url, check, (200, 404, 412))
+            if rewrite.resource is not None:
+                return
+            fruitless = 0 if rewrite.copied > copied else fruitless + 1
+            if fruitless >= self._store.config.attempts:
+                raise StoreError(
+                    f'{name}: {rewrite.copied} of {origin.size} bytes copied, no more after {fruitless} requests'
+                )
+            token, copied = rewrite.token, max(copied, rewrite.copied)
+
+    async def has_bucket(self) -> bool:
+        """Whether the bucket exists."""
+        name, bucket = self._store.root, self._store.bucket
+
+        def check(answer: Answer) -> bool:
+            if answer.head.status == 404:
+                gcsreplies.check_missing(answer, name)
+                return False
+            gcsreplies.bucket_of(answer, name, bucket)
+            return True
+
+        return await self.send(name, 'GET', self._url(f'/storage/v1/b/{_quoted(bucket)}'), check, (200, 404))
+
+    async def make_bucket(self) -> bool:
+        """Make the bucket; False if it was made meanwhile."""
+        name, bucket = self._store.root, self._store.bucket
+        if not self._login.project and self._login.credentials is not None:
+            raise InvalidArgumentError(f'{name}: a new bucket needs a project: pass project=')
+
+        def check(answer: Answer) -> bool:
+            if answer.head.status == 409:
+                return False
+            gcsreplies.bucket_of(answer, name, bucket)
+            return True
+
+        url = self._url('/storage/v1/b', project=self._login.project)
+        headers = {'Content-Type': 'application/json'}
+        if await self.send(name, 'POST', url, check, (200, 409), json.dumps({'name': bucket}).encode(), headers):
+            return True
+        # All projects share the names of buckets: one that this project may not see is no bucket to write to.
+        if not await self.has_bucket():
+            raise StoreError(f'{name}: the store says that it exists, and that it does not')
+        return False
+
+
+def address(root: str, endpoint: str) -> str:
+    """The address of the server without a trailing slash.
+
+    Raises:
+      InvalidArgumentError: if it is no address of a server.
+    """
+    try:
+        parts = urllib.parse.urlsplit(endpoint)
+        valid = parts.scheme in ('http', 'https') and parts.hostname and parts.port != 0
+    except (ValueError, AttributeError):
+        valid = False
+    if not valid or parts.username or parts.password or parts.query or parts.fragment:
+        raise InvalidArgumentError(f'{root}: endpoint_url must be http(s)://host, without credentials')
+    return endpoint.rstrip('/')
+
+
+def is_emulator(endpoint: str) -> bool:
+    """Return whether an endpoint is that of an emulator, which needs no credentials."""
+    return endpoint.startswith('http://') or endpoint == endpoints.emulator(os.environ)
+
+
+def _quoted(part: str) -> str:
+    return urllib.parse.quote(part, safe='')
+
+
+def _loopback(host: str | None) -> bool:
+    if host is None or host == 'localhost':
+        return host is not None
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,134 @@
+"""Open local files, their versions, and reads from them."""
+
+import os
+import stat
+import threading
+import zlib
+from collections.abc import Callable
+
+from granular.aio.http.buffers import blank
+from granular.aio.http.reply import changed
+from granular.config import KiB
+from granular.errors import OutOfRangeError
+
+MAX_READ = 1 << 30
+# Up to here a read under an event loop is done in place: it takes less time than a thread takes to begin.
+IN_PLACE = 256 * KiB
+# Bytes at the end of a file that tell whether it was appended to, or written anew.
+_END = 4 * KiB
+
+
+class File:
+    """An open file, closed when the last who reads it lets go."""
+
+    __slots__ = ('_end', '_seen_size', '_seen_time', 'fd', 'size', 'version')
+
+    def __init__(self, path: str) -> None:
+        self.fd = -1
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        info = os.fstat(self.fd)
+        self.size = info.st_size
+        self.version = version_of(info)
+        self._seen_time, self._seen_size = info.st_mtime_ns, info.st_size
+        self._end = self._sum_of_end() if stat.S_ISREG(info.st_mode) else 0
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # The default stays when modules are cleared at exit.
+        if self.fd >= 0:
+            close(self.fd)
+
+    def exactly(self, key: str, start: int, stop: int) -> bytes:
+        """The bytes from start to stop, all of them."""
+        if stop - start <= IN_PLACE:
+            data = os.pread(self.fd, stop - start, start)
+            if len(data) == stop - start:
+                return data
+        space = blank(stop - start)
+        self.fill(key, start, space.view)
+        owner: bytes = space.owner
+        return owner
+
+    def fill(self, key: str, start: int, target: memoryview) -> None:
+        """Read the bytes from start on into memory, until it is full."""
+        done = 0
+        while done < len(target):
+            got = os.preadv(self.fd, [target[done : done + MAX_READ]], start + done)
+            if not got:
+                self.check(key)
+                size = os.fstat(self.fd).st_size
+                stop = start + len(target)
+                raise OutOfRangeError(f'{key}: bytes {start} to {stop} were asked for, but it has {size}')
+            done += got
+
+    def check(self, key: str) -> None:
+        """That what was read before this call is of the version that was opened: nothing was written in place since.
+
+        A file that grew is of the same version, as its writer appends, if the end that it had is as it was.
+
+        Raises:
+          ObjectChangedError: if it was written in place.
+        """
+        info = os.fstat(self.fd)
+        if info.st_mtime_ns != self._seen_time or info.st_size != self._seen_size:
+            if info.st_size <= self.size or self._sum_of_end() != self._end:
+                raise changed(key, self.version, version_of(info))
+            self._seen_time, self._seen_size = info.st_mtime_ns, info.st_size
+
+    def _sum_of_end(self) -> int:
+        start = max(0, self.size - _END)
+        return zlib.crc32(os.pread(self.fd, self.size - start, start))
+
+
+def version_of(info: os.stat_result) -> str:
+    """What tells one version of a file from the next."""
+    return f'{info.st_ino:x}-{info.st_size:x}-{info.st_mtime_ns:x}'
+
+
+class Files:
+    """The files that were read last, kept open: at most ``limit`` of them, however many shards there are.
+
+    They are kept by path and version, so that a reader of a file that was replaced since goes on with what it opened.
+    """
+
+    def __init__(self, limit: int = 512) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self.opened: dict[tuple[str, str], File] = {}
+
+    def current(self, path: str) -> File:
+        """The file as it is now."""
+        return self.opened.get((path, version_of(os.stat(path)))) or self._keep(path, File(path))
+
+    def pinned(self, path: str, version: str) -> File:
+        """The file of that version.
+
+        Raises:
+          ObjectChangedError: if it was replaced, and what it was before is not open any more.
+        """
+        file = self.opened.get((path, version))
+        if file is None:
+            file = self._keep(path, File(path))
+            if file.version != version:
+                raise changed(path, version, file.version)
+        return file
+
+    def _keep(self, path: str, file: File) -> File:
+        with self._lock:
+            while len(self.opened) >= self._limit:
+                del self.opened[next(iter(self.opened))]
+            self.opened[path, file.version] = file
+        return file
+
+    def get(self, path: str, version: str | None) -> File:
+        """The file of that version, or as it is now if any version will do."""
+        return self.current(path) if version is None else self.pinned(path, version)
+
+    def forget(self, path: str) -> None:
+        """Let go of a file, or of all in a folder, as before they are deleted."""
+        with self._lock:
+            for key in [key for key in self.opened if f'{key[0]}/'.startswith(f'{path}/')]:
+                del self.opened[key]
+
+
+files = Files()
+os.register_at_fork(after_in_child=lambda: files.__dict__.update(_lock=threading.Lock()))
