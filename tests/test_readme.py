@@ -3,6 +3,7 @@
 import pathlib
 import re
 
+import numpy as np
 import pytest
 
 import granular
@@ -10,6 +11,10 @@ from granular import testing
 
 HOME = pathlib.Path(__file__).parent.parent
 SNIPPETS = re.findall(r'```python\n(.*?)```', (HOME / 'README.md').read_text(), re.DOTALL)
+
+
+class EnoughError(Exception):
+    """Ends the first snippet, which trains for ever."""
 
 
 @pytest.fixture
@@ -22,16 +27,32 @@ def buckets(monkeypatch):
         monkeypatch.setenv('STORAGE_EMULATOR_HOST', gcs['endpoint_url'])
         granular.Path('s3://my-bucket').mkdir(exist_ok=True)  # moto keeps what other servers of this process hold
         granular.Path('gs://my-bucket').mkdir()
+        train = granular.Path('s3://my-bucket/train')
+        spec = {'image': 'array', 'label': 'int'}
+        with granular.ShardedDatasetWriter(train, spec, granular.encoders, shardlen=60) as writer:
+            for i in range(120):
+                writer.append({'image': np.full((32, 32, 3), i, np.uint8), 'label': i})
         yield
 
 
 def test_the_snippets(tmp_path, monkeypatch, capsys, buckets):
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
+    trained: list[dict[str, np.ndarray]] = []
+
+    def train(batch):
+        trained.append(batch)
+        if len(trained) == 4:
+            raise EnoughError
+
+    names: dict[str, object] = {'train': train}
     assert len(SNIPPETS) >= 6
-    for snippet in SNIPPETS:
+    with pytest.raises(EnoughError):
+        exec(compile(SNIPPETS[0], 'README.md', 'exec'), names)
+    for snippet in SNIPPETS[1:]:
         exec(compile(snippet, 'README.md', 'exec'), names)
     names['loader'].close()
+    assert {key: array.shape for key, array in trained[0].items()} == {'image': (64, 32, 32, 3), 'label': (64,)}
+    assert {key: array.dtype for key, array in trained[0].items()} == {'image': np.uint8, 'label': np.int64}
     out = capsys.readouterr().out
     for line in (
         "7 ['a digit', 'number 99']",
