@@ -23,8 +23,8 @@ import numpy as np
 from benchmarks.bars import ROOT
 from benchmarks.nginx import ports
 from benchmarks.remote import RIVALS, SCRIPTS
-from tests.credentials import AmazonKeys, google_key
-from tests.faults import FaultServer
+from tests.support.credentials import AmazonKeys, google_key
+from tests.support.faults import FaultServer
 
 WHO = ('granular', 's3fs', 'gcsfs', 'obstore')
 COUNT, SIZE, STRIDE = 12, 64 << 10, 2 << 20

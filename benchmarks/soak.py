@@ -28,11 +28,11 @@ import granular
 from benchmarks.bars import ROOT
 from granular.errors import GranularError, NotFoundError
 from granular.formats.checksums import crc32c
-from tests.credentials import AmazonKeys, google_key
-from tests.fault_proxy import Call, FaultProxy
-from tests.faults import Asked, FaultServer
-from tests.gcs_faults import GCSFaultProxy
-from tests.servers import FakeGCSServer, SeaweedServer
+from tests.support.credentials import AmazonKeys, google_key
+from tests.support.fault_proxy import Call, FaultProxy
+from tests.support.faults import Asked, FaultServer
+from tests.support.gcs_faults import GCSFaultProxy
+from tests.support.servers import FakeGCSServer, SeaweedServer
 
 SHARE = 0.01  # of all requests
 POINTS, SHARDLEN = 1600, 200

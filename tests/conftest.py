@@ -12,8 +12,8 @@ import pytest
 
 import granular
 from granular import cli
-from tests.oracles import Oracle
-from tests.servers import FakeGCSServer, HTTPServer, MotoServer, RedisServer, SeaweedServer, Server
+from tests.support.oracles import Oracle
+from tests.support.servers import FakeGCSServer, HTTPServer, MotoServer, RedisServer, SeaweedServer, Server
 
 STORES = ('local', 'memory', 'moto', 'seaweed', 'fakegcs')
 BUCKETS = ('moto', 'seaweed', 'fakegcs')

@@ -1,0 +1,145 @@
+"""Imports point down the list of layers, and never in a circle; docs/architecture.md shows the same list.
+
+``python -m tests.api.test_layers`` prints the table for docs/architecture.md.
+"""
+
+import ast
+import collections
+import graphlib
+
+import pytest
+
+from tests import ROOT
+
+PACKAGE = ROOT / 'granular'
+
+# From the top down: a module imports from its own part, or from parts of the layers below.
+LAYERS = (
+    {'__main__': '`python -m granular`'},
+    {
+        'cli': 'commands, the demo, descriptions of datasets',
+        'integrations': 'PyTorch, JAX, Grain, Orbax: each imported by its users',
+    },
+    {'__init__': 'the public names', 'testing': 'servers for tests'},
+    {'sources': 'lazy sequences of granular 0.21'},
+    {'sync': 'the sync API: blocking methods over the async core'},
+    {'aio.__init__': 'the public names of the async API'},
+    {'aio.convert': 'conversion of other formats into sharded datasets'},
+    {
+        'aio.datasources': 'ArrayRecord, Parquet and WebDataset files',
+        'aio.caches': 'datapoints in memory, in shared memory, in Redis',
+    },
+    {'aio.datasets': 'specs, layouts, shards: readers, writers, verification, cleaning'},
+    {
+        'aio.transfer': 'copies on the local disk, archives',
+        'aio.bags': 'records and their limits',
+        'aio.loader': 'batches, steps, checkpoints',
+    },
+    {
+        'aio.paths': 'paths and files',
+        'aio.fields': 'datasets of fields, wrappers, masks',
+        'aio.sources': 'lazy sequences, asynchronous',
+    },
+    {
+        'aio.stores': 'local disks, S3, GCS, HTTP, fsspec; range planning, fan-out, copies, the block cache',
+        'aio.pipeline': 'MapDataset, IterDataset, DataLoader and their operations',
+    },
+    {
+        'aio.http': 'requests, retries, limits, connections, checks of replies',
+        'aio.execution': 'prefetching in threads, on the loop and in worker processes',
+    },
+    {'aio.runtime': 'event loops, the bridge to threads, tasks, lifecycles'},
+    {
+        'formats': 'encoders, decoders, tables, checksums: bytes to values and back',
+        'filters': 'filters over fields',
+        'shuffle': 'orders',
+        'config': 'settings',
+        '_lazy': 'optional packages and late imports',
+    },
+    {'indexing': 'integer indices', '_redact': 'redaction of credentials'},
+    {'errors': 'the tree of errors'},
+)
+
+
+def modules():
+    """Return the dotted name of each module, relative to the package, with its file."""
+    for file in sorted(PACKAGE.rglob('*.py')):
+        name = '.'.join(file.relative_to(PACKAGE).with_suffix('').parts)
+        yield (name if name in ('__init__', 'aio.__init__') else name.removesuffix('.__init__')), file
+
+
+MODULES = dict(modules())
+
+
+def part_of(module):
+    """Return the number of a module's layer and its part there: the longest name that the module's begins with."""
+    named = [
+        (number, part)
+        for number, parts in enumerate(LAYERS)
+        for part in parts
+        if module == part or module.startswith(f'{part}.')
+    ]
+    return max(named, key=lambda item: len(item[1]), default=None)
+
+
+def imported(file):
+    """Return the modules that a file imports, wherever in it, but for those of its type annotations alone."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f'{node.module}.{alias.name}' for alias in node.names]
+        else:
+            continue
+        for name in names:
+            root, _, module = name.partition('.')
+            if root == 'granular':
+                yield module if module in MODULES else (module.rpartition('.')[0] or '__init__')
+
+
+IMPORTS = {
+    module: {'aio.__init__' if name == 'aio' else name for name in imported(file)} - {module}
+    for module, file in MODULES.items()
+}
+
+
+def test_each_module_belongs_to_a_layer():
+    assert [module for module in MODULES if part_of(module) is None] == []
+
+
+def test_no_import_points_up_or_aside():
+    wrong = []
+    for module, names in IMPORTS.items():
+        number, part = part_of(module)
+        for name in names:
+            other_number, other = part_of(name)
+            if other != part and other_number <= number:
+                wrong.append(f'{module} imports {name}')
+    assert wrong == []
+
+
+@pytest.mark.parametrize('depth', ['modules', 'parts'])
+def test_imports_make_no_circle(depth):
+    graph = collections.defaultdict(set)
+    for module, names in IMPORTS.items():
+        here = module if depth == 'modules' else part_of(module)[1]
+        graph[here] |= {name if depth == 'modules' else part_of(name)[1] for name in names} - {here}
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+def table():
+    """Return the table of docs/architecture.md."""
+    lines = ['| layer | part | subject |', '| --- | --- | --- |']
+    for number, parts in enumerate(LAYERS):
+        for part, subject in parts.items():
+            place = part.replace('.', '/')
+            lines.append(f'| {len(LAYERS) - number} | `{place}` | {subject} |')
+    return '\n'.join(lines)
+
+
+def test_the_architecture_page_shows_these_layers():
+    assert table() in (ROOT / 'docs' / 'architecture.md').read_text()
+
+
+if __name__ == '__main__':
+    print(table())

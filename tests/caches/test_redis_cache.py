@@ -1,0 +1,302 @@
+import asyncio
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import uuid
+
+import numpy as np
+import pytest
+import redis
+
+import granular
+from granular import aio
+from granular.errors import ClosedError, InvalidArgumentError, OutOfRangeError
+from tests.caches.test_shared_cache import Counting, label
+from tests.support.servers import RedisServer, free_ports
+
+PASSWORD = 'hush-hush-secret'
+
+
+@pytest.fixture
+def source(tmp_path):
+    return Counting(tmp_path / 'log')
+
+
+@pytest.fixture
+def space():
+    return f'test-{uuid.uuid4().hex[:8]}'
+
+
+@pytest.fixture
+def client(redis_server):
+    with redis.Redis.from_url(redis_server.url) as opened:
+        yield opened
+
+
+def test_read_once_for_all(source, redis_server, space, client):
+    client.set('mine', 'untouched')
+    with granular.RedisCache(source, redis_server.url, label, namespace=space) as cache:
+        assert cache.fetch([3, 1, 3, -1]) == [3, 1, 3, 63]
+        with granular.RedisCache(source, redis_server.url, label, namespace=space) as other:
+            assert other.fetch([1, 2, 63]) == [1, 2, 63]
+            assert other[2] == other.get(-62) == 2
+            assert other.stats() == {
+                'hits': 4, 'misses': 1, 'waited': 0, 'bypassed': 0, 'damaged': 0, 'not_kept': 0, 'errors': 0,
+            }  # fmt: skip
+        assert source.asked == [[3, 1, 63], [2]]
+        assert cache.__getitems__([1]) == cache._getitems([1]) == [1]
+        assert cache.fetch([]) == []
+        keys = sorted(key.decode() for key in client.keys(f'{space}:*'))  # and no locks
+        prefix = keys[0].rpartition(':')[0]
+        assert keys == sorted(f'{prefix}:{i}' for i in (1, 2, 3, 63))
+        assert client.get('mine') == b'untouched'
+        with pytest.raises(OutOfRangeError):
+            cache[64]
+        assert sorted(granular.MapDataset.source(cache).shuffle(3)) == list(range(64))
+    with pytest.raises(ClosedError):
+        cache[1]
+    until = time.monotonic() + 5
+    while len(client.client_list()) > 1:  # all but the test's own
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_batch_is_one_command(source, redis_server, space, client):
+    with granular.RedisCache(source, redis_server.url, label, namespace=space) as cache:
+        cache.fetch(range(64))
+        before = client.info('commandstats')
+        cache.fetch(range(64))
+        after = client.info('commandstats')
+        calls = {name: after[name]['calls'] - before.get(name, {'calls': 0})['calls'] for name in after}
+        assert {name: n for name, n in calls.items() if n and 'info' not in name} == {'cmdstat_mget': 1}
+
+
+def test_fingerprints(tmp_path, redis_server, space, client):
+    for name in ('a', 'b'):
+        with granular.DatasetWriter(tmp_path / name, {'n': 'int'}, granular.encoders) as writer:
+            for i in range(5):
+                writer.append({'n': i if name == 'a' else -i})
+    sources = []
+    for name in ('a', 'b'):
+        sources.append(granular.DatasetReader(tmp_path / name, granular.decoders))
+    sources.append(granular.DatasetReader(tmp_path / 'a', None))
+    sources.append(granular.MapDataset.source(sources[0]).shuffle(1))
+    for source in sources:
+        with granular.RedisCache(source, redis_server.url, namespace=space) as cache:
+            for _ in range(2):
+                assert cache.fetch(range(5)) == [source[i] for i in range(5)]
+            assert cache.stats()['misses'] == cache.stats()['hits'] == 5
+    assert len({key.split(b':')[1] for key in client.keys(f'{space}:*')}) == 4
+    with granular.RedisCache(sources[0], redis_server.url, namespace=space) as cache:
+        assert cache[1] == {'n': 1}
+        assert cache.stats()['hits'] == 1  # made again of the same
+    for reader in sources[:2]:
+        with granular.RedisCache(reader, redis_server.url, namespace=space, fingerprint='digits-1') as cache:
+            assert cache[1] == {'n': 1}
+    assert client.exists(f'{space}:digits-1:1')
+    for source in sources[:3]:
+        source.close()
+
+
+def test_foreign_and_damaged_values_are_misses(source, redis_server, space, client):
+    with granular.RedisCache(source, redis_server.url, label, namespace=space, fingerprint='x') as cache:
+        cache.fetch(range(8))
+        good = client.get(f'{space}:x:0')
+        client.set(f'{space}:x:1', b'foreign')
+        client.set(f'{space}:x:2', good[:-1])
+        client.set(f'{space}:x:3', good[:40] + bytes([good[40] ^ 1]) + good[41:])
+        client.set(f'{space}:x:4', good)  # of another index
+        client.delete(f'{space}:x:5', f'{space}:x:6')
+        client.lpush(f'{space}:x:5', 'a list')
+        client.set(f'{space}:x:6', b'')
+        assert cache.fetch(range(8)) == list(range(8))
+        assert cache.stats()['damaged'] == 5
+        assert source.asked == [list(range(8)), [1, 2, 3, 4, 5, 6]]
+        assert cache.fetch(range(8)) == list(range(8))
+        assert len(source.asked) == 2
+
+
+def test_of_many_that_miss_a_value_one_reads_it(source, redis_server, space):
+    source.delay = 0.2
+    found = []
+
+    def read():
+        with granular.RedisCache(source, redis_server.url, label, namespace=space) as cache:
+            found.append(cache.fetch(range(10)))
+            stats.append(cache.stats())
+
+    stats = []
+    threads = [threading.Thread(target=read) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [list(range(10))] * 6
+    assert source.asked == [list(range(10))]
+    assert sum(entry['misses'] for entry in stats) == 10
+    assert sum(entry['waited'] + entry['hits'] for entry in stats) == 50
+
+
+def hang(source, url, space):
+    source.delay = 60
+    granular.RedisCache(source, url, namespace=space).fetch([1, 2])
+
+
+def test_a_reader_that_is_killed_is_waited_for_no_longer_than_said(source, redis_server, space, client):
+    process = multiprocessing.get_context('fork').Process(target=hang, args=(source, redis_server.url, space))
+    process.start()
+    while not client.keys(f'{space}:*:lock'):
+        time.sleep(0.01)
+    process.kill()
+    process.join()
+    process.close()
+    with granular.RedisCache(source, redis_server.url, label, namespace=space, wait=0.2) as cache:
+        began = time.monotonic()
+        assert cache.fetch([1, 2, 3]) == [1, 2, 3]
+        assert 0.2 < time.monotonic() - began < 1
+        assert cache.stats()['misses'] == 3
+
+
+def test_a_read_that_fails_gives_back_its_locks(redis_server, space, client):
+    def fail(index):
+        raise ValueError('no')
+
+    with granular.RedisCache(granular.MapDataset.range(9).map(fail), redis_server.url, namespace=space) as cache:
+        with pytest.raises(ValueError, match='no'):
+            cache.fetch([1, 2])
+        assert client.keys(f'{space}:*') == []
+
+
+def test_it_goes_on_when_the_server_dies_and_comes_back(source, caplog):
+    with RedisServer() as server:
+        with granular.RedisCache(source, server.url, label, retry=0.3) as cache:
+            cache.fetch(range(8))
+            server.kill()
+            with caplog.at_level(logging.WARNING, 'granular'):
+                for _ in range(3):
+                    assert cache.fetch(range(8)) == list(range(8))
+            assert len(caplog.records) == 1
+            assert 'going on without it' in caplog.text
+            assert cache.stats()['bypassed'] == 24
+            assert cache.stats()['errors'] == 1
+            server.start()
+            time.sleep(0.35)
+            assert cache.fetch(range(8)) == list(range(8))
+            assert cache.fetch(range(8)) == list(range(8))
+            assert cache.stats()['hits'] == 8
+            assert cache.stats()['misses'] == 16
+
+
+def test_a_server_that_is_slow_costs_one_timeout(source):
+    with RedisServer() as server:
+        with granular.RedisCache(source, server.url, label, timeout=0.2) as cache:
+            cache.fetch(range(8))
+            os.kill(server.process.pid, signal.SIGSTOP)
+            began = time.monotonic()
+            for _ in range(3):
+                assert cache.fetch(range(8)) == list(range(8))
+            assert 0.2 <= time.monotonic() - began < 1
+            assert cache.stats()['bypassed'] == 24
+
+
+def test_a_server_that_is_not_there_or_full(source):
+    with granular.RedisCache(source, f'redis://127.0.0.1:{free_ports(1)[0]}', label) as cache:
+        assert cache.fetch(range(8)) == list(range(8))
+        assert cache.stats()['bypassed'] == 8
+    with RedisServer(maxmemory='1', **{'maxmemory-policy': 'noeviction'}) as server:
+        with granular.RedisCache(source, server.url, label) as cache:
+            assert cache.fetch(range(8)) == list(range(8))
+            assert cache.fetch(range(8)) == list(range(8))
+            assert cache.stats()['not_kept'] == 16
+
+
+async def test_the_asynchronous_face(source, redis_server, space):
+    async with aio.RedisCache(source, redis_server.url, label, namespace=space) as cache:
+        assert await cache.fetch(range(64)) == list(range(64))
+        assert await cache.get(5) == 5
+        assert await asyncio.gather(*(cache.fetch([i, i + 1]) for i in range(20))) == [[i, i + 1] for i in range(20)]
+        assert len(source.asked) == 1
+
+
+def test_the_password_is_not_shown(source, monkeypatch, caplog, space):
+    with RedisServer(PASSWORD) as server:
+        with granular.RedisCache(source, server.url, label, namespace=space) as cache:
+            cache.fetch(range(8))
+            data = pickle.dumps(cache)
+            assert PASSWORD.encode() not in data
+            assert PASSWORD not in repr(cache)
+            plain = pickle.loads(data)
+            assert plain.fetch(range(8)) == list(range(8))
+            assert plain.stats()['bypassed'] == 8  # it was not let in
+            assert 'AuthenticationError' in caplog.text
+            monkeypatch.setenv('GRANULAR_REDIS_URL', server.url)
+            for twin in (
+                pickle.loads(data),
+                pickle.loads(pickle.dumps(plain)),
+                granular.RedisCache(source, None, label),
+            ):
+                assert PASSWORD not in repr(twin)
+            twin = pickle.loads(data)
+            assert len(twin) == 64
+            assert twin.fetch(range(8)) == list(range(8))
+            assert twin.stats()['hits'] == 8
+            monkeypatch.setenv('GRANULAR_REDIS_URL', f'redis://:{PASSWORD}@elsewhere:1/0')
+            assert pickle.loads(data).url == cache.url == f'redis://127.0.0.1:{server.port}/0'
+    assert PASSWORD not in caplog.text
+
+
+def test_worker_processes(source, redis_server, space):
+    with granular.RedisCache(source, redis_server.url, namespace=space) as cache:
+        points = granular.sources.Epochs(cache, shuffle=False)
+        for _ in range(2):
+            with granular.Loader(points, 8, workers=2, prefetch=2, mp='fork') as loader:
+                assert np.concatenate([next(loader)['label'] for _ in range(8)]).tolist() == list(range(64))
+        asked = [i for line in source.asked for i in line]
+        assert sorted(asked) == list(range(64))
+
+
+def test_values_expire(source, redis_server, space):
+    with granular.RedisCache(source, redis_server.url, label, namespace=space, expire=0.05) as cache:
+        cache.fetch([1])
+        time.sleep(0.1)
+        assert cache.fetch([1]) == [1]
+        assert cache.stats()['misses'] == 2
+
+
+@pytest.mark.parametrize(
+    'options',
+    [{'url': 'http://host'}, {'url': 'redis://host:port'}, {'namespace': 'a b'}, {'namespace': ''},
+     {'fingerprint': 'a*'}, {'timeout': 0}, {'wait': -1}, {'expire': 0}],
+)  # fmt: skip
+def test_arguments(options):
+    with pytest.raises(InvalidArgumentError):
+        granular.RedisCache([1], **options)
+
+
+class Odd:
+    """A source with the repr of any object."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return index
+
+
+@pytest.mark.parametrize('source', [[1, 2], np.zeros(3), Odd(), granular.MapDataset.source(Odd()).shuffle(1)])
+def test_what_says_nothing_of_itself_needs_a_fingerprint(source, redis_server, space):
+    with pytest.raises(InvalidArgumentError, match='pass fingerprint='):
+        granular.RedisCache(source, redis_server.url, namespace=space)
+    with granular.RedisCache(source, redis_server.url, namespace=space, fingerprint='mine') as cache:
+        assert cache[1] == source[1]
+
+
+def test_without_redis_py(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'redis.asyncio', None)
+    with pytest.raises(granular.errors.MissingExtraError, match=r'granular\[redis\]'):
+        granular.RedisCache(range(3))

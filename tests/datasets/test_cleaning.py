@@ -1,0 +1,191 @@
+"""What killed writers leave, and that nothing else is ever removed."""
+
+import json
+import os
+import time
+
+import pytest
+
+import granular
+from granular import aio, cli
+from granular.errors import InvalidArgumentError, NotFoundError
+from tests.datasets.test_writers import SPEC, fill, point
+
+OLD = time.time() - 7200
+
+
+def write(place, shards=3):
+    with granular.ShardedDatasetWriter(place, SPEC, granular.encoders, shardlen=5) as writer:
+        fill(writer, 5 * shards)
+
+
+def names(root):
+    return sorted(str(path.relative_to(root)) for path in root.rglob('*') if path.is_file())
+
+
+def found(place, **kwargs):
+    return sorted((os.path.relpath(x.place, str(place)), x.kind) for x in granular.clean(place, **kwargs))
+
+
+def whole(place, count):
+    # Shard by shard, as SeaweedFS goes on listing folders from which all was deleted.
+    for first in range(0, count, 5):
+        with granular.DatasetReader(place / f'{first // 5:06}', granular.decoders) as reader:
+            assert list(reader) == [point(i) for i in range(first, min(first + 5, count))]
+
+
+def test_every_store(root):
+    """The last shard has no spec.json: it goes; what is complete and what is somebody else's stays."""
+    write(root / 'ds')
+    (root / 'ds' / 'notes.txt').write_text('mine')
+    with granular.DatasetWriter(root / 'one', SPEC, granular.encoders, layout='columns') as writer:
+        fill(writer, 3)
+    with granular.BagWriter(root / 'bags' / '000000' / 'a.bag') if not root.store.local else noop() as bag:
+        if bag is not None:
+            bag.append(b'x')
+    before = names(root)
+    assert granular.clean(root, older=0, remove=True) == []
+    (root / 'ds' / '000002' / 'spec.json').unlink()
+    shard = [(f'ds/000002/{name}.bag', 'bag') for name in ('n', 'refs', 'x')]
+    assert granular.clean(root) == []  # too young
+    assert found(root, older=0) == shard
+    assert [x for x in before if '000002/spec' not in x] == names(root)
+    assert found(root, older=0, remove=True) == shard
+    assert names(root) == [x for x in before if '000002' not in x]
+    assert found(root, older=0) == []
+    whole(root / 'ds', 10)
+    if not root.store.local:
+        assert found(root, older=0, bags=True) == [('bags/000000/a.bag', 'bag')]
+
+
+class noop:
+    def __enter__(self):
+        return None
+
+    def __exit__(self, *args):
+        pass
+
+
+def test_nothing_outside(root):
+    for name in ('a', 'a-b', 'ab'):
+        write(root / name, 2)
+        (root / name / '000001' / 'spec.json').unlink()
+    assert {place.split('/')[0] for place, _ in found(root, older=0)} == {'a', 'a-b', 'ab'}
+    granular.clean(root / 'a', remove=True, older=0)
+    assert {place.split('/')[0] for place, _ in found(root, older=0)} == {'a-b', 'ab'}
+    whole(root / 'a', 5)
+    with pytest.raises(InvalidArgumentError, match='file'):
+        granular.clean(root / 'a' / '000000' / 'x.bag')
+
+
+async def left_behind(path, size):
+    """An upload that nobody goes on with, as that of a process that is gone."""
+    writer = await path.store.open_writer(path.key)
+    await writer.write(bytes(size))
+    while writer._tasks:
+        await writer._settle()
+
+
+@pytest.mark.parametrize('store', ['moto', 'seaweed'])
+def test_uploads(request, store):
+    root = request.getfixturevalue(store).new_bucket()
+    write(root / 'ds', 1)
+    for name in ('ds/000001/x.bag', 'ds-2/x.bag', 'ds', 'ds/000000/y.bag'):
+        granular.aio.runtime.bridge.run(aio_upload((root / name).aio))
+    uploads = [('000000/y.bag', 'upload'), ('000001/x.bag', 'upload'), ('.', 'upload')]
+    if store == 'seaweed':
+        assert granular.clean(root / 'ds') == []  # moto says that all began in 2010, but knows when parts came
+    assert found(root / 'ds', older=0) == sorted(uploads)
+    assert all(x.size == 8 << 20 for x in granular.clean(root / 'ds', older=0))
+    assert found(root / 'ds', older=0, remove=True) == sorted(uploads)
+    assert found(root, older=0) == [('ds-2/x.bag', 'upload')]
+    assert found(root, older=0, remove=True) == [('ds-2/x.bag', 'upload')]
+    assert found(root, older=0) == []
+    whole(root / 'ds', 5)
+
+
+async def aio_upload(path):
+    from granular.aio.runtime.loops import need_loop
+
+    await need_loop()
+    await left_behind(path, 9 << 20)
+
+
+def test_drafts_on_a_disk(tmp_path):
+    root = granular.Path(tmp_path)
+    write(root / 'ds', 2)
+    kept = names(root)
+    drafts = ['ds/.a.bag.0123abcd.part', 'ds/000000/.x.bag.00000000.part', f'{"0" * 40}.index.01234567.tmp']
+    others = ['.hidden.part', 'ds/x.part', 'ds/000000/.x.bag.0000000.part']
+    for name in drafts + others:
+        (tmp_path / name).write_bytes(b'123')
+    assert found(root) == []
+    for name in drafts + others:
+        os.utime(tmp_path / name, (OLD, OLD))
+    assert found(root) == sorted((name, 'draft') for name in drafts)
+    with open(tmp_path / 'ds' / '.a.bag.0123abcd.part', 'rb') as file:
+        from granular.aio.stores.local.locks import lock
+
+        assert lock(file.fileno())  # a living writer's, however old
+        assert found(root) == sorted((name, 'draft') for name in drafts[1:])
+    assert len(granular.clean(root, remove=True)) == 3
+    assert names(root) == sorted(kept + others)
+
+
+def test_a_living_writer_keeps_its_files(tmp_path):
+    root = granular.Path(tmp_path)
+    for layout in ('refs', 'columns'):
+        writer = granular.ShardedDatasetWriter(root / layout, SPEC, granular.encoders, 5, layout=layout)
+        fill(writer, 12)
+        with granular.BagWriter(root / 'a.bag') as bag:
+            bag.append(b'x')
+            assert found(root, older=0, remove=True, bags=True) == []
+        writer.close()
+        whole(root / layout, 12)
+        (root / 'a.bag').unlink()
+
+
+def test_empty_folders_of_shards_and_links(tmp_path):
+    root = granular.Path(tmp_path)
+    write(root / 'ds', 1)
+    write(root / 'elsewhere', 2)
+    (tmp_path / 'elsewhere' / '000001' / 'spec.json').unlink()
+    (tmp_path / 'ds' / '000001').mkdir()
+    (tmp_path / 'ds' / '000002').symlink_to(tmp_path / 'elsewhere' / '000001')
+    (tmp_path / 'ds' / 'other').mkdir()
+    assert found(root / 'ds', older=0) == [('000001', 'folder')]
+    assert found(root / 'ds', older=0, remove=True) == [('000001', 'folder')]
+    assert sorted(os.listdir(tmp_path / 'ds')) == ['000000', '000002', 'other']
+    assert 'x.bag' in os.listdir(tmp_path / 'elsewhere' / '000001')
+    with pytest.raises(NotFoundError):
+        granular.clean(root / 'nowhere')
+    with pytest.raises(InvalidArgumentError, match='older'):
+        granular.clean(root, older=-1)
+
+
+async def test_the_asynchronous_face(tmp_path):
+    write(granular.Path(tmp_path) / 'ds', 2)
+    (tmp_path / 'ds' / '000001' / 'spec.json').unlink()
+    left = await aio.clean(tmp_path / 'ds', older=0)
+    assert [(os.path.basename(x.place), x.kind) for x in left] == [(f'{x}.bag', 'bag') for x in ('n', 'refs', 'x')]
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    def call(*args):
+        monkeypatch.setattr('sys.argv', ['granular', 'clean', str(tmp_path), *args])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code
+        return capsys.readouterr()
+
+    write(granular.Path(tmp_path) / 'ds', 2)
+    (tmp_path / 'ds' / '000001' / 'spec.json').unlink()
+    assert call() == ('', 'nothing found\n')
+    out, err = call('--older', '0')
+    assert out.count('\n') == 3
+    assert 'refs.bag' in out
+    assert '--remove' in err
+    assert len(json.loads(call('--older', '0', '--json').out)) == 3
+    assert 'removed' in call('--older', '0', '--remove').err
+    assert call('--older', '0') == ('', 'nothing found\n')
+    whole(granular.Path(tmp_path) / 'ds', 5)

@@ -1,0 +1,123 @@
+"""Wrong bytes that come once are asked for again; files that are corrupt are an error that names them."""
+
+import contextlib
+import os
+import re
+
+import pytest
+
+import granular
+from granular.errors import CorruptBagError, CorruptDatasetError, CorruptError
+from tests.support.faults import FaultServer
+
+COUNT = 4
+STORES = ('s3', 'gs', 'http')
+LAYOUTS = {'refs': {'x': 'utf8', 'y': 'utf8[]'}, 'columns': {'x': 'utf8', 'y': 'utf8'}}
+
+
+def point(layout, index):
+    text = f'text {index}'
+    return {'x': text, 'y': [text] * index if layout == 'refs' else text}
+
+
+@pytest.fixture(scope='module')
+def contents(tmp_path_factory):
+    found = {}
+    for layout, spec in LAYOUTS.items():
+        place = tmp_path_factory.mktemp('contents') / layout
+        with granular.DatasetWriter(place, spec, granular.encoders, layout=layout) as writer:
+            for i in range(COUNT):
+                writer.append(point(layout, i))
+        found[layout] = {f'ds/{path.name}': path.read_bytes() for path in place.iterdir()}
+    return found
+
+
+@contextlib.contextmanager
+def served(files, store, monkeypatch):
+    with FaultServer(files=files) as server:
+        if store == 'gs':
+            server.etag = '1'
+        config = granular.IOConfig(backoff=0.001)
+        options = {'s3': {'key': 'k', 'secret': 'x'}, 'gs': {'token': 'anon'}, 'http': {}}[store]
+        if store != 'http':
+            options['endpoint_url'] = server.endpoint
+        root = f'{server.endpoint}/b' if store == 'http' else f'{store}://b'
+        yield server, granular.Path(f'{root}/ds', config=config, **options)
+
+
+FILES = [
+    *(('refs', file) for file in ('spec.json', 'refs.bag', 'x.bag', 'y.bag')),
+    *(('columns', file) for file in ('spec.json', 'x.idx', 'y.idx')),
+]
+
+
+@pytest.mark.parametrize('options', [{}, {'cache_index': False}, {'cache_keys': ('x', 'y')}], ids=str)
+@pytest.mark.parametrize(('layout', 'file'), FILES, ids=str)
+@pytest.mark.parametrize('store', STORES)
+def test_wrong_bytes_that_come_once_are_asked_for_again(contents, store, layout, file, options, monkeypatch):
+    with served(contents[layout], store, monkeypatch) as (server, place):
+        server.aim = file
+        server.script.append('garbled')
+        with granular.DatasetReader(place, granular.decoders, **options) as reader:
+            assert not server.script
+            assert list(reader) == [point(layout, i) for i in range(COUNT)]
+            if file == 'spec.json':
+                return
+            # Without the tables, they are read along with the records; references are records themselves.
+            for read in (lambda: reader.fetch(range(COUNT)), lambda: [reader[i] for i in range(COUNT)]):
+                if not options.get('cache_keys') and (file == 'refs.bag' or not options.get('cache_index', True)):
+                    server.aim = file
+                    server.script.append('garbled' if file != 'x.bag' and file != 'y.bag' else 'good')
+                    assert read() == [point(layout, i) for i in range(COUNT)]
+                    assert not server.script
+
+
+@pytest.mark.parametrize('options', [{}, {'cache_index': False}], ids=str)
+@pytest.mark.parametrize(('layout', 'file'), FILES, ids=str)
+@pytest.mark.parametrize('store', [*STORES, 'local'])
+def test_a_corrupt_file_is_an_error_that_names_it(contents, store, layout, file, options, tmp_path, monkeypatch):
+    files = dict(contents[layout])
+    files[f'ds/{file}'] = bytes(255 - byte for byte in files[f'ds/{file}'])
+    error = CorruptDatasetError if file == 'spec.json' else CorruptBagError
+
+    def read(place):
+        with granular.DatasetReader(place, granular.decoders, **options) as reader:
+            return list(reader)
+
+    with pytest.raises(error, match=re.escape(file.partition('.')[0])):
+        if store == 'local':
+            for name, data in files.items():
+                (tmp_path / 'ds').mkdir(exist_ok=True)
+                (tmp_path / name).write_bytes(data)
+            read(tmp_path / 'ds')
+        else:
+            with served(files, store, monkeypatch) as (_, place):
+                read(place)
+
+
+def test_a_record_that_differs_from_its_checksum_once_is_read_again(tmp_path):
+    with granular.DatasetWriter(tmp_path / 'ds', {'x': 'utf8'}, granular.encoders, checksums=True) as writer:
+        for i in range(COUNT):
+            writer.append({'x': f'text {i}'})
+    files = {f'ds/{path.name}': path.read_bytes() for path in (tmp_path / 'ds').iterdir()}
+    with FaultServer(files=files) as server:
+        with granular.DatasetReader(f'{server.endpoint}/b/ds', granular.decoders, verify=True) as reader:
+            server.aim = 'x.bag'
+            server.script.append('garbled')
+            assert [point['x'] for point in reader.fetch(range(COUNT))] == [f'text {i}' for i in range(COUNT)]
+            server.script.extend(['garbled'] * 2)
+            with pytest.raises(CorruptError, match=r'x\.bag'):
+                reader.fetch(range(COUNT))
+
+
+def test_wrong_bytes_in_the_block_cache_do_not_outlive_a_read(contents, tmp_path):
+    config = granular.IOConfig(cache_dir=str(tmp_path / 'blocks'), backoff=0.001)
+    with FaultServer(files=contents['refs']) as server:
+        place = granular.Path(f'{server.endpoint}/b/ds', config=config)
+        for _ in range(2):
+            with granular.DatasetReader(place, granular.decoders) as reader:
+                server.aim = 'refs.bag'
+                server.script.append('garbled')
+                assert list(reader) == [point('refs', i) for i in range(COUNT)]
+            server.script.clear()
+    assert os.listdir(tmp_path / 'blocks')

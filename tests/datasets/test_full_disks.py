@@ -1,0 +1,154 @@
+"""Disks that are full, quotas that are used up, and places that may not be written."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import granular
+from granular.aio.stores.errors import translated
+from granular.errors import AccessDeniedError, StoreError
+from tests.datasets.test_writers import SPEC, fill, point
+
+# As on a full disk, a part of a write may find its place and the rest does not: no file may grow beyond 64 KiB here.
+PROGRAM = """
+import json, resource, sys
+import granular
+sys.path.insert(0, sys.argv[2])
+from tests.datasets.test_full_disks import SCENARIOS
+resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+out = {}
+for name, scenario in SCENARIOS.items():
+    try:
+        scenario(granular.Path(sys.argv[1]))
+    except granular.errors.StoreError as error:
+        out[name] = [type(error).__name__, str(error)]
+print(json.dumps(out))
+"""
+
+
+def bag(version):
+    def scenario(root):
+        with granular.BagWriter(root / f'bag{version}.bag', version) as writer:
+            for i in range(1000):
+                writer.append(bytes([i % 256]) * 1000)
+
+    return scenario
+
+
+def dataset(name, layout, checksums=False, every=1):
+    def scenario(root):
+        args = granular.encoders, layout, 'check', checksums
+        with granular.DatasetWriter(root / name, SPEC, *args) as writer:
+            for i in range(len(writer), 10_000):
+                writer.append(point(i), flush=i % every == 0)
+
+    return scenario
+
+
+def shards(layout):
+    def scenario(root):
+        with granular.ShardedDatasetWriter(
+            root / f'shards-{layout}', SPEC, granular.encoders, 1000, layout=layout
+        ) as w:
+            fill(w, 1000)
+            for i in range(1000):
+                w.append({'x': bytes(100), 'n': i})
+
+    return scenario
+
+
+SCENARIOS = {
+    **{f'bag{version}': bag(version) for version in (1, 2, 3)},
+    'refs': dataset('refs', 'refs'),
+    'columns': dataset('columns', 'columns'),
+    'appended': dataset('appended', 'columns'),
+    'summed': dataset('summed', 'columns', True, 7),
+    'shards-refs': shards('refs'),
+    'shards-columns': shards('columns'),
+    'file': lambda root: (root / 'file').write_bytes(bytes(100_000)),
+    'copy': lambda root: (root / 'large').copy(root / 'copy'),
+    'tree': lambda root: (root / 'tree').copy(root / 'tree2'),
+}
+
+
+def test_a_full_disk(tmp_path):
+    root = granular.Path(tmp_path)
+    for name in ('appended', 'summed'):
+        with granular.DatasetWriter(
+            root / name, SPEC, granular.encoders, 'columns', checksums=name == 'summed'
+        ) as writer:
+            fill(writer, 20)
+    (root / 'large').write_bytes(bytes(100_000))
+    (root / 'tree').mkdir()
+    (root / 'large').copy(root / 'tree' / 'large')
+    (root / 'tree' / 'spec.json').write_bytes(b'{}')
+    command = [sys.executable, '-c', PROGRAM, str(tmp_path), os.getcwd()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, '')
+    errors = json.loads(done.stdout)
+    assert errors.keys() == SCENARIOS.keys()
+    for name, (kind, message) in errors.items():
+        assert kind == 'StoreError'
+        assert message.startswith(str(tmp_path / ('tree2/large' if name == 'tree' else name)))
+        assert 'may not become so large' in message
+    # Nothing is left of what could not be written, and all of what was there.
+    assert sorted(os.listdir(tmp_path)) == sorted(
+        ['appended', 'summed', 'large', 'tree', 'tree2', 'shards-refs', 'shards-columns', 'bag3.bag', 'bag3.idx']
+    )
+    assert os.listdir(tmp_path / 'tree2') == []
+    for layout in ('refs', 'columns'):
+        assert os.listdir(tmp_path / f'shards-{layout}') == ['000000']
+    with granular.BagReader(tmp_path / 'bag3.bag') as reader:
+        assert list(reader) == [bytes([i % 256]) * 1000 for i in range(65)]
+        assert (tmp_path / 'bag3.bag').stat().st_size == 65_000
+    for name in ('appended', 'summed'):
+        report = granular.verify(root / name)
+        assert report.problems == []
+        assert report.datapoints > 1000
+        with granular.DatasetWriter(root / name, SPEC, granular.encoders, 'columns') as writer:
+            assert writer.found == report.datapoints
+            fill(writer, 3000 - writer.found, writer.found)
+        with granular.DatasetReader(root / name, granular.decoders, verify=name == 'summed') as reader:
+            assert reader.fetch(range(3000)) == [point(i) for i in range(3000)]
+
+
+@pytest.mark.parametrize(
+    ('number', 'kind', 'says'),
+    [
+        (errno.ENOSPC, StoreError, 'the disk is full'),
+        (errno.EDQUOT, StoreError, 'the quota is used up'),
+        (errno.EROFS, AccessDeniedError, 'read-only'),
+        (errno.EACCES, AccessDeniedError, 'denied'),
+        (errno.EIO, StoreError, 'failed'),
+    ],
+)
+def test_what_the_system_says(number, kind, says):
+    with pytest.raises(kind, match=rf'/x/y\.bag: .*{says}.*\({os.strerror(number)}\)'), translated('/x/y.bag'):
+        raise OSError(number, os.strerror(number), '/x/y.bag')
+
+
+def test_a_place_that_may_not_be_written(tmp_path):
+    """Not even root may make files in sysfs."""
+    root = granular.Path('/sys')
+    (tmp_path / 'tree').mkdir()
+    (tmp_path / 'tree' / 'x').write_bytes(b'x')
+    for layout in ('refs', 'columns'):
+        with pytest.raises(AccessDeniedError, match='/sys/granular'):
+            granular.DatasetWriter(root / 'granular', SPEC, granular.encoders, layout)
+        with pytest.raises(AccessDeniedError, match='/sys/granular'):
+            granular.ShardedDatasetWriter(root / 'granular', SPEC, granular.encoders, 10, layout=layout)
+    for version in (1, 2, 3):
+        with pytest.raises(AccessDeniedError, match='/sys/granular.sync.bags'):
+            granular.BagWriter(root / 'granular.sync.bags', version)
+    for call in (
+        lambda: (root / 'granular').write_bytes(b'x'),
+        lambda: granular.Path(tmp_path / 'tree' / 'x').copy(root / 'granular'),
+        lambda: granular.Path(tmp_path / 'tree').copy(root / 'granular'),
+    ):
+        with pytest.raises(AccessDeniedError, match='/sys/granular'):
+            call()
+    assert not os.path.exists('/sys/granular')

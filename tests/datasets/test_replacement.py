@@ -1,0 +1,497 @@
+"""A dataset that is replaced while it is opened or read: what is read is all of one dataset, or it is an error."""
+
+import asyncio
+import concurrent.futures
+import email.utils
+import hashlib
+import itertools
+import os
+import pickle
+import time
+
+import pytest
+
+import granular
+from granular.aio.paths.path import Path
+from granular.aio.runtime.sharing import sharing
+from granular.aio.stores.base import Entry
+from granular.aio.stores.fsspec import FsspecStore
+from granular.aio.stores.local.store import LocalStore
+from granular.aio.stores.remote import RemoteStore
+from granular.errors import CorruptBagError, GranularError, ObjectChangedError, UnsupportedError
+from tests.support.faults import FaultServer
+
+COUNT = 6
+SHARDS = 2
+KINDS = ('refs', 'columns', 'sharded refs', 'sharded columns')
+MOMENTS = 40  # more than the requests of any opening
+
+
+def point(name, index):
+    return {key: f'{name} {key} {index}' for key in 'xy'}
+
+
+def name_of(points):
+    """The dataset that datapoints are of. All of them are there, in their order, or it is none."""
+    return next((name for name in ('a', 'b') if points == [point(name, i) for i in range(COUNT)]), f'mixed: {points}')
+
+
+@pytest.fixture(scope='module')
+def contents(tmp_path_factory):
+    """By kind and name the files of a dataset. Those of two names differ in nothing but the bytes of the records."""
+
+    def make(kind, name):
+        place = tmp_path_factory.mktemp('contents') / 'ds'
+        spec, layout = dict.fromkeys('xy', 'utf8'), kind.rpartition(' ')[2]
+        if kind.startswith('sharded'):
+            writer = granular.ShardedDatasetWriter(
+                place, spec, granular.encoders, shardlen=COUNT // SHARDS, layout=layout
+            )
+        else:
+            writer = granular.DatasetWriter(place, spec, granular.encoders, layout=layout)
+        with writer:
+            for i in range(COUNT):
+                writer.append(point(name, i))
+        files = [path for path in sorted(place.rglob('*')) if path.is_file()]
+        return {str(path.relative_to(place)): path.read_bytes() for path in files}
+
+    return {(kind, name): make(kind, name) for kind in KINDS for name in ('a', 'b')}
+
+
+class Server:
+    """Files on a web server, replaced in place of a bucket's."""
+
+    def __init__(self, server, place):
+        self.server, self.place, self.clock = server, place, time.time() - 3600
+
+    def put(self, name, data):
+        self.clock += 10
+        self.server.files = {**self.server.files, f'ds/{name}': data}
+        self.server.modified[f'ds/{name}'] = email.utils.formatdate(self.clock, usegmt=True)
+
+    def remove(self, name):
+        self.server.files = {key: data for key, data in self.server.files.items() if key != f'ds/{name}'}
+
+
+class Folder:
+    """Files on a disk or in a bucket."""
+
+    def __init__(self, place):
+        self.place = place
+
+    def put(self, name, data):
+        (self.place / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.place / name).write_bytes(data)
+
+    def remove(self, name):
+        (self.place / name).unlink()
+
+
+@pytest.fixture
+def put(request, tmp_path, store):
+    """A place of the store, and what writes and removes files there."""
+    if store == 'local':
+        yield Folder(granular.Path(tmp_path / 'ds'))
+    elif store == 'memory':
+        yield Folder(granular.Path(f'memory://{tmp_path.name}-{time.time_ns()}/ds'))
+    elif store.startswith('http'):
+        with FaultServer(files={}) as server:
+            server.etag = None
+            server.date = email.utils.formatdate(usegmt=True)
+            if store == 'http with ETags':
+                server.etag_of = lambda data: f'"{hashlib.md5(data).hexdigest()}"'
+            yield Server(server, granular.Path(f'{server.endpoint}/b/ds'))
+    else:
+        yield Folder(request.getfixturevalue(store).place() / 'ds')
+
+
+def fill(put, content):
+    for name, data in content.items():
+        put.put(name, data)
+
+
+def steps(put, before, after):
+    """The replacement of a dataset as this library does it: specs go first and come last."""
+    specs = [name for name in before if name.endswith('spec.json')]
+    bags = [name for name in after if not name.endswith('spec.json')]
+    return [
+        *((put.remove, name) for name in specs),
+        *((put.put, name, after[name]) for name in bags),
+        *((put.put, name, after[name]) for name in specs),
+    ]
+
+
+class Interruption:
+    """Something that happens right before the n-th request of a store, and before those that follow.
+
+    Requests go one after the other, so that it is the same each time.
+
+    Args:
+      begin: before which request it begins.
+      steps: what happens.
+      at_once: all of it at that time, or a step before each request.
+    """
+
+    def __init__(self, monkeypatch, begin, steps, at_once):
+        self._begin, self._steps, self._at_once = begin, list(steps), at_once
+        self.asked = 0
+        self._lock = asyncio.Lock()
+        self._pool = concurrent.futures.ThreadPoolExecutor(1)
+        for kind in (LocalStore, RemoteStore, FsspecStore):
+            monkeypatch.setattr(kind, 'read', self._around(kind.read))
+        monkeypatch.setattr(LocalStore, 'check_version', self._around(LocalStore.check_version))
+        monkeypatch.setattr(
+            granular.aio.datasets.sharded_reader,
+            'shards_in',
+            self._listing(granular.aio.datasets.sharded_reader.shards_in),
+        )
+
+    def _around(self, call):
+        async def read(store, *args, **options):
+            async with self._lock:
+                self._happen()
+                return await call(store, *args, **options)
+
+        return read
+
+    def _listing(self, call):
+        async def scan(directory):
+            async with self._lock:
+                self._happen()
+            return await call(directory)
+
+        return scan
+
+    def _happen(self):
+        self.asked += 1
+        while self._steps and self.asked > self._begin:
+            fn, *args = self._steps.pop(0)
+            self._pool.submit(fn, *args).result()  # not awaited, as who asks may be cancelled
+            if not self._at_once:
+                break
+
+
+async def opened(kind, place, **options):
+    reader = granular.aio.ShardedDatasetReader if kind.startswith('sharded') else granular.aio.DatasetReader
+    return await reader.open(Path(place.aio), granular.decoders, **options)
+
+
+def listed(server):
+    """Let a web server list the folder of its dataset."""
+
+    async def entries(self, key):
+        folder = key.partition('/')[2]
+        found = {name.removeprefix(f'{folder}/').partition('/') for name in server.files if name.startswith(folder)}
+        return [Entry(f'{key}/{first}', bool(slash)) for first, slash, _ in sorted(found)]
+
+    return entries
+
+
+@pytest.fixture(autouse=True)
+def listings(request, monkeypatch):
+    if 'put' in request.fixturenames and isinstance(put := request.getfixturevalue('put'), Server):
+        monkeypatch.setattr(granular.aio.stores.http.HTTPStore, '_entries', listed(put.server))
+
+
+OPTIONS = ({}, {'cache_index': False}, {'cache_keys': ('x',)})
+# Writing to buckets takes its time: there, not all moments are tried.
+OPENINGS = [
+    *((store, kind, options, 1) for store in ('local', 'http with ETags') for kind in KINDS[:2] for options in OPTIONS),
+    *((store, kind, {}, 1) for store in ('local', 'http with ETags') for kind in KINDS[2:]),
+    *((store, kind, {}, 1) for store in ('memory', 'http with Last-Modified') for kind in KINDS[:2]),
+    *((store, kind, {}, 3) for store in ('moto', 'fakegcs') for kind in KINDS[:2]),
+    *((store, 'sharded refs', {}, 8) for store in ('moto', 'fakegcs')),
+]
+
+
+@pytest.mark.parametrize('at_once', [True, False], ids=['at once', 'step by step'])
+@pytest.mark.parametrize(('store', 'kind', 'options', 'stride'), OPENINGS, ids=str)
+def test_a_dataset_replaced_while_it_is_opened_is_read_as_one(store, put, contents, kind, options, stride, at_once):
+    before, after = contents[kind, 'a'], contents[kind, 'b']
+    outcomes = []
+    for moment in range(0, MOMENTS, stride):
+        fill(put, before)
+        with pytest.MonkeyPatch.context() as patch:
+            interruption = Interruption(patch, moment, steps(put, before, after), at_once)
+
+            async def read():
+                async with await opened(kind, put.place, **options) as reader:
+                    return await reader.fetch(range(len(reader)))
+
+            try:
+                outcomes.append(name_of(asyncio.run(read())))
+            except GranularError as error:
+                outcomes.append(type(error).__name__)
+        if interruption.asked <= moment:
+            break  # it was not interrupted
+    assert not {i * stride: outcome for i, outcome in enumerate(outcomes) if outcome.startswith('mixed')}
+    assert outcomes[0] == 'b' or not at_once
+    assert outcomes[-1] == 'a'
+    # If all of it happens between two requests, it can be opened; what was opened before cannot be read any more.
+    errors = {'ObjectChangedError'} if at_once else {'ObjectChangedError', 'NotFoundError', 'CorruptDatasetError'}
+    assert set(outcomes) <= {'a', 'b', *errors}
+
+
+# --- replaced after it was opened
+
+
+READS = {
+    'get': lambda reader: [reader[i] for i in range(COUNT)],
+    'fetch': lambda reader: reader.fetch(range(COUNT)),
+    'slice': lambda reader: columns_as_points(reader[:]),
+    'iteration': list,
+    'a copy': lambda reader: reader.copy().fetch(range(COUNT)),
+}
+
+
+def columns_as_points(columns):
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def open_now(kind, place, **options):
+    reader = granular.ShardedDatasetReader if kind.startswith('sharded') else granular.DatasetReader
+    return reader(place, granular.decoders, **options)
+
+
+def read_now(reader, read='fetch'):
+    try:
+        return name_of(READS[read](reader))
+    except ObjectChangedError:
+        return 'ObjectChangedError'
+
+
+@pytest.mark.parametrize('count', [1, 3, 9])
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('store', ['local', 'http with ETags', 'memory'])
+def test_a_dataset_replaced_after_it_was_opened_is_read_as_it_was_or_not_at_all(store, put, contents, kind, count):
+    fill(put, contents[kind, 'a'])
+    for options in OPTIONS:
+        fill(put, contents[kind, 'a'])
+        with open_now(kind, put.place, **options) as reader:
+            for fn, *args in steps(put, contents[kind, 'a'], contents[kind, 'b'])[:count]:
+                fn(*args)
+            for read in READS:
+                assert read_now(reader, read) in ('a', 'ObjectChangedError')
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('store', ['local', 'moto', 'fakegcs', 'http with ETags', 'http with Last-Modified', 'memory'])
+def test_a_pickled_reader_opens_the_dataset_that_it_had(store, put, contents, kind, monkeypatch):
+    monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'test')  # a reader pickles without its credentials
+    monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'test')
+    fill(put, contents[kind, 'a'])
+    sent = []
+    for options in OPTIONS:
+        with open_now(kind, put.place, **options) as reader:
+            sent.append(pickle.dumps(reader))
+            token = sharing.set(True)
+            sent.append(pickle.dumps(reader))  # as for a worker process, with its index
+            sharing.reset(token)
+    for content in sent:
+        with pickle.loads(content) as twin:
+            assert read_now(twin) == 'a'
+    for fn, *args in steps(put, contents[kind, 'a'], contents[kind, 'b']):
+        fn(*args)
+    for content in sent:
+        try:
+            outcome = read_now(pickle.loads(content))
+        except ObjectChangedError:
+            continue
+        # With its index, a file of a disk that this process has open still is what it was.
+        assert outcome == ('a' if store == 'local' else 'ObjectChangedError')
+
+
+def test_a_pickled_reader_of_another_machine_opens_a_copy(tmp_path, contents, monkeypatch):
+    put = Folder(granular.Path(tmp_path / 'ds'))
+    fill(put, contents['refs', 'a'])
+    with open_now('refs', put.place) as reader, granular.BagReader(put.place / 'x.bag') as bag:
+        sent = [pickle.dumps(reader), pickle.dumps(bag)]
+    fill(put, contents['refs', 'a'])
+    for content in sent:
+        with pytest.raises(ObjectChangedError, match='replaced since the reader was pickled'):
+            pickle.loads(content)
+    monkeypatch.setattr('platform.node', lambda: 'another')
+    assert read_now(pickle.loads(sent[0])) == 'a'
+    assert len(pickle.loads(sent[1])) == COUNT
+    put.put('x.bag', contents['refs', 'a']['x.bag'] + bytes(8))
+    for content in sent:
+        with pytest.raises((ObjectChangedError, CorruptBagError)):
+            pickle.loads(content)
+
+
+def test_a_snapshot_of_some_shards_is_not_mixed_with_others(bucket, tmp_path, contents):
+    config = granular.IOConfig(index_cache=str(tmp_path / 'cache'))
+    put = Folder(granular.Path(str(bucket), config=config, **bucket.aio.store.options) / 'ds')
+    kind = 'sharded refs'
+    for steps_first, steps_then in itertools.permutations([(0, 1), (0, 2), (1, 2)], 2):
+        fill(put, contents[kind, 'a'])
+        open_now(kind, put.place, shardstart=steps_first[0], shardstep=steps_first[1]).close()
+        for fn, *args in steps(put, contents[kind, 'a'], contents[kind, 'b']):
+            fn(*args)
+        open_now(kind, put.place, shardstart=steps_then[0], shardstep=steps_then[1]).close()
+        outcomes = []
+        for _ in range(2):
+            with open_now(kind, put.place) as reader:
+                outcomes.append(read_now(reader))
+        assert outcomes in (['b', 'b'], ['ObjectChangedError', 'b'])
+        # Not one value of another dataset either.
+        with open_now(kind, put.place) as reader:
+            assert [reader[i] for i in range(COUNT)] == [point('b', i) for i in range(COUNT)]
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_snapshot_of_a_dataset_that_was_replaced_is_not_opened(moto, tmp_path, contents, kind):
+    config = granular.IOConfig(index_cache=str(tmp_path / 'cache'))
+    place = moto.place()
+    put = Folder(granular.Path(str(place), config=config, **place.aio.store.options) / 'ds')
+    fill(put, contents[kind, 'a'])
+    open_now(kind, put.place).close()
+    for fn, *args in steps(put, contents[kind, 'a'], contents[kind, 'b']):
+        fn(*args)
+    for _ in range(2):
+        with open_now(kind, put.place, cache_keys=('x', 'y')) as reader:  # which reads them when it is opened
+            assert read_now(reader) == 'b'
+
+
+@pytest.mark.parametrize('moment', ['between', 'behind'])
+def test_shards_that_come_while_the_dataset_is_opened(tmp_path, contents, moment, monkeypatch):
+    kind = 'sharded refs'
+    put = Folder(granular.Path(tmp_path / 'ds'))
+    first = {name: data for name, data in contents[kind, 'a'].items() if name.startswith('000000')}
+    fill(put, first)
+    more = [(put.put, name, data) for name, data in contents[kind, 'a'].items() if name not in first]
+    with pytest.MonkeyPatch.context() as patch:
+        interruption = Interruption(patch, 1 if moment == 'between' else MOMENTS, more, True)
+
+        async def read():
+            async with await opened(kind, put.place) as reader:
+                return len(reader)
+
+        assert asyncio.run(read()) == (COUNT if moment == 'between' else COUNT // SHARDS)
+        assert interruption.asked < MOMENTS
+
+
+# --- without versions
+
+
+@pytest.mark.parametrize('kind', ['refs', 'columns', 'bag'])
+def test_a_server_that_tells_no_versions_is_refused(contents, kind):
+    with FaultServer(files={}) as server:
+        server.etag = None
+        content = contents['refs' if kind == 'bag' else kind, 'a']
+        server.files = {f'ds/{name}': data for name, data in content.items()}
+        place = granular.Path(f'{server.endpoint}/b/ds')
+        with pytest.raises(UnsupportedError, match='neither an ETag nor a Last-Modified'):
+            if kind == 'bag':
+                granular.BagReader(place / 'x.bag')
+            else:
+                granular.DatasetReader(place, granular.decoders)
+        server.modified[''] = email.utils.formatdate(0, usegmt=True)
+        assert read_now(open_now(kind, place) if kind != 'bag' else open_now('refs', place)) == 'a'
+
+
+@pytest.mark.parametrize('cache_index', [True, False])
+def test_an_object_whose_last_modified_changes_was_replaced(contents, cache_index):
+    with FaultServer(files={'x.bag': contents['refs', 'a']['x.bag']}) as server:
+        server.etag, server.modified[''] = None, email.utils.formatdate(0, usegmt=True)
+        with granular.BagReader(f'{server.endpoint}/b/x.bag', cache_index) as reader:
+            assert reader[1] == b'a x 1'
+            server.files = {'x.bag': contents['refs', 'b']['x.bag']}
+            server.modified[''] = email.utils.formatdate(1, usegmt=True)
+            with pytest.raises(ObjectChangedError, match='replaced'):
+                reader.fetch([1, 2])
+
+
+def test_versions_that_stand_in_are_kept_by_no_cache(contents, tmp_path):
+    config = granular.IOConfig(index_cache=str(tmp_path / 'index'), cache_dir=str(tmp_path / 'blocks'))
+    with FaultServer(files={}) as server:
+        server.etag, server.modified[''] = None, email.utils.formatdate(0, usegmt=True)
+        for name in ('a', 'b'):  # of the same time and size
+            server.files = {f'ds/{file}': data for file, data in contents['refs', name].items()}
+            for _ in range(2):
+                with open_now('refs', granular.Path(f'{server.endpoint}/b/ds', config=config)) as reader:
+                    assert read_now(reader) == name
+
+
+# --- local files that are written in place
+
+
+def overwrite(path, data):
+    stat = path.stat()
+    with open(path, 'r+b') as file:
+        file.write(data)
+        file.truncate()
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))  # as clocks of disks tell some milliseconds
+
+
+def rename_over(path, data):
+    path.with_suffix('.new').write_bytes(data)
+    path.with_suffix('.new').rename(path)
+
+
+HARMS = {
+    'overwritten': overwrite,
+    'overwritten by a longer one': lambda path, other: overwrite(path, other + bytes(800)),
+    'overwritten by a shorter one': lambda path, other: overwrite(path, other[:-9]),
+    'cut': lambda path, other: os.truncate(path, 9),
+    'emptied': lambda path, other: overwrite(path, b''),
+    'renamed over': rename_over,
+    'removed': lambda path, other: path.unlink(),
+}
+
+
+@pytest.mark.parametrize('harm', HARMS)
+@pytest.mark.parametrize('kind', KINDS)
+def test_local_files_that_are_written_in_place_are_noticed(tmp_path, contents, kind, harm):
+    put = Folder(granular.Path(tmp_path / 'ds'))
+    # Of what was replaced, the file that was opened is open still.
+    expected = 'a' if harm in ('renamed over', 'removed') else 'ObjectChangedError'
+
+    def break_it(file):
+        HARMS[harm](tmp_path / 'ds' / file, contents[kind, 'b'][file])
+
+    async def read_async(options, file):
+        async with await opened(kind, put.place, **options) as reader:
+            break_it(file)
+            try:
+                return name_of([await reader.get(i) for i in range(COUNT)])
+            except ObjectChangedError:
+                return 'ObjectChangedError'
+
+    files = [name for name in contents[kind, 'a'] if name.endswith('x.bag')]
+    for options, file in itertools.product(({}, {'cache_index': False}), files):
+        fill(put, contents[kind, 'a'])
+        with open_now(kind, put.place, **options) as reader:
+            break_it(file)
+            assert {read_now(reader, read) for read in READS} == {expected}
+        fill(put, contents[kind, 'a'])
+        assert asyncio.run(read_async(options, file)) == expected
+
+
+def test_a_local_bag_that_grows_is_read_on(tmp_path, contents):
+    put = Folder(granular.Path(tmp_path / 'ds'))
+    fill(put, contents['columns', 'a'])
+    with open_now('columns', put.place) as reader:
+        with granular.DatasetWriter(
+            put.place, dict.fromkeys('xy', 'utf8'), granular.encoders, layout='columns'
+        ) as more:
+            for i in range(3):
+                more.append(point('a', COUNT + i))
+                assert [read_now(reader, read) for read in READS] == ['a'] * len(READS)
+        assert len(reader) == COUNT
+    with open_now('columns', put.place) as reader:
+        assert len(reader) == COUNT + 3
+
+
+# --- caches of datapoints
+
+
+@pytest.mark.parametrize('options', OPTIONS, ids=str)
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_redis_cache_does_not_give_datapoints_of_the_dataset_before(tmp_path, contents, kind, options, redis_server):
+    put = Folder(granular.Path(tmp_path / 'ds'))
+    for name in 'ab':
+        fill(put, contents[kind, name])
+        with open_now(kind, put.place, **options) as reader:
+            with granular.RedisCache(reader, redis_server.url, namespace=f'test-{tmp_path.name}') as cache:
+                assert name_of(cache.fetch(range(COUNT))) == name

@@ -1,0 +1,196 @@
+"""Two writers on one place, and writers that are killed."""
+
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import granular
+from granular.errors import AlreadyExistsError, GranularError
+from tests.robustness.kills import run, small
+
+SPEC = {'x': 'bytes', 'n': 'int'}
+
+
+def point(i):
+    return {'x': bytes([i % 256]) * (i % 90), 'n': i}
+
+
+def fill(writer, count, first=0):
+    for i in range(first, first + count):
+        writer.append(point(i))
+
+
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_the_second_of_two_writers_is_refused(tmp_path, layout):
+    first = granular.DatasetWriter(tmp_path / 'data', SPEC, granular.encoders, layout=layout)
+    fill(first, 3)
+    with pytest.raises(AlreadyExistsError):
+        granular.DatasetWriter(tmp_path / 'data', SPEC, granular.encoders, layout=layout)
+    fill(first, 3, 3)
+    first.close()
+    with granular.DatasetReader(tmp_path / 'data', granular.decoders) as reader:
+        assert list(reader) == [point(i) for i in range(6)]
+
+
+def test_a_bag_that_is_being_appended_to(tmp_path):
+    first = granular.BagWriter(tmp_path / 'a.bag', 3)
+    first.append(b'x')
+    with pytest.raises(AlreadyExistsError, match='another writer'):
+        granular.BagWriter(tmp_path / 'a.bag', 3)
+    first.close()
+    with granular.BagWriter(tmp_path / 'a.bag', 3) as second:
+        second.append(b'y')
+    assert list(granular.BagReader(tmp_path / 'a.bag')) == [b'x', b'y']
+
+
+@pytest.mark.parametrize('size', [10, 9_000_000])
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_whoever_closes_first_has_the_place(bucket, layout, size):
+    """In a bucket nobody sees what another has begun, so both begin; the one that comes second changes nothing."""
+    writers = [granular.DatasetWriter(bucket / 'data', SPEC, granular.encoders, layout=layout) for _ in range(2)]
+    for number, writer in enumerate(writers):
+        writer.append({'x': bytes([number]) * size, 'n': number})
+    writers[1].close()
+    with pytest.raises(AlreadyExistsError):
+        writers[0].close()
+    with granular.DatasetReader(bucket / 'data', granular.decoders) as reader:
+        assert list(reader) == [{'x': b'\1' * size, 'n': 1}]
+
+
+def test_a_file_that_appeared_meanwhile_is_not_replaced(tmp_path):
+    writer = granular.BagWriter(tmp_path / 'a.bag')
+    writer.append(b'x')
+    (tmp_path / 'a.bag').write_bytes(b'mine')
+    with pytest.raises(AlreadyExistsError):
+        writer.close()
+    assert (tmp_path / 'a.bag').read_bytes() == b'mine'
+    assert sorted(os.listdir(tmp_path)) == ['a.bag']
+
+
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+@pytest.mark.parametrize('published', [False, True])
+def test_the_second_of_two_writers_of_shards_is_refused(root, layout, published):
+    """Also if it begins after the first one has published a shard, behind which it would go on otherwise."""
+    if str(root).startswith('memory'):  # which knows no conditions: what is published is not replaced
+        published = False
+    first = granular.ShardedDatasetWriter(root / 'ds', SPEC, granular.encoders, 3, layout=layout)
+    fill(first, 4 if published else 2)
+    with pytest.raises(AlreadyExistsError):
+        with granular.ShardedDatasetWriter(root / 'ds', SPEC, granular.encoders, 3, layout=layout) as second:
+            fill(second, 1, 7)
+    fill(first, 3, len(first))
+    count = len(first)
+    first.close()
+    with granular.ShardedDatasetReader(root / 'ds', granular.decoders) as reader:
+        assert list(reader) == [point(i) for i in range(count)]
+    if not str(root).startswith('memory'):
+        with granular.ShardedDatasetWriter(root / 'ds', SPEC, granular.encoders, 3, layout=layout) as third:
+            assert third.found == count
+            fill(third, 2, count)
+        with granular.ShardedDatasetReader(root / 'ds', granular.decoders) as reader:
+            assert list(reader) == [point(i) for i in range(count + 2)]
+
+
+def test_a_child_does_not_hold_what_its_parent_held(tmp_path):
+    """The lock of a writer whose process is gone, while a process that it forked lives on."""
+    code = f"""
+import os, time, granular
+writer = granular.DatasetWriter({str(tmp_path / 'data')!r}, {SPEC!r}, granular.encoders)
+if os.fork():
+    os._exit(0)
+print(os.getpid(), flush=True)
+time.sleep(30)
+"""
+    with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True) as process:
+        child = int(process.stdout.readline())
+        try:
+            process.wait(10)
+            with granular.DatasetWriter(tmp_path / 'data', SPEC, granular.encoders) as writer:
+                fill(writer, 3)
+        finally:
+            os.kill(child, signal.SIGKILL)
+    assert sorted(os.listdir(tmp_path / 'data')) == ['n.bag', 'refs.bag', 'spec.json', 'x.bag']
+
+
+# --- left by a writer that was killed
+
+
+def files_of(folder):
+    return {name: (folder / name).read_bytes() for name in sorted(os.listdir(folder))}
+
+
+@pytest.mark.parametrize(('checksums', 'resume'), [(True, 'check'), (False, 'discard')])
+def test_columns_are_gone_on_with_from_every_byte(tmp_path, checksums, resume):
+    """A crash between any two bytes: a torn table, a tail of records, columns of different lengths."""
+    count, ends = 3, ('.bag', '.crc', '.idx') if checksums else ('.bag', '.idx')
+
+    def write(place, count):
+        args = granular.encoders, 'columns', resume, checksums
+        with granular.DatasetWriter(place, {'x': 'bytes', 'n': 'utf8'}, *args) as writer:
+            for i in range(writer.found, count):
+                writer.append({'x': b'abc'[: i % 4], 'n': 'n' * (3 - i % 3)})
+            return writer.found
+
+    states = []
+    for i in range(count + 1):
+        write(tmp_path / str(i), i)
+        states.append(files_of(tmp_path / str(i)))
+    whole = states[-1]
+    tried = 0
+    for before, after in zip(states, states[1:], strict=False):
+        now = {name: data for name, data in before.items() if name != 'spec.json'}
+        for name in [f'{key}{end}' for key in ('n', 'x') for end in ends]:
+            for size in range(len(before[name]), len(after[name]) + 1):
+                now[name] = after[name][:size]
+                place = tmp_path / 'torn'
+                place.mkdir()
+                for file, data in now.items():
+                    (place / file).write_bytes(data)
+                with pytest.raises(GranularError, match=r'spec\.json'):
+                    granular.DatasetReader(place, None)
+                assert len(after['n.idx']) // 8 - 1 <= write(place, count) <= len(after['n.idx']) // 8
+                assert files_of(place) == whole
+                granular.Path(place).rmtree()
+                tried += 1
+    assert tried > 60
+
+
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_a_dataset_without_a_spec_is_begun_anew(root, layout):
+    with granular.DatasetWriter(root / 'ds', SPEC, granular.encoders, layout) as writer:
+        fill(writer, 4)
+    (root / 'ds' / 'spec.json').unlink()
+    (root / 'ds' / ('n.bag' if layout == 'refs' else 'n.idx')).unlink()
+    if not root.store.local:
+        with pytest.raises(AlreadyExistsError, match="resume='discard'"):
+            granular.DatasetWriter(root / 'ds', SPEC, granular.encoders, layout)
+    with granular.DatasetWriter(root / 'ds', SPEC, granular.encoders, layout, 'discard') as writer:
+        assert writer.found == 0
+        fill(writer, 3)
+    with granular.DatasetReader(root / 'ds', granular.decoders) as reader:
+        assert list(reader) == [point(i) for i in range(3)]
+    with pytest.raises(GranularError):  # a dataset that is complete is not discarded, and none is mixed with another
+        granular.DatasetWriter(root / 'ds', {'y': 'bytes'}, granular.encoders, layout, 'discard')
+    with granular.DatasetReader(root / 'ds', granular.decoders) as reader:
+        assert len(reader) == 3
+
+
+# --- killed: many more of these by python -m tests.robustness.kills
+
+
+@pytest.mark.parametrize(
+    ('store', 'layout', 'checksums', 'times'),
+    [('local', 'columns', True, 4), ('local', 'refs', False, 4), ('moto', 'refs', True, 1)],
+)
+@pytest.mark.filterwarnings('ignore:.*columns differ in length')
+def test_killed_again_and_again(request, tmp_path, store, layout, checksums, times):
+    numbers = itertools.count()
+    place = (lambda: granular.Path(tmp_path) / str(next(numbers))) if store == 'local' else None
+    place = place or request.getfixturevalue(store).place
+    kills, _ = run(small(store, layout, checksums), place, times, random.Random(times), times + 1)
+    assert kills >= times

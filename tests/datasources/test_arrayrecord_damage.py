@@ -1,0 +1,149 @@
+"""ArrayRecord files of others: records, or an error of the tree, and no more memory than they have."""
+
+import struct
+import sys
+import tracemalloc
+
+import brotli
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import granular
+from granular.config import MiB
+from granular.errors import (
+    CorruptError,
+    CorruptRecordError,
+    GranularError,
+    MissingExtraError,
+    OutOfRangeError,
+    UnsupportedError,
+)
+from tests.datasources.test_arrayrecord import make, quick, write
+
+
+@pytest.mark.parametrize('options', ['group_size:5,snappy', 'group_size:5,transpose:true'])
+def test_what_is_not_read(tmp_path, options):
+    path = write(tmp_path / 'x.array_record', make(20), options)
+    with pytest.raises(UnsupportedError, match=r'x.array_record, (footer|chunk 2).*(snappy|transposed)'):
+        granular.ArrayRecordDataSource(path)[12]
+
+
+def test_the_extra_is_named(tmp_path, monkeypatch):
+    path = write(tmp_path / 'x', make(3), 'group_size:1')
+    monkeypatch.setitem(sys.modules, 'zstandard', None)
+    with pytest.raises(MissingExtraError, match=r'zstandard.*granular\[arrayrecord\]'):
+        granular.ArrayRecordDataSource(path)
+
+
+def number(value):
+    return struct.pack('<Q', value)
+
+
+FIRST = 64  # where the first chunk begins, behind the signature
+DAMAGE = {  # of an uncompressed record of 10,000 bytes: where, by what, and what is said of it
+    'data size': (FIRST + 8, number(1 << 40), 'wants 1099511627776 bytes'),
+    'no data': (FIRST + 8, number(0), 'no data'),
+    'type': (FIRST + 24, b'\xff', 'type 0xff'),
+    'padding': (FIRST + 24, b'p', 'is padding'),
+    'count': (FIRST + 25, b'\x02', 'has 2 records, but'),
+    'decoded size': (FIRST + 32, number(1 << 62), 'bytes of records'),
+    'smaller': (FIRST + 32, number(3), '10000 bytes, want 3'),
+    'compression': (FIRST + 40, b'x', 'compressed by 0x78'),
+    'other': (FIRST + 40, b'z', '10000 bytes, want at most 9'),
+    'sizes': (FIRST + 41, b'\xff\xff\x7f', 'sizes of its records take 2097151'),
+    'number': (FIRST + 42, b'\xff' * 10, 'no number at byte 0 of 2'),
+    'size': (FIRST + 42, b'\x8f', 'its record has 9999 bytes, but 10000 are there'),
+    'footer': (-65536 + 70, b'\xff\xff\x7f', 'footer begins at byte 2097151, but has to before 65536'),
+    'magic': (-65536 + 75, b'\xff', 'not that of an ArrayRecord file'),
+}
+
+
+@pytest.mark.parametrize('what', DAMAGE)
+def test_damage(tmp_path, what):
+    path = write(tmp_path / 'x', [bytes(10000)] * 3, 'group_size:1,uncompressed')
+    data = bytearray(path.read_bytes())
+    at, new, message = DAMAGE[what]
+    at %= len(data)
+    data[at : at + len(new)] = new
+    path.write_bytes(data)
+    tracemalloc.start()
+    with pytest.raises((CorruptError, UnsupportedError), match=f'{path}.*({message})'):
+        granular.ArrayRecordDataSource(path)[0]
+    assert tracemalloc.get_traced_memory()[1] < 4 * MiB
+    tracemalloc.stop()
+
+
+BOMBS = {
+    'brotli': lambda data: brotli.compress(data, quality=1),
+    'zstd': zstandard.compress,
+    'zstd:1': zstandard.ZstdCompressor(write_content_size=False).compress,
+}
+
+
+@pytest.mark.parametrize('kind', BOMBS)
+def test_few_bytes_that_stand_for_many(tmp_path, kind):
+    path = write(tmp_path / 'x', [bytes(1000)], f'group_size:1,pad_to_block_boundary:true,{kind}')
+    data = bytearray(path.read_bytes())
+    values = data.rindex(b'\xe8\x07', FIRST, FIRST + 100) + 2  # behind their size, 1000
+    bomb = BOMBS[kind](bytes(64 * MiB))
+    data[values : values + len(bomb)] = bomb
+    data[FIRST + 8 : FIRST + 16] = number(values + len(bomb) - FIRST - 40)
+    path.write_bytes(data)
+    source = granular.ArrayRecordDataSource(path)
+    tracemalloc.start()
+    with pytest.raises(CorruptRecordError, match='x, chunk 0, values'):
+        source.fetch([0])
+    assert tracemalloc.get_traced_memory()[1] < 4 * MiB
+    tracemalloc.stop()
+
+
+def test_a_damaged_record_is_skipped(tmp_path):
+    path = write(tmp_path / 'x', [b'%d' % i * 30 for i in range(40)], 'group_size:4,uncompressed')
+    data = bytearray(path.read_bytes())
+    data[data.index(b'16' * 30) - 5] = 99  # the length of its sizes
+    path.write_bytes(data)
+    chain = granular.MapDataset.source(granular.ArrayRecordDataSource(path))
+    with pytest.raises(CorruptRecordError, match='x, chunk 4'):
+        chain[17]
+    stream = chain.to_iter_dataset(on_error='skip')
+    assert list(stream) == [b'%d' % i * 30 for i in range(40) if i // 4 != 4]
+
+
+@given(cut=st.integers(0, 200_000))
+@quick
+def test_truncated(tmp_path_factory, cut):
+    base = tmp_path_factory.getbasetemp()
+    whole, path = base / 'whole.array_record', base / 'cut.array_record'
+    if not whole.exists():
+        write(whole, make(70), 'group_size:9,brotli')
+    data = whole.read_bytes()
+    path.write_bytes(data[: cut % len(data)])
+    with pytest.raises((CorruptError, UnsupportedError)):
+        granular.ArrayRecordDataSource(path)
+
+
+@given(data=st.data())
+@settings(quick, max_examples=150)
+def test_any_damage(tmp_path_factory, data):
+    options = data.draw(st.sampled_from(['group_size:1,uncompressed', 'group_size:4', 'group_size:4,brotli']))
+    base = tmp_path_factory.getbasetemp()
+    whole = base / f'{options.replace(":", "").replace(",", "")}.whole'
+    if not whole.exists():
+        write(whole, [b'%d,' % i * i for i in range(30)], options)
+    content = bytearray(whole.read_bytes())
+    filled = np.flatnonzero(np.frombuffer(bytes(content), np.uint8)).tolist()
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.sampled_from(filled))] = data.draw(st.integers(0, 255))
+    path = base / 'damaged.array_record'
+    path.write_bytes(content)
+    try:
+        source = granular.ArrayRecordDataSource(path)
+        records = source.fetch(range(len(source)))
+    except GranularError as error:
+        assert not isinstance(error, OutOfRangeError)
+    else:
+        assert len(records) == len(source)
+        assert all(type(record) is bytes for record in records)

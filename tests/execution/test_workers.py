@@ -1,0 +1,377 @@
+"""Worker processes: the same batches in the same order, errors as they were raised, nothing left behind."""
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+import granular
+from granular import MapDataset, MultiprocessingOptions
+from granular.errors import InvalidArgumentError, WorkerError
+from tests.support.programs import INTERRUPTIBLE, program
+
+METHODS = ('spawn', 'forkserver', 'fork')
+
+
+def point(i, seed=None):
+    return {'i': i, 'x': np.full((20, 30), i, np.int32), 'pid': os.getpid()}
+
+
+def transform(i, seed):
+    return {'i': i, 'x': np.full((20, 30), seed[1], np.float32)}
+
+
+def at(bad, what, i, seed=None):
+    if i == bad:
+        what()
+    return {'i': i}
+
+
+def value_at(bad, what, i):
+    return what() if i == bad else i
+
+
+def raise_error():
+    raise KeyError('mine')
+
+
+class OddError(Exception):
+    def __init__(self, one, two):
+        super().__init__(f'{one} and {two}')
+
+
+def raise_odd():
+    raise OddError(1, 2)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end():
+    sys.exit(3)
+
+
+def vanish():
+    os._exit(3)
+
+
+_held: list[int] = []  # the ends of a pipe; children of workers live until the test closes it
+
+
+@pytest.fixture
+def held():
+    _held.extend(os.pipe())
+    yield
+    while _held:
+        os.close(_held.pop())
+
+
+def orphan():
+    # A child of the worker's own holds its end of the worker's pipe, and outlives it.
+    if not os.fork():
+        reading, writing = _held
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    die()
+
+
+class Unpicklable:
+    """A value that does not pickle, whatever is raised."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __reduce__(self):
+        raise self.error
+
+
+class Unloadable:
+    """A value that pickles, and ends whoever makes it again."""
+
+    def __reduce__(self):
+        return sys.exit, (3,)
+
+
+class UnpicklableError(Exception):
+    def __reduce__(self):
+        raise SystemExit(4)
+
+
+class UnloadableError(Exception):
+    def __reduce__(self):
+        return sys.exit, (3,)
+
+
+class UnsayableError(Exception):
+    def __str__(self):
+        raise LookupError
+
+    def __reduce__(self):
+        raise LookupError
+
+
+def raising(kind):
+    raise kind(1)
+
+
+def giving(value):
+    return value
+
+
+DEATHS = {
+    'SystemExit': (end, SystemExit, '^3$'),
+    'os._exit': (vanish, WorkerError, 'ended with exit code 3'),
+    'SIGKILL': (die, WorkerError, 'was killed by SIGKILL'),
+    'SIGKILL, with a child': (orphan, WorkerError, 'was killed by SIGKILL'),
+    'an error that does not pickle': (functools.partial(raising, UnpicklableError), WorkerError, 'UnpicklableError: 1'),
+    'an error that does not load': (functools.partial(raising, UnloadableError), WorkerError, 'UnloadableError: 1'),
+    'an error without a message': (functools.partial(raising, UnsayableError), WorkerError, 'UnsayableError'),
+    'a value that does not pickle': (
+        functools.partial(giving, Unpicklable(TypeError('mine'))), WorkerError, 'does not pickle: TypeError: mine',
+    ),
+    'a value that ends who pickles it': (
+        functools.partial(giving, Unpicklable(SystemExit(4))), WorkerError, 'does not pickle: SystemExit: 4',
+    ),
+    'a value that does not load': (
+        functools.partial(giving, Unloadable()), WorkerError, 'cannot be unpickled here: SystemExit: 3',
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    yield
+    deadline = time.monotonic() + 10
+    while (
+        left := [child for child in psutil.Process().children() if 'granular-worker' in ' '.join(_line(child))]
+    ) and (time.monotonic() < deadline):
+        time.sleep(0.05)
+    assert not left
+    assert not mapped()
+    assert not multiprocessing.active_children()
+
+
+def mapped():
+    """Shared memory with a name that this process has open or mapped."""
+    with open('/proc/self/maps') as maps:
+        found = [line.strip() for line in maps]
+    for name in os.listdir('/proc/self/fd'):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f'/proc/self/fd/{name}'))
+    return [place for place in found if '/dev/shm/granular' in place]
+
+
+def _line(process):
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+@pytest.mark.parametrize('method', METHODS)
+def test_batches_are_those_of_threads(method):
+    source = granular.sources.Transform(granular.sources.Epochs(range(100), seed=3), transform)
+    with granular.Loader(source, 8) as threads, granular.Loader(source, 8, workers=2, mp=method) as processes:
+        for _ in range(30):
+            mine, theirs = next(threads), next(processes)
+            assert mine.keys() == theirs.keys()
+            for key, array in mine.items():
+                assert array.dtype == theirs[key].dtype
+                np.testing.assert_array_equal(array, theirs[key])
+        theirs['x'][0] = 5  # it is the consumer's own
+        state = processes.save()
+        after = next(processes)['i'].tolist()
+        threads.load(state)
+        processes.load(state)
+        assert next(threads)['i'].tolist() == next(processes)['i'].tolist() == after
+    with granular.Loader(granular.sources.Transform(range(64), point), 8, workers=2, mp=method) as loader:
+        assert len({pid for batch in loader for pid in batch['pid'].tolist()} - {os.getpid()}) == 2
+
+
+@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+def test_errors_are_passed_on():
+    def loader(what, **options):
+        source = granular.sources.Transform(range(100), functools.partial(at, 41, what))
+        return granular.Loader(source, 10, workers=2, mp='fork', **options)
+
+    with loader(raise_error) as batches:
+        assert [next(batches)['i'][0] for _ in range(4)] == [0, 10, 20, 30]
+        with pytest.raises(KeyError, match='mine') as caught:
+            next(batches)
+        assert caught.value.__notes__ == ['while transforming the datapoint at step 41']
+        assert 'in raise_error' in str(caught.value.__cause__)
+        assert batches.save()['step'] == 40
+        batches.load({'step': 50, 'seed': 0})
+        assert next(batches)['i'][0] == 50
+    with loader(raise_odd) as batches, pytest.raises(WorkerError, match='OddError: 1 and 2'):
+        list(batches)
+    with loader(raise_error, on_error='skip') as batches:
+        assert [len(batch['i']) for batch in batches] == [10, 10, 10, 10, 9, 10, 10, 10, 10, 10]
+        assert batches.errors == [(41, "KeyError: 'mine'")]
+    with loader(die) as batches:
+        began = time.monotonic()
+        with pytest.raises(WorkerError, match='was killed by SIGKILL'):
+            list(batches)
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+@pytest.mark.parametrize('count', [1, 2])
+@pytest.mark.parametrize('death', DEATHS)
+def test_streams_go_on_after_a_worker_failed(death, count, held):
+    what, kind, said = DEATHS[death]
+    options = MultiprocessingOptions(count, 2, 'fork')
+    dataset = MapDataset.range(200).map(functools.partial(value_at, 150, what)).to_iter_dataset().mp_prefetch(options)
+    children = set(psutil.Process().children(recursive=True))
+    with iter(dataset) as iterator:
+        for _ in range(2):
+            with pytest.raises(kind, match=said):
+                list(iterator)
+            assert iterator.get_state()['state'] <= 150
+        iterator.set_state({'state': 151})
+        assert list(iterator) == list(range(151, 200))
+        workers = [child for child in psutil.Process().children(recursive=True) if child not in children]
+    assert not psutil.wait_procs(workers, timeout=10)[1]
+    with iter(MapDataset.range(200).map(double).to_iter_dataset().mp_prefetch(options)) as iterator:
+        assert list(iterator) == list(range(0, 400, 2))
+
+
+@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+@pytest.mark.parametrize('death', ['SystemExit', 'os._exit', 'SIGKILL'])
+def test_a_loader_goes_on_after_a_worker_failed(death):
+    what, kind, said = DEATHS[death]
+    source = granular.sources.Transform(range(100), functools.partial(at, 41, what))
+    with granular.Loader(source, 10, workers=1, mp='fork') as loader:
+        for _ in range(2):
+            with pytest.raises(kind, match=said):
+                list(loader)
+            assert loader.save()['step'] <= 40
+        loader.load({'step': 50, 'seed': 0})
+        assert [batch['i'][0] for batch in loader] == [50, 60, 70, 80, 90]
+
+
+@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+@pytest.mark.parametrize('count', [1, 2, 3])
+@pytest.mark.parametrize('threads', [1, 4])
+def test_forked_workers_use_threads_of_their_own(count, threads):
+    # The pool that the process has used before it forked has as many threads as the worker may have: none came along.
+    source = granular.sources.Transform(range(64), point)
+    with granular.Loader(source, 8, workers=threads) as loader:
+        assert len(list(loader)) == 8
+    with granular.Loader(source, 8, workers=count, mp='fork') as loader:
+        assert [batch['i'].tolist() for batch in loader] == np.arange(64).reshape(8, 8).tolist()
+
+
+def test_what_does_not_pickle_is_said_at_once():
+    with granular.Loader(
+        granular.sources.Transform(range(9), lambda i, seed: {'i': i}), 3, workers=1, mp='spawn'
+    ) as loader:
+        with pytest.raises(InvalidArgumentError, match='that pickle: .*lambda'):
+            next(loader)
+
+
+def double(x):
+    return x * 2
+
+
+def odd(x):
+    return x % 3 != 0
+
+
+def random(x, rng):
+    return x, int(rng.integers(1000))
+
+
+@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+def test_streams_are_the_same_for_any_number_of_workers():
+    def stream(count):
+        options = MultiprocessingOptions(count, 2, 'fork')
+        dataset = MapDataset.range(300).shuffle(seed=1).map(double).to_iter_dataset()
+        mixed = granular.IterDataset.mix([dataset.filter(odd), dataset.random_map(random, seed=1)], [1, 2])
+        return mixed.batch(5, batch_fn=list).mp_prefetch(options)
+
+    with iter(stream(0)) as iterator:
+        whole = list(iterator)
+    for count in (1, 3):
+        with iter(stream(count)) as iterator:
+            first = [next(iterator) for _ in range(7)]
+            state = iterator.get_state()
+            assert first + list(iterator) == whole
+        with iter(stream(0)) as iterator:
+            iterator.set_state(state)
+            assert first + list(iterator) == whole
+
+
+def test_workers_share_the_index_of_a_reader(moto, monkeypatch):
+    monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'key')
+    monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'secret')
+    monkeypatch.setenv('AWS_ENDPOINT_URL_S3', moto.endpoint)
+    place = moto.place()
+    with granular.ShardedDatasetWriter(place, {'i': 'int'}, granular.encoders, shardlen=100) as writer:
+        for i in range(400):
+            writer.append({'i': i})
+    with granular.ShardedDatasetReader(str(place), granular.decoders) as reader:
+        source = granular.sources.Epochs(reader, seed=1)
+        with granular.Loader(source, 16) as threads, granular.Loader(source, 16, workers=2, mp='spawn') as processes:
+            for _ in range(12):
+                assert next(threads)['i'].tolist() == next(processes)['i'].tolist()
+        from granular.aio.execution.workers import _split
+        from granular.aio.runtime.sharing import sharing
+
+        token = sharing.set(True)
+        try:
+            head, parts = _split(reader.aio)
+        finally:
+            sharing.reset(token)
+        assert b'secret' not in head
+        assert sum(part.nbytes for part in parts) >= 400 * 8
+
+
+SCRIPT = """
+import granular, sys, os, time, signal
+sys.path.insert(0, '.')
+from tests.execution.test_workers import transform
+def main():
+    source = granular.sources.Transform(granular.sources.Epochs(range(100)), transform)
+    loader = granular.Loader(source, 8, workers=2, mp='{method}')
+    next(loader)
+    print('ready', flush=True)
+    while '{how}' == 'interrupted':
+        next(loader)
+if __name__ == '__main__':
+    main()
+"""
+
+
+@pytest.mark.parametrize(
+    ('method', 'how'), [('spawn', 'exit'), ('fork', 'exit'), ('spawn', 'interrupted'), ('fork', 'killed')]
+)
+def test_nothing_outlives_the_program(tmp_path, method, how):
+    script = tmp_path / 'script.py'
+    script.write_text(INTERRUPTIBLE + SCRIPT.format(method=method, how='interrupted' if how == 'killed' else how))
+    environment = {**os.environ, 'PYTHONPATH': '.', 'PYTHONWARNINGS': 'error::ResourceWarning'}
+    with program([sys.executable, script], env=environment) as process:
+        assert process.stdout.readline() == 'ready\n'
+        children = psutil.Process(process.pid).children(recursive=True) if how != 'exit' else []
+        if how != 'exit':
+            process.send_signal(signal.SIGINT if how == 'interrupted' else signal.SIGKILL)
+        _, errors = process.communicate(timeout=20)
+        gone, alive = psutil.wait_procs(children, timeout=10)
+        assert not alive
+    if how == 'exit':
+        assert errors == ''
+        assert process.returncode == 0
+    elif how == 'interrupted':
+        assert errors.strip().endswith('KeyboardInterrupt')
+        assert 'Exception ignored' not in errors
+        assert errors.count('Traceback') == 1

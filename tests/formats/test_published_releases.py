@@ -1,0 +1,277 @@
+"""What the published releases write, we read; what we write, they read."""
+
+import asyncio
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+import granular
+from tests.support import interop_datapoints
+from tests.support.interop_datapoints import datapoint, digest
+
+SPEC = {
+    'array': 'array', 'bytes': 'bytes', 'int': 'int', 'i64': 'i64', 'jpg': 'jpg', 'msgpack': 'msgpack', 'png': 'png',
+    'tree': 'tree', 'u64': 'u64', 'utf8': 'utf8',
+}  # fmt: skip
+SEQUENCES = {'frames': 'png[]', 'texts': 'utf8[]', 'times': 'int[]'}
+
+# The releases get the text of what makes the datapoints.
+SHARED = pathlib.Path(interop_datapoints.__file__).read_text()
+COUNT = 7
+READ = (
+    SHARED
+    + """
+cls = granular.ShardedDatasetReader if sys.argv[2] == 'sharded' else granular.DatasetReader
+with cls(sys.argv[1], granular.decoders) as reader:
+    print(json.dumps({'spec': reader.spec, 'points': [digest(reader[i]) for i in range(len(reader))]}))
+"""
+)
+WRITE = (
+    SHARED
+    + """
+spec, sequences, sharded = json.loads(sys.argv[2]), sys.argv[3] == 'True', sys.argv[4] == 'sharded'
+if sharded:
+    writer = granular.ShardedDatasetWriter(sys.argv[1], spec, granular.encoders, shardlen=3)
+else:
+    writer = granular.DatasetWriter(sys.argv[1], spec, granular.encoders)
+for i in range(int(sys.argv[5])):
+    writer.append(datapoint(i, sequences))
+writer.close()
+"""
+)
+
+
+@pytest.fixture(params=['oracle21', 'oracle24'])
+def release(request):
+    oracle = request.getfixturevalue(request.param)
+    if oracle.name == '0.21.1':
+        return oracle, {**SPEC, **SEQUENCES}, 'refs'
+    return oracle, SPEC, 'columns'
+
+
+@pytest.mark.parametrize('count', [0, 1, COUNT])
+@pytest.mark.parametrize('kind', ['plain', 'sharded'])
+def test_they_read_what_we_write(release, tmp_path, kind, count):
+    oracle, spec, layout = release
+    place = str(tmp_path / 'ds')
+    if kind == 'sharded' and not count:
+        pytest.raises(granular.errors.NotFoundError, granular.ShardedDatasetReader, place, None)
+        return
+    writer = (
+        granular.ShardedDatasetWriter(place, spec, granular.encoders, shardlen=3, layout=layout)
+        if kind == 'sharded'
+        else granular.DatasetWriter(place, spec, granular.encoders, layout=layout)
+    )
+    with writer:
+        for i in range(count):
+            writer.append(datapoint(i, layout == 'refs'))
+    found = oracle.run(READ, place, kind)
+    cls = granular.ShardedDatasetReader if kind == 'sharded' else granular.DatasetReader
+    with cls(place, granular.decoders) as reader:
+        assert found['spec'] == reader.spec
+        assert found['points'] == json.loads(json.dumps([digest(point) for point in reader]))
+        lossless = [key for key in spec if key != 'jpg']
+        expected = [{key: datapoint(i, layout == 'refs')[key] for key in sorted(lossless)} for i in range(count)]
+        points = reader.fetch(range(count), lossless)
+    assert json.loads(json.dumps(digest(points))) == json.loads(json.dumps(digest(expected)))
+
+
+@pytest.mark.parametrize('count', [0, 1, COUNT])
+@pytest.mark.parametrize('kind', ['plain', 'sharded'])
+def test_we_read_what_they_write(release, tmp_path, kind, count):
+    oracle, spec, layout = release
+    if kind == 'sharded' and not count:
+        return
+    place = str(tmp_path / 'ds')
+    oracle.run(WRITE, place, json.dumps(spec), str(layout == 'refs'), kind, str(count))
+    cls = granular.ShardedDatasetReader if kind == 'sharded' else granular.DatasetReader
+    with cls(place, granular.decoders) as reader:
+        assert reader.layout == layout
+        points = [digest(point) for point in reader]
+        assert reader.size > 0 or not count
+    assert json.loads(json.dumps(points)) == oracle.run(READ, place, kind)['points']
+    assert len(points) == count
+
+
+@pytest.mark.parametrize('version', [1, 2])
+@pytest.mark.parametrize('records', [[], [b'a'], [b'abc', b'd', b'efgh' * 100]], ids=len)
+def test_bags_of_0_21(oracle21, tmp_path, version, records):
+    place = str(tmp_path / 'x.bag')
+    hexes = json.dumps([record.hex() for record in records])
+    read = 'r = granular.BagReader(sys.argv[1]); print(json.dumps([r[i].hex() for i in range(len(r))])); r.close()'
+    with granular.BagWriter(place, version) as writer:
+        for record in records:
+            writer.append(record)
+    ours = (tmp_path / 'x.bag').read_bytes()
+    if ours:  # shared memory of no bytes fails there
+        assert oracle21.run(read, place) == json.loads(hexes)
+    (tmp_path / 'x.bag').unlink()
+    script = """
+w = granular.BagWriter(sys.argv[1], int(sys.argv[2]))
+for record in json.loads(sys.argv[3]):
+    w.append(bytes.fromhex(record))
+w.close()
+"""
+    oracle21.run(script, place, str(version), hexes)
+    assert (tmp_path / 'x.bag').read_bytes() == ours
+    with granular.BagReader(place) as reader:
+        assert list(reader) == records
+        assert reader.version == version
+
+
+@pytest.mark.parametrize('records', [[], [b'', b'a', b''], [b'abc', b'd']], ids=len)
+def test_bags_of_0_24(oracle24, tmp_path, records):
+    hexes = json.dumps([record.hex() for record in records])
+    with granular.BagWriter(tmp_path / 'x.bag', 3) as writer:
+        for record in records[:1]:
+            writer.append(record)
+    script = """
+w = granular.BagWriter(sys.argv[1])
+for record in json.loads(sys.argv[2])[1:]:
+    w.append(bytes.fromhex(record))
+w.close()
+r = granular.BagReader(sys.argv[1])
+print(json.dumps([r[i].hex() for i in range(len(r))]))
+r.close()
+"""
+    assert oracle24.run(script, str(tmp_path / 'x.bag'), hexes) == json.loads(hexes)
+    with granular.BagReader(tmp_path / 'x.bag') as reader:
+        assert list(reader) == records
+        assert reader.version == 3
+
+
+@pytest.mark.parametrize('records', [[b''], [b'', b'a'], [b'', b'', b'b']], ids=len)
+def test_an_empty_first_record_is_read_by_0_21(oracle21, tmp_path, records):
+    with granular.BagWriter(tmp_path / 'x.bag') as writer:
+        for record in records:
+            writer.append(record)
+    read = 'r = granular.BagReader(sys.argv[1]); print(json.dumps([r[i].hex() for i in range(len(r))])); r.close()'
+    assert oracle21.run(read, str(tmp_path / 'x.bag')) == [record.hex() for record in records]
+
+
+@pytest.mark.parametrize('kind', ['mp4', 'webm'])
+def test_videos(oracle21, tmp_path, kind):
+    video = np.stack([np.full((32, 48, 3), 50 * i, np.uint8) for i in range(4)])
+    with granular.DatasetWriter(tmp_path / 'ours', {'v': kind}, granular.encoders) as writer:
+        writer.append({'v': video})
+    script = """
+v = granular.DatasetReader(sys.argv[1], granular.decoders)[0]['v']
+video = np.stack([np.full((32, 48, 3), 50 * i, np.uint8) for i in range(4)])
+with granular.DatasetWriter(sys.argv[2], {'v': sys.argv[3]}, granular.encoders) as w:
+    w.append({'v': video})
+print(json.dumps([list(v.shape), float(np.abs(v.astype(int) - video).mean())]))
+"""
+    shape, difference = oracle21.run(script, str(tmp_path / 'ours'), str(tmp_path / 'theirs'), kind)
+    assert shape == [4, 32, 48, 3]
+    assert difference < 8
+    found = granular.DatasetReader(tmp_path / 'theirs', granular.decoders)[0]['v']
+    assert found.shape == video.shape
+    assert abs(found.astype(int) - video).mean() < 8
+
+
+def test_integers_the_reference_reads_but_cannot_write(oracle21, tmp_path):
+    values = [0, 127, 128, 255, 256, 32767, 32768, 2**31, -1, -128, -129, -(2**40), 2**100]
+    with granular.DatasetWriter(tmp_path / 'ds', {'x': 'int'}, granular.encoders) as writer:
+        for value in values:
+            writer.append({'x': value})
+    script = 'r = granular.DatasetReader(sys.argv[1], granular.decoders); print([r[i]["x"] for i in range(len(r))])'
+    assert oracle21.run(script, str(tmp_path / 'ds')) == values
+
+
+# --- the behaviour that the tests of 0.21.1 rely on
+
+CALLS = {
+    'options of bags by position': """
+def records(*args):
+    with granular.BagReader(f'{path}/title.bag', *args) as reader:
+        return [bytes(reader[i]).decode() for i in range(len(reader))]
+result = [records(), records(True), records(False), records(True, True), records(False, True)]
+""",
+    'masks beyond the end': """
+masks = [{'times': want} for want in (range(1, 10), range(0, 1), range(3, 9), slice(1, 10), range(3), True)]
+with granular.DatasetReader(path, granular.decoders) as reader:
+    result = [[[int(x) for x in reader[i, mask]['times']] for mask in masks] for i in (0, 2)]
+""",
+    'masks that begin behind the end': """
+def length(index, begin):
+    with granular.DatasetReader(path, granular.decoders) as reader:
+        try:
+            return len(reader[index, {'times': range(begin, 10)}]['times'])
+        except (AssertionError, IndexError):
+            return 'error'
+result = [length(index, begin) for index in (1, 2) for begin in range(6)]
+""",
+}
+
+
+@pytest.mark.parametrize('call', CALLS)
+def test_readers_give_what_those_of_0_21_give(oracle21, tmp_path, call):
+    with granular.DatasetWriter(tmp_path / 'ds', {'title': 'utf8', 'times': 'int[]'}, granular.encoders) as writer:
+        for count in (5, 0, 3, 4):
+            writer.append({'title': f'{count} times', 'times': range(count)})
+    place = str(tmp_path / 'ds')
+    theirs = oracle21.run(f'path = sys.argv[1]{CALLS[call]}print(json.dumps(result))', place)
+    ours: dict[str, Any] = {'path': place, 'granular': granular}
+    exec(CALLS[call], ours)
+    assert ours['result'] == theirs
+
+
+def test_a_mask_is_cut_alike_by_every_way_to_read(tmp_path):
+    with granular.ShardedDatasetWriter(tmp_path, {'times': 'int[]'}, granular.encoders, shardlen=2) as writer:
+        for count in (5, 0, 3, 4):
+            writer.append({'times': range(count)})
+    mask = {'times': range(1, 4)}
+    expected = [{'times': [1, 2, 3]}, {'times': [1, 2]}, {'times': [1, 2, 3]}]
+    with granular.ShardedDatasetReader(tmp_path, granular.decoders) as reader:
+        assert [reader[i, mask] for i in (0, 2, 3)] == expected
+        assert reader.fetch([0, 2, 3], mask) == expected
+        assert reader[2:, mask] == {'times': [[1, 2], [1, 2, 3]]}
+
+    async def read() -> list[Any]:
+        async with granular.aio.ShardedDatasetReader(tmp_path, granular.decoders) as reader:
+            return [await reader.get(0, mask), *await reader.fetch([2, 3], mask)]
+
+    assert asyncio.run(read()) == expected
+
+
+CONSUMED = """
+def counts(shard, shards):
+    loader = granular.Loader(source, batch=2, prefetch=2, workers=1, shard_id=shard, num_shards=shards)
+    found = [loader.consumed]
+    batches = iter(loader)
+    for _ in range(2):
+        next(batches)
+        found.append(loader.consumed)
+    loader.load({'step': 60})
+    found += [loader.consumed, loader.save()['step']]
+    next(batches)
+    found.append(loader.consumed)
+    loader.close()
+    return found
+"""
+
+
+def test_a_loader_counts_what_was_consumed_as_0_21_does(oracle21, tmp_path):
+    (tmp_path / 'source.py').write_text('def source(step):\n    return {"x": step}\n')
+    script = f"""
+sys.path.insert(0, sys.argv[1])
+from source import source
+{CONSUMED}
+if __name__ == '__main__':
+    print(json.dumps([counts(0, 1), counts(1, 3)]))
+"""
+    theirs = oracle21.run(script, str(tmp_path))
+    ours: dict[str, Any] = {'granular': granular, 'source': lambda step: {'x': step}}
+    exec(f'{CONSUMED}result = [counts(0, 1), counts(1, 3)]', ours)
+    assert ours['result'] == theirs == [[0, 2, 4, 60, 60, 62], [0, 6, 12, 60, 60, 66]]
+
+    async def count() -> list[int]:
+        async with granular.aio.Loader(lambda step: {'x': step}, 2, shard_id=1, num_shards=3) as loader:
+            before = loader.consumed
+            await anext(loader)
+            return [before, loader.consumed]
+
+    assert asyncio.run(count()) == [0, 6]

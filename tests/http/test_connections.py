@@ -1,0 +1,342 @@
+"""What HTTP/1.1 allows a server to say, and what it does not."""
+
+import asyncio
+import contextlib
+import ssl
+
+import pytest
+import trustme
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+
+import granular
+from granular.aio.http.connection import Exchange, Sink
+from granular.aio.http.messages import Chunks, ProtocolError, Target, parse
+from granular.errors import BadReplyError, InvalidArgumentError, StoreTimeoutError
+from tests.support.faults import DATA, FaultServer
+
+QUICK = granular.IOConfig(backoff=0.01, read_timeout=0.5, first_byte_timeout=0.5, attempts=4)
+
+
+@pytest.fixture
+def server():
+    with FaultServer() as server:
+        yield server
+
+
+def path(server, **options):
+    return granular.Path(f'{server.endpoint}/object', config=QUICK, **options)
+
+
+def retries(fn):
+    before = granular.io_stats()['retries']
+    return fn(), granular.io_stats()['retries'] - before
+
+
+# --- replies
+
+
+@pytest.mark.parametrize(
+    'line', [('chunked', 7), ('chunked', 5000), ('chunked', 10**6), 'slowly', 'informed', 'until_close'], ids=str
+)
+def test_every_framing_is_understood(server, line):
+    server.script.extend([line] * 2)
+    assert retries(lambda: path(server).read_range(10, 90_010)) == (DATA[10:90_010], 0)
+    assert retries(lambda: path(server).read_range(5, 6)) == (DATA[5:6], 0)
+    assert retries(lambda: path(server).read_range(7, 9)) == (DATA[7:9], 0)
+
+
+@pytest.mark.parametrize('line', [('chunked', 7), 'slowly', 'informed', 'good'], ids=str)
+def test_the_connection_is_used_again(server, line):
+    server.script.extend([line] * 3)
+    place = path(server)
+    for at in (10, 200, 99_000):
+        assert place.read_range(at, at + 900) == DATA[at : at + 900]
+    assert server.connections == 1
+
+
+def test_chunks_that_end_early_are_asked_for_again(server):
+    server.script.append(('chunked', 100, b'3\r\nabc\r\n0\r\n\r\n'))
+    assert path(server).read_range(10, 500) == DATA[10:500]
+    assert len(server.asked) == 2
+
+
+def test_a_body_until_the_end_that_is_short_goes_on(server):
+    server.script.append(('until_close', 100))
+    assert path(server).read_range(10, 500) == DATA[10:500]
+    assert server.asked == ['bytes=10-499', 'bytes=110-499']
+
+
+GARBAGE = [
+    b'SSH-2.0-OpenSSH_9.2\r\n\r\n',
+    b'HTTP/2 200 OK\r\n\r\n',
+    b'HTTP/1.1 2x0 OK\r\n\r\n',
+    b'HTTP/1.1 206 X\r\nContent-Length: -4\r\n\r\n',
+    b'HTTP/1.1 206 X\r\nContent-Length: 4\r\nContent-Length: 5\r\n\r\nabcde',
+    b'HTTP/1.1 206 X\r\nno colon\r\n\r\n',
+    b'HTTP/1.1 206 X\r\nfolded: a\r\n b\r\n\r\n',
+    b'HTTP/1.1 206 X\r\nTransfer-Encoding: gzip\r\n\r\n',
+    b'x' * 100_000,
+]
+
+
+@pytest.mark.parametrize('data', GARBAGE, ids=lambda data: data[:30].decode())
+def test_what_is_no_reply_is_asked_for_once_more(server, data):
+    server.script.append(('raw', data))
+    assert path(server).read_range(10, 50) == DATA[10:50]
+    server.script.extend([('raw', data)] * 2)
+    with pytest.raises(BadReplyError, match='object'):
+        path(server).read_range(10, 50)
+
+
+@pytest.mark.parametrize('size', [b'x', b'-5', b'f' * 17, b'', b'1' * 5000])
+def test_chunks_of_no_size(server, size):
+    head = b'HTTP/1.1 206 X\r\nContent-Range: bytes 10-49/100000\r\nTransfer-Encoding: chunked\r\n\r\n'
+    server.script.extend([('raw', head + size + b'\r\nabc')] * 2)
+    with pytest.raises(BadReplyError, match='chunk'):
+        path(server).read_range(10, 50)
+
+
+def test_what_comes_unasked_ends_the_connection(server):
+    server.script.append(
+        ('raw', b'HTTP/1.1 206 X\r\nContent-Range: bytes 10-12/100000\r\nContent-Length: 3\r\n\r\nabcHTTP')
+    )
+    place = path(server)
+    assert place.read_range(10, 13) == b'abc'
+    assert place.read_range(10, 13) == DATA[10:13]
+    assert server.connections == 2
+
+
+def test_a_head_without_a_body(server):
+    server.script.append(('raw', b'HTTP/1.1 200 OK\r\nContent-Length: 7\r\nETag: x\r\n\r\n'))
+    assert path(server).stat().size == 7
+    assert server.methods == ['HEAD']
+    assert path(server).read_range(0, 5) == DATA[:5]
+    assert server.connections == 1
+
+
+def test_an_empty_reason_and_old_servers(server):
+    server.script.append(('raw', b'HTTP/1.0 206\r\nContent-Range: bytes 0-2/9\r\nContent-Length: 3\r\n\r\nabc', True))
+    assert path(server).read_range(0, 3) == b'abc'
+
+
+async def pooled(server):
+    """The pool of an open client."""
+    place = granular.aio.Path(f'{server.endpoint}/object', config=QUICK)
+    await place.read_range(1, 5)
+    return place, (await place.store.client()).transport.pool
+
+
+async def test_a_connection_that_is_lost_before_anything_was_asked(server, monkeypatch):
+    place, pool = await pooled(server)
+    connect, lost = pool._connect, []
+
+    async def unlucky(origin):
+        connection = await connect(origin)
+        if not lost:
+            lost.append(connection)
+            connection.transport.abort()
+            await asyncio.sleep(0.05)
+        return connection
+
+    monkeypatch.setattr(pool, '_connect', unlucky)
+    pool._idle.clear()
+    async with asyncio.timeout(5):
+        assert await place.read_range(10, 50) == DATA[10:50]
+    assert lost
+    await granular.aio.aclose()
+
+
+async def test_a_server_is_watched_that_was_connected_to_when_nothing_was(server, monkeypatch):
+    place, pool = await pooled(server)
+    look_up = pool._addresses
+
+    async def slowly(origin):
+        for connection in list(pool.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0.05)
+        if pool._ticking is not None:  # it finds nothing to watch
+            pool._ticking.cancel()
+        pool._tick()
+        return await look_up(origin)
+
+    monkeypatch.setattr(pool, '_addresses', slowly)
+    pool._idle.clear()
+    server.script.extend(['hang'] * 9)
+    async with asyncio.timeout(20):
+        with pytest.raises(StoreTimeoutError):
+            await place.read_range(10, 50)
+    await granular.aio.aclose()
+
+
+# --- redirections
+
+
+def test_web_servers_may_redirect(server):
+    with FaultServer() as other:
+        server.script.append(('redirect', f'{other.endpoint}/elsewhere'))
+        place = path(server, headers={'Authorization': 'Bearer planted', 'X-Mine': 'kept'})
+        assert place.read_range(10, 50) == DATA[10:50]
+        assert server.authorized == ['Bearer planted']
+        assert other.authorized == ['']
+        server.script.append(('redirect', f'{server.endpoint}/elsewhere'))
+        assert place.read_range(10, 50) == DATA[10:50]
+        assert server.authorized == ['Bearer planted'] * 3
+
+
+def test_redirections_that_lead_in_circles(server):
+    server.script.extend([('redirect', '/object')] * 30)
+    with pytest.raises(BadReplyError, match='redirections'):
+        path(server).read_range(10, 50)
+    assert len(server.asked) == 20
+
+
+# --- connections
+
+
+def run_on(kind, main):
+    factory = uvloop.new_event_loop if kind == 'uvloop' else asyncio.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(main())
+
+
+async def pool_of(server):
+    store = granular.aio.Path(path(server)).store
+    return (await store.client()).transport.pool, Target.of(f'{server.endpoint}/object', {})
+
+
+@pytest.mark.parametrize('loop', ['asyncio', 'uvloop'])
+def test_a_read_that_is_cancelled_leaves_a_connection_to_who_has_it_now(server, loop):
+    async def main():
+        pool, target = await pool_of(server)
+        keep, later = pool.keep, []
+
+        def kept(connection):
+            # The reply of the first is there, and the second takes the connection before the first hears of its end.
+            pool.keep = keep
+            keep(connection)
+            later.append(asyncio.ensure_future(pool.exchange(target, target.request('GET'), Sink())))
+            first.cancel()
+
+        pool.keep = kept
+        first = asyncio.ensure_future(pool.exchange(target, target.request('GET', 'Range: bytes=0-9\r\n'), Sink()))
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert (await asyncio.wait_for(later[0], 5)).status == 200
+
+    run_on(loop, main)
+    assert server.connections == 1
+
+
+@pytest.mark.parametrize('loop', ['asyncio', 'uvloop'])
+def test_connections_that_nobody_waits_for_are_forgotten(server, loop):
+    async def main():
+        pool, target = await pool_of(server)
+        for ticks in range(12):
+            task = asyncio.ensure_future(pool.exchange(target, target.request('GET'), Sink()))
+            for _ in range(ticks):
+                await asyncio.sleep(0.0002)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        server.hang_up()
+        await asyncio.sleep(0.3)
+        assert not pool.connections
+
+    run_on(loop, main)
+
+
+@pytest.mark.parametrize('loop', ['asyncio', 'uvloop'])
+def test_a_connection_that_ends_before_the_request(server, loop):
+    async def main():
+        pool, target = await pool_of(server)
+        connection = await pool._connect(target.origin)
+        while not server.connections:
+            await asyncio.sleep(0.01)
+        server.hang_up()
+        await asyncio.sleep(0.2)
+        exchange = Exchange(target, target.request('GET'), Sink(), False)
+        connection.send(exchange)
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(exchange.future, 5)
+
+    run_on(loop, main)
+
+
+# --- TLS
+
+
+def tls(authority, name):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(name).configure_cert(context)
+    return context
+
+
+@pytest.fixture
+def authority(tmp_path, monkeypatch):
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / 'authority.pem'))
+    monkeypatch.setenv('SSL_CERT_FILE', str(tmp_path / 'authority.pem'))
+    return authority
+
+
+def test_tls(authority):
+    with FaultServer(tls(authority, '127.0.0.1')) as server:
+        config = granular.IOConfig(max_gap=0)
+        place = granular.Path(f'{server.endpoint}/object', config=config)
+        starts = list(range(0, 100_000, 10_000))
+        assert place.read_ranges(starts, [s + 9000 for s in starts]) == [DATA[s : s + 9000] for s in starts]
+        server.script.extend([('truncate', 3000), 'then_close'])
+        assert place.read_range(0, 50_000) == DATA[:50_000]
+        assert place.read_bytes() == DATA
+
+
+async def test_tls_on_a_loop_of_the_standard_library(authority):
+    with FaultServer(tls(authority, '127.0.0.1')) as server:
+        place = granular.aio.Path(f'{server.endpoint}/object')
+        starts = list(range(0, 100_000, 20_000))
+        assert await place.read_ranges(starts, [s + 10_000 for s in starts]) == [DATA[s : s + 10_000] for s in starts]
+        await granular.aio.aclose()
+
+
+# --- pure functions
+
+
+@given(st.binary(max_size=300), st.integers(1, 40), st.lists(st.integers(1, 60), min_size=1))
+def test_chunks_come_out_whole_however_they_are_cut(data, size, cuts):
+    pieces = [data[i : i + size] for i in range(0, len(data), size)]
+    sent = b''.join(b'%X\r\n%b\r\n' % (len(piece), piece) for piece in pieces) + b'0\r\n\r\n'
+    chunks, out, at = Chunks(), b'', 0
+    while at < len(sent):
+        step = cuts[at % len(cuts)]
+        assert not chunks.ended
+        out += b''.join(chunks.feed(memoryview(sent)[at : at + step]))
+        at += step
+    assert out == data
+    assert chunks.ended
+
+
+@given(st.binary(max_size=200))
+def test_a_head_is_parsed_or_refused(data):
+    with contextlib.suppress(ProtocolError):
+        assert 0 <= parse(b'HTTP/1.1 ' + data).status <= 999
+
+
+@pytest.mark.parametrize(
+    ('url', 'host', 'path'),
+    [('http://a.b/c?d=e', 'a.b', '/c?d=e'), ('https://[::1]:8443', '[::1]:8443', '/'), ('https://a:443/x', 'a', '/x'),
+     ('http://bücher.example/', 'xn--bcher-kva.example', '/')],
+)  # fmt: skip
+def test_targets(url, host, path):
+    target = Target.of(url, {})
+    assert target.request('GET').startswith(f'GET {path} HTTP/1.1\r\nHost: {host}\r\n'.encode())
+
+
+def test_a_user_in_the_address_is_sent_as_basic_authorization():
+    assert b'Authorization: Basic dTpwIDE=\r\n' in Target.of('http://u:p%201@host/', {}).request('GET')
+
+
+@pytest.mark.parametrize('headers', [{'X': 'a\r\nY: b'}, {'X\n': 'a'}, {'X': 'ü'}])
+def test_headers_that_would_be_two(headers):
+    with pytest.raises(InvalidArgumentError, match='characters'):
+        Target.of('http://host/', headers)

@@ -1,0 +1,286 @@
+"""Every fault, in the middle of a dataset in either kind of bucket, through a path, a reader and a Loader.
+
+What comes of it is every byte right, or an error of its name, in a bounded time. What exactly is sent meanwhile is in
+``test_faults.py`` and ``test_wire.py``.
+"""
+
+import email.utils
+import itertools
+import ssl
+import time
+
+import numpy as np
+import pytest
+import trustme
+
+import granular
+from granular.errors import (
+    AccessDeniedError,
+    BadReplyError,
+    CorruptDatasetError,
+    NotFoundError,
+    ObjectChangedError,
+    OutOfRangeError,
+    StoreError,
+    StoreTimeoutError,
+)
+from tests.support.credentials import AmazonKeys, google_key
+from tests.support.faults import FaultServer
+
+STORES, FACES = ('s3', 'gs'), ('path', 'opening', 'reader', 'loader', 'stream')
+COUNT, SIZE, BATCH = 24, 2000, 4
+BOUND = 3.0  # seconds; it takes those of the timeouts below, and the attempts
+CONFIG = granular.IOConfig(
+    backoff=0.001, backoff_cap=0.02, connect_timeout=1.0, first_byte_timeout=0.2, read_timeout=0.2, min_rate=20_000,
+    attempts=4, hedge=0.0, max_gap=0,
+)  # fmt: skip
+
+# What passes, as it is written in the server's script, and what comes of it; None for the right bytes.
+PASSES = {
+    'a reset before the body': (['reset'], None),
+    'a reset before any of the body came': ([('truncate', 0)], None),
+    'a reset inside the body': ([('truncate', 100)], None),
+    'a reset after the body': (['then_reset'], None),
+    'a body that is cut off': ([('until_close', 100)], None),
+    'no reply': (['hang'], None),
+    'a stall': ([('stall', 100)], None),
+    'a slow drip': ([('drip', 0.002)], None),
+    'a storm of 503': ([('status', 503)] * 3, None),
+    'a body too short': (['short'], None),
+    'a body too long': (['long'], None),
+    'a wrong Content-Range': (['shifted'], None),
+    'no Content-Range': ([('ranged', None)], None),
+    'all of the object for a range': (['whole'] * 9, None),
+    'an error in a 200': (['document'], None),
+    '416': (['unsatisfiable'], {'path': OutOfRangeError, 'opening': None, 'reader': None}),
+    'chunks without a length': ([('chunked', 300)] * 9, None),
+    'chunks that end early': ([('chunked', 300, b'0\r\n\r\n')], None),
+    'all of it, compressed': ([('whole', 'gzip')], None),
+    'a part, compressed on the way': (['zipped'], None),
+    'another object': (
+        ['good', 'replaced'],
+        {'path': ObjectChangedError, 'opening': None, 'reader': ObjectChangedError},
+    ),
+    'another object, after a reset': (
+        [('truncate', 100), 'replaced'],
+        # Opened again, as it was replaced: by objects that are no dataset.
+        {'path': ObjectChangedError, 'opening': CorruptDatasetError, 'reader': ObjectChangedError},
+    ),
+    'expired credentials': (['expire'], None),
+    'a connection for each reply': (['then_close'] * 99, None),
+    'a connection for each reply, as is said': ([('then_close', 'close')] * 99, None),
+    'garbage': ([('raw', b'SSH-2.0-OpenSSH_9.2\r\n\r\n')], None),
+    'garbage, and the end': ([('raw', b'\x16\x03\x01' * 50, True)], None),
+}
+
+# What stays, and the error.
+STAYS = {
+    'reset': StoreError,
+    ('truncate', 0): StoreError,
+    'hang': StoreTimeoutError,
+    ('stall', 0): StoreTimeoutError,
+    ('status', 503): StoreError,
+    ('status', 403): AccessDeniedError,
+    ('status', 401): AccessDeniedError,
+    ('status', 404): NotFoundError,
+    'short': BadReplyError,
+    'long': BadReplyError,
+    'shifted': BadReplyError,
+    ('ranged', None): BadReplyError,
+    'document': BadReplyError,
+    'unsatisfiable': ObjectChangedError,
+    ('whole', 'gzip'): BadReplyError,
+    'zipped': BadReplyError,
+    ('raw', b'SSH-2.0-OpenSSH_9.2\r\n\r\n'): BadReplyError,
+}
+
+
+def point(i):
+    return {'data': np.random.default_rng(i).bytes(SIZE), 'label': i}
+
+
+@pytest.fixture(scope='module')
+def files(tmp_path_factory):
+    place = tmp_path_factory.mktemp('faults') / 'data'
+    with granular.DatasetWriter(
+        place, {'data': 'bytes', 'label': 'int'}, granular.encoders, layout='columns'
+    ) as writer:
+        for i in range(COUNT):
+            writer.append(point(i), flush=False)
+    return {f'data/{file.name}': file.read_bytes() for file in place.iterdir()}
+
+
+@pytest.fixture(scope='module')
+def running(files):
+    with FaultServer(files=files) as server:
+        # Written long ago: what is just written is asked for twice when it is opened.
+        server.modified[''], server.date = email.utils.formatdate(0, usegmt=True), email.utils.formatdate(usegmt=True)
+        yield server
+
+
+@pytest.fixture
+def server(running, files):
+    yield running
+    running.script.clear()
+    running.hang_up()  # each test has clients of its own, which would keep theirs for a while
+    running.files, running.etag, running.aim = files, '"one"', ''
+
+
+@pytest.fixture
+def place(server, request, tmp_path, monkeypatch):
+    """The dataset in a bucket of its own, whose credentials the server renews."""
+    return bucket(server, request.getfixturevalue('store'), tmp_path, monkeypatch)
+
+
+buckets = itertools.count()
+
+
+def bucket(server, store, tmp_path, monkeypatch, config=CONFIG):
+    keys = AmazonKeys(tmp_path / 'credentials')
+    monkeypatch.setenv('AWS_SHARED_CREDENTIALS_FILE', str(keys.file))
+    server.renew = keys.renew
+    options = {} if store == 's3' else {'token': google_key(tmp_path, server)}
+    return granular.Path(f'{store}://b{next(buckets)}/data', endpoint_url=server.endpoint, config=config, **options)
+
+
+def through(face, place, fault):
+    """Reads through one of the faces; ``fault`` is called when it is to begin. Whether all was right."""
+    if face == 'path':
+        starts = [SIZE * i for i in range(0, COUNT, 3)]
+        fault()
+        found = (place / 'data.bag').read_ranges(starts, [start + SIZE for start in starts])
+        return found == [point(i)['data'] for i in range(0, COUNT, 3)]
+    if face == 'opening':
+        fault()
+    with granular.DatasetReader(place, granular.decoders) as reader:
+        if face == 'loader':
+            return batches(reader, fault)
+        if face in ('stream', 'workers'):
+            return elements(reader, fault, worker=face == 'workers')
+        if face == 'reader':
+            fault()
+        return reader.fetch(range(0, COUNT, 3)) == [point(i) for i in range(0, COUNT, 3)]
+
+
+def batches(reader, fault):
+    source = granular.sources.Transform(
+        reader, lambda found, seed: {'data': np.frombuffer(found['data'], np.uint8), 'label': found['label']}
+    )
+    found = []
+    with granular.Loader(source, BATCH, prefetch=0) as loader:
+        for batch in loader:
+            found += [{'data': d.tobytes(), 'label': x} for d, x in zip(batch['data'], batch['label'], strict=True)]
+            if len(found) == BATCH:
+                fault()
+    return found == [point(i) for i in range(COUNT)]
+
+
+def elements(reader, fault, worker):
+    stream = granular.MapDataset.source(reader).to_iter_dataset(granular.ReadOptions(prefetch_buffer_size=BATCH))
+    if worker:
+        stream = stream.mp_prefetch(granular.MultiprocessingOptions(num_workers=1, start_method='fork'))
+    found = []
+    with iter(stream) as iterator:
+        if worker:
+            fault()
+        for element in iterator:
+            found.append(element)
+            if len(found) == BATCH and not worker:
+                fault()
+    return found == [point(i) for i in range(COUNT)]
+
+
+def check(face, place, fault, error):
+    began = time.monotonic()
+    if error is None:
+        assert through(face, place, fault)
+    else:
+        with pytest.raises(error) as caught:
+            through(face, place, fault)
+        assert isinstance(caught.value, error)
+        assert str(place.parent) in str(caught.value)
+    assert time.monotonic() - began < BOUND
+
+
+@pytest.mark.parametrize('store', STORES)
+@pytest.mark.parametrize('face', FACES)
+@pytest.mark.parametrize('fault', PASSES)
+def test_a_fault_that_passes(server, place, store, face, fault):
+    lines, errors = PASSES[fault]
+    server.aim = 'data.idx' if face == 'opening' else 'data.bag'
+    error = None if errors is None else errors['reader' if face in ('loader', 'stream') else face]
+    check(face, place, lambda: server.script.extend(lines), error)
+    assert len(server.script) < len(lines)
+
+
+@pytest.mark.parametrize('store', STORES)
+@pytest.mark.parametrize(
+    'fault', ['a reset inside the body', 'no reply', 'a wrong Content-Range', 'expired credentials']
+)
+def test_faults_that_pass_do_not_reach_the_parent_of_a_worker(server, place, store, fault):
+    server.aim = 'data.bag'
+    check('workers', place, lambda: server.script.extend(PASSES[fault][0]), None)
+    assert not server.script
+
+
+@pytest.mark.parametrize('store', STORES)
+@pytest.mark.parametrize(
+    ('face', 'line'),
+    [('reader', line) for line in STAYS]
+    + [('loader', ('stall', 0)), ('loader', ('status', 404)), ('path', 'document')]
+    + [('stream', ('stall', 0)), ('stream', ('status', 404)), ('workers', 'reset'), ('workers', ('status', 404))],
+    ids=str,
+)
+def test_a_fault_that_stays(server, place, store, face, line):
+    server.aim = 'data.bag'
+    check(face, place, lambda: server.script.extend([line] * 1000), STAYS[line])
+
+
+def test_who_gives_the_tokens_may_be_out_for_a_while(files, tmp_path, monkeypatch):
+    with FaultServer(files=files) as server:
+        server.tokenless = 2
+        check('opening', bucket(server, 'gs', tmp_path, monkeypatch), int, None)
+        assert server.tokens > 2
+
+
+@pytest.mark.parametrize('store', STORES)
+@pytest.mark.parametrize('face', FACES)
+def test_a_redirection_is_not_followed(files, server, place, store, face):
+    with FaultServer(files=files) as other:
+        line = ('redirect', f'{other.endpoint}/b/data/data.bag')
+        check(face, place, lambda: server.script.extend([line] * 1000), StoreError)
+        assert other.connections == 0
+
+
+@pytest.mark.parametrize('store', STORES)
+@pytest.mark.parametrize('face', FACES)
+def test_a_server_that_ends(files, tmp_path, monkeypatch, store, face):
+    with FaultServer(files=files) as server:
+        place = bucket(server, store, tmp_path, monkeypatch)
+        check(face, place, server.stop, StoreError)
+
+
+@pytest.mark.parametrize('store', STORES)
+@pytest.mark.parametrize('face', ['path', 'opening'])
+def test_a_host_that_is_unknown(store, face):
+    options = {'key': 'k', 'secret': 'x'} if store == 's3' else {'token': 'anon'}
+    place = granular.Path(f'{store}://b/data', endpoint_url='http://no-such-host.invalid', config=CONFIG, **options)
+    check(face, place, int, StoreError)
+
+
+@pytest.mark.parametrize('store', STORES)
+@pytest.mark.parametrize('face', ['path', 'opening'])
+@pytest.mark.parametrize('who', ['another name', 'nobody known'])
+def test_a_certificate_that_is_not_the_servers(files, tmp_path, monkeypatch, store, face, who):
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / 'authority.pem'))
+    monkeypatch.setenv('SSL_CERT_FILE', str(tmp_path / 'authority.pem'))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    issuer, name = (authority, 'example.org') if who == 'another name' else (trustme.CA(), '127.0.0.1')
+    issuer.issue_cert(name).configure_cert(context)
+    options = {'key': 'k', 'secret': 'x'} if store == 's3' else {'token': 'anon'}
+    with FaultServer(context, files) as server:
+        place = granular.Path(f'{store}://b/data', endpoint_url=server.endpoint, config=CONFIG, **options)
+        with pytest.raises(StoreError, match='(?i)certificate'):
+            through(face, place, int)
+        assert server.asked == []

@@ -1,0 +1,453 @@
+"""What a store may do to a read, and what comes of it."""
+
+import base64
+import hashlib
+import time
+import zlib
+
+import google_crc32c
+import pytest
+
+import granular
+from granular.errors import (
+    AccessDeniedError,
+    BadReplyError,
+    NotFoundError,
+    ObjectChangedError,
+    OutOfRangeError,
+    StoreError,
+)
+from tests.support.faults import DATA, FaultServer
+
+QUICK = granular.IOConfig(backoff=0.01, read_timeout=0.5, first_byte_timeout=0.5, attempts=4)
+HASTY = granular.IOConfig(backoff=0.001, backoff_cap=0.002)
+
+
+@pytest.fixture
+def server():
+    with FaultServer() as server:
+        yield server
+
+
+def path(server, config=QUICK):
+    return granular.Path(f'{server.endpoint}/object', config=config)
+
+
+@pytest.mark.parametrize('code', [408, 429, 500, 502, 503, 504])
+def test_what_passes_is_tried_again(server, code):
+    server.script.extend([('status', code)] * (1 if code in (429, 503) else 3))
+    before = granular.io_stats()
+    assert path(server).read_range(10, 50) == DATA[10:50]
+    assert granular.io_stats()['retries'] - before['retries'] == len(server.asked) - 1
+    assert set(server.asked) == {'bytes=10-49'}
+
+
+@pytest.mark.parametrize(
+    ('code', 'error'),
+    [(400, StoreError), (401, AccessDeniedError), (403, AccessDeniedError), (404, NotFoundError),
+     (412, ObjectChangedError), (501, StoreError)],
+)  # fmt: skip
+def test_what_is_permanent_fails_at_once(server, code, error):
+    server.script.append(('status', code))
+    with pytest.raises(error, match='object') as caught:
+        path(server).read_range(10, 50)
+    assert len(server.asked) == 1
+    assert f'{code}' in str(caught.value) or code == 412
+
+
+def expired(server, monkeypatch, tmp_path):
+    """A bucket whose credentials come from a file, as a program that renews them keeps it."""
+    (tmp_path / 'credentials').write_text('[default]\naws_access_key_id=OLD\naws_secret_access_key=x\n')
+    monkeypatch.setenv('AWS_SHARED_CREDENTIALS_FILE', str(tmp_path / 'credentials'))
+    return granular.Path('s3://bucket/object', endpoint_url=server.endpoint, config=QUICK), tmp_path / 'credentials'
+
+
+@pytest.mark.parametrize('code', ['401', 'ExpiredToken'])
+def test_credentials_that_expired_are_asked_for_again(server, monkeypatch, tmp_path, code):
+    place, file = expired(server, monkeypatch, tmp_path)
+    assert place.read_range(0, 10) == DATA[:10]
+    file.write_text(file.read_text().replace('OLD', 'NEW'))
+    server.script.append(('status', 401) if code == '401' else ('status', 403, code))
+    assert place.read_range(10, 50) == DATA[10:50]
+    assert [('OLD' in said, 'NEW' in said) for said in server.authorized] == [(True, False)] * 2 + [(False, True)]
+
+
+def test_they_are_asked_for_once_for_all_that_wait(server, monkeypatch, tmp_path):
+    from granular.aio.stores.s3.client import S3Client
+
+    place, _ = expired(server, monkeypatch, tmp_path)
+    calls = []
+    find = S3Client.find_credentials
+
+    async def counted(self):
+        calls.append(1)
+        return await find(self)
+
+    monkeypatch.setattr(S3Client, 'find_credentials', counted)
+    server.script.extend([('status', 401)] * 40)
+    starts = list(range(0, 80_000, 2000))
+    path = granular.Path(
+        str(place), endpoint_url=server.endpoint, config=granular.IOConfig(max_gap=0, max_request=2000)
+    )
+    assert path.read_ranges(starts, [start + 1000 for start in starts]) == [DATA[s : s + 1000] for s in starts]
+    assert len(calls) == 1
+    assert len(server.asked) == 80
+
+
+def test_credentials_that_stay_bad_are_an_error(server, monkeypatch, tmp_path):
+    place, _ = expired(server, monkeypatch, tmp_path)
+    server.script.extend([('status', 401)] * 2)
+    with pytest.raises(AccessDeniedError, match='401') as caught:
+        place.read_range(0, 10)
+    assert len(server.asked) == 2
+    assert 'OLD' not in str(caught.value)
+
+
+def test_attempts_end(server):
+    server.script.extend([('status', 500)] * 10)
+    with pytest.raises(StoreError, match='status 500, Scripted') as caught:
+        path(server).read_range(10, 50)
+    assert len(server.asked) == 4
+    assert 'gave up after 4 attempts' in caught.value.__notes__[0]
+
+
+def test_time_ends(server):
+    server.script.extend([('status', 500)] * 100)
+    config = granular.IOConfig(backoff=0.1, attempts=100, retry_time=0.5)
+    began = time.monotonic()
+    with pytest.raises(StoreError, match='500'):
+        path(server, config).read_range(10, 50)
+    assert time.monotonic() - began < 2
+
+
+def test_retry_after_is_waited_for(server):
+    server.script.append(('retry_after', 1))
+    began = time.monotonic()
+    assert path(server).read_range(10, 50) == DATA[10:50]
+    assert time.monotonic() - began >= 1
+
+
+@pytest.mark.parametrize('fault', ['truncate', 'stall'])
+def test_a_body_that_breaks_off_goes_on_where_it_ended(server, fault):
+    server.script.append((fault, 30_000))
+    assert path(server).read_range(1000, 91_000) == DATA[1000:91_000]
+    assert server.asked[0] == 'bytes=1000-90999'
+    first, last = server.asked[1].removeprefix('bytes=').split('-')
+    assert 1000 < int(first) <= 31_000
+    assert last == '90999'
+
+
+def test_the_end_of_an_object_goes_on_too(server):
+    server.script.append(('truncate', 5000))
+    assert path(server).aio.store is not None
+    with pytest.raises(granular.errors.CorruptBagError):
+        granular.BagReader(path(server))  # its bytes are no bag, but all of them came
+    assert any(asked.startswith('bytes=-') for asked in server.asked)
+    assert any(asked.endswith('-99999') and not asked.startswith('bytes=-') for asked in server.asked)
+
+
+def test_without_a_version_it_starts_over(server):
+    server.etag = None
+    server.script.append(('truncate', 30_000))
+    assert path(server).read_range(1000, 91_000) == DATA[1000:91_000]
+    assert server.asked == ['bytes=1000-90999'] * 2
+
+
+def test_a_pinned_object(server):
+    assert path(server).read_ranges([0], [10], version='"one"') == [DATA[:10]]
+    server.etag = '"two"'
+    with pytest.raises(ObjectChangedError, match='replaced'):
+        path(server).read_ranges([0], [10], version='"one"')
+
+
+def test_a_store_that_ignores_ranges(server):
+    server.script.append('whole')
+    assert path(server).read_range(1000, 2000) == DATA[1000:2000]
+    server.script.append('whole')
+    assert path(server).read_range(99_000) == DATA[99_000:]
+    server.script.append('whole')
+    with pytest.raises(OutOfRangeError, match='100000'):
+        path(server).read_range(99_000, 100_001)
+    server.script.append('whole')
+    assert path(server).read_bytes() == DATA
+
+
+def test_a_store_that_ignores_ranges_and_does_not_end(server):
+    head = b'HTTP/1.1 200 X\r\nETag: "one"\r\nTransfer-Encoding: chunked\r\n\r\nfffffff\r\n'
+    server.script.extend([('raw', head + bytes((64 << 20) + 10))] * 2)
+    with pytest.raises(BadReplyError, match='all of its object'):
+        path(server).read_range(10, 50)
+
+
+@pytest.mark.parametrize(
+    'fault',
+    [('ranged', None), ('ranged', 'bytes 11-50/100000'), ('ranged', 'bytes 10-48/100000'), ('ranged', 'bytes 10-49/*'),
+     ('ranged', 'nonsense'), 'long', ('whole', 'gzip')],
+    ids=str,
+)  # fmt: skip
+def test_a_reply_that_is_no_answer_is_refused_after_a_second_one(server, fault):
+    server.script.append(fault)
+    assert path(server).read_range(10, 50) == DATA[10:50]
+    assert len(server.asked) == 2
+    server.script.extend([fault] * 2)
+    with pytest.raises(BadReplyError, match='object'):
+        path(server).read_range(10, 50)
+    assert len(server.asked) == 4
+
+
+def test_a_connection_that_was_closed_while_idle_costs_nothing(server):
+    server.script.append('then_close')
+    place = path(server)
+    before = granular.io_stats()['retries']
+    assert place.read_range(10, 50) == DATA[10:50]
+    time.sleep(0.2)
+    assert place.read_range(10, 50) == DATA[10:50]
+    assert granular.io_stats()['retries'] == before
+
+
+def test_beyond_the_end(server):
+    with pytest.raises(OutOfRangeError, match='99990 to 100010 were asked for, but it has 100000'):
+        path(server).read_range(99_990, 100_010)
+
+
+def test_one_bad_reply_among_many(server):
+    server.script.extend(['good', 'reset', ('status', 500), ('truncate', 100), 'good', ('ranged', None)])
+    starts = list(range(0, 100_000, 10_000))
+    config = granular.IOConfig(backoff=0.01, max_gap=0, max_request=4000)
+    found = path(server, config).read_ranges(starts, [start + 9000 for start in starts])
+    assert found == [DATA[start : start + 9000] for start in starts]
+
+
+async def test_cancelling_a_read_leaves_no_task(server):
+    import asyncio
+
+    server.script.extend(['hang'] * 5)
+    place = granular.aio.Path(path(server))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(place.read_ranges([0, 50_000], [10, 50_010]), 0.1)
+    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+    server.script.clear()
+    assert await place.read_range(5, 9) == DATA[5:9]
+
+
+# --- what is slow
+
+
+def test_a_drip_is_given_up_and_gone_on_with(server):
+    server.script.append(('drip', 0.01))
+    config = granular.IOConfig(backoff=0.01, read_timeout=0.4, first_byte_timeout=0.4, min_rate=10_000)
+    assert path(server, config).read_range(1000, 91_000) == DATA[1000:91_000]
+    assert len(server.asked) == 2
+    assert 1000 < int(server.asked[1].removeprefix('bytes=').split('-')[0]) < 2000
+
+
+def test_a_drip_is_borne_if_no_rate_is_asked_for(server):
+    server.script.append(('drip', 0.005))
+    config = granular.IOConfig(read_timeout=0.2, min_rate=0)
+    assert path(server, config).read_range(1000, 1100) == DATA[1000:1100]
+    assert len(server.asked) == 1
+
+
+def warmed(server, **knobs):
+    """A path to a store whose pace is known."""
+    place = path(server, granular.IOConfig(**{'backoff': 0.01, 'concurrency': 8, **knobs}))
+    for at in range(100):
+        place.read_range(at, at + 10)
+    time.sleep(1.1)  # it is judged once a second
+    place.read_range(0, 10)
+    return place
+
+
+def hedges(fn):
+    before = granular.io_stats()['hedges']
+    began = time.monotonic()
+    return fn(), granular.io_stats()['hedges'] - before, time.monotonic() - began
+
+
+def test_a_slow_reply_is_asked_for_again(server):
+    place = warmed(server)
+    time.sleep(1.1)
+    server.script.append(('late', 3))
+    found, count, seconds = hedges(lambda: place.read_range(10, 50_000))
+    assert found == DATA[10:50_000]
+    assert count == 1
+    assert seconds < 1.5
+    assert server.asked[-2:] == ['bytes=10-49999'] * 2
+    server.script.extend([('late', 0.4), ('late', 0.01)])  # the one that comes second is not taken for another's
+    assert hedges(lambda: place.read_range(60_000, 90_000))[:2] == (DATA[60_000:90_000], 1)
+    time.sleep(0.5)
+    assert place.read_range(5, 9) == DATA[5:9]
+
+
+def test_both_may_fail(server):
+    place = warmed(server, attempts=2)
+    server.script.extend([('late', 0.3), 'reset', 'reset', 'reset'])
+    assert hedges(lambda: place.read_range(10, 500))[0] == DATA[10:500]
+
+
+def test_hedges_can_be_turned_off(server):
+    place = warmed(server, hedge=0.0)
+    server.script.append(('late', 0.5))
+    assert hedges(lambda: place.read_range(10, 500))[:2] == (DATA[10:500], 0)
+
+
+def test_a_store_that_throttles_is_asked_once(server):
+    place = warmed(server)
+    time.sleep(2.1)  # replies are counted over two seconds: the only one since is a refusal
+    server.script.extend([('status', 503), ('late', 0.5)])
+    assert hedges(lambda: place.read_range(10, 500))[:2] == (DATA[10:500], 0)
+
+
+def test_few_are_asked_for_twice(server):
+    place = warmed(server)
+    server.script.extend([('late', 0.3)] * 40)
+    starts = list(range(0, 80_000, 2000))
+    config = granular.IOConfig(max_gap=0, concurrency=8)
+    place = granular.Path(str(place), config=config)
+    _, count, _ = hedges(lambda: place.read_ranges(starts, [start + 10 for start in starts]))
+    assert count <= 5
+
+
+def test_a_storm_is_not_answered_by_a_storm(server):
+    server.script.extend([('status', 500)] * 100_000)
+    starts = list(range(0, 100_000, 250))
+    config = granular.IOConfig(backoff=0.001, attempts=10, retry_time=2, max_gap=0)
+    with pytest.raises(StoreError, match='500'):
+        path(server, config).read_ranges(starts, [start + 10 for start in starts])
+    # 400 of them, 100 retries that the tokens allow, and those that drip in.
+    assert len(server.asked) < 400 + 100 + 40
+
+
+# --- what a store says of a request
+
+
+@pytest.fixture
+def regions(server, monkeypatch):
+    """Two servers, as two regions of one bucket that is in the second."""
+    from granular.aio.stores.s3.client import S3Client
+
+    with FaultServer() as other:
+        places = {'us-east-1': server, 'eu-west-3': other}
+        monkeypatch.setattr(S3Client, '_address', lambda self: f'{places[self.region].endpoint}/bucket')
+        monkeypatch.delenv('AWS_REGION', raising=False)
+        monkeypatch.delenv('AWS_ENDPOINT_URL', raising=False)
+        yield server, other
+
+
+def in_bucket(**options):
+    # A name of its own, as the client of a bucket is kept.
+    return granular.Path(f's3://b{time.time_ns()}/object', key='AKIAPLANTED', secret='x', config=QUICK, **options)
+
+
+def test_the_right_region_is_gone_to_once(regions):
+    wrong, right = regions
+    wrong.script.append(('status', 301, 'PermanentRedirect', {'x-amz-bucket-region': 'eu-west-3'}))
+    place = in_bucket()
+    assert place.read_range(10, 50) == DATA[10:50]
+    assert place.read_range(10, 50) == DATA[10:50]
+    assert (len(wrong.asked), len(right.asked)) == (1, 2)
+    assert '/eu-west-3/s3/' in right.authorized[0]
+    right.script.append(('status', 301, 'PermanentRedirect', {'x-amz-bucket-region': 'us-east-1'}))
+    wrong.script.append(('status', 301, 'PermanentRedirect', {'x-amz-bucket-region': 'eu-west-3'}))
+    with pytest.raises(StoreError, match='is in region eu-west-3'):
+        place.read_range(10, 50)
+
+
+@pytest.mark.parametrize('name', ['evil.example/', 'eu-west-3.evil.example', '', 'us-east-1\tx', '../..'])
+def test_a_region_that_is_none_is_not_gone_to(regions, name):
+    wrong, right = regions
+    wrong.script.extend([('status', 301, 'PermanentRedirect', {'x-amz-bucket-region': name})] * 2)
+    with pytest.raises(StoreError, match='301'):
+        in_bucket().read_range(10, 50)
+    assert not right.asked
+
+
+def test_a_clock_that_is_wrong_is_set_once_by_the_stores(server):
+    place = granular.Path('s3://bucket/object', key='A', secret='x', endpoint_url=server.endpoint, config=QUICK)
+    skewed = ('status', 403, 'RequestTimeTooSkewed', {'Date': 'Sun, 01 Jan 2034 10:00:00 GMT'})
+    server.script.append(skewed)
+    assert place.read_range(10, 50) == DATA[10:50]
+    assert not server.dates[0].startswith('2034')
+    assert server.dates[1].startswith('20340101T1000')
+    assert place.read_range(10, 50) == DATA[10:50]
+    server.script.extend([skewed] * 2)
+    with pytest.raises(AccessDeniedError, match='Skewed'):
+        place.read_range(60, 90)
+
+
+# --- whole objects
+
+
+def hashed(header, value, data=DATA[:1000]):
+    head = f'HTTP/1.1 200 OK\r\nContent-Length: {len(data)}\r\nETag: x\r\n{header}: {value}\r\n\r\n'
+    return ('raw', head.encode() + data)
+
+
+def base64_of(digest):
+    return base64.b64encode(digest).decode()
+
+
+GOOD = {
+    'x-goog-hash': 'crc32c=' + base64_of(google_crc32c.value(DATA[:1000]).to_bytes(4, 'big')),
+    'X-Goog-Hash': 'md5=' + base64_of(hashlib.md5(DATA[:1000]).digest()),
+    'x-amz-checksum-crc32c': base64_of(google_crc32c.value(DATA[:1000]).to_bytes(4, 'big')),
+    'x-amz-checksum-crc32': base64_of(zlib.crc32(DATA[:1000]).to_bytes(4, 'big')),
+    'x-amz-checksum-sha256': base64_of(hashlib.sha256(DATA[:1000]).digest()),
+    'x-amz-checksum-sha1': base64_of(hashlib.sha1(DATA[:1000]).digest()),
+}
+
+
+@pytest.mark.parametrize('header', GOOD)
+def test_a_whole_object_is_compared_with_its_checksum(server, header):
+    server.script.append(hashed(header, GOOD[header]))
+    assert path(server).read_bytes() == DATA[:1000]
+    assert server.asked == [None]
+    wrong = hashed(header, GOOD[header], DATA[1:1001])
+    server.script.extend([wrong, hashed(header, GOOD[header])])
+    assert path(server).read_bytes() == DATA[:1000]
+    server.script.extend([wrong] * 2)
+    with pytest.raises(BadReplyError, match='1000 bytes came with .* the store says'):
+        path(server).read_bytes()
+
+
+def test_checksums_of_parts_are_not_taken_for_those_of_the_object(server):
+    server.script.append(hashed('x-amz-checksum-crc32c', 'AAAAAA==-2'))
+    assert path(server).read_bytes() == DATA[:1000]
+    server.script.append(hashed('x-amz-checksum-type', 'COMPOSITE\r\nx-amz-checksum-crc32c: AAAAAA=='))
+    assert path(server).read_bytes() == DATA[:1000]
+
+
+TWICE = (
+    'reset', ('truncate', 0), ('truncate', 20_000), ('status', 500), ('status', 408), 'whole', ('chunked', 1000),
+    'document', 'zipped', 'long', ('until_close', 50),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize('first', TWICE, ids=str)
+def test_two_faults_of_one_read(server, first):
+    for second in TWICE:
+        # A bucket for each, as the retries of one are limited.
+        place = granular.Path(
+            f's3://b{time.time_ns()}/object', key='k', secret='x', endpoint_url=server.endpoint, config=HASTY
+        )
+        for start, stop in ((10, 90_000), (0, None)):
+            server.script.extend([first, second])
+            try:
+                assert place.read_range(start, stop) == DATA[start:stop], (first, second)
+            except BadReplyError:
+                assert TWICE.index(first) > 6 and TWICE.index(second) > 6
+            server.script.clear()
+
+
+def test_a_whole_object_that_breaks_off_goes_on_too(server):
+    server.script.append(('truncate', 30_000))
+    assert path(server).read_bytes() == DATA
+    assert server.asked[0] is None
+    assert server.asked[1].endswith('-99999')
+
+
+def test_a_store_that_claims_to_have_more_than_there_is_memory_for(server):
+    for claim in ('9' * 17, '9' * 19):
+        server.script.append(('raw', f'HTTP/1.1 200 OK\r\nContent-Length: {claim}\r\nETag: x\r\n\r\nabc'.encode()))
+        with pytest.raises(StoreError, match='object: no memory for 9999'):
+            path(server).read_bytes()

@@ -1,0 +1,558 @@
+"""Replies that do not answer what was asked, over stores and ways to read: the right bytes, or an error of its name."""
+
+import asyncio
+import base64
+import hashlib
+import itertools
+import ssl
+import time
+
+import pytest
+import trustme
+import uvloop
+
+import granular
+from granular.aio.http.limits import Pauses
+from granular.errors import BadReplyError, GranularError, ObjectChangedError, StoreError
+from tests.support.faults import DATA, FaultServer, md5_etag
+
+CONFIG = granular.IOConfig(
+    backoff=0.001, backoff_cap=0.02, connect_timeout=5.0, first_byte_timeout=2.0, read_timeout=2.0, attempts=4,
+    hedge=0.0, max_gap=0, retry_time=20.0,
+)  # fmt: skip
+FILES = {
+    f'data/{name}': bytes((i * 7 + i // 256 + shift) % 251 for i in range(4000)) for shift, name in enumerate('abcd')
+}
+STORES = ('s3', 'gs', 'http')
+numbers = itertools.count()
+
+
+@pytest.fixture
+def server():
+    with FaultServer(files=FILES) as server:
+        server.etag_of = md5_etag
+        yield server
+
+
+def folder(server, store, config=CONFIG, **options):
+    """The folder of the files, in a bucket of its own."""
+    if store == 'http':
+        return granular.Path(f'{server.endpoint}/bucket/data', config=config, **options)
+    options |= {'key': 'k', 'secret': 'x'} if store == 's3' else {'token': 'anon'}
+    return granular.Path(f'{store}://b{next(numbers)}/data', endpoint_url=server.endpoint, config=config, **options)
+
+
+def suffix(path, size=700):
+    """The end of an object, as readers of bags ask for it."""
+
+    async def read():
+        return (await path.aio.store.read(path.aio.key, -size)).data
+
+    return granular.aio.runtime.bridge.run(read())
+
+
+READS = {
+    'whole': (lambda path: path.read_bytes(), slice(None)),
+    'range': (lambda path: path.read_range(1000, 2500), slice(1000, 2500)),
+    'suffix': (suffix, slice(-700, None)),
+    'suffix of all': (lambda path: suffix(path, 5000), slice(None)),
+}
+WHOLE = ('whole', 'suffix of all')
+
+# What comes of a fault that stays; one that strikes once is survived.
+FAULTS = {
+    'slid': BadReplyError,
+    'squeezed': BadReplyError,
+    'partial': BadReplyError,
+    'twice': None,
+    ('twice', 0.002): None,
+    'bare': BadReplyError,
+    'half': None,
+}
+
+
+def survives(server, store, read, lines):
+    """Reads every file, and compares."""
+    call, part = READS[read]
+    place = folder(server, store)
+    server.script.extend(lines)
+    for name in 'abcab':
+        assert call(place / name) == FILES[f'data/{name}'][part], name
+
+
+# Nothing in HTTP tells of a part of an object that it is of another place: that is what checksums of records are for.
+CASES = [(fault, read) for fault in FAULTS for read in READS if fault != 'slid' or read in WHOLE]
+
+
+@pytest.mark.parametrize(('fault', 'read'), CASES, ids=str)
+@pytest.mark.parametrize('store', STORES)
+def test_a_wrong_reply_is_never_taken(server, store, read, fault):
+    survives(server, store, read, [fault])
+    survives(server, store, read, [fault, 'good', 'good', 'good', fault])
+    if FAULTS[fault] is None or (fault == 'partial' and read != 'whole'):
+        survives(server, store, read, [fault] * 200)
+    else:
+        with pytest.raises(FAULTS[fault], match='data/a'):
+            survives(server, store, read, [fault] * 200)
+
+
+# --- all of an object
+
+
+@pytest.mark.parametrize('read', WHOLE)
+def test_a_store_whose_etags_never_match_is_not_judged_by_them(server, read):
+    server.etag_of, server.etag = None, f'"{"0123456789abcdef" * 2}"'
+    survives(server, 's3', read, [])
+    asked = len(server.asked)
+    assert asked == 5 + 2  # two halves, once
+    with pytest.raises(BadReplyError, match='the ETag says 0123456789abcdef'):
+        survives(server, 's3', read, ['slid', 'good', 'good', 'slid', 'good', 'good'])
+
+
+def test_an_etag_that_matched_once_is_believed_from_there_on(server):
+    place = folder(server, 's3')
+    assert (place / 'a').read_bytes() == FILES['data/a']
+    asked = len(server.asked)
+    server.etag_of, server.etag = None, f'"{"0123456789abcdef" * 2}"'
+    with pytest.raises(BadReplyError, match='data/b.*MD5'):
+        (place / 'b').read_bytes()
+    assert len(server.asked) == asked + 2
+
+
+@pytest.mark.parametrize(
+    'header',
+    [{}, {'x-amz-server-side-encryption': 'aws:kms'}, {'x-amz-server-side-encryption': 'aws:kms:dsse'},
+     {'x-amz-server-side-encryption-customer-algorithm': 'AES256'}, {'x-amz-storage-class': 'EXPRESS_ONEZONE'},
+     {'ETag': f'"{"0123456789abcdef" * 2}-3"'}, {'ETag': f'W/"{"0123456789abcdef" * 2}"'},
+     {'x-amz-server-side-encryption': 'AES256'}],
+    ids=str,
+)  # fmt: skip
+def test_an_etag_is_an_md5_only_of_what_s3_says(server, header):
+    judged = not header or header.get('x-amz-server-side-encryption') == 'AES256'
+    place = folder(server, 's3')
+    assert (place / 'a').read_bytes() == FILES['data/a']  # its ETags are MD5s
+    server.etag_of = None
+    lines = {'ETag': f'"{"0123456789abcdef" * 2}"', **header, 'Content-Length': '4000'}
+    head = 'HTTP/1.1 200 OK\r\n' + ''.join(f'{name}: {value}\r\n' for name, value in lines.items()) + '\r\n'
+    server.script.extend([('raw', head.encode() + FILES['data/b'])] * 2)
+    if judged:
+        with pytest.raises(BadReplyError, match='MD5'):
+            (place / 'b').read_bytes()
+    else:
+        assert (place / 'b').read_bytes() == FILES['data/b']
+    assert server.asked[-1] is None
+
+
+def test_s3_is_asked_for_its_checksums(server):
+    (folder(server, 's3') / 'a').read_bytes()
+    assert server.heads[-1]['x-amz-checksum-mode'] == 'ENABLED'
+
+
+def crc64nvme(data, before=0):
+    """By the definition, for a few bytes."""
+    value = before ^ 0xFFFFFFFFFFFFFFFF
+    for byte in data:
+        value ^= byte
+        for _ in range(8):
+            value = value >> 1 ^ (0x9A6C9329AC4BC9B5 if value & 1 else 0)
+    return value ^ 0xFFFFFFFFFFFFFFFF
+
+
+def test_the_checksum_that_s3_computes_by_itself_is_compared_where_it_can_be(server, monkeypatch):
+    import sys
+    import types
+
+    from granular.aio.http import digests
+
+    assert crc64nvme(b'123456789') == 0xAE8B14860A799888  # the check value of its definition
+    module = types.ModuleType('awscrt.checksums')
+    module.crc64nvme = crc64nvme
+    monkeypatch.setitem(sys.modules, 'awscrt', types.ModuleType('awscrt'))
+    monkeypatch.setitem(sys.modules, 'awscrt.checksums', module)
+    monkeypatch.setattr(digests, '_DIGESTS', dict(digests._DIGESTS))
+    digests._find_crc64nvme.cache_clear()
+    value = base64.b64encode(crc64nvme(FILES['data/a']).to_bytes(8, 'big')).decode()
+    head = (
+        f'HTTP/1.1 200 OK\r\nContent-Length: 4000\r\nETag: "x-2"\r\nx-amz-checksum-crc64nvme: {value}\r\n\r\n'.encode()
+    )
+    place = folder(server, 's3')
+    server.script.append(('raw', head + FILES['data/a']))
+    assert (place / 'a').read_bytes() == FILES['data/a']
+    server.script.extend([('raw', head + FILES['data/b'])] * 2)
+    with pytest.raises(BadReplyError, match='crc64nvme'):
+        (place / 'a').read_bytes()
+    digests._find_crc64nvme.cache_clear()
+
+
+# --- what is stored compressed
+
+
+@pytest.mark.parametrize('encoding', ['gzip', 'aws-chunked', 'aws-chunked,gzip', 'utf-8', 'identity', 'br'])
+@pytest.mark.parametrize('read', READS)
+@pytest.mark.parametrize('store', STORES)
+def test_an_object_that_is_stored_with_a_coding_is_given_as_it_is_stored(server, store, read, encoding):
+    server.encoding = encoding
+    survives(server, store, read, [])
+    # That it is stored so is found out once for each object, where its store does not say so.
+    proofs = [asked for asked in server.asked if asked == 'bytes=3999-3999' or asked == 'bytes=2499-2499']
+    assert len(proofs) == (3 if store != 'gs' and encoding not in ('aws-chunked', 'identity') else 0) or read in WHOLE
+
+
+def test_a_coding_that_comes_and_goes_is_refused(server):
+    place = folder(server, 's3')
+    body = FILES['data/a'][:1000]
+    head = b'HTTP/1.1 206 X\r\nETag: "%b"\r\nContent-Range: bytes 0-2999/4000\r\nContent-Length: 3000\r\n'
+    head %= hashlib.md5(FILES['data/a']).hexdigest().encode()
+    server.script.append(('raw', head + b'Content-Encoding: gzip\r\n\r\n' + body, True))
+    assert (place / 'a').read_range(0, 3000) == FILES['data/a'][:3000]
+    assert server.asked[-3:] == ['bytes=0-2999', 'bytes=1000-2999', 'bytes=0-2999']
+
+
+def test_the_length_of_a_whole_object_in_chunks_is_proven(server):
+    server.etag_of = None
+    place = folder(server, 's3')
+    server.script.append(('chunked', 1000))
+    assert (place / 'a').read_bytes() == FILES['data/a']
+    assert server.asked == [None, 'bytes=3999-3999']
+    server.script.append(('chunked', 1000, b'0\r\n\r\n'))
+    assert (place / 'a').read_bytes() == FILES['data/a']
+    short = b'HTTP/1.1 200 X\r\nETag: "one"\r\nTransfer-Encoding: chunked\r\n\r\n3e8\r\n%b\r\n0\r\n\r\n'
+    server.script.append(('raw', short % FILES['data/a'][:1000]))
+    assert (place / 'a').read_bytes() == FILES['data/a']
+    server.script.append(('raw', short % FILES['data/a'][:1000]))
+    assert suffix(place / 'a') == FILES['data/a'][-700:]
+
+
+# --- bytes that lie unread on a connection
+
+
+def tls(tmp_path):
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / 'authority.pem'))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert('127.0.0.1').configure_cert(context)
+    return context
+
+
+class Talker:
+    """Answers each request with a range of its own path, and then says more than was asked for."""
+
+    def __init__(self, more, pause=0.0, context=None):
+        self.more, self.pause, self.context = more, pause, context
+        self.connections = 0
+
+    async def __aenter__(self):
+        self.server = await asyncio.start_server(self.serve, '127.0.0.1', 0, ssl=self.context)
+        self.endpoint = f'http{"s" if self.context else ""}://127.0.0.1:{self.server.sockets[0].getsockname()[1]}'
+        self.writers = []
+        return self
+
+    async def __aexit__(self, *_):
+        self.server.close()
+        for writer in self.writers:
+            writer.transport.abort()
+
+    def reply(self, path, number):
+        body = path.encode().ljust(100)
+        head = f'HTTP/1.1 206 X\r\nContent-Range: bytes 0-99/1000\r\nContent-Length: 100\r\nX-Id: {number}\r\n\r\n'
+        return head.encode() + body
+
+    async def serve(self, reader, writer):
+        self.connections += 1
+        self.writers.append(writer)
+        try:
+            for number in itertools.count():
+                path = (await reader.readuntil(b'\r\n\r\n')).decode().split(' ')[1]
+                first, second = self.reply(path, number), self.reply(path, number + (self.more == 'another') * 1000)
+                if self.pause:
+                    writer.write(first)
+                    await writer.drain()
+                    await asyncio.sleep(self.pause)
+                    writer.write(second)
+                else:
+                    writer.write(first + second)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
+            pass
+
+
+# Of a reply that comes late, when the next request was sent already, only its being the same tells.
+@pytest.mark.parametrize(
+    ('more', 'pause'), [('same', 0.0), ('another', 0.0), ('same', 0.0005), ('same', 0.003), ('same', 0.02)]
+)
+@pytest.mark.parametrize('secure', [False, True], ids=['plain', 'tls'])
+@pytest.mark.parametrize('factory', [asyncio.new_event_loop, uvloop.new_event_loop], ids=['asyncio', 'uvloop'])
+def test_a_second_reply_to_a_request_is_not_that_of_the_next(factory, secure, more, pause, tmp_path):
+    async def main():
+        async with Talker(more, pause, tls(tmp_path) if secure else None) as server:
+            options = {'tls_verify': str(tmp_path / 'authority.pem')} if secure else {}
+            place = granular.aio.Path(f'{server.endpoint}/', config=CONFIG, **options)
+            for i in range(40):
+                found = await (place / f'file-{i}').read_range(0, 100)
+                assert found == f'/file-{i}'.encode().ljust(100), i
+            await granular.aio.aclose()
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())
+
+
+def test_a_reply_of_another_version_is_asked_for_once_more(server):
+    place = folder(server, 's3')
+    version = f'"{hashlib.md5(FILES["data/a"]).hexdigest()}"'
+    stray = b'HTTP/1.1 206 X\r\nETag: "other"\r\nContent-Range: bytes 0-9/4000\r\nContent-Length: 10\r\n\r\n0123456789'
+    server.script.append(('raw', stray))
+    assert (place / 'a').read_ranges([0], [10], version=version) == [FILES['data/a'][:10]]
+    server.script.extend([('raw', stray)] * 2)
+    with pytest.raises(ObjectChangedError, match='data/a'):
+        (place / 'a').read_ranges([0], [10], version=version)
+
+
+# --- heads without end
+
+
+@pytest.mark.parametrize(
+    'head',
+    [b'HTTP/1.1 206 X\n\n', b'HTTP/1.1 206 X\nContent-Length: 3\n\nabc', b'HTTP/1.1 206 X\r\nA: b\nC: d\r\n\r\n',
+     b'HTTP/1.1 206 X\r\nA: b\n\n', b'\n\n', b'HTTP/1.1 206 X\r\nA: b\rC: d\r\n\r\n',
+     b'HTTP/1.1 206 X\r\nA: \0\r\n\r\n', b'<html>', b'H', b'HTTP/1.1 101 Y\r\n\r\n', b'HTTP/1.1 000 Y\r\n\r\n',
+     b'HTTP/1.1 100 Continue\r\n\r\n' * 4000],
+    ids=lambda head: repr(head[:40]),
+)  # fmt: skip
+def test_heads_that_are_none_are_refused_at_once(server, head):
+    place = folder(server, 's3', granular.IOConfig(backoff=0.001, first_byte_timeout=60.0, read_timeout=60.0))
+    if head == b'H':
+        place = folder(server, 's3')  # which may go on
+    server.script.append(('raw', head))
+    began = time.monotonic()
+    assert (place / 'a').read_range(5, 9) == FILES['data/a'][5:9]
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize('piece', [b'X-More: x\r\n', b'HTTP/1.1 100 Continue\r\n\r\n', b'x'])
+def test_a_head_that_drips_ends_in_time(server, piece):
+    async def drip(writer, asked):
+        writer.write(
+            b'HTTP/1.1 206 X\r\n'
+            if piece[:1] == b'X'
+            else b'HTTP/1.1 100 X\r\n\r\n'
+            if piece[:1] == b'H'
+            else b'HTTP/1.'
+        )
+        while True:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+    server.dripping = drip
+    server.script.append('dripping')
+    config = granular.IOConfig(backoff=0.001, first_byte_timeout=0.4, hedge=0.0)
+    assert (folder(server, 's3', config) / 'a').read_range(5, 9) == FILES['data/a'][5:9]
+    assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize(
+    'end', [b'0\r\n' + b'x: y\r\n' * 20_000, b'1;' + b'x' * 5000 + b'\r\n', b'+3\r\nabc\r\n', b'0x3\r\nabc\r\n']
+)
+def test_chunks_without_end_are_refused(server, end):
+    server.script.append(('chunked', 100, end))
+    assert (folder(server, 's3') / 'a').read_range(5, 900) == FILES['data/a'][5:900]
+
+
+def test_small_chunks_do_not_hold_the_loop(server):
+    server.files = {'data/a': DATA}
+    server.script.append(('chunked', 1))
+    assert (folder(server, 's3') / 'a').read_range(0, 100_000) == DATA
+
+
+# --- odd values
+
+ODD = (
+    '', ' ', '0', '-1', '1', '9' * 30, '9' * 5000, 'x', '\u00e9\u00ff', '\u00b2', 'a' * 60_000, '"', ',', '=', ';',
+    '%00', '1 2', '+5', '1e9', '0x10', 'nan', 'inf', '*', 'bytes', 'bytes */*', 'bytes 0-0/0', 'bytes 9-5/4000',
+    f'bytes 0-{"9" * 5000}/*', 'gzip', 'gzip, gzip', 'chunked', 'chunked, chunked', 'close, x', 'http://[', 'http://',
+    '//', '//:x', 'http://a:b/', 'http://a b/', 'http://a:99999999/', f'http://{"a" * 300}.example/',
+    'http://\u00e9/', 'javascript:x', 'file:///etc/passwd', 'ftp://a/', '?', '#', '/', 'Sun, 01 Jan 2034 10:00:00',
+    'Sun, 01 Jan 99999999999 10:00:00 GMT', 'Sun, 99 Jan 2034 10:00:00 GMT', 'Sun, 01 Jan 9999 10:00:00 GMT',
+    'Sun, 01 Jan 0001 10:00:00 +2359', 'Sun, 01 Jan 2034 10:00:00 +99999999999', 'crc32c=', 'crc32c=!!!!',
+    'crc32c=\u00e9', 'md5=a-b', 'COMPOSITE', 'us-east-1', 'evil.example/', 'text/html; charset=x',
+)  # fmt: skip
+READ_HEADERS = (
+    'Content-Length', 'Transfer-Encoding', 'Connection', 'Content-Range', 'Content-Encoding', 'ETag',
+    'X-Goog-Generation', 'X-Goog-Hash', 'X-Goog-Stored-Content-Encoding', 'x-amz-checksum-crc32c',
+    'x-amz-checksum-type', 'x-amz-bucket-region', 'x-amz-server-side-encryption', 'x-amz-storage-class',
+    'Retry-After', 'Date', 'Location', 'Last-Modified', 'Content-Type',
+)  # fmt: skip
+STATUSES = {
+    'Location': (302, 307), 'Date': (403,), 'Retry-After': (503, 429), 'x-amz-bucket-region': (301, 400),
+    'Content-Range': (206, 416),
+}  # fmt: skip
+
+
+class Odd(FaultServer):
+    """Answers well but for one header of each reply, by the key: ``data/<status>-<number of the value>``."""
+
+    header = ''
+
+    async def good(self, writer, asked, cut=None):
+        status, number = map(int, asked.key.rpartition('/')[2].split('-'))
+        asked = asked._replace(data=FILES['data/a'])
+        status = status or (200 if asked.wanted is None else 206)
+        body = asked.piece if status in (200, 206) else b'<Error><Code>RequestTimeTooSkewed</Code></Error>'
+        lines = {'Content-Length': str(len(body))}
+        if asked.google:
+            lines['X-Goog-Generation'] = '1'
+            lines['X-Goog-Hash'] = 'md5=' + base64.b64encode(hashlib.md5(asked.body).digest()).decode()
+        else:
+            lines['ETag'] = f'"{hashlib.md5(asked.body).hexdigest()}"'
+        if status == 206:
+            lines['Content-Range'] = asked.said
+        lines[self.header] = ODD[number]
+        head = f'HTTP/1.1 {status} X\r\n' + ''.join(f'{name}: {value}\r\n' for name, value in lines.items()) + '\r\n'
+        writer.write(head.encode('latin-1') + (b'' if asked.method == 'HEAD' else body))
+        if self.header in ('Content-Length', 'Transfer-Encoding'):
+            await writer.drain()
+            writer.close()
+
+
+ODD_CONFIG = granular.IOConfig(
+    backoff=0.001,
+    backoff_cap=0.002,
+    connect_timeout=1.0,
+    first_byte_timeout=3.0,
+    read_timeout=3.0,
+    attempts=1,
+    hedge=0.0,
+)
+
+
+async def check_odd(path, call, wanted, value):
+    """Read, and compare; the value is named if it fails."""
+    began = time.monotonic()
+    try:
+        found = await call(path.aio)
+    except GranularError as error:
+        assert len(str(error)) < 2000, value[:50]
+    except Exception as error:
+        raise AssertionError(f'{value[:50]!r}: {error!r}') from error
+    else:
+        assert found == wanted, value[:50]
+    assert time.monotonic() - began < 10, value[:50]
+
+
+async def is_stat(path):
+    return (await path.stat()).size >= 0
+
+
+@pytest.mark.parametrize('header', READ_HEADERS)
+@pytest.mark.parametrize('store', STORES)
+async def test_odd_headers_bring_the_right_bytes_or_an_error_of_the_tree(store, header):
+    data = FILES['data/a']
+    calls = [
+        (lambda path: path.read_range(1000, 2500), data[1000:2500]),
+        (lambda path: path.read_bytes(), data),
+        (lambda path: path.read_ranges([0], [4000], version='"x"'), [data]),
+    ]
+    if store == 'http':
+        calls.append((is_stat, True))
+    with Odd(files={}) as server:
+        server.header = header
+        server._asked = lambda *args: FaultServer._asked(server, *args)._replace(data=b'')
+        place = folder(server, store, ODD_CONFIG)
+        await asyncio.gather(
+            *(
+                check_odd(place / f'{status}-{number}', call, wanted, value)
+                for status in (0, *STATUSES.get(header, ()))
+                for number, value in enumerate(ODD)
+                for call, wanted in calls
+            )
+        )
+        await granular.aio.aclose()
+
+
+# --- progress, and throttling
+
+
+@pytest.mark.parametrize('store', STORES)
+@pytest.mark.parametrize('read', ['whole', 'range', 'suffix'])
+def test_a_read_that_gains_ground_each_time_goes_on(server, store, read):
+    """More breaks than there are attempts, one of which would use up the budget of retries."""
+    server.files = {f'data/{name}': DATA * 10 for name in 'abcdefghijklmnopqrst'}
+    config = granular.IOConfig(backoff=0.001, attempts=3, hedge=0.0, max_gap=0)
+    place, part = folder(server, store, config), READS[read][1]
+    server.script.extend(['half'] * 100_000)
+
+    async def all_of_them():
+        async def one(name):
+            path = (place / name).aio
+            if read == 'suffix':
+                return (await path.store.read(path.key, -700)).data
+            return await (path.read_bytes() if read == 'whole' else path.read_range(1000, 2500))
+
+        try:
+            return await asyncio.gather(*(one(name) for name in 'abcdefghijklmnopqrst'))
+        finally:
+            await granular.aio.aclose()
+
+    began = time.monotonic()
+    assert asyncio.run(all_of_them()) == [(DATA * 10)[part]] * 20
+    assert len(server.asked) > 20 * 8
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(('least', 'ends'), [(0, False), (1 << 30, True)])
+def test_ground_that_is_gained_too_slowly_renews_attempts_but_not_the_time(server, least, ends):
+    server.files = {'data/a': DATA}
+    config = granular.IOConfig(backoff=0.2, attempts=3, hedge=0.0, min_rate=least, retry_time=0.3)
+    server.script.extend(['half'] * 16)
+    path = folder(server, 's3', config) / 'a'
+    if ends:
+        with pytest.raises(StoreError, match='closed|reset') as caught:
+            path.read_range(0, 60_000)
+        assert 'gave up after' in caught.value.__notes__[0]
+    else:
+        assert path.read_range(0, 60_000) == DATA[:60_000]
+
+
+def test_a_byte_at_a_time_is_no_progress(server):
+    server.files = {'data/a': DATA}
+    server.script.extend([('truncate', 1)] * 100)
+    with pytest.raises(StoreError, match='data/a'):
+        (folder(server, 's3') / 'a').read_range(0, 60_000)
+    assert len(server.asked) == CONFIG.attempts
+
+
+@pytest.mark.parametrize('code', [429, 503])
+def test_reads_that_are_throttled_come_back_when_the_store_answers(server, code):
+    server.files = {'data/a': DATA}
+    server.each = [('status', code)] * 3
+    config = granular.IOConfig(max_gap=0)
+    path = folder(server, 's3', config) / 'a'
+    starts = list(range(0, 96_000, 4000))
+    began = time.monotonic()
+    assert path.read_ranges(starts, [start + 1000 for start in starts]) == [DATA[s : s + 1000] for s in starts]
+    assert time.monotonic() - began < 6  # the pauses take 3.5 s at most
+    assert len(server.asked) == 24 * 4
+
+
+async def test_a_success_wakes_the_one_that_waits_longest():
+    pauses = Pauses()
+    waiting = [asyncio.create_task(pauses.wait(seconds)) for seconds in (60, 60, 0.01, 60)]
+    await asyncio.sleep(0)
+    assert await waiting[2] is False
+    pauses.succeeded()
+    assert await waiting[0] is True
+    waiting[1].cancel()
+    await asyncio.sleep(0)
+    pauses.succeeded()
+    assert await waiting[3] is True
+    pauses.succeeded()  # nothing waits
+
+
+def test_a_pause_that_is_asked_for_is_not_cut_short_by_successes(server):
+    server.files = {'data/a': DATA}
+    path = folder(server, 's3', granular.IOConfig(max_gap=0, backoff_cap=1.0)) / 'a'
+    server.script.extend([('retry_after', 1), ('retry_after', 10**9)] + ['good'] * 20)
+    starts = list(range(0, 60_000, 5000))
+    began = time.monotonic()
+    assert path.read_ranges(starts, [start + 10 for start in starts]) == [DATA[s : s + 10] for s in starts]
+    assert 1 <= time.monotonic() - began < 15

@@ -1,0 +1,170 @@
+"""Certificates are verified unless one option says not to, which is warned of once; no token travels in the clear."""
+
+import ssl
+import warnings
+
+import pytest
+import trustme
+
+import granular
+from granular.aio.http import tls
+from granular.aio.runtime.bridge import run
+from granular.aio.runtime.loops import need_loop
+from granular.aio.stores.gcs.store import GCSStore
+from granular.errors import GranularError, InvalidArgumentError, StoreError
+from tests.support.faults import DATA, FaultServer
+from tests.support.servers import TLSProxy
+
+QUICK = granular.IOConfig(backoff=0.01, attempts=2)
+
+
+@pytest.fixture(scope='module')
+def authority():
+    return trustme.CA()
+
+
+@pytest.fixture
+def certified(authority):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert('127.0.0.1').configure_cert(context)
+    return context
+
+
+@pytest.fixture
+def bundle(authority, tmp_path):
+    authority.cert_pem.write_to_path(str(tmp_path / 'authority.pem'))
+    return str(tmp_path / 'authority.pem')
+
+
+def place(server, kind, endpoint, **options):
+    """A file in a bucket of this server, reached through another endpoint."""
+    address = str(server.place() / 'file')
+    return granular.Path(address, config=QUICK, **{**server.options, 'endpoint_url': endpoint, **options})
+
+
+@pytest.mark.parametrize('kind', ['moto', 'fakegcs'])
+def test_buckets(kind, request, certified, bundle, monkeypatch):
+    monkeypatch.delenv('SSL_CERT_FILE', raising=False)
+    monkeypatch.delenv('REQUESTS_CA_BUNDLE', raising=False)
+    server = request.getfixturevalue(kind)
+    with TLSProxy(certified, server.endpoint) as proxy:
+        few = {'config_kwargs': {'retries': {'total_max_attempts': 1}}} if kind == 'moto' else {}
+        refused = place(server, kind, proxy.endpoint, **few)
+        with pytest.raises(StoreError, match='(?i)certificate'):
+            refused.read_bytes()
+        with pytest.raises(StoreError, match='(?i)certificate'):
+            refused.stat()
+        for option in (bundle, False):
+            with warnings.catch_warnings():
+                warnings.simplefilter('ignore')
+                open_ = place(server, kind, proxy.endpoint, tls_verify=option)
+            open_.write_bytes(b'content')
+            assert open_.read_bytes() == b'content'
+            assert open_.stat().size == 7
+            assert [path.name for path in open_.parent.iterdir()] == ['file']
+
+
+def test_web_servers(certified, bundle, monkeypatch):
+    monkeypatch.delenv('SSL_CERT_FILE', raising=False)
+    with FaultServer(certified) as server:
+        url = f'{server.endpoint}/object'
+        with pytest.raises(StoreError, match='(?i)certificate'):
+            granular.Path(url).read_bytes()
+        assert granular.Path(url, tls_verify=bundle).read_bytes() == DATA
+        with pytest.warns(RuntimeWarning, match='not verified') as caught:
+            open_ = granular.Path(url, tls_verify=False)
+            assert open_.read_bytes() == DATA
+        assert len(caught) == 1
+        assert caught[0].filename == __file__
+        # Once is enough: warnings are errors here.
+        assert granular.Path(url, tls_verify=False).read_range(1, 3) == DATA[1:3]
+        assert (open_.parent / 'other').read_range(1, 3) == DATA[1:3]
+        # What is opened without it does not share the connections of what is opened with it.
+        with pytest.raises(StoreError, match='(?i)certificate'):
+            granular.Path(url).read_bytes()
+
+
+@pytest.mark.parametrize('scheme', ['https', 's3', 'gs'])
+@pytest.mark.parametrize(
+    'options', [{'tls_verify': None}, {'tls_verify': ''}, {'client_kwargs': {'verify': False}}, {'use_ssl': False}]
+)
+def test_there_is_no_other_way(scheme, options):
+    with pytest.raises(InvalidArgumentError, match='tls_verify'):
+        granular.Path(f'{scheme}://place/x', **options)
+
+
+def test_a_bundle_that_is_none(tmp_path):
+    (tmp_path / 'x.pem').write_text('nothing')
+    for file in ('x.pem', 'missing.pem'):
+        with pytest.raises(GranularError, match='CA bundle'):
+            granular.Path('https://127.0.0.1:1/x', config=QUICK, tls_verify=str(tmp_path / file)).read_bytes()
+
+
+def test_a_pickle_keeps_it():
+    import pickle
+
+    path = granular.Path('https://place.example/x', tls_verify='/a/bundle.pem')
+    assert pickle.loads(pickle.dumps(path)).store.tls_verify == '/a/bundle.pem'
+    assert tls.verify_of('', {}) is True
+
+
+# --- redirections, tokens
+
+
+@pytest.mark.parametrize('header', ['Authorization', 'Cookie', 'X-Api-Key', 'PRIVATE-TOKEN'])
+def test_what_opens_one_host_is_not_told_to_another(header):
+    with FaultServer() as one, FaultServer() as other:
+        one.script.append(('redirect', f'{other.endpoint}/elsewhere'))
+        path = granular.Path(f'{one.endpoint}/object', headers={header: 'planted', 'User-Agent': 'mine'})
+        assert path.read_range(10, 50) == DATA[10:50]
+        assert one.heads[0][header] == 'planted'
+        assert header not in other.heads[0]
+        assert other.heads[0]['User-Agent'] == 'mine'
+        assert other.heads[0]['Range'] == 'bytes=10-49'
+        # Back again, it is not remembered.
+        one.script.append(('redirect', f'{other.endpoint}/elsewhere'))
+        other.script.append(('redirect', f'{one.endpoint}/object'))
+        assert path.read_range(10, 50) == DATA[10:50]
+        assert header not in one.heads[-1]
+
+
+def test_a_listing_does_not_tell_it_either():
+    page = b'<html><a href="/folder/x">x</a></html>'
+    reply = b'HTTP/1.1 200 X\r\nContent-Type: text/html\r\nContent-Length: %d\r\n\r\n%b' % (len(page), page)
+    with FaultServer() as one, FaultServer() as other:
+        one.script.append(('redirect', f'{other.endpoint}/folder/'))
+        other.script.append(('raw', reply))
+        list(granular.Path(f'{one.endpoint}/folder', headers={'Authorization': 'planted'}).iterdir())
+        assert one.authorized == ['planted']
+        assert other.authorized == ['']
+
+
+def test_from_tls_to_none_is_not_gone(certified, bundle):
+    with FaultServer(certified) as server, FaultServer() as plain:
+        server.script.extend([('redirect', f'{plain.endpoint}/elsewhere')] * 2)
+        with pytest.raises(StoreError, match='from https to http://127'):
+            granular.Path(f'{server.endpoint}/object', config=QUICK, tls_verify=bundle).read_bytes()
+        assert not plain.asked
+
+
+@pytest.mark.parametrize(
+    ('endpoint', 'sent'),
+    [('http://storage.example', False), ('http://127.0.0.1.example', False), ('http://10.0.0.1:80', False),
+     ('http://127.0.0.1:4443', True), ('http://[::1]:4443', True), ('http://localhost:4443', True),
+     ('https://storage.example', True)],
+)  # fmt: skip
+def test_a_token_is_sent_over_tls_or_to_this_machine(endpoint, sent):
+    from google.oauth2.credentials import Credentials
+
+    store = GCSStore('gs://bucket', QUICK, {'endpoint_url': endpoint, 'token': Credentials('ya29.planted')})
+
+    async def sign():
+        await need_loop()
+        return await (await store.client()).sign('object')
+
+    if sent:
+        assert run(sign())[1]['authorization'] == 'Bearer ya29.planted'
+        return
+    with pytest.raises(InvalidArgumentError, match='not sent over plain http') as caught:
+        run(sign())
+    assert 'planted' not in str(caught.value)

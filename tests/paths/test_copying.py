@@ -1,0 +1,264 @@
+"""Copies: gone on with, checked, whole or not at all, and nowhere else."""
+
+import asyncio
+import contextlib
+import os
+import threading
+
+import pytest
+
+import granular
+from granular import aio
+from granular.aio.stores.multipart import PartWriter
+from granular.errors import (
+    BadReplyError,
+    GranularError,
+    InvalidArgumentError,
+    NotFoundError,
+    ObjectChangedError,
+    StoreError,
+)
+from tests.datasets.test_writers import SPEC, fill, point
+from tests.support.servers import served
+
+
+@pytest.fixture
+def source(tmp_path):
+    place = granular.Path(tmp_path) / 'source'
+    with granular.ShardedDatasetWriter(place, SPEC, granular.encoders, shardlen=5) as writer:
+        fill(writer, 15)
+    (place / 'large').write_bytes(os.urandom(1 << 20) * 9)  # an upload in parts
+    (place / 'empty').write_bytes(b'')
+    return place
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """The keys that were written, in whatever store."""
+    keys = []
+    for store in (granular.aio.stores.local.store.LocalStore, *stores()):
+        monkeypatch.setattr(store, 'open_writer', noting(store.open_writer, keys, 0))
+        monkeypatch.setattr(store, 'copy_within', noting(store.copy_within, keys, 1))
+    return keys
+
+
+def stores():
+    from granular.aio.stores.fsspec import FsspecStore
+    from granular.aio.stores.gcs.store import GCSStore
+    from granular.aio.stores.s3.store import S3Store
+
+    return S3Store, GCSStore, FsspecStore
+
+
+def noting(method, keys, place):
+    def noted(self, *args, **kwargs):
+        keys.append(args[place].rpartition('/')[2])
+        return method(self, *args, **kwargs)
+
+    return noted
+
+
+def contents(root):
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob('*') if path.is_file()}
+
+
+def test_what_is_there_is_not_copied_again(source, root, written):
+    target, back = root / 'target', root / 'back'
+    seen = []
+    source.copy(target, progress=seen.append)
+    assert contents(target) == contents(source)
+    total, count = sum(seen), len(contents(source))
+    checked = not str(root).startswith('memory')  # which has no checksums, so that its files are copied again
+    written.clear()
+    seen.clear()
+    source.copy(target, progress=seen.append)
+    assert (len(written), sum(seen)) == (0 if checked else count, total)
+    (target / '000001' / 'n.bag').unlink()
+    (target / '000002' / 'x.bag').write_bytes(bytes((target / '000002' / 'x.bag').stat().size))
+    (target / 'large').write_bytes(bytes(9 << 20))
+    written.clear()
+    source.copy(target)
+    if checked:
+        # The specs go before what they stand for is replaced, and come back last.
+        assert sorted(written) == ['large', 'n.bag', 'spec.json', 'spec.json', 'x.bag']
+        assert written[-2:] == ['spec.json'] * 2
+    assert contents(target) == contents(source)
+    for _ in range(2):  # within the store
+        written.clear()
+        target.copy(back)
+        assert contents(back) == contents(source)
+    # moto, as S3, gives the copy of an upload in parts another kind of ETag.
+    assert len(written) == (count if not checked else written.count('large'))
+    written.clear()
+    back.copy(source)
+    assert contents(back) == contents(source)
+    assert len(written) == (0 if checked else count)
+
+
+def test_a_copy_that_breaks_off_looks_incomplete_and_is_gone_on_with(source, bucket, monkeypatch, written):
+    (bucket / '000000').mkdir(exist_ok=True)
+    source.copy(bucket)
+    (source / '000000' / 'x.bag').write_bytes((source / '000001' / 'x.bag').read_bytes() + b'more')
+    put = PartWriter.close
+    calls = []
+
+    async def close(self):
+        calls.append(self)
+        if len(calls) == 1:
+            raise RuntimeError('on purpose')
+        await put(self)
+
+    monkeypatch.setattr(PartWriter, 'close', close)
+    with pytest.raises(RuntimeError, match='on purpose'):
+        source.copy(bucket)
+    assert not (bucket / '000000' / 'spec.json').exists()
+    assert (bucket / '000001' / 'spec.json').exists()
+    written.clear()
+    source.copy(bucket)
+    assert written == ['x.bag', 'spec.json']
+    assert contents(bucket) == contents(source)
+
+
+def test_what_a_store_did_not_keep_is_an_error(source, bucket, monkeypatch):
+    """A byte that is lost on the way to the store."""
+    put = PartWriter.write
+
+    async def write(self, data):
+        await put(self, bytes([data[0] ^ 1]) + bytes(data[1:]))
+
+    monkeypatch.setattr(PartWriter, 'write', write)
+    for name in ('000000/x.bag', 'large'):
+        with pytest.raises(StoreError, match='crc32c .* were written'):
+            (source / name).copy(bucket / 'target')
+        assert not (bucket / 'target').exists()
+
+
+def test_what_a_store_does_not_give_is_an_error(source, bucket, monkeypatch, tmp_path):
+    """A byte that is lost on the way from the store."""
+    place = bucket / 'x'
+    (source / '000000' / 'x.bag').copy(place)
+    read = type(place.store).read
+
+    async def wrong(self, *args):
+        reply = await read(self, *args)
+        return reply._replace(data=bytes([reply.data[0] ^ 1]) + reply.data[1:])
+
+    monkeypatch.setattr(type(place.store), 'read', wrong)
+    with pytest.raises(BadReplyError, match='the store says'):
+        place.copy(granular.Path(tmp_path) / 'copy')
+    assert not (tmp_path / 'copy').exists()
+    assert os.listdir(tmp_path) == ['source']
+
+
+@pytest.mark.parametrize('key', ['../out', 'a/../../out', './out', '/etc/out', 'a//out', 'a/./out'])
+def test_names_that_lead_elsewhere(moto, tmp_path, key):
+    root = moto.place()
+    granular.Path.of(root.store, f'{root.key}/{key}').write_bytes(b'evil')
+    (tmp_path / 'in').mkdir()
+    with pytest.raises(InvalidArgumentError) as refused:
+        root.copy(granular.Path(tmp_path) / 'in' / 'target')
+    assert repr(key) in str(refused.value)
+    assert os.listdir(tmp_path) == ['in']
+    assert not [name for _, _, names in os.walk(tmp_path) for name in names]
+    assert not os.path.exists('/etc/out')
+    if '.' not in key.split('/') and '..' not in key:
+        other = moto.place()
+        root.copy(other)  # a bucket can hold it
+        assert granular.Path.of(other.store, f'{other.key}/{key}').read_bytes() == b'evil'
+
+
+def test_a_folder_that_is_a_link_to_elsewhere(source, tmp_path):
+    (tmp_path / 'target').mkdir()
+    (tmp_path / 'elsewhere').mkdir()
+    (tmp_path / 'target' / '000001').symlink_to(tmp_path / 'elsewhere')
+    with pytest.raises(InvalidArgumentError, match='elsewhere, which lies outside'):
+        source.copy(granular.Path(tmp_path) / 'target')
+    assert os.listdir(tmp_path / 'elsewhere') == []
+
+
+def test_a_file_that_is_a_link_is_replaced_and_not_written_through(source, tmp_path):
+    (tmp_path / 'mine').write_bytes(b'mine')
+    (tmp_path / 'target').mkdir()
+    (tmp_path / 'target' / 'large').symlink_to(tmp_path / 'mine')
+    source.copy(granular.Path(tmp_path) / 'target')
+    assert (tmp_path / 'mine').read_bytes() == b'mine'
+    assert contents(granular.Path(tmp_path) / 'target') == contents(source)
+
+
+def test_from_a_web_server(source, tmp_path):
+    with served(str(source)) as server:
+        granular.Path(f'{server.endpoint}/000001').copy(granular.Path(tmp_path) / 'copy')
+    with granular.DatasetReader(tmp_path / 'copy', granular.decoders) as reader:
+        assert list(reader) == [point(i) for i in range(5, 10)]
+
+
+def test_a_single_file(source, root, written):
+    assert (source / 'large').copy(root / 'file') == root / 'file'
+    written.clear()
+    (source / 'large').copy(root / 'file')
+    assert len(written) == (1 if str(root).startswith('memory') else 0)
+    for place in (source / 'large', root / 'file'):
+        with pytest.raises(InvalidArgumentError, match='itself'):
+            place.copy(place)
+    with contextlib.suppress(GranularError):
+        (source / 'nothing').copy(root / 'other')
+    assert not (root / 'other').exists()
+    with pytest.raises(NotFoundError):
+        (source / 'nothing').copy(root / 'other')
+
+
+@pytest.mark.parametrize('change', ['grows', 'shrinks', 'is rewritten'])
+def test_a_file_that_changes_while_it_is_copied_is_not_copied(tmp_path, bucket, change):
+    source, size = tmp_path / 'file', 20 << 20
+    source.write_bytes(bytes(size))
+    times = []
+
+    def meanwhile(done):
+        times.append(done)
+        if len(times) == 1:
+            with open(source, 'r+b') as file:
+                if change == 'is rewritten':
+                    file.seek(size - 3)
+                    file.write(b'new')
+                else:
+                    file.truncate(size + 1 if change == 'grows' else size - 1)
+
+    with pytest.raises(GranularError, match='changed|replaced|bytes'):
+        granular.Path(source).copy(bucket / 'file', progress=meanwhile)
+    assert len(times) >= 1
+    assert not (bucket / 'file').exists()
+    granular.Path(source).copy(bucket / 'file')
+    assert (bucket / 'file').read_bytes() == source.read_bytes()
+
+
+def test_a_dataset_that_is_replaced_while_it_is_copied_is_not_completed(root, tmp_path):
+    """Bags of both would be a dataset that never was."""
+    if str(root).startswith('memory'):
+        root = granular.Path(tmp_path) / 'source'  # the listings of which tell times
+
+    async def write(first, count):
+        async with aio.DatasetWriter(root / 'ds', SPEC, granular.encoders) as writer:
+            for i in range(first, first + count):
+                await writer.append(point(i))
+
+    async def replace():
+        await (root / 'ds').aio.rmtree()
+        await write(100, 7)
+
+    asyncio.run(write(0, 5))
+    times = []
+
+    def meanwhile(done):
+        times.append(done)
+        if len(times) == 1:  # under a loop of its own, as this is called on the loop that copies
+            thread = threading.Thread(target=asyncio.run, args=(replace(),))
+            thread.start()
+            thread.join()
+
+    target = granular.Path(tmp_path) / 'target'
+    with pytest.raises((ObjectChangedError, NotFoundError)):
+        (root / 'ds').copy(target, progress=meanwhile)
+    assert not (target / 'spec.json').exists()
+    (root / 'ds').copy(target)
+    with granular.DatasetReader(target, granular.decoders) as reader:
+        assert list(reader) == [point(i) for i in range(100, 107)]

@@ -1,0 +1,527 @@
+import os
+import pathlib
+import pickle
+import string
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import granular
+from granular import aio
+from granular.aio.stores.s3.replies import Listing
+from granular.errors import (
+    AccessDeniedError,
+    AlreadyExistsError,
+    ClosedError,
+    InvalidArgumentError,
+    NotFoundError,
+    ObjectChangedError,
+    OutOfRangeError,
+    StoreError,
+    UnknownSchemeError,
+    UnsupportedError,
+)
+
+# What the suffix of a name with two dots in front is, pathlib has answered differently in several releases of Python.
+NAMES = st.text(string.ascii_letters + string.digits + '._- ', min_size=1, max_size=8).filter(
+    lambda name: name.strip('. ') and not name.startswith('..')
+)
+
+
+# --- pure
+
+
+@given(st.lists(NAMES, min_size=1, max_size=4), st.booleans())
+def test_local_paths_are_those_of_pathlib(names, absolute):
+    text = ('/' if absolute else '') + '/'.join(names)
+    ours, theirs = granular.Path(text), pathlib.PurePosixPath(text)
+    assert str(ours) == str(theirs)
+    assert os.fspath(ours) == os.fspath(theirs)
+    for name in ('name', 'stem', 'suffix', 'parts'):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert str(ours.parent) == str(theirs.parent)
+    assert str(ours / 'x') == str(theirs / 'x')
+    assert str(ours.with_suffix('.y')) == str(theirs.with_suffix('.y'))
+    assert str(ours.with_name('z')) == str(theirs.with_name('z'))
+
+
+@pytest.mark.parametrize('root', ['s3://bucket', 'gs://bucket', 'http://host:80', 'memory://place'])
+def test_addresses(root):
+    path = granular.Path(f'{root}/some/data.tar.gz')
+    assert str(path) == f'{root}/some/data.tar.gz'
+    assert repr(path) == f"Path('{root}/some/data.tar.gz')"
+    assert (path.name, path.stem, path.suffix) == ('data.tar.gz', 'data.tar', '.gz')
+    assert str(path.parent) == f'{root}/some'
+    assert str(path.parent / 'x' / 'y') == f'{root}/some/x/y'
+    assert path.parent / 'data.tar.gz' == path
+    assert hash(path.parent / 'data.tar.gz') == hash(path)
+    assert str(path.with_suffix('.zip')) == f'{root}/some/data.tar.zip'
+    assert str(path.relative_to(path.parent.parent)) == 'some/data.tar.gz'
+    assert path.is_relative_to(path.parent)
+    assert not path.parent.is_relative_to(path)
+    assert path.match('*.gz')
+    assert path.match('some/data.*')
+    assert not path.match('other/*')
+    with pytest.raises(InvalidArgumentError, match='no path on the local disk'):
+        os.fspath(path)
+
+
+def test_the_root_of_a_bucket():
+    root = granular.Path('s3://bucket/')
+    assert (str(root), root.name, root.parent, root.parts) == ('s3://bucket', 'bucket', root, ('s3://bucket',))
+    assert (root / 'a').parts == ('s3://bucket', 'a')
+
+
+def test_uris():
+    assert granular.Path('s3://b/a b').as_uri() == 's3://b/a%20b'
+    assert granular.Path('/tmp/a b').as_uri() == 'file:///tmp/a%20b'
+    assert str(granular.Path('file:///tmp/x')) == '/tmp/x'
+
+
+def test_pickles_without_credentials():
+    options = {'endpoint_url': 'http://localhost:1', 'key': 'MYKEY', 'secret': 'MYSECRET', 'token': 'MYTOKEN'}
+    path = granular.Path('s3://bucket/x', client_kwargs={'aws_secret_access_key': 'MYOTHER'}, **options)
+    content = pickle.dumps(path)
+    for word in (b'MYKEY', b'MYSECRET', b'MYTOKEN', b'MYOTHER'):
+        assert word not in content
+    twin = pickle.loads(content)
+    assert str(twin) == str(path)
+    assert twin.store.options == {'endpoint_url': 'http://localhost:1', 'client_kwargs': {}}
+    for word in ('MYKEY', 'MYSECRET'):
+        assert word not in repr(path)
+
+
+@pytest.mark.parametrize(
+    ('place', 'error'),
+    [('nosuch://x/y', UnknownSchemeError), ('s3://', InvalidArgumentError), ('s3:///key', InvalidArgumentError),
+     ('https://user:pass@host/x', InvalidArgumentError), (7, InvalidArgumentError), (None, InvalidArgumentError)],
+)  # fmt: skip
+def test_addresses_that_mean_nothing(place, error):
+    with pytest.raises(error) as caught:
+        granular.Path(place)
+    assert 'user:pass' not in str(caught.value)
+
+
+def test_options_that_nobody_knows(bucket):
+    with pytest.raises(InvalidArgumentError, match='endpoint_uri'):
+        granular.Path(str(bucket), **bucket.store.options, endpoint_uri='x').read_bytes()
+
+
+def test_a_local_path_takes_no_options():
+    with pytest.raises(InvalidArgumentError, match='anon'):
+        granular.Path('/tmp', anon=True)
+
+
+# --- what every store does
+
+
+def test_files(root):
+    path = root / 'folder' / 'file.bin'
+    assert not path.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    assert path.write_bytes(b'hello world') == 11
+    assert path.exists()
+    assert path.is_file()
+    assert not path.is_dir()
+    assert path.parent.is_dir()
+    assert not path.parent.is_file()
+    assert path.read_bytes() == b'hello world'
+    assert path.stat().size == path.stat().st_size == 11
+    assert path.stat().modified == pytest.approx(time.time(), abs=3600)
+    assert path.write_text('grüße') == 7
+    assert path.read_text() == 'grüße'
+    path.unlink()
+    assert not path.exists()
+    with pytest.raises(NotFoundError):
+        path.unlink()
+    path.unlink(missing_ok=True)
+
+
+def test_ranges(root):
+    data = os.urandom(100_000)
+    root.mkdir(parents=True, exist_ok=True)
+    path = root / 'x'
+    path.write_bytes(data)
+    assert path.read_range(10, 20) == data[10:20]
+    assert path.read_range(99_990) == data[-10:]
+    assert path.read_range(5, 5) == b''
+    starts, ends = [50_000, 0, 10, 5, 99_999, 7, 0], [60_000, 10, 30, 15, 100_000, 7, 100_000]
+    assert path.read_ranges(starts, ends) == [data[a:b] for a, b in zip(starts, ends, strict=True)]
+    assert path.read_ranges([], []) == []
+    with pytest.raises(OutOfRangeError, match='100000'):
+        path.read_range(99_990, 100_010)
+    with pytest.raises(OutOfRangeError):
+        path.read_ranges([0, 200_000], [10, 200_001])
+    for start, end in [(-1, 5), (9, 3)]:
+        with pytest.raises(InvalidArgumentError, match='range'):
+            path.read_range(start, end)
+
+
+def test_an_empty_file(root):
+    root.mkdir(parents=True, exist_ok=True)
+    path = root / 'empty'
+    path.write_bytes(b'')
+    assert path.read_bytes() == b''
+    assert path.is_file()
+    assert path.stat().size == 0
+    with path.open() as file:
+        assert file.read() == b''
+
+
+def test_open(root):
+    root.mkdir(parents=True, exist_ok=True)
+    path = root / 'x'
+    with path.open('wb') as file:
+        for i in range(1000):
+            file.write(b'line %d\n' % i)
+    with path.open('rb') as file:
+        assert file.readline() == b'line 0\n'
+        assert sum(1 for _ in file) == 999
+        file.seek(-9, os.SEEK_END)
+        assert file.read() == b'line 999\n'
+        file.seek(5)
+        assert file.read(1) == b'0'
+    with pytest.raises(RuntimeError, match='on purpose'), (root / 'y').open('wb') as file:
+        file.write(b'half')
+        raise RuntimeError('on purpose')
+    assert not (root / 'y').exists()
+    with pytest.raises(NotFoundError):
+        (root / 'z').open('rb')
+    with pytest.raises(InvalidArgumentError, match='mode'):
+        path.open('r+b')
+
+
+def test_a_large_file_goes_in_parts(root):
+    data = os.urandom(5 << 20) * 4
+    root.mkdir(parents=True, exist_ok=True)
+    path = root / 'large'
+    with path.open('wb') as file:
+        for i in range(0, len(data), 3_000_001):
+            file.write(data[i : i + 3_000_001])
+    assert path.read_bytes() == data
+    assert path.read_ranges([1], [len(data) - 1]) == [data[1:-1]]
+
+
+def tree(root):
+    for name in ('a.txt', 'b.bin', 'sub/a.txt', 'sub/deep/c.txt', 'sub-2/d.txt', 'other/e.txt'):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(name.encode())
+
+
+def names(root, paths):
+    return sorted(str(path.relative_to(root)) for path in paths)
+
+
+def test_listing(root):
+    tree(root)
+    assert names(root, root.iterdir()) == ['a.txt', 'b.bin', 'other', 'sub', 'sub-2']
+    assert names(root, root.glob('*.txt')) == ['a.txt']
+    assert names(root, root.glob('*/a.txt')) == ['sub/a.txt']
+    assert names(root, root.glob('s*/*')) == ['sub-2/d.txt', 'sub/a.txt', 'sub/deep']
+    assert names(root, root.glob('sub/deep/c.txt')) == ['sub/deep/c.txt']
+    assert names(root, root.glob('[ab].???')) == ['a.txt', 'b.bin']
+    assert names(root, root.rglob('[!a].txt')) == ['other/e.txt', 'sub-2/d.txt', 'sub/deep/c.txt']
+    assert names(root, root.rglob('deep')) == ['sub/deep']
+    assert names(root, root.glob('sub/**/*.txt')) == ['sub/a.txt', 'sub/deep/c.txt']
+    assert names(root, root.glob('nothing/*')) == []
+    walked = {str(path.relative_to(root)): (sorted(f), sorted(n)) for path, f, n in root.walk()}
+    assert walked['.'] == (['other', 'sub', 'sub-2'], ['a.txt', 'b.bin'])
+    assert walked['sub'] == (['deep'], ['a.txt'])
+    assert walked['sub/deep'] == ([], ['c.txt'])
+    with pytest.raises(NotFoundError):
+        list((root / 'nothing').iterdir())
+
+
+def test_removing(root):
+    tree(root)
+    (root / 'sub').rmtree()
+    # SeaweedFS shows a folder that has become empty for a while.
+    left = ['a.txt', 'b.bin', 'other/e.txt', 'sub-2/d.txt']
+    assert names(root, (path for path in root.rglob('*') if path.is_file())) == left
+    with pytest.raises(NotFoundError):
+        (root / 'never').rmtree()
+    with pytest.raises(UnsupportedError, match='root'):
+        granular.Path.of(root.store, '').rmtree()
+
+
+def test_folders(root):
+    tree(root)
+    with pytest.raises(AlreadyExistsError):
+        (root / 'sub').mkdir()
+    (root / 'sub').mkdir(exist_ok=True)
+    with pytest.raises(StoreError, match='folder'):
+        (root / 'sub').unlink()
+
+
+def test_copying(root, tmp_path_factory):
+    tree(root)
+    assert (root / 'a.txt').copy(root / 'copy.txt') == root / 'copy.txt'
+    assert (root / 'copy.txt').read_bytes() == b'a.txt'
+    seen = []
+    local = granular.Path(tmp_path_factory.mktemp('copy') / 'tree')
+    root.copy(local, progress=seen.append)
+    assert names(local, local.rglob('*.txt')) == names(root, root.rglob('*.txt'))
+    assert sum(seen) == sum(path.stat().size for path in local.rglob('*') if path.is_file())
+    back = root.parent / (root.name + '-back')
+    local.copy(back)
+    assert names(back, back.rglob('*')) == names(root, root.rglob('*'))
+    with pytest.raises(InvalidArgumentError, match='itself'):
+        root.copy(root / 'inside')
+
+
+def test_a_bucket(bucket):
+    root = granular.Path.of(bucket.store, '')
+    assert root.is_dir()
+    with pytest.raises(AlreadyExistsError):
+        root.mkdir()
+    root.mkdir(exist_ok=True)
+
+
+def test_a_missing_bucket(bucket):
+    options = bucket.store.options
+    missing = granular.Path(f'{bucket.store.root}-not', **options)
+    for ask in (missing.stat, (missing / 'x').read_bytes, lambda: list(missing.iterdir())):
+        with pytest.raises(NotFoundError, match='not'):
+            ask()
+
+
+def test_writing_to_a_missing_bucket(moto, fakegcs):
+    # SeaweedFS makes the bucket.
+    for server in (moto, fakegcs):
+        missing = granular.Path(f'{server.place().store.root}-not', **server.options)
+        with pytest.raises(NotFoundError, match='not'):
+            (missing / 'x').write_bytes(b'')
+
+
+@pytest.mark.parametrize('key', ['a b', 'a+b', 'a%20b', 'ä/ö', 'a#b?c=d&e', "it's", 'a//b', '(x)~!@$*'])
+def test_odd_keys(bucket, key):
+    path = bucket / key
+    path.write_bytes(key.encode())
+    assert path.read_bytes() == key.encode()
+    assert path.stat().size == len(key.encode())
+
+
+def test_listing_is_lazy(moto, monkeypatch):
+    root = moto.place()
+    for i in range(5):
+        (root / f'{i}').write_bytes(b'')
+    pages = []
+    query, advance = Listing.query, Listing.advance
+
+    def noting(self, page):
+        pages.append(len(page.items))
+        advance(self, page)
+
+    monkeypatch.setattr(Listing, 'query', lambda self: [*query(self), ('max-keys', '2')])
+    monkeypatch.setattr(Listing, 'advance', noting)
+    names = root.iterdir()
+    assert next(names).name == '0'
+    assert pages == [2]
+    assert [path.name for path in names] == ['1', '2', '3', '4']
+    assert pages == [2, 2, 1]
+
+
+def test_wrong_credentials(seaweed):
+    place = seaweed.place()
+    place.write_bytes(b'mine')
+    wrong = granular.Path(str(place), **{**seaweed.options, 'secret': 'not-the-secret'})
+    for ask in (wrong.read_bytes, wrong.stat, lambda: wrong.write_bytes(b'x')):
+        with pytest.raises(PermissionError) as caught:
+            ask()
+        assert isinstance(caught.value, AccessDeniedError)
+        assert 'credentials' in str(caught.value)
+        assert 'not-the-secret' not in str(caught.value)
+    assert place.read_bytes() == b'mine'
+
+
+def test_no_credentials(seaweed, monkeypatch, tmp_path):
+    monkeypatch.setenv('AWS_SHARED_CREDENTIALS_FILE', str(tmp_path / 'none'))
+    monkeypatch.setenv('AWS_CONFIG_FILE', str(tmp_path / 'none'))
+    options = {'endpoint_url': seaweed.endpoint}
+    with pytest.raises(AccessDeniedError, match='no AWS credentials'):
+        granular.Path('s3://bucket/x', **options).read_bytes()
+
+
+def test_the_environment_speaks_where_arguments_are_silent(seaweed, fakegcs, monkeypatch):
+    place = seaweed.place()
+    place.write_bytes(b'mine')
+    monkeypatch.setenv('AWS_ENDPOINT_URL', seaweed.endpoint)
+    monkeypatch.setenv('AWS_ACCESS_KEY_ID', seaweed.options['key'])
+    monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', seaweed.options['secret'])
+    monkeypatch.setenv('AWS_REGION', 'us-east-1')
+    assert granular.Path(str(place)).read_bytes() == b'mine'
+    place = fakegcs.place()
+    place.write_bytes(b'yours')
+    monkeypatch.setenv('STORAGE_EMULATOR_HOST', fakegcs.endpoint.removeprefix('http://'))
+    assert granular.Path(str(place)).read_bytes() == b'yours'
+
+
+def test_a_pinned_version(bucket):
+    path = bucket / 'x'
+    path.write_bytes(b'one')
+    version = path.stat().version
+    assert path.read_ranges([0], [3], version=version) == [b'one']
+    path.write_bytes(b'two')
+    with pytest.raises(ObjectChangedError, match='replaced'):
+        path.read_ranges([0], [3], version=version)
+
+
+# --- HTTP
+
+
+def test_http_reads_and_lists(http):
+    folder = granular.Path(http.folder)
+    tree(folder)
+    (folder / 'range.bin').write_bytes(bytes(range(200)))
+    root = granular.Path(http.endpoint)
+    assert (root / 'range.bin').read_range(5, 9) == bytes([5, 6, 7, 8])
+    assert (root / 'range.bin').stat().size == 200
+    assert names(root, root.iterdir()) == ['a.txt', 'b.bin', 'other', 'range.bin', 'sub', 'sub-2']
+    assert names(root, root.rglob('*.txt')) == names(folder, folder.rglob('*.txt'))
+    assert (root / 'sub').is_dir()
+    assert not (root / 'nothing').exists()
+    with pytest.raises(NotFoundError):
+        (root / 'nothing').read_bytes()
+    for refused in (lambda: (root / 'x').write_bytes(b''), lambda: (root / 'a.txt').unlink(), (root / 'y').mkdir):  # noqa: PLW0108
+        with pytest.raises(UnsupportedError, match='HTTPStore'):
+            refused()
+
+
+def test_neighbouring_ranges_share_a_request(http):
+    (http.folder / 'x').write_bytes(bytes(1000) * 1000)
+    config = granular.IOConfig(max_gap=100, max_request=400_000)
+    path = granular.Path(f'{http.endpoint}/x', config=config)
+    path.read_ranges([0, 200, 5000, 100_000], [150, 300, 5010, 600_000])
+    asked = sorted(r for _, _, r in http.requests)
+    assert asked == ['bytes=0-299', 'bytes=100000-349999', 'bytes=350000-599999', 'bytes=5000-5009']
+
+
+def test_requests_in_flight_are_bounded(tmp_path):
+    from tests.support.servers import served
+
+    (tmp_path / 'x').write_bytes(bytes(1_000_000))
+    with served(tmp_path, delay=0.01) as server:
+        path = granular.Path(f'{server.endpoint}/x', config=granular.IOConfig(concurrency=5, max_gap=0))
+        starts = list(range(0, 1_000_000, 10_000))
+        path.read_ranges(starts, [start + 10 for start in starts])
+        assert server.peak == 5
+        assert len(server.requests) == 100
+
+
+# --- asynchronous files
+
+
+async def test_asynchronous_files(root):
+    path = aio.Path(root)
+    await path.mkdir(parents=True, exist_ok=True)
+    async with await (path / 'x').open('wb') as file:
+        await file.write(b'hello ')
+        await file.write(b'world')
+        with pytest.raises(UnsupportedError, match='writing only'):
+            await file.read()
+    async with await (path / 'x').open() as file:
+        assert await file.read(5) == b'hello'
+        assert file.seek(-5, 2) == 6
+        assert await file.read() == b'world'
+        assert await file.read() == b''
+    with pytest.raises(ClosedError):
+        await file.read()
+    assert [found.name async for found in path.iterdir()] == ['x']
+
+
+# --- paths of others
+
+
+def test_a_path_of_elements(tmp_path):
+    import elements
+
+    tree(granular.Path(tmp_path))
+    root = granular.Path(elements.Path(tmp_path))
+    assert (root / 'a.txt').read_bytes() == b'a.txt'
+    assert (root / 'sub' / 'a.txt').read_range(1, 3) == b'ub'
+    assert names(root, root.iterdir()) == ['a.txt', 'b.bin', 'other', 'sub', 'sub-2']
+    assert (root / 'sub').is_dir()
+    assert not (root / 'none').exists()
+    (root / 'new').write_bytes(b'written')
+    assert (tmp_path / 'new').read_bytes() == b'written'
+
+
+def test_an_upload_that_is_dropped_leaves_no_parts(moto):
+    place = moto.place()
+    with pytest.raises(RuntimeError, match='on purpose'), place.open('wb') as file:
+        file.write(bytes(20 << 20))
+        raise RuntimeError('on purpose')
+
+    async def uploads():
+        return [upload async for upload in place.store.uploads('')]
+
+    assert granular.aio.runtime.bridge.run(uploads()) == []
+    assert not place.exists()
+
+
+class Foreign:
+    """A path object that is no ``os.PathLike``, with just what is asked of one."""
+
+    def __init__(self, path):
+        self._path = pathlib.Path(path)
+        self.name = self._path.name
+
+    @property
+    def parent(self):
+        return Foreign(self._path.parent)
+
+    def __truediv__(self, other):
+        return Foreign(self._path / other)
+
+    def __str__(self):
+        return f'foreign:{self._path}'
+
+    def exists(self):
+        return self._path.exists()
+
+    def open(self, mode):
+        return self._path.open(mode)
+
+    def glob(self, pattern):
+        return (Foreign(path) for path in self._path.glob(pattern))
+
+    def mkdir(self):
+        self._path.mkdir()
+
+    def unlink(self):
+        self._path.unlink()
+
+
+def test_a_foreign_path(tmp_path):
+    tree(granular.Path(tmp_path))
+    root = granular.Path(Foreign(tmp_path))
+    assert str(root) == f'foreign:{tmp_path}'
+    assert (root / 'a.txt').read_bytes() == b'a.txt'
+    assert (root / 'sub' / 'a.txt').read_range(1, 3) == b'ub'
+    assert (root / 'a.txt').stat().size == 5
+    assert (root / 'sub').is_dir()
+    assert not (root / 'none').exists()
+    assert names(root, root.glob('sub/*')) == ['sub/a.txt', 'sub/deep']
+    assert (root / 'a.txt').with_suffix('.bin').name == 'a.bin'
+    with pytest.raises(NotFoundError):
+        (root / 'none').read_bytes()
+    with pytest.raises(OutOfRangeError):
+        (root / 'a.txt').read_range(3, 9)
+    (root / 'new').write_bytes(b'written')
+    assert (tmp_path / 'new').read_bytes() == b'written'
+    (root / 'new').unlink()
+    assert not (tmp_path / 'new').exists()
+
+
+def test_a_dataset_at_a_foreign_path(tmp_path):
+    place = Foreign(tmp_path / 'ds')
+    with granular.ShardedDatasetWriter(place, {'a': 'int', 'b': 'utf8[]'}, granular.encoders, shardlen=4) as writer:
+        for i in range(10):
+            writer.append({'a': i, 'b': ['x'] * i})
+    with granular.ShardedDatasetReader(place, granular.decoders) as reader:
+        assert [point['a'] for point in reader.fetch([9, 0, 4])] == [9, 0, 4]
+        assert len(reader[7]['b']) == 7
+    with granular.BagReader(Foreign(tmp_path / 'ds' / '000001' / 'a.bag')) as bag:
+        assert [granular.decoders['int'](record) for record in bag] == [4, 5, 6, 7]

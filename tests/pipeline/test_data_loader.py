@@ -1,0 +1,159 @@
+"""Samplers and the DataLoader: Grain's records in Grain's order, whatever the number of workers."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+import granular
+from granular import Batch, DataLoader, IndexSampler, NoSharding, SequentialSampler, ShardOptions, aio
+from granular.errors import InvalidArgumentError, OutOfRangeError, StateError
+from tests.pipeline.test_map_dataset import plain
+
+
+class Add(granular.MapTransform):
+    def map(self, element):
+        return element + 1
+
+
+class Noise(granular.RandomMapTransform):
+    def random_map(self, element, rng):
+        return element * 1000 + int(rng.integers(1000))
+
+
+class Even(granular.FilterTransform):
+    def filter(self, element):
+        return element % 2 == 0
+
+
+def test_the_order_that_was_promised():
+    sampler = IndexSampler(5, shuffle=True, num_epochs=2, seed=0)
+    assert [sampler[i].record_key for i in range(10)] == [0, 4, 1, 2, 3, 1, 2, 3, 0, 4]
+    assert list(DataLoader(data_source=range(5), sampler=sampler)) == [0, 4, 1, 2, 3, 1, 2, 3, 0, 4]
+    assert len(sampler) == 10
+    assert sampler[3].index == 3
+    rng = np.random.Generator(np.random.Philox(key=3))
+    assert sampler[3].rng.integers(1 << 40) == rng.integers(1 << 40)
+    for index in (-1, 10):
+        with pytest.raises(OutOfRangeError, match='out of range'):
+            sampler[index]
+
+
+def test_what_grain_gives(grain):
+    script = """
+out = {}
+class Add(grain.transforms.Map):
+    def map(self, x): return x + 1
+class Noise(grain.transforms.RandomMap):
+    def random_map(self, x, rng): return x * 1000 + int(rng.integers(1000))
+class Even(grain.transforms.Filter):
+    def filter(self, x): return x % 2 == 0
+for count in (1, 2):
+    for index in range(count):
+        shard = grain.sharding.ShardOptions(index, count, drop_remainder=True)
+        sampler = grain.samplers.IndexSampler(12, shard, shuffle=True, num_epochs=2, seed=7)
+        loader = grain.DataLoader(data_source=list(range(100, 112)), sampler=sampler,
+                                  operations=[Add(), Noise(), Even(), grain.transforms.Batch(4)])
+        out[f'{index}/{count}'] = [batch.tolist() for batch in loader]
+        found = [sampler[i] for i in range(index, 24, count)]
+        out[f'{index}/{count} keys'] = [[record.record_key, int(record.rng.integers(99))] for record in found]
+sampler = grain.samplers.SequentialSampler(7, grain.sharding.NoSharding(), seed=3)
+out['sequential'] = [sampler[i].record_key for i in range(7)]
+print(json.dumps(out))
+"""
+    theirs = grain.run(script)
+    for count in (1, 2):
+        for index in range(count):
+            sampler = IndexSampler(12, ShardOptions(index, count, True), shuffle=True, num_epochs=2, seed=7)
+            operations = [Add(), Noise(), Even(), Batch(4)]
+            loader = DataLoader(data_source=list(range(100, 112)), sampler=sampler, operations=operations)
+            assert plain(list(loader)) == theirs[f'{index}/{count}']
+            keys = [[sampler[i].record_key, int(sampler[i].rng.integers(99))] for i in range(index, 24, count)]
+            assert keys == theirs[f'{index}/{count} keys']
+    sampler = SequentialSampler(7, NoSharding(), seed=3)
+    assert [sampler[i].record_key for i in range(7)] == theirs['sequential']
+
+
+@pytest.mark.parametrize('shuffle', [False, True])
+def test_uneven_shards_are_exact(shuffle):
+    for count in (2, 3, 4):
+        for epoch in range(3):
+            found = []
+            for index in range(count):
+                sampler = IndexSampler(11, ShardOptions(index, count), shuffle=shuffle, num_epochs=3, seed=1)
+                items = list(DataLoader(data_source=range(11), sampler=sampler))
+                each = len(items) // 3
+                found += items[epoch * each : (epoch + 1) * each]
+            assert sorted(found) == list(range(11))
+    parts = [
+        list(DataLoader(data_source=range(11), sampler=SequentialSampler(11, ShardOptions(i, 3)))) for i in range(3)
+    ]
+    assert parts == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8]]
+
+
+@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+def test_batches_and_states_do_not_depend_on_workers():
+    def loader(workers):
+        sampler = IndexSampler(50, shuffle=True, num_epochs=2, seed=0)
+        operations = [Add(), Noise(), Even(), Batch(7)]
+        return DataLoader(
+            data_source=range(50), sampler=sampler, operations=operations, worker_count=workers, start_method='fork'
+        )
+
+    whole = plain(list(loader(0)))
+    with iter(loader(2)) as iterator:
+        first = [plain(next(iterator)) for _ in range(3)]
+        state = json.loads(json.dumps(iterator.get_state()))
+        assert first + plain(list(iterator)) == whole
+    for workers in (0, 1):
+        with iter(loader(workers)) as iterator:
+            iterator.set_state(state)
+            assert first + plain(list(iterator)) == whole
+    other = DataLoader(data_source=range(50), sampler=IndexSampler(50, shuffle=True, num_epochs=2, seed=1))
+    with pytest.raises(StateError, match='stage 2 was .*seed=0.*, here .*seed=1'):
+        iter(other).set_state(state)
+
+
+def test_a_sampler_of_ones_own():
+    class Backwards:
+        def __len__(self):
+            return 5
+
+        def __getitem__(self, index):
+            return granular.RecordMetadata(index, 4 - index, np.random.Generator(np.random.Philox(key=index)))
+
+    assert list(DataLoader(data_source=range(5), sampler=Backwards())) == [4, 3, 2, 1, 0]
+    assert list(DataLoader(data_source=range(5), sampler=Backwards(), shard_options=ShardOptions(1, 2))) == [3, 1]
+    assert len(list(DataLoader(data_source=range(5), sampler=Backwards(), operations=[Noise()]))) == 5
+    assert str(granular.RangeDataSource(1, 9, 2)) == 'RangeDataSource(start=1, stop=9, step=2)'
+    assert list(DataLoader(data_source=granular.RangeDataSource(1, 9, 2), sampler=SequentialSampler(4))) == [1, 3, 5, 7]
+
+
+@pytest.mark.parametrize('name', ['torch', 'jax'])
+def test_frameworks_that_are_missing_are_named(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    kind = {'torch': granular.ShardByTorchRank, 'jax': granular.ShardByJaxProcess}[name]
+    with pytest.raises(granular.errors.MissingExtraError, match=rf'granular\[{name}\]'):
+        kind()
+
+
+def test_what_is_no_sampler():
+    for make in (
+        lambda: IndexSampler(0), lambda: IndexSampler(5, num_epochs=0), lambda: IndexSampler(5, shuffle=True),
+        lambda: IndexSampler(5, seed=-1), lambda: ShardOptions(2, 2), lambda: ShardOptions(0, 0),
+        lambda: DataLoader(data_source=[1], sampler=object()),
+        lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), shard_options=ShardOptions(0, 2)),
+    ):  # fmt: skip
+        with pytest.raises(InvalidArgumentError):
+            make()
+    with pytest.raises(InvalidArgumentError, match='give the sampler a seed'):
+        list(DataLoader(data_source=[1], sampler=IndexSampler(1, num_epochs=1), operations=[Noise()]))
+
+
+async def test_the_asynchronous_face():
+    sampler = IndexSampler(10, shuffle=True, num_epochs=1, seed=0)
+    found = [
+        plain(batch) async for batch in aio.DataLoader(data_source=range(10), sampler=sampler, operations=[Batch(4)])
+    ]
+    assert found == plain(list(DataLoader(data_source=range(10), sampler=sampler, operations=[Batch(4)])))

@@ -1,0 +1,277 @@
+"""IterDataset: Grain's elements in Grain's order, and states that are exact between any two of them."""
+
+import asyncio
+import json
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import granular
+from granular import MapDataset, ReadOptions, ShardOptions, aio
+from granular.errors import ClosedError, DatapointError, InvalidArgumentError, StateError
+from tests.pipeline.test_map_dataset import plain
+
+STREAMS = {
+    'map': lambda d: d.map(lambda x: x * 2),
+    'filter': lambda d: d.filter(lambda x: x % 3),
+    'batch': lambda d: d.batch(4),
+    'filter, batch': lambda d: d.filter(lambda x: x % 3).batch(4),
+    'filter, number': lambda d: d.filter(lambda x: x % 3).map_with_index(lambda i, x: (i, x)),
+    'random': lambda d: d.random_map(lambda x, r: (x, int(r.integers(100))), seed=3),
+    'filter, random': lambda d: d.filter(lambda x: x % 2).random_map(lambda x, r: (x, int(r.integers(100))), seed=3),
+    'flat': lambda d: d.flat_map(lambda x: [x] * (x % 4)),
+    'window': lambda d: d.window_shuffle(7, seed=5),
+    'window, filter, batch': lambda d: d.window_shuffle(7, seed=5).filter(lambda x: x % 2).batch(3),
+    'prefetch': lambda d: d.filter(lambda x: x % 3).prefetch(3).batch(2),
+    'mix': lambda d: type(d).mix([d, d.map(lambda x: -x)], [1, 2]),
+    'interleave': lambda d: type(d).interleave([d.map(lambda x, k=k: (k, x)) for k in range(3)], 2),
+    'pack': lambda d: d.map(lambda x: {'t': np.arange(x % 5 + 1)}).pack({'t': 8}, num_packing_bins=3),
+}  # fmt: skip
+
+
+def stream(name, length=37, **options):
+    read = ReadOptions(prefetch_buffer_size=options.pop('buffer', 16))
+    return STREAMS[name](MapDataset.range(length).shuffle(seed=1).to_iter_dataset(read, **options))
+
+
+@pytest.mark.parametrize('name', STREAMS)
+def test_a_state_is_exact_between_any_two_elements(name):
+    dataset = stream(name)
+    with iter(dataset) as iterator:
+        states, whole = [iterator.get_state()], []
+        for element in iterator:
+            whole.append(plain(element))
+            states.append(json.loads(json.dumps(iterator.get_state())))
+        for at, state in enumerate(states):
+            iterator.set_state(state)
+            assert iterator.get_state() == state
+            assert [plain(element) for element in iterator] == whole[at:], at
+    with iter(stream(name, buffer=0)) as iterator:
+        iterator.set_state(states[len(states) // 2])
+        assert [plain(element) for element in iterator] == whole[len(states) // 2 :]
+
+
+GRAIN = {
+    'map': 'd.map(lambda x: x * 2)',
+    'filter, batch': 'd.filter(lambda x: x % 3).batch(4)',
+    'filter, number': 'd.filter(lambda x: x % 3).map_with_index(lambda i, x: (i, x))',
+    'random': 'd.random_map(lambda x, r: (x, int(r.integers(100))), seed=3)',
+    'filter, random': 'd.filter(lambda x: x % 2).random_map(lambda x, r: (x, int(r.integers(100))), seed=3)',
+    'flat': 'grain.experimental.FlatMapIterDataset(d, Flat())',
+    'window': 'grain.experimental.WindowShuffleIterDataset(d, window_size=7, seed=5)',
+    'mix': 'grain.IterDataset.mix([d, d.map(lambda x: -x)], [1, 2])',
+    'interleave': 'X.InterleaveIterDataset([d.map(lambda x, k=k: (k, x)) for k in range(3)], cycle_length=2)',
+    'pack': 'X.FirstFitPackIterDataset(d.map(lambda x: {"t": np.arange(x % 5 + 1)}), length_struct={"t": 8}, '
+    'num_packing_bins=3, shuffle_bins=False)',
+}  # fmt: skip
+
+
+def test_what_grain_gives(grain):
+    script = """
+X = grain.experimental
+class Flat(grain.experimental.FlatMapTransform):
+    max_fan_out = 4
+    def flat_map(self, x): return [x] * (x % 4)
+def plain(x):
+    if isinstance(x, dict): return {k: plain(v) for k, v in x.items()}
+    if isinstance(x, (list, tuple)): return [plain(v) for v in x]
+    return x.tolist() if hasattr(x, 'tolist') else x
+out = {}
+for name, text in json.loads(sys.argv[1]).items():
+    d = grain.MapDataset.range(37).shuffle(seed=1).to_iter_dataset()
+    out[name] = plain(list(eval(text)))
+print(json.dumps(out))
+"""
+    for name, theirs in grain.run(script, json.dumps(GRAIN)).items():
+        assert plain(list(stream(name))) == theirs, name
+
+
+def test_an_error_does_not_shift_the_state():
+    broken = {5}
+
+    def fail(x):
+        if x in broken:
+            raise KeyError(f'element {x}')
+        return x
+
+    for chain in (
+        lambda d: d.map(fail).batch(4),
+        lambda d: d.filter(lambda x: x != 3).batch(1).map(lambda b: fail(int(b[0]))).batch(4),
+        lambda d: d.map(fail).window_shuffle(4, seed=1),
+        lambda d: d.flat_map(lambda x: [fail(x)] * 2),
+    ):
+        broken.add(5)
+        with iter(chain(MapDataset.range(20).to_iter_dataset())) as iterator:
+            found = []
+            with pytest.raises(KeyError, match='element 5'):
+                while True:
+                    found.append(plain(next(iterator)))
+            state = iterator.get_state()
+            with pytest.raises(KeyError, match='element 5'):
+                next(iterator)
+            assert iterator.get_state() == state
+            broken.clear()
+            rest = [plain(element) for element in iterator]
+            with pytest.raises(StopIteration):
+                next(iterator)
+        assert found + rest == [plain(element) for element in chain(MapDataset.range(20).to_iter_dataset())]
+
+
+def test_errors_in_data_are_skipped_replaced_and_counted():
+    def fail(x):
+        if x % 5 == 2:
+            raise ValueError(f'{x} is bad')
+        return x
+
+    dataset = MapDataset.range(20).map(fail)
+    with iter(dataset.to_iter_dataset(on_error='skip').batch(4)) as iterator:
+        assert plain(list(iterator)) == [[0, 1, 3, 4], [5, 6, 8, 9], [10, 11, 13, 14], [15, 16, 18, 19]]
+        assert iterator.stats()['errors'] == 4
+        assert iterator.errors[1] == (7, 'ValueError: 7 is bad')
+    replaced = dataset.to_iter_dataset(on_error=lambda index, error: -index if index < 10 else None)
+    assert list(replaced) == [0, 1, -2, 3, 4, 5, 6, -7, 8, 9, 10, 11, 13, 14, 15, 16, 18, 19]
+    with pytest.raises(ValueError, match='2 is bad') as caught:
+        list(dataset.to_iter_dataset())
+    assert caught.value.__notes__ == ['while transforming the datapoint at step 2']
+    with pytest.raises(InvalidArgumentError, match='on_error'):
+        dataset.to_iter_dataset(on_error='ignore')
+    with granular.Loader(dataset.map(lambda x: {'x': x}), 5, on_error='skip') as loader:
+        assert plain([batch['x'] for batch in loader])[:2] == [[0, 1, 3, 4], [5, 6, 8, 9]]
+        assert loader.stats()['errors'] == 4
+        assert loader.stats()['datapoints'] == 16
+        assert loader.errors[0] == (2, 'ValueError: 2 is bad')
+    with granular.Loader(dataset.map(lambda x: {'x': x}), 5, on_error=lambda step, error: {'x': -step}) as loader:
+        assert next(loader)['x'].tolist() == [0, 1, -2, 3, 4]
+
+
+def test_a_record_that_does_not_decode_is_skipped(tmp_path):
+    with granular.DatasetWriter(
+        tmp_path / 'ds', {'x': 'utf8', 'i': 'int'}, {**granular.encoders, 'utf8': bytes}
+    ) as writer:
+        for i in range(20):
+            writer.append({'x': b'\xff' if i in (3, 11) else b'text', 'i': i})
+    with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
+        dataset = MapDataset.source(reader).shuffle(seed=1).map(lambda point: point['i'])
+        with iter(dataset.to_iter_dataset(on_error='skip')) as iterator:
+            assert sorted(iterator) == [i for i in range(20) if i not in (3, 11)]
+            assert iterator.stats()['errors'] == 2
+        with pytest.raises(granular.errors.DecodeError):
+            list(dataset)
+
+
+def test_what_a_store_fails_with_is_raised(tmp_path):
+    with granular.DatasetWriter(tmp_path / 'ds', {'i': 'int'}, granular.encoders) as writer:
+        writer.append({'i': 1})
+    reader = granular.DatasetReader(tmp_path / 'ds', granular.decoders)
+    reader.close()
+    with pytest.raises(ClosedError):
+        list(MapDataset.source([0]).map(lambda i: i).to_iter_dataset().flat_map(lambda i: reader.fetch([i])))
+    with pytest.raises(ClosedError):
+        next(iter(MapDataset.range(3).to_iter_dataset(on_error='skip').prefetch(2).map(lambda i: reader[i])))
+
+
+def test_a_state_of_another_pipeline_says_what_differs():
+    state = iter(stream('filter, batch')).get_state()
+    assert state['pipeline'][1] == 'shuffle(seed=1, Index())'
+    other = MapDataset.range(37).shuffle(seed=2).to_iter_dataset().filter(lambda x: x % 3).batch(4)
+    with pytest.raises(StateError, match=r"stage 2 was 'shuffle\(seed=1, Index\(\)\)', here 'shuffle\(seed=2"):
+        iter(other).set_state(state)
+    with pytest.raises(StateError, match='want a state'):
+        iter(other).set_state({'step': 3})
+    with pytest.raises(StateError, match='position of an element'):
+        iter(MapDataset.range(3).to_iter_dataset()).set_state({'state': 'x'})
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 8), st.integers(1, 50))
+@settings(max_examples=25, deadline=None)
+def test_a_state_fits_another_number_of_shards(before, after, rounds, length):
+    dataset = MapDataset.range(length).shuffle(seed=1)
+
+    def iterators(count):
+        return [iter(dataset.to_iter_dataset(shard_options=ShardOptions(i, count))) for i in range(count)]
+
+    first = iterators(before)
+    seen = [
+        element
+        for _ in range(rounds)
+        for iterator in first
+        for element in [next(iterator, None)]
+        if element is not None
+    ]
+    state = first[0].get_state()
+    rest = []
+    for iterator in iterators(after):
+        iterator.set_state({'state': state['state']})
+        rest += list(iterator)
+    assert sorted(seen + rest) == list(range(length))
+    assert sorted(seen) == sorted(dataset.fetch(range(min(length, rounds * before))))
+
+
+def test_shards_of_equal_length():
+    parts = [list(MapDataset.range(11).to_iter_dataset(shard_options=ShardOptions(i, 3, True))) for i in range(3)]
+    assert parts == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+
+
+def test_nones_may_be_wanted():
+    dataset = MapDataset.range(5).filter(lambda x: x % 2)
+    assert list(dataset.to_iter_dataset(allow_nones=True)) == [None, 1, None, 3, None]
+    assert list(dataset.to_iter_dataset()) == [1, 3]
+    assert list(dataset.to_iter_dataset(allow_nones=True).map(lambda x: x + 1)) == [None, 2, None, 4, None]
+
+
+def test_reading_ahead_is_bounded_by_memory():
+    asked = []
+
+    def make(i):
+        asked.append(i)
+        return np.zeros(1_000_000, np.uint8)
+
+    dataset = MapDataset.range(1000).map(make)
+    with iter(dataset.to_iter_dataset(ReadOptions(prefetch_buffer_size=80, memory=30_000_000))) as iterator:
+        for _ in range(100):
+            next(iterator)
+        assert len(asked) <= 100 + 30 + 2 * 10 + 80  # the first chunks are begun before their size is known
+
+
+def test_prefetch_can_be_begun_before():
+    asked = []
+    with iter(MapDataset.range(100).map(asked.append).to_iter_dataset()) as iterator:
+        iterator.start_prefetch()
+        for _ in range(200):
+            if asked:
+                break
+            time.sleep(0.01)
+        assert asked
+
+
+async def test_the_asynchronous_face():
+    dataset = MapDataset.range(20).shuffle(seed=1)
+    async with aiter(dataset.to_iter_dataset().batch(3)) as iterator:
+        first = [plain(await anext(iterator)) for _ in range(3)]
+        state = iterator.get_state()
+        rest = [plain(element) async for element in iterator]
+        await iterator.set_state(state)
+        assert [plain(element) async for element in iterator] == rest
+        assert iterator.stats()['elements'] == 3 + 2 * len(rest)
+    assert first + rest == plain(list(dataset.batch(3)))
+    with pytest.raises(ClosedError):
+        await anext(iterator)
+    stream = aio.MapDataset.range(20).shuffle(seed=1).to_iter_dataset().prefetch(4)
+    iterator = aiter(stream)
+    task = asyncio.create_task(anext(iterator))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert [element async for element in iterator] == list(dataset)
+    await iterator.aclose()
+
+
+def test_packing_says_what_is_too_long():
+    dataset = MapDataset.source([{'t': np.arange(9)}]).to_iter_dataset()
+    with pytest.raises(DatapointError, match="a sequence of 9 in 't' is longer than a row of 8"):
+        list(dataset.pack({'t': 8}))
+    with pytest.raises(DatapointError, match="has no 'u'"):
+        list(dataset.pack({'u': 8}))

@@ -1,0 +1,328 @@
+"""What is fuzzed: functions that read some bytes as a reader would, and fail if anything but a right answer comes out.
+
+A right answer is the value that a plain reading of docs/format.md gives, or an error of granular's tree. The same
+functions serve hypothesis (tests/robustness/test_hostile.py) and atheris (``python -m tests.robustness.fuzz``).
+"""
+
+import functools
+import json
+import os
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable
+
+import msgpack
+import numpy as np
+
+import granular
+from granular import aio
+from granular.aio.bags import index_cache as snapshots
+from granular.aio.http import messages as http1
+from granular.aio.http.messages import ProtocolError
+from granular.aio.runtime.bridge import run
+from granular.errors import GranularError
+from granular.formats import checksums, layout
+
+Target = Callable[[bytes], None]
+TYPES = {'a': 'int', 'b': 'utf8[]', 'c': 'bytes'}
+
+
+@functools.cache
+def _kept() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix='fuzz-', dir='/dev/shm' if os.path.isdir('/dev/shm') else None)
+
+
+def folder() -> str:
+    """A place for files, in memory where there is one."""
+    return _kept().name
+
+
+def write(name: str, data: bytes) -> str:
+    path = os.path.join(folder(), name)
+    with open(path, 'wb') as file:
+        file.write(data)
+    return path
+
+
+def parts(data: bytes, count: int) -> list[bytes]:
+    """Bytes divided into several, each after its length in two bytes."""
+    out = []
+    for _ in range(count - 1):
+        size = int.from_bytes(data[:2], 'little')
+        out.append(data[2 : 2 + size])
+        data = data[2 + size :]
+    return [*out, data]
+
+
+def join(*pieces: bytes) -> bytes:
+    """What ``parts`` divides."""
+    return b''.join(len(piece).to_bytes(2, 'little') + piece for piece in pieces[:-1]) + pieces[-1]
+
+
+# --- bags
+
+
+def single(data: bytes) -> list[bytes] | None:
+    """The records of a bag of version 1 or 2, as docs/format.md has it; None if it is none."""
+    if not data:
+        return []
+    if len(data) < 8:
+        return None
+    start = int.from_bytes(data[-8:], 'little')
+    if start > len(data) - 8 or (len(data) - start) % 8:
+        return None
+    limits = [number for (number,) in struct.iter_unpack('<Q', data[start:])]
+    return between(data[:start], limits if limits[0] == 0 else [0, *limits])
+
+
+def double(data: bytes, index: bytes) -> list[bytes] | None:
+    """The records of a bag of version 3; None if it is none."""
+    return between(data, [0, *(n for (n,) in struct.iter_unpack('<Q', index[: len(index) // 8 * 8]))])
+
+
+def between(data: bytes, limits: list[int]) -> list[bytes] | None:
+    if limits != sorted(limits) or limits[-1] > len(data):
+        return None
+    return [data[left:right] for left, right in zip(limits, limits[1:], strict=False)]
+
+
+def records_of(*args: object, **options: object) -> list[bytes] | None:
+    async def read() -> list[bytes]:
+        async with aio.BagReader(*args, **options) as reader:  # type: ignore[arg-type]
+            found = await reader.fetch(range(len(reader)))
+            assert found == [await reader.get(i) for i in range(len(reader))]
+            assert reader.size >= sum(map(len, found))
+            return found
+
+    try:
+        return run(read())
+    except GranularError:
+        return None
+
+
+def bag(data: bytes) -> None:
+    expected = single(data)
+    assert records_of(data) == expected
+    path = write('x.bag', data)
+    assert records_of(path) == expected
+    assert records_of(path, cache_data=True) == expected
+    # Without the table, only the limits that are used are looked at.
+    found = records_of(path, cache_index=False)
+    assert expected is None or found == expected
+
+
+def bag3(data: bytes) -> None:
+    index, data = parts(data, 2)
+    expected = double(data, index)
+    assert records_of(data, index=index) == expected
+    path, beside = write('y.bag', data), write('y.idx', index)
+    assert records_of(path, index=beside) == records_of(path) == expected
+    found = records_of(path, index=beside, cache_index=False)
+    assert expected is None or found == expected
+
+
+# --- datasets
+
+
+def spec(data: bytes) -> None:
+    try:
+        found = layout.parse_spec(data, 'spec.json')
+    except GranularError:
+        return
+    assert found == json.loads(data)
+    for key, kind in found.items():
+        path = os.path.normpath(os.path.join('/root/dataset', f'{key}.bag'))
+        assert os.path.dirname(path) == '/root/dataset'
+        assert '\0' not in key and '\\' not in key
+        assert isinstance(kind, str)
+
+
+def shards(data: bytes) -> None:
+    name = data.decode(errors='replace')
+    number = layout.shard_number(name)
+    assert number is None or layout.shard_name(number) == name
+
+
+def refs(data: bytes) -> None:
+    try:
+        first, count = layout.unpack_refs([data], TYPES, 'refs.bag')
+    except GranularError:
+        return
+    assert first.shape == count.shape == (1, 3)
+    a, b, c = msgpack.unpackb(data)
+    assert first.tolist() == [[a, (tuple(b) or (0, 0))[0], c]]
+    assert count.tolist() == [[1, (tuple(b) or (0, 0))[1], 1]]
+
+
+def dataset(data: bytes) -> None:
+    """A whole folder in the refs layout."""
+    place = os.path.join(folder(), 'dataset')
+    os.makedirs(place, exist_ok=True)
+    content, references, *bags = parts(data, 5)
+    write('dataset/spec.json', content)
+    write('dataset/refs.bag', references)
+    for key, piece in zip(TYPES, bags, strict=True):
+        write(f'dataset/{key}.bag', piece)
+    for options in ({}, {'cache_keys': ('refs',)}, {'cache_index': False}):
+        try:
+            with granular.DatasetReader(place, granular.decoders, **options) as reader:
+                points = reader.fetch(range(len(reader)))
+                assert points == [reader[i] for i in range(len(reader))]
+                for i in range(len(reader)):
+                    reader.available(i)
+        except GranularError:
+            pass
+
+
+def columns(data: bytes) -> None:
+    """A whole folder in the columns layout."""
+    place = os.path.join(folder(), 'columns')
+    os.makedirs(place, exist_ok=True)
+    content, *files = parts(data, 5)
+    write('columns/spec.json', content)
+    for name, piece in zip(('a.bag', 'a.idx', 'c.bag', 'c.idx'), files, strict=True):
+        write(f'columns/{name}', piece)
+    try:
+        with granular.DatasetReader(place, None) as reader:
+            if reader.layout == 'columns':
+                assert reader.fetch(range(len(reader))) == [reader[i] for i in range(len(reader))]
+    except GranularError:
+        pass
+    except RuntimeWarning:  # columns of different length: the tests make errors of warnings
+        pass
+
+
+# --- what is kept beside them
+
+
+def sums(data: bytes) -> None:
+    count, data = data[0] if data else 0, data[1:]
+    try:
+        found = checksums.load(data, count, 'x.crc')
+    except GranularError:
+        assert len(data) < 4 * count
+        return
+    assert found.tolist() == [number for (number,) in struct.iter_unpack('<I', data[: 4 * count])]
+
+
+def snapshot(data: bytes) -> None:
+    magic = snapshots._MAGIC
+    for content in (data, magic + data, magic + zlib.crc32(data).to_bytes(8, 'little') + data):
+        found = snapshots._load(write('x.index', content), 's3://bucket/data')
+        for state in (found or {}).values():
+            assert type(state.spec) is bytes
+            for known in state.bags.values():
+                limits = known.limits.tolist()
+                assert limits[0] == 0 and limits == sorted(limits) and limits[-1] <= known.datasize <= known.size
+
+
+# --- values
+
+
+def decoder(kind: str, data: bytes) -> None:
+    try:
+        value = granular.decoders[kind](data)
+    except GranularError:
+        return
+    if kind in ('bytes', 'utf8'):
+        assert (value if kind == 'bytes' else value.encode()) == data
+    elif kind in ('int', 'i64', 'u64'):
+        assert value == int.from_bytes(data, 'little', signed=kind != 'u64')
+    elif kind == 'array':
+        dtype, shape, content = msgpack.unpackb(data)
+        assert value.dtype == np.dtype(dtype) or not value.nbytes or not content
+        assert list(value.shape) == shape
+        assert not np.dtype(dtype).itemsize or value.tobytes() == content
+        repr(value)
+    elif kind in ('jpg', 'png'):
+        assert value.dtype != object and value.ndim in (2, 3)
+    elif kind in ('mp4', 'webm'):
+        assert value.dtype == np.uint8 and value.ndim == 4
+
+
+# --- what a server says
+
+
+def http(data: bytes) -> None:
+    head, body = parts(data, 2)
+    try:
+        found = http1.parse(head)
+        assert 0 <= found.status <= 999
+        assert found.length is None or found.length >= 0
+    except ProtocolError:
+        pass
+    chunks = http1.Chunks()
+    try:
+        for at in range(0, len(body), 7):
+            assert sum(map(len, chunks.feed(memoryview(body)[at : at + 7]))) <= len(body)
+    except ProtocolError:
+        pass
+
+
+targets: dict[str, Target] = {
+    **{fn.__name__: fn for fn in (bag, bag3, spec, shards, refs, dataset, columns, sums, snapshot, http)},
+    **{kind: functools.partial(decoder, kind) for kind in granular.decoders},
+}
+
+
+# --- what is valid, to begin with
+
+
+@functools.cache
+def seeds() -> dict[str, list[bytes]]:
+    """Of each target, some bytes that it reads."""
+    records = [b'first', b'', b'third' * 3]
+    ends = np.cumsum([len(record) for record in records])
+    body = b''.join(records)
+    out: dict[str, list[bytes]] = {
+        'bag': [b'', bytes(8), body + layout.table_of(ends, 1), body + layout.table_of(ends, 2)],
+        'bag3': [join(layout.table_of(ends, 3), body), join(b'', b'')],
+        'spec': [layout.dump_spec(TYPES), b'{"../x": "int"}', b'{"/x": "int", "": "x"}'],
+        'shards': [b'000000', b'000017', b'1000000', '٠٠٠٠٠٠'.encode()],
+        'refs': [layout.pack_refs([3, [5, 2], 3]), layout.pack_refs([0, [], 2**40])],
+        'sums': [b'\x02' + bytes(range(8))],
+        'http': [
+            join(
+                b'HTTP/1.1 206 Partial Content\r\nContent-Length: 5\r\nETag: "x"',
+                b'5;a=b\r\nhello\r\n0\r\nX: y\r\n\r\n',
+            )
+        ],
+    }
+    place = os.path.join(folder(), 'seed')
+    with granular.DatasetWriter(place, TYPES, granular.encoders) as writer:
+        for i in range(3):
+            writer.append({'a': i, 'b': ['x'] * i, 'c': bytes(i)})
+    out['dataset'] = [join(*(_read(f'seed/{name}') for name in ('spec.json', 'refs.bag', 'a.bag', 'b.bag', 'c.bag')))]
+    place = os.path.join(folder(), 'seed3')
+    with granular.DatasetWriter(place, {'a': 'int', 'c': 'bytes'}, granular.encoders, layout='columns') as writer:
+        for i in range(3):
+            writer.append({'a': i, 'c': bytes(i)})
+    names = ('spec.json', 'a.bag', 'a.idx', 'c.bag', 'c.idx')
+    out['columns'] = [join(*(_read(f'seed3/{name}') for name in names))]
+    state = snapshots.BagState(2, 1000, 900, '"pin"', np.array([0, 5, 900]))
+    path = os.path.join(folder(), 'seed.index')
+    snapshots._save(path, 's3://bucket/data', {'': snapshots.FolderState(b'{}', {'a': state, 'b': state})})
+    out['snapshot'] = [_read('seed.index')[snapshots._SUM :], _read('seed.index')]
+    values: dict[str, list[object]] = {
+        'bytes': [b'abc'],
+        'utf8': ['abc', 'grüße'],
+        'int': [0, -5, 2**100],
+        'i64': [-3],
+        'u64': [2**63],
+        'msgpack': [{'a': [1, 2.5, None, b'x'], 3: {}}],
+        'array': [np.arange(6.0).reshape(2, 3), np.array(['a', 'bc']), np.array(0, 'M8[ns]'), np.zeros((0, 3), 'i2')],
+        'tree': [{'a': [np.arange(3), 'x'], 'b': {'c': np.zeros((2, 2), 'f2')}}],
+        'jpg': [np.zeros((4, 6, 3), np.uint8), np.arange(64, dtype=np.uint8).reshape(8, 8)],
+        'png': [np.zeros((4, 6, 3), np.uint8), np.ones((3, 3, 4), np.uint8)],
+        'mp4': [np.zeros((2, 16, 16, 3), np.uint8)],
+        'webm': [np.zeros((2, 16, 16, 3), np.uint8)],
+    }
+    for kind, found in values.items():
+        out[kind] = [granular.encoders[kind](value) for value in found]
+    return out
+
+
+def _read(name: str) -> bytes:
+    with open(os.path.join(folder(), name), 'rb') as file:
+        return file.read()

@@ -1,0 +1,183 @@
+"""Functions of the user's that raise whatever they like: it reaches the caller, and the next read works."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import granular
+from granular import MapDataset, aio
+from granular.aio.runtime.bridge import run
+from granular.aio.runtime.loops import HeldError, await_user, begin_task, gather, need_loop, outcome
+from granular.errors import FunctionError, GranularError
+from granular.integrations import batches
+from tests.support.functions_that_raise import BAD, COUNT, ERRORS, OPERATIONS, WAYS, Raises
+
+
+@pytest.mark.parametrize(
+    'arguments',
+    ['calls', 'threads', 'async', 'fork', 'spawn map'],
+    ids=lambda words: words.replace(' ', '-'),
+)
+def test_what_a_function_raises_reaches_the_caller(arguments):
+    # In a process of its own, as a fault may take that with it.
+    command = [
+        sys.executable,
+        '-W',
+        'error::ResourceWarning',
+        '-m',
+        'tests.support.functions_that_raise',
+        *arguments.split(),
+    ]
+    environment = {**os.environ, 'PYTHONPATH': os.getcwd()}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (0, '')
+    faults = json.loads(done.stdout)
+    assert len(faults) >= len(ERRORS)
+    assert {case: fault for case, fault in faults.items() if fault} == {}
+
+
+@pytest.mark.parametrize('name', ERRORS)
+@pytest.mark.parametrize('make', ['iterator', 'loader'])
+def test_skipping_passes_over_exceptions_alone(name, make):
+    made = ERRORS[name]()
+    fn = Raises(name)
+    if make == 'iterator':
+        stream = MapDataset.range(COUNT).map(fn).to_iter_dataset(on_error='skip')
+    else:
+        stream = granular.Loader(granular.sources.Transform(range(COUNT), fn.dicts), 4, on_error='skip')
+    with iter(stream) as iterator:
+        if isinstance(made, Exception):
+            assert sum(1 if make == 'iterator' else len(batch['x']) for batch in iterator) == COUNT - 1
+            assert [step for step, _ in iterator.errors] == [BAD]
+            assert type(made).__name__ in iterator.errors[0][1]
+        else:
+            with pytest.raises((type(made), FunctionError)) as caught:
+                list(iterator)
+            assert type(made) in (caught.type, type(caught.value.__cause__))
+            assert iterator.errors == []
+
+
+@pytest.mark.parametrize('operation', ['map', 'iter.map', 'prefetch'])
+def test_an_iterator_stays_at_the_element_that_failed(operation):
+    class Once(Raises):
+        raised = False
+
+        def __call__(self, value, *args):
+            if self.number(value) == BAD and not self.raised:
+                self.raised = True
+                raise StopAsyncIteration
+            return value
+
+    with iter(OPERATIONS[operation](Once('StopAsyncIteration'), WAYS['threads'], '')) as iterator:
+        before = [next(iterator) for _ in range(BAD)]
+        with pytest.raises(FunctionError, match='StopAsyncIteration'):
+            next(iterator)
+        assert len(before) + len(list(iterator)) == COUNT
+
+
+def test_an_end_of_an_iterator_of_the_users_is_its_end(tmp_path):
+    done = granular.convert(({'x': i} for i in range(5)), tmp_path / 'data')
+    assert done.records == 5
+
+
+def test_batches_that_are_not_converted_are_no_end():
+    class Batches(batches.Batches):
+        def _convert(self, batch):
+            if batch == 3:
+                raise StopIteration
+            return batch
+
+    converted = Batches(range(5), 1)
+    assert [next(converted) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(FunctionError, match='StopIteration'):
+        next(converted)
+    assert list(converted) == [4]
+
+
+# --- what the loop is spared
+
+
+async def raises(error):
+    await need_loop()
+    raise error
+
+
+async def test_tasks_hand_on_what_would_end_their_loop():
+    for error in (SystemExit(3), KeyboardInterrupt()):
+        with pytest.raises(type(error)) as caught:
+            await outcome(begin_task(raises(error)))
+        assert caught.value is error
+        assert caught.value.__cause__ is None
+        with pytest.raises(type(error)):
+            await gather([raises(error), asyncio.sleep(60)])
+        with pytest.raises(HeldError):
+            await begin_task(raises(error))
+
+
+async def test_a_task_that_is_cancelled_before_it_begins_says_nothing():
+    task = begin_task(raises(LookupError()))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await outcome(task)
+
+
+async def test_a_cancellation_of_the_caller_is_no_error_of_a_function():
+    began = asyncio.Event()
+
+    async def waits():
+        began.set()
+        await asyncio.sleep(60)
+
+    task = asyncio.create_task(await_user(waits()))
+    await began.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(FunctionError, match='raised CancelledError'):
+        await await_user(raises(asyncio.CancelledError()))
+    for error in (StopIteration(1), StopAsyncIteration(1), GeneratorExit(1)):
+        with pytest.raises(FunctionError) as caught:
+            await await_user(raises(error))
+        assert caught.value.__cause__ is error
+
+
+def test_a_coroutine_that_is_closed_says_nothing():
+    coro = await_user(raises(LookupError()))
+    coro.send(None)
+    coro.close()
+
+
+async def test_a_reader_that_is_cancelled_can_be_asked_again(tmp_path):
+    class Waits:
+        async def fetch(self, indices):
+            if not go.is_set():
+                asked.set()
+                await asyncio.sleep(60)
+            return list(indices)
+
+        def __len__(self):
+            return 8
+
+    go, asked = asyncio.Event(), asyncio.Event()
+    iterator = aiter(aio.MapDataset.source(Waits()).to_iter_dataset())
+    task = asyncio.create_task(anext(iterator))
+    await asked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await iterator.aclose()
+    go.set()
+    assert [item async for item in aio.MapDataset.source(Waits()).to_iter_dataset()] == list(range(8))
+
+
+def test_errors_name_what_was_raised():
+    with pytest.raises(
+        GranularError, match='a function that was given to granular raised StopIteration: mine'
+    ) as caught:
+        run(aio.MapDataset.range(COUNT).map(Raises('StopIteration')).get(BAD))
+    assert isinstance(caught.value, RuntimeError)
+    assert caught.value.__notes__ == [f'while transforming the datapoint at step {BAD}']

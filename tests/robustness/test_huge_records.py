@@ -1,0 +1,82 @@
+"""The memory that a huge record takes: about its own size, however it is read."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from granular.config import MiB
+from granular.formats import layout
+
+SIZE = 96 * MiB
+# Beside the record itself: buffers of connections and what the allocator keeps.
+MOST = SIZE + 40 * MiB
+
+WAYS = {
+    'get': 'with granular.BagReader(place) as reader: assert len(reader[0]) == size',
+    'fetch': 'with granular.BagReader(place) as reader: assert len(reader.fetch([0])[0]) == size',
+    'neighbours': 'with granular.BagReader(place) as reader: assert sum(map(len, reader.fetch([0, 1]))) == size + 1',
+    'without the table': 'with granular.BagReader(place, cache_index=False) as reader: assert len(reader[0]) == size',
+    'iteration': 'with granular.BagReader(place) as reader: assert sum(map(len, reader)) == size + 1',
+    'read_bytes': 'assert len(granular.Path(place).read_bytes()) == size + 17',
+    'read_range': 'assert len(granular.Path(place).read_range(0, size)) == size',
+    'cache_data': 'with granular.BagReader(place, cache_data=True) as reader: assert len(reader) == 2',
+    'asynchronous': """
+async def read():
+    async with granular.aio.BagReader(place) as reader:
+        assert len(await reader.get(0)) == size
+asyncio.run(read())
+""",
+}
+PROGRAM = """
+import asyncio, os, resource, sys
+import granular
+# A system call reads 2 GiB at most; here, less, so that the file need not be as large.
+pread, preadv, most = os.pread, os.preadv, 8 << 20
+os.pread = lambda fd, size, at: pread(fd, min(size, most), at)
+os.preadv = lambda fd, views, at: preadv(fd, [view[:most] for view in views], at)
+place, small, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+with granular.BagReader(small) as reader:
+    reader.fetch([0])  # what is imported then
+before = peak()
+{way}
+print(peak() - before)
+"""
+
+
+@pytest.fixture(scope='module')
+def huge(tmp_path_factory):
+    """A bag of a record of zeros, which takes no room on the disk, and one of a byte."""
+    folder = tmp_path_factory.mktemp('huge')
+    for name, size in (('huge', SIZE), ('small', 1)):
+        with open(folder / f'{name}.bag', 'wb') as file:
+            file.truncate(size)
+            file.seek(size)
+            file.write(b'x' + layout.table_of(np.array([size, size + 1]), 2))
+    return folder
+
+
+def peak_of(way, root):
+    done = subprocess.run(
+        [sys.executable, '-c', PROGRAM.format(way=WAYS[way]), f'{root}/huge.bag', f'{root}/small.bag', str(SIZE)],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+@pytest.mark.parametrize('way', WAYS)
+def test_a_huge_local_record_takes_its_own_size_of_memory(huge, way):
+    # Of neighbours in one request each is cut out of it, so that one does not keep the other alive.
+    assert peak_of(way, huge) < MOST + (SIZE if way in ('neighbours', 'iteration') else 0)
+
+
+@pytest.mark.parametrize('way', ['get', 'cache_data', 'asynchronous'])
+def test_a_huge_remote_record_takes_its_own_size_of_memory(huge, way):
+    from tests.support.servers import HTTPServer
+
+    with HTTPServer(huge) as server:
+        assert peak_of(way, server.endpoint) < MOST

@@ -1,0 +1,185 @@
+"""However a process ends, and wherever it is: no hang, no complaint, nothing left behind."""
+
+import json
+import random
+import textwrap
+
+import pytest
+
+from tests.robustness.interrupts import HEAD, PROGRAMS, bucket, interrupt
+from tests.runtime.test_bridge import python
+
+
+@pytest.fixture(scope='module')
+def dataset(fakegcs):
+    with bucket(fakegcs) as (place, options):
+        yield place, options
+
+
+@pytest.fixture(scope='module')
+def s3(moto):
+    with bucket(moto) as (place, options):
+        yield place, options
+
+
+@pytest.mark.parametrize('program', ['loader', 'unclosed', 'writes', 'careless', 'local'])
+def test_ctrl_c(program, s3):
+    assert program in PROGRAMS
+    wrong, seconds, said = interrupt(program, *s3, random.random() / 2)
+    assert wrong is None, said
+    assert seconds < 10
+
+
+def ends(code, dataset):
+    place, options = dataset
+    done = python(textwrap.dedent(HEAD) + textwrap.dedent(code), str(place), json.dumps(options))
+    assert (done.returncode, done.stdout, done.stderr) == (0, 'ready\n', ''), done.stderr
+
+
+def test_exit_with_work_in_flight(dataset):
+    ends(
+        """
+        reader = granular.DatasetReader(data, granular.decoders)
+        loader = granular.Loader(granular.sources.Epochs(reader), 8)
+        next(loader)
+        batches = granular.Loader(granular.sources.Epochs(reader), 2, prefetch=30)
+        next(batches)
+        items = iter(reader)
+        next(items)
+        writer = granular.DatasetWriter(place / f'unfinished-{os.getpid()}', {'x': 'array'}, granular.encoders)
+        writer.append({'x': np.zeros(10)})
+        thread = threading.Thread(target=lambda: [reader.fetch(range(64)) for _ in range(10**6)], daemon=True)
+        thread.start()
+        """,
+        dataset,
+    )
+
+
+def test_a_loop_that_ends_while_reads_are_pending(dataset):
+    ends(
+        """
+        async def main(keep):
+            reader = await aio.DatasetReader.open(data, granular.decoders)
+            loader = aio.Loader(aio.sources.Epochs(reader), 8)
+            await anext(loader)
+            keep += [asyncio.create_task(reader.fetch(range(64))) for _ in range(20)]
+            keep.append(loader)
+            items = aiter(reader)
+            await anext(items)
+            keep.append(items)
+            await asyncio.sleep(0)
+        for _ in range(3):
+            keep = []
+            asyncio.run(main(keep))
+            assert all(task.done() for task in keep[:20])
+            del keep
+            gc.collect()
+        """,
+        dataset,
+    )
+
+
+def test_fork_while_a_loader_runs(dataset):
+    ends(
+        """
+        reader = granular.DatasetReader(data, granular.decoders)
+        loader = granular.Loader(granular.sources.Epochs(reader), 8)
+        first = next(loader)
+        for _ in range(3):
+            pid = os.fork()
+            if not pid:
+                own = granular.Loader(granular.sources.Epochs(reader), 8)
+                ok = np.array_equal(next(own)['x'], first['x'])
+                os._exit(0 if ok and reader[3]['x'][0] == 3 else 3)
+            next(loader)
+            assert os.waitpid(pid, 0)[1] == 0
+        assert loader.save()['step'] == 32
+        loader.close()
+        reader.close()
+        """,
+        dataset,
+    )
+
+
+def test_spawn(dataset, tmp_path):
+    (tmp_path / 'worker.py').write_text(
+        textwrap.dedent(
+            """
+            import granular
+            def first(reader, queue):
+                with granular.Loader(granular.sources.Epochs(reader), 8) as loader:
+                    queue.put(float(next(loader)['x'].sum()))
+            """
+        )
+    )
+    ends(
+        f"""
+        import multiprocessing
+        sys.path.insert(0, {str(tmp_path)!r})
+        os.environ['PYTHONPATH'] = os.pathsep.join(sys.path)
+        import worker
+        context = multiprocessing.get_context('spawn')
+        queue = context.Queue()
+        with granular.DatasetReader(data, granular.decoders) as reader:
+            expected = float(next(granular.Loader(granular.sources.Epochs(reader), 8))['x'].sum())
+            process = context.Process(target=worker.first, args=(reader, queue))
+            process.start()
+            assert queue.get(timeout=30) == expected
+            process.join(20)
+            assert process.exitcode == 0
+        queue.close()
+        queue.join_thread()
+        """,
+        dataset,
+    )
+
+
+def test_many_threads_each_with_a_loop_of_its_own_or_none(dataset):
+    ends(
+        """
+        reader = granular.DatasetReader(data, granular.decoders)
+        found = []
+        async def main():
+            async with aio.DatasetReader(data, granular.decoders) as own:
+                # Nested: a blocking call under a running loop, as in a notebook.
+                loader = granular.Loader(granular.sources.Epochs(reader), 8)
+                next(loader)
+                loader.close()
+                assert reader[5]['x'][0] == 5
+                found.append((await own.get(3))['x'][0])
+        def work(i):
+            if i % 2:
+                asyncio.run(main())
+            else:
+                found.append(reader.fetch([3])[0]['x'][0])
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [3] * 8, found
+        before = len(os.listdir('/proc/self/fd'))
+        for i in range(1, 6):
+            work(2 * i - 1)
+        assert len(os.listdir('/proc/self/fd')) <= before + 2
+        """,
+        dataset,
+    )
+
+
+def test_a_loop_that_is_closed_without_a_word(dataset):
+    # Nobody can close what its loop does not let go of first; but nothing hangs, and the next loop works.
+    ends(
+        """
+        import warnings
+        warnings.simplefilter('ignore', ResourceWarning)
+        for _ in range(3):
+            loop = asyncio.new_event_loop()
+            assert loop.run_until_complete((data / 'spec.json').aio.read_bytes())
+            loop.close()
+            del loop
+            gc.collect()
+        assert (data / 'spec.json').read_bytes()
+        """,
+        dataset,
+    )

@@ -1,0 +1,298 @@
+"""The identity of what caches keep: all that leads to an object, however its server is chosen."""
+
+import itertools
+import os
+import pickle
+
+import pytest
+from botocore.session import Session
+
+import granular
+from granular.aio.stores import endpoints
+from granular.errors import InvalidArgumentError, ObjectChangedError
+from tests.support.faults import FaultServer
+
+SPEC = {'x': 'int', 'data': 'bytes'}
+CACHES = {'block': ('cache_dir',), 'index': ('index_cache',), 'both': ('cache_dir', 'index_cache')}
+
+
+def dataset(folder, seed):
+    """The files of a dataset by key, and its datapoints: of any seed with the same names and sizes."""
+    points = [{'x': seed + i, 'data': bytes([seed]) * 30_000} for i in range(6)]
+    with granular.DatasetWriter(folder, SPEC, granular.encoders) as writer:
+        for point in points:
+            writer.append(point)
+    return {f'ds/{file.name}': file.read_bytes() for file in folder.iterdir()}, points
+
+
+@pytest.fixture
+def servers(tmp_path):
+    """Two servers with the same bucket, keys and versions, and the datapoints of each."""
+    pairs = []
+    for seed in (1, 2):
+        files, points = dataset(tmp_path / f'ds-{seed}', seed)
+        pairs.append((FaultServer(files=files), points))
+    with pairs[0][0], pairs[1][0]:
+        yield pairs
+
+
+def configured(monkeypatch, tmp_path, text):
+    """An AWS configuration file."""
+    file = tmp_path / f'config-{abs(hash(text))}'
+    file.write_text(text)
+    monkeypatch.setenv('AWS_CONFIG_FILE', str(file))
+
+
+CHOICES = {
+    's3-option': lambda patch, tmp, url: {'endpoint_url': url},
+    's3-client-kwargs': lambda patch, tmp, url: {'client_kwargs': {'endpoint_url': url}},
+    's3-service-variable': lambda patch, tmp, url: patch.setenv('AWS_ENDPOINT_URL_S3', url),
+    's3-variable': lambda patch, tmp, url: patch.setenv('AWS_ENDPOINT_URL', url),
+    's3-default-profile': lambda patch, tmp, url: configured(patch, tmp, f'[default]\nendpoint_url = {url}\n'),
+    's3-services': lambda patch, tmp, url: configured(
+        patch, tmp, f'[default]\nservices = mine\n[services mine]\ns3 =\n  endpoint_url = {url}\n'
+    ),
+    's3-profile-variable': lambda patch, tmp, url: (
+        configured(patch, tmp, f'[profile p]\nendpoint_url = {url}\n'),
+        patch.setenv('AWS_PROFILE', 'p'),
+    ),
+    's3-profile-option': lambda patch, tmp, url: (
+        configured(patch, tmp, f'[profile "my p"]\nendpoint_url = {url}\n') or {'profile': 'my p'}
+    ),
+    'gs-option': lambda patch, tmp, url: {'endpoint_url': url},
+    'gs-variable': lambda patch, tmp, url: patch.setenv('STORAGE_EMULATOR_HOST', url),
+    'gs-variable-without-scheme': lambda patch, tmp, url: patch.setenv('STORAGE_EMULATOR_HOST', url.split('//')[1]),
+}
+
+
+def opened(choice, config):
+    """A place in the bucket, of the server that the choice leads to."""
+    scheme = choice.partition('-')[0]
+    options = {'anon': True} if scheme == 's3' else {}
+    return lambda chosen: granular.Path(
+        f'{scheme}://bucket/ds', config=config, **options, **(chosen if isinstance(chosen, dict) else {})
+    )
+
+
+def read(place):
+    with granular.DatasetReader(place, granular.decoders) as reader:
+        return list(reader)
+
+
+@pytest.mark.parametrize('cache', CACHES)
+@pytest.mark.parametrize('choice', CHOICES)
+def test_each_server_gives_its_own_bytes(servers, choice, cache, monkeypatch, tmp_path):
+    config = granular.IOConfig(**{name: str(tmp_path / 'cache') for name in CACHES[cache]})
+    make, places = opened(choice, config), []
+    for server, points in servers:
+        server.etag = '1' if choice.startswith('gs') else server.etag
+        places.append(make(CHOICES[choice](monkeypatch, tmp_path, server.endpoint)))
+        for _ in range(2):
+            assert read(places[-1]) == points
+    # A store keeps the server that it was constructed for, in other processes as well.
+    assert read(places[0]) == read(pickle.loads(pickle.dumps(places[0]))) == servers[0][1]
+    assert read(places[1]) == servers[1][1]
+    assert pickle.loads(pickle.dumps(places[1])) == places[1] != places[0]
+
+
+class ByHeader(FaultServer):
+    """A server that gives other files by a header, with the same ETags."""
+
+    others: dict[str, bytes]
+
+    def _asked(self, method, path, lines):
+        asked = super()._asked(method, path, lines)
+        return asked._replace(data=self.others.get(asked.key)) if lines.get('x-tenant') == 'two' else asked
+
+
+@pytest.mark.parametrize('cache', CACHES)
+def test_headers_that_choose_content(cache, tmp_path):
+    config = granular.IOConfig(**{name: str(tmp_path / 'cache') for name in CACHES[cache]})
+    (files, one), (others, two) = (dataset(tmp_path / f'ds-{seed}', seed) for seed in (1, 2))
+    with ByHeader(files=files) as server:
+        server.others = others
+        places = [granular.Path(f'{server.endpoint}/bucket/ds', config=config)]
+        for tenant in ('one', 'two'):
+            places.append(granular.Path(f'{server.endpoint}/bucket/ds', config=config, headers={'x-tenant': tenant}))
+        for _ in range(2):
+            assert [read(place) for place in places] == [one, one, two]
+
+
+def test_stores_without_versions_are_not_cached(tmp_path):
+    config = granular.IOConfig(cache_dir=str(tmp_path / 'blocks'), index_cache=str(tmp_path / 'indices'))
+    place = granular.Path(f'memory://{tmp_path.name}/ds', config=config)
+    for seed in (1, 2):
+        with granular.DatasetWriter(place, SPEC, granular.encoders) as writer:
+            writer.append({'x': seed, 'data': b'1234'})
+        assert [point['x'] for point in read(place)] == [seed]
+        place.rmtree()
+    assert not any(file.is_file() and file.stat().st_blocks for file in tmp_path.rglob('*.index'))
+    assert not (tmp_path / 'blocks').exists()
+
+
+@pytest.mark.parametrize('cache', ['block', 'both'])
+def test_a_version_of_another_size_is_another_object(cache, tmp_path):
+    config = granular.IOConfig(**{name: str(tmp_path / 'cache') for name in CACHES[cache]})
+    with FaultServer(files={'file': b'a' * 100_000}) as server:
+        place = granular.Path('s3://bucket/file', config=config, endpoint_url=server.endpoint, anon=True)
+        assert place.read_ranges([5], [10], version='"one"') == [b'aaaaa']
+        server.files['file'] = b'b' * 99_999
+        assert len(place.read_bytes()) == 99_999
+        assert place.read_ranges([5], [10], version='"one"') == [b'bbbbb']
+
+
+def test_a_dataset_that_was_replaced_is_noticed_with_both_caches(moto, tmp_path):
+    place = moto.place()
+    config = granular.IOConfig(cache_dir=str(tmp_path), index_cache=str(tmp_path))
+    cached = granular.Path(str(place), config=config, **place.aio.store.options)
+
+    def write(seed):
+        with granular.DatasetWriter(place, SPEC, granular.encoders) as writer:
+            for i in range(4):
+                writer.append({'x': seed + i, 'data': bytes([seed]) * 1000})
+
+    def in_a_new_process():
+        with granular.Loader(granular.DatasetReader(cached, granular.decoders), batch=4, workers=1) as loader:
+            return next(loader)['x'].tolist()
+
+    write(1)
+    for _ in range(2):
+        assert in_a_new_process() == [1, 2, 3, 4]
+    place.rmtree()
+    write(7)
+    with pytest.raises(ObjectChangedError):
+        read(cached)
+    assert [point['x'] for point in read(cached)] == [7, 8, 9, 10]
+    assert in_a_new_process() == [7, 8, 9, 10]
+
+
+CONFIG = """
+[default]
+region = eu-west-1
+endpoint_url = http://default
+
+[profile plain]
+region = eu-west-2
+
+[profile global]
+endpoint_url = http://global
+
+[profile services]
+services = mine
+endpoint_url = http://global
+
+[profile other]
+services = other
+endpoint_url = http://global
+
+[profile ignoring]
+ignore_configured_endpoint_urls = TRUE
+endpoint_url = http://global
+
+[profile "with spaces"]
+endpoint_url = http://spaces
+
+[services mine]
+s3 =
+  endpoint_url = http://service
+  other = 1
+dynamodb =
+  endpoint_url = http://wrong
+
+[services other]
+dynamodb =
+  endpoint_url = http://wrong
+"""
+CREDENTIALS = """
+[both]
+endpoint_url = http://credentials
+[plain]
+aws_access_key_id = one
+"""
+PROFILES = ('', 'plain', 'global', 'services', 'other', 'ignoring', 'with spaces', 'both')
+ENVIRONMENTS = (
+    {},
+    {'AWS_ENDPOINT_URL': 'http://variable'},
+    {'AWS_ENDPOINT_URL': 'http://variable', 'AWS_ENDPOINT_URL_S3': 'http://s3'},
+    {'AWS_ENDPOINT_URL': 'http://variable', 'AWS_IGNORE_CONFIGURED_ENDPOINT_URLS': 'true'},
+    {'AWS_IGNORE_CONFIGURED_ENDPOINT_URLS': 'false', 'AWS_DEFAULT_REGION': 'eu-north-1'},
+)
+
+
+def test_s3_endpoints_are_those_of_botocore(tmp_path, monkeypatch):
+    (tmp_path / 'config').write_text(CONFIG)
+    (tmp_path / 'credentials').write_text(CREDENTIALS)
+    files = {'AWS_CONFIG_FILE': '$HERE/config', 'AWS_SHARED_CREDENTIALS_FILE': f'{tmp_path}/credentials'}
+    keys = {'aws_access_key_id': 'a', 'aws_secret_access_key': 'b'}
+    for number, (environment, profile) in enumerate(itertools.product(ENVIRONMENTS, PROFILES)):
+        by_variable = bool((number + number // len(PROFILES)) % 2)
+        with monkeypatch.context() as patch:
+            all_of_it = {**environment, **files, 'HERE': str(tmp_path)}
+            if profile and by_variable:
+                all_of_it['AWS_PROFILE'] = profile
+            for name, value in all_of_it.items():
+                patch.setenv(name, value)
+            options = {'profile': profile} if profile and not by_variable else {}
+            found = endpoints.s3(options, os.environ)
+            session = Session(profile=options.get('profile'))
+            client = session.create_client('s3', **keys, region_name=found.region)
+            url = client.meta.endpoint_url
+            assert found.url == (None if url.endswith('.amazonaws.com') else url), (environment, profile)
+            variable = environment.get('AWS_DEFAULT_REGION')
+            assert found.region == (variable or session.get_config_variable('region') or 'us-east-1')
+
+
+@pytest.mark.parametrize(
+    ('environment', 'endpoint'),
+    [
+        ({}, 'https://storage.googleapis.com'),
+        ({'GOOGLE_CLOUD_UNIVERSE_DOMAIN': 'example.com'}, 'https://storage.example.com'),
+        ({'STORAGE_EMULATOR_HOST': ''}, 'https://storage.googleapis.com'),
+        ({'STORAGE_EMULATOR_HOST': 'default'}, 'https://storage.googleapis.com'),
+        ({'STORAGE_EMULATOR_HOST': 'localhost:99'}, 'http://localhost:99'),
+        ({'STORAGE_EMULATOR_HOST': 'https://two', 'GOOGLE_CLOUD_UNIVERSE_DOMAIN': 'example.com'}, 'https://two'),
+    ],
+)
+def test_gcs_endpoints_come_from_the_environment(environment, endpoint):
+    assert endpoints.gcs({}, environment) == endpoint
+    assert endpoints.gcs({'endpoint_url': 'http://given'}, environment) == 'http://given'
+
+
+def test_spaces_of_names():
+    def identity(environment=None, **options):
+        return endpoints.s3(options, {'AWS_CONFIG_FILE': '/none', **(environment or {})}).identity
+
+    assert identity() == identity(region='eu-west-1') == identity(key='a', secret='b') == 'aws'
+    assert identity(region='cn-north-1') == 'aws-cn'
+    assert identity({'AWS_REGION': 'us-gov-west-1'}) == 'aws-us-gov'
+    mine = {'endpoint_url': 'http://mine'}
+    # A server of others may have a bucket of that name for each account.
+    names = [identity(**mine), identity(**mine, key='a'), identity(**mine, key='b'), identity(**mine, anon=True)]
+    assert len({*names, identity({'AWS_ACCESS_KEY_ID': 'a'}, **mine)}) == 5
+    assert identity(**mine, key='secret-id') == identity(endpoint_url='http://mine/', key='secret-id')
+    assert 'secret-id' not in identity(**mine, key='secret-id')
+
+
+def test_a_configuration_file_that_is_none(tmp_path, monkeypatch):
+    configured(monkeypatch, tmp_path, 'no section, and a secret')
+    with pytest.raises(InvalidArgumentError, match=r'config-\d+: is not an AWS configuration file') as failed:
+        granular.Path('s3://bucket/key')
+    assert 'secret' not in str(failed.value)
+
+
+def test_fingerprints_of_caches_hold_the_server(servers, redis_server, tmp_path):
+    """Two readers of the same bucket, keys and versions, of different servers, and bags in memory of the same size."""
+    sources = []
+    for server, points in servers:
+        place = granular.Path('s3://bucket/ds', endpoint_url=server.endpoint, anon=True)
+        sources.append((granular.DatasetReader(place, granular.decoders), points))
+        bag = place / 'data.bag'
+        sources.append((granular.BagReader(bag), [point['data'] for point in points]))
+        sources.append((granular.BagReader(bag.read_bytes()), [point['data'] for point in points]))
+    for source, points in sources:
+        with granular.RedisCache(source, redis_server.url, namespace=f'identity-{tmp_path.name}') as cache:
+            for _ in range(2):
+                assert cache.fetch(range(6)) == points
+            assert cache.stats()['misses'] == cache.stats()['hits'] == 6
+    for source, _ in sources:
+        source.close()

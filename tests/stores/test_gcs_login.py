@@ -1,0 +1,318 @@
+"""Credentials of Google, in all the ways in which they are given, and the addresses that they are sent to."""
+
+import asyncio
+import contextlib
+import datetime
+import http.server
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+from google.oauth2.credentials import Credentials
+
+import granular
+from granular import aio
+from granular.aio.stores import endpoints
+from granular.aio.stores.gcs.auth import log_in
+from granular.aio.stores.gcs.client import address, is_emulator
+from granular.errors import AccessDeniedError, InvalidArgumentError, MissingExtraError, NotFoundError, StoreError
+from tests.support.credentials import google_key
+from tests.support.faults import DATA, FaultServer
+
+QUICK = granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=3)
+USER = {'type': 'authorized_user', 'client_id': 'id', 'client_secret': 'planted', 'refresh_token': 'planted'}
+
+
+@pytest.fixture
+def server():
+    with FaultServer() as server:
+        yield server
+
+
+def path(server, **options):
+    return granular.Path('gs://bucket/object', config=QUICK, endpoint_url=server.endpoint, **options)
+
+
+def account(tmp_path, server):
+    """A service account: its file, and what that holds."""
+    file = pathlib.Path(google_key(tmp_path, server))
+    return file, json.loads(file.read_text())
+
+
+# Each way to give credentials, and what is sent then.
+WAYS = {
+    'nothing': (lambda file, held: {}, ''),
+    'anonymous': (lambda file, held: {'anon': True}, ''),
+    'a name for anonymous': (lambda file, held: {'token': 'anon'}, ''),
+    'both': (lambda file, held: {'token': 'anon', 'anon': True}, ''),
+    'a path': (lambda file, held: {'token': str(file)}, 'Bearer token-1'),
+    'a path object': (lambda file, held: {'token': file}, 'Bearer token-1'),
+    'a dict': (lambda file, held: {'token': held}, 'Bearer token-1'),
+    'a dict without a type': (
+        lambda file, held: {'token': {name: value for name, value in held.items() if name != 'type'}},
+        'Bearer token-1',
+    ),
+    'an access token': (lambda file, held: {'token': 'ya29.given'}, 'Bearer ya29.given'),
+    'credentials': (lambda file, held: {'token': Credentials('ya29.made')}, 'Bearer ya29.made'),
+}
+
+
+@pytest.mark.parametrize('way', WAYS)
+def test_credentials_are_given_in_many_ways(server, tmp_path, way):
+    make, sent = WAYS[way]
+    assert path(server, **make(*account(tmp_path, server))).read_range(1, 5) == DATA[1:5]
+    assert server.authorized == [sent]
+
+
+def test_credentials_come_from_the_environment(server, tmp_path, monkeypatch):
+    monkeypatch.setenv('GOOGLE_APPLICATION_CREDENTIALS', str(account(tmp_path, server)[0]))
+    assert path(server).read_range(1, 5) == DATA[1:5]
+    assert path(server, token='google_default').read_range(1, 5) == DATA[1:5]
+    assert path(server, anon=True).read_range(1, 5) == DATA[1:5]
+    assert server.authorized == ['Bearer token-1', 'Bearer token-2', '']
+
+
+def test_a_users_login_is_taken():
+    for token in (USER, {name: value for name, value in USER.items() if name != 'type'}):
+        login = log_in('gs://bucket', {'token': token, 'project': 'mine'}, False, 1.0)
+        assert (login.credentials.refresh_token, login.project, login.stale) == ('planted', 'mine', True)
+
+
+def test_the_project_of_an_account_is_its_own_unless_one_is_given(server, tmp_path, monkeypatch):
+    held = {**account(tmp_path, server)[1], 'project_id': 'its'}
+    assert log_in('gs://bucket', {'token': held}, False, 1.0).project == 'its'
+    assert log_in('gs://bucket', {'token': held, 'project': 'mine'}, False, 1.0).project == 'mine'
+    monkeypatch.setenv('GOOGLE_CLOUD_PROJECT', 'environments')
+    assert log_in('gs://bucket', {'token': held}, False, 1.0).project == 'environments'
+
+
+@pytest.mark.parametrize(
+    ('options', 'error', 'says'),
+    [({'token': 'cache'}, InvalidArgumentError, 'not supported'), ({'token': 'browser'}, InvalidArgumentError, 'not'),
+     ({'token': 7}, InvalidArgumentError, 'type int'), ({'token': {}}, InvalidArgumentError, 'credentials'),
+     ({'token': 'missing.json'}, InvalidArgumentError, 'missing.json'),
+     ({'token': 'odd.json'}, InvalidArgumentError, 'odd.json'), ({'token': 'list.json'}, InvalidArgumentError, 'list'),
+     ({'token': {**USER, 'client_id': None, 'refresh_token': 7, 'type': 'service_account'}}, InvalidArgumentError, 'x'),
+     ({'token': {'type': 'service_account', 'private_key': 'planted', 'client_email': 'x', 'token_uri': 'x'}},
+      InvalidArgumentError, 'credentials'),
+     ({'token': {'type': 'unheard-of'}}, InvalidArgumentError, 'unheard-of'),
+     ({'token': 'ya29.planted', 'anon': True}, InvalidArgumentError, 'one of them'),
+     ({'requester_pays': True}, InvalidArgumentError, 'project='), ({'access': 'x'}, InvalidArgumentError, 'unknown')],
+    ids=str,
+)  # fmt: skip
+def test_credentials_that_are_none_are_named(server, tmp_path, monkeypatch, options, error, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'odd.json').write_text('{"type": "planted')
+    (tmp_path / 'list.json').write_text('["planted"]')
+    with pytest.raises(error) as caught:
+        path(server, **options).stat()
+    assert 'gs://bucket' in str(caught.value)
+    assert says in str(caught.value)
+    assert 'planted' not in str(caught.value)
+    assert server.connections == 0
+
+
+def test_no_credentials_are_an_error_and_not_anonymous(monkeypatch, tmp_path):
+    monkeypatch.setenv('CLOUDSDK_CONFIG', str(tmp_path))
+    monkeypatch.setattr('google.auth.compute_engine._metadata._NO_GCE_CHECK', True)
+    with pytest.raises(
+        AccessDeniedError, match='(?s)no credentials of Google.*GOOGLE_APPLICATION_CREDENTIALS.*anon=True'
+    ):
+        log_in('gs://bucket', {}, False, 1.0)
+    assert log_in('gs://bucket', {}, True, 1.0).credentials is None
+    monkeypatch.setenv('GOOGLE_APPLICATION_CREDENTIALS', str(tmp_path / 'none.json'))
+    with pytest.raises(AccessDeniedError, match='none.json'):
+        log_in('gs://bucket', {}, True, 1.0)
+
+
+def test_a_missing_google_auth_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'google.auth', None)
+    with pytest.raises(MissingExtraError, match=r'granular\[gcs\]'):
+        log_in('gs://bucket', {}, False, 1.0)
+    assert log_in('gs://bucket', {'anon': True}, False, 1.0).headers() == {}
+
+
+@pytest.mark.parametrize('method', ['read_bytes', 'stat'])
+def test_concurrent_requests_fetch_one_token(tmp_path, server, method):
+    folder = aio.Path('gs://bucket', config=QUICK, endpoint_url=server.endpoint, token=google_key(tmp_path, server))
+
+    async def main():
+        # The server has no descriptions of objects: what counts is what it is asked for.
+        return await asyncio.gather(*(getattr(folder / str(n), method)() for n in range(20)), return_exceptions=True)
+
+    assert len(asyncio.run(main())) == 20
+    assert len(server.authorized) >= 20
+    assert set(server.authorized) == {'Bearer token-1'}
+    assert server.tokens == 1
+
+
+def test_a_token_is_renewed_before_its_end(server, tmp_path):
+    file, _ = account(tmp_path, server)
+    login = log_in('gs://bucket', {'token': str(file)}, False, 5.0)
+    assert login.stale
+    login.renew()
+    assert not login.stale
+    now = datetime.datetime.now(datetime.UTC).replace(tzinfo=None)
+    login.credentials.expiry = now + datetime.timedelta(seconds=200)
+    # It was fetched just now: the next one would be the same.
+    assert not login.stale
+    login._renewed -= 60
+    assert login.stale
+    login.credentials.expiry = now - datetime.timedelta(seconds=1)
+    assert login.stale
+
+
+@pytest.mark.parametrize(
+    ('status', 'error'),
+    [(400, AccessDeniedError), (503, StoreError), (302, AccessDeniedError), (307, AccessDeniedError)],
+)
+def test_refused_tokens_are_errors_of_the_tree(tmp_path, server, status, error):
+    class Refuses(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers['Content-Length']))
+            body = b'{"error": "invalid_grant", "error_description": "no such account"}'
+            self.send_response(status)
+            self.send_header('Content-Length', str(len(body)))
+            self.send_header('Location', f'{server.endpoint}/token')
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    with served(Refuses) as port:
+        held = {**account(tmp_path, server)[1], 'token_uri': f'http://127.0.0.1:{port}/token'}
+        with pytest.raises(error, match='gs://bucket'):
+            log_in('gs://bucket', {'token': held}, False, 5.0).renew()
+    # What the account signed goes to no other host.
+    assert server.connections == 0
+
+
+@contextlib.contextmanager
+def served(handler):
+    """A server on a free port."""
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as running:
+        thread = threading.Thread(target=running.serve_forever, daemon=True)
+        thread.start()
+        yield running.server_address[1]
+        running.shutdown()
+        thread.join(10)
+
+
+class Metadata(http.server.BaseHTTPRequestHandler):
+    """The metadata server of a machine of Google's."""
+
+    def do_GET(self):
+        place = self.path.partition('?')[0].removeprefix('/computeMetadata/v1/')
+        account = {'aliases': ['default'], 'email': 'machine@example.org', 'scopes': []}
+        token = {'access_token': 'machine-token', 'expires_in': 3600, 'token_type': 'Bearer'}
+        said = {
+            'project/project-id': 'machine-project',
+            'instance/service-accounts/default/': json.dumps(account),
+            'instance/service-accounts/default/token': json.dumps(token),
+            'instance/service-accounts/machine@example.org/token': json.dumps(token),
+        }
+        body = said.get(place, '').encode()
+        self.send_response(200)
+        self.send_header('Metadata-Flavor', 'Google')
+        self.send_header('Content-Type', 'application/json' if body[:1] == b'{' else 'text/plain')
+        self.send_header('Content-Length', str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+def python(code, *args, **environment):
+    """A program, with errors for warnings."""
+    command = [sys.executable, '-W', 'error', '-c', textwrap.dedent(code), *args]
+    kept = {name: value for name, value in os.environ.items() if name != 'NO_GCE_CHECK'}
+    return subprocess.run(command, capture_output=True, text=True, timeout=50, env={**kept, **environment}, check=False)
+
+
+@pytest.mark.parametrize('token', ['cloud', 'google_default'])
+def test_credentials_come_from_the_metadata_server(server, tmp_path, token):
+    code = """
+    import sys, granular
+    path = granular.Path('gs://bucket/object', endpoint_url=sys.argv[1], token=sys.argv[2])
+    assert path.read_range(1, 5)
+    """
+    with served(Metadata) as port:
+        host = f'127.0.0.1:{port}'
+        done = python(
+            code, server.endpoint, token,
+            GCE_METADATA_HOST=host, GCE_METADATA_IP=host, CLOUDSDK_CONFIG=str(tmp_path), PATH='',
+        )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, ''), done.stderr
+    assert server.authorized == ['Bearer machine-token']
+
+
+def test_no_library_of_google_is_needed_to_be_anonymous(fakegcs):
+    code = """
+    import json, sys
+    for name in ('gcsfs', 'google.auth', 'requests', 'aiohttp', 's3fs', 'botocore', 'fsspec'):
+        sys.modules[name] = None
+    import granular
+    place = granular.Path(sys.argv[1], **json.loads(sys.argv[2]))
+    (place / 'a' / 'x').write_bytes(b'content')
+    (place / 'large').write_bytes(bytes(9 << 20))
+    assert (place / 'a' / 'x').read_bytes() == b'content'
+    assert (place / 'large').stat().size == 9 << 20
+    (place / 'a' / 'x').copy(place / 'y')
+    assert sorted(path.name for path in place.rglob('*')) == ['a', 'large', 'x', 'y']
+    (place / 'y').unlink()
+    place.rmtree()
+    assert not place.exists()
+    """
+    done = python(code, str(fakegcs.place()), json.dumps(fakegcs.options))
+    assert (done.returncode, done.stdout, done.stderr) == (0, '', '')
+
+
+# --- addresses
+
+
+@pytest.mark.parametrize(
+    ('option', 'environment', 'expected'),
+    [(None, {}, ('https://storage.googleapis.com', False)),
+     (None, {'STORAGE_EMULATOR_HOST': ''}, ('https://storage.googleapis.com', False)),
+     (None, {'STORAGE_EMULATOR_HOST': 'default'}, ('https://storage.googleapis.com', False)),
+     (None, {'GOOGLE_CLOUD_UNIVERSE_DOMAIN': 'example.org'}, ('https://storage.example.org', False)),
+     (None, {'STORAGE_EMULATOR_HOST': '127.0.0.1:4443'}, ('http://127.0.0.1:4443', True)),
+     (None, {'STORAGE_EMULATOR_HOST': 'localhost'}, ('http://localhost', True)),
+     (None, {'STORAGE_EMULATOR_HOST': 'http://[::1]:4443/'}, ('http://[::1]:4443', True)),
+     (None, {'STORAGE_EMULATOR_HOST': 'https://emulator'}, ('https://emulator', True)),
+     ('https://private.example/', {'STORAGE_EMULATOR_HOST': 'x'}, ('https://private.example', False)),
+     ('http://127.0.0.1:1', {}, ('http://127.0.0.1:1', True))],
+    ids=str,
+)  # fmt: skip
+def test_endpoints(monkeypatch, option, environment, expected):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    endpoint = endpoints.gcs({} if option is None else {'endpoint_url': option}, os.environ)
+    assert (address('gs://bucket', endpoint), is_emulator(endpoint)) == expected
+
+
+@pytest.mark.parametrize(
+    'url', ['ftp://host', 'https://', 'https://[', 'https://host:port', 'https://user:planted@host', 'x', 5, b'http://x',
+            'https://host?x=planted', 'https://host:99999']
+)  # fmt: skip
+def test_endpoints_that_are_none_are_named(url):
+    with pytest.raises(InvalidArgumentError, match='gs://bucket: endpoint_url') as caught:
+        granular.Path('gs://bucket/x', endpoint_url=url).stat()
+    assert 'planted' not in str(caught.value)
+
+
+def test_an_emulator_is_found_by_either_form_of_its_address(fakegcs, monkeypatch):
+    place = fakegcs.place()
+    place.write_bytes(b'content')
+    for host in (fakegcs.endpoint, fakegcs.endpoint.removeprefix('http://')):
+        monkeypatch.setenv('STORAGE_EMULATOR_HOST', host)
+        assert granular.Path(str(place)).read_bytes() == b'content'
+        with pytest.raises(NotFoundError):
+            granular.Path(f'{place}-none').stat()

@@ -1,0 +1,189 @@
+"""Listings and stats of web servers: by their own requests, with the rules that reads have."""
+
+import asyncio
+import contextlib
+import ssl
+
+import pytest
+import trustme
+
+import granular
+from granular.errors import (
+    AccessDeniedError,
+    BadReplyError,
+    CorruptBagError,
+    NotFoundError,
+    StoreError,
+    StoreTimeoutError,
+)
+from tests.support.faults import DATA, FaultServer
+
+QUICK = granular.IOConfig(backoff=0.001, attempts=3, first_byte_timeout=0.5, read_timeout=0.5)
+SECRETS = {'X-Api-Key': 'planted', 'Authorization': 'planted', 'Cookie': 'planted', 'User-Agent': 'mine'}
+
+
+def page(*links, kind='text/html', body=None):
+    text = (
+        body or b'<html><body>' + b''.join(b'<a href="%b">x</a>' % link.encode() for link in links) + b'</body></html>'
+    )
+    return (
+        'raw',
+        b'HTTP/1.1 200 X\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b' % (kind.encode(), len(text), text),
+    )
+
+
+@pytest.fixture
+def server():
+    with FaultServer() as server:
+        yield server
+
+
+def open_bag(path):
+    with contextlib.suppress(CorruptBagError):  # its bytes are no bag
+        granular.BagReader(path)
+
+
+OPERATIONS = {
+    'read': (lambda path: path.read_range(10, 20), 'good'),
+    'read all': (lambda path: path.read_bytes(), 'good'),
+    'stat': (lambda path: path.stat(), 'good'),
+    'exists': (lambda path: path.exists(), 'good'),
+    'list': (lambda path: list(path.iterdir()), page('a')),
+    'glob': (lambda path: list(path.glob('*')), page('a')),
+    'walk': (lambda path: list(path.rglob('*')), page('a')),
+    'is_dir': (lambda path: path.is_dir(), 'good'),
+    'bag': (open_bag, 'good'),
+}
+
+
+@pytest.mark.parametrize('status', [301, 302, 303, 307, 308])
+@pytest.mark.parametrize('name', OPERATIONS)
+def test_no_operation_tells_another_host_what_opens_the_first(server, name, status):
+    call, line = OPERATIONS[name]
+    with FaultServer() as other:
+        server.script.append(('status', status, 'X', {'Location': f'{other.endpoint}/object'}))
+        other.script.append(line)
+        call(granular.Path(f'{server.endpoint}/object', config=QUICK, headers=SECRETS))
+        assert server.heads[0]['X-Api-Key'] == 'planted'
+        assert 'planted' not in str(other.heads)
+        assert other.heads[0]['User-Agent'] == 'mine'
+
+
+@pytest.mark.parametrize('name', OPERATIONS)
+def test_no_operation_leaves_tls(name, tmp_path):
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / 'authority.pem'))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert('127.0.0.1').configure_cert(context)
+    with FaultServer(context) as server, FaultServer() as plain:
+        server.script.extend([('redirect', f'{plain.endpoint}/object')] * 99)
+        with pytest.raises(StoreError, match='from https to http'):
+            OPERATIONS[name][0](
+                granular.Path(f'{server.endpoint}/object', config=QUICK, tls_verify=str(tmp_path / 'authority.pem'))
+            )
+        assert plain.connections == 0
+
+
+@pytest.mark.parametrize('name', OPERATIONS)
+def test_every_operation_ends_where_redirections_go_in_circles(server, name):
+    server.script.extend([('redirect', '/object')] * 99)
+    with pytest.raises(BadReplyError, match='redirections'):
+        OPERATIONS[name][0](granular.Path(f'{server.endpoint}/object', config=QUICK))
+
+
+@pytest.mark.parametrize('name', ['list', 'glob', 'walk', 'stat', 'exists', 'is_dir'])
+def test_listings_and_stats_are_bounded_in_time_and_tried_again(server, name):
+    call, line = OPERATIONS[name]
+    path = granular.Path(f'{server.endpoint}/object', config=QUICK)
+    for fault in ('reset', ('status', 503), 'hang', ('raw', b'HTTP/1.1 200 OK\n\n')):
+        server.script.extend([fault, line])
+        call(path)
+        assert not server.script
+    for fault, error in (('hang', StoreTimeoutError), ('reset', StoreError), (('status', 403), AccessDeniedError)):
+        server.script.extend([fault] * 9)
+        with pytest.raises(error):
+            call(path)
+        server.script.clear()
+
+
+LISTED = ['a', 'b c', 'd', 'sub', 'é']
+
+
+@pytest.mark.parametrize(
+    'links',
+    [
+        ['a', 'b%20c', 'd', '%C3%A9', 'sub/'],
+        ['./a', 'b c', 'd', 'é', 'sub/'],
+        ['/folder/a', '/folder/b%20c', '//HOST/folder/d', 'http://HOST/folder/%c3%a9', '/%66older/sub/'],
+        ['../', '/', '..', '?C=N;O=D', '#top', 'a', 'a', 'b%20c', 'd#x', 'mailto:a@b', 'javascript:x()', 'http://else.where/folder/z',
+         'http://[', '%2e%2e/', 'é', 'sub/deeper/file', '/other/x', ''],
+    ],
+)  # fmt: skip
+def test_links_of_a_page_are_its_listing(server, links):
+    host = server.endpoint.removeprefix('http://')
+    server.script.append(page(*(link.replace('HOST', host) for link in links)))
+    entries = list(granular.Path(f'{server.endpoint}/folder', config=QUICK).iterdir())
+    assert [entry.name for entry in entries] == LISTED
+    assert [str(entry) for entry in entries] == [f'{server.endpoint}/folder/{name}' for name in LISTED]
+
+
+def test_a_redirected_page_lists_the_folder_that_was_asked_for(server):
+    with FaultServer() as other:
+        server.script.append(('redirect', f'{other.endpoint}/folder/'))
+        other.script.append(page('a', f'{other.endpoint}/folder/b'))
+        path = granular.Path(f'{server.endpoint}/folder', config=QUICK)
+        assert [str(entry) for entry in path.iterdir()] == [f'{server.endpoint}/folder/{name}' for name in 'ab']
+        server.script.append(('redirect', f'{other.endpoint}/login/'))
+        other.script.append(page('help', 'forgotten'))
+        assert list(path.iterdir()) == []
+
+
+NO_LISTINGS = {
+    'nothing': (page(body=b' '), BadReplyError),
+    'a page without its end': (page(body=b'<html><body><a href="a">a</a><a hr'), BadReplyError),
+    'a page that ends with its connection': (
+        ('raw', b'HTTP/1.1 200 X\r\nContent-Type: text/html\r\n\r\n<a href="a">', True),
+        BadReplyError,
+    ),
+    'a compressed page': (page(kind='text/html\r\nContent-Encoding: gzip'), BadReplyError),
+    'a part of a page': (
+        ('raw', b'HTTP/1.1 206 X\r\nContent-Range: bytes 0-3/9\r\nContent-Length: 4\r\n\r\n<a h'),
+        StoreError,
+    ),
+    'JSON': (page(kind='application/json', body=b'[]'), NotFoundError),
+    'a file': (page(kind='application/octet-stream', body=b'abc'), NotFoundError),
+    'a name that none can have': (page('a%2Fb'), StoreError),
+    'a query in a name': (page('a%3Fb'), StoreError),
+    'a page without end': (('raw', b'HTTP/1.1 200 X\r\nContent-Length: 99999999999\r\n\r\n<a'), BadReplyError),
+}
+
+
+@pytest.mark.parametrize('name', NO_LISTINGS)
+def test_what_is_no_listing_is_an_error(server, name):
+    line, error = NO_LISTINGS[name]
+    server.script.extend([line] * 3)
+    with pytest.raises(error, match='folder'):
+        list(granular.Path(f'{server.endpoint}/folder', config=QUICK).iterdir())
+
+
+def test_the_size_of_what_is_compressed_on_its_way_is_that_of_the_file(server):
+    server.script.append(('raw', b'HTTP/1.1 200 OK\r\nContent-Length: 7\r\nContent-Encoding: gzip\r\n\r\n'))
+    assert granular.Path(f'{server.endpoint}/object', config=QUICK).stat().size == len(DATA)
+
+
+async def test_large_pages_do_not_hold_the_loop(server):
+    server.script.append(page(*(f'file-{i:06}' for i in range(60_000))))
+    path = granular.aio.Path(f'{server.endpoint}/folder', config=QUICK)
+    ticks = 0
+
+    async def tick():
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    ticking = asyncio.create_task(tick())
+    assert len([entry async for entry in path.iterdir()]) == 60_000
+    ticking.cancel()
+    assert ticks > 3
+    await granular.aio.aclose()

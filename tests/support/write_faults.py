@@ -1,0 +1,76 @@
+"""A proxy that spoils one of the write requests of a test."""
+
+import re
+from typing import Any, Final
+
+import granular
+from tests.support.fault_proxy import Call, FaultProxy
+from tests.support.servers import Server
+
+FAULTS: Final = {
+    'lost': 'after reset',
+    'reset': 'reset',
+    'error': 'status 500',
+    'html': 'page html',
+    'nothing': 'page empty',
+    'dropped': 'dropped',
+}
+"""What happens to a write request, by the names that the tests have for it."""
+
+_END: Final = re.compile(rb'\r\n--[0-9a-zA-Z=_-]+--\s*\Z')  # of a multipart/related body
+
+
+class WriteProxy(FaultProxy):
+    """Forwards all requests, but for the write of number ``step``, to which a fault happens.
+
+    Args:
+      server: the store's server. Buckets that it made are reached through ``place``.
+    """
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server.endpoint, self._choose)
+        self._server = server
+        self._dropping = False
+        self.arm('lost', -1)
+
+    def arm(self, fault: str, step: int, down: bool = False) -> None:
+        """Have a fault happen to the write of that number from now on.
+
+        Args:
+          fault: one of ``FAULTS``, or one of ``FaultProxy``.
+          step: the number of the write, from 0 on; -1 for none.
+          down: have all reads behind it fail, too.
+        """
+        self._fault, self._step, self._down = FAULTS.get(fault, fault), step, down
+        self._writes, self.done = 0, False
+
+    def place(self, path: granular.Path, **config: Any) -> granular.Path:
+        """The same place, reached through this proxy."""
+        options = {**self._server.options, 'endpoint_url': self.endpoint}
+        return granular.Path(str(path), config=granular.IOConfig(**config), **options)
+
+    def _choose(self, call: Call) -> str:
+        if call.method not in ('PUT', 'POST') or 'delete' in call.query:
+            return 'reset' if self.done and self._down else ''
+        number, self._writes = self._writes, self._writes + 1
+        if number != self._step:
+            return ''
+        self.done = True
+        self._dropping = self._fault == 'dropped'
+        return '' if self._dropping else self._fault
+
+    async def _forward(self, request: bytes) -> bytes:
+        if self._dropping:
+            self._dropping = False
+            request = _without_last_byte(request)
+        head, gap, body = (await super()._forward(request)).partition(b'\r\n\r\n')
+        # The address of an upload in parts is one of the server.
+        return head.replace(self._server.endpoint.encode(), self.endpoint.encode()) + gap + body
+
+
+def _without_last_byte(request: bytes) -> bytes:
+    """The request without the last byte of its data, which lies before the end of a body in several parts."""
+    head, gap, body = request.partition(b'\r\n\r\n')
+    end = match.start() if (match := _END.search(body)) else len(body)
+    body = body[: max(0, end - 1)] + body[end:]
+    return re.sub(rb'(?i)(content-length: )\d+', rb'\g<1>%d' % len(body), head) + gap + body

@@ -1,0 +1,459 @@
+"""Copies on the local disk: made once, whole, with archives unpacked and kept within their folder."""
+
+import asyncio
+import concurrent.futures
+import io
+import json
+import os
+import pathlib
+import signal
+import stat
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import zipfile
+
+import pytest
+
+import granular
+from granular import aio
+from granular.errors import (
+    AccessDeniedError,
+    AlreadyExistsError,
+    CorruptArchiveError,
+    CorruptError,
+    GranularError,
+    InvalidArgumentError,
+    NotFoundError,
+    StoreError,
+    UnsupportedError,
+)
+from tests.support.servers import served
+
+MARKER = '.granular-copy.json'
+FILES = {'a/1.txt': b'one', 'a/2.txt': b'', 'b/c/3.bin': os.urandom(1 << 20), 'top': b'x' * 1000}
+KINDS = ['zip', 'tar', 'tar.gz', 'tgz', 'tar.bz2', 'tar.xz', 'tar.zst']
+
+
+def zipped(files, compression=zipfile.ZIP_DEFLATED):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, 'w', compression) as file:
+        for name, data in files.items():
+            file.writestr(name, data)
+    return out.getvalue()
+
+
+def tarred(members, mode='w'):
+    """A tar of files, given by name and content, or of members."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode=mode) as file:
+        for name, data in members.items() if isinstance(members, dict) else members:
+            info = name if isinstance(name, tarfile.TarInfo) else tarfile.TarInfo(name)
+            if isinstance(data, bytes):
+                info.size = len(data)
+            file.addfile(info, io.BytesIO(data or b''))
+    return out.getvalue()
+
+
+def archived(kind, files):
+    if kind == 'zip':
+        return zipped(files)
+    if kind == 'tar.zst':
+        import zstandard
+
+        return zstandard.compress(tarred(files))
+    return tarred(files, {'tar': 'w', 'tar.gz': 'w:gz', 'tgz': 'w:gz', 'tar.bz2': 'w:bz2', 'tar.xz': 'w:xz'}[kind])
+
+
+def member(name, kind, target='', **more):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    for key, value in more.items():
+        setattr(info, key, value)
+    return info, None
+
+
+def contents(root):
+    root = pathlib.Path(root)
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in root.rglob('*') if path.is_file() and path.name != MARKER
+    }  # fmt: skip
+
+
+@pytest.fixture
+def local(tmp_path):
+    return tmp_path / 'local'
+
+
+@pytest.mark.parametrize('store', ['local', 'moto', 'fakegcs'])
+def test_the_promise(store, request, tmp_path, local):
+    root = granular.Path(tmp_path / 'root') if store == 'local' else request.getfixturevalue(store).place()
+    source = root / 'data'
+    for name, data in FILES.items():
+        if source.store.has_folders:
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(data)
+    target = local / 'x' / 'data'
+    seen = []
+    done = granular.copy_to_local(root, local / 'x', relative='data', progress=seen.append)
+    assert contents(target) == FILES
+    assert (done.path, done.was_copied, done.was_deleted, done.was_unpacked) == (f'{target}', True, False, False)
+    assert (done.files, done.bytes, done.source_format) == (4, sum(map(len, FILES.values())), 'folder')
+    assert done.seconds > 0
+    assert sum(seen) == done.bytes
+    # Complete: nothing happens, nobody is asked.
+    (target / 'top').unlink()
+    source.rmtree()
+    again = granular.copy_to_local(root, local / 'x', 'data')
+    assert (again.was_copied, again.was_deleted, again.files, again.source_format) == (False, False, 0, '')
+    assert not (target / 'top').exists()
+    # Incomplete: cleared, and copied again.
+    (source / 'new').parent.mkdir(parents=True, exist_ok=True)
+    (source / 'new').write_bytes(b'new')
+    marker = json.loads((target / MARKER).read_text())
+    assert marker['state'] == 'complete'
+    (target / MARKER).write_text(json.dumps({**marker, 'state': 'copying'}))
+    (target / 'link').symlink_to('/etc')
+    cleared = granular.copy_to_local(root, local / 'x', 'data')
+    assert (cleared.was_copied, cleared.was_deleted, cleared.files) == (True, True, 1)
+    assert contents(target) == {'new': b'new'}
+
+
+def test_what_others_put_there_is_left(tmp_path, local):
+    (tmp_path / 'source').mkdir()
+    (tmp_path / 'source' / 'x').write_bytes(b'1')
+    (local / 'mine').mkdir(parents=True)
+    (local / 'mine' / 'file').write_bytes(b'mine')
+    done = granular.copy_to_local(tmp_path / 'source', local / 'mine')
+    assert (done.was_copied, contents(local / 'mine')) == (False, {'file': b'mine'})
+    (local / 'empty').mkdir()
+    (local / 'empty' / f'.{MARKER}.0123abcd.part').write_bytes(b'')  # of a process that was killed as it began
+    assert granular.copy_to_local(tmp_path / 'source', local / 'empty').was_copied
+    assert sorted(os.listdir(local / 'empty')) == [MARKER, 'x']
+    (tmp_path / 'other').mkdir()
+    with pytest.raises(AlreadyExistsError, match=r'is a copy of .*/source, and not of .*/other'):
+        granular.copy_to_local(tmp_path / 'other', local / 'empty')
+    # The copy of a copy has a marker of its own.
+    granular.copy_to_local(local / 'empty', local / 'again')
+    assert json.loads((local / 'again' / MARKER).read_text())['source'] == str(local / 'empty')
+
+
+def test_arguments(tmp_path, moto):
+    (tmp_path / 'source').mkdir()
+    with pytest.raises(InvalidArgumentError, match='on no local disk'):
+        granular.copy_to_local(tmp_path / 'source', moto.place())
+    for relative in ('../x', '/etc', '', 'a/../../b'):
+        with pytest.raises(InvalidArgumentError, match='relative is'):
+            granular.copy_to_local(tmp_path / 'source', tmp_path / 'target', relative)
+    with pytest.raises(InvalidArgumentError, match='into itself'):
+        granular.copy_to_local(tmp_path / 'source', tmp_path / 'source' / 'deep')
+    with pytest.raises(NotFoundError, match=r'nor an archive \(.zip'):
+        granular.copy_to_local(tmp_path / 'nothing', tmp_path / 'target')
+    assert os.listdir(tmp_path) == ['source']
+
+
+async def test_the_asynchronous_face_and_a_single_file(moto, local):
+    bucket = moto.place()
+    await (bucket / 'file').aio.write_bytes(b'12345')
+    local.mkdir()
+    (local / '.file.0123abcd.part').write_bytes(b'12')  # of a process that was killed
+    done = await aio.copy_to_local(bucket / 'file', local / 'file')
+    assert (done.was_copied, done.was_deleted, done.files, done.bytes, done.source_format) == (True, True, 1, 5, 'file')
+    assert not (await aio.copy_to_local(bucket / 'file', local / 'file')).was_copied
+    assert os.listdir(local) == ['file']
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_archives(kind, tmp_path, local):
+    (tmp_path / f'train.{kind}').write_bytes(archived(kind, FILES))
+    seen = []
+    done = granular.copy_to_local(tmp_path / f'train.{kind}', local / f'train.{kind}', progress=seen.append)
+    assert contents(local / 'train') == FILES
+    assert (done.path, done.was_copied, done.was_unpacked) == (f'{local / "train"}', True, True)
+    assert (done.files, done.bytes) == (4, sum(map(len, FILES.values())))
+    assert done.source_format == {'tgz': 'tar.gz'}.get(kind, kind)
+    assert sum(seen) == (tmp_path / f'train.{kind}').stat().st_size
+    assert not granular.copy_to_local(tmp_path, local, f'train.{kind}').was_copied
+    # By its name without the ending, and from a folder of its name in it.
+    (tmp_path / f'rooted.{kind}').write_bytes(archived(kind, {f'rooted/{name}': data for name, data in FILES.items()}))
+    assert granular.copy_to_local(tmp_path, local, 'rooted').was_unpacked
+    assert contents(local / 'rooted') == FILES
+    granular.copy_to_local(tmp_path / f'rooted.{kind}', local / f'packed.{kind}', unpack=False)
+    assert (local / f'packed.{kind}').read_bytes() == (tmp_path / f'rooted.{kind}').read_bytes()
+
+
+@pytest.mark.parametrize('store', ['moto', 'fakegcs'])
+def test_a_folder_of_archives_and_files_in_a_bucket(store, request, local):
+    """Each is unpacked beside its name; windows of 8 MiB are read of the large one."""
+    bucket = request.getfixturevalue(store).place()
+    large = {f'{i:03}': os.urandom(200_000) for i in range(60)}
+    (bucket / 'train' / 'n01.zip').write_bytes(zipped(large, zipfile.ZIP_STORED))
+    (bucket / 'train' / 'n02.tar').write_bytes(tarred({'n02/x': b'2', 'n02/n02': b'twice'}))
+    (bucket / 'deep' / 'er' / 'n03.tar.gz').write_bytes(tarred(large, 'w:gz'))
+    (bucket / 'labels.txt').write_bytes(b'0 1')
+    seen = []
+    done = granular.copy_to_local(bucket, local, progress=seen.append)
+    assert contents(local) == {
+        **{f'train/n01/{name}': data for name, data in large.items()},
+        **{f'deep/er/n03/{name}': data for name, data in large.items()},
+        'train/n02/x': b'2', 'train/n02/n02': b'twice', 'labels.txt': b'0 1',
+    }  # fmt: skip
+    assert (done.files, done.was_unpacked, done.source_format) == (123, True, 'folder')
+    assert sum(seen) == sum((folder / name).stat().size for folder, _, names in bucket.walk() for name in names)
+    assert done.bytes == sum(map(len, contents(local).values()))
+
+
+def test_from_a_web_server(tmp_path, local):
+    """A zip over HTTP, which has no listings."""
+    (tmp_path / 'x.zip').write_bytes(zipped(FILES))
+    with served(str(tmp_path)) as server:
+        assert granular.copy_to_local(f'{server.endpoint}/x.zip', local / 'x').source_format == 'zip'
+    assert contents(local / 'x') == FILES
+
+
+def test_names_that_are_taken_twice(tmp_path, local):
+    for number, names in enumerate([('x.zip', 'x/file'), ('x.zip', 'x.tar'), ('x.zip', 'x'), ('x.zip', 'x/y/z')]):
+        source = tmp_path / f'source{number}'
+        for name in names:
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes(zipped({'1': b''}) if name.endswith('.zip') else tarred({'1': b''}))
+        with pytest.raises((InvalidArgumentError, AlreadyExistsError, StoreError)):
+            granular.copy_to_local(source, local / str(number))
+        assert granular.copy_to_local(source, local / str(number), unpack=False).was_deleted
+
+
+LINK, HARD, DIR = tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE
+HOSTILE = {
+    'up': [('../out', b'evil')],
+    'up in the middle': [('a/../../out', b'evil')],
+    'up and back': [('a/../b', b'evil')],
+    'absolute': [('/tmp/granular-out', b'evil')],
+    'no Unicode': [('a\udcff', b'evil')],
+    'link out': [member('l', LINK, '../out')],
+    'link to an absolute place': [member('l', LINK, '/etc/passwd')],
+    'write through a link': [member('l', LINK, '..'), ('l/out', b'evil')],
+    'links that go down and up': [member('a/b/l', LINK, '../..'), member('m', LINK, 'a/b/l/..')],
+    'a loop of links': [member('a', LINK, 'b'), member('b', LINK, 'a')],
+    'link over a file': [('a', b''), member('a', LINK, 'b')],
+    'link over a folder': [('a/b', b''), member('a', LINK, 'c')],
+    'hard link out': [member('h', HARD, '../secret')],
+    'hard link to an absolute place': [member('h', HARD, '/etc/passwd')],
+    'hard link to nothing': [member('h', HARD, 'nothing')],
+    'hard link to a folder': [member('d', DIR), member('h', HARD, 'd')],
+    'a device': [member('d', tarfile.CHRTYPE, devmajor=1, devminor=3)],
+    'a block device': [member('d', tarfile.BLKTYPE)],
+    'a pipe': [member('p', tarfile.FIFOTYPE)],
+    'a file over a folder': [('a/b', b''), ('a', b'')],
+    'a file as a folder': [('a', b''), ('a/b', b'')],
+}
+
+
+@pytest.mark.parametrize('name', HOSTILE)
+def test_hostile_tars(name, tmp_path):
+    (tmp_path / 'secret').write_bytes(b'secret')
+    (tmp_path / 'evil.tar').write_bytes(tarred(HOSTILE[name]))
+    (tmp_path / 'in').mkdir()
+    with pytest.raises(InvalidArgumentError, match=r'evil.tar: member .* is not unpacked'):
+        granular.copy_to_local(tmp_path / 'evil.tar', tmp_path / 'in' / 'data')
+    assert sorted(os.listdir(tmp_path)) == ['evil.tar', 'in', 'secret']
+    assert os.listdir(tmp_path / 'in') == ['data']
+    assert not os.path.exists('/tmp/granular-out')
+    assert not any(path.is_symlink() for path in (tmp_path / 'in').rglob('*') if name != 'link over a file')
+    assert os.stat(tmp_path / 'secret').st_nlink == 1
+    # It stays incomplete.
+    with pytest.raises(InvalidArgumentError):
+        granular.copy_to_local(tmp_path / 'evil.tar', tmp_path / 'in' / 'data')
+
+
+def special(name, mode, content=b''):
+    info = zipfile.ZipInfo(name)
+    info.create_system, info.external_attr = 3, mode << 16
+    return info, content
+
+
+@pytest.mark.parametrize(
+    'files',
+    [{'../out': b'evil'}, {'/tmp/granular-out': b'evil'}, {'a/../../out': b''},
+     dict([special('l', stat.S_IFLNK, b'/etc')]), dict([special('l', stat.S_IFLNK, b'../..')]),
+     dict([special('d', stat.S_IFCHR)]),
+     dict([special('l', stat.S_IFLNK, b'x' * 5000)])],
+)  # fmt: skip
+def test_hostile_zips(files, tmp_path):
+    (tmp_path / 'evil.zip').write_bytes(zipped(files))
+    with pytest.raises(InvalidArgumentError, match=r'evil.zip: member .* is not unpacked'):
+        granular.copy_to_local(tmp_path / 'evil.zip', tmp_path / 'in' / 'data')
+    assert sorted(os.listdir(tmp_path)) == ['evil.zip', 'in']
+    assert not os.path.exists('/tmp/granular-out')
+
+
+def test_links_within(tmp_path, local):
+    members = [
+        ('r/a/file', b'1'), member('r/link', LINK, 'a/file'), member('r/a/up', LINK, '../b/../link'),
+        member('r/hard', HARD, 'r/a/file'), member('r/dir', LINK, 'a'),
+        (member('r/run', tarfile.REGTYPE, mode=0o755)[0], b'#!/bin/sh\n'), ('./r/a/./dot', b'2'),
+        ('r/a/file', b'replaced'), ('r/b/x', b''),
+    ]  # fmt: skip
+    (tmp_path / 'r.tar').write_bytes(tarred(members))
+    granular.copy_to_local(tmp_path, local, 'r')
+    root = local / 'r'
+    assert (root / 'a' / 'up').read_bytes() == (root / 'link').read_bytes() == b'replaced'
+    assert (root / 'hard').read_bytes() == b'1'
+    assert (root / 'dir' / 'dot').read_bytes() == b'2'
+    assert os.access(root / 'run', os.X_OK)
+    assert not os.access(root / 'a' / 'file', os.X_OK)
+    (tmp_path / 'z.zip').write_bytes(zipped(dict([special('x/l', stat.S_IFLNK, b'f'), ('x/f', b'3')])))
+    granular.copy_to_local(tmp_path, local, 'z')
+    assert os.readlink(local / 'z' / 'x' / 'l') == 'f'
+
+
+def declared(data, size):
+    """A zip whose one member says that it has another size, in its header and in the directory."""
+    old = data.index(b'PK\x03\x04') + 22, data.index(b'PK\x01\x02') + 24
+    out = bytearray(data)
+    for at in old:
+        out[at : at + 4] = size.to_bytes(4, 'little')
+    return bytes(out)
+
+
+SUMMED = tarred(FILES, 'w:gz')
+BROKEN = {
+    'cut.zip': zipped(FILES)[:-100],
+    'cut.tar': tarred(FILES)[: 1 << 19],
+    'cut.tgz': SUMMED[:-8],
+    'summed.tgz': SUMMED[:-8] + bytes([SUMMED[-8] ^ 1]) + SUMMED[-7:],
+    'flipped.zip': zipped(FILES, zipfile.ZIP_STORED).replace(b'one', b'two'),
+    'longer.zip': declared(zipped({'x': b'y' * 1000}), 500),
+    'shorter.zip': declared(zipped({'x': b'y' * 1000}), 2000),
+    'none.zip': b'PK',
+    'none.tar': b'x' * 10_000,
+    'empty.tar': b'',
+    'none.tar.zst': b'x' * 100,
+    'none.tar.xz': b'x' * 100,
+    'header.tgz': tarred([(member('x', tarfile.XHDTYPE)[0], bytes(5 << 20))], 'w:gz'),
+}
+
+
+@pytest.mark.parametrize('name', BROKEN)
+def test_broken_archives(name, tmp_path, local):
+    (tmp_path / name).write_bytes(BROKEN[name])
+    with pytest.raises(CorruptArchiveError, match=name) as broken:
+        granular.copy_to_local(tmp_path / name, local / 'x')
+    assert isinstance(broken.value, CorruptError)
+    assert json.loads((local / 'x' / MARKER).read_text())['state'] == 'copying'
+
+
+def test_encrypted_and_unknown(tmp_path, local):
+    data = bytearray(zipped({'x': b'y'}))
+    for flag in (data.index(b'PK\x03\x04') + 6, data.index(b'PK\x01\x02') + 8):
+        data[flag] |= 1
+    (tmp_path / 'x.zip').write_bytes(data)
+    with pytest.raises(UnsupportedError, match='encrypted'):
+        granular.copy_to_local(tmp_path, local, 'x')
+    data = bytearray(zipped({'x': b'y'}))
+    for method in (data.index(b'PK\x03\x04') + 8, data.index(b'PK\x01\x02') + 10):
+        data[method] = 97
+    (tmp_path / 'y.zip').write_bytes(data)
+    with pytest.raises(UnsupportedError, match='compression'):
+        granular.copy_to_local(tmp_path, local, 'y')
+
+
+def test_bombs_and_full_disks(tmp_path, local):
+    """A terabyte that is declared, and a disk on which it has no place."""
+    sparse = tarfile.TarInfo('zeros')
+    sparse.size = 1 << 50
+    (tmp_path / 'x.tar').write_bytes(sparse.tobuf(tarfile.GNU_FORMAT))
+    with pytest.raises(StoreError, match="the disk is full: .*x.tar has 'zeros' of 1125899906842624 bytes"):
+        granular.copy_to_local(tmp_path, local, 'x')
+    (tmp_path / 'y.tgz').write_bytes(tarred({'a': bytes(1 << 20)}, 'w:gz'))
+    (tmp_path / 'read-only').mkdir()
+    program = (
+        'import resource, sys, granular\n'
+        'resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))\n'
+        'try:\n    granular.copy_to_local(sys.argv[1], sys.argv[2])\n'
+        'except granular.errors.StoreError as error:\n    print(error)\n'
+    )
+    command = [sys.executable, '-c', program, str(tmp_path / 'y.tgz'), str(local / 'y')]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert 'a file may not become so large here' in done.stdout
+    assert done.stderr == ''
+    assert granular.copy_to_local(tmp_path / 'y.tgz', local / 'y').was_deleted
+    with pytest.raises((AccessDeniedError, NotFoundError, StoreError)):
+        granular.copy_to_local(tmp_path / 'y.tgz', '/proc/nowhere/y')
+
+
+PROGRAM = """
+import sys, granular
+print('ready', flush=True)
+sys.stdin.readline()
+def progress(size):
+    print('some', flush=True)
+    sys.stdin.readline()
+done = granular.copy_to_local(sys.argv[1], sys.argv[2], progress=progress)
+print(done.was_copied, done.was_deleted, done.files, flush=True)
+"""
+
+
+def start(source, target):
+    command = [sys.executable, '-c', PROGRAM, str(source), str(target)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_two_processes_at_once_and_one_that_is_killed(tmp_path, local):
+    """One copies, the other waits and finds it complete. If the first is killed, the next one copies."""
+    files = {f'{i:04}': os.urandom(20_000) for i in range(1000)}
+    (tmp_path / 'x.tar').write_bytes(tarred(files))
+    first, second, third = (start(tmp_path / 'x.tar', local / 'x') for _ in range(3))
+    assert all(process.stdout.readline() == 'ready\n' for process in (first, second, third))
+    first.stdin.write('\n')
+    first.stdin.flush()
+    assert first.stdout.readline() == 'some\n'
+    for process in (second, third):
+        process.stdin.write('\n')
+        process.stdin.flush()
+    time.sleep(0.05)
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+    with concurrent.futures.ThreadPoolExecutor() as threads:  # at once, as each waits for its input to end
+        said = sorted(out.splitlines()[-1] for out, _ in threads.map(subprocess.Popen.communicate, (second, third)))
+    assert said == ['False False 0', 'True True 1000']
+    assert contents(local / 'x') == files
+
+
+async def test_a_copy_that_is_cancelled_leaves_no_thread(tmp_path, local):
+    data = await asyncio.to_thread(tarred, {str(i): bytes(1 << 20) for i in range(40)})
+    await asyncio.to_thread((tmp_path / 'x.tar').write_bytes, data)
+    loop, seen = asyncio.get_running_loop(), []
+
+    def progress(size):
+        seen.append(size)
+        if len(seen) == 2:
+            loop.call_soon_threadsafe(task.cancel)
+
+    task = asyncio.create_task(aio.copy_to_local(tmp_path / 'x.tar', local / 'x', progress=progress))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not [thread for thread in threading.enumerate() if 'unpack' in thread.name]
+    count = len(os.listdir(local / 'x'))
+    await asyncio.sleep(0.05)
+    assert 1 < len(os.listdir(local / 'x')) == count < 41
+    done = await asyncio.gather(*(aio.copy_to_local(tmp_path / 'x.tar', local / 'x') for _ in range(4)))
+    assert sorted((one.was_copied, one.was_deleted) for one in done) == [(False, False)] * 3 + [(True, True)]
+    assert len(os.listdir(local / 'x')) == 41
+
+
+def test_an_archive_that_is_replaced_while_it_is_read(tmp_path, local):
+    place = tmp_path / 'x.tar'
+    place.write_bytes(tarred({str(i): bytes(1 << 20) for i in range(24)}))
+
+    def replace(size):
+        other = tmp_path / 'other'
+        other.write_bytes(tarred({'x': bytes(30 << 20)}))
+        os.replace(other, place)
+        os.utime(place, ns=(1, 1))
+        granular.aio.stores.local.files.files.forget(str(place))
+
+    with pytest.raises(GranularError):
+        granular.copy_to_local(place, local / 'x', progress=replace)
