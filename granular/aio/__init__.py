@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from granular.aio.caches.memory_source import InMemoryDataSource
     from granular.aio.caches.redis_cache import RedisCache
     from granular.aio.caches.shared_cache import SharedMemoryCache
-    from granular.aio.convert.convert import convert
+    from granular.aio.conversion.convert import convert
     from granular.aio.datasources import (
         ArrayRecordDataSource,
         ParquetDataSource,
@@ -91,7 +91,7 @@ if not TYPE_CHECKING:
             'granular.aio.caches.memory_source': 'InMemoryDataSource',
             'granular.aio.caches.redis_cache': 'RedisCache',
             'granular.aio.caches.shared_cache': 'SharedMemoryCache',
-            'granular.aio.convert.convert': 'convert',
+            'granular.aio.conversion.convert': 'convert',
             'granular.aio.datasources': (
                 'ArrayRecordDataSource ParquetDataSource ParquetIterDataset WebDatasetDataSource'
             ),

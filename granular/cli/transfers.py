@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 import granular
-from granular.aio.convert.convert import Conversion
-from granular.aio.convert.origins import FORMATS
+from granular.aio.conversion.convert import Conversion
+from granular.aio.conversion.origins import FORMATS
 from granular.cli.commands import Anon, Endpoint, Json, Profile, Region, app, bytes_shown, place_of
 from granular.cli.describe import printable
 from granular.errors import InvalidArgumentError, NotFoundError

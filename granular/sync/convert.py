@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from granular.aio.convert import convert as core
-from granular.aio.convert.convert import Conversion
-from granular.aio.convert.origins import Format
+from granular.aio.conversion import convert as core
+from granular.aio.conversion.convert import Conversion
+from granular.aio.conversion.origins import Format
 from granular.aio.datasets.codec import Encoder
 from granular.aio.paths.path import Progress
 from granular.aio.runtime.bridge import run

@@ -24,7 +24,7 @@ LAYERS = (
     {'sources': 'lazy sequences of granular 0.21'},
     {'sync': 'the sync API: blocking methods over the async core'},
     {'aio.__init__': 'the public names of the async API'},
-    {'aio.convert': 'conversion of other formats into sharded datasets'},
+    {'aio.conversion': 'conversion of other formats into sharded datasets'},
     {
         'aio.datasources': 'ArrayRecord, Parquet and WebDataset files',
         'aio.caches': 'datapoints in memory, in shared memory, in Redis',

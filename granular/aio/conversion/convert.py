@@ -8,8 +8,8 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
-from granular.aio.convert.infer import Fitting
-from granular.aio.convert.origins import Ahead, Format, Origin, origin_of
+from granular.aio.conversion.infer import Fitting
+from granular.aio.conversion.origins import Ahead, Format, Origin, origin_of
 from granular.aio.datasets.claims import Claim
 from granular.aio.datasets.codec import Encoder, encode_now, fields_of
 from granular.aio.datasets.sharded_reader import shards_in

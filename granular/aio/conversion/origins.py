@@ -14,7 +14,7 @@ import numpy as np
 from granular import formats
 from granular._lazy import need
 from granular.aio import datasources
-from granular.aio.convert.image_folder import ImageFolder
+from granular.aio.conversion.image_folder import ImageFolder
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.nodes import source as sources
