@@ -1,5 +1,6 @@
 """Each snippet of the README runs, in order, against an empty folder and empty buckets."""
 
+import contextlib
 import re
 
 import numpy as np
