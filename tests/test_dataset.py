@@ -530,8 +530,7 @@ async def test_decoding_of_images_leaves_the_loop_free(tmp_path):
     assert threading.current_thread().name not in names
 
 
-# Not fake-gcs-server, which answers a range of an empty object with 'bytes 0--1/0', which is no Content-Range.
-@pytest.mark.parametrize('root', ['local', 'memory', 'moto', 'seaweed'], indirect=True)
+@pytest.mark.parametrize('root', ['local', 'memory', 'moto', 'seaweed', 'fakegcs'], indirect=True)
 @LAYOUTS
 def test_a_dataset_with_an_empty_bag_opens(root, layout):
     spec = {'note': 'utf8', 'tags': 'utf8[]' if layout == 'refs' else 'bytes'}
