@@ -91,7 +91,8 @@ def test_another_process_asks_for_one_byte_of_each_object(moto, tmp_path):
 
     assert run()[0] == str(total)
     bags = [name for name in place.glob('*/*') if name.suffix == '.bag']
-    assert run() == [str(total), str(len(bags))]  # one byte of each, to know that it is the same
+    # The listing, and one byte of each bag, to know that it is the same.
+    assert run() == [str(total), str(1 + len(bags))]
 
 
 def test_an_object_that_was_replaced_is_read_anew(moto, tmp_path):

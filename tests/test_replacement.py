@@ -15,6 +15,7 @@ import pytest
 import granular
 from granular.aio.path import Path
 from granular.aio.snapshots import sharing
+from granular.aio.stores.base import Entry
 from granular.aio.stores.local import LocalStore
 from granular.aio.stores.remote import RemoteStore
 from granular.aio.stores.threaded import FsspecStore
@@ -175,18 +176,18 @@ async def opened(kind, place, **options):
 def listed(server):
     """Let a web server list the folder of its dataset."""
 
-    async def links(self, key):
+    async def entries(self, key):
         folder = key.partition('/')[2]
         found = {name.removeprefix(f'{folder}/').partition('/') for name in server.files if name.startswith(folder)}
-        return [f'{self.address(key)}/{first}{slash}' for first, slash, _ in sorted(found)]
+        return [Entry(f'{key}/{first}', bool(slash)) for first, slash, _ in sorted(found)]
 
-    return links
+    return entries
 
 
 @pytest.fixture(autouse=True)
 def listings(request, monkeypatch):
     if 'put' in request.fixturenames and isinstance(put := request.getfixturevalue('put'), Server):
-        monkeypatch.setattr(granular.aio.stores.http.HTTPStore, '_links', listed(put.server))
+        monkeypatch.setattr(granular.aio.stores.http.HTTPStore, '_entries', listed(put.server))
 
 
 OPTIONS = ({}, {'cache_index': False}, {'cache_keys': ('x',)})

@@ -55,7 +55,7 @@ async def read_all(store: Store, jobs: Sequence[Job], fresh: bool = False) -> li
         for job, a, b in zip(jobs, bounds, bounds[1:], strict=False)
         if a < b
     ]
-    read = store.fetch_many if fresh else store.read_many
+    read = store.read_fresh if fresh else store.read_many
     pieces = ranges.cut(plan, await read(requests) if requests else [])
     if len(jobs) == 1:
         return [pieces]

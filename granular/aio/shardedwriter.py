@@ -105,9 +105,10 @@ class ShardedDatasetWriter(Opened):
         if not mine:
             return
         wanted = range(self._next, mine[-1] + 1, self._step)
-        if missing := sorted(set(wanted) - set(mine)):
+        missing = next((number for number, present in zip(wanted, mine, strict=False) if number != present), None)
+        if missing is not None:
             raise CorruptDatasetError(
-                f'{self.directory}: shard {shard_name(missing[0])} is missing, but {shard_name(mine[-1])} is there: '
+                f'{self.directory}: shard {shard_name(missing)} is missing, but {shard_name(mine[-1])} is there: '
                 f'remove what follows, or begin behind it with shardstart'
             )
         growing = self._layout == 'columns' and self.directory.store.local

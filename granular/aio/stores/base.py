@@ -225,8 +225,8 @@ class Store(abc.ABC):
         )
         return [reply.data for reply in replies]
 
-    async def fetch_many(self, requests: Sequence[Request]) -> list[bytes]:
-        """As ``read_many``, from the store itself, without a cache."""
+    async def read_fresh(self, requests: Sequence[Request]) -> list[bytes]:
+        """As ``read_many``, from the store itself, in place of what a cache has of these bytes."""
         return await self.read_many(requests)
 
     async def check_version(self, key: str, version: str) -> None:

@@ -112,10 +112,24 @@ class BlockCache:
                 found[i] = piece
         return [piece for piece in found if piece is not None]
 
+    def forget(self, identity: str, requests: Sequence[Request]) -> None:
+        """Make the blocks of all requests absent, as when their bytes turned out to be wrong."""
+        for key, starts, stops, version in requests:
+            cached = self._known(identity, key, version)
+            if cached is None:
+                continue
+            for start, stop in zip(starts, stops, strict=True):
+                for block in range(start >> SHIFT, ((min(stop, cached.size) - 1) >> SHIFT) + 1):
+                    self._packs.forget(cached, block)
+
+    def _known(self, identity: str, key: str, version: str | None) -> Cached | None:
+        """The object, if this process has asked the store for its size."""
+        size = None if version is None else _sizes.get((identity, key, version))
+        return None if version is None or size is None else self._packs.known(identity, key, version, size)
+
     def _look(self, identity: str, spans: Sequence[Span], i: int) -> bytes | None:
         key, start, stop, version = spans[i]
-        size = None if version is None else _sizes.get((identity, key, version))
-        if version is None or size is None or (cached := self._packs.known(identity, key, version, size)) is None:
+        if (cached := self._known(identity, key, version)) is None:
             return None
         try:
             piece = self._packs.read(cached, start, stop)

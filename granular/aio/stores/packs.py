@@ -323,6 +323,12 @@ class Packs:
         location = self.words[cached.base + 2 * block]
         return bool(location) and self._pack(location) is not None
 
+    def forget(self, cached: Cached, block: int) -> None:
+        """Make a block absent."""
+        entry = cached.base + 2 * block
+        if self.words[entry]:  # so that no store goes to a page of the table that has no room on the disk
+            self.words[entry] = 0
+
     def _pack(self, location: int) -> Pack | None:
         number = location >> SLOTS
         try:

@@ -15,6 +15,7 @@ from granular.aio.loops import Scope, gather, peek_scope, scope
 from granular.aio.memory import Space, blank
 from granular.aio.reply import Reply, changed, stands_in
 from granular.aio.stores.base import Request, Store
+from granular.aio.threads import offload
 from granular.aio.tls import verify_of
 from granular.aio.transport import Ail, Answer, Outgoing, Transport
 from granular.config import IOConfig
@@ -227,6 +228,12 @@ class RemoteStore(Store, Generic[C]):
         if cache is not None and not any(stands_in(request.version) for request in requests):
             return await cache.read_many(self, self.fingerprint, requests)
         return await self.fetch_many(requests)
+
+    async def read_fresh(self, requests: Sequence[Request]) -> list[bytes]:
+        cache = self._cache()
+        if cache is not None:
+            await offload(cache.forget, self.fingerprint, requests)
+        return await self.read_many(requests)
 
     async def fetch_many(self, requests: Sequence[Request]) -> list[bytes]:
         """As ``read_many``, from the store whatever is kept here."""
