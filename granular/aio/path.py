@@ -10,12 +10,14 @@ from numpy.typing import ArrayLike
 from granular.aio import ranges
 from granular.aio.fanout import Job, read_all
 from granular.aio.purepath import PurePath, glob_regex
-from granular.aio.reply import counters
+from granular.aio.reply import Reply, counters
 from granular.aio.stores import ObjectWriter, Stat, Store
 from granular.errors import (
     ClosedError,
     InvalidArgumentError,
     NotFoundError,
+    ObjectChangedError,
+    OutOfRangeError,
     StoreError,
     UnsupportedError,
 )
@@ -125,7 +127,7 @@ class Path(PurePath):
             stat = await self.stat()
             if stat.is_dir:
                 raise StoreError(f'{self}: is a folder, not a file')
-            return File(self, stat.size, None)
+            return await File.opened(self, stat.size)
         if mode == 'wb':
             return File(self, 0, await self._store.open_writer(self._key))
         raise InvalidArgumentError(f"{self}: mode is {mode!r}: want 'rb' or 'wb'")
@@ -269,7 +271,17 @@ class File:
         self._path, self._size, self._writer = path, size, writer
         self._at = 0
         self._closed = False
-        self._version: str | None = None
+        self._pinned: Reply | None = None  # the first reply: those after it are of its version
+
+    @classmethod
+    async def opened(cls, path: Path, size: int) -> Self:
+        """A file to read, of that many bytes."""
+        file = cls(path, size, None)
+        if path.store.local and size:
+            # It is kept open, and read as it is now whatever lies at its path later on.
+            reply = file._pinned = await path.store.read(path.key, 0, 0)
+            file._size = reply.size
+        return file
 
     async def read(self, size: int = -1) -> bytes:
         """The next bytes, at most ``size`` of them; ``b''`` at the end."""
@@ -277,8 +289,17 @@ class File:
         stop = self._size if size < 0 else min(self._at + size, self._size)
         if stop <= self._at:
             return b''
-        reply = await self._path.store.read(self._path.key, self._at, stop, self._version)
-        self._version, self._at = reply.version, stop
+        pinned = self._pinned
+        try:
+            reply = await self._path.store.read(self._path.key, self._at, stop, pinned and pinned.version)
+        except OutOfRangeError as error:
+            # It had as many bytes when it was opened.
+            raise ObjectChangedError(f'{self._path}: it was replaced while it was being read: {error}') from error
+        if reply.size != (self._size if pinned is None else pinned.size):
+            raise ObjectChangedError(
+                f'{self._path}: it was replaced while it was being read: {self._size} bytes became {reply.size}'
+            )
+        self._pinned, self._at = pinned or reply._replace(data=b''), stop
         return reply.data
 
     async def write(self, data: bytes | bytearray | memoryview) -> int:
