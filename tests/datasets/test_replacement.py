@@ -6,6 +6,7 @@ import email.utils
 import hashlib
 import itertools
 import os
+import pathlib
 import pickle
 import time
 
@@ -19,7 +20,7 @@ from granular.aio.stores.fsspec import FsspecStore
 from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.remote import RemoteStore
 from granular.errors import CorruptBagError, GranularError, ObjectChangedError, UnsupportedError
-from tests.support.faults import FaultServer
+from tests.support.faults import FaultServer, md5_etag
 
 COUNT = 6
 SHARDS = 2
@@ -466,6 +467,49 @@ def test_local_files_that_are_written_in_place_are_noticed(tmp_path, contents, k
             assert {read_now(reader, read) for read in READS} == {expected}
         fill(put, contents[kind, 'a'])
         assert asyncio.run(read_async(options, file)) == expected
+
+
+@pytest.mark.parametrize('begun', [False, True])
+@pytest.mark.parametrize('size', [0, 10, 100, 1000])
+@pytest.mark.parametrize('store', ['s3', 'http', 'memory', 'renamed', 'in place'])
+def test_a_file_replaced_while_it_is_open_is_read_as_one(tmp_path, store, size, begun):
+    before, after = b'a' * 100, b'b' * size
+    with FaultServer(files={'file': before}) as server:
+        server.etag_of = md5_etag
+        if store in ('renamed', 'in place'):
+            path = granular.Path(tmp_path / 'file')
+        elif store == 'memory':
+            path = granular.Path(f'memory://{tmp_path.name}/file')
+        elif store == 's3':
+            path = granular.Path('s3://bucket/file', endpoint_url=server.endpoint, anon=True)
+        else:
+            path = granular.Path(f'{server.endpoint}/bucket/file')
+        if store in ('memory', 'renamed', 'in place'):
+            path.write_bytes(before)
+        with path.open() as file:
+            found = file.raw.read(5) if begun else b''
+            if store == 'in place':
+                overwrite(pathlib.Path(str(path)), after)
+            elif store in ('memory', 'renamed'):
+                path.write_bytes(after)
+            else:
+                server.files = {'file': after}
+            try:
+                found += file.read()
+            except ObjectChangedError:
+                assert store != 'renamed'
+            else:
+                assert found == (before if store == 'renamed' else after)
+                assert len(found) == 100
+
+
+def test_a_local_file_that_grows_while_it_is_open_is_read_to_the_end_that_it_had(tmp_path):
+    path = granular.Path(tmp_path / 'file')
+    path.write_bytes(b'a' * 100)
+    with path.open() as file:
+        with open(path, 'ab') as more:
+            more.write(b'b' * 100)
+        assert file.read() == b'a' * 100
 
 
 def test_a_local_bag_that_grows_is_read_on(tmp_path, contents):

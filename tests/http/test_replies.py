@@ -296,6 +296,47 @@ def test_a_second_reply_to_a_request_is_not_that_of_the_next(factory, secure, mo
         runner.run(main())
 
 
+class Echo(FaultServer):
+    """Sends the reply to HEAD once more, when the connection's next request has come."""
+
+    async def good(self, writer, asked, cut=None):
+        if asked.method == 'HEAD':
+            writer.again = self._part(asked, len(asked.piece))
+        else:
+            writer.write(writer.__dict__.pop('again', b''))
+        await super().good(writer, asked, cut)
+
+
+def test_a_second_reply_to_head_does_not_make_a_body_of_the_next(tmp_path):
+    with Echo(files={'data/a': bytes(range(250))}) as server:
+        with (folder(server, 's3') / 'a').open() as file:
+            file.seek(100)
+            assert file.read(50) == bytes(range(100, 150))
+            assert file.read() == bytes(range(150, 250))
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize('coding', ['', 'gzip'])
+def test_a_length_that_head_says_is_not_believed_of_a_reply(coding):
+    class Squeezing(FaultServer):
+        async def good(self, writer, asked, cut=None):
+            if asked.method == 'HEAD':
+                writer.write(self._head(asked, 200, 50, **({'Content_Encoding': coding} if coding else {})))
+            else:
+                await super().good(writer, asked, cut)
+
+    content = bytes(1000)
+    for store in ('s3', 'http'):
+        with Squeezing(files={'data/a': content}) as server:
+            path = folder(server, store) / 'a'
+            if coding:  # the length of what would be compressed on the way
+                assert path.stat().size == 1000
+                assert path.open().read() == content
+            else:
+                with path.open() as file, pytest.raises(ObjectChangedError, match='50 bytes became 1000'):
+                    file.read()
+
+
 def test_a_reply_of_another_version_is_asked_for_once_more(server):
     place = folder(server, 's3')
     version = f'"{hashlib.md5(FILES["data/a"]).hexdigest()}"'

@@ -1,4 +1,5 @@
 import asyncio
+import concurrent.futures
 import logging
 import multiprocessing
 import os
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import numpy as np
@@ -15,6 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import granular
+from granular.aio.stores.base import Request
+from granular.aio.stores.block_cache.packs import Packs
 from granular.errors import InvalidArgumentError, ObjectChangedError, OutOfRangeError
 from tests.support.faults import DATA, FaultServer
 
@@ -213,6 +217,42 @@ async def test_tasks_fetch_each_block_once(tmp_path):
             await path.read_ranges([99_000], [100_001], version=version)
         with pytest.raises(ObjectChangedError):
             await path.read_ranges([0], [1], version='"another"')
+
+
+def test_loops_that_wait_for_blocks_of_each_other_end(tmp_path, monkeypatch):
+    content = np.random.default_rng(0).bytes(3 * BLOCK)
+    with FaultServer(files={'file': content}) as server:
+        config = granular.IOConfig(cache_dir=str(tmp_path), hedge=0)
+        path = granular.aio.Path('s3://bucket/file', config=config, endpoint_url=server.endpoint, anon=True)
+        meet, seen, has = threading.Barrier(2, timeout=20), threading.local(), Packs.has
+
+        def there(packs, cached, block):
+            """That another process has brought each block when it is looked for a second time."""
+            if not hasattr(seen, 'blocks'):
+                return has(packs, cached, block)
+            if block in seen.blocks:
+                return True
+            if seen.blocks:
+                meet.wait()  # each loop has said that it fetches a block
+            seen.blocks.add(block)
+            return False
+
+        def read(spans):
+            async def main():
+                await path.read_ranges([0], [1], version='"one"')
+                seen.blocks = set()  # of this thread, from here on
+                jobs = [Request('file', [start], [stop], '"one"') for start, stop in spans]
+                async with asyncio.timeout(20):
+                    return await path.store.read_many(jobs)
+
+            return asyncio.run(main())
+
+        monkeypatch.setattr(Packs, 'has', there)
+        spans = [(BLOCK, BLOCK + 10), (2 * BLOCK, 2 * BLOCK + 10)]
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            found = list(pool.map(read, [spans, spans[::-1]]))
+        wanted = [content[start:stop] for start, stop in spans]
+        assert found == [wanted, wanted[::-1]]
 
 
 @settings(deadline=None, max_examples=30)

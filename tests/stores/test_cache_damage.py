@@ -1,5 +1,6 @@
 """Folders of caches after a power cut: damaged at random, they cost time and never give other bytes."""
 
+import asyncio
 import os
 import pathlib
 import random
@@ -9,6 +10,7 @@ import msgpack
 import pytest
 
 import granular
+from granular.aio.stores.base import Request
 from tests.support.faults import FaultServer
 
 KiB, PAGE = 1024, 4096
@@ -253,6 +255,28 @@ def test_tables_that_were_not_written(tmp_path, cut):
         # New objects come first, and take the room in the table that was that of others.
         assert read_blocks(server, target, keys[1::2] + keys[::2]) == server.files
         assert read_blocks(server, target, keys) == server.files
+
+
+def test_two_objects_at_one_place_in_a_table_are_told_apart(tmp_path):
+    files = {name: bytes([i]) * 300_000 for i, name in enumerate('ab')}
+    with FaultServer(files=files) as server:
+        config = granular.IOConfig(cache_dir=str(tmp_path), hedge=0)
+        bucket = granular.aio.Path('s3://bucket', config=config, endpoint_url=server.endpoint, anon=True)
+
+        async def last(name):
+            return (await (bucket / name).read_ranges([290_000], [300_000], version='"one"'))[0]
+
+        async def main():
+            await (bucket / 'a').read_ranges([0], [1], version='"one"')
+            (table,) = tmp_path.glob('*/table')
+            patched(table, 0, bytes(8))  # so that the next object has the room of this one
+            await (bucket / 'b').read_ranges([0], [1], version='"one"')
+            # In one read, and in two at once.
+            jobs = [Request(name, [100_000], [200_000], '"one"') for name in files]
+            assert await bucket.store.read_many(jobs) == [files[name][100_000:200_000] for name in files]
+            assert await asyncio.gather(last('a'), last('b')) == [files[name][290_000:] for name in files]
+
+        asyncio.run(main())
 
 
 # --- the index cache

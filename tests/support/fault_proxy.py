@@ -50,7 +50,7 @@ class FaultProxy:
     - ``page html``, ``page xml``, ``page json``, ``page empty``: a reply with status 200 that is no answer.
     - ``redirect URL``: a reply with status 307 that names another host.
     - ``half`` (after only): the reply, with half of its body, and the end of the connection.
-    - ``cut`` (after only): the reply, with half of its body, framed as if that were all.
+    - ``cut`` (after only): the reply, with half of its body, framed as if that were all; that to a HEAD as it is.
     - ``dropped``: the body is forwarded without its last byte.
 
     Args:
@@ -166,6 +166,8 @@ async def _body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> byt
 
 
 async def _reply(writer: asyncio.StreamWriter, words: list[str], reply: bytes, method: str) -> bool:
+    if words == ['cut'] and method == 'HEAD':  # which has no body, and whose length is the object's
+        words = ['']
     match words:
         case ['']:
             writer.write(reply)

@@ -111,7 +111,7 @@ class Connection(asyncio.BufferedProtocol):
         self.moved = self.sent = now()
         self.mark = (0.0, 0)  # when so many bytes of the body had come
         self._used = False
-        self._previous = (b'', '')  # the last reply's head, and the path that was asked for
+        self._previous = (b'', '', False)  # the last reply's head, the path that was asked for, and whether by HEAD
         self._poll = select.poll()
         self._paused = False  # whether the transport has enough to send
         self.exchange: Exchange | None = None
@@ -259,10 +259,11 @@ class Connection(asyncio.BufferedProtocol):
         """Refuse a head that is that of the reply before, byte for byte, where something else is asked for.
 
         A server or proxy that sends a reply twice is out of step from then on, and a range of the same place in another
-        object would be taken for the one asked for. A fresh connection tells: it has no reply before.
+        object would be taken for the one asked for; or what follows a reply to HEAD, which has no body, for the body of
+        the object. A fresh connection tells: it has no reply before.
         """
-        previous, self._previous = self._previous, (raw, exchange.target.path)
-        if previous[0] == raw and previous[1] != exchange.target.path and exchange.request.startswith(_SAFE):
+        previous, self._previous = self._previous, (raw, exchange.target.path, exchange.bodiless)
+        if previous[0] == raw and previous[1:] != self._previous[1:] and exchange.request.startswith(_SAFE):
             raise StaleError('the same reply came twice')
 
     def _begin(self, exchange: Exchange, head: Head, rest: memoryview) -> None:

@@ -12,6 +12,7 @@ from granular.config import KiB, MiB
 from granular.errors import BadReplyError, OutOfRangeError, StoreError
 
 _CONTENT_RANGE: Final = re.compile(r'bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)')
+_OF_NOTHING: Final = 'bytes 0--1/0'  # fake-gcs-server's word for an empty object, which has no range to name
 _WHOLE: Final = 64 * MiB  # of an object that a store sends whole although a range was asked for
 _ENDLESS: Final = 1 << 62
 _NOTHING: Final = blank(0)
@@ -157,6 +158,8 @@ class Download(Sink):
         said = head.headers.get('content-range', '')
         if not self.ranged:
             raise BadReplyError(f'{self._name}: status 206 where no range was asked for')
+        if said == _OF_NOTHING and head.length == 0 and self._start <= 0 and self._stop is None and self._span is None:
+            return self._room(0, 0, 0, version)
         match = _CONTENT_RANGE.fullmatch(said)
         if match is None or match[1] is None or match[3] == '*':
             raise BadReplyError(f'{self._name}: status 206 with Content-Range {shown(said)}')

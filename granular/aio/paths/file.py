@@ -3,9 +3,10 @@
 from types import TracebackType
 from typing import Any, Self
 
+from granular.aio.http.reply import Reply
 from granular.aio.paths.pure import PurePath
 from granular.aio.stores import ObjectWriter
-from granular.errors import ClosedError, InvalidArgumentError, UnsupportedError
+from granular.errors import ClosedError, InvalidArgumentError, ObjectChangedError, OutOfRangeError, UnsupportedError
 
 
 class File:
@@ -15,7 +16,17 @@ class File:
         self._path, self._size, self._writer = path, size, writer
         self._at = 0
         self._closed = False
-        self._version: str | None = None
+        self._pinned: Reply | None = None  # the first reply: those after it are of its version
+
+    @classmethod
+    async def opened(cls, path: PurePath, size: int) -> Self:
+        """A file to read, of that many bytes."""
+        file = cls(path, size, None)
+        if path.store.local and size:
+            # It is kept open, and read as it is now whatever lies at its path later on.
+            reply = file._pinned = await path.store.read(path.key, 0, 0)
+            file._size = reply.size
+        return file
 
     async def read(self, size: int = -1) -> bytes:
         """The next bytes, at most ``size`` of them; ``b''`` at the end."""
@@ -23,8 +34,17 @@ class File:
         stop = self._size if size < 0 else min(self._at + size, self._size)
         if stop <= self._at:
             return b''
-        reply = await self._path.store.read(self._path.key, self._at, stop, self._version)
-        self._version, self._at = reply.version, stop
+        pinned = self._pinned
+        try:
+            reply = await self._path.store.read(self._path.key, self._at, stop, pinned and pinned.version)
+        except OutOfRangeError as error:
+            # It had as many bytes when it was opened.
+            raise ObjectChangedError(f'{self._path}: it was replaced while it was being read: {error}') from error
+        if reply.size != (self._size if pinned is None else pinned.size):
+            raise ObjectChangedError(
+                f'{self._path}: it was replaced while it was being read: {self._size} bytes became {reply.size}'
+            )
+        self._pinned, self._at = pinned or reply._replace(data=b''), stop
         return reply.data
 
     async def write(self, data: bytes | bytearray | memoryview) -> int:

@@ -123,7 +123,7 @@ class Path(PurePath):
             stat = await self.stat()
             if stat.is_dir:
                 raise StoreError(f'{self}: is a folder, not a file')
-            return File(self, stat.size, None)
+            return await File.opened(self, stat.size)
         if mode == 'wb':
             return File(self, 0, await self._store.open_writer(self._key))
         raise InvalidArgumentError(f"{self}: mode is {mode!r}: want 'rb' or 'wb'")

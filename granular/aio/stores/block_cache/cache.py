@@ -73,7 +73,7 @@ class Run(NamedTuple):
     length: int
 
 
-Name = tuple[int, int]  # of a block: the object's place in the table, and its number
+Name = tuple[int, int]  # of a block: the object's identity (a damaged table may give one place to two), and its number
 Blocks = dict[Name, memoryview]
 Flight = concurrent.futures.Future[memoryview | None]
 
@@ -203,7 +203,7 @@ class BlockCache:
             if cached is None or span.stop > cached.size:
                 continue
             for block in range(span.start >> SHIFT, ((span.stop - 1) >> SHIFT) + 1):
-                name = (cached.base, block)
+                name = (cached.seed, block)
                 if name in job.flights or self._packs.has(cached, block):
                     continue
                 flight = Flight()
@@ -219,6 +219,10 @@ class BlockCache:
             for run in runs:
                 (free if self._packs.take_off(*run[2:]) else taken).append(run)
             await gather([self._get(job, free), self._await(job, taken)])
+            # Those that were there after all are waited for by others, whose blocks are waited for below.
+            for flight in job.flights.values():
+                if not flight.done():
+                    flight.set_result(None)
             for name, other in others.items():
                 if (view := await asyncio.shield(asyncio.wrap_future(other))) is not None:
                     job.blocks[name] = view
@@ -243,7 +247,7 @@ class BlockCache:
             for run, data in zip(wanted, found, strict=True):
                 view = memoryview(data)
                 for i in range(run.length):
-                    name = (run.cached.base, run.first + i)
+                    name = (run.cached.seed, run.first + i)
                     job.blocks[name] = view[i << SHIFT : (i + 1) << SHIFT]
                     job.flights[name].set_result(job.blocks[name])
             await self._tried(lambda: self._keep(wanted, found))
@@ -286,7 +290,7 @@ class BlockCache:
         for block in range(span.start >> SHIFT, ((span.stop - 1) >> SHIFT) + 1):
             at = block << SHIFT
             left, right = max(span.start - at, 0), min(span.stop - at, BLOCK)
-            view = blocks.get((cached.base, block))
+            view = blocks.get((cached.seed, block))
             try:
                 part = self._packs.read(cached, at + left, at + right) if view is None else view[left:right]
             except OSError as error:
@@ -315,7 +319,7 @@ class _Job:
 def _runs(wanted: Iterable[tuple[Span, Cached, int]]) -> list[Run]:
     """Blocks, as few runs."""
     runs: list[Run] = []
-    for span, cached, block in sorted(wanted, key=lambda item: (item[1].base, item[2])):
+    for span, cached, block in sorted(wanted, key=lambda item: (item[1].seed, item[2])):
         last = runs[-1] if runs else None
         if last is not None and last.cached is cached and last.first + last.length == block:
             runs[-1] = last._replace(length=last.length + 1)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from granular._redact import hidden
+from granular.aio.http.download import coding_of
 from granular.aio.http.messages import Target, http_date
 from granular.aio.http.transport import Answer, Outgoing
 from granular.aio.runtime.threads import offload
@@ -201,15 +202,21 @@ class S3Client(Client):
                 raise _UnexplainedError(str(status))
             return s3replies.found_of(answer.head, name)
 
-        statuses = (200, 400, 403, 404)
+        async def look() -> Found:
+            found = await self.call('HEAD', key, check, headers=_FIXED, statuses=(200, 400, 403, 404))
+            if not coding_of(found.headers.get('content-encoding', '')) or not found.size:
+                return found
+            # The length may be that of what a proxy would compress on the way.
+            return found._replace(size=(await self.read(key, name, 0, 1, found.version)).size)
+
         try:
-            return await self.call('HEAD', key, check, headers=_FIXED, statuses=statuses)
+            return await look()
         except _UnexplainedError:
             # A reply to HEAD has no body that says why: whether it is of S3, and whether credentials, the region or
             # the clock are to be mended. The reply to a read has one.
             await self.call('GET', key, lambda answer: None, headers={'Range': 'bytes=0-0'}, statuses=(200, 206, 416))
         try:
-            return await self.call('HEAD', key, check, headers=_FIXED, statuses=statuses)
+            return await look()
         except _UnexplainedError as error:
             said = f'{name}: HEAD is answered by status {error}, and GET is not'
             raise AccessDeniedError(said) if str(error) == '403' else BadReplyError(said) from None
