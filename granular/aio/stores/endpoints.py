@@ -74,7 +74,7 @@ def s3(options: Mapping[str, Any], environment: Environment) -> S3Endpoint:
 
 
 def gcs(options: Mapping[str, Any], environment: Environment) -> str:
-    """Return the endpoint of a GCS store, found as Google's own libraries find it."""
+    """Return the endpoint of a GCS store, with the precedence of Google's own libraries."""
     if url := options.get('endpoint_url'):
         return str(url)
     return (

@@ -111,7 +111,7 @@ class HTTPClient(Client):
 
 
 def _check_page(answer: Answer, name: str) -> Answer:
-    """Check that a page of links is not empty, and has its closing tag if it has an opening one.
+    """Check that a page of links is complete: not empty, and closing its html tag if it opens one.
 
     Raises:
       BadReplyError: if it is empty or truncated.

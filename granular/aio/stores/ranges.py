@@ -90,7 +90,7 @@ def plan(starts: ArrayLike, stops: ArrayLike, *, max_gap: int) -> Plan:
 
 
 def split(start: int, stop: int, max_request: int) -> list[tuple[int, int]]:
-    """Split a span into equal requests of at most ``max_request`` bytes: 3 + 3 MiB arrive sooner than 4 + 2 MiB."""
+    """Split a span into even requests of at most ``max_request`` bytes: 3 + 3 MiB arrive sooner than 4 + 2 MiB."""
     count = -(-(stop - start) // max_request)
     step = -(-(stop - start) // max(1, count))
     return [(at, min(at + step, stop)) for at in range(start, stop, step)] if count else []

@@ -195,7 +195,7 @@ class BlockCache:
             return None
 
     async def _fetch(self, below: Below, spans: Sequence[Span], owners: Sequence[Cached | None]) -> Blocks:
-        """Fetch the blocks that are missing, each once for all tasks and processes that want it."""
+        """Fetch the blocks that are missing, each once for all tasks and processes that request it."""
         job = _Job(below)
         mine: list[tuple[Span, Cached, int]] = []
         others: dict[Name, Flight] = {}
@@ -329,7 +329,7 @@ _sizes: Final[dict[tuple[str, str, str], int]] = {}
 
 
 def note(identity: str, key: str, version: str, size: int) -> None:
-    """Record that the store has told this process of a version of an object, and its size.
+    """Record a version of an object and its size, as the store has reported them to this process.
 
     No object is served from a cache before this. So an object that was replaced, or two objects of different size with
     the same version, are detected wherever the version comes from.

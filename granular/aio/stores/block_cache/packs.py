@@ -12,10 +12,10 @@
 No file is trusted. The proof of a block is 64 bits: a CRC32C of each half of its bytes, seeded with the identity of the
 object (store, endpoint, key, version, size) and the number of the block. A process compares it the first time that it
 reads a slot of a pack for a block, unless it wrote the slot itself. So a table, a record or a pack that was deleted,
-truncated, rolled back to an earlier copy, filled with zeros, or swapped for another one, for example in a power cut,
+truncated, rolled back to an earlier copy, filled with zeros, or swapped for another one, for example by a power cut,
 costs time and never yields the bytes of another block: no order of writes has to be enforced, and nothing is synced.
 
-A block is written before the table refers to it, by one store of 8 bytes. A pack only changes at its end, and its
+A block is written before the table refers to it, by one 8-byte memory write. A pack only changes at its end, and its
 number is random, so that it is not given to another pack after it was removed: a process that has the pack open
 continues to read it, and for all others its blocks are absent. Damage is logged, and the blocks are fetched from the
 store again.
@@ -57,8 +57,8 @@ _NUMBERS: Final = 1 << 40  # pack numbers are below this
 _TABLE: Final = 1 << 34  # bytes of the mapping, for 64 TiB of objects; the file is sparse
 _HEAD: Final = 4096  # bytes before the first area; the first word is the position of the next area, in words of 8 bytes
 _AREA: Final = 2  # words at the beginning of an object's area: its identity, and the number of words of the area
-_RECORD: Final = 1 << 16  # maximum bytes of an object record, exclusive
-_TOUCH: Final = 30.0  # seconds between two records of a pack's use
+_RECORD: Final = 1 << 16  # upper bound of the bytes of an object record
+_TOUCH: Final = 30.0  # minimum seconds between two records of a pack's use
 _QUIET: Final = 30.0  # seconds in which further damage is only logged as DEBUG
 _CANNOT: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # errors of file systems without reservations
 _VERSION: Final = 'blocks-2'
@@ -112,7 +112,7 @@ class Cached:
         self.seed = _seed(digest)
 
     def length(self, block: int) -> int:
-        """Return the bytes of a block."""
+        """Return the size of a block in bytes."""
         return min(BLOCK, self.size - (block << SHIFT))
 
     def proof(self, block: int, left: bytes, right: bytes) -> int:
@@ -490,7 +490,7 @@ class Packs:
             yield record.url, record.size, int(there.sum()) * BLOCK - missing
 
     def size(self) -> int:
-        """Return the bytes of all packs."""
+        """Return the total size of all packs in bytes."""
         return sum(size for _, _, size in self._listed())
 
     def trim(self, limit: int) -> int:
@@ -522,7 +522,7 @@ def _pack_name(number: int) -> str:
 
 
 def _words(size: int) -> int:
-    """Return the words of the table that an object of that many bytes takes."""
+    """Return the number of table words that an object of ``size`` bytes takes."""
     return _AREA + 2 * -(-size // BLOCK)
 
 

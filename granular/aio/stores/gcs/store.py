@@ -32,7 +32,7 @@ class GCSStore(RemoteStore[GCSClient]):
       project: the project of new buckets, also billed for requests if ``requester_pays`` is True.
       endpoint_url: the server, instead of STORAGE_EMULATOR_HOST or https://storage.googleapis.com.
       requester_pays: True, or the name of the project to bill for requests.
-      tls_verify: False to accept any certificate, or the file of the authorities to trust.
+      tls_verify: False to skip the verification of certificates, or the file of the authorities to trust.
     """
 
     version_header = 'x-goog-generation'

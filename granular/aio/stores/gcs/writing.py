@@ -31,7 +31,7 @@ Refusal = Literal['taken', 'gone']
 class GCSWriter(PartWriter):
     """A resumable upload, whose parts are sent in sequence, or a single request if one part is enough.
 
-    The object's metadata contains a token of its writer. If a reply to an earlier attempt may be lost, the existing
+    The object's metadata contains a token of its writer. If the reply to an attempt may have been lost, the existing
     object decides: it is ours if it has the token, the size and the checksum of what was sent.
 
     Args:
@@ -138,7 +138,7 @@ class GCSWriter(PartWriter):
         )
 
     async def _upload(self, data: bytes, end: int, last: bool) -> Resource | Refusal | None:
-        """Send a part until the store has all of it, resuming where the store reports to be.
+        """Send a part until the store has all of it, resuming at the position that the store reports.
 
         Returns:
           The object if this ended the upload, a refusal, or None if the store has the part.
