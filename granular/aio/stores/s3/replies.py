@@ -302,7 +302,7 @@ class Listing:
 
 
 def _names(page: Page) -> list[str]:
-    """Return the keys and folders of a page, merged in byte order."""
+    """Return the keys and folders of a page, merged in byte order if it has both."""
     if not page.folders:
         return [item.key for item in page.items]
     if not page.items:
@@ -383,7 +383,7 @@ def missing(answer: Answer, name: str) -> GranularError:
     return NotFoundError(f'{name}: no such {"object" if code == "NoSuchKey" else "bucket"} (status 404, {code})')
 
 
-# --- uploads in parts
+# --- multipart uploads
 
 
 def upload_begun(answer: Answer, name: str, key: str) -> str:
