@@ -1,4 +1,4 @@
-"""One file per kind of store, and which of them an address means."""
+"""Stores, one module or package per kind, and the resolution of addresses to stores."""
 
 import os
 import re
@@ -16,17 +16,18 @@ _FOREIGN: Final = ('name', 'parent', 'exists', 'open', 'glob', '__truediv__')
 
 
 def resolve(place: Any, config: IOConfig, options: Mapping[str, Any]) -> tuple[Store, str]:
-    """The store and the key that an address means; nothing is asked of the store.
+    """Return the store and the key of an address, without sending a request.
 
     Args:
-      place: a string, an ``os.PathLike``, or a path object of somebody else's.
-      config: the knobs.
-      options: passed to the store.
+      place: a string, an ``os.PathLike``, or a path object of another library.
+      config: the settings.
+      options: passed to the store; ignored for path objects of another library.
 
     Raises:
       UnknownSchemeError: if there is no store for the scheme.
       MissingExtraError: if the package for it is not installed.
-      InvalidArgumentError: for an address without a bucket, or with a password in it.
+      InvalidArgumentError: for a ``place`` of another type, an address without a bucket or host, or with credentials
+        in it, a local path with options, or an unknown ``~user``.
     """
     if not isinstance(place, str):
         if isinstance(place, os.PathLike):
@@ -34,7 +35,7 @@ def resolve(place: Any, config: IOConfig, options: Mapping[str, Any]) -> tuple[S
         elif all(hasattr(place, name) for name in _FOREIGN):
             from granular.aio.stores.fsspec import ForeignStore
 
-            # Its folder is the store, so that the place itself has a name, and others beside it.
+            # The parent folder becomes the store, so that the path itself has a key and its siblings are reachable.
             folder = place.parent if place.name and str(place.parent) != str(place) else place
             return ForeignStore(str(folder), config, {'path': folder}), '' if folder is place else str(place.name)
         else:
@@ -75,7 +76,7 @@ def resolve(place: Any, config: IOConfig, options: Mapping[str, Any]) -> tuple[S
 
 
 def _expanded(path: str) -> str:
-    """A local path whose first component may be ``~`` or ``~user``, as shells have it.
+    """Expand a leading ``~`` or ``~user`` of a local path, as shells do.
 
     Raises:
       InvalidArgumentError: if there is no such user.
@@ -92,6 +93,6 @@ def _expanded(path: str) -> str:
 
 
 def local_key(path: str) -> str:
-    """A local path without doubled slashes and single dots, as pathlib has it; '..' stays, for what links mean."""
+    """Drop doubled slashes and single dots from a local path, as pathlib does; keep '..', which may follow a link."""
     parts = [part for part in path.split('/') if part not in ('', '.')]
     return ('/' if path.startswith('/') else '') + '/'.join(parts) or '.'

@@ -1,4 +1,7 @@
-"""What a store can do. One class per kind of store; one instance per bucket (or host, or disk) and set of options."""
+"""Base classes and value types of stores.
+
+There is one class per kind of store, and one instance per bucket (or host, or disk) and set of options.
+"""
 
 import abc
 import dataclasses
@@ -15,21 +18,21 @@ from granular.aio.runtime.loops import gather, need_loop
 from granular.config import IOConfig, Merge, MiB, store_defaults
 from granular.errors import InvalidArgumentError, UnsupportedError
 
-_WINDOW: Final = 16 * MiB  # read at a time beside the memory that it goes into
+_WINDOW: Final = 16 * MiB  # bytes per read of the default ``read_into``, which copies them into the target
 _SECRET: Final = re.compile(r'key|secret|token|pass|cred|auth|sas|sign|conn|header|user', re.IGNORECASE)
-# Headers that are no secret, although all of the option that has them is.
+# Headers that are not secret, although the option that contains them is treated as a credential.
 _PUBLIC: Final = frozenset(('accept', 'accept-encoding', 'accept-language', 'content-type', 'range', 'user-agent'))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
-    """One name in a listing.
+    """An entry of a listing.
 
     Attributes:
       key: the full key in the store, without a trailing slash.
-      is_dir: whether it is a folder.
+      is_dir: True for a folder.
       size: bytes of a file; 0 for a folder.
-      modified: seconds since the epoch; None where the listing gives none.
+      modified: seconds since the epoch; None if the listing does not report it.
     """
 
     key: str
@@ -40,13 +43,13 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Upload:
-    """An upload in parts that was not finished.
+    """An unfinished multipart upload.
 
     Attributes:
-      key: the object that it was to become.
-      id: the store's name for it.
-      size: bytes of its parts.
-      modified: when something was last done for it, in seconds since the epoch.
+      key: the object that it would create.
+      id: the upload id that the store assigned.
+      size: total bytes of its parts.
+      modified: time of its last change, in seconds since the epoch.
     """
 
     key: str
@@ -57,13 +60,13 @@ class Upload:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stat:
-    """What is known of a file or folder.
+    """Metadata of a file or folder.
 
     Attributes:
       size: bytes of a file; 0 for a folder.
-      modified: seconds since the epoch; None where the store gives none.
-      version: ETag or generation; None where the store gives none.
-      is_dir: whether it is a folder.
+      modified: seconds since the epoch; None if the store does not report it.
+      version: the ETag, the generation or a similar tag; None if the store does not report one.
+      is_dir: True for a folder.
     """
 
     size: int
@@ -73,22 +76,22 @@ class Stat:
 
     @property
     def st_size(self) -> int:
-        """The size, by pathlib's name."""
+        """Size in bytes, under pathlib's name."""
         return self.size
 
     @property
     def st_mtime(self) -> float | None:
-        """The time of the last change, by pathlib's name."""
+        """Time of the last change, under pathlib's name."""
         return self.modified
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kept:
-    """What a store says of the content of a file.
+    """Size, version and checksums of a file's content, as the store reports them.
 
     Attributes:
       size: its bytes.
-      version: as that of ``Stat``.
+      version: as in ``Stat``.
       digests: its checksums by kind (:mod:`granular.aio.http.digests`), as far as the store has any.
     """
 
@@ -98,7 +101,7 @@ class Kept:
 
 
 class Request(NamedTuple):
-    """Byte ranges of an object, which must be of the version given, if one is."""
+    """Byte ranges to read from one object, which must have the given version unless that is None."""
 
     key: str
     starts: list[int]
@@ -107,7 +110,7 @@ class Request(NamedTuple):
 
 
 class ObjectWriter(abc.ABC):
-    """An object that is being written: it appears whole, at ``close``, or not at all."""
+    """Writer of one object, which appears complete at ``close`` or not at all."""
 
     @abc.abstractmethod
     async def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -119,26 +122,28 @@ class ObjectWriter(abc.ABC):
 
     @abc.abstractmethod
     async def abort(self) -> None:
-        """Leave nothing behind."""
+        """Discard what was written, leaving nothing behind."""
 
 
 class Store(abc.ABC):
-    """A place that holds files or objects. Pickles to its root and options, without credentials.
+    """A bucket, host or disk that holds files or objects.
+
+    Pickles as its root, config and options, without credentials.
 
     Args:
-      root: what the addresses of its files begin with, such as ``s3://bucket``.
-      config: the knobs.
-      options: what the user passed on, such as ``endpoint_url``.
+      root: the beginning of the addresses of its files, such as ``s3://bucket``.
+      config: the settings.
+      options: the user's options, such as ``endpoint_url``.
     """
 
     local = False
-    """Whether reads are answered without waiting, on the thread that asks."""
+    """True if reads can complete on the calling thread, without an event loop."""
     has_folders = True
-    """Whether a folder is there before there is something in it."""
+    """True if a folder can exist while it is empty."""
     conditional = False
-    """Whether of several writers that make a new file at once only one succeeds."""
+    """True if only one of several writers that create the same new file concurrently succeeds."""
     versions_repeat = True
-    """Whether a file that is written again with the same bytes may have the same version."""
+    """True if a file that is rewritten with the same bytes may have the same version."""
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         self.root = root
@@ -164,32 +169,32 @@ class Store(abc.ABC):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The identity of this store in caches: its root, server and options, without credentials."""
+        """Identity of this store in caches: its root, server and options, without credentials."""
         options = {name: value for name, value in without_secrets(self.options).items() if name != 'endpoint_url'}
         return repr((self.root, self._space(), sorted(options.items())))
 
     def _space(self) -> str:
-        """The name of the space in which the root and its keys are unique."""
+        """Return the namespace in which the root and its keys are unique."""
         return ''
 
     def address(self, key: str) -> str:
-        """The address of a key, as a user would write it."""
+        """Return the address of a key, as a user would write it."""
         return f'{self.root}/{key}' if key else self.root
 
     def url(self, key: str) -> str:
-        """The address of a key as it is shown: without what lets in whoever reads it."""
+        """Return the address of a key for display, without credentials."""
         return self.address(key)
 
     async def ready(self) -> None:
-        """Be where this store's calls can wait: under a loop, unless they never do."""
+        """Switch to the event loop, unless this store's calls never wait."""
         if not self.local:
             await need_loop()
 
     async def now(self, key: str) -> float:
-        """The time of the clock that the store's times of change are of, in seconds since the epoch.
+        """Return the current time of the clock behind the store's modification times, in seconds since the epoch.
 
         Args:
-          key: a file or folder, as file systems of one machine may have clocks of their own.
+          key: a file or folder, because the file systems of one machine may have different clocks.
         """
         return time.time()
 
@@ -197,23 +202,23 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
-        """One byte range; all of it by default. A negative start means that many bytes of the end.
+        """Read one byte range, by default the whole object. A negative ``start`` reads that many bytes from the end.
 
         Raises:
           OutOfRangeError: if the object ends before ``stop``.
-          ObjectChangedError: if it is not of the version given.
+          ObjectChangedError: if the object does not have the given version.
         """
 
     async def read_into(self, key: str, start: int, stop: int, version: str | None, target: memoryview) -> None:
-        """One byte range, however large, into memory of exactly its size."""
+        """Read one byte range of any size into a buffer of exactly its size."""
         for at in range(start, stop, _WINDOW):
             end = min(at + _WINDOW, stop)
             target[at - start : end - start] = (await self.read(key, at, end, version)).data
 
     async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
-        """The byte ranges of all requests, one request after the other, concurrently.
+        """Read the byte ranges of all requests concurrently; return them in order, request by request.
 
-        None is too large: the store divides it.
+        Ranges may be of any size: the store splits large ones.
         """
         await self.ready()
         replies = await gather(
@@ -226,53 +231,53 @@ class Store(abc.ABC):
         return [reply.data for reply in replies]
 
     async def read_fresh(self, requests: Sequence[Request]) -> list[bytes]:
-        """As ``read_many``, from the store itself, in place of what a cache has of these bytes."""
+        """Read as ``read_many`` does, but from the store itself, replacing these bytes in its caches."""
         return await self.read_many(requests)
 
     async def check_version(self, key: str, version: str) -> None:
-        """That a file is of a version now.
+        """Check that a file currently has the given version.
 
         Raises:
-          ObjectChangedError: if it is of another version.
-          NotFoundError: if it is not there.
+          ObjectChangedError: if it has another version.
+          NotFoundError: if it does not exist.
         """
         await self.read(key, 0, 1, version)
 
     @abc.abstractmethod
     async def stat(self, key: str) -> Stat:
-        """What is known of a file or folder.
+        """Return the metadata of a file or folder.
 
         Raises:
-          NotFoundError: if there is neither.
+          NotFoundError: if neither exists.
         """
 
     async def kept(self, key: str) -> Kept:
-        """What the store says of the content of a file.
+        """Return the size, version and checksums that the store reports for a file.
 
         Raises:
-          NotFoundError: if there is none.
+          NotFoundError: if it does not exist.
         """
         found = await self.stat(key)
         return Kept(found.size, None, {})
 
     def digest_kind(self, size: int) -> str:
-        """The checksum that ``kept`` will have of a file of that size once it is written here; empty if none."""
+        """Return the kind of checksum that ``kept`` reports for a file of that size written here; empty if none."""
         return ''
 
     @abc.abstractmethod
     def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
-        """The entries of a folder, page by page.
+        """Yield the entries of a folder, page by page.
 
         Args:
           key: the folder.
-          prefix: what the names begin with; a store that cannot choose by it gives all.
+          prefix: the beginning of the names to list; a store that cannot filter by it yields all.
 
         Raises:
           NotFoundError: if there is no such folder.
         """
 
     async def scan_tree(self, key: str) -> AsyncIterator[Entry]:
-        """All files and folders below a folder, page by page."""
+        """Yield all files and folders in a folder, recursively, page by page."""
         folders = [key]
         while folders:
             async for entry in self.scan(folders.pop()):
@@ -283,41 +288,41 @@ class Store(abc.ABC):
     # --- writing
 
     async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
-        """Begin to write an object, which replaces what is there at ``close``.
+        """Open a writer for an object, which replaces an existing object at ``close``.
 
-        With ``new`` it does not: if there is something by then, closing is an AlreadyExistsError, on local disks, S3
-        and GCS whoever else may be writing.
+        With ``new``, ``close`` raises AlreadyExistsError instead if the object exists by then. On local disks, S3 and
+        GCS this also holds for concurrent writers.
         """
         raise self._unsupported('writing', key)
 
     async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
-        """Make a folder. Object stores have none: there, a folder is what keys begin with."""
+        """Create a folder. Object stores have none: there, a folder is a common beginning of keys."""
         raise self._unsupported('making a folder', key)
 
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete files. One that is not there is no error."""
+        """Delete files. A missing file is not an error."""
         raise self._unsupported('deleting', keys[0] if keys else '')
 
     async def delete_tree(self, key: str) -> None:
-        """Delete a folder and all below it."""
+        """Delete a folder and everything in it."""
         raise self._unsupported('deleting', key)
 
     async def delete_empty(self, key: str) -> bool:
-        """Delete a folder in which there is nothing; whether it did."""
+        """Delete a folder if it is empty. Return whether it was deleted."""
         return False
 
     async def uploads(self, key: str) -> AsyncIterator[Upload]:
-        """The uploads in parts of objects below a key, or of that key, that were not finished; none if it has none."""
+        """Yield the unfinished multipart uploads of an object and of all objects in a folder; by default none."""
         none: tuple[Upload, ...] = ()
         for upload in none:
             yield upload
 
     async def abort_upload(self, upload: Upload) -> None:
-        """Drop an upload in parts. One that is not there is no error."""
+        """Abort a multipart upload. A missing one is not an error."""
         raise self._unsupported('uploading in parts', upload.key)
 
     async def copy_within(self, source: str, target: str) -> bool:
-        """Copy a file without moving its bytes through here; False if this store cannot."""
+        """Copy a file within the store, without a download. Return False if the store cannot."""
         return False
 
     def _unsupported(self, what: str, key: str) -> UnsupportedError:
@@ -325,7 +330,7 @@ class Store(abc.ABC):
 
 
 class Folders:
-    """The folders that sorted keys lie in, each when the first key in it comes: flat listings name none.
+    """Derives folder entries from the sorted keys of a flat listing, each when the first key in it comes.
 
     Args:
       base: the folder that was listed.
@@ -336,7 +341,7 @@ class Folders:
         self._last = ''
 
     def of(self, key: str) -> list[Entry]:
-        """The folders above a key that no key before lay in."""
+        """Return the folders above a key that contain no earlier key."""
         ends = [i for i, char in enumerate(key) if char == '/' and i >= self._base]
         new = [Entry(key[:i], True) for i in ends if not self._last.startswith(key[: i + 1])]
         self._last = key
@@ -344,10 +349,10 @@ class Folders:
 
 
 def check_options(root: str, options: Mapping[str, Any], filesystem: Any, more: Sequence[str]) -> None:
-    """That the library behind a store knows its options, which reads alone would not notice.
+    """Reject options that the library behind a store does not know; reads alone would not reveal them.
 
     Raises:
-      InvalidArgumentError: naming those it does not know.
+      InvalidArgumentError: naming the unknown options.
     """
     known = {*inspect.signature(filesystem.__init__).parameters, *more} - {'self', 'kwargs', 'asynchronous', 'loop'}
     if unknown := sorted(set(options) - known):
@@ -355,7 +360,7 @@ def check_options(root: str, options: Mapping[str, Any], filesystem: Any, more: 
 
 
 def _secrets_in(options: Mapping[str, Any], inside: bool = False) -> Iterator[str]:
-    """The texts among the options that may be credentials, by the name of the option, however deep."""
+    """Yield the option values that may be credentials, judged by the names of the options, at any depth."""
     for name, value in options.items():
         if str(name).lower() in _PUBLIC:
             continue
@@ -367,7 +372,7 @@ def _secrets_in(options: Mapping[str, Any], inside: bool = False) -> Iterator[st
 
 
 def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options without what may be a credential, by name, however deep."""
+    """Return the options without possible credentials, judged by name at any depth, and without users in URLs."""
     clean: dict[str, Any] = {}
     for name, value in options.items():
         if _SECRET.search(name):

@@ -1,7 +1,7 @@
-"""Endpoints of S3 and GCS: the server that an address leads to, by options, environment and AWS configuration files.
+"""Endpoints of S3 and GCS: the server of an address, from options, environment and AWS configuration files.
 
-Nothing of botocore is imported, so that a store knows its endpoint when it is constructed, at the cost
-of some microseconds: the endpoint is part of the identity of all that is cached of the store, and the one that it uses.
+botocore is not imported, so that a store knows its endpoint when it is constructed, at a cost of some microseconds: the
+endpoint is part of the identity of all that is cached of the store, and is the one that the store uses.
 """
 
 import configparser
@@ -25,9 +25,10 @@ class S3Endpoint(NamedTuple):
     """The server of an S3 bucket.
 
     Attributes:
-      url: its address; None for Amazon's own, which the region and the bucket's name make.
-      region: of its signatures.
-      account: a digest of the access key, as a server of others may have a bucket of the same name for each account.
+      url: its URL; None for Amazon's own, which follows from the region and the bucket's name.
+      region: the region of its signatures.
+      account: digest of the settings that select the credentials, because servers of other vendors may have a bucket of
+        the same name for each account; empty for Amazon's own.
     """
 
     url: str | None
@@ -36,7 +37,7 @@ class S3Endpoint(NamedTuple):
 
     @property
     def identity(self) -> str:
-        """The name of the space in which a bucket's name is unique."""
+        """Namespace in which a bucket's name is unique."""
         if self.url is not None:
             return f'{self.url.rstrip("/")} {self.account}'
         partitions = {'cn-': 'aws-cn', 'us-gov-': 'aws-us-gov'}
@@ -44,10 +45,10 @@ class S3Endpoint(NamedTuple):
 
 
 def s3(options: Mapping[str, Any], environment: Environment) -> S3Endpoint:
-    """The endpoint of an S3 store, found in the order of botocore.
+    """Return the endpoint of an S3 store, with the precedence of botocore.
 
     Raises:
-      InvalidArgumentError: if an AWS configuration file cannot be read.
+      InvalidArgumentError: if an AWS configuration file cannot be parsed.
     """
     more = options.get('client_kwargs') or {}
     profile, services = _profile(options, environment)
@@ -73,7 +74,7 @@ def s3(options: Mapping[str, Any], environment: Environment) -> S3Endpoint:
 
 
 def gcs(options: Mapping[str, Any], environment: Environment) -> str:
-    """The endpoint of a GCS store, as Google's own libraries find it."""
+    """Return the endpoint of a GCS store, with the precedence of Google's own libraries."""
     if url := options.get('endpoint_url'):
         return str(url)
     return (
@@ -83,7 +84,7 @@ def gcs(options: Mapping[str, Any], environment: Environment) -> str:
 
 
 def emulator(environment: Environment) -> str:
-    """The address of the emulator of GCS that the environment names; empty if it names none."""
+    """Return the URL of the GCS emulator that the environment names; empty if it names none."""
     host = environment.get('STORAGE_EMULATOR_HOST', '')
     if host in ('', 'default'):
         return ''
@@ -91,7 +92,7 @@ def emulator(environment: Environment) -> str:
 
 
 def _account(options: Mapping[str, Any], environment: Environment) -> str:
-    """A digest of what says which credentials are used, which are not looked up for it."""
+    """Return a digest of the settings that select the credentials; the credentials are not looked up for it."""
     names = ('AWS_ACCESS_KEY_ID', 'AWS_DEFAULT_PROFILE', 'AWS_PROFILE')
     if options.get('anon'):
         parts: tuple[Any, ...] = ('anon',)
@@ -103,30 +104,30 @@ def _account(options: Mapping[str, Any], environment: Environment) -> str:
 
 
 def _profile(options: Mapping[str, Any], environment: Environment) -> tuple[Section, Section]:
-    """The section of the profile, and the services section that it names."""
+    """Return the section of the profile, and the services section that it names."""
     config = _parsed(environment.get('AWS_CONFIG_FILE', '~/.aws/config'))
     credentials = _parsed(environment.get('AWS_SHARED_CREDENTIALS_FILE', '~/.aws/credentials'))
     name = options.get('profile') or environment.get('AWS_DEFAULT_PROFILE', environment.get('AWS_PROFILE', 'default'))
     sections = {_title(title): section for title, section in config.items()}
-    # The name of a profile is the title of its section in the file of credentials, whose values come first.
+    # In the credentials file, sections are titled with the plain profile name, and their values take precedence.
     profile = {**sections.get(('profile', name), {}), **credentials.get(name, {})}
     return profile, sections.get(('services', str(profile.get('services'))), {})
 
 
 def _title(title: str) -> tuple[str, str]:
-    """The kind and the name of a section."""
+    """Return the kind and the name of a section."""
     if title == 'default':
         return 'profile', title
     try:
         kind, name = shlex.split(title)
     except ValueError:
         return '', title
-    # As botocore has it, which looks at how a title begins.
+    # Like botocore, compare only the beginning of the kind.
     return next((known for known in ('profile', 'services') if kind.startswith(known)), ''), name
 
 
 def _parsed(path: str) -> Mapping[str, Section]:
-    """The sections of an AWS configuration file; none if there is no such file."""
+    """Return the sections of an AWS configuration file; none if the file does not exist."""
     path = os.path.expanduser(os.path.expandvars(path))
     try:
         info = os.stat(path)
@@ -144,12 +145,12 @@ def _parse(path: str, *version: int) -> Mapping[str, Section]:
         parser.read([path])
         return {title: {name: _nested(value) for name, value in parser.items(title)} for title in parser.sections()}
     except (configparser.Error, ValueError) as error:
-        # No text of it, which may quote a secret.
+        # The parser's message is left out, because it may quote a secret.
         raise InvalidArgumentError(f'{path}: is not an AWS configuration file: {type(error).__name__}') from None
 
 
 def _nested(value: str) -> str | Mapping[str, str]:
-    """A value, or the values that are indented below a name."""
+    """Parse a value, or the values that are indented under a name."""
     if not value.startswith('\n'):
         return value
     pairs = (line.split('=', 1) for line in value.splitlines() if line.strip())

@@ -1,4 +1,4 @@
-"""The one seam at which errors of the system and of other libraries become ours."""
+"""Conversion of OS and third-party exceptions to ``GranularError`` subclasses."""
 
 import contextlib
 import errno
@@ -37,11 +37,11 @@ _NUMBERED: Final[Mapping[int | None, tuple[type[GranularError], str]]] = {
 
 @contextlib.contextmanager
 def translated(name: str, foreign: Foreign | None = None) -> Iterator[None]:
-    """Within its block, errors are ours, name the place, and keep what was raised as their cause.
+    """Convert exceptions raised in the block to ours, naming the path and keeping the original as the cause.
 
     Args:
-      name: the place.
-      foreign: makes an error of ours of one of a library, given the place; None if it does not know it.
+      name: the path or address.
+      foreign: converts an exception of a library, given the path; returns None if it does not know the exception.
     """
     try:
         yield
@@ -60,7 +60,7 @@ def _of_builtin(name: str, error: Exception) -> GranularError | None:
         if isinstance(error, builtin):
             if (number := getattr(error, 'errno', None)) in _NUMBERED:
                 ours, says = _NUMBERED[number]
-            # The system's text may repeat the path; that of a library says more.
+            # The text of an OSError may repeat the path, strerror does not; other exceptions only have their text.
             detail = hidden(getattr(error, 'strerror', None) or str(error))
             return ours(f'{name}: {says} ({detail})' if detail else f'{name}: {says}')
     return None

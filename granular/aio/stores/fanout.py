@@ -1,4 +1,4 @@
-"""One fan-out for byte ranges of many objects: a single plan, and all its requests at once."""
+"""Concurrent reads of byte ranges from many objects, with a single plan for all of them."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -11,7 +11,7 @@ from granular.aio.stores import Request, Store, ranges
 from granular.errors import OutOfRangeError
 from granular.indexing import Ints
 
-# Objects lie side by side in one space of addresses, 64 TiB apart, so that one plan serves them all.
+# Objects are mapped into one address space, 64 TiB apart, so that one plan covers all of them.
 _BITS: Final = 46
 _MOST: Final = 1 << (62 - _BITS)
 
@@ -19,7 +19,7 @@ keep_freed()
 
 
 class Job(NamedTuple):
-    """Byte ranges of one object, which must be of the version given, if one is."""
+    """Byte ranges to read from one object, which must have the given version unless that is None."""
 
     key: str
     starts: Ints
@@ -28,9 +28,10 @@ class Job(NamedTuple):
 
 
 async def read_all(store: Store, jobs: Sequence[Job], fresh: bool = False) -> list[list[bytes]]:
-    """The bytes of each job's ranges, in its order; neighbours share requests, and all requests go out at once.
+    """Read the byte ranges of all jobs; return a list per job, in order.
 
-    With ``fresh``, the store is asked past its caches.
+    Neighbouring ranges share requests, and all requests are sent at once. With ``fresh``, they are read from the store
+    itself, replacing these bytes in its caches.
     """
     if len(jobs) > _MOST:
         return await read_all(store, jobs[:_MOST], fresh) + await read_all(store, jobs[_MOST:], fresh)

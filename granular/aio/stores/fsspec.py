@@ -1,4 +1,4 @@
-"""What has no asynchronous reads of its own: every other fsspec scheme, and path objects of others, through threads."""
+"""Stores without async reads, used through threads: other fsspec schemes, and path objects of other libraries."""
 
 import contextlib
 import io
@@ -15,7 +15,7 @@ from granular.aio.stores.errors import translated
 from granular.config import IOConfig, MiB
 from granular.errors import MissingExtraError, NotFoundError, OutOfRangeError, StoreError, UnknownSchemeError
 
-# The names by which filesystems say which content a file has, or when it was changed.
+# Fields in which file systems report the identity of a file's content, or the time of its last change.
 _TOLD: Final = (
     *('etag', 'ETag', 'generation', 'md5', 'checksum', 'blob_id', 'oid'),
     *('mtime', 'modified', 'last_modified', 'LastModified', 'created'),
@@ -25,10 +25,10 @@ T = TypeVar('T')
 
 
 class ThreadedStore(Store):
-    """Calls that block, made in the pool."""
+    """A store whose blocking calls run in the thread pool."""
 
     async def call(self, key: str, fn: Callable[[], T]) -> T:
-        """A blocking call, in a thread, with its errors turned into ours."""
+        """Run a blocking call in a thread, and convert its exceptions to ours."""
         await need_loop()
 
         def guarded() -> T:
@@ -38,7 +38,7 @@ class ThreadedStore(Store):
         return await offload(guarded)
 
     def slice_of(self, key: str, start: int, stop: int | None, size: int) -> tuple[int, int]:
-        """The bytes meant by a read, checked against the object's size."""
+        """Return the first byte of a read and the one after its last, checked against the object's size."""
         first = max(0, size + start) if start < 0 else start
         behind = size if stop is None else stop
         if first > size or behind > size:
@@ -46,12 +46,12 @@ class ThreadedStore(Store):
         return first, behind
 
     def check_same(self, key: str, before: str, now: str) -> None:
-        """That a file has the version that it had before."""
+        """Check that a file still has its earlier version."""
         if before != now:
             raise changed(self.url(key), before, now)
 
     def reply_of(self, key: str, data: bytes, first: int, behind: int, size: int, version: str) -> Reply:
-        """The reply to a read, checked and counted."""
+        """Check the length of the data read, count the request, and return the reply."""
         if len(data) != behind - first:
             raise StoreError(f'{self.url(key)}: {len(data)} bytes came instead of {behind - first}')
         counters.requests += 1
@@ -60,7 +60,7 @@ class ThreadedStore(Store):
 
 
 class FsspecStore(ThreadedStore):
-    """A filesystem of fsspec, such as ``memory://``, ``abfs://`` or ``hf://``."""
+    """A file system of fsspec, such as ``memory://``, ``abfs://`` or ``hf://``."""
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         super().__init__(root, config, options)
@@ -93,9 +93,9 @@ class FsspecStore(ThreadedStore):
         return await self.call(key, fn)
 
     def _look(self, key: str) -> tuple[int, str]:
-        """The size and version of a file: its size and what its filesystem says of its content and change."""
+        """Return the size and version of a file; the version consists of the size and the fields in ``_TOLD``."""
         path = self._path(key)
-        self._fs.invalidate_cache(self._fs._parent(path))  # of listings, which may be old
+        self._fs.invalidate_cache(self._fs._parent(path))  # listings, which may be outdated
         info = self._fs.info(path)
         size = info.get('size')
         if size is None:
@@ -171,10 +171,10 @@ class FsspecStore(ThreadedStore):
 
 
 class ForeignStore(ThreadedStore):
-    """A path object of somebody else's, such as that of PyPI's ``elements``: keys are joined to it with ``/``.
+    """A path object of another library, such as PyPI's ``elements``: keys are joined to it with ``/``.
 
     It needs ``/``, ``name``, ``parent``, ``exists``, ``open('rb')`` and ``glob``; to write, also ``open('wb')`` and
-    ``mkdir``.
+    ``mkdir``; to delete, also ``remove`` or ``unlink``.
     """
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
@@ -203,7 +203,7 @@ class ForeignStore(ThreadedStore):
         return await self.call(key, fn)
 
     def _version(self, key: str, size: int) -> str:
-        """The version of a file of that size: the size, and the time of its last change if its path has ``stat``."""
+        """Return the version of a file: its size, and the time of its last change if its path has ``stat``."""
         path = self._path(key)
         info = path.stat() if hasattr(path, 'stat') else None
         told = [f'{name} {getattr(info, name)}' for name in ('st_mtime_ns', 'st_mtime') if hasattr(info, name)]
@@ -262,7 +262,7 @@ class ForeignStore(ThreadedStore):
 
 
 class ThreadedWriter(ObjectWriter):
-    """A file object written in a thread, a megabyte at a time."""
+    """Writer to a file object in a thread, at least 1 MiB at a time."""
 
     def __init__(self, store: ThreadedStore, key: str, file: Any, remove: Callable[[], object]) -> None:
         self._store, self._key, self._file, self._remove = store, key, file, remove
@@ -299,7 +299,7 @@ class ThreadedWriter(ObjectWriter):
 
 
 def _when(info: Mapping[str, Any]) -> float | None:
-    """When a file was changed, if its filesystem says so."""
+    """Return the time of a file's last change; None if its file system does not report it."""
     when: Any = info.get('mtime') or info.get('LastModified') or info.get('last_modified') or info.get('created')
     found = when.timestamp() if hasattr(when, 'timestamp') else when
     return float(found) if isinstance(found, int | float) else None
@@ -318,7 +318,7 @@ def _filesystem_class(root: str) -> Any:
 
 
 def fsspec_root(url: str) -> str:
-    """The part of an address that names its filesystem: the scheme, with the host where the scheme has one."""
+    """Return the part of a URL that names its file system: the scheme, with the host if the scheme has one."""
     protocol, _, rest = url.partition('://')
     host = _filesystem_class(url)._get_kwargs_from_urls(url).get('host')
     return f'{protocol}://{rest.split("/")[0]}' if host else f'{protocol}://'
@@ -328,7 +328,7 @@ def _is_dir(path: Any) -> bool:
     for name in ('is_dir', 'isdir'):
         if hasattr(path, name):
             return bool(getattr(path, name)())
-    try:  # a path that cannot say it cannot open a folder either
+    try:  # without these methods, a folder is a path that cannot be opened
         path.open('rb').close()
     except OSError:
         return True

@@ -1,4 +1,4 @@
-"""Files on a web server, read only; the links of a folder's page are its listing."""
+"""Read-only files on a web server; the links of a folder's page are its listing."""
 
 import hashlib
 import html.parser
@@ -18,12 +18,12 @@ _LARGEST_PAGE = 16 * MiB
 
 
 class HTTPStore(RemoteStore['HTTPClient']):
-    """One host. Options: ``headers`` to send with each request, and ``tls_verify``."""
+    """A host. Options: ``headers`` to send with each request, and ``tls_verify``."""
 
     is_bucket = False
 
     def _space(self) -> str:
-        # A header may choose what the server gives; a digest, as it may be a credential too.
+        # Headers may select the content; they are hashed, because they may contain credentials.
         headers = sorted((str(name).lower(), value) for name, value in (self.options.get('headers') or {}).items())
         return hashlib.sha256(repr(headers).encode()).hexdigest() if headers else ''
 
@@ -39,7 +39,7 @@ class HTTPStore(RemoteStore['HTTPClient']):
             answer = await client.ask('HEAD', key, name, lambda answer: answer)
         except NotFoundError:
             answer = None
-        # A server's page for a folder, with or without the slash, is its listing.
+        # A server's HTML page for a folder, with or without the trailing slash, is its listing.
         if answer is None or answer.head.headers.get('content-type', '').startswith('text/html'):
             try:
                 if await self._entries(key):
@@ -51,7 +51,7 @@ class HTTPStore(RemoteStore['HTTPClient']):
             raise NotFoundError(f'{name}: no such object (status 404)')
         headers, size = answer.head.headers, answer.head.length
         if 'content-encoding' in headers:
-            # The length may be that of what the server would compress on the way.
+            # The length may be that of the compressed transfer.
             try:
                 size = (await client.read(key, name, 0, 1, None)).size
             except OutOfRangeError:
@@ -62,7 +62,7 @@ class HTTPStore(RemoteStore['HTTPClient']):
         return Stat(size, None if modified is None else modified.timestamp(), headers.get('etag') or None)
 
     async def _entries(self, key: str) -> list[Entry]:
-        """The files and folders right below a folder, sorted.
+        """Return the files and folders directly in a folder, sorted.
 
         Raises:
           NotFoundError: if there is no such folder, or the server does not list it.
@@ -88,7 +88,7 @@ class HTTPStore(RemoteStore['HTTPClient']):
 
 
 class HTTPClient(Client):
-    """A host under one event loop."""
+    """Client of a host under one event loop."""
 
     def __init__(self, store: HTTPStore) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class HTTPClient(Client):
         return url, self._store.options.get('headers', {})
 
     async def ask(self, method: str, key: str, name: str, check: Callable[[Answer], Answer]) -> Answer:
-        """A request that is no range read, with the redirections, retries and bounds of reads."""
+        """Send a request other than a range read, with the redirects, retries and limits of reads."""
 
         async def make() -> Outgoing:
             return Outgoing(await self.prepare(key), method)
@@ -111,10 +111,10 @@ class HTTPClient(Client):
 
 
 def _check_page(answer: Answer, name: str) -> Answer:
-    """That a page is complete, as far as it says so.
+    """Check that a page of links is complete: not empty, and closing its html tag if it opens one.
 
     Raises:
-      BadReplyError: if it is not.
+      BadReplyError: if it is empty or truncated.
     """
     body, headers = answer.body.lower(), answer.head.headers
     if not body.strip() and headers.get('content-type', 'text/html').startswith('text/html'):
@@ -125,7 +125,7 @@ def _check_page(answer: Answer, name: str) -> Answer:
 
 
 class _Links(html.parser.HTMLParser):
-    """Collects where the links of a page lead."""
+    """Collects the targets of the links of a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,12 +137,12 @@ class _Links(html.parser.HTMLParser):
 
 
 def _children(page: bytes, url: str, asked: str) -> dict[str, bool]:
-    """The names right below a folder that its page links to, sorted, and which are folders.
+    """Return the names directly in a folder that its page links to, sorted, with True for each folder.
 
     Args:
       page: the page.
-      url: its address, behind all redirections.
-      asked: the folder's address, as it was asked for.
+      url: its URL, after all redirects.
+      asked: the URL of the folder, as it was requested.
     """
     links = _Links()
     try:
@@ -152,7 +152,7 @@ def _children(page: bytes, url: str, asked: str) -> dict[str, bool]:
         links.feed(page.decode('latin-1'))
     links.close()
     here, there = urllib.parse.urlsplit(asked), urllib.parse.urlsplit(url)
-    # A page of another path, such as one that asks for a password, is not that of the folder.
+    # A page of another path, such as a login page, is not that of the folder.
     places = [part[:2] for part in (here, there) if part.path == here.path]
     folder = [urllib.parse.unquote(segment) for segment in here.path.split('/')[:-1]]
     children: dict[str, bool] = {}
@@ -160,7 +160,7 @@ def _children(page: bytes, url: str, asked: str) -> dict[str, bool]:
         try:
             link = urllib.parse.urlsplit(urllib.parse.urljoin(url, href.strip()))
         except ValueError:
-            continue  # it leads nowhere
+            continue  # an invalid link
         segments = [urllib.parse.unquote(segment) for segment in link.path.split('/')]
         below = segments[len(folder) :]
         if link[:2] not in places or segments[: len(folder)] != folder or not below or link.query:

@@ -1,4 +1,4 @@
-"""Writing an object in parts, of which several are on their way."""
+"""Base class for writing an object in parts, with several parts in flight."""
 
 import abc
 import asyncio
@@ -8,10 +8,10 @@ from granular.aio.stores.base import ObjectWriter
 
 
 class PartWriter(ObjectWriter):
-    """An upload in parts of equal size, of which a bounded number is in flight.
+    """An upload in parts of equal size, with a bounded number of them in flight.
 
-    Memory is bounded by (``parallel`` + 2) parts. Parts double in size every 1,000, so that the 10,000 that S3 allows
-    reach 5 TiB.
+    Memory is bounded by (``parallel`` + 2) parts. The part size doubles every 1,000 parts, so that the 10,000 parts
+    that S3 allows reach 5 TiB.
     """
 
     def __init__(self, part_size: int, parallel: int) -> None:
@@ -23,27 +23,27 @@ class PartWriter(ObjectWriter):
 
     @abc.abstractmethod
     async def begin(self) -> None:
-        """Start an upload in parts."""
+        """Start a multipart upload."""
 
     @abc.abstractmethod
     async def send(self, number: int, data: bytes, last: bool) -> None:
-        """Send a part, numbered from 0."""
+        """Send a part, numbered from 0; ``last`` marks the final one."""
 
     @abc.abstractmethod
     async def finish(self) -> None:
-        """Publish the parts sent."""
+        """Publish the object, once all parts are sent."""
 
     @abc.abstractmethod
     async def discard(self) -> None:
-        """Drop the parts sent."""
+        """Discard the parts sent."""
 
     @abc.abstractmethod
     async def put(self, data: bytes) -> None:
-        """Publish an object small enough for one request."""
+        """Publish an object that is small enough for one request."""
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         self._buffer += data
-        # One byte is kept back: the last part is known as such when it is sent.
+        # Hold at least one byte back, so that the last part is known as such when it is sent.
         while len(self._buffer) > self._part_size:
             part = bytes(memoryview(self._buffer)[: self._part_size])
             del self._buffer[: self._part_size]

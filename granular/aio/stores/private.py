@@ -1,4 +1,4 @@
-"""Files and folders that only the user of this process may read or change."""
+"""Cache files and folders that only the user of this process may read or change."""
 
 import contextlib
 import errno
@@ -16,12 +16,12 @@ _OWN_FOLDERS: Final = ('blocks-1', 'blocks-2')
 def open_folder(path: str, dir_fd: int | None = None) -> int:
     """Create or open a folder of a cache, and return its descriptor.
 
-    A folder that is created has mode 0700. One of this user that others may enter gets that mode, unless it holds
-    other things than a cache: then its files and folders are protected by their own modes.
+    A new folder has mode 0700. An existing folder of this user that others may enter is restricted to this user, unless
+    it also holds other things than a cache: then the modes of the cache's own files and folders protect them.
 
     Args:
       path: the folder; relative to ``dir_fd`` if that is given, and then it must not be a symbolic link.
-      dir_fd: a folder that was opened before.
+      dir_fd: descriptor of an open folder.
 
     Raises:
       AccessDeniedError: if the folder, or a symbolic link that leads to it, belongs to another user.
@@ -50,14 +50,14 @@ def open_folder(path: str, dir_fd: int | None = None) -> int:
 
 
 def open_file(path: str, flags: int, dir_fd: int | None = None) -> int:
-    """Open a file of a cache: a regular one with a single name, of this user; it gets mode 0600.
+    """Open a cache file, which must be a regular file of this user with one link, and set its mode to 0600.
 
     Raises:
-      AccessDeniedError: if it is a link, no regular file, or belongs to another user.
+      AccessDeniedError: if it is a link or not a regular file, or belongs to another user.
       OSError: if it cannot be opened.
     """
     try:
-        # Not blocking, as a FIFO would be waited for.
+        # O_NONBLOCK, because opening a FIFO would wait for its other end.
         flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         fd = os.open(path, flags, 0o600, dir_fd=dir_fd)
     except OSError as error:
@@ -78,7 +78,7 @@ def open_file(path: str, flags: int, dir_fd: int | None = None) -> int:
 
 
 def _check_owner(info: os.stat_result, path: str, inner: bool) -> None:
-    """Refuse what another user owns; the folder of a cache may lie in one of root's, such as /tmp."""
+    """Reject files of other users; only the outermost folder of a cache may belong to root, such as /tmp."""
     if info.st_uid != os.geteuid() and (inner or info.st_uid):
         raise AccessDeniedError(
             f'{path}: belongs to user {info.st_uid}, not to user {os.geteuid()} of this process: a cache is not '
@@ -87,8 +87,8 @@ def _check_owner(info: os.stat_result, path: str, inner: bool) -> None:
 
 
 def _is_cache(fd: int) -> bool:
-    """Check that a folder holds nothing but caches, so that its mode concerns nothing else."""
-    # Through a descriptor of its own, as a listing moves the position that descriptors share.
+    """Return whether a folder holds only caches, so that changing its mode affects nothing else."""
+    # Use a separate descriptor, because a listing moves the position that duplicated descriptors share.
     own = os.open('.', os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
     try:
         with os.scandir(own) as entries:

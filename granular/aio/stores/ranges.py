@@ -1,8 +1,8 @@
-"""Which requests bring these byte ranges, and how the replies are cut back into them: pure functions, no I/O.
+"""Planning of requests for byte ranges, and slicing of the replies: pure functions, no I/O.
 
-``plan`` sorts the ranges and merges neighbours whose gap costs less than a request into spans; ``split`` makes several
-requests of a span that is larger than one good request. ``cut`` gives the bytes of each range back, in the order asked.
-They work on numpy arrays, so that 100,000 ranges take milliseconds.
+``plan`` sorts the ranges and merges neighbours whose gap costs less than a request into spans; ``split`` divides a
+span that is larger than one request may be. ``cut`` slices the bytes of each range out of the replies, in the order
+requested. They work on numpy arrays, so that 100,000 ranges take milliseconds.
 """
 
 import dataclasses
@@ -17,13 +17,13 @@ from granular.indexing import Ints
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """What to read and where each range lies in it.
+    """The spans to read, and the location of each requested range in them.
 
     Attributes:
       starts, stops: the spans to read, ascending and disjoint, shape (spans,).
-      span: of each range asked, the span that has it, shape (ranges,).
-      offset: of each range asked, where it begins in its span, shape (ranges,).
-      length: of each range asked, its bytes, shape (ranges,).
+      span: for each requested range, the index of the span that contains it, shape (ranges,).
+      offset: for each requested range, its first byte within the span, shape (ranges,).
+      length: for each requested range, its bytes, shape (ranges,).
     """
 
     starts: Ints
@@ -34,15 +34,16 @@ class Plan:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """What to read, as (start, stop)."""
+        """The spans to read, as (start, stop)."""
         return list(zip(self.starts.tolist(), self.stops.tolist(), strict=True))
 
 
 def check(starts: ArrayLike, stops: ArrayLike) -> tuple[Ints, Ints]:
-    """The two sides of byte ranges as int64 arrays.
+    """Validate byte ranges and return their bounds as int64 arrays.
 
     Raises:
-      InvalidArgumentError: if they differ in length, are no integers, or a range is negative or ends before it starts.
+      InvalidArgumentError: if the arrays differ in length or hold no integers, or a range is negative or ends before it
+        starts.
     """
     left, right = np.atleast_1d(np.asarray(starts)), np.atleast_1d(np.asarray(stops))
     if left.shape != right.shape or left.ndim != 1:
@@ -58,7 +59,7 @@ def check(starts: ArrayLike, stops: ArrayLike) -> tuple[Ints, Ints]:
 
 
 def plan(starts: ArrayLike, stops: ArrayLike, *, max_gap: int) -> Plan:
-    """Plan what to read for byte ranges, in any order, overlapping, repeated or empty.
+    """Plan the reads for byte ranges, which may be in any order, overlapping, repeated or empty.
 
     Args:
       starts, stops: the ranges ``[start, stop)`` in bytes, 1-D integers.
@@ -68,7 +69,7 @@ def plan(starts: ArrayLike, stops: ArrayLike, *, max_gap: int) -> Plan:
       The plan. Empty ranges cause no read.
 
     Raises:
-      InvalidArgumentError: for ranges or a gap that cannot be.
+      InvalidArgumentError: for invalid ranges or a negative gap.
     """
     if max_gap < 0:
         raise InvalidArgumentError(f'want max_gap >= 0, got {max_gap}')
@@ -89,17 +90,17 @@ def plan(starts: ArrayLike, stops: ArrayLike, *, max_gap: int) -> Plan:
 
 
 def split(start: int, stop: int, max_request: int) -> list[tuple[int, int]]:
-    """The requests for a span: of at most ``max_request`` bytes, and even, as two of 3 MiB come sooner than 4 and 2."""
+    """Split a span into even requests of at most ``max_request`` bytes: 3 + 3 MiB arrive sooner than 4 + 2 MiB."""
     count = -(-(stop - start) // max_request)
     step = -(-(stop - start) // max(1, count))
     return [(at, min(at + step, stop)) for at in range(start, stop, step)] if count else []
 
 
 def cut(plan: Plan, spans: Sequence[bytes]) -> list[bytes]:
-    """The bytes of each range asked, in the order asked, out of the plan's spans.
+    """Slice the bytes of each requested range out of the plan's spans, in the order requested.
 
-    What is smaller than its span is copied out of it, so that a small range never keeps a large span alive.
+    A range smaller than its span is copied, so that a small range never keeps a large span in memory.
     """
     rows = zip(plan.span.tolist(), plan.offset.tolist(), plan.length.tolist(), strict=True)
-    # Slicing all of a bytes object gives the object itself.
+    # A slice of a whole bytes object is the object itself, without a copy.
     return [spans[span][offset : offset + length] if length else b'' for span, offset, length in rows]

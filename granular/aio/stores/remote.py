@@ -1,4 +1,4 @@
-"""What buckets and web servers share: one client per event loop, whose reads are bare GETs."""
+"""Base classes for buckets and web servers: one client per event loop, whose reads are plain GET requests."""
 
 import abc
 import asyncio
@@ -24,28 +24,28 @@ from granular.errors import BadReplyError
 if TYPE_CHECKING:
     from granular.aio.stores.block_cache.cache import BlockCache
 
-# A signature of S3 is good for 15 minutes; a token is renewed some minutes before its end.
+# An S3 signature is valid for 15 minutes; a token is renewed some minutes before it expires.
 _SIGNED_FOR: Final = 240.0
 _REMEMBERED: Final = 65536
-_JUST_NOW: Final = 5.0  # seconds in which requests that were signed before may still be refused
+_JUST_NOW: Final = 5.0  # seconds after a renewal in which requests that were signed before it may still be refused
 
 
 class Client(abc.ABC):
-    """A store under one event loop: its session and what it knows of its objects."""
+    """Access to a store under one event loop, with the signed requests of its objects."""
 
     transport: Transport
 
     def __init__(self) -> None:
         self._ready: dict[str, tuple[float, Target]] = {}
         self._renewing: asyncio.Future[bool] | None = None
-        self._renewed = 0.0  # when
+        self._renewed = 0.0  # time of the last successful renewal, by the monotonic clock
 
     @abc.abstractmethod
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
-        """The address of an object and the headers that open it, good for some minutes and any range."""
+        """Return the URL of an object and the signed headers that read it, valid for some minutes and any range."""
 
     async def prepare(self, key: str) -> Target:
-        """As ``sign``, remembered."""
+        """Return the signed target of an object, cached for 240 s."""
         now = time.monotonic()
         entry = self._ready.get(key)
         if entry is not None and now - entry[0] < _SIGNED_FOR:
@@ -57,23 +57,23 @@ class Client(abc.ABC):
         return signed
 
     async def aclose(self) -> None:
-        """Close the sessions."""
+        """Close the connections."""
         await self.transport.aclose()
 
     async def find_credentials(self) -> bool:
-        """Ask for credentials again, off the loop; False if there are none to ask for."""
+        """Look for credentials again, off the event loop. Return False if there are none to look for."""
         return False
 
     async def move(self, region: str) -> bool:
-        """Go to the region that the store named; False if there is no such choice."""
+        """Switch to the region that the store named. Return False if that is not possible."""
         return False
 
     def set_clock(self, date: str) -> bool:
-        """Sign by the store's clock; False if signatures have no time."""
+        """Sign by the store's clock. Return False if signatures have no time, or the date is unusable."""
         return False
 
     async def mend(self, what: Ail, said: str) -> bool:
-        """Do something about what a store says of a request; whether another is worth it."""
+        """Recover from a request error that the store reported. Return whether another attempt is worthwhile."""
         match what:
             case 'expired':
                 return await self.renew()
@@ -86,7 +86,7 @@ class Client(abc.ABC):
         return mended
 
     async def renew(self) -> bool:
-        """New credentials, found once for all requests that were refused at a time."""
+        """Renew the credentials, once for all requests refused at the same time. Return whether there are any."""
         if time.monotonic() - self._renewed < _JUST_NOW:
             return True
         if self._renewing is None:
@@ -105,12 +105,12 @@ class Client(abc.ABC):
     async def read(
         self, key: str, name: str, start: int, stop: int | None, version: str | None, into: Space | None = None
     ) -> Reply:
-        """One byte range of an object, into the memory given or into bytes of its own."""
+        """Read one byte range of an object, into the given buffer or into new bytes."""
         return await self.transport.read(lambda: self.prepare(key), self.mend, name, start, stop, version, into)
 
 
 def _date(answer: Answer) -> float:
-    """The time at which a server answered."""
+    """Return the time in the Date header of an answer, in seconds since the epoch."""
     date = answer.head.headers.get('date', '')
     try:
         when = email.utils.parsedate_to_datetime(date)
@@ -123,30 +123,30 @@ C = TypeVar('C', bound=Client)
 
 
 class RemoteStore(Store, Generic[C]):
-    """A store that is read through a client."""
+    """A store that is read over HTTP, through one client per event loop."""
 
     conditional = True
     version_header = 'ETag'
-    """The reply header that tells one version of an object from the next."""
+    """Reply header that identifies the version of an object."""
     is_bucket = True
-    """Whether each object has a version, and the store is never left for another."""
+    """True if each object has a version, and redirects to other servers are not followed."""
     variables: tuple[str, ...] = ()
-    """The environment variables that a client takes credentials from where the options are silent."""
+    """Environment variables from which a client takes credentials that the options do not give."""
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         super().__init__(root, config, options)
-        # Of what makes a client, so that one made before the environment changed, as in tests, is not taken for this.
         self.tls_verify = verify_of(root, self.options)
+        # Part of the identity: a client that was created under another environment must not be reused.
         self._environment = hash(tuple(map(os.environ.get, self.variables)))
         self.endpoint = self._find_endpoint()
 
     @property
     def bucket(self) -> str:
-        """The name of the bucket, or of the host."""
+        """Name of the bucket or host."""
         return self.root.partition('://')[2]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # To the same endpoint, whatever the environment says by then.
+        # Pickle the endpoint, so that it stays the same under another environment.
         kind, (root, config, options) = super().__reduce__()
         return kind, (root, config, {**options, **self._endpoint_options()})
 
@@ -155,16 +155,16 @@ class RemoteStore(Store, Generic[C]):
         return self.root, self.config, options, self.endpoint, self._environment
 
     def _find_endpoint(self) -> Any:
-        """The server, by the options and the environment as they are now."""
+        """Return the server that the options and the current environment select."""
         return self.root
 
     def _endpoint_options(self) -> dict[str, Any]:
-        """The options that lead to the same server in any environment."""
+        """Return the options that select the same server in any environment."""
         return {}
 
     @abc.abstractmethod
     async def make_client(self) -> C:
-        """A new client for the running loop, without its transport."""
+        """Create a client for the running event loop, without its transport."""
 
     async def _open_client(self, opened: Scope) -> C:
         client = await self.make_client()
@@ -173,7 +173,7 @@ class RemoteStore(Store, Generic[C]):
         return client
 
     async def client(self) -> C:
-        """The running loop's client."""
+        """Return the running event loop's client, created at first use."""
         opened = peek_scope()
         if opened is not None and (client := opened.peek(self)) is not None:
             return cast(C, client)
@@ -195,11 +195,11 @@ class RemoteStore(Store, Generic[C]):
         async def make() -> Outgoing:
             return Outgoing(await client.prepare(key or 'spec.json'), 'HEAD')
 
-        # The answer may be any: its date is what counts.
+        # Any status will do: only the Date header is used.
         return await client.transport.call(make, client.mend, self.url(key), _date, statuses=range(200, 500))
 
     def _cache(self) -> 'BlockCache | None':
-        """Where blocks are kept on the local disk, if they are."""
+        """Return the block cache on the local disk; None if there is none."""
         if not self.config.cache_dir:
             return None
         from granular.aio.stores.block_cache.cache import cache_of
@@ -207,7 +207,7 @@ class RemoteStore(Store, Generic[C]):
         return cache_of(self.config)
 
     async def read_into(self, key: str, start: int, stop: int, version: str | None, target: memoryview) -> None:
-        # Some at a time: a table may be larger than all memory that requests in flight are to have.
+        # Read in steps: a table may be larger than the memory limit of requests in flight.
         wave = self.config.memory // 2
         if version is not None and not stands_in(version) and self._cache() is not None:
             for at in range(start, stop, wave):
@@ -222,7 +222,7 @@ class RemoteStore(Store, Generic[C]):
     def _parts(
         self, client: C, key: str, start: int, stop: int, version: str | None, space: Space
     ) -> list[Coroutine[Any, Any, Reply]]:
-        """The requests for a range that is larger than one good request."""
+        """Return the reads of a range that is larger than one request may be."""
         return [
             client.read(key, self.url(key), left, right, version, space.part(left - start, right - start))
             for left, right in ranges.split(start, stop, self.merge.max_request)
@@ -241,13 +241,13 @@ class RemoteStore(Store, Generic[C]):
         return await self.read_many(requests)
 
     async def fetch_many(self, requests: Sequence[Request]) -> list[bytes]:
-        """As ``read_many``, from the store whatever is kept here."""
+        """Read as ``read_many`` does, bypassing the block cache."""
         client = await self.client()
         most = self.merge.max_request
         out: list[bytes] = []
         reads: list[Coroutine[Any, Any, Reply]] = []
-        single: list[int] = []  # of each read, which result it is; -1 for a part of one
-        loose: list[tuple[str, int, int]] = []  # which reads are of an object that is not pinned
+        single: list[int] = []  # for each read, the index of its result; -1 for a part of a larger range
+        loose: list[tuple[str, int, int]] = []  # slices of ``reads`` for objects without a given version
         for key, starts, stops, version in requests:
             name, first = self.url(key), len(reads)
             for start, stop in zip(starts, stops, strict=True):

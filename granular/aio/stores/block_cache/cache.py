@@ -1,9 +1,9 @@
-"""The block cache: what was read from a bucket once comes from the local disk afterwards, for all of a machine.
+"""Block cache: what was read from a bucket once is then read from the local disk, by all processes on a machine.
 
-A read that names the version of its object, as those of readers do, is made of blocks. Those that are there are read in
-place, like any local file. The others are fetched whole, neighbours in one request, each by one process and one task at
-a time, and kept. Whatever goes wrong with the folder, the read goes to the store as if there were none; but a folder
-that is not this user's is refused.
+A read that names the version of its object, as those of readers do, is divided into blocks. Cached blocks are read
+inline, like any local file. The others are fetched whole, neighbours in one request, each by one process and one task
+at a time, and cached. If anything goes wrong with the folder, reads go to the store as if there were no cache; but a
+folder that belongs to another user is rejected.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ from granular.aio.stores.local.files import IN_PLACE
 from granular.config import IOConfig
 from granular.errors import GranularError
 
-_PATIENCE: Final = 20.0  # seconds for which a block is waited for that another process fetches
-_PAUSE: Final = 30.0  # seconds for which nothing is kept after it could not be
+_PATIENCE: Final = 20.0  # seconds to wait for a block that another process fetches
+_PAUSE: Final = 30.0  # seconds in which no blocks are added after the folder failed
 
 T = TypeVar('T')
 
@@ -33,29 +33,29 @@ logger = logging.getLogger('granular')
 
 
 class Below(Protocol):
-    """The store that is asked for what is not there."""
+    """The upstream store, from which missing blocks are fetched."""
 
     root: str
 
     def url(self, key: str) -> str:
-        """The address of a key, to be shown."""
+        """Return the address of a key, for display."""
         ...
 
     async def ready(self) -> None:
-        """Be where its calls can wait."""
+        """Switch to the event loop if calls may wait."""
         ...
 
     async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
-        """One byte range."""
+        """Read one byte range."""
         ...
 
     async def fetch_many(self, requests: Sequence[Request]) -> list[bytes]:
-        """The byte ranges of all requests."""
+        """Read the byte ranges of all requests."""
         ...
 
 
 class Span(NamedTuple):
-    """A byte range that is wanted."""
+    """A requested byte range of an object."""
 
     key: str
     start: int
@@ -64,7 +64,7 @@ class Span(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Blocks one behind the other that are to be fetched."""
+    """Consecutive blocks of an object to fetch."""
 
     key: str
     version: str
@@ -73,17 +73,18 @@ class Run(NamedTuple):
     length: int
 
 
-Name = tuple[int, int]  # of a block: the object's identity (a damaged table may give one place to two), and its number
+# The identity of the object, as a damaged table may give one position to two objects, and the block's number.
+Name = tuple[int, int]
 Blocks = dict[Name, memoryview]
 Flight = concurrent.futures.Future[memoryview | None]
 
 
 class BlockCache:
-    """Blocks of the objects of any stores in one folder.
+    """A cache of blocks in one folder, for the objects of any stores.
 
     Args:
       folder: the local folder.
-      limit: bytes on the disk.
+      limit: maximum bytes on the disk.
     """
 
     def __init__(self, folder: str, limit: int) -> None:
@@ -93,7 +94,7 @@ class BlockCache:
         self._paused = 0.0
 
     async def read_many(self, below: Below, identity: str, requests: Sequence[Request]) -> list[bytes]:
-        """The byte ranges of all requests, one request after the other."""
+        """Read the byte ranges of all requests; return them in order, request by request."""
         spans = [
             Span(key, start, stop, version)
             for key, starts, stops, version in requests
@@ -113,7 +114,7 @@ class BlockCache:
         return [piece for piece in found if piece is not None]
 
     def forget(self, identity: str, requests: Sequence[Request]) -> None:
-        """Make the blocks of all requests absent, as when their bytes turned out to be wrong."""
+        """Mark the blocks of all requests as absent, because their bytes turned out to be wrong."""
         for key, starts, stops, version in requests:
             cached = self._known(identity, key, version)
             if cached is None:
@@ -123,7 +124,7 @@ class BlockCache:
                     self._packs.forget(cached, block)
 
     def _known(self, identity: str, key: str, version: str | None) -> Cached | None:
-        """The object, if this process has asked the store for its size."""
+        """Return the registered object, if the store has told this process its size, else None."""
         size = None if version is None else _sizes.get((identity, key, version))
         return None if version is None or size is None else self._packs.known(identity, key, version, size)
 
@@ -145,7 +146,7 @@ class BlockCache:
             logger.warning('%s: the block cache is not used for a while: %s', self._packs.folder, error)
         self._paused = time.monotonic() + _PAUSE
 
-    # --- what is not there
+    # --- missing blocks
 
     async def _fill(self, below: Below, identity: str, spans: Sequence[Span]) -> list[bytes]:
         objects: dict[tuple[str, str], Cached | None] = {}
@@ -166,7 +167,7 @@ class BlockCache:
         return [piece for piece in out if piece is not None]
 
     async def _meet(self, below: Below, identity: str, key: str, version: str) -> Cached | None:
-        """The object's registration. The store is asked for its size, and so for its version, once in a process."""
+        """Return the registered object, after asking the store for its size, and so its version, once per process."""
         name = identity, key, version
         mine: concurrent.futures.Future[None] = concurrent.futures.Future()
         meeting = self._meeting.setdefault(name, mine)
@@ -177,7 +178,7 @@ class BlockCache:
                 note(*name, (await below.read(key, 0, 1, version)).size)
             size = _sizes.get(name)
             if size is None:
-                return None  # the other task failed: without the cache, the store says why
+                return None  # the other task failed: a read without the cache raises the reason
             return await self._tried(
                 lambda: self._packs.known(*name, size) or self._packs.introduce(*name, size, below.url(key))
             )
@@ -187,7 +188,7 @@ class BlockCache:
                 mine.set_result(None)
 
     async def _tried(self, call: Callable[[], T]) -> T | None:
-        """Do something with the folder, in a thread; if that fails, do without."""
+        """Run a call on the folder in a thread. If it fails, pause the cache and return None."""
         try:
             return await offload(call)
         except OSError as error:
@@ -195,7 +196,7 @@ class BlockCache:
             return None
 
     async def _fetch(self, below: Below, spans: Sequence[Span], owners: Sequence[Cached | None]) -> Blocks:
-        """Fetch the blocks that are missing, each once, whoever else wants it."""
+        """Fetch the blocks that are missing, each once for all tasks and processes that request it."""
         job = _Job(below)
         mine: list[tuple[Span, Cached, int]] = []
         others: dict[Name, Flight] = {}
@@ -231,13 +232,13 @@ class BlockCache:
                 self._flying.pop(name, None)
                 if not flight.done():
                     flight.set_result(None)
-            self._land(runs)  # also if what was to fetch them was cancelled before it began
+            self._land(runs)  # also if the task that was to fetch them was cancelled before it started
         return job.blocks
 
     async def _get(self, job: '_Job', runs: Sequence[Run]) -> None:
-        """Fetch and keep blocks that no other process fetches."""
+        """Fetch and cache blocks that this process has claimed."""
         try:
-            # Until they were ours, another may have come and gone.
+            # Another process may have cached them before this one claimed them.
             wanted = [run for run in runs if not self._there(run)]
             counters.block_misses += sum(run.length for run in wanted)
             limits = [(run.first << SHIFT, min((run.first + run.length) << SHIFT, run.cached.size)) for run in wanted]
@@ -267,7 +268,7 @@ class BlockCache:
                 self._packs.write(run.cached, run.first, data)
 
     async def _await(self, job: '_Job', runs: Sequence[Run]) -> None:
-        """Wait for blocks that other processes fetch; fetch those of which they let go."""
+        """Wait for blocks that other processes fetch; fetch those that they release without caching them."""
         until, pause = time.monotonic() + _PATIENCE, 0.002
         while (runs := [run for run in runs if not self._there(run)]) and time.monotonic() < until:
             free = [run for run in runs if self._packs.take_off(*run[2:])]
@@ -279,7 +280,7 @@ class BlockCache:
                 pause = min(2 * pause, 0.05)
 
     def _assemble(self, spans: Sequence[Span], owners: Sequence[Cached | None], blocks: Blocks) -> list[bytes | None]:
-        """The byte ranges, of what was fetched and what is on the disk; None if neither has it."""
+        """Return the byte ranges, from fetched and cached blocks; None for a range of which a block is missing."""
         return [
             None if cached is None or span.stop > cached.size else self._joined(span, cached, blocks)
             for span, cached in zip(spans, owners, strict=True)
@@ -303,11 +304,12 @@ class BlockCache:
 
 
 class _Job:
-    """What one read fetches.
+    """The blocks that one read fetches.
 
     Attributes:
-      flights: the blocks that it fetches, for whoever else wants them.
-      blocks: those that came.
+      below: the upstream store.
+      flights: a future for each block that this read fetches, for other reads of it.
+      blocks: the blocks that arrived.
     """
 
     def __init__(self, below: Below) -> None:
@@ -317,7 +319,7 @@ class _Job:
 
 
 def _runs(wanted: Iterable[tuple[Span, Cached, int]]) -> list[Run]:
-    """Blocks, as few runs."""
+    """Group blocks into as few runs as possible."""
     runs: list[Run] = []
     for span, cached, block in sorted(wanted, key=lambda item: (item[1].seed, item[2])):
         last = runs[-1] if runs else None
@@ -332,16 +334,16 @@ _sizes: Final[dict[tuple[str, str, str], int]] = {}
 
 
 def note(identity: str, key: str, version: str, size: int) -> None:
-    """Note what the store has told this process: a version of an object that it has, and the size of that.
+    """Record a version of an object and its size, as the store has reported them to this process.
 
-    Nothing is served from a cache before, so that an object that was replaced, or whose version does not tell it from
-    one of another size, is noticed however its version was learned.
+    No object is served from a cache before this. So an object that was replaced, or two objects of different size with
+    the same version, are detected wherever the version comes from.
     """
     _sizes[identity, key, version] = size
 
 
 def doubt(identity: str, prefix: str) -> None:
-    """Have the store asked again before objects of a folder are served: their versions are those of an index cache."""
+    """Forget the versions of a folder's objects, which come from an index cache: the store must confirm them first."""
     for name in [name for name in list(_sizes) if name[0] == identity and name[1].startswith(prefix)]:
         _sizes.pop(name, None)
 
@@ -350,10 +352,10 @@ _caches: Final[dict[tuple[str, int], BlockCache | None]] = {}
 
 
 def cache_of(config: IOConfig) -> BlockCache | None:
-    """The block cache that a config names, one for each folder; None if there is none, or it cannot be had.
+    """Return the block cache that a config names, one per folder and limit; None if there is none or it fails to open.
 
     Raises:
-      AccessDeniedError: if its folder belongs to another user, or has symbolic links in it.
+      AccessDeniedError: if its folder belongs to another user, or contains symbolic links.
     """
     name = config.cache_dir, config.cache_bytes
     try:
@@ -363,7 +365,7 @@ def cache_of(config: IOConfig) -> BlockCache | None:
     try:
         opened = BlockCache(os.path.expanduser(config.cache_dir), config.cache_bytes)
     except GranularError:
-        raise  # a folder that is refused is no accident of the disk
+        raise  # a rejected folder is not a disk failure
     except OSError as error:
         logger.warning('%s: there will be no block cache: %s', config.cache_dir, error)
         return _caches.setdefault(name, None)
@@ -371,7 +373,7 @@ def cache_of(config: IOConfig) -> BlockCache | None:
 
 
 def _after_fork() -> None:
-    # A child appends to packs of its own, and does not count as its parent among those who fetch.
+    # A child appends to packs of its own, and claims blocks separately from its parent.
     _caches.clear()
 
 

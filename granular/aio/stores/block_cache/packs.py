@@ -1,23 +1,24 @@
-"""The folder of a block cache on the local disk, shared by all processes of one user on a machine.
+"""Folder of a block cache on the local disk, shared by all processes of one user on a machine.
 
 ::
 
     blocks-2/
       table        16 bytes for each block of each object, mapped by all processes: its location and its proof
-      objects/...  one record for each version of an object: its size, and where its area of the table begins
-      packs/...    blocks one behind the other, appended to by one process at a time
-      lock         held for moments, when an object is registered, and when a pack is created or removed
-      flights      bytes of it are locked that stand for blocks that a process is fetching
+      objects/...  one record for each version of an object: its size, and the position of its area of the table
+      packs/...    blocks one after the other, appended to by one process at a time
+      lock         held briefly when an object is registered, and when a pack is created or removed
+      flights      byte locks, one for each block in flight
 
-No file is relied on. The proof of a block is 64 bits: a CRC32C of each half of its bytes, begun from the identity of
-the object (store, endpoint, key, version, size) and the number of the block. A process compares it the first time that
-it reads a slot of a pack for a block, unless it wrote the slot itself. So a table, a record or a pack that was deleted,
-cut off, rolled back to an earlier copy, filled with zeros, or swapped for another one, as after a power cut, costs time
-and never gives the bytes of another block: no order of writes has to be enforced, and nothing is synced.
+No file is trusted. The proof of a block is 64 bits: a CRC32C of each half of its bytes, seeded with the identity of the
+object (store, endpoint, key, version, size) and the number of the block. A process compares it the first time that it
+reads a slot of a pack for a block, unless it wrote the slot itself. So a table, a record or a pack that was deleted,
+truncated, rolled back to an earlier copy, filled with zeros, or swapped for another one, for example by a power cut,
+costs time and never yields the bytes of another block: no order of writes has to be enforced, and nothing is synced.
 
-A block is written before the table tells of it, in one store of 8 bytes. A pack is never changed but at its end, and
-its number is random, so that it is not given to another pack after it was removed: a process that has the pack open
-reads on, and to all others its blocks are absent. Damage is logged, and the store is asked.
+A block is written before the table refers to it, by one 8-byte memory write. A pack only changes at its end, and its
+number is random, so that it is not given to another pack after it was removed: a process that has the pack open
+continues to read it, and for all others its blocks are absent. Damage is logged, and the blocks are fetched from the
+store again.
 """
 
 import array
@@ -49,17 +50,17 @@ from granular.formats.checksums import seal
 SHIFT: Final = 16
 BLOCK: Final = 1 << SHIFT
 """Bytes of a block: a request for fewer costs about as much."""
-PACKS: Final = 128  # that there may be; fewer, of 1 MiB, in a small cache
-SLOTS: Final = 24  # bits of a location that say where in its pack a block lies; the others are the pack's number
+PACKS: Final = 128  # maximum number of packs; a small cache has fewer, of 1 MiB
+SLOTS: Final = 24  # bits of a location that give the block's slot in its pack; the other bits are the pack's number
 _SLOT: Final = (1 << SLOTS) - 1
-_NUMBERS: Final = 1 << 40  # of packs
-_TABLE: Final = 1 << 34  # bytes that are mapped, for 64 TiB of objects; on the disk it has what was written
-_HEAD: Final = 4096  # bytes before the first area; its first word is where the next area begins, in words of 8 bytes
-_AREA: Final = 2  # words at the beginning of an object's area: its identity, and how many words the area has
-_RECORD: Final = 1 << 16  # bytes that an object record never exceeds
-_TOUCH: Final = 30.0  # seconds after which the use of a pack is noted again
-_QUIET: Final = 30.0  # seconds in which further damage is not logged
-_CANNOT: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # what file systems without reservations answer
+_NUMBERS: Final = 1 << 40  # pack numbers are below this
+_TABLE: Final = 1 << 34  # bytes of the mapping, for 64 TiB of objects; the file is sparse
+_HEAD: Final = 4096  # bytes before the first area; the first word is the position of the next area, in words of 8 bytes
+_AREA: Final = 2  # words at the beginning of an object's area: its identity, and the number of words of the area
+_RECORD: Final = 1 << 16  # upper bound of the bytes of an object record
+_TOUCH: Final = 30.0  # minimum seconds between two records of a pack's use
+_QUIET: Final = 30.0  # seconds in which further damage is only logged as DEBUG
+_CANNOT: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # errors of file systems without reservations
 _VERSION: Final = 'blocks-2'
 _OLD: Final = 'blocks-1'
 
@@ -67,12 +68,14 @@ logger = logging.getLogger('granular')
 
 
 class Pack:
-    """An open pack, closed when its last reader lets go.
+    """An open pack, closed when its last reader releases it.
 
     Attributes:
-      fd: to read from; to append to as well, if it was claimed.
-      touched: when its use was noted last, by the monotonic clock.
-      proven: for each slot, the mark of the block that this process has found or put there; 0 for none.
+      fd: descriptor to read from; also to append to, if the pack was claimed.
+      next: the first free slot, if the pack was claimed.
+      number: the number of the pack.
+      touched: the time at which its use was last recorded, by the monotonic clock.
+      proven: for each slot, the mark of the block that this process has verified or written there; 0 for none.
     """
 
     __slots__ = ('fd', 'next', 'number', 'proven', 'touched')
@@ -82,7 +85,7 @@ class Pack:
         self.proven = array.array('Q')
 
     def prove(self, slot: int, mark: int) -> None:
-        """Note which block a slot has."""
+        """Record which block a slot holds."""
         if slot >= len(self.proven):
             self.proven.frombytes(bytes(8 * (max(slot + 1, 2 * len(self.proven)) - len(self.proven))))
         self.proven[slot] = mark
@@ -92,13 +95,13 @@ class Pack:
 
 
 class Cached:
-    """One version of an object.
+    """A registered version of an object.
 
     Attributes:
       size: its bytes.
-      base: where its entries begin in the table, in words of 8 bytes.
-      flight: the position of its first block among the locks of blocks that are being fetched.
-      seed: 63 bits of its identity; with the number of a block added, the mark of that block.
+      base: the position of its entries in the table, in words of 8 bytes.
+      flight: the position of its first block among the locks of blocks in flight.
+      seed: 63 bits of its identity; the sum of the seed and a block number is the mark of that block.
     """
 
     __slots__ = ('base', 'flight', 'seed', 'size')
@@ -109,17 +112,17 @@ class Cached:
         self.seed = _seed(digest)
 
     def length(self, block: int) -> int:
-        """The bytes of a block."""
+        """Return the size of a block in bytes."""
         return min(BLOCK, self.size - (block << SHIFT))
 
     def proof(self, block: int, left: bytes, right: bytes) -> int:
-        """The proof of a block with these halves."""
+        """Return the proof of a block with the given halves."""
         number = block.to_bytes(8, 'little')
         return seal(seal(self.seed, number, number), left, right)
 
 
 class Record(NamedTuple):
-    """The content of an object record: the SHA-256 of the object's identity, its size, area, and address as shown."""
+    """Object record: the SHA-256 of the object's identity, its size, table position, and address for display."""
 
     digest: bytes
     size: int
@@ -130,14 +133,14 @@ class Record(NamedTuple):
 class Packs:
     """The blocks in a folder.
 
-    Memory: 8 bytes for each block in the packs that this process has read, beside the page cache of the system.
+    Memory: 8 bytes for each block in the packs that this process has read, in addition to the system's page cache.
 
     Args:
       folder: created if it does not exist.
-      limit: bytes on the disk that all packs may have.
+      limit: maximum bytes on the disk of all packs.
 
     Raises:
-      AccessDeniedError: if the folder belongs to another user, or has symbolic links in it.
+      AccessDeniedError: if the folder belongs to another user, or contains symbolic links.
     """
 
     def __init__(self, folder: str, limit: int) -> None:
@@ -150,15 +153,15 @@ class Packs:
         self._records = self._kept(open_folder('objects', self._top))
         self._packs = self._kept(open_folder('packs', self._top))
         with contextlib.suppress(OSError):
-            shutil.rmtree(_OLD, dir_fd=top)  # it would take its limit beside this one's
+            shutil.rmtree(_OLD, dir_fd=top)  # it would take its own limit in addition to this one's
         self._table = self._kept(open_file('table', os.O_RDWR | os.O_CREAT, self._top))
         if os.fstat(self._table).st_size < _TABLE:
-            os.ftruncate(self._table, _TABLE)  # a hole
+            os.ftruncate(self._table, _TABLE)  # a sparse file
         _reserve(self._table, 0, _HEAD)
         self._map = mmap.mmap(self._table, _TABLE)
         self.words = memoryview(self._map).cast('Q')
         self._flights = RangeLocks(open_file('flights', os.O_RDWR | os.O_CREAT, self._top))
-        os.close(open_file('lock', os.O_RDWR | os.O_CREAT, self._top))  # so that a planted link is refused now
+        os.close(open_file('lock', os.O_RDWR | os.O_CREAT, self._top))  # rejects a planted link now
         self._objects: dict[tuple[str, str, str], Cached] = {}
         self._open: dict[int, Pack | None] = {}
         self._mine: Pack | None = None
@@ -176,7 +179,7 @@ class Packs:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other processes from registering objects, and from creating or removing packs."""
+        """Exclude other threads and processes from registering objects, and from creating or removing packs."""
         with self._turn:
             held = open_file('lock', os.O_RDWR | os.O_CREAT, self._top)
             try:
@@ -186,7 +189,7 @@ class Packs:
                 os.close(held)
 
     def _damaged(self, name: str, error: object) -> None:
-        """Log damage, but not each of many."""
+        """Log damage as a WARNING at most every 30 s, otherwise as DEBUG."""
         level, now = logging.DEBUG, time.monotonic()
         if now - self._logged > _QUIET:
             level, self._logged = logging.WARNING, now
@@ -195,7 +198,7 @@ class Packs:
     # --- objects
 
     def known(self, store: str, key: str, version: str, size: int) -> Cached | None:
-        """A version of an object that was registered before, by any process."""
+        """Return a version of an object that any process has registered; None if there is none."""
         cached = self._objects.get((store, key, version))
         if cached is None or cached.size != size:
             cached = self._registered(store, key, version, size)
@@ -218,10 +221,10 @@ class Packs:
         return Cached(record.size, record.base, record.digest)
 
     def _record(self, name: str) -> Record:
-        """The content of an object record.
+        """Return the content of an object record.
 
         Raises:
-          ValueError: if it has none.
+          ValueError: if the file has none.
         """
         fd = open_file(name, os.O_RDONLY, self._records)
         try:
@@ -242,12 +245,12 @@ class Packs:
         return record
 
     def _owns(self, record: Record) -> bool:
-        """Check that the area of an object begins with its identity: tables and records may be of different times."""
+        """Return whether an object's area begins with its identity: the table and records may be of different times."""
         start = record.base - _AREA
         return self.words[start] == _seed(record.digest) and self.words[start + 1] == _words(record.size)
 
     def introduce(self, store: str, key: str, version: str, size: int, url: str) -> Cached:
-        """Register a version of an object: make room in the table for it."""
+        """Register a version of an object, and allocate its area of the table."""
         digest, words = _digest(store, key, version, size), _words(size)
         if _HEAD // 8 + words > len(self.words):
             raise OSError(f'{url}: has {size} bytes, more than a block cache can describe')
@@ -256,7 +259,7 @@ class Packs:
                 return cached
             start = self.words[0]
             if start % _AREA or not _HEAD // 8 <= start <= len(self.words) - words:
-                start = _HEAD // 8  # a new table, a damaged one, or a full one: what is overwritten is registered anew
+                start = _HEAD // 8  # a new, damaged or full table: objects that are overwritten are registered again
             _reserve(self._table, 8 * start, 8 * _AREA)
             self.words[0] = start + words
             self.words[start], self.words[start + 1] = _seed(digest), words
@@ -275,9 +278,9 @@ class Packs:
     # --- reading
 
     def read(self, cached: Cached, start: int, stop: int) -> bytes | None:
-        """A byte range, if all of it is there."""
+        """Return a byte range if all of it is cached, else None."""
         if stop > cached.size:
-            return None  # the store will say so
+            return None  # the store raises the error
         first, last = start >> SHIFT, (stop - 1) >> SHIFT
         if first == last:
             location = self.words[cached.base + 2 * first]
@@ -294,7 +297,7 @@ class Packs:
         return out if self._read_into(cached, start, stop, view) else None
 
     def _read_into(self, cached: Cached, start: int, stop: int, view: memoryview) -> bool:
-        """Blocks that lie one behind the other in a pack are read at once."""
+        """Read a byte range, with one read for adjacent blocks of a pack. Return whether all of it is cached."""
         at, words = start, self.words
         while at < stop:
             block = at >> SHIFT
@@ -319,14 +322,14 @@ class Packs:
         return True
 
     def has(self, cached: Cached, block: int) -> bool:
-        """Report whether a block is there; its proof is compared when it is read."""
+        """Return whether a block is cached; its proof is compared when it is read."""
         location = self.words[cached.base + 2 * block]
         return bool(location) and self._pack(location) is not None
 
     def forget(self, cached: Cached, block: int) -> None:
-        """Make a block absent."""
+        """Mark a block as absent."""
         entry = cached.base + 2 * block
-        if self.words[entry]:  # so that no store goes to a page of the table that has no room on the disk
+        if self.words[entry]:  # writing to a page of the table without disk space would kill the process
             self.words[entry] = 0
 
     def _pack(self, location: int) -> Pack | None:
@@ -337,7 +340,7 @@ class Packs:
             pack = self._opened(number)
         if pack is not None and (now := time.monotonic()) - pack.touched > _TOUCH:
             pack.touched = now
-            with contextlib.suppress(OSError):  # it is removed somewhat earlier then
+            with contextlib.suppress(OSError):  # it is only removed somewhat earlier
                 os.utime(pack.fd)
         return pack
 
@@ -346,7 +349,7 @@ class Packs:
             pack = Pack(open_file(_pack_name(number), os.O_RDONLY, self._packs), number)
         except FileNotFoundError:
             pack = None
-        except OSError as error:  # as when too many files are open: not for ever
+        except OSError as error:  # such as too many open files, which may pass: not remembered
             self._damaged(_pack_name(number), error)
             return None
         with self._lock:
@@ -356,7 +359,7 @@ class Packs:
         return pack
 
     def _check(self, cached: Cached, block: int, pack: Pack, location: int) -> bool:
-        """Compare the proof of a block with what lies at its location."""
+        """Compare a block's proof with the bytes at its location. Return whether they agree."""
         entry, slot = cached.base + 2 * block, location & _SLOT
         length, at = cached.length(block), slot << SHIFT
         half = length // 2
@@ -372,9 +375,9 @@ class Packs:
     # --- writing
 
     def write(self, cached: Cached, first: int, data: bytes) -> None:
-        """Keep blocks one behind the other, from ``first`` on."""
+        """Cache consecutive blocks, from the block ``first`` on."""
         view = memoryview(data)
-        # What is stored into through a mapping must have room on the disk, or the process is killed.
+        # A write to a mapped page without disk space kills the process.
         _reserve(self._table, 8 * (cached.base + 2 * first), 16 * -(-len(view) // BLOCK))
         while view:
             pack, slot, count = self._room(-(-len(view) // BLOCK))
@@ -391,7 +394,7 @@ class Packs:
             view = view[len(part) :]
 
     def _room(self, count: int) -> tuple[Pack, int, int]:
-        """A pack, the first free slot in it, and how many there are, up to ``count``."""
+        """Reserve up to ``count`` slots: return their pack, the first slot and the number of slots."""
         most = self._pack_size >> SHIFT
         while True:
             with self._lock:
@@ -403,10 +406,10 @@ class Packs:
             self._claim(pack)
 
     def _claim(self, full: Pack | None) -> None:
-        """Go on with a pack that no process writes to, or begin one."""
+        """Continue a pack that no process writes to, or create one."""
         with self._alone():
             if self._mine is not full:
-                return  # another thread did
+                return  # another thread did it
             packs = self._listed()
             free = (self._claimed(number) for _, number, size in reversed(packs) if size < self._pack_size)
             mine = next(filter(None, free), None)
@@ -431,7 +434,7 @@ class Packs:
         return pack if pack.next < self._pack_size >> SHIFT else None
 
     def _listed(self) -> list[tuple[float, int, int]]:
-        """When each pack was used last, its number and size, by that."""
+        """Return the time of last use, the number and the size of each pack, least recently used first."""
         packs = []
         with os.scandir(os.path.join(self.folder, 'packs')) as entries:
             for entry in entries:
@@ -442,7 +445,11 @@ class Packs:
         return sorted(packs)
 
     def _remove(self, packs: Sequence[tuple[float, int, int]], limit: int) -> int:
-        """Remove those that were used least recently until the others have at most ``limit`` bytes when full."""
+        """Remove the least recently used packs until the others, when full, have at most ``limit`` bytes.
+
+        Returns:
+          The bytes removed.
+        """
         sizes = [max(size, self._pack_size) for _, _, size in packs]
         total, removed = sum(sizes), 0
         for (_, number, size), full in zip(packs, sizes, strict=True):
@@ -454,27 +461,27 @@ class Packs:
             total, removed = total - full, removed + size
         return removed
 
-    # --- who fetches what
+    # --- blocks in flight
 
     def take_off(self, cached: Cached, first: int, count: int) -> bool:
-        """Say that this process fetches blocks; whether no other one does."""
+        """Claim blocks for fetching. Return False if another process holds one of them."""
         return self._flights.lock(cached.flight + first, count)
 
     def land(self, cached: Cached, first: int, count: int) -> None:
-        """Say that it does so no more."""
+        """Release claimed blocks."""
         self._flights.unlock(cached.flight + first, count)
 
-    # --- looking at it
+    # --- inspection
 
     def objects(self) -> Iterator[tuple[str, int, int]]:
-        """The address and size of each version of an object, and how many of its bytes are there."""
+        """Yield the address and size of each version of an object, and how many of its bytes are cached."""
         alive = [number for _, number, _ in self._listed()]
         table = np.frombuffer(self._map, np.uint64)
         for name in sorted(os.listdir(os.path.join(self.folder, 'objects'))):
             try:
                 record = self._record(name)
             except (OSError, ValueError):
-                continue  # one that is being written, or damaged
+                continue  # being written, or damaged
             if not self._owns(record) or not record.size:
                 continue
             locations = table[record.base : record.base + _words(record.size) - _AREA : 2]
@@ -483,11 +490,11 @@ class Packs:
             yield record.url, record.size, int(there.sum()) * BLOCK - missing
 
     def size(self) -> int:
-        """Bytes of all packs."""
+        """Return the total size of all packs in bytes."""
         return sum(size for _, _, size in self._listed())
 
     def trim(self, limit: int) -> int:
-        """Remove what was used least recently until that many bytes are left; gives the bytes that were removed."""
+        """Remove the least recently used packs until at most ``limit`` bytes are left. Return the bytes removed."""
         with self._alone():
             packs, removed = self._listed(), 0
             while packs and sum(size for _, _, size in packs) > limit:
@@ -497,12 +504,12 @@ class Packs:
 
 
 def _digest(store: str, key: str, version: str, size: int) -> bytes:
-    """The identity of an object."""
+    """Return the SHA-256 of an object's identity."""
     return hashlib.sha256(repr((store, key, version, size)).encode()).digest()
 
 
 def _seed(digest: bytes) -> int:
-    """63 bits of an identity, so that the number of a block can be added; never 0."""
+    """Return 63 bits of an identity, so that a block number can be added; never 0."""
     return int.from_bytes(digest[:8], 'big') >> 1 | 1
 
 
@@ -515,27 +522,27 @@ def _pack_name(number: int) -> str:
 
 
 def _words(size: int) -> int:
-    """The words of the table that an object of so many bytes takes."""
+    """Return the number of table words that an object of ``size`` bytes takes."""
     return _AREA + 2 * -(-size // BLOCK)
 
 
 def _reserve(fd: int, start: int, length: int) -> None:
-    """Give bytes of a file room on the disk, where the file system can.
+    """Reserve disk space for bytes of a file, where the file system can.
 
     Raises:
-      OSError: if there is none.
+      OSError: if the disk is full.
     """
     try:
         os.posix_fallocate(fd, start, length)
     except AttributeError:
-        return  # a system without it
+        return  # a system without posix_fallocate
     except OSError as error:
         if error.errno not in _CANNOT:
             raise
 
 
 def existing(folder: str) -> Packs:
-    """The blocks in a folder that has some.
+    """Open the block cache in a folder that has one.
 
     Raises:
       NotFoundError: if it has none.

@@ -1,4 +1,4 @@
-"""Credentials of Google, found and renewed by google-auth. All of it blocks: it is called on worker threads."""
+"""Google credentials, found and renewed by google-auth. Finding and renewing block: they run on worker threads."""
 
 import contextlib
 import datetime
@@ -19,8 +19,8 @@ from granular.errors import (
 )
 
 _SCOPES: Final = ('https://www.googleapis.com/auth/devstorage.full_control',)
-_RENEW: Final = 300.0  # seconds before the end of a token
-_PATIENCE: Final = 30.0  # seconds between two requests for a token while the one before is good
+_RENEW: Final = 300.0  # seconds before the expiry of a token in which it is renewed
+_PATIENCE: Final = 30.0  # minimum seconds between two renewals while the current token is valid
 _NAMES: Final = ('anon', 'google_default', 'cloud')
 
 
@@ -30,8 +30,8 @@ class Login:
     Args:
       root: the bucket, for errors.
       credentials: those of google-auth; None to send none.
-      project: the project; empty if it is not known.
-      timeout: seconds for each request to the server that gives the tokens.
+      project: the project; empty if it is unknown.
+      timeout: seconds for each request to the token server.
     """
 
     def __init__(self, root: str, credentials: Any, project: str, timeout: float) -> None:
@@ -41,7 +41,7 @@ class Login:
 
     @property
     def stale(self) -> bool:
-        """Whether the token is missing or about to expire."""
+        """True if the token is missing or about to expire."""
         if self.credentials is None:
             return False
         if not self.credentials.token:
@@ -52,22 +52,22 @@ class Login:
         left = expiry.replace(tzinfo=datetime.UTC) - datetime.datetime.now(datetime.UTC)
         if left.total_seconds() <= 0:
             return True
-        # The metadata server gives the same token again until shortly before its end.
+        # The metadata server returns the same token again until shortly before it expires.
         return left.total_seconds() < _RENEW and time.monotonic() - self._renewed > _PATIENCE
 
     def renew(self) -> None:
         """Get a new token.
 
         Raises:
-          AccessDeniedError: if these credentials get none.
-          StoreError: if the server that gives tokens does not answer.
+          AccessDeniedError: if the credentials are refused a token.
+          StoreError: if the token server does not answer.
         """
         with translated(self._root):
             self.credentials.refresh(_request(self._timeout))
         self._renewed = time.monotonic()
 
     def headers(self) -> dict[str, str]:
-        """The headers that authorise a request."""
+        """Return the headers that authorise a request."""
         headers: dict[str, str] = {}
         if self.credentials is not None:
             with translated(self._root):
@@ -78,23 +78,23 @@ class Login:
 def log_in(root: str, options: Mapping[str, Any], emulated: bool, timeout: float) -> Login:
     """Find credentials.
 
-    The option ``token`` says which: ``'anon'``, ``'google_default'``, ``'cloud'`` (the metadata server), the path or
-    the content of a JSON file of Google's, an access token, or credentials of google-auth. Without it they are those
-    of :func:`google.auth.default`: GOOGLE_APPLICATION_CREDENTIALS, gcloud's, the metadata server's.
+    The option ``token`` selects them: ``'anon'``, ``'google_default'``, ``'cloud'`` (the metadata server), the path of
+    one of Google's JSON files or its content as a dict, an access token, or credentials of google-auth. Without it,
+    :func:`google.auth.default` finds them: GOOGLE_APPLICATION_CREDENTIALS, gcloud's, the metadata server's.
 
-    Requests are anonymous where ``anon=True`` or ``token='anon'`` says so, and to an emulator where neither ``token``
-    nor GOOGLE_APPLICATION_CREDENTIALS is given. They never are because no credentials were found: the metadata server
-    may be late.
+    Requests are anonymous with ``anon=True`` or ``token='anon'``, and to an emulator if neither ``token`` nor
+    GOOGLE_APPLICATION_CREDENTIALS is given. They never become anonymous because no credentials were found: the
+    metadata server may only be late.
 
     Args:
       root: the bucket, for errors.
       options: ``token``, ``anon`` and ``project``.
-      emulated: whether the endpoint is an emulator.
-      timeout: seconds for each request to the server that gives the tokens.
+      emulated: True if the endpoint is an emulator.
+      timeout: seconds for each request to the token server.
 
     Raises:
-      AccessDeniedError: if there are none.
-      InvalidArgumentError: for a ``token`` that is none of these.
+      AccessDeniedError: if no credentials are found.
+      InvalidArgumentError: for any other ``token``, or one together with ``anon=True``.
       MissingExtraError: if google-auth is not installed.
     """
     token, project = options.get('token'), options.get('project') or os.environ.get('GOOGLE_CLOUD_PROJECT') or ''
@@ -118,7 +118,7 @@ def log_in(root: str, options: Mapping[str, Any], emulated: bool, timeout: float
 
 
 def _credentials(root: str, token: Any, timeout: float) -> tuple[Any, str | None]:
-    """Credentials of google-auth, and the project that they name."""
+    """Return credentials of google-auth, and the project that they name."""
     import google.auth
     from google.auth import compute_engine
     from google.oauth2 import credentials, service_account
@@ -147,7 +147,7 @@ def _credentials(root: str, token: Any, timeout: float) -> tuple[Any, str | None
     if kind == 'service_account':
         return service_account.Credentials.from_service_account_info(token, scopes=_SCOPES), project
     if kind == 'authorized_user':
-        # Google refuses scopes that were not those of the login.
+        # Google rejects scopes other than those of the login.
         return credentials.Credentials.from_authorized_user_info(token), project
     raise InvalidArgumentError(
         f'{root}: token is of type {kind!r}: expected a service_account or an authorized_user; for others set '
@@ -156,7 +156,7 @@ def _credentials(root: str, token: Any, timeout: float) -> tuple[Any, str | None
 
 
 def _content(root: str, token: str | os.PathLike[str]) -> Any:
-    """The content of a JSON file of credentials; None if the text is no path but an access token."""
+    """Return the content of a JSON file of credentials; None if the text is an access token, not a path."""
     path = os.path.expanduser(token)
     if isinstance(token, str) and not os.path.exists(path) and not path.endswith('.json'):
         return None
@@ -171,7 +171,7 @@ def _content(root: str, token: str | os.PathLike[str]) -> Any:
 
 
 def _request(timeout: float) -> Any:
-    """Requests to the servers that give tokens, each of which ends in time and stays with its host."""
+    """Return google-auth's requests to token servers, with bounded timeouts and without redirects."""
     import google.auth.transport.requests
 
     class Request(google.auth.transport.requests.Request):  # type: ignore[misc]
@@ -183,7 +183,7 @@ def _request(timeout: float) -> Any:
 
 
 def translated(name: str) -> contextlib.AbstractContextManager[None]:
-    """Turn errors of google-auth into those of this library."""
+    """Convert the exceptions of google-auth to ours."""
     return translating.translated(name, _ours)
 
 
@@ -202,6 +202,6 @@ def _ours(name: str, error: Exception) -> GranularError | None:
         )
     if isinstance(error, exceptions.GoogleAuthError):
         return AccessDeniedError(f'{name}: its credentials get no token: {detail}')
-    if isinstance(error, ValueError | TypeError | AttributeError):  # of a file whose fields are of other types
+    if isinstance(error, ValueError | TypeError | AttributeError):  # from a file whose fields have other types
         return InvalidArgumentError(f'{name}: its credentials cannot be used: {type(error).__name__}: {detail}')
     return None

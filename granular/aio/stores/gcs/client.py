@@ -1,4 +1,4 @@
-"""Requests to the JSON API of Google Cloud Storage, authorised by google-auth, and checked."""
+"""Requests to the JSON API of Google Cloud Storage, authorised by google-auth, and checks of the answers."""
 
 import asyncio
 import functools
@@ -32,7 +32,7 @@ T = TypeVar('T')
 
 
 class GCSClient(Client):
-    """A bucket under one event loop. Made on a worker thread, as finding credentials blocks."""
+    """Client of a bucket under one event loop. Create it on a worker thread: finding credentials blocks."""
 
     def __init__(self, store: RemoteStore[Any]) -> None:
         super().__init__()
@@ -53,10 +53,10 @@ class GCSClient(Client):
         if payer and not self._payer:
             raise InvalidArgumentError(f'{store.root}: requester_pays=True needs a project to pay: pass project=')
 
-    # --- what reads need
+    # --- reads
 
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
-        # What is stored compressed is given as it is stored: ranges of it would mean nothing otherwise.
+        # Accept gzip, so that the store does not decompress a gzip object: byte ranges refer to the stored bytes.
         headers = {'Accept-Encoding': 'gzip', **await self._headers()}
         return self._url(f'/download/storage/v1/b/{_quoted(self._store.bucket)}/o/{_quoted(key)}', alt='media'), headers
 
@@ -92,7 +92,7 @@ class GCSClient(Client):
         body: bytes = b'',
         headers: Mapping[str, str] = {},
     ) -> T:
-        """Send a request and have its answer checked (``Transport.call``)."""
+        """Send a request, and return what ``check`` makes of its answer (``Transport.call``)."""
 
         async def make() -> Outgoing:
             return Outgoing(Target.of(url, {**await self._headers(), **headers}), method, body)
@@ -108,7 +108,7 @@ class GCSClient(Client):
         check: Callable[[Answer], T],
         statuses: Collection[int],
     ) -> T:
-        """Send a request to an upload that was begun; ``requests`` gives body and headers of each attempt."""
+        """Send a request to an upload that was started; ``requests`` returns the body and headers of each attempt."""
         parts = urllib.parse.urlsplit(self.base)
 
         async def make() -> Outgoing:
@@ -119,16 +119,16 @@ class GCSClient(Client):
         return await self.transport.call(make, self.mend, name, check, statuses=statuses)
 
     def objects(self, key: str | None = None, more: str = '', **query: str) -> str:
-        """The address of an object's description, or of the list of all."""
+        """Return the URL of an object's description, or of the list of all objects."""
         place = '' if key is None else f'/{_quoted(key)}'
         return self._url(f'/storage/v1/b/{_quoted(self._store.bucket)}/o{place}{more}', **query)
 
     def uploads(self, **query: str) -> str:
-        """The address to which new objects are sent."""
+        """Return the URL to which new objects are sent."""
         return self._url(f'/upload/storage/v1/b/{_quoted(self._store.bucket)}/o', **query)
 
     async def look(self, key: str) -> Resource | None:
-        """The description of an object; None if there is none."""
+        """Request the description of an object; return None if it does not exist."""
         name = self._store.url(key)
 
         def check(answer: Answer) -> Resource | None:
@@ -140,7 +140,7 @@ class GCSClient(Client):
         return await self.send(name, 'GET', self.objects(key, fields=_OBJECT), check, (200, 404))
 
     async def list(self, listing: Listing, count: int) -> Page:
-        """The next page of a listing."""
+        """Request the next page of a listing, of at most ``count`` names."""
 
         def check(answer: Answer) -> Page:
             if answer.head.status == 404:
@@ -155,14 +155,21 @@ class GCSClient(Client):
         return await self.send(listing.name, 'GET', url, check, (200, 404))
 
     async def delete(self, key: str, generation: str = '') -> None:
-        """Delete an object, if it is there, and if it is of that generation."""
+        """Delete an object, only in the given generation unless that is empty. A missing object is not an error."""
         name = self._store.url(key)
         check = functools.partial(gcsreplies.check_deleted, name=name)
         url = self.objects(key, ifGenerationMatch=generation)
         await self.send(name, 'DELETE', url, check, (200, 204, 404, 412) if generation else (200, 204, 404))
 
     async def copy(self, source: str, target: str) -> None:
-        """Copy an object within the bucket: the generation that is there now, or none."""
+        """Copy the current generation of an object within the bucket.
+
+        Raises:
+          NotFoundError: if the source does not exist.
+          ObjectChangedError: if the source is replaced or deleted during the copy.
+          BadReplyError: if the copy has another size or checksum.
+          StoreError: if the copy makes no progress.
+        """
         name = self._store.url(source)
         origin = await self.look(source)
         if origin is None:
@@ -198,7 +205,7 @@ class GCSClient(Client):
             token, copied = rewrite.token, max(copied, rewrite.copied)
 
     async def has_bucket(self) -> bool:
-        """Whether the bucket exists."""
+        """Return whether the bucket exists."""
         name, bucket = self._store.root, self._store.bucket
 
         def check(answer: Answer) -> bool:
@@ -211,7 +218,7 @@ class GCSClient(Client):
         return await self.send(name, 'GET', self._url(f'/storage/v1/b/{_quoted(bucket)}'), check, (200, 404))
 
     async def make_bucket(self) -> bool:
-        """Make the bucket; False if it was made meanwhile."""
+        """Create the bucket. Return False if it was created meanwhile."""
         name, bucket = self._store.root, self._store.bucket
         if not self._login.project and self._login.credentials is not None:
             raise InvalidArgumentError(f'{name}: a new bucket needs a project: pass project=')
@@ -226,17 +233,17 @@ class GCSClient(Client):
         headers = {'Content-Type': 'application/json'}
         if await self.send(name, 'POST', url, check, (200, 409), json.dumps({'name': bucket}).encode(), headers):
             return True
-        # All projects share the names of buckets: one that this project may not see is no bucket to write to.
+        # Bucket names are global to all projects: a bucket that is invisible to these credentials cannot be used.
         if not await self.has_bucket():
             raise StoreError(f'{name}: the store says that it exists, and that it does not')
         return False
 
 
 def address(root: str, endpoint: str) -> str:
-    """The address of the server without a trailing slash.
+    """Return the URL of the server, without a trailing slash.
 
     Raises:
-      InvalidArgumentError: if it is no address of a server.
+      InvalidArgumentError: if the endpoint is not an http(s) URL, or has credentials, a query or a fragment.
     """
     try:
         parts = urllib.parse.urlsplit(endpoint)
@@ -249,7 +256,7 @@ def address(root: str, endpoint: str) -> str:
 
 
 def is_emulator(endpoint: str) -> bool:
-    """Return whether an endpoint is that of an emulator, which needs no credentials."""
+    """Return whether an endpoint is an emulator, which needs no credentials: any plain http one is."""
     return endpoint.startswith('http://') or endpoint == endpoints.emulator(os.environ)
 
 

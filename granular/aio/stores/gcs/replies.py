@@ -1,7 +1,7 @@
 """Answers of Google Cloud Storage's JSON API, parsed strictly: pure functions and values, no I/O.
 
-A reply of status 200 may come from a proxy, may be cut short or may hold an error document. Nothing is taken from one
-whose every field is not what the API documents: https://cloud.google.com/storage/docs/json_api/v1.
+A reply with status 200 may come from a proxy, be truncated or hold an error document. A reply is rejected unless every
+field is what the API documents: https://cloud.google.com/storage/docs/json_api/v1.
 """
 
 import base64
@@ -17,25 +17,25 @@ from granular.aio.http.transport import Answer
 from granular.errors import BadReplyError
 
 WRITER: Final = 'granular-writer'
-"""The key of an object's metadata that tells which writer wrote it."""
+"""Key of an object's metadata that identifies its writer."""
 
 _DIGITS: Final = re.compile(r'[0-9]{1,19}')
 _RANGE: Final = re.compile(r'bytes=0-([0-9]{1,19})')
 _DIGESTS: Final[Mapping[str, tuple[str, int]]] = {'crc32c': ('crc32c', 4), 'md5': ('md5Hash', 16)}
 _MISSING: Final = re.compile(rb'\s*\{.*"code"\s*:\s*404\b', re.DOTALL)
-_FRUITLESS: Final = 1000  # pages in a row that list nothing new
+_FRUITLESS: Final = 1000  # consecutive pages that list nothing new
 
 
 class Resource(NamedTuple):
-    """The description of an object.
+    """Description of an object.
 
     Attributes:
       name: its key.
       size: its bytes.
       generation: its version.
-      modified: the time of its last change in seconds since the epoch; None where the answer gives none.
+      modified: the time of its last change in seconds since the epoch; None if the answer does not report it.
       digests: its checksums in hexadecimal, by kind (:mod:`granular.aio.http.digests`).
-      writer: the token of the writer of this library that wrote it; empty if there was none.
+      writer: the token of this library's writer that wrote it; empty if it has none.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Page(NamedTuple):
     Attributes:
       items: the objects.
       folders: the prefixes up to and including the delimiter.
-      token: names the next page; empty if there is none.
+      token: requests the next page; empty on the last one.
     """
 
     items: Sequence[Resource]
@@ -61,11 +61,11 @@ class Page(NamedTuple):
 
 
 class Rewrite(NamedTuple):
-    """The state of a copy within the store.
+    """State of a copy within the store.
 
     Attributes:
       copied: bytes that the store has copied.
-      token: goes on with the copy; empty if it is complete.
+      token: continues the copy; empty if it is complete.
       resource: the copy, once it is complete.
     """
 
@@ -75,7 +75,7 @@ class Rewrite(NamedTuple):
 
 
 def document(answer: Answer, name: str) -> Mapping[str, Any]:
-    """The JSON object in the body of an answer.
+    """Return the JSON object in the body of an answer.
 
     Raises:
       BadReplyError: if the body is anything else, or an error document.
@@ -90,7 +90,7 @@ def document(answer: Answer, name: str) -> Mapping[str, Any]:
 
 
 def resource_of(answer: Answer, name: str, key: str) -> Resource:
-    """The object that an answer describes, which must be the one of that key."""
+    """Return the object that an answer describes, which must have the given key."""
     resource = _resource(document(answer, name), name)
     if resource.name != key:
         raise BadReplyError(f'{name}: expected the description of {key!r}, got that of {resource.name!r}')
@@ -98,9 +98,9 @@ def resource_of(answer: Answer, name: str, key: str) -> Resource:
 
 
 def check_missing(answer: Answer, name: str) -> None:
-    """Check that an answer of status 404 comes from the store, of which nothing else may say that an object is missing.
+    """Check that an answer with status 404 comes from the store: only the store may report an object as missing.
 
-    Of the error document only the beginning is there: it quotes the key, which may be long.
+    Only the beginning of the error document is matched: it quotes the key, which may be long, and may be truncated.
     """
     if not _MISSING.match(answer.body):
         raise BadReplyError(f'{name}: expected an error document with status 404, got {_shown(answer.body)}')
@@ -116,7 +116,7 @@ def bucket_of(answer: Answer, name: str, bucket: str) -> None:
 def check_deleted(answer: Answer, name: str) -> None:
     """Check that an answer confirms a deletion: status 204, or 404 if there was nothing to delete.
 
-    Emulators send a 200 with JSON's null. Any other 200 does not come from the store.
+    Emulators send a 200 with a JSON null. Any other 200 does not come from the store.
     """
     if answer.head.status == 404:
         check_missing(answer, name)
@@ -125,7 +125,7 @@ def check_deleted(answer: Answer, name: str) -> None:
 
 
 def persisted(answer: Answer, name: str) -> int:
-    """The bytes of an upload that the store has, from an answer with status 308. Without a Range, it has none."""
+    """Return the bytes of an upload that the store has, from an answer with status 308: none without a Range."""
     said = answer.head.headers.get('range')
     if said is None:
         return 0
@@ -136,9 +136,9 @@ def persisted(answer: Answer, name: str) -> int:
 
 
 def session_of(answer: Answer, name: str) -> str:
-    """The path and query of the upload that an answer has begun.
+    """Return the path and query of the upload that an answer has started.
 
-    The host is left out: data and tokens go nowhere but to the endpoint.
+    The host is dropped: data and tokens are only sent to the endpoint.
     """
     said = answer.head.headers.get('location', '')
     try:
@@ -152,7 +152,7 @@ def session_of(answer: Answer, name: str) -> str:
 
 
 def rewrite_of(answer: Answer, name: str, key: str) -> Rewrite:
-    """The state of a copy to that key."""
+    """Return the state of a copy to the given key."""
     value = document(answer, name)
     done, token = value.get('done'), value.get('rewriteToken') or ''
     if value.get('kind', 'storage#rewriteResponse') != 'storage#rewriteResponse' or not isinstance(done, bool):
@@ -169,14 +169,14 @@ def rewrite_of(answer: Answer, name: str, key: str) -> Rewrite:
 
 
 class Listing:
-    """Checks the pages of a listing, each of which must go on where the one before ended.
+    """Checks of the pages of a listing, each of which must continue the one before.
 
-    Names come in ascending order, so that a page that is repeated shows, whatever its token.
+    Names are in ascending order, so that a repeated page is detected whatever its token.
 
     Args:
       name: the folder, for errors.
       prefix: the beginning of all names.
-      delimiter: the end of folders' names; empty to list all objects.
+      delimiter: the end of the names of folders; empty to list all objects.
     """
 
     def __init__(self, name: str, prefix: str, delimiter: str) -> None:
@@ -187,10 +187,10 @@ class Listing:
         self._fruitless = 0
 
     def take(self, answer: Answer) -> Page:
-        """The next page.
+        """Check and parse the next page.
 
         Raises:
-          BadReplyError: if the answer is none. The next answer is then judged as if this one had not come.
+          BadReplyError: if the answer is not the next page. The state is then unchanged, so that a retry can pass.
         """
         name, value = self.name, document(answer, self.name)
         known = ('items', 'prefixes', 'nextPageToken')
@@ -258,7 +258,7 @@ def _resource(value: Any, name: str) -> Resource:
 
 
 def _count(value: Any, field: str, name: str) -> int:
-    """A number of bytes, which the API writes as a string."""
+    """Parse a number of bytes, which the API writes as a string."""
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if not isinstance(text, str) or not _DIGITS.fullmatch(text):
         raise BadReplyError(f'{name}: expected a number of bytes as {field}, got {str(value)[:80]!r}')
@@ -290,5 +290,5 @@ def _digest(value: Any, length: int, field: str, name: str) -> str:
 def _shown(body: bytes) -> str:
     if not body:
         return 'nothing'
-    # Servers quote what they were asked.
+    # Servers quote requests, which may contain credentials.
     return repr(' '.join(hidden(body[:400].decode(errors='replace')).split())[:120])

@@ -1,4 +1,4 @@
-"""Google Cloud Storage: the store."""
+"""The store for Google Cloud Storage."""
 
 import os
 from collections.abc import AsyncIterator, Sequence
@@ -18,21 +18,21 @@ from granular.errors import (
     StoreError,
 )
 
-_PAGE: Final = 1000  # names in a page of a listing, the most that the API gives
-_BATCH: Final = 100  # deletions at a time
-_PASSES: Final = 10  # listings of a folder whose deletion others undo
+_PAGE: Final = 1000  # names in a page of a listing, the maximum of the API
+_BATCH: Final = 100  # concurrent deletions
+_PASSES: Final = 10  # passes of deleting a folder that others write to
 
 
 class GCSStore(RemoteStore[GCSClient]):
-    """One bucket.
+    """A GCS bucket.
 
     Options:
       token: the credentials, as :func:`granular.aio.stores.gcs.auth.log_in` takes them.
       anon: True to send no credentials.
-      project: the project that new buckets belong to, and that pays where ``requester_pays`` is True.
+      project: the project of new buckets, also billed for requests if ``requester_pays`` is True.
       endpoint_url: the server, instead of STORAGE_EMULATOR_HOST or https://storage.googleapis.com.
-      requester_pays: True or the name of a project that pays for requests.
-      tls_verify: whether certificates are verified, or the file of the authorities that are trusted.
+      requester_pays: True, or the name of the project to bill for requests.
+      tls_verify: False to skip the verification of certificates, or the file of the authorities to trust.
     """
 
     version_header = 'x-goog-generation'
@@ -51,7 +51,7 @@ class GCSStore(RemoteStore[GCSClient]):
         return self.endpoint.rstrip('/')
 
     async def make_client(self) -> GCSClient:
-        # Importing google-auth and finding credentials takes a while: not on the loop.
+        # Importing google-auth and finding credentials is slow: keep both off the event loop.
         return await offload(GCSClient, self)
 
     async def stat(self, key: str) -> Stat:
@@ -80,7 +80,7 @@ class GCSStore(RemoteStore[GCSClient]):
         listing = Listing(self.url(key), f'{key}/{prefix}' if key else prefix, delimiter)
         missing = must_exist and bool(key) and not prefix
         while not listing.ended:
-            await need_loop()  # a page may be asked for from another thread than the one before
+            await need_loop()  # the consumer may request a page on another thread than the previous one
             page = await client.list(listing, _PAGE)
             missing = missing and not page.items and not page.folders
             yield page
@@ -92,7 +92,7 @@ class GCSStore(RemoteStore[GCSClient]):
             for folder in page.folders:
                 yield Entry(folder[:-1], True)
             for item in page.items:
-                # A key that ends in a slash marks a folder, and the folder itself is no entry of it.
+                # A key that ends in a slash marks a folder, and is not an entry of that folder.
                 if not item.name.endswith('/'):
                     yield Entry(item.name, False, item.size, item.modified)
 

@@ -1,4 +1,4 @@
-"""Writing objects to Google Cloud Storage so that their publication can be proved."""
+"""Writers for Google Cloud Storage that verify the publication of their objects."""
 
 import asyncio
 import base64
@@ -25,20 +25,20 @@ _UPLOADED: Final = (200, 201, 308, 404, 410, 412)
 _DISCARDED: Final = (200, 204, 400, 404, 410, 412, 499)
 
 Refusal = Literal['taken', 'gone']
-"""An answer that may come of an earlier attempt whose reply was lost: the object, or the upload, is no longer new."""
+"""An answer that a lost reply to an earlier attempt may explain: the object exists already, or the upload is gone."""
 
 
 class GCSWriter(PartWriter):
-    """A resumable upload, whose parts follow one another, or a single request if one part is enough.
+    """A resumable upload, whose parts are sent in sequence, or a single request if one part is enough.
 
-    Each object carries a token of its writer in its metadata. An answer that may come of an attempt whose reply was
-    lost is judged by the object that exists: one with the token, the size and the checksum of what was sent is ours.
+    The object's metadata contains a token of its writer. If the reply to an attempt may have been lost, the existing
+    object decides: it is ours if it has the token, the size and the checksum of what was sent.
 
     Args:
       store: the bucket.
-      client: its client under the running loop.
+      client: its client under the running event loop.
       key: the object.
-      new: whether an object that exists is an error.
+      new: True if an existing object is an error.
     """
 
     def __init__(self, store: RemoteStore[GCSClient], client: GCSClient, key: str, new: bool) -> None:
@@ -48,7 +48,7 @@ class GCSWriter(PartWriter):
         self._token = uuid.uuid4().hex
         self._session = ''
         self._offset = 0  # bytes that the store has
-        self._crc = 0  # of all that was handed over
+        self._crc = 0  # CRC32C of all bytes passed to ``send`` or ``put``
 
     @property
     def _condition(self) -> dict[str, str]:
@@ -56,14 +56,14 @@ class GCSWriter(PartWriter):
 
     @property
     def _resource(self) -> dict[str, Any]:
-        """The description of the object that is sent along."""
+        """Description of the object, sent along with its data."""
         return {'name': self._key, 'contentType': _BINARY, 'metadata': {WRITER: self._token}}
 
     async def put(self, data: bytes) -> None:
         self._crc = await _extended(0, data)
         digest = _encoded(self._crc)
         edge = secrets.token_hex(16)
-        # The store itself compares the checksum, before the object appears.
+        # The store itself checks this checksum before the object appears.
         description = json.dumps({**self._resource, 'crc32c': digest})
         head = (
             f'--{edge}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{description}\r\n'
@@ -112,7 +112,7 @@ class GCSWriter(PartWriter):
         self._crc = await _extended(self._crc, data)
         end = self._offset + len(data)
         if last:
-            # The store compares when the upload ends; a look before spares the last part.
+            # The store checks the condition only as the upload ends: a look before can save sending the last part.
             if self._new and (resource := await self._client.look(self._key)) is not None:
                 raise self._taken(resource)
             await self._publish(end, lambda: self._upload(data, end, True))
@@ -123,22 +123,26 @@ class GCSWriter(PartWriter):
             case 'gone':
                 raise StoreError(f'{self._name}: the upload is gone, after {self._offset} bytes')
             case Resource() as resource:
-                # Some emulators end an upload when they are asked how far it is.
+                # Some emulators end an upload when they are asked for its progress.
                 if resource.writer == self._token:
                     await self._client.delete(self._key, resource.generation)
                 raise StoreError(f'{self._name}: the store ended the upload at {resource.size} bytes, before its end')
 
     async def finish(self) -> None:
-        """The last part has finished the upload."""
+        """Do nothing: the last part has finished the upload."""
 
     async def discard(self) -> None:
-        # An upload that is not cancelled expires after a week, and its object never appears.
+        # An upload that is not cancelled expires after a week, without creating its object.
         await self._client.send_upload(
             self._name, 'DELETE', self._session, lambda: (b'', {'Content-Length': '0'}), lambda answer: None, _DISCARDED
         )
 
     async def _upload(self, data: bytes, end: int, last: bool) -> Resource | Refusal | None:
-        """Send a part until the store has all of it, from wherever it has got to."""
+        """Send a part until the store has all of it, resuming at the position that the store reports.
+
+        Returns:
+          The object if this ended the upload, a refusal, or None if the store has the part.
+        """
         start, fruitless = end - len(data), 0
         while True:
             state = await self._advance(memoryview(data)[self._offset - start :], end, last)
@@ -162,9 +166,9 @@ class GCSWriter(PartWriter):
             )
 
     async def _advance(self, rest: memoryview, end: int, last: bool) -> Resource | Refusal | int:
-        """Send what the store does not have yet: the bytes that it has then, or the object.
+        """Send the rest of a part. Return the bytes that the store then has, the object, or a refusal.
 
-        A reply that is lost leaves open how much has arrived, so that all further attempts ask for it.
+        A lost reply leaves open how much has arrived, so all further attempts only ask for that.
         """
         total = str(end) if last else '*'
         asked = not rest
@@ -193,8 +197,8 @@ class GCSWriter(PartWriter):
         return await self._client.send_upload(self._name, 'PUT', self._session, requests, check, _UPLOADED)
 
     async def _publish(self, size: int, send: Callable[[], Awaitable[Resource | Refusal | None]]) -> None:
-        """Send what makes the object appear, and judge an end in doubt by the object that is there."""
-        failure: GranularError | None = None  # none if the store says that the object is not new
+        """Send the request that publishes the object; if its outcome is in doubt, the object in the store decides."""
+        failure: GranularError | None = None  # None if the store says that the object exists already
         try:
             outcome = await send()
             if isinstance(outcome, Resource):
@@ -219,7 +223,11 @@ class GCSWriter(PartWriter):
             raise
 
     def _agreeing(self, resource: Resource, size: int) -> Resource:
-        """The object, if it has the size and the checksum of what was sent."""
+        """Return the object if it has the size and checksum of what was sent.
+
+        Raises:
+          BadReplyError: if it has not.
+        """
         digest, expected = resource.digests.get('crc32c'), f'{self._crc:08x}'
         if resource.size != size or digest != expected:
             raise BadReplyError(
@@ -229,7 +237,7 @@ class GCSWriter(PartWriter):
         return resource
 
     def _taken(self, resource: Resource | None) -> GranularError:
-        """The error for an object that is not new, given the one that exists."""
+        """Return the error for status 412, given the object that exists."""
         if self._new and resource is not None:
             return AlreadyExistsError(f'{self._name}: another writer has published it meanwhile')
         why = 'there is no object' if self._new else 'the request had no condition'
@@ -237,7 +245,7 @@ class GCSWriter(PartWriter):
 
 
 async def _extended(crc: int, data: bytes) -> int:
-    """The checksum of bytes that follow others, computed off the loop if they are many."""
+    """Continue a CRC32C over further bytes, off the event loop from 1 MiB on."""
     return crc32c(data, crc) if len(data) < MiB else await offload(crc32c, data, crc)
 
 

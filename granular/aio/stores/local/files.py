@@ -1,4 +1,4 @@
-"""Open local files, their versions, and reads from them."""
+"""Reads from local files, which are kept open and identified by their version."""
 
 import os
 import stat
@@ -11,15 +11,16 @@ from granular.aio.http.reply import changed
 from granular.config import KiB
 from granular.errors import OutOfRangeError
 
+# Linux reads at most 2 GiB - 4 KiB in one call.
 MAX_READ = 1 << 30
-# Up to here a read under an event loop is done in place: it takes less time than a thread takes to begin.
+# Under an event loop, reads up to this size run inline: they take less time than a thread takes to start.
 IN_PLACE = 256 * KiB
-# Bytes at the end of a file that tell whether it was appended to, or written anew.
+# Bytes at the end of a file that show if the file was appended to or rewritten.
 _END = 4 * KiB
 
 
 class File:
-    """An open file, closed when the last who reads it lets go."""
+    """An open file, closed when its last reader releases it."""
 
     __slots__ = ('_end', '_seen_size', '_seen_time', 'fd', 'size', 'version')
 
@@ -33,12 +34,12 @@ class File:
         self._end = self._sum_of_end() if stat.S_ISREG(info.st_mode) else 0
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # The default stays when modules are cleared at exit.
+        # The default argument is still available when modules are cleared at exit.
         if self.fd >= 0:
             close(self.fd)
 
     def exactly(self, key: str, start: int, stop: int) -> bytes:
-        """The bytes from start to stop, all of them."""
+        """Read all bytes from ``start`` to ``stop``."""
         if stop - start <= IN_PLACE:
             data = os.pread(self.fd, stop - start, start)
             if len(data) == stop - start:
@@ -49,7 +50,12 @@ class File:
         return owner
 
     def fill(self, key: str, start: int, target: memoryview) -> None:
-        """Read the bytes from start on into memory, until it is full."""
+        """Read from ``start`` on until ``target`` is full.
+
+        Raises:
+          OutOfRangeError: if the file ends before that.
+          ObjectChangedError: if the file was overwritten in place.
+        """
         done = 0
         while done < len(target):
             got = os.preadv(self.fd, [target[done : done + MAX_READ]], start + done)
@@ -61,12 +67,12 @@ class File:
             done += got
 
     def check(self, key: str) -> None:
-        """That what was read before this call is of the version that was opened: nothing was written in place since.
+        """Check that all bytes read before this call are of the version that was opened.
 
-        A file that grew is of the same version, as its writer appends, if the end that it had is as it was.
+        A file that grew still has that version if its former end is unchanged, because its writer appends.
 
         Raises:
-          ObjectChangedError: if it was written in place.
+          ObjectChangedError: if the file was overwritten in place.
         """
         info = os.fstat(self.fd)
         if info.st_mtime_ns != self._seen_time or info.st_size != self._seen_size:
@@ -80,14 +86,14 @@ class File:
 
 
 def version_of(info: os.stat_result) -> str:
-    """What tells one version of a file from the next."""
+    """Return the version of a file, made of its inode, size and modification time."""
     return f'{info.st_ino:x}-{info.st_size:x}-{info.st_mtime_ns:x}'
 
 
 class Files:
-    """The files that were read last, kept open: at most ``limit`` of them, however many shards there are.
+    """Recently opened files, kept open for the next read: at most ``limit`` of them, however many shards there are.
 
-    They are kept by path and version, so that a reader of a file that was replaced since goes on with what it opened.
+    The keys are path and version, so that a reader of a file that was replaced continues with the file it opened.
     """
 
     def __init__(self, limit: int = 512) -> None:
@@ -96,14 +102,14 @@ class Files:
         self.opened: dict[tuple[str, str], File] = {}
 
     def current(self, path: str) -> File:
-        """The file as it is now."""
+        """Return the file as it is now."""
         return self.opened.get((path, version_of(os.stat(path)))) or self._keep(path, File(path))
 
     def pinned(self, path: str, version: str) -> File:
-        """The file of that version.
+        """Return the file of the given version.
 
         Raises:
-          ObjectChangedError: if it was replaced, and what it was before is not open any more.
+          ObjectChangedError: if it was replaced, and the earlier file is no longer open.
         """
         file = self.opened.get((path, version))
         if file is None:
@@ -120,11 +126,11 @@ class Files:
         return file
 
     def get(self, path: str, version: str | None) -> File:
-        """The file of that version, or as it is now if any version will do."""
+        """Return the file of the given version, or the current one if that is None."""
         return self.current(path) if version is None else self.pinned(path, version)
 
     def forget(self, path: str) -> None:
-        """Let go of a file, or of all in a folder, as before they are deleted."""
+        """Release a file, or all files in a folder, before they are deleted."""
         with self._lock:
             for key in [key for key in self.opened if f'{key[0]}/'.startswith(f'{path}/')]:
                 del self.opened[key]

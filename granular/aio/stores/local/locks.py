@@ -1,4 +1,4 @@
-"""Locks on local files and folders, which the system takes back when a process ends, however it ends."""
+"""Locks on local files and folders, released by the operating system when a process ends."""
 
 import errno
 import fcntl
@@ -11,18 +11,21 @@ from typing import Final
 
 from granular.errors import AlreadyExistsError
 
-# What file systems answer that have no such locks, or none on folders, as NFS.
+# Errors of file systems that have no such locks, or none on folders, such as NFS.
 _UNKNOWN: Final = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 
 logger = logging.getLogger('granular')
 
 
 def lock(fd: int, shared: bool = False) -> bool | None:
-    """Lock an open file or folder until it is closed: whether it is ours; None where there are no locks.
+    """Lock an open file or folder until it is closed.
 
     Args:
-      fd: it.
-      shared: others may have it as well, if they share it.
+      fd: its descriptor.
+      shared: True to allow other shared locks.
+
+    Returns:
+      True if the lock was acquired, False if it is held elsewhere, None if the file system has no locks.
     """
     try:
         fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -36,10 +39,10 @@ def lock(fd: int, shared: bool = False) -> bool | None:
 
 
 class RangeLocks:
-    """Locks on bytes of a file, each held by one process at a time; those of a process that ends are free.
+    """Locks on byte ranges of a file, each held by one process at a time and released when that process ends.
 
-    They belong to the open file, as ``F_OFD_SETLK`` of fcntl(2) has it, so that another descriptor of the process does
-    not drop them, and are to be opened anew after a fork. Where there are none, every one is had.
+    The locks belong to the open file (``F_OFD_SETLK`` in fcntl(2)), so that closing another descriptor of the file does
+    not release them; after a fork, the file must be opened again. On systems without such locks, every lock is granted.
 
     Args:
       file: its path, or a descriptor of it, which is closed with the locks.
@@ -50,11 +53,11 @@ class RangeLocks:
         self._fd = file if isinstance(file, int) else os.open(file, flags, 0o600)
 
     def lock(self, start: int, count: int) -> bool:
-        """Lock bytes, whether or not there are so many in the file: whether nobody else has one of them."""
+        """Lock bytes, which need not exist in the file. Return False if another process holds one of them."""
         return self._set(fcntl.F_WRLCK, start, count)
 
     def unlock(self, start: int, count: int) -> None:
-        """Let others have them."""
+        """Release bytes."""
         self._set(fcntl.F_UNLCK, start, count)
 
     def _set(self, kind: int, start: int, count: int) -> bool:
@@ -73,10 +76,10 @@ class RangeLocks:
 
 
 class FolderLock:
-    """The right to write in a folder, as long as it is held. A second one of the same folder is refused.
+    """Exclusive right to write in a folder, as long as it is held. A second lock of the same folder is refused.
 
     Attributes:
-      sure: whether nobody else can have it; not so where the file system has no such locks.
+      sure: True if no other writer can hold it; False if the file system has no such locks.
 
     Raises:
       AlreadyExistsError: if another writer holds it.
@@ -86,7 +89,7 @@ class FolderLock:
         self._fd = -1
         self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         found = lock(self._fd)
-        # Whoever held it before may have removed the folder and made room for another.
+        # The previous holder may have removed the folder, and another one may have been created since.
         if found is False or not is_at(self._fd, folder):
             self.release()
             raise AlreadyExistsError(f'{folder}: another writer is writing it')
@@ -94,7 +97,7 @@ class FolderLock:
         _held.add(self)
 
     def release(self, close: Callable[[int], None] = os.close) -> None:
-        """Let others have it."""
+        """Release the lock."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             close(fd)
@@ -107,7 +110,7 @@ _held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    # A child has the parent's open files: without this, it would hold the folder for as long as it lives.
+    # A child inherits the open files: without this, it would hold the lock for as long as it lives.
     for held in list(_held):
         held.release()
 
@@ -116,7 +119,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def is_at(fd: int, path: str) -> bool:
-    """Whether an open file is the one of that path."""
+    """Return whether an open file is the one at that path."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
@@ -124,7 +127,7 @@ def is_at(fd: int, path: str) -> bool:
 
 
 def held(path: str) -> bool:
-    """Whether somebody has a lock on a file."""
+    """Return whether a file is locked."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

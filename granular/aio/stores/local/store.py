@@ -1,4 +1,4 @@
-"""The local disk: the store."""
+"""The store for the local disk."""
 
 import contextlib
 import errno
@@ -21,11 +21,9 @@ from granular.aio.stores.local.locks import FolderLock, lock
 from granular.config import IOConfig
 from granular.errors import AlreadyExistsError
 
-# Linux reads at most 2 GiB - 4 KiB in one call.
-
 
 class LocalStore(Store):
-    """The local disk. Keys are paths as the operating system takes them."""
+    """The local disk. Keys are paths of the operating system."""
 
     local = True
     conditional = True
@@ -35,7 +33,7 @@ class LocalStore(Store):
         super().__init__(root, config or IOConfig(), options)
 
     def address(self, key: str) -> str:
-        # A name that begins with a tilde is no user's home folder when the address is read again.
+        # A leading tilde would mean a user's home folder when the address is resolved again.
         return f'./{key}' if key.startswith('~') else key
 
     async def now(self, key: str) -> float:
@@ -49,7 +47,7 @@ class LocalStore(Store):
         return self.read_now(key, start, stop, version)
 
     def read_now(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
-        """Read on this thread."""
+        """Read on the calling thread."""
         with translated(key):
             file = files.get(key, version)
             first = max(0, file.size + start) if start < 0 else start
@@ -78,7 +76,7 @@ class LocalStore(Store):
         return self.read_many_now(requests)
 
     def read_many_now(self, requests: Sequence[Request]) -> list[bytes]:
-        """Several byte ranges, on this thread."""
+        """Read several byte ranges on the calling thread."""
         pread = os.pread
         replies: list[bytes] = []
         for key, starts, stops, version in requests:
@@ -92,7 +90,7 @@ class LocalStore(Store):
                         data = pread(fd, stop - start, start) if stop - start <= MAX_READ else b''
                         replies.append(data if len(data) == stop - start else file.exactly(key, start, stop))
                     done += READS
-                    if timer.wall > SLOW and timer.waited:  # for a disk, which likes to be asked for many at a time
+                    if timer.wall > SLOW and timer.waited:  # a slow disk, which is faster with many reads at a time
                         replies += share(
                             functools.partial(_nth, file, key, starts, stops, done), max(0, len(starts) - done)
                         )
@@ -103,7 +101,7 @@ class LocalStore(Store):
         return replies
 
     async def check_version(self, key: str, version: str) -> None:
-        # By its path, as a file that was replaced may be open still.
+        # Check the path, because a replaced file may still be open.
         with translated(key):
             now = version_of(os.stat(key))
         if now != version:
@@ -135,7 +133,7 @@ class LocalStore(Store):
         return await offload(LocalWriter, key, new)
 
     async def open_appender(self, key: str, size: int) -> BinaryIO:
-        """A file open for appending behind its first ``size`` bytes; what lies there is cut off."""
+        """Open a file for appending after its first ``size`` bytes; later bytes are cut off."""
 
         def call() -> BinaryIO:
             with translated(key):
@@ -150,7 +148,7 @@ class LocalStore(Store):
         return await offload(call)
 
     async def truncate(self, key: str, size: int) -> None:
-        """Cut off what lies behind the first bytes of a file."""
+        """Cut off all but the first ``size`` bytes of a file."""
 
         def call() -> None:
             with translated(key):
@@ -159,10 +157,10 @@ class LocalStore(Store):
         await offload(call)
 
     async def lock_folder(self, key: str) -> FolderLock:
-        """The right to write in a folder.
+        """Acquire the exclusive right to write in a folder.
 
         Raises:
-          AlreadyExistsError: if another writer has it.
+          AlreadyExistsError: if another writer holds it.
         """
 
         def call() -> FolderLock:
@@ -186,7 +184,7 @@ class LocalStore(Store):
                         if not exist_ok or not os.path.isdir(key):
                             raise
                         return
-                for folder in new:  # a dataset outlives a power cut only if the names that lead to it do
+                for folder in new:  # a dataset only survives a power cut if the folders on its path do
                     sync(os.path.dirname(folder))
 
         await offload(call)
@@ -229,14 +227,14 @@ class LocalStore(Store):
 
 
 def _clock(folder: str) -> float:
-    """The time that a file has which is made in a folder now. Servers of network file systems have their own clocks."""
+    """Return the modification time of a file created in a folder now: network file servers have their own clocks."""
     try:
         try:
             fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        except (OSError, AttributeError):  # file systems without files that have no name
+        except (OSError, AttributeError):  # file systems without unnamed files
             with tempfile.TemporaryFile(dir=folder) as file:
                 return os.fstat(file.fileno()).st_mtime
-    except OSError:  # a folder that may not be written
+    except OSError:  # a folder without write permission
         return time.time()
     try:
         return os.fstat(fd).st_mtime
@@ -245,7 +243,7 @@ def _clock(folder: str) -> float:
 
 
 def _missing(folder: str) -> list[str]:
-    """The folders that have to be made, from the innermost one on."""
+    """Return the folders that have to be created, innermost first."""
     missing = []
     while folder and not os.path.isdir(folder):
         missing.append(folder)
@@ -258,7 +256,7 @@ def _entry(item: 'os.DirEntry[str]', folder: str) -> Entry | None:
         info = item.stat()
     except FileNotFoundError:
         if not item.is_symlink():
-            return None  # removed since, as drafts are
+            return None  # removed since, as temporary files are
         info = item.stat(follow_symlinks=False)
     size = info.st_size if stat.S_ISREG(info.st_mode) else 0
     return Entry(os.path.join(folder, item.name), stat.S_ISDIR(info.st_mode), size, info.st_mtime)

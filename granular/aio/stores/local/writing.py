@@ -1,4 +1,4 @@
-"""Files that appear whole: written beside their place, and moved there."""
+"""Files that appear complete: written under a temporary name in the same folder, and renamed."""
 
 import contextlib
 import ctypes
@@ -22,19 +22,19 @@ _DRAFT: Final = re.compile(r'\.(.+)\.[0-9a-f]{8}\.part', re.DOTALL)
 
 
 def draft_of(key: str) -> str:
-    """A name beside the file, for what is to replace it at once."""
+    """Return the name of a temporary file in the same folder, which is to replace the file atomically."""
     folder, name = os.path.split(key)
     return os.path.join(folder, f'.{name}.{secrets.token_hex(4)}.part')
 
 
 def drafted(name: str) -> str:
-    """The name of the file that a draft is to become; empty if it is no draft."""
+    """Return the name of the file that a temporary file is to become; empty if it is not a temporary file."""
     match = _DRAFT.fullmatch(name)
     return '' if match is None else match[1]
 
 
 def drop_drafts(path: str) -> bool:
-    """Remove what processes that were killed had written of a file; whether there was something."""
+    """Remove the temporary files of a file that killed processes left behind. Return whether there were any."""
     folder, name = os.path.split(path)
     with translated(path):
         found = [os.path.join(folder, draft) for draft in os.listdir(folder or '.') if drafted(draft) == name]
@@ -45,14 +45,14 @@ def drop_drafts(path: str) -> bool:
 
 
 class LocalWriter(ObjectWriter):
-    """A file written beside its place and moved there when it is whole, as an object of a bucket appears."""
+    """A file written under a temporary name and renamed when it is complete, so that it appears like an object."""
 
     def __init__(self, key: str, new: bool) -> None:
         self._key, self._draft, self._new = key, draft_of(key), new
         with translated(key):
             self._file = open(self._draft, 'xb', buffering=MiB)  # noqa: SIM115
-            lock(self._file.fileno())  # so that nobody takes it for what a crash left
-        # A writer that nobody closed leaves no draft behind.
+            lock(self._file.fileno())  # so that the file is not taken for the leftover of a crash
+        # A writer that is never closed leaves no temporary file behind.
         self._discard = weakref.finalize(self, _discard, self._file, self._draft, os.getpid())
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -72,9 +72,9 @@ class LocalWriter(ObjectWriter):
         try:
             with translated(self._key):
                 self._file.flush()
-                os.fsync(self._file.fileno())  # a name that outlives a power cut must not lead to an empty file
+                os.fsync(self._file.fileno())  # after a power cut, the name must not lead to an empty file
                 if self._new:
-                    os.link(self._draft, self._key)  # where renaming would replace what another has put there
+                    os.link(self._draft, self._key)  # unlike a rename, this does not replace the file of another writer
                     os.unlink(self._draft)
                 else:
                     os.replace(self._draft, self._key)
@@ -90,20 +90,20 @@ class LocalWriter(ObjectWriter):
 
 
 def _discard(file: BinaryIO, draft: str, maker: int) -> None:
-    with contextlib.suppress(OSError):  # of a full disk, on which what is still buffered finds no place
+    with contextlib.suppress(OSError):  # on a full disk, closing cannot write what is still buffered
         file.close()
-    if os.getpid() == maker:  # and no child of it, which has all of its objects
+    if os.getpid() == maker:  # not a forked child, which has copies of all objects
         with contextlib.suppress(FileNotFoundError):
             os.unlink(draft)
 
 
 def sync(path: str) -> None:
-    """Have a file, or the names in a folder, outlive a power cut."""
+    """Flush a file, or the names in a folder, to the disk, so that they survive a power cut."""
     fd = os.open(path or '.', os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that cannot
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems without support for it
             raise
     finally:
         os.close(fd)
@@ -113,7 +113,7 @@ def copy(source: str, target: str) -> None:
     """Copy a file.
 
     Raises:
-      ObjectChangedError: if the source was written to meanwhile.
+      ObjectChangedError: if the source is written to during the copy.
     """
     with translated(source):
         before = File(source)
@@ -135,10 +135,10 @@ def copy(source: str, target: str) -> None:
 
 
 def sync_all(folder: str) -> None:
-    """Have all that was written to the file system of a folder outlive a power cut, in one go."""
+    """Flush all that was written to the file system of a folder to the disk, in one call."""
     try:
         syncfs = ctypes.CDLL(None, use_errno=True).syncfs
-    except AttributeError:  # no Linux
+    except AttributeError:  # not Linux
         os.sync()
         return
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)

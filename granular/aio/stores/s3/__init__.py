@@ -1,1 +1,1 @@
-"""S3 and servers of its protocol."""
+"""S3 and S3-compatible servers."""

@@ -1,4 +1,4 @@
-"""Requests to S3, which botocore signs, and which are sent and checked here."""
+"""S3 requests, which botocore signs and this library sends and checks."""
 
 import asyncio
 import base64
@@ -35,19 +35,19 @@ from granular.errors import (
 T = TypeVar('T')
 Query = Sequence[tuple[str, str]]
 _MOST_SKEW: Final = datetime.timedelta(days=100 * 365)
-_LOOKS: Final = 5  # at a bucket that was just made
-_LISTED: Final = 16 * MiB  # bytes of a page; 1,000 keys of 1,024 bytes each, all of them escaped, are some 10 MB
+_LOOKS: Final = 5  # checks that a new bucket exists
+_LISTED: Final = 16 * MiB  # maximum bytes of a page; 1,000 fully escaped keys of 1,024 bytes take some 10 MB
 _REGION: Final = re.compile(r'[a-z]{2,4}(-[a-z]{2,12}){1,3}-\d{1,2}')
 _DENIED: Final = (
     *('401', '403', 'AccessDenied', 'ExpiredToken', 'ExpiredTokenException', 'InvalidClientTokenId'),
     *('InvalidAccessKeyId', 'SignatureDoesNotMatch', 'UnrecognizedClientException'),
 )
-_FIXED: Final = {'x-amz-checksum-mode': 'ENABLED'}  # asks for the checksum of an object that is read whole
+_FIXED: Final = {'x-amz-checksum-mode': 'ENABLED'}  # requests the checksum of an object that is read whole
 logger = logging.getLogger('granular')
 
 
 class S3Client(Client):
-    """A bucket under one event loop. Made on a worker thread, as botocore reads files and services for it."""
+    """Client of a bucket under one event loop. Create it on a worker thread: botocore reads files and asks services."""
 
     def __init__(self, store: RemoteStore[Any]) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class S3Client(Client):
         self._anon = bool(options.get('anon'))
         with translated(store.root):
             session = Session(profile=options.get('profile'))
-            session.get_scoped_config()  # which raises for a profile that does not exist
+            session.get_scoped_config()  # raises for a profile that does not exist
             self._endpoint, self.region, _ = store.endpoint
             if 'key' in options and 'secret' in options:
                 session.set_credentials(options['key'], options['secret'], options.get('token'))
@@ -79,9 +79,9 @@ class S3Client(Client):
         express = store.bucket.endswith('--x-s3')
         self.ordered = not self._endpoint and not express
         self.etag_is_md5 = not express
-        # Of the servers of others, some refuse the checksums that S3 has had since 2022.
+        # Some servers of other vendors reject the checksums that S3 has supported since 2022.
         self.takes_crc32c = not self._endpoint
-        self.odd_etags = False  # whether an ETag was no MD5, although the object was right
+        self.odd_etags = False  # True once an ETag was not the MD5 of an object that was correct
 
     def _address(self) -> str:
         return s3options.address(
@@ -96,7 +96,7 @@ class S3Client(Client):
     async def _sign(
         self, method: str, key: str, query: Query, headers: Mapping[str, str], body: bytes | memoryview
     ) -> tuple[str, Mapping[str, str]]:
-        """The address of a request and its signed headers. Those of a read are good for any range."""
+        """Return the URL of a request and its signed headers. Those of a read are valid for any range."""
         url = f'{self._base}/{urllib.parse.quote(key, safe="/~-_.")}'
         if not key and urllib.parse.urlsplit(self._base).path:
             url = self._base
@@ -123,7 +123,7 @@ class S3Client(Client):
             from botocore.session import Session
 
             with translated(self._store.root):
-                # A session keeps what it found: a new one asks the providers again.
+                # A session caches its credentials: only a new one asks the providers again.
                 return Session(profile=self._store.options.get('profile')).get_credentials()
 
         if self._fixed:
@@ -132,7 +132,7 @@ class S3Client(Client):
         return self._credentials is not None
 
     async def move(self, region: str) -> bool:
-        # An endpoint that was given is not left; and a name that is none would be part of a host's.
+        # A given endpoint is never left, and an invalid region must not become part of a host name.
         if self._endpoint or not _REGION.fullmatch(region):
             return False
         if region != self.region:
@@ -153,7 +153,7 @@ class S3Client(Client):
     # --- requests
 
     def name(self, key: str) -> str:
-        """The name of an object, for errors."""
+        """Return the address of an object, for error messages."""
         return self._store.url(key)
 
     async def call(
@@ -171,7 +171,7 @@ class S3Client(Client):
         """Send a request other than a read. The arguments are those of ``Transport.call``.
 
         Raises:
-          NotFoundError: if the answer has status 404, is of S3, and ``statuses`` does not have it.
+          NotFoundError: if S3 itself answers with status 404, and ``statuses`` does not include it.
         """
         name = self._store.url(key)
 
@@ -187,10 +187,10 @@ class S3Client(Client):
         return await self.transport.call(make, self.mend, name, checked, statuses={*statuses, 404}, limit=limit)
 
     async def look(self, key: str) -> Found:
-        """The head of an object.
+        """Request the metadata of an object (HEAD).
 
         Raises:
-          NotFoundError: if there is none.
+          NotFoundError: if the object does not exist.
         """
         name = self._store.url(key)
 
@@ -212,8 +212,8 @@ class S3Client(Client):
         try:
             return await look()
         except _UnexplainedError:
-            # A reply to HEAD has no body that says why: whether it is of S3, and whether credentials, the region or
-            # the clock are to be mended. The reply to a read has one.
+            # A reply to HEAD has no body to show whether S3 sent it, and whether credentials, region or clock need
+            # recovery. The reply to a read has one.
             await self.call('GET', key, lambda answer: None, headers={'Range': 'bytes=0-0'}, statuses=(200, 206, 416))
         try:
             return await look()
@@ -222,18 +222,18 @@ class S3Client(Client):
             raise AccessDeniedError(said) if str(error) == '403' else BadReplyError(said) from None
 
     async def page(self, listing: Listing, most: int = 0) -> Page:
-        """The next page of a listing, or its first names."""
+        """Request the next page of a listing, of at most ``most`` names unless that is 0."""
         query = [*listing.query(), *([('max-keys', str(most))] if most else [])]
         page = await self.call('GET', '', listing.check, query=query, statuses=(200, 404), limit=_LISTED)
         listing.advance(page)
         return page
 
     async def make_bucket(self) -> None:
-        """Make the bucket, and see that it is there."""
+        """Create the bucket, and verify that it exists."""
         name = self._store.root
 
         def check(answer: Answer) -> None:
-            # A request that is sent again finds the bucket of the one whose reply was lost.
+            # A retry meets the bucket that was created by an attempt whose reply was lost.
             if answer.head.status != 409:
                 s3replies.nothing(answer, name)
             elif s3replies.code_of(answer.body) != 'BucketAlreadyOwnedByYou':
@@ -250,7 +250,7 @@ class S3Client(Client):
         raise BadReplyError(f'{name}: the store said that it has made the bucket, but there is none')
 
     async def delete_one(self, key: str, version: str | None = None) -> None:
-        """Delete an object, only of that version if one is given. One that is not there is no error."""
+        """Delete an object, only in the given version unless that is None. A missing object is not an error."""
         name = self._store.url(key)
 
         def check(answer: Answer) -> None:
@@ -265,7 +265,7 @@ class S3Client(Client):
         await self.call('DELETE', key, check, headers=headers, statuses=(200, 204, 404, *((412,) if version else ())))
 
     async def delete_many(self, keys: Sequence[str]) -> None:
-        """Delete objects in one request. Those that are not there are no error."""
+        """Delete objects in one request. Missing objects are not an error."""
         if not keys:
             return
         name, body = self._store.url(keys[0]), s3replies.delete_body(keys)
@@ -281,11 +281,11 @@ class S3Client(Client):
 
 
 class _UnexplainedError(GranularError):
-    """A status without a word of the reason."""
+    """An error status whose reply gives no reason."""
 
 
 def md5_header(data: bytes | memoryview) -> str:
-    """The value of Content-MD5, by which the server checks what it receives."""
+    """Return the value of Content-MD5, by which the server checks the body that it receives."""
     return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
 
 
@@ -300,14 +300,14 @@ def _quoted(text: str) -> str:
 
 
 def translated(name: str) -> contextlib.AbstractContextManager[None]:
-    """Turn the errors of botocore, which finds credentials, into ours."""
+    """Convert the exceptions of botocore, raised while it finds credentials, to ours."""
     return translating.translated(name, _ours)
 
 
 def _ours(name: str, error: Exception) -> GranularError | None:
     import botocore.exceptions as botocore
 
-    if isinstance(error, botocore.ClientError):  # of the service that gives the credentials
+    if isinstance(error, botocore.ClientError):  # from the service that issues the credentials
         code = str(error.response.get('Error', {}).get('Code', ''))
         if code in _DENIED:
             return AccessDeniedError(f'{name}: access denied ({code}): check the credentials and their rights')

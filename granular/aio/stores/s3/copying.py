@@ -1,4 +1,4 @@
-"""Copies within a bucket of S3, whose bytes stay there."""
+"""Server-side copies within an S3 bucket."""
 
 import urllib.parse
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ from granular.aio.stores.s3.writing import S3Writer
 from granular.config import MiB
 from granular.errors import StoreError
 
-# S3 copies up to 5 GiB at once, but in silence: no reply begins in time if it takes as long as that.
+# S3 copies up to 5 GiB per request, but sends nothing meanwhile: a copy that long would run into the timeouts.
 _AT_ONCE: Final = 256 * MiB
 _MOST_PARTS: Final = 10_000
-# The headers of an object that a copy in parts does not take along by itself.
+# Headers of an object that a copy in parts does not carry over by itself.
 _OWN: Final = (
     'cache-control',
     'content-disposition',
@@ -30,11 +30,11 @@ _OWN: Final = (
 
 
 async def copy(store: RemoteStore[S3Client], client: S3Client, source: str, target: str) -> None:
-    """Copy an object.
+    """Copy an object within the bucket.
 
     Raises:
-      NotFoundError: if there is none.
-      ObjectChangedError: if it is replaced meanwhile.
+      NotFoundError: if the source does not exist.
+      ObjectChangedError: if the source is replaced during the copy.
       StoreError: if the copy has another size.
     """
     found = await client.look(source)
@@ -45,7 +45,7 @@ async def copy(store: RemoteStore[S3Client], client: S3Client, source: str, targ
 
 
 def _pinned(store: RemoteStore[S3Client], source: str, found: Found) -> dict[str, str]:
-    """The headers that name the source, and the version that it must be of."""
+    """Return the headers that name the source and require its current version."""
     headers = {'x-amz-copy-source': urllib.parse.quote(f'/{store.bucket}/{source}', safe='/~-_.')}
     return headers | ({'x-amz-copy-source-if-match': found.version} if found.version else {})
 
@@ -78,7 +78,7 @@ def _check_size(target: str, source: str, size: int, copied: int) -> None:
 
 
 class _Copier(S3Writer):
-    """A copy in parts."""
+    """A server-side copy in parts."""
 
     def __init__(self, store: RemoteStore[S3Client], client: S3Client, source: str, target: str, found: Found) -> None:
         super().__init__(store, client, target, False, _carried(found.headers))
@@ -122,5 +122,5 @@ class _Copier(S3Writer):
 
 
 def _carried(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers of an object that its copy is to have."""
+    """Return the headers of an object that its copy takes over."""
     return {name: value for name, value in headers.items() if name in _OWN or name.startswith('x-amz-meta-')}

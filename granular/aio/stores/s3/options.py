@@ -1,4 +1,4 @@
-"""The options of an S3 bucket: the names, the headers that some stand for, and the address of the bucket."""
+"""Options of an S3 bucket: their names, the headers that they stand for, and the URL of the bucket."""
 
 import urllib.parse
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ KNOWN: Final = (
     *('anon', 'client_kwargs', 'config_kwargs', 'endpoint_url', 'key', 'profile', 'region', 'requester_pays'),
     *('s3_additional_kwargs', 'secret', 'tls_verify', 'token'),
 )
-# Options of botocore's client that tune its connections. Those of this library are tuned by IOConfig.
+# Settings of botocore's client. Except for s3, they have no effect: IOConfig tunes the connections of this library.
 _TUNING: Final = (
     *('connect_timeout', 'max_pool_connections', 'read_timeout', 'request_checksum_calculation'),
     *('response_checksum_validation', 'retries', 's3', 'signature_version', 'tcp_keepalive', 'user_agent'),
@@ -34,10 +34,10 @@ _HEADERS: Final[Mapping[str, str]] = {
 
 
 def check(root: str, options: Mapping[str, Any]) -> None:
-    """Refuse options that have no meaning.
+    """Reject unknown options.
 
     Raises:
-      InvalidArgumentError: naming those that are unknown and those that there are.
+      InvalidArgumentError: naming the unknown options and the valid ones.
     """
     for label, given, known in (
         ('options', options, KNOWN),
@@ -53,21 +53,21 @@ def check(root: str, options: Mapping[str, Any]) -> None:
 
 
 def addressing(options: Mapping[str, Any]) -> str:
-    """Where the bucket stands in an address: in the path, in the host's name, or ``'auto'``."""
+    """Return ``'path'`` or ``'virtual'`` for a bucket in the URL's path or host name, or ``'auto'``."""
     return str(((options.get('config_kwargs') or {}).get('s3') or {}).get('addressing_style') or 'auto')
 
 
 def written_headers(options: Mapping[str, Any]) -> dict[str, str]:
-    """The headers of requests that begin an object, such as of its encryption."""
+    """Return the headers of requests that create an object, such as those of its encryption."""
     given = (options.get('s3_additional_kwargs') or {}).items()
     return {_HEADERS[name]: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given}
 
 
 def address(root: str, endpoint_url: str | None, region_name: str, style: str) -> str:
-    """The address of a bucket.
+    """Return the URL of a bucket.
 
     Raises:
-      InvalidArgumentError: if the endpoint is no address, or holds credentials.
+      InvalidArgumentError: if the endpoint is not an http(s) URL, or contains credentials.
     """
     bucket = root.removeprefix('s3://')
     if endpoint_url:
@@ -77,7 +77,7 @@ def address(root: str, endpoint_url: str | None, region_name: str, style: str) -
         plain = endpoint_url.rstrip('/')
         return f'{plain}/{bucket}' if style != 'virtual' else plain.replace('://', f'://{bucket}.', 1)
     domain = 'amazonaws.com.cn' if region_name.startswith('cn-') else 'amazonaws.com'
-    # The certificate does not match the name of a bucket with dots.
+    # TLS certificates do not match the host name of a bucket with dots.
     if style == 'path' or (style == 'auto' and '.' in bucket):
         return f'https://s3.{region_name}.{domain}/{bucket}'
     return f'https://{bucket}.s3.{region_name}.{domain}'

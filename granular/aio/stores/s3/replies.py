@@ -1,7 +1,7 @@
-"""Replies of S3 and the XML bodies of its requests: pure functions and values, no I/O.
+"""S3 replies and the XML bodies of requests: pure functions and values, no I/O.
 
-Each reply is checked against what was asked: proxies answer a request with an empty 200 or with a page of HTML, and S3
-itself may put the document of an error into a reply with status 200.
+Each reply is checked against its request: proxies answer requests with an empty 200 or an HTML page, and S3 itself may
+send an error document with status 200.
 """
 
 import base64
@@ -19,13 +19,13 @@ from granular.aio.http.transport import Answer
 from granular.aio.stores.base import Kept
 from granular.errors import BadReplyError, GranularError, NotFoundError, StoreError
 
-TOKEN: Final = 'x-amz-meta-granular-writer'  # tells the object of one writer from that of another
+TOKEN: Final = 'x-amz-meta-granular-writer'  # identifies the writer of an object
 
 _ETAG: Final = re.compile(r'[0-9a-f]{32}(-\d+)?')
-_CRC32C: Final = re.compile(r'[A-Za-z0-9+/]{6}==')  # one of the parts' checksums has a number behind it
-_UNWRITABLE: Final = re.compile('[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]')  # what XML cannot hold as it is
+_CRC32C: Final = re.compile(r'[A-Za-z0-9+/]{6}==')  # a checksum of parts does not match: it ends in their number
+_UNWRITABLE: Final = re.compile('[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]')  # not preserved by XML
 _NAMESPACE: Final = 'http://s3.amazonaws.com/doc/2006-03-01/'
-_EMPTY_PAGES: Final = 10_000  # in a row: a bucket has them where many versions were deleted
+_EMPTY_PAGES: Final = 10_000  # in a row: a bucket has empty pages where many versions were deleted
 
 
 class Item(NamedTuple):
@@ -37,7 +37,7 @@ class Item(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A page of a listing. ``token`` asks for the next one; None on the last."""
+    """A page of a listing. ``token`` requests the next one; None on the last page."""
 
     items: Sequence[Item]
     folders: Sequence[str]
@@ -45,7 +45,7 @@ class Page(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The head of an object."""
+    """Metadata of an object."""
 
     size: int
     modified: float | None
@@ -54,11 +54,11 @@ class Found(NamedTuple):
 
     @property
     def writer(self) -> str:
-        """The token of the writer that published the object; empty if it has none."""
+        """Token of the writer that published the object; empty if it has none."""
         return self.headers.get(TOKEN, '')
 
     def kept(self, etag_is_md5: bool) -> Kept:
-        """The size, version and checksums, of which the ETag is one if the bucket's ETags are."""
+        """Return the size, version and checksums; ``etag_is_md5`` says if the bucket's ETags are checksums."""
         digests = {}
         etag = (self.version or '').strip('"')
         if etag_is_md5 and not is_encrypted(self.headers) and (match := _ETAG.fullmatch(etag)):
@@ -70,14 +70,14 @@ class Found(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of an upload: its ETag, and its CRC32C in base64, if the store knows it."""
+    """An uploaded part: its ETag, and its CRC32C in base64 if the store knows it."""
 
     etag: str
     crc32c: str = ''
 
 
 class PartsPage(NamedTuple):
-    """A page of the parts of an upload: their bytes, the time of the last one, and the marker of the next page."""
+    """A page of an upload's parts: their bytes, the time of the last one, and the marker of the next page."""
 
     size: int
     modified: float
@@ -85,7 +85,7 @@ class PartsPage(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """An upload in parts that was not finished."""
+    """An unfinished multipart upload."""
 
     key: str
     id: str
@@ -93,7 +93,7 @@ class Begun(NamedTuple):
 
 
 class UploadsPage(NamedTuple):
-    """A page of unfinished uploads, and the markers of the next one."""
+    """A page of unfinished multipart uploads, and the markers of the next page."""
 
     uploads: Sequence[Begun]
     markers: tuple[str, str] | None
@@ -103,10 +103,10 @@ class UploadsPage(NamedTuple):
 
 
 def document(body: bytes, name: str, tag: str, *others: str) -> ElementTree.Element:
-    """The root of an XML document of one of some tags, the tags without their namespace.
+    """Return the root of an XML document with one of the given root tags; namespaces are stripped from all tags.
 
     Raises:
-      BadReplyError: if it is none, declares entities, or has another root.
+      BadReplyError: if the body is not XML, declares entities, or has another root.
     """
     try:
         text = body.decode()
@@ -126,7 +126,7 @@ def document(body: bytes, name: str, tag: str, *others: str) -> ElementTree.Elem
 
 
 def code_of(body: bytes) -> str:
-    """The code of an error document; empty if it is none."""
+    """Return the code of an error document; empty if there is none."""
     match = re.search(rb'<Code>(\w+)</Code>', body)
     return '' if match is None else match[1].decode()
 
@@ -169,14 +169,14 @@ def _truncated(root: ElementTree.Element, name: str) -> bool:
 
 
 class _Names:
-    """The names in a listing, which are encoded as those of a URL if the reply says so."""
+    """Decoder of the names in a listing, which are URL-encoded if the reply says so."""
 
     def __init__(self, root: ElementTree.Element, name: str) -> None:
         self._name = name
         self._encoded = root.findtext('EncodingType') == 'url'
 
     def of(self, text: str) -> str:
-        """A name as it was given to the object."""
+        """Return a name as it was given to the object."""
         if not self._encoded:
             return text
         try:
@@ -189,13 +189,13 @@ class _Names:
 
 
 class Listing:
-    """A listing over as many pages as it takes: what to ask for next, and whether a page can be that.
+    """A listing over any number of pages: the query of the next page, and the checks of its reply.
 
     Args:
       name: the folder, for errors.
-      prefix: the text that all keys begin with.
-      delimiter: folds the keys that have it behind the prefix into folders; none if empty.
-      ordered: whether the store gives keys in the order of their bytes, as S3 does.
+      prefix: the beginning of all keys.
+      delimiter: groups the keys that contain it after the prefix into folders; no folders if empty.
+      ordered: True if the store lists keys in the order of their bytes, as S3 does.
     """
 
     def __init__(self, name: str, prefix: str, delimiter: str, ordered: bool) -> None:
@@ -204,10 +204,10 @@ class Listing:
         self._tokens: set[str] = set()
         self._firsts: set[str] = set()  # the first name of each page
         self._last = b''  # the greatest name so far
-        self._empty = 0  # pages in a row
+        self._empty = 0  # empty pages in a row
 
     def query(self) -> list[tuple[str, str]]:
-        """The parameters that ask for the next page."""
+        """Return the query parameters of the next page."""
         query = [('list-type', '2'), ('encoding-type', 'url'), ('prefix', self._prefix)]
         if self._delimiter:
             query.append(('delimiter', self._delimiter))
@@ -216,7 +216,7 @@ class Listing:
         return query
 
     def advance(self, page: Page) -> None:
-        """Go on behind a page that was checked."""
+        """Move on to the page after one that was checked."""
         names = _names(page)
         self._empty = 0 if names else self._empty + 1
         if names:
@@ -227,12 +227,12 @@ class Listing:
             self._tokens.add(page.token)
 
     def check(self, answer: Answer) -> Page:
-        """The next page.
+        """Check and parse the next page.
 
         Raises:
           BadReplyError: if the reply is not the next page of this listing.
-          NotFoundError: if there is no such bucket.
-          StoreError: if there is none any more.
+          NotFoundError: if the bucket does not exist.
+          StoreError: if the bucket was deleted during the listing.
         """
         if answer.head.status == 404:
             if code_of(answer.body) != 'NoSuchBucket':
@@ -247,7 +247,7 @@ class Listing:
     def _page(self, body: bytes) -> Page:
         name, root = self._name, document(body, self._name, 'ListBucketResult')
         names, more = _Names(root, name), _truncated(root, name)
-        # Some servers encode the keys, and not what was asked for.
+        # Some servers encode the keys, but not the prefix that they echo.
         if (echo := root.findtext('Prefix')) and self._prefix not in (echo, names.of(echo)):
             raise BadReplyError(f'{name}: a listing of {names.of(echo)!r}, where {self._prefix!r} was asked for')
         items, folders = [], []
@@ -264,7 +264,7 @@ class Listing:
             elif element.tag == 'CommonPrefixes':
                 folders.append(names.of(_text(element, 'Prefix', name)))
         count = root.findtext('KeyCount')
-        # Ceph counts the keys and not the folders.
+        # Ceph counts only the keys, not the folders.
         counts = (len(items) + len(folders), len(items))
         if count is not None and _number(count, 'KeyCount', name) not in counts:
             raise BadReplyError(f'{name}: a page of {counts[0]} names says that it has {count[:20]}')
@@ -276,7 +276,7 @@ class Listing:
         return page
 
     def _check_place(self, page: Page) -> None:
-        """Every name lies where the listing does."""
+        """Check that every name belongs to this listing."""
         start, delimiter = self._prefix, self._delimiter
         for item in page.items:
             if not item.key.startswith(start) or (delimiter and delimiter in item.key[len(start) :].rstrip(delimiter)):
@@ -287,7 +287,7 @@ class Listing:
                 raise BadReplyError(f'{self._name}: a listing of {start!r} has the folder {folder!r}')
 
     def _check_progress(self, page: Page) -> None:
-        """The page is none that was there before."""
+        """Check that a page is in order, and repeats no earlier one."""
         names = _names(page)
         if page.token in self._tokens:
             raise BadReplyError(f'{self._name}: a page has the NextContinuationToken of an earlier one')
@@ -302,7 +302,7 @@ class Listing:
 
 
 def _names(page: Page) -> list[str]:
-    """The keys and folders of a page, in the order of both where the store gives them in order."""
+    """Return the keys and folders of a page, merged in byte order if it has both."""
     if not page.folders:
         return [item.key for item in page.items]
     if not page.items:
@@ -314,7 +314,7 @@ def _names(page: Page) -> list[str]:
 
 
 def found_of(head: Head, name: str) -> Found:
-    """The reply to HEAD.
+    """Parse the reply to HEAD.
 
     Raises:
       BadReplyError: if it has no length, or neither an ETag nor a time, which every object of a bucket has.
@@ -332,7 +332,7 @@ def found_of(head: Head, name: str) -> Found:
 
 
 def is_encrypted(headers: Mapping[str, str]) -> bool:
-    """Whether an object is encrypted in a way by which its ETag is no MD5.
+    """Return whether an object is encrypted in a way that makes its ETag something other than an MD5.
 
     https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html
     """
@@ -341,10 +341,10 @@ def is_encrypted(headers: Mapping[str, str]) -> bool:
 
 
 def written(answer: Answer, name: str) -> str:
-    """The ETag in the reply to an object or a part that was sent.
+    """Return the ETag in the reply to an object or a part that was sent.
 
     Raises:
-      BadReplyError: if it has none, or says something.
+      BadReplyError: if the reply has no ETag, or has a body.
     """
     etag = answer.head.headers.get('etag', '')
     if answer.body.strip() or not etag:
@@ -353,10 +353,10 @@ def written(answer: Answer, name: str) -> str:
 
 
 def copied(answer: Answer, name: str, tag: str) -> Part:
-    """The ETag and checksum in the reply to an object or a part that was copied.
+    """Return the ETag and checksum in the reply to an object or a part that was copied.
 
     Raises:
-      BadReplyError: if the reply is not the document of that tag with an ETag.
+      BadReplyError: if the reply is not a document with the given root tag and an ETag.
     """
     root = document(answer.body.strip(), name, tag)
     etag = _text(root, 'ETag', name).strip()
@@ -366,28 +366,28 @@ def copied(answer: Answer, name: str, tag: str) -> Part:
 
 
 def nothing(answer: Answer, name: str) -> None:
-    """The reply to what has no result.
+    """Check the reply to a request that has no result.
 
     Raises:
-      BadReplyError: if it says something.
+      BadReplyError: if it has a body.
     """
     if answer.body.strip():
         raise BadReplyError(f'{name}: expected no body, got {_quoted(answer.body.strip())}')
 
 
 def missing(answer: Answer, name: str) -> GranularError:
-    """The error for the status 404, if the answer is one of S3."""
+    """Return the error for status 404: NotFoundError only if S3 itself sent the answer."""
     code = code_of(answer.body)
     if code not in ('NoSuchKey', 'NoSuchBucket'):
         return BadReplyError(f'{name}: status 404 with {_quoted(answer.body)}, which is no answer of S3')
     return NotFoundError(f'{name}: no such {"object" if code == "NoSuchKey" else "bucket"} (status 404, {code})')
 
 
-# --- uploads in parts
+# --- multipart uploads
 
 
 def upload_begun(answer: Answer, name: str, key: str) -> str:
-    """The id of an upload that was begun."""
+    """Return the id of a multipart upload that was started."""
     root = document(answer.body, name, 'InitiateMultipartUploadResult')
     _check_key(root, name, key)
     upload = _text(root, 'UploadId', name)
@@ -397,8 +397,8 @@ def upload_begun(answer: Answer, name: str, key: str) -> str:
 
 
 def upload_done(answer: Answer, name: str, key: str) -> str:
-    """The ETag of an object that was made of parts."""
-    # S3 sends blanks while it joins the parts, also before the declaration of the document.
+    """Return the ETag of an object that was joined from parts."""
+    # S3 sends whitespace while it joins the parts, even before the XML declaration.
     root = document(answer.body.strip(), name, 'CompleteMultipartUploadResult')
     _check_key(root, name, key)
     return _text(root, 'ETag', name)
@@ -411,7 +411,7 @@ def _check_key(root: ElementTree.Element, name: str, key: str) -> None:
 
 
 def complete_body(parts: Sequence[Part]) -> bytes:
-    """The body of a request that joins parts, which are numbered from 1."""
+    """Return the body of a request that joins parts, which are numbered from 1."""
     lines = []
     for number, (etag, crc) in enumerate(parts, 1):
         checksum = f'<ChecksumCRC32C>{crc}</ChecksumCRC32C>' if crc else ''
@@ -420,10 +420,10 @@ def complete_body(parts: Sequence[Part]) -> bytes:
 
 
 def uploads_page(answer: Answer, name: str, prefix: str, before: tuple[str, str] | None) -> UploadsPage:
-    """A page of unfinished uploads.
+    """Parse a page of unfinished multipart uploads.
 
     Args:
-      before: the markers that asked for this page.
+      before: the markers by which this page was requested.
     """
     root = document(answer.body, name, 'ListMultipartUploadsResult')
     names, more, uploads = _Names(root, name), _truncated(root, name), []
@@ -442,14 +442,14 @@ def uploads_page(answer: Answer, name: str, prefix: str, before: tuple[str, str]
 
 
 def parts_page(answer: Answer, name: str, before: int) -> PartsPage | None:
-    """A page of the parts of an upload; None if there is no such upload.
+    """Parse a page of the parts of an upload; return None if the upload does not exist.
 
     Args:
-      before: the marker that asked for this page; 0 for the first.
+      before: the marker by which this page was requested; 0 for the first one.
     """
     if answer.head.status == 404 and code_of(answer.body) == 'NoSuchUpload':
         return None
-    root = document(answer.body, name, 'ListPartsResult', 'ListPartsResponse')  # the second is that of moto
+    root = document(answer.body, name, 'ListPartsResult', 'ListPartsResponse')  # moto sends the second tag
     more, size, modified = _truncated(root, name), 0, 0.0
     for element in root.findall('Part'):
         size += _number(_text(element, 'Size', name), 'Size', name)
@@ -464,21 +464,21 @@ def parts_page(answer: Answer, name: str, before: int) -> PartsPage | None:
 
 
 def is_writable(key: str) -> bool:
-    """Whether a key can stand in an XML document and come back as it is."""
+    """Return whether a key survives an XML document unchanged."""
     return _UNWRITABLE.search(key) is None
 
 
 def delete_body(keys: Iterable[str]) -> bytes:
-    """The body of a request that deletes objects."""
+    """Return the body of a request that deletes objects."""
     return _body('Delete', [f'<Object><Key>{escape(key)}</Key></Object>' for key in keys])
 
 
 def deleted(answer: Answer, name: str, keys: Sequence[str]) -> None:
-    """The reply to a request that deletes objects: each of them was deleted.
+    """Check that all objects of a deletion were deleted.
 
     Raises:
-      BadReplyError: if it does not say of each key what became of it.
-      StoreError: if some were not deleted.
+      BadReplyError: if the reply does not report the outcome for each key.
+      StoreError: if some objects were not deleted.
     """
     root, asked = document(answer.body, name, 'DeleteResult'), set(keys)
     gone = {_text(element, 'Key', name) for element in root.findall('Deleted')}
@@ -500,7 +500,7 @@ def deleted(answer: Answer, name: str, keys: Sequence[str]) -> None:
 
 
 def bucket_body(region: str) -> bytes:
-    """The body of a request that makes a bucket; the first of all regions must not be named."""
+    """Return the body of a request that creates a bucket; empty for us-east-1, which must not be named."""
     if region == 'us-east-1':
         return b''
     return _body('CreateBucketConfiguration', [f'<LocationConstraint>{escape(region)}</LocationConstraint>'])

@@ -1,4 +1,4 @@
-"""Signatures of S3 by a clock that may not be this machine's."""
+"""S3 signatures by a clock that may differ from this machine's."""
 
 import datetime
 from typing import Any
@@ -10,13 +10,13 @@ UNSIGNED = 'UNSIGNED-PAYLOAD'
 
 
 class Signer(S3SigV4Auth):  # type: ignore[misc]
-    """botocore's signer, with an offset to its clock.
+    """botocore's signer with a clock offset.
 
     Args:
-      credentials: a key, a secret, and a token or None.
-      region: the bucket's.
-      skew: how far the store's clock is ahead.
-      payload: the SHA-256 of the request's body, or ``UNSIGNED`` over TLS.
+      credentials: the access key, the secret, and a token or None.
+      region: the region of the bucket.
+      skew: the time by which the store's clock is ahead.
+      payload: the SHA-256 of the request's body in hexadecimal, or ``UNSIGNED`` over TLS.
     """
 
     def __init__(
@@ -26,11 +26,11 @@ class Signer(S3SigV4Auth):  # type: ignore[misc]
         self._skew, self._payload = skew, payload
 
     def payload(self, request: AWSRequest) -> str:
-        """The part of the signature that stands for the body."""
+        """Return the payload hash that is signed."""
         return self._payload
 
     def add_auth(self, request: AWSRequest) -> None:
-        """Add the headers that sign a request."""
+        """Add the signature headers to a request."""
         if not self._skew:
             super().add_auth(request)
             return

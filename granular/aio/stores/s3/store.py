@@ -1,4 +1,4 @@
-"""S3 and servers of its protocol: the store."""
+"""The store for S3 and S3-compatible servers."""
 
 import contextlib
 import os
@@ -21,16 +21,16 @@ from granular.errors import (
 )
 
 _BATCH: Final = 1000  # keys in one delete request
-_PASSES: Final = 5  # listings of a folder that is deleted
+_PASSES: Final = 5  # passes of listing a folder and deleting what it contains
 
 
 class S3Store(RemoteStore[S3Client]):
-    """One bucket.
+    """An S3 bucket.
 
     Options: ``key``, ``secret``, ``token``, ``profile``, ``anon``, ``endpoint_url``, ``region``, ``requester_pays``,
-    ``tls_verify``, ``s3_additional_kwargs`` (headers of what is written, such as ``ServerSideEncryption``), and of
-    ``client_kwargs`` and ``config_kwargs`` ``region_name`` and ``s3={'addressing_style': ...}``. Where they are silent,
-    the environment and the chain of botocore speak.
+    ``tls_verify``, ``s3_additional_kwargs`` (headers of what is written, such as ``ServerSideEncryption``),
+    ``client_kwargs`` (``endpoint_url`` and ``region_name``) and ``config_kwargs`` (``s3={'addressing_style': ...}``).
+    Options that are not given come from the environment and from botocore's credential chain.
     """
 
     has_folders = False
@@ -50,7 +50,7 @@ class S3Store(RemoteStore[S3Client]):
         return self.endpoint.identity
 
     async def make_client(self) -> S3Client:
-        # Importing botocore takes a while: not on the loop.
+        # Importing botocore is slow: keep it off the event loop.
         return await offload(S3Client, self)
 
     async def stat(self, key: str) -> Stat:
@@ -77,7 +77,7 @@ class S3Store(RemoteStore[S3Client]):
         listing = Listing(self.url(key), f'{key}/{prefix}' if key else prefix, delimiter, client.ordered)
         found = not key or bool(prefix)
         while True:
-            await need_loop()  # a page may be asked for from another thread than the one before
+            await need_loop()  # the consumer may request a page on another thread than the previous one
             page = await client.page(listing)
             found = found or bool(page.items or page.folders)
             if page.token is None and not found:
@@ -91,7 +91,7 @@ class S3Store(RemoteStore[S3Client]):
             for folder in page.folders:
                 yield Entry(folder[:-1], True)
             for name, size, modified in page.items:
-                # A key that ends in a slash marks a folder, and the folder itself is no entry of it.
+                # A key that ends in a slash marks a folder, and is not an entry of that folder.
                 if not name.endswith('/'):
                     yield Entry(name, False, size, modified)
 
@@ -144,7 +144,7 @@ class S3Store(RemoteStore[S3Client]):
                 if tries:
                     return
                 raise
-            if not left:  # only the root of a bucket is there without anything in it
+            if not left:  # only the root of a bucket exists while it is empty
                 return
         raise StoreError(
             f'{self.url(key)}: has {left} objects after they were deleted {_PASSES} times: something goes on writing '

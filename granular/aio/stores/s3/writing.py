@@ -1,4 +1,4 @@
-"""Uploads to S3: one that is being written, and those that nobody finished."""
+"""Uploads to S3: writers of objects, and unfinished multipart uploads."""
 
 import base64
 import functools
@@ -31,44 +31,44 @@ from granular.errors import (
 )
 from granular.formats.checksums import crc32c
 
-_CONFLICTS: Final = 3  # times that an object is published which the store says is there, and which is not
-_READ: Final = 8 * MiB  # bytes of an object that is read back, at a time
-_CLOCKS: Final = 2.0  # seconds that the times of a store's replies and objects may differ by
+_CONFLICTS: Final = 3  # attempts to publish an object that the store reports as existing, although it does not exist
+_READ: Final = 8 * MiB  # bytes per read of an object that is read back
+_CLOCKS: Final = 2.0  # seconds by which the times of a store's replies and objects may differ
 _REFUSED: Final = (404, 409, 412, 501)
 
 logger = logging.getLogger('granular')
 
 
 class _Reply(NamedTuple):
-    """A store's word that it has published an object: the ETag, and the time, in seconds since the epoch."""
+    """A store's confirmation that it has published an object: the ETag, and the time in seconds since the epoch."""
 
     etag: str
     time: float
 
     @classmethod
     def of(cls, answer: Answer, etag: str) -> '_Reply':
-        """That of an answer, by the store's clock."""
+        """Return the confirmation in an answer, with the time of the store's clock."""
         date = http_date(answer.head.headers.get('date', ''))
         return cls(etag, time.time() if date is None else date.timestamp())
 
 
 Send = Callable[[Mapping[str, str]], Awaitable[_Reply]]
-"""Publishes an object under the headers given."""
+"""Publishes an object with the given headers."""
 
 
 class _UnknownConditionError(GranularError):
-    """The server does not know conditions."""
+    """The server does not support conditional requests."""
 
 
 class _Sums(NamedTuple):
-    """The checksums of bytes that are sent."""
+    """Checksums of bytes that are sent."""
 
     md5: bytes
     crc32c: int
 
     @classmethod
     async def of(cls, data: bytes) -> '_Sums':
-        """Those of some bytes, off the loop if they are many."""
+        """Compute the checksums, off the event loop from 1 MiB on."""
         if len(data) < MiB:
             return cls(hashlib.md5(data, usedforsecurity=False).digest(), crc32c(data))
         return await offload(lambda: cls(hashlib.md5(data, usedforsecurity=False).digest(), crc32c(data)))
@@ -77,14 +77,14 @@ class _Sums(NamedTuple):
 class S3Writer(PartWriter):
     """A multipart upload, or a single put if one part is enough.
 
-    The object carries a token of its writer. After an answer that leaves open what became of it, the token, the size
-    and the checksum of the object that is there tell; and no object is reported as written that was not compared.
+    The object's metadata contains a token of its writer. If a reply leaves the outcome open, the token, size and
+    checksum of the object in the store decide; no object is reported as written without a comparison.
 
     Args:
       store, client: the bucket.
       key: the object.
-      new: whether it must not be there yet.
-      headers: of the object, beside those of the options.
+      new: True if the object must not exist yet.
+      headers: of the object, in addition to those of the options.
     """
 
     def __init__(
@@ -96,11 +96,11 @@ class S3Writer(PartWriter):
         self._token = uuid.uuid4().hex
         self._headers = {**client.written, **headers, TOKEN: self._token}
         self._size = self._crc = 0
-        self._etag = ''  # that the object has, if ETags are MD5s
+        self._etag = ''  # expected ETag, if ETags are MD5s
         self._upload = ''
         self.parts: dict[int, Part] = {}
         self._md5s: dict[int, bytes] = {}
-        self._published = False  # whether the object may be there
+        self._published = False  # True if the object may exist
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         self._size += len(data)
@@ -132,7 +132,7 @@ class S3Writer(PartWriter):
             self.check_upload(answer)
             etag = s3replies.written(answer, self._name)
             if etag.strip('"') != sums.md5.hex() and not (again or self._odd(answer.head.headers)):
-                again = True  # if it is so again, the server's ETags may be no MD5s: the whole object will tell
+                again = True  # after a second mismatch, ETags may not be MD5s: the whole object is compared later
                 raise BadReplyError(
                     f'{self._name}: part {number + 1} of md5 {sums.md5.hex()} was sent, the store has {etag}'
                 )
@@ -152,7 +152,7 @@ class S3Writer(PartWriter):
         await self.join(whole)
 
     async def join(self, headers: Mapping[str, str]) -> None:
-        """Make the object of its parts."""
+        """Join the parts into the object."""
         body = s3replies.complete_body([self.parts[number] for number in sorted(self.parts)])
 
         def check(answer: Answer) -> _Reply:
@@ -203,11 +203,11 @@ class S3Writer(PartWriter):
             await self._withdraw()
 
     def part_query(self, number: int) -> Sequence[tuple[str, str]]:
-        """The parameters of a request that brings a part."""
+        """Return the query parameters of a request that sends a part."""
         return [('partNumber', str(number + 1)), ('uploadId', self._upload)]
 
     def check_upload(self, answer: Answer) -> None:
-        """Refuse the answer that the upload, or its bucket, is gone."""
+        """Raise if the answer says that the upload, or its bucket, no longer exists."""
         if answer.head.status == 404:
             match s3replies.code_of(answer.body):
                 case 'NoSuchBucket':
@@ -218,7 +218,7 @@ class S3Writer(PartWriter):
                     raise BadReplyError(f'{self._name}: what was to be written was answered by status 404, {code}')
 
     def _check_refusal(self, answer: Answer) -> None:
-        """Refuse the answers that say that the object is there already, or that its upload is gone."""
+        """Raise if the answer says that the object exists already, or that its upload no longer exists."""
         status, code = answer.head.status, s3replies.code_of(answer.body)
         if status in (409, 412):
             raise AlreadyExistsError(
@@ -229,7 +229,7 @@ class S3Writer(PartWriter):
         self.check_upload(answer)
 
     def _checksums(self, sums: _Sums) -> tuple[dict[str, str], str]:
-        """The headers by which the server checks what it receives, and the CRC32C that it is told."""
+        """Return the headers by which the server checks a body, and the CRC32C among them (empty if unsupported)."""
         headers, crc = {'Content-MD5': base64.b64encode(sums.md5).decode()}, ''
         if self._client.takes_crc32c:
             crc = headers['x-amz-checksum-crc32c'] = _base64(sums.crc32c)
@@ -237,25 +237,25 @@ class S3Writer(PartWriter):
         return headers, crc
 
     def _odd(self, headers: Mapping[str, str]) -> bool:
-        """Whether an ETag need not be an MD5."""
+        """Return whether an ETag may be something other than an MD5."""
         return self._client.odd_etags or not self._client.etag_is_md5 or s3replies.is_encrypted(headers)
 
-    # --- making it appear, and seeing that it is there
+    # --- publication and verification
 
     async def _publish(self, send: Send) -> None:
-        """Make the object appear, if it is to be new and is not there yet, and compare it."""
+        """Publish the object, with ``new`` only if it does not exist, and verify it."""
         condition = {'If-None-Match': '*'} if self._new else {}
         self._published = True
         for tries in range(1, _CONFLICTS + 1):
             try:
                 reply = await send(condition)
             except (AlreadyExistsError, _UnknownConditionError, StoreError) as error:
-                # The reply to an earlier attempt may be lost: what is there tells whether it was carried out.
+                # The reply to an earlier attempt may be lost: the object in the store shows if that attempt succeeded.
                 found = await self._peek_after(error)
                 if found is not None and found.writer == self._token:
                     await self._verify(found)
                     return
-                self._published = isinstance(error, StoreError)  # an attempt may still be on its way
+                self._published = isinstance(error, StoreError)  # an attempt may still be in flight
                 if found is not None and self._new:
                     raise AlreadyExistsError(f'{self._name}: another writer has published it meanwhile') from error
                 if isinstance(error, _UnknownConditionError):
@@ -270,7 +270,7 @@ class S3Writer(PartWriter):
         raise StoreError(f'{self._name}: it could not be published: the store has something else to say each time')
 
     async def _peek(self) -> Found | None:
-        """The object that is there; None if there is none."""
+        """Return the metadata of the object in the store; None if it does not exist."""
         try:
             return await self._client.look(self._key)
         except NotFoundError:
@@ -284,20 +284,20 @@ class S3Writer(PartWriter):
             raise error from None
 
     async def _check(self, reply: _Reply) -> None:
-        """Compare the object that the store says it has published."""
+        """Verify the object that the store says it has published."""
         proven = reply.etag.strip('"') == self._etag
         try:
             found = await self._peek()
         except AccessDeniedError:
             if not proven:
                 raise
-            return  # who may only write is told by the ETag
+            return  # with write-only credentials, the matching ETag is the proof
         if found is None:
             raise BadReplyError(f'{self._name}: the store said that it has published it, but there is no such object')
-        if found.writer in ('', self._token):  # a store may not keep it
+        if found.writer in ('', self._token):  # some stores drop the metadata
             await self._verify(found)
             return
-        # The last writer wins. An object that was there before shows that the store has not kept this one.
+        # The last writer wins. An object that is older than the reply shows that the store has lost this one.
         younger = found.modified is None or found.modified > reply.time - _CLOCKS
         if not younger or not proven:
             raise ObjectChangedError(
@@ -305,17 +305,17 @@ class S3Writer(PartWriter):
             )
 
     async def _verify(self, found: Found) -> None:
-        """Compare the object that is there with what was written.
+        """Compare the object in the store with what was written.
 
         Raises:
-          StoreError: if its size or checksum is another.
+          StoreError: if its size or checksum differs.
         """
         digests, crc = found.kept(self._client.etag_is_md5).digests, f'{self._crc:08x}'
         if found.size == self._size:
             if self._etag in (digests.get('md5'), digests.get('parts')) or digests.get('crc32c') == crc:
                 return
             if 'crc32c' not in digests:
-                # Its ETag is no checksum, or its bytes are others.
+                # Its ETag is not a checksum, or its bytes differ.
                 digests = {'crc32c': await self._read_back(found)}
                 if digests['crc32c'] == crc:
                     self._client.odd_etags = True
@@ -334,7 +334,7 @@ class S3Writer(PartWriter):
         return f'{crc:08x}'
 
     async def _withdraw(self) -> None:
-        """Delete the object of a publication that failed or was interrupted, if it is of this writer."""
+        """Delete the object of a publication that failed or was interrupted, if this writer published it."""
         try:
             found = await self._peek()
             if found is not None and found.writer == self._token:
@@ -348,7 +348,7 @@ def _base64(crc: int) -> str:
 
 
 async def abort(client: S3Client, key: str, upload: str) -> None:
-    """Drop an upload in parts, unless it is dropped or finished already."""
+    """Abort a multipart upload, unless it is already aborted or finished."""
     name = client.name(key)
 
     def check(answer: Answer) -> None:
@@ -362,7 +362,7 @@ async def abort(client: S3Client, key: str, upload: str) -> None:
 
 
 async def uploads(store: RemoteStore[S3Client], client: S3Client, key: str) -> AsyncIterator[Upload]:
-    """The uploads in parts of objects below a key, or of that key, that were not finished."""
+    """Yield the unfinished multipart uploads of an object and of all objects in a folder."""
     name = store.url(key)
     markers: tuple[str, str] | None = None
     while True:
@@ -382,7 +382,7 @@ async def uploads(store: RemoteStore[S3Client], client: S3Client, key: str) -> A
 
 
 async def _sized(client: S3Client, begun: Begun) -> Upload | None:
-    """An upload with the size and the time of its parts; None if it was finished or dropped meanwhile."""
+    """Return an upload with the size and time of its parts; None if it was finished or aborted meanwhile."""
     size, last, marker = 0, begun.modified, 0
     while True:
         query = [('uploadId', begun.id), *([('part-number-marker', str(marker))] if marker else [])]
