@@ -88,7 +88,7 @@ class Merge:
 
 # A request to a bucket costs about 70 us of CPU time, in which one connection transfers about 64 KiB; above 4 MiB, a
 # second connection gains more than a longer reply. A local read costs one system call, so only gaps of a few KiB are
-# worth reading along.
+# worth reading through.
 _REMOTE: Final = Merge(max_gap=64 * KiB, max_request=4 * MiB)
 _LOCAL: Final = Merge(max_gap=4 * KiB, max_request=64 * MiB)
 

@@ -39,7 +39,7 @@ import io
 
 
 class GranularError(Exception):
-    """Base class of all errors raised by granular.
+    """Base class of all errors raised by granular; catch it to handle any of them.
 
     ::
 

@@ -172,7 +172,7 @@ def encode_array(value: Any) -> bytes:
 
 
 def decode_array(buffer: Buffer) -> NDArray[Any]:
-    """Decode an array; it is read-only."""
+    """Decode an array, which is read-only."""
     try:
         dtype, shape, data = msgpack.unpackb(buffer, max_array_len=_DIMENSIONS, max_map_len=0, max_ext_len=0)
         return array_of(dtype, shape, data)

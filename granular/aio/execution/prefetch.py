@@ -22,7 +22,7 @@ END: Final = object()
 
 
 class Ahead(Generic[T]):
-    """Computes the items at positions, a number of them ahead of the next one that is taken.
+    """Computes items by position, up to ``depth`` of them ahead of the one that is taken next.
 
     Items that never wait, such as reads from a local disk, are computed on one thread, one after the other: threads
     that read the page cache only slow each other down, and slow reads are spread over the pool anyway. Items that wait,
@@ -97,13 +97,13 @@ class Ahead(Generic[T]):
                     if self._items and self._items[0] is task:
                         self.drop()
                         raise GranularError(f'the item at {self.position} was cancelled while it was made') from None
-                    continue  # another position was sought meanwhile
+                    continue  # the position was changed in the meantime
                 raise  # the consumer stopped waiting; the item is left for the next request
             except BaseException:
                 self.drop()
                 raise
             if not self._items or self._items[0] is not task:
-                continue  # another position was sought meanwhile
+                continue  # the position was changed in the meantime
             self._items.popleft()
             self.position += self.stride
             self.begin()
@@ -158,7 +158,7 @@ class Ahead(Generic[T]):
         self.cheap = not self._waits and timer.wall < _CHEAP
         self._long = self._long + 1 if timer.wall > max(_LONG, _LONG_EACH * self._weight) else 0
         if self._long > _PATIENCE and self._width == 1:
-            # Slow items release the interpreter meanwhile, as image decoders do: compute one item per core.
+            # Slow items release the interpreter lock, as image decoders do: compute one item per core.
             self._width = CORES
             if self._lane is not None:
                 self._retired.append(self._lane)

@@ -20,7 +20,7 @@ from granular.formats.checksums import crc32c
 
 Data = bytes | memoryview
 
-_OFFLOADED: Final = 256 * KiB  # from which size on a checksum would block the loop for half a millisecond
+_OFFLOADED: Final = 256 * KiB  # from this size on, a checksum would block the loop for half a millisecond
 _ETAG: Final = re.compile(r'"?([0-9a-fA-F]{32})"?')
 
 

@@ -38,8 +38,8 @@ class Download(Sink):
     coding = ''
     """The Content-Encoding of the replies."""
     unproven = False
-    """True until it is verified that the object is stored with that coding, or has the received length."""
-    _held = 0  # bytes received when ``gained`` was last called
+    """True while it is unverified that the object is stored with that coding, or has the received length."""
+    _held = 0  # bytes received at the last call of ``gained``
 
     def __init__(
         self,

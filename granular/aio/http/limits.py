@@ -24,8 +24,8 @@ class Limit:
     fraction of one, so that the limit grows by one per round of requests (additive increase, multiplicative decrease).
 
     Args:
-      requests: the maximum; 0 to start with 256 and grow to 2,048, but to no more than half of the file descriptors
-        that the process may have.
+      requests: the maximum; 0 to start with 256 and grow to 2,048, or to half of the file descriptors that the process
+        may have, if these are fewer (but never below 256).
       memory: bytes of the replies in flight.
     """
 

@@ -81,7 +81,7 @@ class Target(NamedTuple):
         return b'%b %b HTTP/1.1\r\n%b%b\r\n' % (method.encode(), self.path.encode(), self.lines, more.encode())
 
     def follow(self, location: str) -> 'Target':
-        """Return the target of a redirect; for another host, without the headers that may hold credentials.
+        """Return the target of a redirect; for another origin, without the headers that may hold credentials.
 
         Raises:
           ProtocolError: if it leads from TLS to plain HTTP, which others can read and change, or to an invalid URL.

@@ -43,7 +43,7 @@ class Call(Generic[T]):
         loop.call_soon_threadsafe(self._start, context=self._context)
 
     def cancel(self) -> None:
-        """Cancel it and wait until it has cleaned up."""
+        """Cancel the coroutine and wait until it has cleaned up."""
         if self._loop is None:
             self._rest.close()
             return

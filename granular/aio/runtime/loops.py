@@ -226,7 +226,7 @@ async def end_tasks(tasks: Iterable['asyncio.Task[Any]']) -> None:
 
 
 def background(coro: Coroutine[Any, Any, T]) -> 'asyncio.Task[T]':
-    """Start a task under a loop, which cancels it when it ends (:class:`Scope`); await it by ``outcome``."""
+    """Start a task under a loop; it is cancelled when the loop ends (:class:`Scope`). Await it by ``outcome``."""
     task = begin_task(coro)
     task.add_done_callback(_seen)
     if (opened := peek_scope()) is not None:
@@ -296,7 +296,7 @@ async def for_each(items: AsyncIterator[T], fn: Callable[[T], Coroutine[Any, Any
 
 
 class Lock:
-    """A lock for coroutines of any event loops and threads, held in the order in which they came.
+    """A lock for coroutines of any event loops and threads, granted in the order of arrival.
 
     Use it by ``async with lock.turn()``. It contains no thread lock, so that a coroutine may leave it wherever the
     garbage collector ends it; its only state is a queue whose operations are atomic.

@@ -82,8 +82,8 @@ async def spread(call: Callable[[int], T], count: int) -> list[T]:
     """Return ``call(i)`` for i < count, computed in threads, in any order; without a loop, starting on this thread.
 
     One thread starts, as threads that compute in Python take turns anyway. If it is not done after a millisecond, as
-    with images, it is joined by one thread per core; if it was waiting throughout after five, by the whole pool. The
-    first error ends them all, once the running calls have returned.
+    with images, one thread per core joins; if after 5 ms it was mostly waiting, the whole pool does. The first error
+    ends them all, once the running calls have returned.
     """
     job = _Spread(call, count)
     try:
@@ -110,7 +110,7 @@ def patiently(call: Callable[[int], T], count: int) -> list[T]:
 
 
 class Timer:
-    """Measures how long this thread takes, and how much of that it computes."""
+    """Measures elapsed time and CPU time of the current thread."""
 
     def __init__(self) -> None:
         self._wall, self._busy = time.perf_counter(), time.thread_time()
