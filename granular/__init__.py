@@ -2,7 +2,7 @@
 
 The functions of this package block; those of :mod:`granular.aio` are coroutines::
 
-    reader = granular.DatasetReader('s3://bucket/data')
+    reader = granular.DatasetReader('s3://bucket/data', granular.decoders)
     datapoints = reader.fetch([3, 1, 2])
 """
 

@@ -44,7 +44,7 @@ class GranularError(Exception):
     ::
 
         try:
-            reader = granular.DatasetReader('s3://bucket/data')
+            reader = granular.DatasetReader('s3://bucket/data', granular.decoders)
         except granular.GranularError as error:
             print(error)
     """

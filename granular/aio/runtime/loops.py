@@ -542,7 +542,7 @@ async def aclose() -> None:
 
     Loops that end by ``asyncio.run``, or by their ``close``, do this themselves. Call it to release sockets earlier::
 
-        async with granular.aio.DatasetReader('s3://bucket/data') as reader:
+        async with granular.aio.DatasetReader('s3://bucket/data', granular.decoders) as reader:
             datapoints = await reader.fetch([3, 1, 2])
         await granular.aio.aclose()
     """
