@@ -1,6 +1,9 @@
-"""Stream training data out of S3 and GCS buckets, in random order, as fast as they allow.
+"""Stream training data from S3 and GCS buckets in random order, at the full speed of the store.
 
-The names here block; those of :mod:`granular.aio` are awaited.
+The functions of this package block; those of :mod:`granular.aio` are coroutines::
+
+    reader = granular.DatasetReader('s3://bucket/data', granular.decoders)
+    datapoints = reader.fetch([3, 1, 2])
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""``python -m granular`` is ``granular``."""
+"""Entry point of ``python -m granular``, the same program as ``granular``."""
 
 from granular.cli import main
 

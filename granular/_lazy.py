@@ -1,4 +1,4 @@
-"""What is imported where it is used: optional dependencies, and parts of this package that few programs need."""
+"""Deferred imports: optional dependencies, and parts of this package that few programs need."""
 
 import importlib
 import sys
@@ -9,7 +9,7 @@ from granular.errors import MissingExtraError
 
 
 def need(module: str, extra: str) -> Any:
-    """A module that an extra brings.
+    """Import a module of an optional extra.
 
     Raises:
       MissingExtraError: if it is not installed.
@@ -21,11 +21,11 @@ def need(module: str, extra: str) -> Any:
 
 
 def later(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a package (PEP 562) that imports some of its names when they are first asked for.
+    """Return a package's ``__getattr__`` (PEP 562) that imports some of its names on first access.
 
     Args:
-      package: its name.
-      homes: by module, the names that come from there, with spaces between them.
+      package: name of the package.
+      homes: for each module, the names it provides, separated by spaces.
     """
     modules = {name: module for module, names in homes.items() for name in names.split()}
 

@@ -1,4 +1,4 @@
-"""Redact credentials, presigned query values and the secret options of stores from addresses and messages."""
+"""Redact credentials, presigned query values and secret store options from URLs and messages."""
 
 import functools
 import html
@@ -14,10 +14,10 @@ _HEADER: Final = re.compile(
     re.IGNORECASE,
 )
 _SCHEME: Final = re.compile(r'\b(bearer|basic|aws4-hmac-sha256)\s+[^\r\n<]+', re.IGNORECASE)
-_LEAST: Final = 4  # characters of a secret: fewer are found in any text
-_WORD: Final = 8  # characters of a word of a secret, which else would be any word
-_MOST: Final = 4096  # secrets that are remembered
-# Values that are no secret: of flags, kinds of credentials of GCS, and schemes before a credential.
+_LEAST: Final = 4  # minimum characters of a secret: shorter ones would match ordinary text
+_WORD: Final = 8  # minimum characters of a word of a secret: shorter ones are ordinary words
+_MOST: Final = 4096  # secrets remembered; the oldest are dropped
+# Option values that are not secret: flags, kinds of GCS credentials, and authentication schemes.
 _PLAIN: Final = frozenset(
     ('true', 'false', 'none', 'null', 'anon', 'cloud', 'cache', 'browser', 'google_default', 'bearer', 'basic')
 )
@@ -26,7 +26,7 @@ _secrets: dict[str, None] = {}
 
 
 def protect(secrets: Iterable[str]) -> None:
-    """Have :func:`hidden` redact these values from now on, whatever text quotes them."""
+    """Make :func:`hidden` redact these values from now on, wherever they occur."""
     new = [secret for secret in _variants(secrets) if secret not in _secrets]
     for secret in new:
         while len(_secrets) >= _MOST:
@@ -37,12 +37,12 @@ def protect(secrets: Iterable[str]) -> None:
 
 
 def redact(text: str, secrets: Iterable[str]) -> str:
-    """A text with three dots for each of some values, also where they are quoted for an address or a page."""
+    """Replace the given values by three dots, including their URL-quoted and HTML-escaped forms."""
     return _alternatives(_variants(secrets)).sub('...', text)
 
 
 def _variants(secrets: Iterable[str]) -> list[str]:
-    """The values, their words, such as the token behind ``Bearer``, and how a server may quote them."""
+    """Return the values, their words (such as the token after ``Bearer``), and the quoted forms a server may use."""
     words = []
     for secret in secrets:
         words += [secret.strip(), *(word for word in secret.split() if len(word) >= _WORD)]
@@ -62,10 +62,10 @@ def _pattern() -> re.Pattern[str]:
 
 
 def hidden(text: str) -> str:
-    """An address, or a text that quotes one or the headers of a request, with three dots for what is not to be shown.
+    """Redact a URL, or a text that quotes a URL or request headers.
 
-    That is the user and password of an address, the value of each parameter of a query, such as the signature of a
-    presigned one, the value of each header that authorises, and each value that was given to :func:`protect`.
+    Three dots replace the user and password of a URL, the value of each query parameter (such as a presigned
+    signature), the value of each authorisation header, and each value passed to :func:`protect`.
     """
     text = _pattern().sub('...', text)
     text = _USER.sub('://...@', text)
@@ -75,5 +75,5 @@ def hidden(text: str) -> str:
 
 
 def without_user(text: str) -> str:
-    """A text without the users and passwords of addresses."""
+    """Remove users and passwords from the URLs in a text."""
     return _USER.sub('://', text)

@@ -1,4 +1,4 @@
-"""The knobs of reading and writing, in one frozen object, and what each kind of store uses where none is turned."""
+"""Settings for reading and writing, in one frozen object, and the defaults of each kind of store."""
 
 import dataclasses
 import os
@@ -12,7 +12,7 @@ GiB: Final = 1 << 30
 
 
 def _knob(name: str, default: float | int | str, doc: str) -> Any:
-    """A field that falls back on the environment variable GRANULAR_<NAME>, read when the config is constructed."""
+    """Return a field whose default is the environment variable GRANULAR_<NAME>, read when the config is constructed."""
     variable = f'GRANULAR_{name.upper()}'
 
     def read() -> float | int | str:
@@ -32,11 +32,16 @@ _MAY_BE_ZERO: Final = ('concurrency', 'max_gap', 'min_rate', 'hedge', 'backoff',
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class IOConfig:
-    """How a store is read and written. Each field has an environment variable, ``GRANULAR_`` and its name in capitals.
+    """Settings for reading and writing stores.
 
-    Hand one to a path, ``granular.Path('s3://bucket/data', config=granular.IOConfig(concurrency=64))``, and all that
-    is opened under that path uses it. ``-1`` for ``max_gap`` and ``max_request`` stands for the store's own default
-    (:func:`store_defaults`).
+    The environment variable of each is ``GRANULAR_`` and its name in upper case.
+
+    Pass one to a path, and everything opened under that path uses it::
+
+        config = granular.IOConfig(concurrency=64, retry_time=60)
+        path = granular.Path('s3://bucket/data', config=config)
+
+    ``-1`` for ``max_gap`` and ``max_request`` selects the store's own default (:func:`store_defaults`).
     """
 
     concurrency: int = _knob('concurrency', 0, 'requests in flight per store and event loop; 0 to adapt from 256 on')
@@ -66,7 +71,7 @@ class IOConfig:
             value, least = getattr(self, field.name), -1 if field.name in ('max_gap', 'max_request') else 0
             if value < least or (value == 0 and field.name not in _MAY_BE_ZERO):
                 raise InvalidArgumentError(f'IOConfig.{field.name} is {value!r}: {field.metadata["doc"]}')
-        # S3 refuses parts below 5 MiB, and GCS wants multiples of 256 KiB.
+        # S3 refuses parts smaller than 5 MiB, and GCS requires multiples of 256 KiB.
         if self.part_size < 5 * MiB or self.part_size % (256 * KiB):
             raise InvalidArgumentError(f'IOConfig.part_size is {self.part_size}: a multiple of 256 KiB from 5 MiB on')
         if self.cache_bytes < 8 * MiB:
@@ -75,20 +80,21 @@ class IOConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Merge:
-    """When ranges are merged and split: both in bytes, as in :mod:`granular.aio.stores.ranges`."""
+    """Thresholds for merging and splitting ranges, both in bytes, as in :mod:`granular.aio.stores.ranges`."""
 
     max_gap: int
     max_request: int
 
 
-# A request to a bucket costs some 70 us of processor time, in which a connection brings about 64 KiB; above 4 MiB a
-# second connection brings more than a longer reply. A local read costs a system call: nothing is worth reading along.
+# A request to a bucket costs about 70 us of CPU time, in which one connection transfers about 64 KiB; above 4 MiB, a
+# second connection gains more than a longer reply. A local read costs one system call, so only gaps of a few KiB are
+# worth reading through.
 _REMOTE: Final = Merge(max_gap=64 * KiB, max_request=4 * MiB)
 _LOCAL: Final = Merge(max_gap=4 * KiB, max_request=64 * MiB)
 
 
 def store_defaults(config: IOConfig, *, local: bool) -> Merge:
-    """The merging that a store uses: what the config says, else the default for its kind."""
+    """Return the merging thresholds of a store: those of the config, or else the default for its kind."""
     default = _LOCAL if local else _REMOTE
     return Merge(
         max_gap=default.max_gap if config.max_gap < 0 else config.max_gap,

@@ -1,20 +1,20 @@
-"""Every error that granular raises on purpose, and the builtin twin it is also an instance of.
+"""Exceptions raised by granular, and the built-in exceptions that they also derive from.
 
 ::
 
     GranularError
     ├── NotFoundError            FileNotFoundError   no such bucket, object, folder, spec or shard
-    ├── AlreadyExistsError       FileExistsError     a place that must be new is taken
-    ├── AccessDeniedError        PermissionError     credentials are missing, wrong or lack a right
-    ├── StoreError               OSError             the store or the way to it failed
+    ├── AlreadyExistsError       FileExistsError     a path that must be new exists already
+    ├── AccessDeniedError        PermissionError     credentials are missing, wrong or lack a permission
+    ├── StoreError               OSError             the store or the connection to it failed
     │   ├── StoreTimeoutError    TimeoutError        no connection, first byte or progress in time
-    │   ├── BadReplyError                            a reply that does not answer what was asked
+    │   ├── BadReplyError                            a reply that does not answer the request
     │   └── ObjectChangedError                       an object was replaced while it was being read
     ├── UnsupportedError         io.UnsupportedOperation (OSError, ValueError)
-    │   └── UnknownSchemeError                       no store for this kind of address
-    ├── ClosedError              ValueError          a reader, writer or loader used after its end
-    ├── OutOfRangeError          IndexError          an index, range or mask beyond what is there
-    ├── InvalidArgumentError     ValueError          an argument that cannot mean anything
+    │   └── UnknownSchemeError                       no store for this URL scheme
+    ├── ClosedError              ValueError          a reader, writer or loader used after it was closed
+    ├── OutOfRangeError          IndexError          an index, range or mask out of bounds
+    ├── InvalidArgumentError     ValueError          an invalid argument
     ├── MissingExtraError        ImportError         an optional dependency is not installed
     ├── SpecError                ValueError          a spec that cannot be written or read
     │   ├── UnknownKeyError      KeyError            a key that the spec does not have
@@ -22,24 +22,32 @@
     ├── DatapointError           ValueError          a datapoint that does not fit the spec
     │   ├── EncodeError                              an encoder refused a value
     │   └── DecodeError                              a decoder refused a record
-    ├── CorruptError             ValueError          bytes that are no bag, dataset or archive
+    ├── CorruptError             ValueError          bytes that are not a valid bag, dataset or archive
     │   ├── CorruptBagError
     │   ├── CorruptRecordError
     │   ├── CorruptDatasetError
     │   └── CorruptArchiveError
-    ├── StateError               ValueError          a checkpoint that does not fit what loads it
-    ├── WorkerError              RuntimeError        a worker process died, or what it made cannot be carried over
-    └── FunctionError            RuntimeError        a function of the user's raised what ends coroutines
+    ├── StateError               ValueError          a checkpoint that does not fit the object that loads it
+    ├── WorkerError              RuntimeError        a worker process died, or its result cannot be transferred
+    └── FunctionError            RuntimeError        a user function raised an exception that ends coroutines
 
-An error names the place (file, key, index), the figures that disagree and the way out; it never holds a credential.
-All of them pickle, as they are built from their message alone.
+The message of an error names the file, key or index, the figures that disagree and the remedy; it never contains a
+credential. All errors pickle, as they are built from their message alone.
 """
 
 import io
 
 
 class GranularError(Exception):
-    """The root of the tree."""
+    """Base class of all errors raised by granular; catch it to handle any of them.
+
+    ::
+
+        try:
+            reader = granular.DatasetReader('s3://bucket/data', granular.decoders)
+        except granular.GranularError as error:
+            print(error)
+    """
 
     def __str__(self) -> str:
         # KeyError would print the repr of its message, OSError a tuple.
@@ -47,27 +55,27 @@ class GranularError(Exception):
 
 
 class NotFoundError(GranularError, FileNotFoundError):
-    """There is no such bucket, object, folder, spec or shard."""
+    """The bucket, object, folder, spec or shard does not exist."""
 
 
 class AlreadyExistsError(GranularError, FileExistsError):
-    """A place that must be new is taken."""
+    """A path that must be new exists already."""
 
 
 class AccessDeniedError(GranularError, PermissionError):
-    """Credentials are missing, wrong, or lack the right to do this."""
+    """Credentials are missing, wrong, or lack the permission for this operation."""
 
 
 class StoreError(GranularError, OSError):
-    """The store, or the way to it, failed."""
+    """The store or the connection to it failed."""
 
 
 class StoreTimeoutError(StoreError, TimeoutError):
-    """No connection, no first byte or no progress in the time allowed."""
+    """No connection, no first byte or no progress within the time allowed."""
 
 
 class BadReplyError(StoreError):
-    """A reply that does not answer what was asked: status, range, length or encoding."""
+    """A reply that does not answer the request: wrong status, range, length or encoding."""
 
 
 class ObjectChangedError(StoreError):
@@ -75,11 +83,11 @@ class ObjectChangedError(StoreError):
 
 
 class UnsupportedError(GranularError, io.UnsupportedOperation):
-    """This store, or this release, cannot do that."""
+    """The store, or this release, does not support the operation."""
 
 
 class UnknownSchemeError(UnsupportedError):
-    """There is no store for this kind of address."""
+    """No store supports this URL scheme."""
 
 
 class ClosedError(GranularError, ValueError):
@@ -87,15 +95,15 @@ class ClosedError(GranularError, ValueError):
 
 
 class OutOfRangeError(GranularError, IndexError):
-    """An index, a byte range or a mask lies beyond what is there."""
+    """An index, a byte range or a mask is out of bounds."""
 
 
 class InvalidArgumentError(GranularError, ValueError):
-    """An argument that cannot mean anything."""
+    """An argument is invalid."""
 
 
 class MissingExtraError(GranularError, ImportError):
-    """An optional dependency is not installed; the message names the extra that brings it."""
+    """An optional dependency is not installed; the message names the extra that provides it."""
 
 
 class SpecError(GranularError, ValueError):
@@ -107,7 +115,7 @@ class UnknownKeyError(SpecError, KeyError):
 
 
 class UnknownTypeError(SpecError, KeyError):
-    """A type for which no encoder or decoder was given."""
+    """A type without an encoder or decoder."""
 
 
 class DatapointError(GranularError, ValueError):
@@ -123,7 +131,7 @@ class DecodeError(DatapointError):
 
 
 class CorruptError(GranularError, ValueError):
-    """Bytes that are no bag, dataset or archive."""
+    """Bytes that are not a valid bag, dataset or archive."""
 
 
 class CorruptBagError(CorruptError):
@@ -131,7 +139,7 @@ class CorruptBagError(CorruptError):
 
 
 class CorruptRecordError(CorruptError):
-    """A record that is not what was written."""
+    """A record that differs from what was written."""
 
 
 class CorruptDatasetError(CorruptError):
@@ -139,19 +147,19 @@ class CorruptDatasetError(CorruptError):
 
 
 class CorruptArchiveError(CorruptError):
-    """A zip or tar archive that is cut short or damaged, or does not hold what it says."""
+    """A zip or tar archive that is truncated or damaged, or does not hold what it claims to."""
 
 
 class StateError(GranularError, ValueError):
-    """A checkpoint that does not fit what loads it."""
+    """A checkpoint that does not fit the object that loads it."""
 
 
 class WorkerError(GranularError, RuntimeError):
-    """A worker process died, or what it made or raised cannot be carried over."""
+    """A worker process died, or its result or error cannot be transferred."""
 
 
 class FunctionError(GranularError, RuntimeError):
-    """A function of the user's raised what coroutines, futures and iterators cannot hand on; its cause is what it was.
+    """A user function raised an exception that coroutines, futures or iterators cannot pass on; it is the cause.
 
     StopIteration and StopAsyncIteration would end a loop over elements early, CancelledError would cancel the reader,
     and GeneratorExit would close it.

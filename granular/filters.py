@@ -1,6 +1,7 @@
-"""Which samples stay, and how often: by class, by percent, repeated, shuffled. Pure functions of numpy, no I/O.
+"""Select datapoints: by class, by percentage, oversampled, repeated or shuffled. Pure numpy functions, no I/O.
 
-Each gives indices into the dataset, as int64. The pipelines' methods and the wrappers of field datasets share them.
+They compute int64 indices into a dataset, and are shared by the methods of pipelines and the wrappers of field
+datasets.
 """
 
 import math
@@ -17,24 +18,24 @@ from granular.indexing import Ints
 Labels = NDArray[Any]
 Strategy = Literal['multiply', 'exact']
 
-_CLOSE: Final = Fraction(1, 1 << 50)  # by how much a percentage may be off, such as 0.29 or 1 - 0.9
+_CLOSE: Final = Fraction(1, 1 << 50)  # tolerance of a percentage, such as 0.29 or 1 - 0.9
 
 
 def as_labels(values: Any, name: str = 'labels') -> Labels:
-    """Labels as an array: int64 or strings, one for each sample; or of objects, each the classes of one sample.
+    """Return labels as an array: int64 or strings, one per datapoint; or objects, each the classes of one datapoint.
 
-    A sample with several classes has a 1-D sequence of them, or an array of booleans, of which class ``i`` is true.
+    A datapoint with several classes has a 1-D sequence of them, or an array of booleans in which class ``i`` is true.
 
     Args:
       values: a sequence of labels.
       name: the field, for errors.
 
     Raises:
-      InvalidArgumentError: if they are neither.
+      InvalidArgumentError: if the labels are neither.
     """
     try:
         array = np.asarray(values)
-    except ValueError:  # as many classes here as there are not there
+    except ValueError:  # the datapoints have different numbers of classes
         array = np.empty((len(values), 0), object)
     if array.size == 0 and array.ndim == 1:
         return np.zeros(0, np.int64)
@@ -54,14 +55,14 @@ def as_labels(values: Any, name: str = 'labels') -> Labels:
 
 
 def by_class(labels: Any, valid_classes: Any = None, invalid_classes: Any = None, name: str = 'labels') -> Ints:
-    """The samples of some classes, or of all others, in order.
+    """Return the indices of the datapoints with some classes, or without some classes, in order.
 
-    A sample with several classes stays if any of them is valid, or none of them invalid.
+    A datapoint with several classes is selected if any of them is valid, or if none of them is invalid.
 
     Args:
-      labels: as :func:`as_labels` takes them.
-      valid_classes: those that stay: a list, a range, a set or an array.
-      invalid_classes: those that do not. Exactly one of the two is given.
+      labels: labels as accepted by :func:`as_labels`.
+      valid_classes: the classes to select: a list, a range, a set or an array.
+      invalid_classes: the classes to leave out. Exactly one of the two is given.
       name: the field, for errors.
     """
     valid, wanted = chosen_classes(valid_classes, invalid_classes)
@@ -82,13 +83,13 @@ def by_class(labels: Any, valid_classes: Any = None, invalid_classes: Any = None
 
 
 def chosen_classes(valid_classes: Any = None, invalid_classes: Any = None) -> tuple[bool, Labels]:
-    """Whether the classes given are those that stay, and which they are, sorted, without repeats."""
+    """Return whether the given classes are the valid ones, and the classes, sorted, without repeats."""
     if (valid_classes is None) == (invalid_classes is None):
         raise InvalidArgumentError('want either valid_classes or invalid_classes')
     classes = valid_classes if invalid_classes is None else invalid_classes
     try:
         array = None if isinstance(classes, str | bytes) else as_labels(list(classes), 'classes')
-    except TypeError:  # it cannot be iterated over
+    except TypeError:  # not iterable
         array = None
     if array is None or array.dtype == object:
         raise InvalidArgumentError(f'want a 1-D sequence of classes, got {classes!r:.100}')
@@ -98,19 +99,19 @@ def chosen_classes(valid_classes: Any = None, invalid_classes: Any = None) -> tu
 def oversampled(
     labels: Any, strategy: Strategy = 'multiply', unlabeled: int | str | None = -1, name: str = 'labels'
 ) -> Ints:
-    """Samples of rare classes, repeated.
+    """Return indices that repeat the datapoints of rare classes.
 
     Args:
-      labels: as :func:`as_labels` takes them, one class for each sample.
-      strategy: ``'multiply'``, as KappaData defines it: all samples in order, then, class by class, those of each
-        whose count fits k times into that of the largest one, k - 1 more times. ``'exact'``: class by class the
-        samples of each, repeated in order until they are as many as those of the largest one.
-      unlabeled: the label that stands for no class: these samples stay once, with ``'exact'`` at the end. None if there
-        is no such label.
+      labels: labels as accepted by :func:`as_labels`, one class per datapoint.
+      strategy: ``'multiply'``, as KappaData defines it: all datapoints in order; then, class by class, the datapoints
+        of each class that fits k times into the size of the largest class, k - 1 more times. ``'exact'``: class by
+        class, the datapoints of each, repeated in order up to the size of the largest class.
+      unlabeled: the label of datapoints without a class, which are not repeated and, with ``'exact'``, come last. None
+        if there is no such label.
       name: the field, for errors.
 
     Raises:
-      InvalidArgumentError: for samples with several classes, of which no count can be met.
+      InvalidArgumentError: for datapoints with several classes, as their counts cannot be balanced.
     """
     if strategy not in ('multiply', 'exact'):
         raise InvalidArgumentError(f"the strategy is {strategy!r}: want 'multiply' or 'exact'")
@@ -132,14 +133,14 @@ def oversampled(
 
 
 def percent_range(length: int, from_percent: float | None = None, to_percent: float | None = None) -> tuple[int, int]:
-    """Where a part of a dataset begins and ends. Ranges that meet share no sample and leave out none.
+    """Return the start and stop of a part of a dataset. Adjacent parts share no datapoint and omit none.
 
-    A bound that is within 1e-15 of a whole sample is that sample: 0.29 of 100 is 29, though ``0.29 * 100 < 29``.
+    A bound within 1e-15 of a whole datapoint is that datapoint: 0.29 of 100 is 29, although ``0.29 * 100 < 29``.
 
     Args:
-      length: samples that there are.
-      from_percent: from 0 to 1, where it begins; None for 0.
-      to_percent: from 0 to 1, where it ends; None for 1. 0 is empty.
+      length: number of datapoints.
+      from_percent: start of the part, from 0 to 1; None for 0.
+      to_percent: end of the part, from 0 to 1; None for 1. 0 is empty.
     """
     bounds = [0 if from_percent is None else from_percent, 1 if to_percent is None else to_percent]
     if not all(isinstance(p, int | float | np.integer | np.floating | Fraction) and 0 <= p <= 1 for p in bounds):
@@ -151,7 +152,7 @@ def percent_range(length: int, from_percent: float | None = None, to_percent: fl
 
 
 def repetitions_of(length: int, repetitions: int | None = None, min_size: int | None = None) -> int:
-    """How often a dataset is repeated: so often, or until it has so many samples or more."""
+    """Return how often to repeat a dataset: ``repetitions`` times, or until it has at least ``min_size`` datapoints."""
     if (repetitions is None) == (min_size is None):
         raise InvalidArgumentError('want either repetitions or min_size')
     name, value = ('repetitions', repetitions) if min_size is None else ('min_size', min_size)
@@ -163,7 +164,7 @@ def repetitions_of(length: int, repetitions: int | None = None, min_size: int | 
 
 
 def shuffled(length: int, seed: int) -> Ints:
-    """All samples in the order that a seed makes: that of numpy's ``default_rng(seed).shuffle``, as in KappaData."""
+    """Return all indices in the order of numpy's ``default_rng(seed).shuffle``, as in KappaData."""
     if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
         raise InvalidArgumentError(f'the seed is {seed!r}: want an integer from 0 on')
     indices = np.arange(length)
@@ -183,6 +184,6 @@ def _checked(array: Labels, values: Sequence[Any], name: str) -> Labels:
 
 
 def _edge(length: int, percent: Any) -> int:
-    # Of a float in single precision, what was meant is what it prints.
+    # A single-precision float means the decimal number that it prints as.
     exact = Fraction(str(percent)) if isinstance(percent, np.float32 | np.float16) else Fraction(percent)
     return min(length, math.floor((exact + _CLOSE) * length))

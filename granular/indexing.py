@@ -1,4 +1,4 @@
-"""What users index with, as arrays of places."""
+"""Conversion of user-supplied indices to arrays of positions."""
 
 import operator
 from typing import Any, SupportsIndex
@@ -12,10 +12,11 @@ Ints = NDArray[np.int64]
 
 
 def index_of(index: SupportsIndex, length: int, name: str) -> int:
-    """One index, counted from the end if negative.
+    """Return one index as a position; a negative index counts from the end.
 
     Raises:
-      OutOfRangeError: an ``IndexError``, so that ``list(reader)`` ends where the records do.
+      InvalidArgumentError: if it is not an integer.
+      OutOfRangeError: if it is out of range; an ``IndexError``, so that ``list(reader)`` ends after the last record.
     """
     try:
         place = operator.index(index)
@@ -27,13 +28,23 @@ def index_of(index: SupportsIndex, length: int, name: str) -> int:
 
 
 def indices_of(indices: Any, length: int, name: str) -> Ints:
-    """Many indices: a slice, a range, or anything that makes a 1-D array of integers; negative ones from the end."""
+    """Return many indices as positions; negative indices count from the end.
+
+    Args:
+      indices: a slice, a range, or anything that converts to a 1-D array of integers.
+      length: number of records or datapoints.
+      name: the indexed object, for errors.
+
+    Raises:
+      InvalidArgumentError: if they are not a 1-D sequence of integers.
+      OutOfRangeError: if one is out of range.
+    """
     if isinstance(indices, slice):
         return np.arange(*indices.indices(length), dtype=np.int64)
     array = np.asarray(indices)
     if array.ndim != 1 or (array.size and array.dtype.kind not in 'iu'):
         raise InvalidArgumentError(f'{name}: want a 1-D sequence of integers, got {array.dtype} of shape {array.shape}')
-    # Before they become signed integers, as an unsigned one from 2**63 on would become a negative one.
+    # Check before the conversion to signed integers, which would make unsigned indices from 2**63 on negative.
     bad = (array < -length) | (array >= length)
     if bad.any():
         raise OutOfRangeError(f'{name}: index {array[bad][0]} is out of range: it has {length}')

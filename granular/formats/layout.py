@@ -1,7 +1,7 @@
-"""Bytes of bags and datasets to numpy and back: pure functions, no I/O. docs/format.md describes the bytes.
+"""Conversion between bytes of bags and datasets and numpy: pure functions, no I/O. docs/format.md describes the bytes.
 
-A bag's *limits* are kept as one int64 array of N + 1 offsets, the first of them 0, so that record i is the bytes
-``limits[i]`` to ``limits[i + 1]``, in whichever version they were written.
+The *limits* of a bag are an int64 array of N + 1 offsets, the first of them 0, so that record i is the bytes
+``limits[i]`` to ``limits[i + 1]``, in every version of the format.
 """
 
 import bisect
@@ -35,12 +35,15 @@ _PADDED: Final = 10**6  # shards whose names have six digits
 
 
 def table_start(tail: bytes, size: int, name: str) -> int:
-    """Where the table of a bag of version 1 or 2 starts.
+    """Return the position at which the table of a bag of version 1 or 2 starts.
 
     Args:
-      tail: the file's last bytes, 8 or more of them.
-      size: the file's bytes.
+      tail: the last bytes of the file, 8 or more.
+      size: the size of the file in bytes.
       name: the file, for the error.
+
+    Raises:
+      CorruptBagError: if the file has no valid table.
     """
     if size < LIMIT:
         raise CorruptBagError(f'{name}: {size} bytes are too few for a bag, which ends in a table of 8-byte limits')
@@ -55,7 +58,7 @@ def table_start(tail: bytes, size: int, name: str) -> int:
 
 
 def check_count(limits: int, name: str) -> int:
-    """The number of limits of a table, if a bag may have so many.
+    """Return the number of limits of a table, after checking that a bag may have so many.
 
     Raises:
       CorruptBagError: if it may not.
@@ -66,10 +69,10 @@ def check_count(limits: int, name: str) -> int:
 
 
 def blank_limits(count: int, name: str) -> Ints:
-    """An array for ``count`` limits as they stand in a file, behind a zero: fill ``[1:]``, then ``finish_limits``.
+    """Return an array for ``count`` limits as in a file, after a zero: fill ``[1:]``, then call ``finish_limits``.
 
     Raises:
-      CorruptBagError: if there are more than a bag may have, or than there is memory for.
+      CorruptBagError: if there are more than a bag may have, or than fit into memory.
     """
     try:
         limits = np.empty(check_count(count, name) + 1, np.int64)
@@ -80,19 +83,22 @@ def blank_limits(count: int, name: str) -> Ints:
 
 
 def finish_limits(filled: Ints, datasize: int, name: str) -> tuple[int, Ints]:
-    """The version (1 or 2) and the limits of a single-file bag, or the limits of a version 3 bag, once they are read.
+    """Return the version (1 or 2) and limits of a single-file bag that was read, or the limits of a version 3 bag.
 
     Args:
-      filled: what ``blank_limits`` gave, filled. A table that itself begins with a zero is one of version 1.
-      datasize: the bytes of records there are; the last limit must not pass them.
+      filled: the array from ``blank_limits``, filled. A table that itself begins with a zero is of version 1.
+      datasize: the bytes of all records; the last limit must not exceed it.
       name: the file, for the error.
+
+    Raises:
+      CorruptBagError: if the limits decrease or exceed the data.
     """
     version = 1 if len(filled) > 1 and filled[1] == 0 else 2
     return version, check_limits(filled[1:] if version == 1 else filled, datasize, name)
 
 
 def check_limits(limits: Ints, datasize: int, name: str) -> Ints:
-    """The limits, if they do not decrease and stay within the data."""
+    """Return the limits after checking that they do not decrease and stay within the data."""
     falls = np.flatnonzero(limits[1:] < limits[:-1])
     if falls.size:
         i = int(falls[0])
@@ -103,17 +109,17 @@ def check_limits(limits: Ints, datasize: int, name: str) -> Ints:
 
 
 def view_of(limits: Ints) -> memoryview:
-    """The limits, as what gives a Python int in a third of the time that an array takes to give a numpy one."""
+    """Return a memoryview of the limits, which yields a Python int in a third of the time that an array takes."""
     return memoryview(limits.data).cast('B').cast('q')
 
 
 def last_limit(tail: bytes, size: int) -> int:
-    """The last whole limit of an ``.idx`` file of that many bytes, from its end; 0 if it has none."""
+    """Return the last whole limit of an ``.idx`` file of ``size`` bytes, from its last bytes; 0 if it has none."""
     return int.from_bytes(tail[: len(tail) - size % LIMIT][-LIMIT:], 'little')
 
 
 def table_of(ends: Ints, version: int) -> bytes:
-    """The table that a writer puts behind the records (1, 2) or into the ``.idx`` file (3)."""
+    """Return the table that a writer appends to the records (versions 1, 2) or writes into the ``.idx`` file (3)."""
     table = ends.astype('<i8', copy=False).tobytes()
     return bytes(LIMIT) + table if version == 1 else table
 
@@ -122,25 +128,29 @@ def table_of(ends: Ints, version: int) -> bytes:
 
 
 def pack_refs(refs: list[Any]) -> bytes:
-    """The record of one datapoint in ``refs.bag``: an index per scalar, ``[first, count]`` or ``[]`` per sequence."""
+    """Encode one datapoint for ``refs.bag``: an index per scalar, ``[first, count]`` or ``[]`` per sequence."""
     packed: bytes = msgpack.packb(refs)
     return packed
 
 
 def unpack_refs(records: Iterable[bytes], spec: Mapping[str, str], name: str) -> tuple[Ints, Ints]:
-    """Where the values of datapoints lie in their bags.
+    """Return the positions of datapoints' values in their bags.
 
     Args:
-      records: of each datapoint, its record in ``refs.bag``.
+      records: the record of each datapoint in ``refs.bag``.
       spec: the dataset's spec, in sorted order.
       name: the file, for the error.
 
     Returns:
-      The first record and the number of records, both of shape (datapoints, keys). A scalar has one record.
+      The first record and the number of records, both int64 of shape (datapoints, keys). A scalar has one record.
+
+    Raises:
+      CorruptDatasetError: if a record does not fit the spec.
     """
     sequence = [is_sequence(kind) for kind in spec.values()]
     flat: list[tuple[int, ...]] = []
-    # Numbers in lists no longer than the spec, or than two: what claims to be longer is not made.
+    # Accept only numbers, in lists no longer than the spec, or than two: a list that claims to be longer is not
+    # allocated.
     unpack = functools.partial(
         msgpack.unpackb, max_array_len=max(2, len(sequence)), max_map_len=0, max_ext_len=0, max_bin_len=0, max_str_len=0
     )
@@ -148,7 +158,7 @@ def unpack_refs(records: Iterable[bytes], spec: Mapping[str, str], name: str) ->
         try:
             refs = unpack(record)
             row = [
-                (tuple(ref) or (0, 0)) if many else (ref + 0, 1)  # of what is no list or number, a TypeError
+                (tuple(ref) or (0, 0)) if many else (ref + 0, 1)  # raises TypeError for what is neither list nor number
                 for many, ref in zip(sequence, refs, strict=True)
             ]
         except (ValueError, TypeError, msgpack.UnpackException) as error:
@@ -159,7 +169,7 @@ def unpack_refs(records: Iterable[bytes], spec: Mapping[str, str], name: str) ->
     if not flat:
         return np.zeros((0, len(sequence)), np.int64), np.zeros((0, len(sequence)), np.int64)
     try:
-        table = np.array(flat)  # of the type that they have, as a fraction would be cut to an integer
+        table = np.array(flat)  # without a given dtype, which would truncate a fraction to an integer
     except (ValueError, OverflowError) as error:
         raise CorruptDatasetError(f'{name}: references must be pairs of integers') from error
     if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != 2:
@@ -172,20 +182,21 @@ def unpack_refs(records: Iterable[bytes], spec: Mapping[str, str], name: str) ->
 
 
 def is_sequence(kind: str) -> bool:
-    """Whether a type is a list of values, as ``utf8[]`` is. Only the refs layout has such types."""
+    """Return whether a type is a sequence, such as ``utf8[]``. Only the refs layout has such types."""
     return kind.endswith('[]')
 
 
 def element(kind: str) -> str:
-    """The type of a sequence's values, or the type itself."""
+    """Return the type of the values in a sequence, or the type itself."""
     return kind[:-2] if is_sequence(kind) else kind
 
 
 def check_spec(spec: Mapping[str, str], layout: Layout) -> Spec:
-    """The spec of a new dataset, sorted by key.
+    """Return the spec of a new dataset, checked and sorted by key.
 
     Raises:
-      SpecError: for a key that cannot be a file name, or one that the layout keeps for itself.
+      InvalidArgumentError: if there is no such layout.
+      SpecError: for a key that cannot be a file name or is reserved by the layout, or an invalid type.
     """
     if layout not in ('refs', 'columns'):
         raise InvalidArgumentError(f"layout is {layout!r}: want 'refs' or 'columns'")
@@ -206,12 +217,16 @@ def check_spec(spec: Mapping[str, str], layout: Layout) -> Spec:
 
 
 def dump_spec(spec: Spec) -> bytes:
-    """The content of ``spec.json``."""
+    """Return the content of ``spec.json``."""
     return json.dumps(spec).encode()
 
 
 def parse_spec(content: bytes, name: str) -> Spec:
-    """The spec in ``spec.json``, sorted by key."""
+    """Parse the content of ``spec.json``. Returns the spec, sorted by key.
+
+    Raises:
+      CorruptDatasetError: if it is not a valid spec.
+    """
     try:
         spec = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -226,19 +241,19 @@ def parse_spec(content: bytes, name: str) -> Spec:
 
 
 def shard_name(number: int) -> str:
-    """The folder of a shard."""
+    """Return the name of a shard's folder."""
     return f'{number:06}'
 
 
 def shard_number(name: str) -> int | None:
-    """The shard that a folder holds, or None if it is no shard's folder: names of dates, such as 20240101, are none."""
+    """Return the shard of a folder name, or None if it is not a shard's name, such as the date 20240101."""
     return int(name) if _SHARD.fullmatch(name) else None
 
 
 def shard_numbers(names: Iterable[str]) -> list[int]:
-    """The shards among the folders beside each other, sorted.
+    """Return the shards among the names of sibling folders, sorted.
 
-    A name of six digits is that of a shard. One of seven is, if all shards before it are there.
+    A name of six digits is a shard. A name of seven digits is a shard only if all shards before it exist.
     """
     numbers = sorted({number for name in names if (number := shard_number(name)) is not None})
     padded = bisect.bisect_left(numbers, _PADDED)

@@ -1,4 +1,4 @@
-"""Images by Pillow and videos by PyAV, to bytes and back. Both are imported when they are first needed."""
+"""Images (by Pillow) and videos (by PyAV) to bytes and back. Both libraries are imported on first use."""
 
 import io
 import math
@@ -12,12 +12,12 @@ from granular.errors import DecodeError, EncodeError, MissingExtraError
 
 Buffer = bytes | bytearray | memoryview
 
-# What a record of type jpg or png may hold. Pillow knows more, among them formats that run other programs.
+# Formats of records of type jpg or png. Pillow supports more, among them formats that run other programs.
 _IMAGES: Final = ('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP')
 _MATROSKA: Final = b'\x1aE\xdf\xa3'
 _MAX_VIDEO: Final = 4 << 30
 _RAW: Final = b'raw1'
-# Pillow's modes, and the bits of a pixel; a row of mode 1 ends with a whole byte.
+# Bits per pixel of Pillow's modes; a row of mode 1 ends with a whole byte.
 _BITS: Final = {
     '1': 1, 'L': 8, 'P': 8, 'LA': 16, 'La': 16, 'PA': 16, 'I;16': 16, 'I;16B': 16, 'RGB': 24, 'YCbCr': 24, 'LAB': 24,
     'HSV': 24, 'RGBA': 32, 'RGBa': 32, 'RGBX': 32, 'CMYK': 32, 'I': 32, 'F': 32,
@@ -27,9 +27,10 @@ _LONGEST: Final = 1 << 16  # bytes of a header
 
 
 def image_type(data: Buffer) -> str:
-    """The type that the bytes of an image file have, ``'jpg'`` or ``'png'``, by how they begin; empty if they are none.
+    """Return the type of an image file, ``'jpg'`` or ``'png'``, by its first bytes; empty if it is not an image.
 
-    ``'png'`` is also that of WebP, GIF and BMP: it says how arrays are encoded, and all of them are read alike.
+    ``'png'`` also stands for WebP, GIF and BMP: the type only says how arrays are encoded, and all formats are decoded
+    alike.
     """
     head = bytes(data[:14])
     if head.startswith(b'\xff\xd8\xff'):
@@ -40,15 +41,15 @@ def image_type(data: Buffer) -> str:
 
 
 def encode_image(value: Any, quality: int = 95, format: str = 'jpg') -> bytes:
-    """An image, by Pillow.
+    """Encode an image by Pillow.
 
     Args:
       value: uint8 of shape (height, width) or (height, width, 3), for png also (height, width, 4), or a PIL image.
-      quality: of a jpg, 1 to 100. (granular 0.21 takes the argument but writes 75, Pillow's default.)
+      quality: quality of a jpg, 1 to 100. (granular 0.21 accepts the argument but writes 75, Pillow's default.)
       format: ``'jpg'`` or ``'png'``.
 
     Raises:
-      EncodeError: for another shape or dtype.
+      EncodeError: for any other shape or dtype.
     """
     image_module = _pillow()
     if isinstance(value, image_module.Image):
@@ -73,10 +74,13 @@ def encode_image(value: Any, quality: int = 95, format: str = 'jpg') -> bytes:
 
 
 def decode_image(buffer: Buffer) -> NDArray[Any]:
-    """An image as a new uint8 array of shape (height, width) or (height, width, channels), as the file has them.
+    """Decode an image as a new array of shape (height, width) or (height, width, channels), uint8 for 8-bit images.
 
-    A palette comes back as its indices, and CMYK as four channels. The file is a JPEG, PNG, WebP, GIF or BMP of at most
-    ``PIL.Image.MAX_IMAGE_PIXELS`` pixels (89 million, unless you change it; None for any number).
+    A palette image is returned as its indices, and CMYK as four channels. The file is a JPEG, PNG, WebP, GIF or BMP of
+    at most ``PIL.Image.MAX_IMAGE_PIXELS`` pixels (89 million, unless you change it; None for any number).
+
+    Raises:
+      DecodeError: if it is not such a file.
     """
     image_module = _pillow()
     try:
@@ -88,20 +92,20 @@ def decode_image(buffer: Buffer) -> NDArray[Any]:
             return np.array(image)
     except DecodeError:
         raise
-    except Exception as error:  # of whatever kind: its plugins raise what their parsers run into
+    except Exception as error:  # Pillow's plugins raise anything that their parsers run into
         raise DecodeError(f'{len(buffer)} bytes are no image that Pillow decodes: {error!r:.200}') from error
 
 
 def pack_image(value: Any) -> bytes:
-    """The pixels of an image as they are in memory, behind a small header: no compression, and nothing is lost.
+    """Return the pixels of an image as they are in memory, after a small header: lossless, without compression.
 
     For caches: ``granular.SharedMemoryCache(source, pack=granular.formats.pack_image,
     unpack=granular.formats.unpack_image)``. The bytes are ``raw1``, the length of the header (2 bytes, little-endian),
     the header in msgpack, and the pixels row by row.
 
     Args:
-      value: a PIL image of any mode; its palette and transparency are kept, what else its ``info`` has is not. Or a
-        numpy array of numbers, of any shape.
+      value: a PIL image of one of Pillow's standard modes, of which palette and transparency are preserved, but not the
+        rest of its ``info``; or a numpy array of numbers, of any shape.
 
     Raises:
       EncodeError: for anything else.
@@ -126,10 +130,12 @@ def pack_image(value: Any) -> bytes:
 
 
 def unpack_image(buffer: Buffer) -> Any:
-    """What ``pack_image`` was given: a new PIL image of the same mode, size, palette and pixels, or a new array.
+    """Return the value passed to ``pack_image``: a new PIL image of the same mode, size, palette and pixels, or array.
+
+    Memory is bounded by the bytes of the buffer.
 
     Raises:
-      DecodeError: if it is not what ``pack_image`` gives, to the byte. Memory: no more than the buffer's bytes.
+      DecodeError: if the buffer is not exactly an output of ``pack_image``.
     """
     view = memoryview(buffer)
     try:
@@ -138,7 +144,7 @@ def unpack_image(buffer: Buffer) -> Any:
             raise ValueError('it begins otherwise')
         kind, *head = msgpack.unpackb(view[len(_RAW) + 2 : start])
         return (_array_of if kind == 'array' else _image_of)(view[start:], *head)
-    except Exception as error:  # of whatever kind: a header that somebody else wrote
+    except Exception as error:  # the header is untrusted and may cause any exception
         raise DecodeError(f'{len(view)} bytes are no raw image: {error!r:.200}') from error
 
 
@@ -174,16 +180,16 @@ def _image_of(
 
 
 def encode_video(value: Any, fps: int = 20, format: str = 'mp4', codec: str = 'h264') -> bytes:
-    """A video, by PyAV, in yuv420p: lossy, and of even width and height.
+    """Encode a video by PyAV, in yuv420p: lossy, and of even width and height.
 
     Args:
       value: uint8 of shape (frames, height, width, 3).
       fps: frames per second.
       format: the container, ``'mp4'`` or ``'webm'``.
-      codec: ``'h264'``, ``'vp9'``, or what else PyAV can write into it.
+      codec: ``'h264'``, ``'vp9'``, or another codec that PyAV can write into the container.
 
     Raises:
-      EncodeError: for another shape or dtype.
+      EncodeError: for any other shape or dtype.
     """
     av = _pyav()
     array = np.asarray(value)
@@ -210,16 +216,19 @@ def encode_video(value: Any, fps: int = 20, format: str = 'mp4', codec: str = 'h
 
 
 def decode_video(buffer: Buffer, max_bytes: int = _MAX_VIDEO) -> NDArray[np.uint8]:
-    """A video, in MP4 or WebM, as uint8 of shape (frames, height, width, 3).
+    """Decode a video, in MP4 or WebM, as uint8 of shape (frames, height, width, 3).
 
     Args:
       buffer: the file.
-      max_bytes: bytes that its frames may have, so that a small file cannot fill the memory.
+      max_bytes: maximum bytes of all frames, so that a small file cannot fill the memory.
+
+    Raises:
+      DecodeError: if it is not such a file, or its frames have more bytes.
     """
     av = _pyav()
     frames: list[Any] = []
     size = 0
-    # Named, as other formats of FFmpeg are lists of further files and addresses, which it would open.
+    # The format is given, as other formats of FFmpeg are lists of further files and URLs, which it would open.
     container_format = 'matroska' if bytes(buffer[:4]) == _MATROSKA else 'mp4'
     try:
         with av.open(
@@ -236,7 +245,7 @@ def decode_video(buffer: Buffer, max_bytes: int = _MAX_VIDEO) -> NDArray[np.uint
             return np.stack(frames)
     except DecodeError:
         raise
-    except Exception as error:  # of whatever kind: FFmpeg's, or of a stream that is not there
+    except Exception as error:  # FFmpeg's, or for lack of a video stream
         raise DecodeError(f'{len(buffer)} bytes are no video that PyAV decodes: {error!r:.200}') from error
 
 

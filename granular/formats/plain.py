@@ -1,6 +1,6 @@
-"""Encoders and decoders by type: the values that granular 0.21 and 0.24 know, in the same bytes (docs/format.md).
+"""Encoders and decoders by type, for the types of granular 0.21 and 0.24, with the same bytes (docs/format.md).
 
-An encoder makes bytes of a value, a decoder a value of bytes. A user may bring others for any type; all of these are
+An encoder converts a value to bytes, a decoder bytes to a value. Users may supply others for any type; all of these are
 plain functions or partials of them, so that readers and writers pickle. To choose a quality, for example::
 
     encoders = {**granular.encoders, 'jpg': functools.partial(granular.formats.encode_image, format='jpg', quality=95)}
@@ -39,30 +39,30 @@ Decoder = Callable[[bytes], Any]
 Buffer = bytes | bytearray | memoryview
 
 _ARRAY_KINDS: Final = 'biufcmMSUV'
-# What `dtype.str` may be. numpy understands far more: fields, sub-arrays, names, objects.
+# The accepted values of `dtype.str`. numpy accepts far more: fields, sub-arrays, names, objects.
 _DTYPE: Final = re.compile(rf'[<>|=]?[{_ARRAY_KINDS}][0-9]{{1,10}}(\[([1-9][0-9]{{0,9}})?[A-Za-z]{{1,7}}\])?')
 _DIMENSIONS: Final = 64
 _LAST_CODE_POINT: Final = 0x10FFFF
-_HEADERS: Final = 16  # of arrays in msgpack, which may claim any length before that is compared with what follows
+_HEADERS: Final = 16  # array headers in msgpack, above which claimed lengths are verified before lists are allocated
 
 
 # --- plain values -----------------------------------------------------------------------------------------------------
 
 
 def encode_bytes(value: Buffer) -> bytes:
-    """Bytes as they are."""
+    """Encode bytes, unchanged."""
     if not isinstance(value, bytes | bytearray | memoryview):
         raise EncodeError(f'want bytes, got {type(value).__name__}')
     return bytes(value)
 
 
 def decode_bytes(buffer: Buffer) -> bytes:
-    """Bytes as they are."""
+    """Decode bytes, unchanged."""
     return bytes(buffer)
 
 
 def encode_utf8(value: str) -> bytes:
-    """Text in UTF-8."""
+    """Encode text as UTF-8."""
     if not isinstance(value, str):
         raise EncodeError(f'want str, got {type(value).__name__}')
     try:
@@ -72,7 +72,7 @@ def encode_utf8(value: str) -> bytes:
 
 
 def encode_image_file(value: Buffer) -> bytes:
-    """The bytes of an image file as they are: a JPEG, PNG, WebP, GIF or BMP."""
+    """Encode the bytes of an image file (JPEG, PNG, WebP, GIF or BMP), unchanged."""
     if not isinstance(value, bytes | bytearray | memoryview):
         raise EncodeError(f'want the bytes of an image file, got {type(value).__name__}')
     data = bytes(value)
@@ -82,7 +82,7 @@ def encode_image_file(value: Buffer) -> bytes:
 
 
 def decode_utf8(buffer: Buffer) -> str:
-    """Text from UTF-8."""
+    """Decode text from UTF-8."""
     try:
         return str(buffer, 'utf-8')
     except UnicodeDecodeError as error:
@@ -90,20 +90,21 @@ def decode_utf8(buffer: Buffer) -> str:
 
 
 def encode_int(value: Any, size: int | None = None, signed: bool = True) -> bytes:
-    """An integer, little-endian.
+    """Encode an integer, little-endian.
 
     Args:
       value: a Python or numpy integer.
-      size: its bytes; None for the fewest that hold it signed, at most 16.
-      signed: two's complement, or no sign.
+      size: the number of bytes; None for the fewest that hold it with a sign, at most 16.
+      signed: True for two's complement, False for no sign.
 
     Raises:
-      EncodeError: for what is no integer, or does not fit.
+      EncodeError: if it is not an integer, or does not fit.
     """
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
         raise EncodeError(f'want an integer, got {type(value).__name__}')
     number = int(value)
-    # One bit for the sign, as the decoder reads it; granular 0.21 refuses numbers whose top bit would be taken for one.
+    # One bit for the sign, which the decoder expects; granular 0.21 refuses numbers whose top bit would be taken for
+    # one.
     width = (number if number >= 0 else ~number).bit_length() // 8 + 1 if size is None else size
     if width > 16:
         raise EncodeError(f'an integer of {number.bit_length()} bits is too wide: want 127 or fewer')
@@ -114,14 +115,14 @@ def encode_int(value: Any, size: int | None = None, signed: bool = True) -> byte
 
 
 def decode_int(buffer: Buffer, size: int | None = None, signed: bool = True) -> int:
-    """An integer from its little-endian bytes, of which there must be ``size``, or up to 16."""
+    """Decode an integer from ``size`` little-endian bytes, or from any number up to 16 if ``size`` is None."""
     if len(buffer) > 16 or (size is not None and len(buffer) != size):
         raise DecodeError(f'an integer of {len(buffer)} bytes: want {size or "up to 16"}')
     return int.from_bytes(buffer, 'little', signed=signed)
 
 
 def encode_msgpack(value: Any) -> bytes:
-    """What msgpack holds: None, bool, int, float, str, bytes, lists and maps. Tuples come back as lists."""
+    """Encode None, bool, int, float, str, bytes, lists and maps as msgpack. Tuples are decoded as lists."""
     try:
         packed: bytes = msgpack.packb(value)
     except (TypeError, ValueError, OverflowError) as error:
@@ -130,7 +131,7 @@ def encode_msgpack(value: Any) -> bytes:
 
 
 def decode_msgpack(buffer: Buffer) -> Any:
-    """What msgpack holds; maps may have keys of any type. Nested 1,024 deep at most."""
+    """Decode msgpack; maps may have keys of any type. Values may be nested up to 1,024 levels."""
     try:
         return unpack(buffer)
     except UNPACKING as error:
@@ -138,11 +139,11 @@ def decode_msgpack(buffer: Buffer) -> Any:
 
 
 def unpack(buffer: Buffer, **options: Any) -> Any:
-    """Unpack msgpack in memory in proportion to its bytes.
+    """Unpack msgpack with memory in proportion to its bytes.
 
-    An array's header says how long it is, and the list is made before its items are seen: of a thousand headers, one
-    inside the other, each would have one made as long as the record. Skipping makes nothing, and ends where items are
-    missing.
+    The header of an array states its length, and the list is allocated before its items are read: of a thousand nested
+    headers, each would allocate a list as long as the record. Skipping through the data first allocates nothing, and
+    fails where items are missing.
     """
     data = bytes(buffer)
     if data.count(0xDC) + data.count(0xDD) > _HEADERS:
@@ -159,10 +160,10 @@ UNPACKING: Final = (ValueError, TypeError, OverflowError, RecursionError, Memory
 
 
 def encode_array(value: Any) -> bytes:
-    """An array or numpy scalar: msgpack of (dtype.str, shape, data), C-contiguous.
+    """Encode an array or numpy scalar as msgpack of (dtype.str, shape, data), C-contiguous.
 
     Raises:
-      EncodeError: for objects and for fields, which ``dtype.str`` does not tell.
+      EncodeError: for arrays of objects or with fields, which ``dtype.str`` does not describe.
     """
     if not isinstance(value, np.ndarray | np.generic):
         raise EncodeError(f'want a numpy array, got {type(value).__name__}')
@@ -171,7 +172,7 @@ def encode_array(value: Any) -> bytes:
 
 
 def decode_array(buffer: Buffer) -> NDArray[Any]:
-    """An array: a read-only view of the record's bytes."""
+    """Decode an array, which is read-only."""
     try:
         dtype, shape, data = msgpack.unpackb(buffer, max_array_len=_DIMENSIONS, max_map_len=0, max_ext_len=0)
         return array_of(dtype, shape, data)
@@ -180,11 +181,11 @@ def decode_array(buffer: Buffer) -> NDArray[Any]:
 
 
 def encode_tree(value: Any) -> bytes:
-    """Nested lists, tuples and dicts of arrays and of what msgpack holds. Tuples come back as lists.
+    """Encode nested lists, tuples and dicts of arrays and of msgpack values. Tuples are decoded as lists.
 
     Raises:
-      EncodeError: for what msgpack does not hold, and for a list of four that begins with ``'_'``, which is how an
-        array is written.
+      EncodeError: for values that msgpack does not support, and for a list of four that begins with ``'_'``, which is
+        how an array is encoded.
     """
     try:
         packed: bytes = msgpack.packb(_pack_tree(value))
@@ -194,7 +195,7 @@ def encode_tree(value: Any) -> bytes:
 
 
 def decode_tree(buffer: Buffer) -> Any:
-    """A tree, whose arrays are read-only views of the record's bytes."""
+    """Decode a tree; its arrays are read-only."""
     try:
         return _unpack_tree(unpack(buffer))
     except UNPACKING as error:
@@ -202,15 +203,16 @@ def decode_tree(buffer: Buffer) -> Any:
 
 
 def array_parts(value: Any) -> tuple[str, tuple[int, ...], bytes]:
-    """What an array or numpy scalar is made of: its ``dtype.str``, shape and bytes.
+    """Return the parts of an array or numpy scalar: its ``dtype.str``, shape and bytes.
 
     Raises:
-      EncodeError: for objects and for fields, which ``dtype.str`` does not tell.
+      EncodeError: for arrays of objects or with fields, which ``dtype.str`` does not describe.
     """
     array = np.asarray(value)
     if array.dtype.kind not in _ARRAY_KINDS or array.dtype.names is not None:
         raise EncodeError(f'an array of dtype {array.dtype} has no bytes of its own: want numbers or fixed-width text')
-    # Bytes, and not a buffer: dates and times give no buffer, and one of zero size or dimensions is not contiguous.
+    # Bytes rather than a buffer: dates and times export none, and that of an array of zero size or dimensions is not
+    # contiguous.
     return array.dtype.str, array.shape, array.tobytes()
 
 
@@ -222,10 +224,10 @@ def _dtype(text: Any) -> np.dtype[Any]:
 
 
 def array_of(dtype: Any, shape: Any, data: Any) -> NDArray[Any]:
-    """An array over the bytes of its data, writable if they are.
+    """Return an array over the bytes of its data, writable if they are.
 
     Raises:
-      ValueError: if these do not make an array.
+      ValueError: if the arguments do not describe an array.
     """
     kind = _dtype(dtype)
     if (
@@ -237,7 +239,7 @@ def array_of(dtype: Any, shape: Any, data: Any) -> NDArray[Any]:
     if math.prod(shape) * kind.itemsize != len(data):
         raise ValueError(f'shape {shape!r:.80} of {dtype!r} has other than {len(data)} bytes')
     if not data:
-        # Nothing is allocated for a billion items of no bytes.
+        # An array of a billion items of zero bytes must allocate nothing.
         return np.empty(shape, kind) if kind.itemsize else np.broadcast_to(np.zeros((), kind), shape)
     if kind.kind == 'U' and np.frombuffer(data, kind.str.replace('U', 'u')[:2] + '4').max() > _LAST_CODE_POINT:
         raise ValueError('its text has characters that Unicode has not')
@@ -305,7 +307,7 @@ _LIGHT: Final[tuple[Callable[..., Any], ...]] = (
 
 
 def inline_safe(fn: Callable[..., Any]) -> bool:
-    """Whether a function is one of ours that is cheap enough for an event loop: not images, videos or a user's."""
+    """Return whether a function is ours and cheap enough for an event loop: not for images or videos."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return any(fn is light for light in _LIGHT)

@@ -1,10 +1,10 @@
-"""Values to bytes and back, exactly, for caches and shared memory: no pickle, so that bytes of others run no code.
+"""Exact conversion of values to bytes and back, for caches and shared memory; no pickle, so that bytes run no code.
 
-A value is None, a bool, an int of any size, a float, a complex, a str, bytes, a numpy array or scalar, or a list,
-tuple or dict of these. The first byte says how it goes on: bytes as they are, or a tree: the length of its head (4
-bytes, little-endian), the head in msgpack, and the bytes of its arrays, each at a multiple of 16. In the head, what
-msgpack does not know is an extension: a tuple, an array (dtype, shape, where it begins), a scalar, an integer of more
-than 64 bits, a complex number.
+A value is None, a bool, an int of any size, a float, a complex, a str, bytes, a numpy array or scalar, or a list, tuple
+or dict of these. The first byte gives the format of the rest: bytes unchanged, or a tree: the length of its head (4
+bytes, little-endian), the head in msgpack, and the bytes of its arrays, each at a multiple of 16. In the head, types
+that msgpack does not support are extensions: a tuple, an array (dtype, shape, offset, size), a scalar, an integer of
+more than 64 bits, a complex number.
 """
 
 import struct
@@ -24,12 +24,12 @@ _DEEPEST: Final = 64
 
 
 def encode(value: Any) -> bytes:
-    """The bytes of a value.
+    """Return the bytes of a value.
 
-    A ``bytearray`` comes back as bytes, and what numpy calls ``str_`` and ``bytes_`` as str and bytes.
+    A ``bytearray`` is decoded as bytes, and numpy's ``str_`` and ``bytes_`` as str and bytes.
 
     Raises:
-      EncodeError: for what is none of these: other classes, sets, arrays of objects or fields; and beyond 64 levels.
+      EncodeError: for any other type: other classes, sets, arrays of objects or with fields; and beyond 64 levels.
     """
     if type(value) is bytes:
         return _BYTES + value
@@ -79,10 +79,10 @@ def encode(value: Any) -> bytes:
 
 
 def decode(record: Buffer) -> Any:
-    """The value of some bytes, in memory of its own: arrays are writable, and nothing refers to the record.
+    """Return the value of some bytes, in memory of its own: arrays are writable, and nothing refers to the record.
 
     Raises:
-      DecodeError: if they are none.
+      DecodeError: if the bytes are not a valid value.
     """
     kind = bytes(record[:1])
     if kind == _BYTES:

@@ -1,4 +1,4 @@
-"""What becomes of datapoints that cannot be made: raised, left out, or replaced; counted, and known by their index."""
+"""Datapoints that fail: raised, skipped or replaced; counted, and identified by their index."""
 
 import collections
 import contextvars
@@ -19,15 +19,15 @@ _KEPT: Final = 1000
 
 
 capturing: contextvars.ContextVar[bool] = contextvars.ContextVar('capturing', default=False)
-"""Whether a fetch gives a ``Failure`` for a datapoint that cannot be made, rather than raise for all of them."""
+"""True if a fetch returns a ``Failure`` for a datapoint that fails, instead of raising for all of them."""
 
 
 class Failure:
-    """What stands for a datapoint that could not be made, where the consumer decides what becomes of it.
+    """Placeholder for a datapoint that failed, when the consumer handles errors.
 
     Attributes:
-      step: of the source that failed.
-      error: why.
+      step: the step of the source that failed.
+      error: the exception.
     """
 
     __slots__ = ('error', 'step')
@@ -40,21 +40,21 @@ class Failure:
 
 
 def of_datapoint(error: Exception) -> bool:
-    """Whether ``on_error`` decides about an error: not if it is of the store, or ends the program."""
+    """Return whether ``on_error`` applies to an error: not if it comes from the store, or ends the program."""
     if isinstance(error, FunctionError):
         return isinstance(error.__cause__, Exception)
     return not isinstance(error, OSError | ClosedError)
 
 
 class RemoteError(Exception):
-    """Where an error came from, in another process."""
+    """The traceback of an error in another process."""
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
 
 
 def portable(error: BaseException) -> tuple[list[BaseException], str]:
-    """An error and what caused it, one after the other, such that they pickle, and its traceback as text."""
+    """Return an error and its causes, one after the other, all of them picklable, and its traceback as text."""
     text = ''.join(traceback.format_exception(error))
     chain = [error]
     while (cause := chain[-1].__cause__) is not None and cause not in chain:
@@ -64,14 +64,14 @@ def portable(error: BaseException) -> tuple[list[BaseException], str]:
 
 def _pickling(error: BaseException) -> BaseException:
     try:
-        pickle.loads(pickle.dumps(error))  # many exceptions pickle, and cannot be made again
-    except BaseException:  # whatever the methods of its class raise
+        pickle.loads(pickle.dumps(error))  # many exceptions pickle, but do not unpickle
+    except BaseException:  # the methods of its class may raise anything
         return WorkerError(summary(error))
     return error
 
 
 def summary(error: BaseException) -> str:
-    """The class and message of an error, whatever its class makes of ``str``."""
+    """Return the class and message of an error, even if its ``str`` fails."""
     try:
         return f'{type(error).__name__}: {error}'
     except Exception:
@@ -79,7 +79,7 @@ def summary(error: BaseException) -> str:
 
 
 def remote(chain: Sequence[BaseException], text: str) -> BaseException:
-    """An error that came from another process."""
+    """Restore an error from another process, with its causes."""
     for error, cause in zip(chain, (*chain[1:], RemoteError(text)), strict=True):
         error.__cause__ = cause
     return chain[0]
@@ -91,15 +91,15 @@ def _carried(step: int, chain: Sequence[Exception], text: str) -> Failure:
 
 
 class Errors:
-    """Decides, and keeps count.
+    """Applies an ``on_error`` policy and counts failures.
 
     Args:
-      on_error: 'raise', 'skip', or a function of index and error which gives what takes the datapoint's place, or None
-        for nothing, or raises.
+      on_error: 'raise', 'skip', or a function of index and error that returns a replacement for the datapoint, or None
+        to skip it, or raises.
 
     Attributes:
-      count: datapoints that could not be made.
-      recent: the last thousand of them, as (index, what went wrong).
+      count: the number of datapoints that failed.
+      recent: the last thousand of them, as (index, message).
     """
 
     def __init__(self, on_error: OnError) -> None:
@@ -111,17 +111,17 @@ class Errors:
 
     @property
     def raises(self) -> bool:
-        """Whether the first one ends it all."""
+        """True if the first failure is raised."""
         return self.on_error == 'raise'
 
     def resolve(self, failure: Failure) -> Any:
-        """What takes its place; None for nothing."""
+        """Return the replacement of a failed datapoint; None to skip it."""
         if self.on_error == 'raise':
             raise failure.error
         return call_user(self.on_error, failure.step, failure.error) if callable(self.on_error) else None
 
     def report(self, failed: Sequence[tuple[int, str]]) -> None:
-        """Count what could not be made."""
+        """Count and log datapoints that failed."""
         for step, said in failed:
             self.count += 1
             self.recent.append((step, said))
@@ -129,5 +129,5 @@ class Errors:
 
 
 def outline(failure: Failure) -> tuple[int, str]:
-    """A failure, as it is counted and carried over."""
+    """Return a failure as (step, message), for counting and for other processes."""
     return failure.step, summary(failure.error)

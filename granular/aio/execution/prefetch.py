@@ -1,4 +1,4 @@
-"""Items made ahead of their consumer: several at a time, in threads or on the loop, and handed out in order."""
+"""Prefetching: items computed ahead of their consumer, in threads or on the loop, and returned in order."""
 
 import asyncio
 import collections
@@ -13,37 +13,37 @@ from granular.errors import ClosedError, GranularError
 
 T = TypeVar('T')
 
-_LONG: Final = 0.005  # seconds that an item may take, and for each of its datapoints, before several are made at a time
+_LONG: Final = 0.005  # seconds for an item, and for each of its datapoints, above which several are computed at a time
 _LONG_EACH: Final = 0.0001
-_CHEAP: Final = 0.002  # seconds
-_PATIENCE: Final = 3  # long ones in a row
+_CHEAP: Final = 0.002  # seconds below which an item is cheap
+_PATIENCE: Final = 3  # slow items in a row
 END: Final = object()
-"""What stands behind the last item."""
+"""Sentinel returned after the last item."""
 
 
 class Ahead(Generic[T]):
-    """Makes items of positions, up to some of them ahead of the one that is taken next.
+    """Computes items by position, up to ``depth`` of them ahead of the one that is taken next.
 
-    What never waits, such as reading from a local disk, is made on one thread, one item after the other: threads that
-    read the page cache only get in each other's way, and what is slow is spread over the pool by itself. What waits, as
-    for a bucket, is made on the loop, all at a time.
+    Items that never wait, such as reads from a local disk, are computed on one thread, one after the other: threads
+    that read the page cache only slow each other down, and slow reads are spread over the pool anyway. Items that wait,
+    as for a bucket, are computed on the loop, all at a time.
 
     Args:
-      make: makes the item of a position.
-      stride: from one position to the next, at first.
-      weight: datapoints in an item.
-      workers: threads that decode and transform.
-      name: of the threads.
-      captures: whether what fails is given as a ``Failure``.
+      make: computes the item at a position.
+      stride: the initial step from one position to the next.
+      weight: the number of datapoints in an item.
+      workers: the number of threads that decode and transform.
+      name: the name of the threads.
+      captures: True if failures are returned as ``Failure``.
 
     Attributes:
-      position: of the item that is taken next.
-      stop: the position behind the last; None if there is no end.
-      depth: items that are made beyond the next one.
-      stride: from one position to the next.
-      cheap: whether the last item took next to no time, and waited for nothing.
+      position: the position of the next item.
+      stop: the position after the last; None if there is no end.
+      depth: the number of items computed beyond the next one.
+      stride: the step from one position to the next.
+      cheap: True if the last item took almost no time, and did not wait.
       waited: seconds that the consumer waited for items.
-      consumed: seconds between an item and the next time that one was asked for.
+      consumed: seconds between the return of an item and the request for the next.
     """
 
     def __init__(
@@ -60,23 +60,23 @@ class Ahead(Generic[T]):
         self.position, self.stop, self.depth = 0, None, 0  # type: int, int | None, int
         self.cheap = False
         self.waited = self.consumed = 0.0
-        self._handed: float | None = None  # when the last item was
+        self._handed: float | None = None  # when the last item was returned
         self._items: collections.deque[asyncio.Task[T]] = collections.deque()
         self._pool: Threads | None = None
         self._lane: Threads | None = None
         self._retired: list[Threads] = []
-        self._width = 1  # of the lane
-        self._long = 0  # items that took long, one after the other
-        self._waits = False  # whether items wait for something, such as a bucket
+        self._width = 1  # threads in the lane
+        self._long = 0  # slow items, one after the other
+        self._waits = False  # True if items wait, for example for a bucket
         self._closed = False
 
     def counts(self) -> tuple[int, int]:
-        """Items that are ready, and items that are being made."""
+        """Return the numbers of items that are ready and that are in progress."""
         ready = sum(task.done() for task in self._items)
         return ready, len(self._items) - ready
 
     async def take(self) -> T | object:
-        """The next item, or ``END``. An error leaves it at the item that failed."""
+        """Return the next item, or ``END``. After an error, the position stays at the item that failed."""
         await need_loop()
         began = time.perf_counter()
         if self._handed is not None:
@@ -97,13 +97,13 @@ class Ahead(Generic[T]):
                     if self._items and self._items[0] is task:
                         self.drop()
                         raise GranularError(f'the item at {self.position} was cancelled while it was made') from None
-                    continue  # it was sent elsewhere meanwhile
-                raise  # the consumer gave up waiting; the item is kept for whoever asks next
+                    continue  # the position was changed in the meantime
+                raise  # the consumer stopped waiting; the item is left for the next request
             except BaseException:
                 self.drop()
                 raise
             if not self._items or self._items[0] is not task:
-                continue  # it was sent elsewhere meanwhile
+                continue  # the position was changed in the meantime
             self._items.popleft()
             self.position += self.stride
             self.begin()
@@ -112,7 +112,7 @@ class Ahead(Generic[T]):
             return item
 
     def begin(self) -> None:
-        """Begin to make what is not yet. Under a loop."""
+        """Start the items that are due and not in progress. Requires a running loop."""
         while len(self._items) <= self.depth:
             position = self.position + len(self._items) * self.stride
             if self.stop is not None and position >= self.stop:
@@ -122,25 +122,25 @@ class Ahead(Generic[T]):
             self._items.append(task)
 
     async def seek(self, position: int) -> None:
-        """Go on from another position; what was made is dropped."""
+        """Continue from another position; items computed ahead are discarded."""
         if self._items:
-            await need_loop()  # tasks may only be touched there
+            await need_loop()  # tasks may only be accessed there
             self.drop()
         self.position = position
 
     def drop(self) -> None:
-        """Forget what was made ahead. Under the loop of the consumer."""
+        """Discard the items computed ahead. Call it under the loop of the consumer."""
         while self._items:
             self._items.pop().cancel()
 
     def using_pool(self) -> '_Using':
-        """Within its block, threads of its own do what blocks."""
+        """Return a context manager in which blocking calls run in threads of this object."""
         if self._pool is None:
             self._pool = Threads(self._workers, self._name)
         return _Using(self._pool)
 
     async def _run(self, position: int) -> T:
-        capturing.set(self._captures)  # in the context of this task alone
+        capturing.set(self._captures)  # only in the context of this task
         with self.using_pool():
             if self._waits:
                 return await self._make(position)
@@ -158,7 +158,7 @@ class Ahead(Generic[T]):
         self.cheap = not self._waits and timer.wall < _CHEAP
         self._long = self._long + 1 if timer.wall > max(_LONG, _LONG_EACH * self._weight) else 0
         if self._long > _PATIENCE and self._width == 1:
-            # What takes long lets go of the interpreter meanwhile, as decoders of images do: one item for each core.
+            # Slow items release the interpreter lock, as image decoders do: compute one item per core.
             self._width = CORES
             if self._lane is not None:
                 self._retired.append(self._lane)
@@ -166,7 +166,7 @@ class Ahead(Generic[T]):
         return item
 
     async def aclose(self) -> None:
-        """End: cancel what is being made, and its threads. More than once is no error."""
+        """Cancel the items in progress and shut down the threads. Further calls do nothing."""
         self._closed = True
         if self._items:
             await need_loop()
@@ -180,7 +180,7 @@ class Ahead(Generic[T]):
 
 
 class _Using:
-    """Within its block, these threads do what blocks."""
+    """A context manager in which blocking calls run in these threads."""
 
     def __init__(self, pool: Threads) -> None:
         self._pool = pool
@@ -193,6 +193,6 @@ class _Using:
 
 
 def _seen(task: 'asyncio.Task[Any]') -> None:
-    # An item that nobody comes for, because a state was loaded or the program ends, fails in silence.
+    # The error of an item that is never taken, because a state was loaded or the program ends, is not reported.
     if not task.cancelled():
         task.exception()

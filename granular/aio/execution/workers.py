@@ -1,7 +1,7 @@
-"""Worker processes: each has an event loop of its own and makes whole items, which come back in shared memory.
+"""Worker processes: each has its own event loop and computes whole items, which are returned in shared memory.
 
-Arrays are written into an anonymous file, whose descriptor travels over the pipe; the consumer maps it, and the memory
-is gone with the last array. Nothing has a name, so nothing can be left behind, however a process ends.
+Arrays are written into an anonymous file, whose descriptor is sent over the pipe; the consumer maps it, and the memory
+is freed with the last array. Nothing has a name, so nothing can be left behind, however a process ends.
 """
 
 import asyncio
@@ -29,33 +29,33 @@ from granular.aio.runtime.threads import offload
 from granular.errors import ClosedError, InvalidArgumentError, WorkerError
 
 _ALIGN: Final = 64
-_BEHIND: Final = 512  # buffers that one system call takes
-_GRACE: Final = 5.0  # seconds in which a worker may end by itself
-_LOOK: Final = 0.01  # seconds between looks at a process that is to end
-_SILENCE: Final = 1.0  # seconds after which a worker that says nothing is looked after
+_BEHIND: Final = 512  # buffers per system call
+_GRACE: Final = 5.0  # seconds in which a worker may exit by itself
+_LOOK: Final = 0.01  # seconds between checks of a process that is to exit
+_SILENCE: Final = 1.0  # seconds without a message after which a worker is checked
 
 
 class Task(Protocol):
-    """What workers do: it pickles, and makes the item of a position."""
+    """The work of the processes: picklable, it computes the item at a position."""
 
     captures: bool
 
     async def make(self, position: int) -> Any:
-        """The item of a position."""
+        """Return the item at a position."""
         ...
 
 
 class Workers:
-    """Processes that make items.
+    """A pool of processes that compute items.
 
     Args:
-      task: what they do.
-      count: how many processes.
+      task: the work of the processes.
+      count: the number of processes.
       context: a start method ('spawn', 'forkserver', 'fork') or a context of :mod:`multiprocessing`.
 
     Raises:
       InvalidArgumentError: if the task does not pickle.
-      WorkerError: (of an item) if its process died, or raised what cannot be carried over.
+      WorkerError: (for an item) if its process died, or its result or error cannot be transferred.
     """
 
     def __init__(self, task: Task, count: int, context: Any) -> None:
@@ -65,13 +65,13 @@ class Workers:
         self._payload: Any = task
         self._parts: Sequence[memoryview] = ()  # the memory of the task's arrays, in a file that all workers share
         self._file = -1
-        self._release: Callable[[], Any] | None = None  # closes it
+        self._release: Callable[[], Any] | None = None  # closes the file
         self._turns = itertools.count()
         self._beginning = asyncio.Lock()
         self._begun = self._closed = False
 
     async def make(self, position: int) -> Any:
-        """The item of a position, made by one of them in turn; one that has died is replaced."""
+        """Return the item at a position, computed by the workers in turn; a worker that has died is replaced."""
         await need_loop()
         number = next(self._turns) % self._count
         if not self._begun or (not self._closed and self._workers[number].dead):
@@ -134,13 +134,14 @@ class Workers:
 
 
 class _Worker:
-    """One process, and the thread that listens to it."""
+    """A worker process and its reader thread."""
 
     def __init__(
         self, context: Any, number: int, ours: Sequence[Connection], payload: Any, fd: int, sizes: Sequence[int]
     ) -> None:
         self.pipe, theirs = context.Pipe(duplex=True)
-        # A forked child has our ends of all pipes as well; while it keeps them, nobody hears that this process is gone.
+        # A forked child also inherits our ends of all pipes; while it holds them, the death of this process goes
+        # unnoticed.
         foreign = [*ours, self.pipe] if context.get_start_method() == 'fork' else []
         self._process = context.Process(
             target=_work, args=(theirs, payload, sizes, foreign), name=f'granular-worker-{number}', daemon=True
@@ -177,27 +178,27 @@ class _Worker:
         except asyncio.CancelledError:
             with self._lock:
                 if self._pending.pop(number, None) is not None and not self._stopped:
-                    with contextlib.suppress(OSError):  # it died: whoever waits for it hears so
+                    with contextlib.suppress(OSError):  # it died, and the callers that wait for it get an error
                         self.pipe.send((number, None))
             raise
 
     def answered(self, number: int, ok: bool, found: Any) -> None:
-        """An item came, or an error."""
+        """Pass an item, or an error, to its caller."""
         with self._lock:
             entry = self._pending.pop(number, None)
         if entry is not None:
             loop, future, _ = entry
-            with contextlib.suppress(RuntimeError):  # the loop ended, and with it whoever waited
+            with contextlib.suppress(RuntimeError):  # the loop ended, and with it the caller
                 loop.call_soon_threadsafe(_resolve, future, ok, found)
 
     def ended(self) -> None:
-        """Nothing more will come."""
+        """Mark the process as dead, and fail the items in progress."""
         self._process.join(_GRACE)
         with self._lock:
             self.dead = True
             pending, self._pending = self._pending, {}
         for loop, future, position in pending.values():
-            with contextlib.suppress(RuntimeError):  # the loop ended, and with it whoever waited
+            with contextlib.suppress(RuntimeError):  # the loop ended, and with it the caller
                 loop.call_soon_threadsafe(_resolve, future, False, WorkerError(self._obituary(position)))
 
     def _obituary(self, position: int) -> str:
@@ -208,19 +209,19 @@ class _Worker:
         return f'worker process {self._process.name} (pid {self._process.pid}) {how} before it made item {position}'
 
     def stop(self) -> None:
-        """Have it end by itself."""
+        """Ask the process to exit."""
         with self._lock:
             self._stopped = True
-            with contextlib.suppress(OSError):  # it has ended already
+            with contextlib.suppress(OSError):  # it has exited already
                 self.pipe.send(None)
 
     def kill(self) -> None:
-        """Have it end at once."""
+        """Kill the process."""
         self._finalizer()
 
     async def join(self) -> None:
-        """Wait for its end, and bring it about if need be."""
-        # In no thread: as the interpreter ends, none begins any more.
+        """Wait until the process exits; kill it after a grace period."""
+        # Not in a thread: while the interpreter exits, none can be started.
         until = time.monotonic() + _GRACE
         while self._process.is_alive() and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK)
@@ -246,12 +247,12 @@ def _resolve(future: 'asyncio.Future[Any]', ok: bool, found: Any) -> None:
 
 
 def _listen(pipe: Connection, process: Any, worker: 'weakref.ref[_Worker]') -> None:
-    """In a thread: hand on what a worker sends, until it ends."""
+    """The main function of the reader thread: pass on what a worker sends, until it ends."""
     while True:
         try:
             while not pipe.poll(_SILENCE):
                 if not process.is_alive():
-                    raise EOFError  # its end of the pipe is held by another process, such as a child of its own
+                    raise EOFError  # another process, such as its own child, holds its end of the pipe
             number, ok, head, sizes = pipe.recv()
             fd = _receive_fd(pipe) if sizes else -1
         except (EOFError, OSError):
@@ -259,7 +260,7 @@ def _listen(pipe: Connection, process: Any, worker: 'weakref.ref[_Worker]') -> N
         found: Any
         try:
             found = _join(head, fd, sizes)
-        except BaseException as error:  # whatever the methods of its class raise
+        except BaseException as error:  # the methods of its class may raise anything
             said = summary(error)
             ok, found = False, WorkerError(f'what a worker process made cannot be unpickled here: {said}')
         owner = worker()
@@ -273,11 +274,11 @@ def _listen(pipe: Connection, process: Any, worker: 'weakref.ref[_Worker]') -> N
         owner.ended()
 
 
-# --- in the process
+# --- in the worker process
 
 
 def _work(pipe: Connection, payload: Any, sizes: Sequence[int], foreign: Sequence[Connection]) -> None:
-    """The main function of a worker: makes what it is asked for, until it is told to stop or its parent is gone."""
+    """The main function of a worker: compute requested items, until told to stop or the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent closes its workers when it is interrupted
     from granular.aio.runtime.bridge import bridge
 
@@ -289,11 +290,11 @@ def _work(pipe: Connection, payload: Any, sizes: Sequence[int], foreign: Sequenc
         fd = _receive_fd(pipe) if sizes else -1
         task = _join(payload, fd, sizes) if isinstance(payload, bytes) else payload
         capturing.set(task.captures)
-    except BaseException as error:  # whatever the classes of what is unpickled raise
+    except BaseException as error:  # the classes of unpickled objects may raise anything
         failed = error
     lock = threading.Lock()
     running: dict[int, concurrent.futures.Future[_Outcome]] = {}
-    replies = concurrent.futures.ThreadPoolExecutor(1, 'granular-reply')  # as copying takes too long for the loop
+    replies = concurrent.futures.ThreadPoolExecutor(1, 'granular-reply')  # copying takes too long for the loop
 
     def reply(number: int, future: 'concurrent.futures.Future[_Outcome]') -> None:
         running.pop(number, None)
@@ -319,18 +320,18 @@ def _work(pipe: Connection, payload: Any, sizes: Sequence[int], foreign: Sequenc
     for future in list(running.values()):
         future.cancel()
     bridge.stop()
-    os._exit(0)  # threads of the user's functions are not waited for
+    os._exit(0)  # threads of user functions are not awaited
 
 
 _Outcome = tuple[BaseException | None, Any]
 
 
 async def _attempt(task: Task, position: int) -> _Outcome:
-    """An item, or the error: never raised, as asyncio would end the loop with some of them."""
+    """Return the error, if any, and the item. Errors are not raised: asyncio would end the loop with some of them."""
     try:
         return None, await await_user(task.make(position))
     except asyncio.CancelledError:
-        raise  # the consumer wants it no more
+        raise  # the consumer cancelled the item
     except BaseException as error:
         return error, None
 
@@ -339,7 +340,7 @@ def _reply(pipe: Connection, lock: threading.Lock, number: int, error: BaseExcep
     parts: Sequence[Any] = ()
     try:
         head, parts = _split(item if error is None else portable(error))
-    except BaseException as unpicklable:  # whatever the methods of its class raise
+    except BaseException as unpicklable:  # the methods of its class may raise anything
         error = WorkerError(f'what was made does not pickle: {summary(unpicklable)}')
         head = pickle.dumps(portable(error))
     with lock:
@@ -353,14 +354,14 @@ def _reply(pipe: Connection, lock: threading.Lock, number: int, error: BaseExcep
                 if fd >= 0:
                     os.close(fd)
         except OSError:
-            os._exit(1)  # the parent is gone, or there is no memory left: it reports this process as dead
+            os._exit(1)  # the parent is gone, or memory is exhausted: it reports this process as dead
 
 
 # --- shared memory
 
 
 def _split(value: Any) -> tuple[bytes, list[Any]]:
-    """A pickle, and the memory of its arrays beside it."""
+    """Return a pickle of a value, and the memory of its arrays separately."""
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     return head, [buffer.raw() for buffer in buffers]
@@ -375,7 +376,7 @@ def _offsets(sizes: Iterable[int]) -> tuple[list[int], int]:
 
 
 def _write(parts: Sequence[Any]) -> int:
-    """An anonymous file that holds these parts."""
+    """Return the descriptor of an anonymous file that contains these parts."""
     _, total = _offsets(part.nbytes for part in parts)
     if hasattr(os, 'memfd_create'):
         fd = os.memfd_create('granular', os.MFD_CLOEXEC)
@@ -391,7 +392,7 @@ def _write(parts: Sequence[Any]) -> int:
         for first in range(0, len(vector), _BEHIND):
             some = vector[first : first + _BEHIND]
             wanted = sum(memoryview(part).nbytes for part in some)
-            if (written := os.pwritev(fd, some, at)) != wanted:  # a large one goes in pieces
+            if (written := os.pwritev(fd, some, at)) != wanted:  # large writes are split by the system
                 joined = memoryview(b''.join(some))
                 while written < wanted:
                     written += os.pwrite(fd, joined[written:], at + written)
@@ -403,7 +404,7 @@ def _write(parts: Sequence[Any]) -> int:
 
 
 def _join(head: bytes, fd: int, sizes: Sequence[int]) -> Any:
-    """What ``_split`` took apart, over memory that is shared; takes the descriptor."""
+    """Rebuild a value from the parts of ``_split``, over shared memory; closes the descriptor."""
     if fd < 0:
         return pickle.loads(head)
     try:

@@ -1,4 +1,4 @@
-"""Memory for what is received: bytes that are filled before anybody has seen them, so that nothing is copied."""
+"""Memory for received data: bytes objects that are filled before other code sees them, so that nothing is copied."""
 
 import ctypes
 import sys
@@ -14,31 +14,31 @@ _HEAD: Final = bytes.__basicsize__ - 1
 _WRITE: Final = 0x200  # PyBUF_WRITE
 
 
-# What glibc gives back to the system on every free, it must fetch page by page again for the next batch, which takes
-# longer than reading it. It learns from the largest block that was freed (M_TRIM_THRESHOLD in mallopt(3)): this one
-# costs two system calls, and up to twice as much may stay with the process afterwards.
+# glibc returns freed memory to the system on every free, and must fetch it again page by page for the next batch, which
+# takes longer than reading it. It adapts to the largest block freed (M_TRIM_THRESHOLD in mallopt(3)): allocating and
+# freeing this block costs two system calls, and up to twice its size may stay with the process afterwards.
 _LESSON: Final = (32 << 20) - (64 << 10)
 
 
 class Space(NamedTuple):
-    """Memory that is being filled, and what it belongs to: a view of ``blank`` keeps nothing alive."""
+    """Memory that is being filled, and the object that owns it: a view of ``blank`` memory keeps nothing alive."""
 
     owner: Any
     view: memoryview
 
     def part(self, start: int, stop: int) -> 'Space':
-        """A part of the part."""
+        """Return a part of this memory, with the same owner."""
         return Space(self.owner, self.view[start:stop])
 
 
 def blank(size: int) -> Space:
-    """Bytes of undefined content, and a view through which to fill them, once, before they are handed to anybody.
+    """Return uninitialised bytes and a view through which to fill them, once, before other code gets them.
 
-    That is how C code makes bytes: ``PyBytes_FromStringAndSize(NULL, size)``, which may be written to as long as
-    nobody else has it (https://docs.python.org/3/c-api/bytes.html).
+    This is how C code creates bytes: ``PyBytes_FromStringAndSize(NULL, size)``, which may be written to as long as no
+    other code holds a reference (https://docs.python.org/3/c-api/bytes.html).
 
     Raises:
-      StoreError: if there is no memory for so much, as a store may claim an object to have.
+      StoreError: if so much memory is not available, for example because a store claims a huge object size.
     """
     if not size:
         return Space(b'', memoryview(bytearray()))
@@ -51,5 +51,5 @@ def blank(size: int) -> Space:
 
 
 def keep_freed() -> None:
-    """Have the allocator keep what is freed, up to some tens of megabytes, for the next batch."""
+    """Make the allocator keep freed memory, up to some tens of megabytes, for the next batch."""
     blank(_LESSON)

@@ -1,8 +1,8 @@
-"""HTTP/1.1 as range reads need it: connections that stay open and receive a body right where it belongs.
+"""HTTP/1.1 for range reads: connections that stay open and receive a body directly into its destination.
 
-A client of general use hands a body on in pieces, through a parser, a buffer and a stream; at 100 kB a reply that is
-most of its time. Here the head of a reply is read in Python, and what follows is received by the system call into the
-memory that the caller gave for it. Compression, pipelining and proxies are left out.
+A general-purpose client passes a body on in pieces, through a parser, a buffer and a stream; for replies of 100 kB,
+that takes most of the time. Here, only the head of a reply is parsed in Python, and the system call receives the body
+into the memory that the caller provides. Compression, pipelining and proxies are not supported.
 """
 
 import asyncio
@@ -16,44 +16,44 @@ from typing import Final, Protocol
 from granular.aio.http.messages import Chunks, Head, Origin, ProtocolError, Target, parse, shown
 from granular.config import KiB
 
-SCRATCH: Final = 64 * KiB  # received at a time where nobody has said yet where it belongs
-_LONGEST_HEAD: Final = 64 * KiB  # with the informational ones before it
+SCRATCH: Final = 64 * KiB  # received at a time while the destination is unknown
+_LONGEST_HEAD: Final = 64 * KiB  # including the informational heads before it
 _BEGINNING: Final = b'HTTP/1.'
-_SAFE: Final = (b'GET ', b'HEAD ')  # requests that may be sent again at no risk
+_SAFE: Final = (b'GET ', b'HEAD ')  # requests that are safe to send again
 _BARE: Final = re.compile(rb'(?<!\r)\n')
-_PIECE: Final = 64 * KiB  # of a request's body, handed to the transport at a time
+_PIECE: Final = 64 * KiB  # of a request's body, passed to the transport at a time
 
 now = time.monotonic
 
 
 class Sink:
-    """Who receives a reply. ``got`` counts the bytes of its body; ``body`` has those that were collected."""
+    """The receiver of a reply. ``got`` counts the bytes of its body; ``body`` holds the bytes that were collected."""
 
     got = 0
     body: bytearray
 
     def place(self, head: Head) -> memoryview | int:
-        """Called with the head: the memory that the body is to fill exactly, or how many bytes to collect of it.
+        """Return the memory that the body must fill exactly, or the number of its bytes to collect.
 
-        What it raises ends the exchange.
+        Called with the head of a reply. An exception raised here ends the exchange.
         """
         return 4096
 
 
 class StaleError(ConnectionError):
-    """A connection that was used before cannot be used once more, through no fault of the request."""
+    """A reused connection that cannot serve another request, through no fault of the request."""
 
 
 class Exchange:
-    """A request and where its reply goes: on one connection, or on two, if the first is slow.
+    """A request and the destination of its reply: on one connection, or on two if it is hedged.
 
     Args:
       target: the server and the object.
       request: the head of the request.
-      sink: receives the reply.
-      bodiless: whether the reply has no body whatever its head says, as that to HEAD.
+      sink: the receiver of the reply.
+      bodiless: True if the reply has no body regardless of its head, as for HEAD.
       body: the body of the request.
-      hedged: whether the request may be sent twice.
+      hedged: True if the request may be hedged.
     """
 
     __slots__ = ('bodiless', 'body', 'future', 'hedged', 'on', 'request', 'sink', 'target')
@@ -73,7 +73,7 @@ class Exchange:
         self.on: list[Connection] = []
 
     def drop(self, but: 'Connection | None' = None) -> None:
-        """Take it off its connections, which ends them, unless they serve another one already."""
+        """Remove the exchange from its connections, except ``but``, and close those that still serve it."""
         for connection in self.on:
             if connection is not but and connection.exchange is self:
                 connection.drop()
@@ -81,11 +81,11 @@ class Exchange:
 
 
 class ConnectionPool(Protocol):
-    """The pool that a connection belongs to, as far as the connection uses it.
+    """The interface of a pool that its connections use.
 
     Attributes:
-      scratch: memory that all connections receive heads into, one after the other.
-      latencies: seconds until the reply of each recent request began.
+      scratch: memory into which all connections receive heads, one after the other.
+      latencies: seconds from each recent request to the head of its reply.
     """
 
     scratch: bytearray
@@ -95,46 +95,46 @@ class ConnectionPool(Protocol):
         """Register a connection that is established."""
 
     def keep(self, connection: 'Connection') -> None:
-        """Take a connection back that can serve another request."""
+        """Take back a connection that can serve another request."""
 
     def forget(self, connection: 'Connection') -> None:
         """Remove a connection that is closed."""
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection, with one request on it at a time."""
+    """A connection, with one request on it at a time."""
 
     def __init__(self, pool: ConnectionPool, origin: Origin) -> None:
         self._pool, self.origin = pool, origin
         self._scratch, self._scratch_view = pool.scratch, memoryview(pool.scratch)
         self.transport: asyncio.Transport
         self.moved = self.sent = now()
-        self.mark = (0.0, 0)  # when so many bytes of the body had come
+        self.mark = (0.0, 0)  # a time, and the bytes of the body received by then
         self._used = False
-        self._previous = (b'', '', False)  # the last reply's head, the path that was asked for, and whether by HEAD
+        self._previous = (b'', '', False)  # the head of the last reply, the requested path, and whether by HEAD
         self._poll = select.poll()
-        self._paused = False  # whether the transport has enough to send
+        self._paused = False  # True if the transport's send buffer is full
         self.exchange: Exchange | None = None
         self._clear()
 
     def _clear(self) -> None:
         self.head: Head | None = None
-        self._held = b''  # the beginning of a head
+        self._held = b''  # the beginning of an incomplete head
         self._informed = 0  # bytes of informational heads
-        self._view: memoryview | None = None  # where the rest of the body is received
-        self._left: int | None = None  # bytes of the body still to come; None if it ends otherwise
+        self._view: memoryview | None = None  # the destination of the rest of the body
+        self._left: int | None = None  # bytes of the body still to come; None if its end is marked otherwise
         self._room: memoryview | int = 0
-        self._want: int | None = None  # bytes that must come; None if what comes is collected
+        self._want: int | None = None  # bytes that must arrive; None if the body is collected
         self._chunks: Chunks | None = None
-        self._last = False  # no request after this one
+        self._last = False  # True if this is the last reply on the connection
         self.unsent: memoryview | None = None  # the rest of the request's body
 
     def send(self, exchange: Exchange) -> None:
-        """Ask; the exchange's future has the head once the body is where it belongs."""
+        """Send a request; the exchange's future returns the head once the body has reached its destination."""
         self.exchange = exchange
         exchange.on.append(self)
         self.moved = self.sent = now()
-        if self.transport.is_closing():  # nobody will say once more that it is lost
+        if self.transport.is_closing():  # connection_lost may have been called already
             self.fail(StaleError('closed while idle') if self._used else ConnectionResetError('closed at once'))
         else:
             self.transport.write(exchange.request)
@@ -143,18 +143,18 @@ class Connection(asyncio.BufferedProtocol):
                 self._send_on()
 
     def is_silent(self) -> bool:
-        """Whether nothing lies unread, which would be taken for the reply to the next request."""
+        """Return whether no unread data is waiting, which would be taken for the reply to the next request."""
         return not self._poll.poll(0)
 
     def _send_on(self) -> None:
-        """Send the body of a request as fast as the transport takes it, in pieces, so that progress is seen."""
+        """Send the body of a request as fast as the transport accepts it, in pieces, so that progress is observable."""
         while self.unsent and not self._paused:
             piece, self.unsent = self.unsent[:_PIECE], self.unsent[_PIECE:]
             self.moved = self.sent = now()
             self.transport.write(piece)
 
     def fail(self, error: BaseException) -> None:
-        """End the connection, and the exchange, unless another connection has it as well."""
+        """Close the connection, and fail the exchange unless it is still in flight on another connection."""
         exchange = self.exchange
         self.drop()
         if exchange is not None:
@@ -163,12 +163,12 @@ class Connection(asyncio.BufferedProtocol):
                 exchange.future.set_exception(error)
 
     def drop(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self.exchange = None
         self._clear()
         self.transport.abort()
 
-    # --- what the event loop calls
+    # --- callbacks of the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
@@ -190,7 +190,7 @@ class Connection(asyncio.BufferedProtocol):
         view, exchange = self._view, self.exchange
         if view is None:
             if exchange is None:
-                self.transport.abort()  # nothing was asked for: what comes cannot be told from a later reply
+                self.transport.abort()  # unsolicited data cannot be told from a later reply
                 return
             try:
                 self._take(exchange, nbytes)
@@ -221,10 +221,10 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self.fail(exc or ConnectionResetError('the connection was closed before a reply came'))
 
-    # --- a reply
+    # --- replies
 
     def _take(self, exchange: Exchange, count: int) -> None:
-        """Read on in a head, or in a body that is collected or comes in chunks."""
+        """Continue to receive a head, or a body that is collected or chunked."""
         if self.head is not None:
             self._deliver(exchange, self._scratch_view[:count])
             return
@@ -246,7 +246,7 @@ class Connection(asyncio.BufferedProtocol):
             if head.status == 101:
                 raise ProtocolError('status 101, a protocol that was not asked for')
             self._informed += len(raw)
-        # A server whose lines end otherwise would never end its head.
+        # A server that ends its lines with a bare line feed would never end its head.
         if _BARE.search(data, max(at, begun), count):
             raise ProtocolError('the head of a reply has a line that ends in a bare line feed')
         self._held = bytes(data[at:count])
@@ -256,11 +256,11 @@ class Connection(asyncio.BufferedProtocol):
             raise ProtocolError(f'the head of a reply has more than {_LONGEST_HEAD} bytes')
 
     def _check_repeated(self, exchange: Exchange, raw: bytes) -> None:
-        """Refuse a head that is that of the reply before, byte for byte, where something else is asked for.
+        """Refuse a head that equals the previous one byte for byte although another path is requested.
 
-        A server or proxy that sends a reply twice is out of step from then on, and a range of the same place in another
-        object would be taken for the one asked for; or what follows a reply to HEAD, which has no body, for the body of
-        the object. A fresh connection tells: it has no reply before.
+        A server or proxy that sends a reply twice is out of step from then on, and the same range of another object
+        would be taken for the requested one; or the body that follows a reply to HEAD would be taken for that of the
+        object. A fresh connection settles the question: it has no previous reply.
         """
         previous, self._previous = self._previous, (raw, exchange.target.path, exchange.bodiless)
         if previous[0] == raw and previous[1:] != self._previous[1:] and exchange.request.startswith(_SAFE):
@@ -269,7 +269,7 @@ class Connection(asyncio.BufferedProtocol):
     def _begin(self, exchange: Exchange, head: Head, rest: memoryview) -> None:
         sink = exchange.sink
         if len(exchange.on) > 1:
-            exchange.drop(but=self)  # the first who answers has it
+            exchange.drop(but=self)  # the first connection to reply wins
         self._pool.latencies.append(self.moved - self.sent)
         self.head, self._held, self.mark, sink.got = head, b'', (self.moved, 0), 0
         headers = head.headers
@@ -312,7 +312,7 @@ class Connection(asyncio.BufferedProtocol):
                 sink.body += piece[: room - sink.got]
                 sink.got += count
                 if full := sink.got >= room and self._left != 0:
-                    break  # the rest is not read: it would take as long as it is
+                    break  # the rest may be arbitrarily long, so it is not read
             else:
                 if count > len(room):
                     raise ProtocolError(f'{count - len(room)} bytes more than were asked for')
@@ -335,13 +335,13 @@ class Connection(asyncio.BufferedProtocol):
         if last:
             self.transport.close()
         elif self.origin.secure:
-            # What TLS has decrypted beyond the reply is handed on in the loop's next round, before this.
+            # Data that TLS has decrypted beyond the reply is delivered in the loop's next round, before this callback.
             asyncio.get_running_loop().call_soon(self._keep)
         else:
             self._pool.keep(self)
         if future.done():
             return
-        # Never is memory handed on that was not filled.
+        # Never return memory that was not filled.
         if want is not None and got != want:
             future.set_exception(ConnectionResetError(f'the body ended after {got} bytes of {want}'))
         else:

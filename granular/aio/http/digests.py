@@ -1,7 +1,7 @@
-"""Whether all of an object is what its store says it is, by the checksum that the store keeps.
+"""Check objects against the checksums that their store keeps.
 
-Where checksums have names, they are ``'crc32c'`` and ``'md5'`` of the whole, and ``'parts'``, what S3 gives as the ETag
-of an upload in parts: the MD5 of the MD5s of its parts, and their number. All in hexadecimal.
+The names of checksums are ``'crc32c'`` and ``'md5'`` of the whole object, and ``'parts'``, which S3 returns as the ETag
+of a multipart upload: the MD5 of the MD5s of its parts, and their number. All are in hexadecimal.
 """
 
 import base64
@@ -20,7 +20,7 @@ from granular.formats.checksums import crc32c
 
 Data = bytes | memoryview
 
-_OFFLOADED: Final = 256 * KiB  # from which on a checksum would hold the loop for half a millisecond
+_OFFLOADED: Final = 256 * KiB  # from this size on, a checksum would block the loop for half a millisecond
 _ETAG: Final = re.compile(r'"?([0-9a-fA-F]{32})"?')
 
 
@@ -39,7 +39,7 @@ _DIGESTS: Final[dict[str, Callable[[Data], bytes]]] = {
 
 @functools.cache
 def _find_crc64nvme() -> None:
-    """Add the checksum that S3 computes by itself, if AWS's library is there: in Python, megabytes take seconds."""
+    """Register S3's default checksum if AWS's library is installed: in Python, megabytes would take seconds."""
     try:
         from awscrt.checksums import crc64nvme
     except ImportError:
@@ -48,14 +48,14 @@ def _find_crc64nvme() -> None:
 
 
 def said(headers: Mapping[str, str], ranged: bool = False) -> tuple[str, str] | None:
-    """The kind and value of an object's checksum, in base64, if a reply has one that this library knows.
+    """Return the kind and base64 value of an object's checksum, if a reply has one that this library supports.
 
-    GCS sends ``x-goog-hash: crc32c=...,md5=...``, S3 ``x-amz-checksum-crc32c`` and others, which may be of an upload's
-    parts rather than of the object (https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity.html).
+    GCS sends ``x-goog-hash: crc32c=...,md5=...``, S3 ``x-amz-checksum-crc32c`` and others, which may cover an upload's
+    parts rather than the object (https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity.html).
 
     Args:
-      headers: those of the reply, their names in lower case.
-      ranged: whether a range was asked for: then S3 may send the checksum of a part.
+      headers: the headers of the reply, their names in lower case.
+      ranged: True if a range was requested: then S3 may send the checksum of a part.
     """
     google = dict(part.strip().split('=', 1) for part in headers.get('x-goog-hash', '').split(',') if '=' in part)
     amazon = not ranged and headers.get('x-amz-checksum-type', 'FULL_OBJECT') == 'FULL_OBJECT'
@@ -69,11 +69,11 @@ def said(headers: Mapping[str, str], ranged: bool = False) -> tuple[str, str] | 
 
 
 def etag_md5(headers: Mapping[str, str]) -> str | None:
-    """The ETag of a reply where it may be the MD5 of the object, in lower case.
+    """Return the ETag of a reply in lower case if it may be the MD5 of the object.
 
-    It is none for uploads in parts, for objects that are encrypted with keys of KMS or of the user, and in directory
-    buckets (https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html). Servers other than S3 may send what they
-    like: the caller finds out by comparing.
+    It is not the MD5 for multipart uploads, for objects encrypted with KMS or customer-provided keys, and in directory
+    buckets (https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html). Servers other than S3 may send any ETag:
+    the caller finds out by comparing.
     """
     match = _ETAG.fullmatch(headers.get('etag', ''))
     plain = (
@@ -85,12 +85,12 @@ def etag_md5(headers: Mapping[str, str]) -> str | None:
 
 
 async def digest(kind: str, data: Data) -> bytes:
-    """A checksum of data, computed in a thread if the data is large."""
+    """Compute a checksum, in a thread if the data is large."""
     return _DIGESTS[kind](data) if len(data) < _OFFLOADED else await offload(_DIGESTS[kind], data)
 
 
 async def check_said(headers: Mapping[str, str], data: Data, name: str, ranged: bool = False) -> bool:
-    """Compare an object with the checksum in a reply's headers; False if there is none.
+    """Compare an object with the checksum in a reply's headers. Returns False if there is none.
 
     Raises:
       BadReplyError: if they differ.
@@ -106,16 +106,16 @@ async def check_said(headers: Mapping[str, str], data: Data, name: str, ranged: 
 
 
 def proven(*kept: Iterable[str]) -> list[str]:
-    """The checksums that all have, and which depend on nothing but the bytes."""
+    """Return the checksums that all objects have and that depend on nothing but the bytes."""
     return [kind for kind in ('crc32c', 'md5') if all(kind in kinds for kinds in kept)]
 
 
 class Digests:
-    """Checksums of bytes as they come.
+    """Checksums computed incrementally.
 
     Args:
-      kinds: which, of ``'crc32c'``, ``'md5'`` and ``'parts'``.
-      part_size: that of the upload in parts, as ``IOConfig.part_size``.
+      kinds: the checksums to compute, of ``'crc32c'``, ``'md5'`` and ``'parts'``.
+      part_size: the part size of the multipart upload in bytes, as ``IOConfig.part_size``.
     """
 
     def __init__(self, kinds: Iterable[str], part_size: int) -> None:
@@ -127,7 +127,7 @@ class Digests:
         self._part_size = self._left = part_size
 
     def add(self, data: bytes) -> None:
-        """What comes next."""
+        """Add the next bytes."""
         if 'crc32c' in self._kinds:
             self._crc = crc32c(data, self._crc)
         if 'md5' in self._kinds:
@@ -151,7 +151,7 @@ class Digests:
         self._left = self._part_size
 
     def found(self, kind: str) -> str:
-        """One of the checksums."""
+        """Return one of the checksums."""
         match kind:
             case 'crc32c':
                 return f'{self._crc:08x}'

@@ -1,4 +1,4 @@
-"""One byte range of an object on its way: which replies answer it, and going on where a broken one ended."""
+"""Download of one byte range of an object: checks which replies answer it, and resumes where a broken one ended."""
 
 import functools
 import re
@@ -12,35 +12,35 @@ from granular.config import KiB, MiB
 from granular.errors import BadReplyError, OutOfRangeError, StoreError
 
 _CONTENT_RANGE: Final = re.compile(r'bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)')
-_OF_NOTHING: Final = 'bytes 0--1/0'  # fake-gcs-server's word for an empty object, which has no range to name
-_WHOLE: Final = 64 * MiB  # of an object that a store sends whole although a range was asked for
+_OF_NOTHING: Final = 'bytes 0--1/0'  # sent by fake-gcs-server for an empty object, which has no range
+_WHOLE: Final = 64 * MiB  # of a whole object that is accepted in reply to a range request
 _ENDLESS: Final = 1 << 62
 _NOTHING: Final = blank(0)
-_GROUND: Final = 64 * KiB  # that an attempt must gain, or an eighth of what was missing, to be no failure
+_GROUND: Final = 64 * KiB  # an attempt that gains this, or an eighth of what was missing, is no failure
 _STORED: Final = 'x-goog-stored-content-encoding'
-_AS_IT_IS: Final = frozenset(('', 'identity', 'aws-chunked'))  # the last is a way of uploading that some stores keep
+_AS_IT_IS: Final = frozenset(('', 'identity', 'aws-chunked'))  # the last is an upload encoding that some stores keep
 
 
 class Download(Sink):
-    """A byte range, over as many replies as it takes.
+    """A byte range, received over as many replies as it takes.
 
     Args:
       name: the object, for errors.
-      start: the first byte, or, if negative, how many bytes of the object's end.
-      stop: behind the last byte; None for all that follows.
-      version: what the object's version must be; None for any, but then the same in every reply.
-      version_header: the header that tells the version, in lower case.
-      into: where the bytes go; by default into bytes of their own.
-      versioned: whether each object has a version, so that what comes whole and without one is no object.
+      start: the first byte, or, if negative, the number of bytes from the object's end.
+      stop: the position after the last byte; None for the object's end.
+      version: the version that the object must have; None for any, but then the same in every reply.
+      version_header: the header that contains the version, in lower case.
+      into: the destination of the bytes; by default, newly allocated memory.
+      versioned: True if each object has a version, so that a whole body without one is not an object.
     """
 
     ranged = False
-    """Whether the present request has a range."""
+    """True if the current request has a range."""
     coding = ''
     """The Content-Encoding of the replies."""
     unproven = False
-    """Whether it is to be seen that the object is stored with that coding, or has the length that came."""
-    _held = 0  # bytes that had come when that was last asked
+    """True while it is unverified that the object is stored with that coding, or has the received length."""
+    _held = 0  # bytes received at the last call of ``gained``
 
     def __init__(
         self,
@@ -55,22 +55,22 @@ class Download(Sink):
         self._name, self._start, self._stop = name, start, stop
         self._version, self._header = version, version_header
         self._into, self._versioned = into, versioned
-        self._space = _NOTHING  # for all of the span
-        self._done = 0  # bytes that earlier replies brought
-        self._filling = False  # whether the present reply brings bytes of the span, and not the text of an error
-        self._span: tuple[int, int, int] | None = None  # first byte, behind the last, size; from the first reply
-        self._enough: int | None = None  # bytes after which a whole object has what was asked for
+        self._space = _NOTHING  # for the whole span
+        self._done = 0  # bytes received by earlier replies
+        self._filling = False  # True if the current reply contains bytes of the span, not an error text
+        self._span: tuple[int, int, int] | None = None  # first byte, end, size of the object; from the first reply
+        self._enough: int | None = None  # bytes after which a whole object contains the requested range
 
     @property
     def whole(self) -> bool:
-        """Whether all of an object is wanted."""
+        """True if the whole object is requested."""
         return self._start == 0 and self._stop is None
 
     def range(self) -> str:
-        """The header line that asks for what is still missing; none for all of an object."""
+        """Return the header line that requests the missing bytes; empty for a whole object."""
         self.ranged = True
         if self._span is not None and self._version is None:
-            self.restart()  # what follows may be of another version
+            self.restart()  # the rest may be of another version
         self._done += self.got if self._filling else 0
         self._filling, self.got = False, 0
         if self._span is not None and self._span[0] + self._done < self._span[1]:
@@ -78,29 +78,29 @@ class Download(Sink):
         self.restart()
         if self.whole:
             self.ranged = False
-            return ''  # stores tell the checksum of what is asked for without a range
+            return ''  # stores send the checksum of a whole object only without a range
         if self._start < 0:
             return f'Range: bytes={self._start}\r\n'
         return f'Range: bytes={self._start}-{"" if self._stop is None else self._stop - 1}\r\n'
 
     def everything(self) -> str:
-        """As ``range``, for all of an object whatever was asked for."""
+        """Like ``range``, but request the whole object in any case."""
         self.restart()
         self.ranged = False
         return ''
 
     def place(self, head: Head) -> memoryview | int:
-        """Where the body of a reply goes.
+        """Return the destination for the body of a reply.
 
         Raises:
-          BadReplyError: if it does not answer what was asked.
+          BadReplyError: if the reply does not answer the request.
           ObjectChangedError: if it is of another version.
         """
         if head.status not in (200, 206):
             return super().place(head)
         version = self._version_in(head)
         if version is None and (self._version is not None or (self._versioned and head.status == 200)):
-            # A page of somebody else's, such as an error in a reply of success.
+            # The reply is not from the store, such as an error page with a success status.
             raise BadReplyError(f'{self._name}: status {head.status} without {self._header}, which objects have')
         if self._version is not None and version != self._version:
             raise changed(self._name, self._version, version)
@@ -112,7 +112,7 @@ class Download(Sink):
         return self._part(head, version, coding) if head.status == 206 else self._all(head, version, coding)
 
     def _coding(self, head: Head) -> str:
-        """The coding of a reply, which must be that of the object, as none was asked for; empty if there is none."""
+        """Return a reply's coding, which must be the object's, as none was requested; empty if there is none."""
         coding = coding_of(head.headers.get('content-encoding', ''))
         stored = head.headers.get(_STORED)
         if stored is not None and coding_of(stored) != coding:
@@ -120,17 +120,17 @@ class Download(Sink):
                 f'{self._name}: Content-Encoding {shown(coding)} of an object that is stored with {shown(stored)}'
             )
         if self._span is not None and coding != self.coding:
-            # What came before may be no part of this.
+            # The bytes received before may not belong to this body.
             raise BadReplyError(f'{self._name}: Content-Encoding {shown(coding)} after {shown(self.coding)}')
         self.coding, self.unproven = coding, bool(coding) and stored is None
         return coding
 
     def take(self, head: Head) -> Reply | None:
-        """What came, at the end of a reply; None if its status says that it is no answer.
+        """Return the result at the end of a reply; None for any status except 200, 206 and 416.
 
         Raises:
-          BadReplyError: if it is not what was asked for.
-          OutOfRangeError: if the object ends before.
+          BadReplyError: if the reply does not answer the request.
+          OutOfRangeError: if the object ends before the requested range does.
         """
         version = self._version_in(head)
         match head.status:
@@ -148,7 +148,7 @@ class Download(Sink):
         return None
 
     def _version_in(self, head: Head) -> str | None:
-        """The object's version. For a web server without ETags, the time of its last change and its size."""
+        """Return the object's version. For a web server without ETags: its modification time and size."""
         version = head.headers.get(self._header) or None
         if version is None and not self._versioned and (modified := head.headers.get('last-modified')):
             return stand_in(head.length if head.status == 200 else _total_in(head), modified)
@@ -176,12 +176,12 @@ class Download(Sink):
         if head.length not in (None, behind - first):
             raise BadReplyError(f'{self._name}: Content-Range {shown(said)} with Content-Length {head.length}')
         if head.length is None and coding:
-            # What is stored compressed has a length: this was compressed on its way.
+            # An object that is stored compressed has a length: this body was compressed in transit.
             raise BadReplyError(f'{self._name}: Content-Range {shown(said)} with Content-Encoding {shown(coding)}')
         return self._room(first, behind, size, version)
 
     def _room(self, first: int, behind: int, size: int, version: str | None) -> memoryview:
-        """Where what follows goes."""
+        """Return the destination for the following bytes; the first reply allocates it."""
         if self._span is None:
             self._span = (first, behind, size)
             try:
@@ -192,7 +192,7 @@ class Download(Sink):
         return self._space.view[self._done :]
 
     def _all(self, head: Head, version: str | None, coding: str) -> memoryview | int:
-        """All of an object, because it was asked for, or because the store ignores ranges: then the rest is cut off."""
+        """Receive a whole object: as requested, or because the store ignores ranges; then the rest is cut off."""
         length = head.length
         if coding and (length is None or not self.whole):
             raise BadReplyError(
@@ -200,7 +200,7 @@ class Download(Sink):
                 f'ranges: store it without'
             )
         if length is None and 'transfer-encoding' not in head.headers and (self._versioned or not self.whole):
-            # It ends with the connection, wherever that breaks.
+            # The body ends with the connection, so a truncated one could not be recognised.
             raise BadReplyError(f'{self._name}: status {head.status} without a length, by which to tell its end')
         if length is not None and self.whole:
             self.restart()
@@ -231,9 +231,9 @@ class Download(Sink):
         return Reply(data, first, size, version, said('last-modified', ''), said('date', ''))
 
     def is_doubtful(self, head: Head) -> bool:
-        """Whether a reply suggests that an object is empty without saying so: only all of the object will tell.
+        """Return whether a reply suggests that an object is empty without saying so: only reading all of it will tell.
 
-        Stores refuse the end of an empty object with status 416, and fake-gcs-server gives none of its bytes.
+        Stores refuse the end of an empty object with status 416, and fake-gcs-server returns an empty range.
         """
         if self._start >= 0 or self._version is not None or not self.ranged:
             return False
@@ -242,23 +242,23 @@ class Download(Sink):
 
     def _nothing(self, head: Head, version: str | None) -> Reply:
         size = _size_in(head)
-        # Nothing can be the end of an empty object, so stores refuse to give it.
+        # An empty object has no last bytes, so stores refuse the request.
         if size == 0 and self._start <= 0 and self._stop is None and self.ranged:
             return Reply(b'', 0, 0, version)
         if self.whole or not self.ranged:
             raise BadReplyError(f'{self._name}: status 416 where no range was asked for')
         if self._version is not None:
-            # It was long enough when its version was learned.
+            # The object was long enough when its version was read.
             raise changed(self._name, self._version, version)
         raise self._beyond(size)
 
     def restart(self) -> None:
-        """Forget what came."""
+        """Discard the received bytes."""
         self._space, self._span, self._done, self.got, self._filling = _NOTHING, None, 0, 0, False
         self._held = 0
 
     def gained(self) -> int:
-        """The bytes that were gained since this was last asked, if they are ground: not if they are but few of many."""
+        """Return the bytes gained since the last call; 0 if they are too few of the missing ones to be progress."""
         if self._span is None or self._version is None:
             return 0
         held = self._done + (self.got if self._filling else 0)
@@ -266,7 +266,7 @@ class Download(Sink):
         return gained if gained and gained >= min(_GROUND, missing / 8) else 0
 
     def content(self, reply: Reply) -> bytes | memoryview:
-        """The bytes of a reply, wherever they went."""
+        """Return the bytes of a reply, wherever they were received."""
         return reply.data if self._into is None else self._into.view
 
     def _beyond(self, size: int) -> OutOfRangeError:
@@ -275,18 +275,18 @@ class Download(Sink):
 
 
 def _total_in(head: Head) -> int:
-    """An object's size, if the Content-Range of a reply says it, else -1."""
+    """Return an object's size from the Content-Range of a reply, or -1."""
     match = _CONTENT_RANGE.fullmatch(head.headers.get('content-range', ''))
     return int(match[3]) if match is not None and match[3] != '*' else -1
 
 
 def _size_in(head: Head) -> int:
-    """An object's size, if a refusal of its range says it, else -1."""
+    """Return an object's size from the Content-Range of a refused range, or -1."""
     match = _CONTENT_RANGE.fullmatch(head.headers.get('content-range', ''))
     return int(match[3]) if match is not None and match[1] is None and match[3] != '*' else -1
 
 
 @functools.lru_cache(64)
 def coding_of(text: str) -> str:
-    """A Content-Encoding without what changes nothing; empty if nothing is left."""
+    """Return a Content-Encoding without the tokens that change nothing; empty if none is left."""
     return ','.join(token for token in re.split(r'[\s,]+', text.lower()) if token not in _AS_IT_IS)

@@ -1,4 +1,4 @@
-"""How much may be in flight: requests and bytes, first come first served, as the store and its latency allow."""
+"""Limits on requests and bytes in flight, first come first served, adapted to the store and its latency."""
 
 import asyncio
 import collections
@@ -8,25 +8,25 @@ from typing import Final
 
 _FIRST, _FEWEST, _MOST = 256, 8, 2048
 _WINDOW: Final = 0.5  # seconds over which the rate of replies is measured
-_PATIENCE: Final = 30.0  # seconds until more is tried again where it did not help
+_PATIENCE: Final = 30.0  # seconds until the next increase after one that did not help
 _BETTER: Final = 1.1
-_DRIP: Final = 0.1  # seconds in which a retry's tokens come by themselves
-_HEARD: Final = 0.05  # of all replies that throttle; below, it is a store's everyday life
-_PAUSE: Final = 1.0  # seconds in which a store that throttles is heard once
+_DRIP: Final = 0.1  # seconds in which the tokens of one retry are refilled
+_HEARD: Final = 0.05  # share of throttling replies that is ignored: a few are normal for a store
+_PAUSE: Final = 1.0  # seconds between two reductions, and of the window in which replies are counted
 
 
 class Limit:
-    """Requests and bytes in flight. A request larger than all memory goes alone.
+    """A limit on requests and bytes in flight. A request larger than all memory runs alone.
 
-    While requests wait for a place, half as many more are let out for a moment; if that brings more replies a second,
-    it stays so, and goes on. So a far store gets the requests that its latency calls for, and a busy one no more than
-    it can answer. A store that throttles one request in twenty halves them; then each reply that succeeds brings back
-    a part of one, so that a whole one is added for each round of them (additive increase, multiplicative decrease).
+    While requests are queued, the limit is increased by half on trial; if that yields more replies per second, it stays
+    and is increased again. So a distant store gets the requests that its latency calls for, and a busy one no more than
+    it can answer. A store that throttles one request in twenty halves the limit; then each successful reply adds a
+    fraction of one, so that the limit grows by one per round of requests (additive increase, multiplicative decrease).
 
     Args:
-      requests: how many at most; 0 to begin with 256 and go up to 2,048, and to no more than half of the file
-        descriptors that the process may have.
-      memory: bytes of their replies.
+      requests: the maximum; 0 to start with 256 and grow to 2,048, or to half of the file descriptors that the process
+        may have, if these are fewer (but never below 256).
+      memory: bytes of the replies in flight.
     """
 
     def __init__(self, requests: int, memory: int) -> None:
@@ -36,16 +36,16 @@ class Limit:
         self._running = 0
         self._memory = self._free = memory
         self._waiting: collections.deque[tuple[int, asyncio.Future[None]]] = collections.deque()
-        self._began, self._replies, self._crowded = 0.0, 0, False  # the window
-        self._last = float('-inf')  # reply
-        self._rate: float | None = None  # before more was tried
-        self._again = 0.0  # when to try more
+        self._began, self._replies, self._crowded = 0.0, 0, False  # the measurement window
+        self._last = float('-inf')  # time of the last reply
+        self._rate: float | None = None  # replies per second before the last increase
+        self._again = 0.0  # time of the next increase
         self._halved = 0.0
-        self._second = float('-inf')  # when the present one began
+        self._second = float('-inf')  # start of the current second
         self._answered = self._answered_before = self._refused = 0
 
     async def acquire(self, size: int) -> int:
-        """Wait for a place; returns the bytes to release later."""
+        """Wait for a slot; returns the bytes to release later."""
         size = min(size, self._memory)
         if self._running < self.capacity and self._free >= size and not self._waiting:
             self._running += 1
@@ -60,24 +60,24 @@ class Limit:
             if future.done() and not future.cancelled():
                 self.release(size)
             else:
-                with contextlib.suppress(ValueError):  # it may have been passed over already
+                with contextlib.suppress(ValueError):  # it may have been removed already
                     self._waiting.remove(entry)
-                self._admit()  # the one behind may fit where this one did not
+                self._admit()  # the next one may fit where this one did not
             raise
         return size
 
     def release(self, size: int) -> None:
-        """Give a place back."""
+        """Release a slot and its bytes."""
         self._running -= 1
         self._free += size
         self._admit()
 
     def succeeded(self, now: float) -> None:
-        """A reply came, at this time in seconds."""
+        """Record a successful reply at this time, in seconds."""
         if self.capacity < self._ceiling:
             self.capacity = min(self._ceiling, self.capacity + 1 / self.capacity)
             self._admit()
-        if now - self._last > _WINDOW:  # nothing was asked for meanwhile
+        if now - self._last > _WINDOW:  # no reply for a while
             self._began, self._replies, self._crowded = now, 0, False
         self._last = now
         self._replies += 1
@@ -89,7 +89,7 @@ class Limit:
             self._began, self._replies, self._crowded = now, 0, False
 
     def _look(self, now: float, rate: float) -> None:
-        """Whether more requests bring more replies."""
+        """Increase the limit if more requests may yield more replies; revert an increase that did not."""
         if not self._crowded or self.capacity < self._ceiling:
             return
         if self._rate is not None and rate < self._rate * _BETTER:
@@ -103,7 +103,7 @@ class Limit:
         self._admit()
 
     def throttled(self, now: float) -> bool:
-        """The store asked for patience; whether it does so often enough to be heard."""
+        """Record a throttling reply. Returns whether the throttling rate justifies slowing down."""
         self._turn(now)
         self._refused += 1
         answers = self._answered + self._answered_before
@@ -115,7 +115,7 @@ class Limit:
         return True
 
     def _turn(self, now: float) -> None:
-        """Count answers and refusals by the second."""
+        """Start a new window of answers and refusals every second."""
         if now - self._second > _PAUSE:
             recent = now - self._second < 2 * _PAUSE
             self._answered_before = self._answered if recent else 0
@@ -131,11 +131,11 @@ class Limit:
 
 
 class Budget:
-    """Retries that a store is asked for, over all requests: tokens that a retry takes and success gives back.
+    """A retry budget shared by all requests to a store: a retry takes tokens, and a success returns them.
 
-    As the standard mode of AWS's clients has it: 500 tokens, 5 for a retry and 10 after a timeout. Whoever finds too
-    few waits for those that come back, or drip in, instead of failing: a broken store is asked a few times a second,
-    however many requests there are, until their time is up.
+    As in the standard mode of AWS's clients: 500 tokens, 5 for a retry and 10 after a timeout. A retry that finds too
+    few tokens waits until enough are returned or refilled, instead of failing: a broken store gets a few retries a
+    second, however many requests wait, until their time is up.
     """
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class Budget:
         self._timer: asyncio.TimerHandle | None = None
 
     async def take(self, cost: float) -> None:
-        """Wait until a retry of that cost may be made."""
+        """Wait until a retry of that cost is permitted."""
         if self._tokens >= cost and not self._waiting:
             self._tokens -= cost
             return
@@ -163,7 +163,7 @@ class Budget:
             raise
 
     def give(self, tokens: float) -> None:
-        """A request succeeded."""
+        """Return tokens, and admit the retries that wait for them."""
         if self._tokens < self._most:
             self._tokens = min(self._most, self._tokens + tokens)
         while self._waiting and self._tokens >= self._waiting[0][0]:
@@ -183,16 +183,16 @@ class Budget:
 
 
 class Pauses:
-    """Requests that a store throttled and that wait before they are sent again: each success wakes one of them.
+    """Throttled requests that wait before they are sent again: each success wakes one of them.
 
-    So they come back as fast as the store answers again, and no faster; while it does not, each waits its time.
+    So they return as fast as the store answers again, and no faster; until then, each waits for its full time.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Future[bool], None] = {}
 
     async def wait(self, seconds: float) -> bool:
-        """Wait so many seconds, or less; whether a success ended it."""
+        """Wait for at most ``seconds``. Returns whether a success ended the wait."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bool] = loop.create_future()
         timer = loop.call_later(seconds, _end, future)
@@ -204,7 +204,7 @@ class Pauses:
             self._waiting.pop(future, None)
 
     def succeeded(self) -> None:
-        """A request succeeded: the one that has waited longest is sent again."""
+        """Record a success: wake the request that has waited longest."""
         while self._waiting:
             future = next(iter(self._waiting))
             del self._waiting[future]

@@ -1,4 +1,4 @@
-"""What requests and replies of HTTP/1.1 look like: pure functions and values, no I/O. RFC 9110 and 9112."""
+"""Requests and replies of HTTP/1.1 as values and pure functions, no I/O (RFC 9110 and 9112)."""
 
 import base64
 import contextlib
@@ -14,18 +14,18 @@ from granular._redact import hidden
 from granular.config import KiB
 from granular.errors import InvalidArgumentError
 
-_PUBLIC: Final = ('accept', 'accept-language', 'user-agent')  # headers that tell no host a secret
+_PUBLIC: Final = ('accept', 'accept-language', 'user-agent')  # headers that hold no secret, sent to any host
 _LONGEST_LINE: Final = 4096  # bytes of a chunk's size and extensions
 _LONGEST_TRAILER: Final = 64 * KiB
 _CHUNK: Final = re.compile(rb'([0-9a-fA-F]{1,16})[ \t]*(?:;.*)?', re.DOTALL)
 
 
 class ProtocolError(Exception):
-    """What came is not HTTP/1.1, or not what it said it was."""
+    """The received data is not HTTP/1.1, or contradicts itself."""
 
 
 class Origin(NamedTuple):
-    """Where a connection leads."""
+    """The server that a connection leads to."""
 
     secure: bool
     host: str
@@ -33,7 +33,7 @@ class Origin(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What is asked for, and of whom: all of a request but its method and what differs from one to the next."""
+    """The server, path and headers of a request: all but its method and the headers that differ between requests."""
 
     origin: Origin
     url: str
@@ -46,10 +46,10 @@ class Target(NamedTuple):
 
     @classmethod
     def of(cls, url: str, headers: Mapping[str, str]) -> 'Target':
-        """The target of an address whose path is quoted already.
+        """Return the target of a URL whose path is already quoted.
 
         Raises:
-          InvalidArgumentError: for an address or a header that HTTP does not have.
+          InvalidArgumentError: if the URL or a header is not valid in HTTP.
         """
         try:
             parts = urllib.parse.urlsplit(url)
@@ -77,18 +77,18 @@ class Target(NamedTuple):
         return cls(Origin(secure, host, port), url, path, headers, lines.encode())
 
     def request(self, method: str, more: str = '') -> bytes:
-        """The request; ``more`` is further header lines."""
+        """Return the head of the request; ``more`` contains further header lines."""
         return b'%b %b HTTP/1.1\r\n%b%b\r\n' % (method.encode(), self.path.encode(), self.lines, more.encode())
 
     def follow(self, location: str) -> 'Target':
-        """Where a redirection leads; if that is another host, without what authorises, and so without what may.
+        """Return the target of a redirect; for another origin, without the headers that may hold credentials.
 
         Raises:
-          ProtocolError: if it leads from TLS to where anybody may read and change what comes, or nowhere.
+          ProtocolError: if it leads from TLS to plain HTTP, which others can read and change, or to an invalid URL.
         """
         try:
             there = Target.of(urllib.parse.urljoin(self.url, location), {})
-        except ValueError:  # of urljoin, and InvalidArgumentError
+        except ValueError:  # from urljoin, and InvalidArgumentError
             raise ProtocolError(f'a redirection to {shown(location)}, which is no address') from None
         if there.origin == self.origin:
             return Target.of(there.url, self.headers)
@@ -98,7 +98,7 @@ class Target(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The first part of a reply. Header names are in lower case."""
+    """The head of a reply. Header names are in lower case."""
 
     status: int
     reason: str
@@ -106,16 +106,16 @@ class Head(NamedTuple):
 
     @property
     def length(self) -> int | None:
-        """The bytes of the body, if the reply says."""
+        """The length of the body in bytes, if the reply states it."""
         value = self.headers.get('content-length')
         return None if value is None or 'transfer-encoding' in self.headers else int(value)
 
 
 def parse(head: bytes) -> Head:
-    """The head of a reply, without the empty line that ends it.
+    """Parse the head of a reply, without the empty line that ends it.
 
     Raises:
-      ProtocolError: if it is none.
+      ProtocolError: if it is not a valid head.
     """
     text = head.decode('latin-1')
     first, *lines = text.split('\r\n')
@@ -146,32 +146,32 @@ def parse(head: bytes) -> Head:
 
 
 def http_date(text: str) -> datetime.datetime | None:
-    """The time that a header says, such as Date or Last-Modified; None if it says none (RFC 9110, 5.6.7)."""
+    """Parse the time in a header such as Date or Last-Modified; None if it is not a date (RFC 9110, 5.6.7)."""
     try:
         time = email.utils.parsedate_to_datetime(text)
-        # A date without a zone is in UTC, as all dates of HTTP are.
+        # All dates of HTTP are in UTC, so a date without a zone is too.
         return time.replace(tzinfo=datetime.UTC) if time.tzinfo is None else time.astimezone(datetime.UTC)
     except (ValueError, TypeError, OverflowError, IndexError):
         return None
 
 
 def shown(text: str) -> str:
-    """The first characters of what a server sent, for an error."""
+    """Return the first characters of a text from a server, redacted, for an error."""
     return repr(hidden(text[:400])[:80])
 
 
 class Chunks:
-    """What a chunked body holds (RFC 9112, 7.1)."""
+    """A decoder for chunked bodies (RFC 9112, 7.1)."""
 
     def __init__(self) -> None:
         self._held = b''
-        self._left = 0  # of the chunk, with the line end behind it
+        self._left = 0  # bytes of the chunk still to come, including its line end
         self._trailing = False
         self._trailer = 0  # bytes of the trailer section
         self.ended = False
 
     def feed(self, data: memoryview) -> list[bytes]:
-        """The bytes of the chunks in what came."""
+        """Return the bytes of the body in the received data."""
         held, out, at = self._held + data, [], 0
         size = len(held)
         while at < size and not self.ended:

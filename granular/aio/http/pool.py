@@ -1,4 +1,4 @@
-"""The connections of one client: opened, kept, watched, and asked a second time where one is slow."""
+"""The connections of one client: opened, reused, monitored, and hedged if a reply is slow."""
 
 import asyncio
 import collections
@@ -18,35 +18,36 @@ from granular.config import IOConfig
 
 logger = logging.getLogger('granular')
 
-_KEEP: Final = 15.0  # seconds after which an idle connection is not trusted any more: routers drop them in silence
-_NAMES_FOR: Final = 60.0  # seconds for which the addresses of a host are remembered
-_TICK: Final = 1.0  # seconds between two looks at what stalls, at most
+_KEEP: Final = 15.0  # seconds after which an idle connection is not reused: routers drop them silently
+_NAMES_FOR: Final = 60.0  # seconds for which the addresses of a host are cached
+_TICK: Final = 1.0  # maximum seconds between two checks for stalled connections
 _SOONEST: Final = 0.02
-_EARLY: Final = 0.1  # until the store's pace is known
-_KNOWN: Final = 64  # replies after which the store's pace is known
-_SLOW: Final = 0.05  # seconds below which no reply is slow
+_EARLY: Final = 0.1  # until the store's latency is known
+_KNOWN: Final = 64  # replies after which the store's latency is known
+_SLOW: Final = 0.05  # seconds after which a reply is slow, at the least
 _MOST_HEDGES: Final = 16.0
-_QUIET: Final = 10.0  # seconds after throttling in which nothing is asked for twice
+_QUIET: Final = 10.0  # seconds without hedged requests after throttling
 
 
 class Pool:
     """The connections of one client, under one event loop.
 
-    An exchange whose reply has not begun after half as long again as 95 of 100 take is asked for on another connection
-    as well, and the first who answers has it, but only for a share of the requests, and not while the store throttles.
+    A request whose reply has not begun after 1.5 times the 95th percentile of recent latencies is sent on another
+    connection as well (hedged), and the first reply wins. This applies only to a share of the requests, and not while
+    the store throttles.
 
     Args:
-      config: its timeouts, its least rate, and the share of requests that may be asked twice.
-      tls_verify: whether servers must be who they say, or the file of the authorities that say so.
+      config: its timeouts, its minimum rate, and the share of requests that may be hedged.
+      tls_verify: whether to verify certificates, or the file of the CA bundle to trust.
     """
 
     def __init__(self, config: IOConfig, tls_verify: bool | str = True) -> None:
         self._config, self._tls_verify = config, tls_verify
         self.latencies: collections.deque[float] = collections.deque(maxlen=512)  # seconds until a reply began
-        self._slow = float('inf')  # seconds after which one is asked for again
-        self._spare = 0.0  # how many still may be
-        self._quiet = 0.0  # until when none is
-        self._judged = 0.0  # when that was last looked at
+        self._slow = float('inf')  # seconds after which a request is hedged
+        self._spare = 0.0  # hedged requests still permitted
+        self._quiet = 0.0  # the time until which none is sent
+        self._judged = 0.0  # time of the last evaluation of latencies
         self._tasks: set[asyncio.Task[None]] = set()
         self.scratch = bytearray(SCRATCH)
         self.connections: set[Connection] = set()
@@ -68,12 +69,12 @@ class Pool:
         body: bytes | memoryview = b'',
         hedged: bool = True,
     ) -> Head:
-        """Send a request and have its reply received by the sink. The arguments are those of ``Exchange``.
+        """Send a request and receive its reply into the sink. The arguments are those of ``Exchange``.
 
         Raises:
-          ProtocolError: if what comes is not HTTP, or not as long as it says.
-          ConnectionError, OSError, TimeoutError: if it breaks off, or nothing comes.
-          ssl.SSLCertVerificationError: if the server is not who it says.
+          ProtocolError: if the reply is not HTTP, or does not have the length it states.
+          ConnectionError, OSError, TimeoutError: if the connection breaks or stalls.
+          ssl.SSLCertVerificationError: if the server's certificate is not valid.
         """
         connection = self._take(target.origin) or await self._connect(target.origin)
         exchange = Exchange(target, request, sink, bodiless, body, hedged)
@@ -83,7 +84,8 @@ class Pool:
             try:
                 return await exchange.future
             except StaleError:
-                # As a store does that has not been asked for some seconds: nobody's fault, and no attempt is spent.
+                # A server may close a connection that was idle for some seconds: that is normal, and no attempt is
+                # spent.
                 connection = await self._connect(target.origin)
                 exchange = Exchange(target, request, sink, bodiless, body, hedged)
             except asyncio.CancelledError:
@@ -91,7 +93,7 @@ class Pool:
                 raise
 
     def throttled(self) -> None:
-        """The store asked for patience: nothing is asked for twice for a while."""
+        """Record throttling: no request is hedged for a while."""
         self._quiet = now() + _QUIET
 
     def _take(self, origin: Origin) -> Connection | None:
@@ -104,17 +106,17 @@ class Pool:
         return None
 
     def opened(self, connection: Connection) -> None:
-        """A connection stands, and is watched from here on."""
+        """Register a connection that is established, and monitor it from now on."""
         self.connections.add(connection)
         if self._ticking is None and not self._closed:
             self._ticking = self._loop.call_later(self._interval(), self._tick)
 
     def keep(self, connection: Connection) -> None:
-        """Use a connection again."""
+        """Make a connection available for reuse."""
         self._idle.setdefault(connection.origin, []).append(connection)
 
     def forget(self, connection: Connection) -> None:
-        """A connection is closed."""
+        """Remove a connection that is closed."""
         self.connections.discard(connection)
         if not self.connections:
             self._empty.set()
@@ -135,7 +137,7 @@ class Pool:
                         ssl=context, server_hostname=origin.host if origin.secure else None,
                     )  # fmt: skip
                 except BaseException as error:
-                    self.forget(connection)  # uvloop does not say that it is lost, if nobody waits for it any more
+                    self.forget(connection)  # uvloop does not report the loss if the connection is no longer awaited
                     if not isinstance(error, OSError) or isinstance(error, ssl.SSLCertVerificationError):
                         raise
                     failure = error
@@ -143,7 +145,7 @@ class Pool:
                 if self._closed:
                     connection.transport.abort()
                     raise ConnectionAbortedError('the client is closed')
-                # Over TLS, what comes first may be tickets of its session.
+                # Over TLS, the first data may be session tickets.
                 if not origin.secure and (connection.transport.is_closing() or not connection.is_silent()):
                     connection.transport.abort()
                     raise ConnectionResetError('the server spoke, or closed the connection, before it was asked')
@@ -152,7 +154,7 @@ class Pool:
             raise failure
 
     async def _addresses(self, origin: Origin) -> list[str]:
-        """The addresses of a host, looked up by one for all that wait."""
+        """Return the addresses of a host, resolved once for all callers that wait."""
         with contextlib.suppress(ValueError):
             return [str(ipaddress.ip_address(origin.host))]
         until, future = self._names.get(origin, (0.0, None))
@@ -164,24 +166,24 @@ class Pool:
     async def _look_up(self, origin: Origin) -> list[str]:
         try:
             found = await self._loop.getaddrinfo(origin.host, origin.port, type=1)
-        except ValueError as error:  # of a name that is too long, or has characters that names have not
+        except ValueError as error:  # of a name that is too long, or has invalid characters
             raise OSError(f'{origin.host[:80]!r} is no name of a host: {error}') from None
         return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
     async def _tls(self) -> ssl.SSLContext:
-        # Reading the certificates of all authorities takes tens of milliseconds: not on the loop, and once.
+        # Loading all CA certificates takes tens of milliseconds: do it in a thread, and once.
         if self._context is None:
             self._context = asyncio.ensure_future(offload(context_of, self._tls_verify))
         return await asyncio.shield(self._context)
 
     def _interval(self) -> float:
-        """Seconds until the next look at what stalls."""
+        """Return the seconds until the next check for stalled connections."""
         config = self._config
         first = _EARLY if config.hedge and not self._judged else self._slow / 2
         return max(_SOONEST, min(_TICK, config.read_timeout / 4, config.first_byte_timeout / 4, first))
 
     def _tick(self) -> None:
-        """Fail what stalls, ask again for what is slow, close what is idle: one timer for all of them."""
+        """Fail stalled requests, hedge slow ones and close idle connections: one timer for all of them."""
         time, config = now(), self._config
         if config.hedge and time - self._judged > _TICK and len(self.latencies) >= _KNOWN:
             self._judged = time
@@ -232,11 +234,11 @@ class Pool:
             return
         if len(exchange.on) == 1 and exchange.on[0].head is None and not exchange.future.done():
             connection.send(exchange)
-        else:  # it came meanwhile
+        else:  # the reply came in the meantime
             self.keep(connection)
 
     async def aclose(self) -> None:
-        """Close all connections; what waits for a reply fails."""
+        """Close all connections; requests in flight fail."""
         self._closed = True
         if self._ticking is not None:
             self._ticking.cancel()
@@ -249,5 +251,5 @@ class Pool:
         for connection in list(self.connections):
             connection.fail(ConnectionAbortedError('the client is closed'))
         if self.connections:
-            with contextlib.suppress(TimeoutError):  # a peer of TLS that does not say goodbye
+            with contextlib.suppress(TimeoutError):  # a TLS peer may not confirm the close
                 await asyncio.wait_for(self._empty.wait(), 1.0)

@@ -1,4 +1,4 @@
-"""What a read brings, and the count of what was read. Light, so that local files need no HTTP client."""
+"""The result of a read, and counters of reads. Lightweight, so that local files need no HTTP client."""
 
 import dataclasses
 from typing import Any, Final, NamedTuple
@@ -7,16 +7,17 @@ from granular.errors import ObjectChangedError
 
 
 class Reply(NamedTuple):
-    """What a store answered to a read.
+    """A store's answer to a read.
 
     Attributes:
       data: the bytes.
-      start: where in the object they begin.
-      size: the object's bytes.
-      version: the object's ETag or generation; None where the store gives none.
-      modified: when the object was last written, in the store's own words; empty where the store does not say.
-      date: the store's clock, likewise.
-      holder: while it is kept, no other file is given the version: a local file's has a number that is used again.
+      start: the position of the first byte in the object.
+      size: the size of the object in bytes.
+      version: the object's ETag or generation; None if the store gives none.
+      modified: the time of the last write, as the store formats it; empty if the store does not send it.
+      date: the time of the store's clock, likewise.
+      holder: keeps the version unique while it is referenced: a local file's version contains its inode number, which
+        is reused.
     """
 
     data: bytes
@@ -30,19 +31,18 @@ class Reply(NamedTuple):
 
 @dataclasses.dataclass(slots=True)
 class Counters:
-    """What was read since the process started, over all stores.
+    """Counters of reads since the process started, over all stores.
 
     Attributes:
-      ranges: byte ranges that were asked for, such as records.
-      requests: requests that were sent for them, retries included.
-      retries: requests that were sent again.
-      hedges: requests that were sent a second time because the first was slow.
+      ranges: byte ranges requested, such as records.
+      requests: requests sent for them, including retries and hedged requests.
+      retries: requests sent again.
+      hedges: hedged requests, sent a second time because the first was slow.
       bytes: bytes of replies.
-      in_flight: requests that are being answered.
-      cached: datapoints that were asked for when the block that holds them was there already, or on its way; or that a
-        cache had.
-      block_hits: blocks of objects that came from the block cache.
-      block_misses: blocks that were fetched for it.
+      in_flight: requests in flight.
+      cached: datapoints whose block was already loaded or in flight when they were requested, or that a cache had.
+      block_hits: blocks of objects read from the block cache.
+      block_misses: blocks fetched for it.
     """
 
     ranges: int = 0
@@ -60,9 +60,15 @@ counters = Counters()
 
 
 def io_stats() -> dict[str, int]:
-    """Ranges asked for, requests sent, retries and hedges among them, bytes received, requests in flight, cache hits.
+    """Return counters of the reads since the process started, over all stores.
 
-    Reads of local files and of schemes that go through fsspec count as one request each.
+    The keys are ``ranges``, ``requests`` (including retries and hedged requests), ``retries``, ``hedges``, ``bytes``,
+    ``in_flight``, ``cached``, ``block_hits`` and ``block_misses``. Reads of local files, and of schemes that go through
+    fsspec, count as one request each::
+
+        before = granular.io_stats()['bytes']
+        reader.fetch(range(1000))
+        print(granular.io_stats()['bytes'] - before, 'bytes received')
     """
     return dataclasses.asdict(counters)
 
@@ -71,19 +77,19 @@ _STAND_IN: Final = '~'
 
 
 def stand_in(size: int | None, *told: str) -> str:
-    """The version of an object whose store gives none: its size and what else is told, such as the time of its change.
+    """Return a substitute version for an object whose store gives none: its size and, say, its modification time.
 
-    Versions that stand in tell that an object changed while it is read. Kept on a disk for longer, they are too weak.
+    A substitute version reveals that an object changed while it was read. It is too weak for caches on disk.
     """
     return ', '.join([f'{_STAND_IN} {size} bytes', *told])
 
 
 def stands_in(version: str | None) -> bool:
-    """Whether a version is one of ``stand_in``."""
+    """Return whether a version is a substitute from ``stand_in``."""
     return version is not None and version.startswith(_STAND_IN)
 
 
 def changed(name: str, before: str, now: str | None) -> ObjectChangedError:
-    """The error for an object that was replaced."""
+    """Return the error for an object that was replaced."""
     before, now = before[:80], None if now is None else now[:80]
     return ObjectChangedError(f'{name}: it was replaced while it was being read: version {before} became {now}')

@@ -1,4 +1,4 @@
-"""Whether a server must be who it says, for the hot path and for the libraries beside it."""
+"""TLS verification settings of connections to stores."""
 
 import ssl
 import warnings
@@ -11,12 +11,12 @@ _warned: Final[set[str]] = set()
 
 
 def verify_of(root: str, options: Mapping[str, Any]) -> bool | str:
-    """The option ``tls_verify``: True (the default), False, or the file of the authorities to trust.
+    """Return the option ``tls_verify``: True (the default), False, or the file of the CA bundle to trust.
 
-    The first place with False in a process is warned of, and each further host or bucket.
+    Each host or bucket for which it is False causes one warning per process.
 
     Raises:
-      InvalidArgumentError: for what is none of these, and for the ways in which libraries turn it off in silence.
+      InvalidArgumentError: for any other value, and for options by which libraries disable verification silently.
     """
     verify: bool | str = options.get('tls_verify', True)
     if not isinstance(verify, bool | str) or verify == '':
@@ -37,10 +37,10 @@ def verify_of(root: str, options: Mapping[str, Any]) -> bool | str:
 
 
 def context_of(verify: bool | str) -> ssl.SSLContext:
-    """What connections are made with. It reads files: not on a loop.
+    """Return the TLS context of connections. It reads files: do not call it on an event loop.
 
     Raises:
-      InvalidArgumentError: if the file of authorities cannot be read.
+      InvalidArgumentError: if the CA bundle cannot be read.
     """
     if isinstance(verify, bool):
         context = ssl.create_default_context()

@@ -1,4 +1,4 @@
-"""The hot path: bare GETs of byte ranges, with limits, retries and a check of every reply."""
+"""The hot path: plain GET requests for byte ranges, with limits, retries and a check of every reply."""
 
 import asyncio
 import datetime
@@ -34,29 +34,29 @@ logger = logging.getLogger('granular')
 
 RETRIED: Final = frozenset((408, 429, 500, 502, 503, 504))
 _EXPIRED: Final = frozenset(('ExpiredToken', 'ExpiredTokenException', 'TokenRefreshRequired', 'InvalidToken'))
-# What S3 says with status 400 of a body that did not come as it was sent, or not in time.
+# S3 sends these codes with status 400 for a body that arrived damaged or too late.
 _DAMAGED: Final = frozenset(('BadDigest', 'IncompleteBody', 'RequestTimeout', 'XAmzContentChecksumMismatch'))
-_PATIENT: Final = 3  # attempts that fail in silence
+_PATIENT: Final = 3  # the attempt from which on failures are logged as warnings
 _REDIRECTS: Final = 10
-_THROTTLED: Final = 0.5  # seconds before the first retry of what was throttled, at most
+_THROTTLED: Final = 0.5  # maximum seconds before the first retry after throttling
 _REMEMBERED: Final = 65536
 _CODE: Final = re.compile(rb'<Code>(\w+)</Code>')
 
 
 Prepare = Callable[[], Awaitable[Target]]
-"""Gives the address and the signed headers of an object at the time that its request is sent."""
+"""Returns the URL and signed headers of an object at the time when its request is sent."""
 
 Ail = Literal['expired', 'region', 'skewed']
-"""What a store says of a request that a better one would not suffer: of its credentials, region or clock."""
+"""A recoverable request error reported by the store: expired credentials, wrong region, or clock skew."""
 
 Mend = Callable[[Ail, str], Awaitable[bool]]
-"""Called with what a store says, and the region or time that it says: whether another try is worth it."""
+"""Called with a recoverable error and the region or time that the store reports; returns whether to try again."""
 
 T = TypeVar('T')
 
 
 class Outgoing(NamedTuple):
-    """A request other than a range read. It is made anew for every attempt, so that its signature is fresh.
+    """A request other than a range read. It is created anew for every attempt, so that its signature is fresh.
 
     Attributes:
       target: the server, the path with its query, and the signed headers.
@@ -70,7 +70,7 @@ class Outgoing(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The reply to a request: its head, its whole body, and the address that it came from, behind all redirections."""
+    """The reply to a request: its head, its whole body, and its URL after all redirects."""
 
     head: Head
     body: bytes
@@ -78,7 +78,7 @@ class Answer(NamedTuple):
 
 
 class _Collector(Sink):
-    """Collects the body of a reply whose end can be told, up to a limit."""
+    """Collects the body of a reply, up to a limit; the end of the body must be recognisable."""
 
     def __init__(self, name: str, bodiless: bool, limit: int) -> None:
         self._name, self._bodiless, self._limit = name, bodiless, limit
@@ -89,7 +89,7 @@ class _Collector(Sink):
             return super().place(head)
         framed = head.length is not None or 'transfer-encoding' in head.headers
         if not framed and not self._bodiless and head.status != 204:
-            # It ends with the connection, wherever that breaks.
+            # The body ends with the connection, so a truncated one could not be recognised.
             raise BadReplyError(f'{self._name}: status {head.status} without a length, by which to tell its end')
         coding = coding_of(head.headers.get('content-encoding', ''))
         if coding and not self._bodiless:
@@ -103,10 +103,10 @@ class Transport:
     """The connections to a store and their limits, under one event loop.
 
     Args:
-      config: the knobs.
-      version_header: the reply header that tells one version of an object from the next.
-      bucket: whether each object has a version, and no Location header is followed, as requests are signed.
-      tls_verify: whether servers must be who they say, or the file of the authorities that say so.
+      config: the settings.
+      version_header: the reply header that identifies the version of an object.
+      bucket: True if each object has a version, and redirects are not followed because requests are signed.
+      tls_verify: whether to verify certificates, or the file of the CA bundle to trust.
     """
 
     def __init__(self, config: IOConfig, version_header: str, bucket: bool, tls_verify: bool | str = True) -> None:
@@ -116,7 +116,7 @@ class Transport:
         self._limit = Limit(config.concurrency, config.memory)
         self._budget = Budget()
         self._pauses = Pauses()
-        self._etags_are_md5: bool | None = None  # of objects where they may be; None until it is known
+        self._etags_are_md5: bool | None = None  # for objects that may have such ETags; None until known
         self._stored: dict[tuple[str, str], str] = {}  # the coding that a version of an object is stored with
         self.pool = Pool(config, tls_verify)
 
@@ -134,21 +134,21 @@ class Transport:
         version: str | None,
         into: Space | None = None,
     ) -> Reply:
-        """One byte range of an object.
+        """Read one byte range of an object.
 
         Args:
-          prepare: gives address and headers.
-          mend: finds new credentials, the right region, or the time.
+          prepare: returns URL and headers.
+          mend: obtains new credentials, the right region, or the time.
           name: the object, for errors.
-          start: the first byte, or, if negative, how many bytes of the object's end.
-          stop: behind the last byte; None for all that follows.
-          version: what the reply's version must be; None for any.
-          into: memory for exactly the bytes asked for, to use instead of the reply's own.
+          start: the first byte, or, if negative, the number of bytes from the object's end.
+          stop: the position after the last byte; None for the object's end.
+          version: the version that the reply must have; None for any.
+          into: memory for exactly the requested bytes, to use instead of newly allocated memory.
 
         Raises:
           OutOfRangeError: if the object ends before ``stop``, or before ``start``.
           ObjectChangedError: if the reply is of another version.
-          NotFoundError, AccessDeniedError, StoreError: for what the store says.
+          NotFoundError, AccessDeniedError, StoreError: for errors that the store reports.
         """
         download = Download(name, start, stop, version, self._version_header, into, self._bucket)
         weight = -start if start < 0 else (1 << 20 if stop is None else stop - start)
@@ -163,7 +163,7 @@ class Transport:
                 if reply is not None and (download.unproven or len(download.content(reply)) == reply.size):
                     await self._prove(target, download, head, reply, name)
             except (ProtocolError, BadReplyError):
-                download.restart()  # nothing of what came can be relied on
+                download.restart()  # the received bytes cannot be trusted
                 raise
             except ObjectChangedError as error:
                 download.restart()
@@ -178,10 +178,10 @@ class Transport:
         return reply
 
     async def _prove(self, target: Target, download: Download, head: Head, reply: Reply, name: str) -> None:
-        """Find out what a reply leaves open: its coding and length, and whether all of an object is right.
+        """Verify what a reply leaves open: its coding and length, and the checksum of a whole object.
 
         Raises:
-          BadReplyError: if the object is another.
+          BadReplyError: if the object differs.
         """
         data = download.content(reply)
         complete = len(data) == reply.size and head.status != 416
@@ -196,12 +196,12 @@ class Transport:
             self._etags_are_md5 = True
             return
         if self._etags_are_md5 is None and await self._brings_again(target, reply, computed, name):
-            self._etags_are_md5 = False  # the ETags of this store are something else
+            self._etags_are_md5 = False  # the ETags of this store are not MD5s
         if self._etags_are_md5 is not False:
             raise BadReplyError(f'{name}: {len(data)} bytes came with MD5 {computed}, the ETag says {expected}')
 
     async def _brings_again(self, target: Target, reply: Reply, md5: str, name: str) -> bool:
-        """Whether all of an object, asked for in two halves, has the same bytes, by their MD5."""
+        """Return whether the whole object, requested in two halves, has the same bytes, by their MD5."""
         if not reply.size:
             single = self._beside(name, reply, 0, 1)
             head, _ = await self._follow(target, 'GET', single, single.range())
@@ -220,11 +220,11 @@ class Transport:
         return (await digest('md5', b''.join(pieces))).hex() == md5
 
     async def _prove_stored(self, target: Target, download: Download, reply: Reply, name: str) -> None:
-        """Find out whether an object is stored with the Content-Encoding, or the length, that a reply has.
+        """Verify that an object is stored with the Content-Encoding, or the length, that a reply has.
 
-        What is compressed on its way carries the same header as what is stored compressed, and may have the length of
-        the range by chance. Its last byte, asked for alone, is one byte with the same header only if it is stored so:
-        no compression makes one byte of one byte.
+        Data compressed in transit carries the same header as data stored compressed, and may have the length of the
+        range by chance. Its last byte, requested alone, is one byte with the same header only if it is stored so: no
+        compression turns one byte into one byte.
         """
         coding, place = download.coding, (name, reply.version or '')
         if coding and self._stored.get(place) == coding:
@@ -251,7 +251,7 @@ class Transport:
         raise BadReplyError(f'{name}: {len(data)} bytes came {what}, but the object is not stored so')
 
     def _beside(self, name: str, reply: Reply, start: int, stop: int) -> Download:
-        """A range of the object that a reply is of."""
+        """Return a download of a range of the object that a reply is of."""
         return Download(name, start, stop, reply.version, self._version_header, None, self._bucket)
 
     async def call(
@@ -266,21 +266,21 @@ class Transport:
     ) -> T:
         """Send a request other than a range read, with the limits, timeouts and retries of reads. It is never hedged.
 
-        A request whose reply is lost is sent again although the store may have carried it out: the caller judges what
-        the store says of the second one, such as that the object exists already. A redirect is followed as for reads:
-        not from a bucket, and not with a body.
+        A request whose reply is lost is sent again although the store may have executed it: the caller interprets the
+        reply to the second one, such as that the object exists already. Redirects are followed as for reads: not from a
+        bucket, and not with a body.
 
         Args:
-          make: gives the request, anew for each attempt.
-          mend: finds new credentials, the right region, or the time.
+          make: returns the request, anew for each attempt.
+          mend: obtains new credentials, the right region, or the time.
           name: the object, for errors.
-          check: makes the result of an answer, and raises BadReplyError for one that does not answer the request.
-          statuses: the statuses that ``check`` is given; others are the errors that they are for reads.
-          limit: bytes that the body of the answer has at most.
+          check: returns the result of an answer, and raises BadReplyError for one that does not answer the request.
+          statuses: the statuses passed to ``check``; others raise the same errors as for reads.
+          limit: maximum bytes of the answer's body.
 
         Raises:
-          BadReplyError: if two answers in a row do not answer the request.
-          NotFoundError, AccessDeniedError, StoreError: for what the store says.
+          BadReplyError: if two answers do not answer the request.
+          NotFoundError, AccessDeniedError, StoreError: for errors that the store reports.
         """
 
         async def attempt() -> T:
@@ -307,7 +307,7 @@ class Transport:
         body: bytes | memoryview = b'',
         hedged: bool = True,
     ) -> tuple[Head, Target]:
-        """Send a request wherever redirections lead that may be followed: the head of the reply, and who sent it."""
+        """Send a request and follow permitted redirects. Returns the head of the reply, and the target that sent it."""
         for _ in range(_REDIRECTS):
             request = target.request(method, more)
             head = await self.pool.exchange(target, request, sink, method == 'HEAD', body, hedged)
@@ -324,14 +324,14 @@ class Transport:
         weight: int,
         download: Download | None = None,
     ) -> T:
-        """Try until it works, the error is permanent, or the attempts or the time are used up.
+        """Retry until an attempt succeeds, the error is permanent, or the attempts or the time are used up.
 
-        An attempt of a download that gained ground uses up neither: it renews the attempts, and the time too if what
-        was gained since it was renewed came at the least rate. So there are never more such attempts than a download
-        of that size has use for, and one that gains next to nothing ends.
+        An attempt of a download that made progress uses up neither: it renews the attempts, and also the time if the
+        bytes gained since the last renewal came at the minimum rate. So the number of such attempts is bounded by the
+        size of the download, and a download that gains next to nothing ends.
         """
         config, tries, sent, wrong, began, paid = self._config, 0, 0, 0, time.monotonic(), 1.0
-        renewed, gained = began, 0  # when the time was renewed, and what was gained since
+        renewed, gained = began, 0  # time of the last renewal, and bytes gained since
         mended: set[Ail] = set()
         while True:
             tries += 1
@@ -349,8 +349,8 @@ class Transport:
                 self._pauses.succeeded()
                 return result
             except (ProtocolError, BadReplyError) as bad:
-                # Once more, on another connection; a store that answers wrongly twice will not do better.
-                # It may quote a header of the request that the server repeats.
+                # Retry once, on another connection: a store that answers wrongly twice will not improve. The error may
+                # quote a header of the request that the server repeats, so it is redacted.
                 error = BadReplyError(hidden(f'{bad}' if isinstance(bad, BadReplyError) else f'{name}: {bad}'))
                 wrong += 1
                 cause, permitted = None, permitted if wrong < 2 else tries
@@ -391,11 +391,11 @@ class Transport:
                 error.add_note(f'gave up after {sent} attempts in {now - began:.1f} s')
                 raise error from cause
             counters.retries += 1
-            # One failure in a while is a bucket's everyday life; several in a row are news.
+            # Occasional failures are normal for a bucket: warn only from the third consecutive one on.
             level = logging.INFO if tries < _PATIENT else logging.WARNING
             logger.log(level, 'attempt %d failed, once more in %.2f s: %s', sent, wait, error)
             if ground:
-                tries = 0  # and no token is taken: what is gained is no burden to a store that fails
+                tries = 0  # take no token: an attempt that makes progress does not burden a failing store
             else:
                 try:
                     async with asyncio.timeout(config.retry_time - (now - renewed)):
@@ -406,11 +406,11 @@ class Transport:
                 paid = cost
             await asyncio.sleep(wait if not throttled else least)
             if throttled and await self._pauses.wait(wait - least):
-                tries -= 1  # it was sent before its time, since the store answers again
+                tries -= 1  # woken early, since the store answers again
 
 
 class _AilingError(Exception):
-    """A reply that says what is wrong with a request, so that a better one may be made."""
+    """A reply that reports a recoverable error of the request."""
 
     def __init__(self, error: GranularError, what: Ail, said: str = '') -> None:
         super().__init__(str(error))
@@ -418,7 +418,7 @@ class _AilingError(Exception):
 
 
 class _DoubtfulError(Exception):
-    """A reply of another version, which may be the late reply to another request: once more on another connection."""
+    """A reply of another version, which may be the late reply to another request: retry on another connection."""
 
     def __init__(self, error: ObjectChangedError) -> None:
         super().__init__(str(error))
@@ -426,7 +426,7 @@ class _DoubtfulError(Exception):
 
 
 class _RetryableError(Exception):
-    """A reply after which a request is worth another try."""
+    """A reply after which the request is retried."""
 
     def __init__(self, error: StoreError, throttled: bool, after: float) -> None:
         super().__init__(str(error))
@@ -437,12 +437,12 @@ async def _prepared(prepare: Callable[[], Awaitable[T]]) -> T:
     try:
         return await prepare()
     except StoreError as error:
-        # Who gives the credentials may be out for a while, as the store may.
+        # The provider of the credentials may fail temporarily, as the store may.
         raise _RetryableError(error, throttled=False, after=0.0) from error
 
 
 def _refusal(head: Head, sink: Sink, name: str) -> Exception:
-    """What a reply means that is neither success nor a matter of ranges."""
+    """Return the error for a reply that is neither a success nor about ranges."""
     status, body = head.status, bytes(sink.body)
     code = _CODE.search(body)
     said = hidden(code[1].decode()[:80] if code else _text(body) or _text(head.reason.encode()))
@@ -470,7 +470,7 @@ def _refusal(head: Head, sink: Sink, name: str) -> Exception:
 
 
 def _after(head: Head) -> float:
-    """The seconds that a reply asks to wait for; none if it says nothing that can be understood."""
+    """Return the seconds to wait that a reply asks for; 0 if it states none that can be parsed."""
     said = head.headers.get('retry-after', '')
     if said.isdecimal():
         return float(said[:9])
@@ -479,5 +479,5 @@ def _after(head: Head) -> float:
 
 
 def _text(body: bytes) -> str:
-    # Servers quote what they were asked.
+    # Servers may quote the request.
     return ' '.join(hidden(body.decode(errors='replace')).split())[:200]

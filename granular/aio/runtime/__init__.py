@@ -1,1 +1,1 @@
-"""Event loops, the bridge to threads, and lifecycles."""
+"""Event loops, the bridge from threads to them, thread pools, and lifecycles."""

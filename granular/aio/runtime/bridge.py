@@ -1,8 +1,9 @@
 """The bridge from threads to the async core: one background event loop, and ``run``, which blocks.
 
-``run`` steps a coroutine on the calling thread. A coroutine that never waits, such as a read from a local disk, ends
-there and needs no loop. One that must wait asks for a loop (:func:`granular.aio.runtime.loops.need_loop`) and resumes
-on the background loop of the process, on a daemon thread, while the caller waits for its result.
+``run`` steps a coroutine on the calling thread. A coroutine that never waits, such as a read from a local disk,
+finishes there and needs no loop. A coroutine that must wait asks for a loop
+(:func:`granular.aio.runtime.loops.need_loop`) and resumes on the background loop of the process, on a daemon thread,
+while the caller waits for its result.
 """
 
 import asyncio
@@ -21,39 +22,39 @@ from granular.errors import ClosedError, GranularError
 T = TypeVar('T')
 
 _STOP_TIMEOUT: Final = 5.0
-_LOOK: Final = 1.0  # seconds
+_LOOK: Final = 1.0  # seconds between checks for interrupts
 
 
 class Call(Generic[T]):
-    """The rest of a coroutine, to be run on a loop, and what comes of it.
+    """The rest of a coroutine, to be run on a loop, and its result.
 
-    All of it may be interrupted anywhere: what counts is set on the loop, which Ctrl-C never reaches.
+    Its methods may be interrupted at any point: the state that counts is set on the loop, which Ctrl-C never reaches.
     """
 
     def __init__(self, rest: Begun[T]) -> None:
         self._rest, self._begun = rest, False
-        self._context = contextvars.copy_context()  # what the caller has set is seen on the loop as well
+        self._context = contextvars.copy_context()  # so that the loop sees the context variables of the caller
         self._loop: asyncio.AbstractEventLoop | None = None
         self.future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def send(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have it run."""
+        """Schedule the coroutine on a loop."""
         self._loop = loop
         loop.call_soon_threadsafe(self._start, context=self._context)
 
     def cancel(self) -> None:
-        """Cancel it and wait until it has cleaned up."""
+        """Cancel the coroutine and wait until it has cleaned up."""
         if self._loop is None:
             self._rest.close()
             return
         if self.future.done() or self._loop.is_closed():
             return
         self.future.cancel()
-        self.send(self._loop)  # whether it was sent before, nobody knows
+        self.send(self._loop)  # it may not have been sent yet
         concurrent.futures.wait([self.future], _STOP_TIMEOUT)
 
     def check(self) -> None:
-        """Raise if its loop has ended: nothing will come of it."""
+        """Raise an error if its loop has ended: no result will come."""
         if self._loop is not None and self._loop.is_closed() and not self.future.done():
             raise GranularError('the event loop of granular ended before this call was done')
 
@@ -94,7 +95,7 @@ class Bridge:
         self.ended = False
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop, started on first use."""
+        """Return the loop; it is started on first use."""
         with self._lock:
             if self.ended:
                 raise ClosedError('the interpreter is shutting down')
@@ -107,7 +108,7 @@ class Bridge:
             return self._running[0][0]
 
     def submit(self, call: Call[Any]) -> None:
-        """Have a coroutine go on under the loop."""
+        """Resume a coroutine on the loop."""
         if any(threading.current_thread() is thread for _, thread in self._running):
             raise GranularError(
                 'a blocking call was made on the loop that is to answer it: await the one of granular.aio'
@@ -115,7 +116,7 @@ class Bridge:
         call.send(self.loop())
 
     def stop(self) -> None:
-        """Cancel what runs, close sessions and sockets, and end the thread."""
+        """Cancel all tasks, close sessions and sockets, and end the thread."""
         with self._lock:
             self.ended = True
             running, self._running = self._running, []
@@ -124,26 +125,26 @@ class Bridge:
             thread.join(_STOP_TIMEOUT)
 
     def after_fork(self) -> None:
-        """In a forked child: the thread did not come along. The parent's loop is neither used nor collected."""
+        """Reset in a forked child, which has no copy of the thread. The parent's loop is neither used nor collected."""
         _inherited.append(self._running)
         self.__init__()  # type: ignore[misc]
 
     def _main(self, started: threading.Event, failed: list[BaseException]) -> None:
         try:
             loop = _new_loop()
-        except BaseException as error:  # such as for want of descriptors: of the call that asked for it
+        except BaseException as error:  # for example for lack of descriptors: raised in the call that needs the loop
             failed.append(error)
             started.set()
             return
         asyncio.set_event_loop(loop)
-        # Told here, as who began this thread may be interrupted before it knows that there is one.
+        # Registered here, as the thread that started this one may be interrupted before it knows of it.
         self._running.append((loop, threading.current_thread()))
         loop.call_soon(started.set)
         try:
             while not self.ended:
                 try:
                     loop.run_forever()
-                except (SystemExit, KeyboardInterrupt) as error:  # of a callback; signals reach the main thread alone
+                except (SystemExit, KeyboardInterrupt) as error:  # of a callback; signals reach only the main thread
                     message = 'a callback on the loop of granular raised what ends a program: the loop goes on'
                     loop.call_exception_handler({'message': message, 'exception': error})
             tasks = asyncio.all_tasks(loop)
@@ -152,7 +153,7 @@ class Bridge:
             loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
-            self._running = [entry for entry in self._running if entry[0] is not loop]  # the next call begins another
+            self._running = [entry for entry in self._running if entry[0] is not loop]  # the next call starts another
             asyncio.set_event_loop(None)
             loop.close()
 
@@ -164,14 +165,14 @@ os.register_at_fork(after_in_child=bridge.after_fork)
 
 
 def run(coro: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine of the library, from any thread, with or without a loop of its own.
+    """Run a coroutine of the library and return its result, from any thread, with or without a running loop.
 
     An interrupt (Ctrl-C) cancels the coroutine and waits for it to clean up.
     """
     outer = running_loop()
     if outer is not None:
-        # A thread with a running loop, as in Jupyter: our coroutine must not take it for its own, nor give it its
-        # asynchronous generators to close.
+        # In a thread with a running loop, as in Jupyter, our coroutine must not use that loop, nor leave its
+        # asynchronous generators for that loop to close.
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(None, None)
         asyncio._set_running_loop(None)
@@ -191,12 +192,12 @@ def run(coro: Coroutine[Any, Any, T]) -> T:
                 call.future.exception(_LOOK)
             except TimeoutError:
                 call.check()
-                continue  # Python does not see an interrupt that comes right before it waits: it looks now and then
+                continue  # Python misses an interrupt that comes right before it waits, so it wakes up now and then
             return call.future.result()
     except BaseException:
         call.cancel()
         if bridge.ended and threading.current_thread().daemon:
-            # The interpreter ends, and with it this thread: as quietly as any other daemon thread.
+            # The interpreter exits, and this thread with it: as silently as any other daemon thread.
             raise SystemExit from None
         raise
 

@@ -1,4 +1,4 @@
-"""Opening and closing, the same way for everything that is opened: readers, writers, loaders."""
+"""Opening and closing, the same for every resource: readers, writers, loaders, and running iterators."""
 
 import abc
 import asyncio
@@ -15,7 +15,7 @@ logger = logging.getLogger('granular')
 
 
 class Opened(abc.ABC):
-    """Something that is opened once, by ``await X.open(...)``, ``async with X(...)`` or its first use, and closed."""
+    """A resource that is opened once, by ``await X.open(...)``, ``async with X(...)`` or its first use, and closed."""
 
     def __init__(self) -> None:
         self._state = 'new'
@@ -23,7 +23,7 @@ class Opened(abc.ABC):
 
     @classmethod
     async def open(cls, *args: Any, **kwargs: Any) -> Self:
-        """Make one with the constructor's arguments and open it."""
+        """Construct a resource with these arguments and open it."""
         self = cls(*args, **kwargs)
         await self._ensure_open()
         return self
@@ -39,7 +39,7 @@ class Opened(abc.ABC):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """True if it was closed."""
         return self._state == 'closed'
 
     async def _ensure_open(self) -> None:
@@ -56,13 +56,13 @@ class Opened(abc.ABC):
             raise ClosedError(f'{self!r} {state}')
 
     async def aclose(self) -> None:
-        """Close it; more than once is no error."""
+        """Close it; closing it again does nothing."""
         state, self._state = self._state, 'closed'
         if state == 'open':
             await self._close()
 
     async def abort(self) -> None:
-        """Close it after an error: what a writer has not published is dropped."""
+        """Close it after an error: a writer discards what it has not published."""
         state, self._state = self._state, 'closed'
         if state == 'open':
             await self._abort()
@@ -81,11 +81,10 @@ class Opened(abc.ABC):
 
 
 class Running(abc.ABC):
-    """The part of an iterator that works: its tasks, threads and processes, under the loop that it is first used under.
+    """The working part of an iterator: its tasks, threads and processes, bound to the loop that first uses it.
 
-    The user holds a handle of it, to which nothing here refers (:meth:`close_with`): once the handle is dropped, this
-    is closed. Items are taken one at a time, in the order in which they were asked for, by any number of threads or
-    tasks.
+    The user holds a handle, to which nothing here refers (:meth:`close_with`): once the handle is dropped, this part is
+    closed. Items are taken one at a time, in the order of the requests, by any number of threads or tasks.
     """
 
     _loop: asyncio.AbstractEventLoop | None = None
@@ -95,7 +94,7 @@ class Running(abc.ABC):
         self.closed = False
 
     def check(self) -> None:
-        """Raise if it is closed, or works under another loop than the running one."""
+        """Raise an error if it is closed, or bound to another loop than the running one."""
         if self.closed:
             raise ClosedError('the iterator is closed')
         if self._loop is not None and (loop := running_loop()) is not None and loop is not self._loop:
@@ -104,23 +103,23 @@ class Running(abc.ABC):
             )
 
     async def settle(self) -> None:
-        """Belong to the running loop, if there is one."""
+        """Bind it to the running loop, if there is one."""
         if self._loop is None and (loop := running_loop()) is not None:
             self._loop = loop
             (await scope()).running.add(self)
 
     def close_with(self, handle: object) -> None:
         """Close it once its handle is dropped."""
-        weakref.finalize(handle, self._dropped).atexit = False  # at exit its loop does
+        weakref.finalize(handle, self._dropped).atexit = False  # at exit, its loop closes it
 
     def _dropped(self) -> None:
-        # The garbage collector calls this, in any thread, whatever that one is doing: it waits for nothing.
+        # The garbage collector calls this in any thread at any point, so it must not wait.
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # it is closed, and what ran there is over
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks have ended
                 self._loop.call_soon_threadsafe(_close_soon, self)
 
     async def aclose(self) -> None:
-        """End: its tasks, threads and processes. More than once is no error."""
+        """End its tasks, threads and processes; closing it again does nothing."""
         self.closed = True
         loop = running_loop()
         if loop is not None and self._loop not in (None, loop):

@@ -1,8 +1,8 @@
 """Event loops: switching to one, waiting for several coroutines, and resources that end with their loop.
 
 A coroutine of this library that never waits needs no loop: a local read runs to its end on the calling thread
-(:mod:`granular.aio.runtime.bridge`). One that must wait first does ``await need_loop()``, which is free under a running
-loop; elsewhere the bridge takes over at that point.
+(:mod:`granular.aio.runtime.bridge`). A coroutine that must wait first does ``await need_loop()``, which costs nothing
+under a running loop; elsewhere, the bridge takes over at that point.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ Ts = TypeVarTuple('Ts')
 
 
 class Hop:
-    """What a coroutine yields that needs a loop and has none."""
+    """Yielded by a coroutine that needs an event loop when none is running."""
 
 
 HOP: Final = Hop()
@@ -32,23 +32,23 @@ running_loop = asyncio._get_running_loop
 
 @types.coroutine
 def need_loop() -> Generator[Any, Any, None]:
-    """Return under a running event loop: at once if there is one, on the bridge's otherwise."""
+    """Switch to an event loop: return at once if one is running, on the bridge's loop otherwise."""
     if running_loop() is None:
         yield HOP
 
 
 class Begun(Generic[T]):
-    """What is left of a coroutine that has begun without a loop and asked for one: to be awaited under it."""
+    """The rest of a coroutine that started without a loop and asked for one; await it under a loop."""
 
     def __init__(self, coro: Coroutine[Any, Any, T]) -> None:
         self._coro = coro
 
     def close(self) -> None:
-        """Give it up."""
+        """Close the coroutine."""
         self._coro.close()
 
     def __await__(self) -> Generator[Any, Any, T]:
-        # `yield from` refuses a coroutine that has begun, so this is what it does, by hand.
+        # `yield from` refuses a coroutine that has started, so its steps are written out here.
         coro, value = self._coro, None
         error: BaseException | None = None
         try:
@@ -69,7 +69,7 @@ class Begun(Generic[T]):
 
 
 def begin(coro: Coroutine[Any, Any, T]) -> T | Begun[T]:
-    """Step a coroutine of the library on a thread without a loop: its result, or what is left of it if it must wait."""
+    """Step a coroutine of the library without a loop. Returns its result, or the rest of it if it must wait."""
     try:
         if coro.send(None) is not HOP:
             coro.close()
@@ -79,16 +79,16 @@ def begin(coro: Coroutine[Any, Any, T]) -> T | Begun[T]:
     return Begun(coro)
 
 
-# --- functions of the user's ------------------------------------------------------------------------------------------
+# --- user functions ---------------------------------------------------------------------------------------------------
 
 CONTROL: Final = (
     StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError, concurrent.futures.CancelledError,
 )  # fmt: skip
-"""Exceptions that mean something else to coroutines, futures and iterators than that a function failed."""
+"""Exceptions that have a meaning for coroutines, futures and iterators other than that a function failed."""
 
 
 def function_error(error: BaseException) -> FunctionError:
-    """The error to raise in place of one of ``CONTROL``, with it as its cause."""
+    """Return the error to raise in place of an exception of ``CONTROL``, which becomes its cause."""
     said = f': {error}' if str(error) else ''
     made = FunctionError(f'a function that was given to granular raised {type(error).__name__}{said}')
     made.__cause__ = error
@@ -96,7 +96,7 @@ def function_error(error: BaseException) -> FunctionError:
 
 
 def call_user(fn: Callable[[*Ts], T], *args: *Ts) -> T:
-    """Call a function of the user's. What a coroutine cannot hand on is raised as a ``FunctionError``."""
+    """Call a user function. An exception that coroutines cannot pass on (``CONTROL``) becomes a ``FunctionError``."""
     try:
         return fn(*args)
     except CONTROL as error:
@@ -104,7 +104,7 @@ def call_user(fn: Callable[[*Ts], T], *args: *Ts) -> T:
 
 
 async def await_user(coro: Awaitable[T]) -> T:
-    """Await a coroutine of the user's, as ``call_user`` calls a function. A cancellation of this task passes."""
+    """Await a user's coroutine, as ``call_user`` calls a function. A cancellation of this task passes through."""
     try:
         return await coro
     except asyncio.CancelledError as error:
@@ -114,12 +114,12 @@ async def await_user(coro: Awaitable[T]) -> T:
         raise function_error(error) from error
     except GeneratorExit as error:
         if error.__traceback__ is None or error.__traceback__.tb_next is None:
-            raise  # this coroutine is being closed: the error does not come from the other one
+            raise  # this coroutine is being closed: the error does not come from the user's
         raise function_error(error) from error
     except CONTROL as error:
         raise function_error(error) from error
     except RuntimeError as error:
-        if isinstance(cause := error.__cause__, StopIteration | StopAsyncIteration):  # so Python raises it elsewhere
+        if isinstance(cause := error.__cause__, StopIteration | StopAsyncIteration):  # Python wraps these in coroutines
             raise function_error(cause) from cause
         raise
 
@@ -128,7 +128,7 @@ async def await_user(coro: Awaitable[T]) -> T:
 
 
 class HeldError(Exception):
-    """Carries SystemExit or KeyboardInterrupt out of a task: asyncio would end the loop with it."""
+    """Carries SystemExit or KeyboardInterrupt out of a task; raised as itself, it would end the loop."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)
@@ -136,14 +136,14 @@ class HeldError(Exception):
 
 
 def begin_task(coro: Coroutine[Any, Any, T]) -> 'asyncio.Task[T]':
-    """A task that leaves the loop alone whatever its coroutine raises; wait for it by ``outcome``."""
+    """Start a task whose exceptions never end the loop; await it by ``outcome``."""
     task = asyncio.create_task(_held(coro))
-    task.add_done_callback(lambda _: coro.close())  # it may have been cancelled before its first step
+    task.add_done_callback(lambda _: coro.close())  # it may be cancelled before its first step
     return task
 
 
 async def outcome(task: Awaitable[T]) -> T:
-    """The result of a task that ``begin_task`` made, or of a future that stands for it."""
+    """Return the result of a task started by ``begin_task``, or of a future that represents it."""
     try:
         return await task
     except HeldError as held:
@@ -158,11 +158,11 @@ async def _held(coro: Coroutine[Any, Any, T]) -> T:
         raise HeldError(error) from error
 
 
-# --- waiting for several --------------------------------------------------------------------------------------------
+# --- waiting for several coroutines ---------------------------------------------------------------------------------
 
 
 async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of coroutines, in order, run concurrently under a loop and one by one without.
+    """Return the results of coroutines, in order, run concurrently under a loop and one by one without.
 
     The first error cancels the others, waits for them and is raised as itself.
     """
@@ -184,9 +184,9 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def settle(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run coroutines to their ends, each whatever becomes of the others, and raise the first error.
+    """Run coroutines to their ends, regardless of errors in the others, and raise the first error.
 
-    For what cannot be taken back halfway: nobody knows what a store made of a request that was cancelled.
+    For operations that cannot be undone halfway: a store may or may not have executed a request that was cancelled.
     """
 
     async def caught(coro: Coroutine[Any, Any, None]) -> Exception | None:
@@ -203,13 +203,13 @@ async def settle(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
                 raise failed
     finally:
         for coro in coros:
-            coro.close()  # that an interrupt has kept from beginning
+            coro.close()  # those that an interrupt has kept from starting
 
 
 async def end_tasks(tasks: Iterable['asyncio.Task[Any]']) -> None:
-    """Cancel tasks and wait for their ends; those of another loop are cancelled there, those of a closed one are over.
+    """Cancel tasks and wait for them; tasks of other loops are only cancelled, and those of closed loops have ended.
 
-    It waits for nothing, and needs no loop, if there is none to wait for.
+    If there are none to wait for, it does not wait and needs no loop.
     """
     own: list[asyncio.Task[Any]] = []
     for task in tasks:
@@ -219,14 +219,14 @@ async def end_tasks(tasks: Iterable['asyncio.Task[Any]']) -> None:
             task.cancel()
             own.append(task)
         else:
-            with contextlib.suppress(RuntimeError):  # it is closed meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime
                 loop.call_soon_threadsafe(task.cancel)
     if own:
         await asyncio.gather(*own, return_exceptions=True)
 
 
 def background(coro: Coroutine[Any, Any, T]) -> 'asyncio.Task[T]':
-    """A task beside the caller's, under a loop, with which it ends (:class:`Scope`); wait for it by ``outcome``."""
+    """Start a task under a loop; it is cancelled when the loop ends (:class:`Scope`). Await it by ``outcome``."""
     task = begin_task(coro)
     task.add_done_callback(_seen)
     if (opened := peek_scope()) is not None:
@@ -235,12 +235,12 @@ def background(coro: Coroutine[Any, Any, T]) -> 'asyncio.Task[T]':
 
 
 def shared_task(coro: Coroutine[Any, Any, None]) -> 'asyncio.Task[None]':
-    """A task that several may wait for (:func:`wait_shared`), under a loop. Whoever waits for it hears of its error."""
+    """Start a task under a loop that several callers may await (:func:`wait_shared`); all of them get its error."""
     return background(coro)
 
 
 async def wait_shared(tasks: 'set[asyncio.Task[None]]') -> None:
-    """Wait for tasks that others may wait for too; one for whom nobody waits any more is cancelled."""
+    """Wait for tasks that other callers may await too; a task that no caller awaits any more is cancelled."""
     for task in tasks:
         _waiters[task] = _waiters.get(task, 0) + 1
     try:
@@ -256,7 +256,7 @@ async def wait_shared(tasks: 'set[asyncio.Task[None]]') -> None:
 
 
 async def cancel_idle(tasks: 'set[asyncio.Task[None]]') -> None:
-    """Cancel those of some shared tasks that nobody waits for."""
+    """Cancel those of some shared tasks that no caller awaits."""
     idle = {task for task in tasks if task not in _waiters}
     for task in idle:
         task.cancel()
@@ -264,7 +264,7 @@ async def cancel_idle(tasks: 'set[asyncio.Task[None]]') -> None:
 
 
 def _seen(task: 'asyncio.Task[Any]') -> None:
-    # If nobody waits for it, whoever asks next begins again.
+    # Retrieve the error: if no caller awaits the task, the next one to need its result starts another.
     if not task.cancelled():
         task.exception()
 
@@ -273,7 +273,7 @@ _waiters: dict[asyncio.Task[None], int] = {}
 
 
 async def for_each(items: AsyncIterator[T], fn: Callable[[T], Coroutine[Any, Any, None]], limit: int) -> None:
-    """Run a coroutine for each item as they come, at most ``limit`` at a time. The first error ends them all."""
+    """Run a coroutine for each item as it arrives, at most ``limit`` at a time. The first error ends them all."""
     await need_loop()
     running: set[asyncio.Task[None]] = set()
     try:
@@ -292,14 +292,14 @@ async def for_each(items: AsyncIterator[T], fn: Callable[[T], Coroutine[Any, Any
         raise
 
 
-# --- one at a time --------------------------------------------------------------------------------------------------
+# --- locks ----------------------------------------------------------------------------------------------------------
 
 
 class Lock:
-    """Lets coroutines in one at a time, of any event loops and threads, in the order in which they came.
+    """A lock for coroutines of any event loops and threads, granted in the order of arrival.
 
-    ``async with lock.turn()``. There is no lock of threads in it, so that a coroutine may leave it wherever the garbage
-    collector ends it; its only state is a queue whose operations are atomic.
+    Use it by ``async with lock.turn()``. It contains no thread lock, so that a coroutine may leave it wherever the
+    garbage collector ends it; its only state is a queue whose operations are atomic.
     """
 
     def __init__(self) -> None:
@@ -309,17 +309,17 @@ class Lock:
         return type(self), ()
 
     def turn(self) -> 'Turn':
-        """A place in the line, taken by ``async with``."""
+        """Return a turn in the queue, taken by ``async with``."""
         return Turn(self)
 
     @property
     def held(self) -> bool:
-        """Whether a coroutine is in it."""
+        """True if a coroutine holds the lock."""
         return bool(self.line)
 
 
 class Turn:
-    """A coroutine's place in the line of a lock, the first of which is in."""
+    """A coroutine's turn in the queue of a lock; the first in the queue holds the lock."""
 
     __slots__ = ('_called', '_lock', '_loop')
 
@@ -349,17 +349,17 @@ class Turn:
             self._called = self._loop.create_future()
             if line[0] is self:
                 return
-            # A call may be lost, if an interrupt comes between leaving and calling: it looks now and then.
+            # A wake-up is lost if an interrupt comes between leaving and waking, so check now and then.
             await asyncio.wait([self._called], timeout=_LOOK)
             self._call_first()
 
     def _leave(self) -> None:
-        with contextlib.suppress(ValueError):  # it was taken for dead, as its loop is closed
+        with contextlib.suppress(ValueError):  # it was removed because its loop is closed
             self._lock.line.remove(self)
         self._call_first()
 
     def _call_first(self) -> None:
-        """Wake the one whose turn it is; one whose loop was closed under it is passed over."""
+        """Wake the first in the queue; remove those whose loop was closed."""
         line = self._lock.line
         while line:
             try:
@@ -368,7 +368,7 @@ class Turn:
                 return
             if first._loop is None or not first._loop.is_closed():
                 if first._called is not None:
-                    with contextlib.suppress(RuntimeError):  # it is closed meanwhile
+                    with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime
                         first._called.get_loop().call_soon_threadsafe(_wake, first._called)
                 return
             with contextlib.suppress(ValueError):
@@ -380,14 +380,14 @@ def _wake(future: 'asyncio.Future[None]') -> None:
         future.set_result(None)
 
 
-_LOOK: Final = 1.0  # seconds
+_LOOK: Final = 1.0  # seconds between checks
 
 
 # --- resources that end with their loop -----------------------------------------------------------------------------
 
 
 class Closable(Protocol):
-    """What has tasks under a loop."""
+    """An object with tasks under a loop."""
 
     def aclose(self) -> Coroutine[Any, Any, None]:
         """Close it."""
@@ -395,11 +395,13 @@ class Closable(Protocol):
 
 
 class Scope:
-    """What was opened under one event loop, such as HTTP sessions, closed when the loop ends or on :func:`aclose`.
+    """Resources opened under one event loop, such as HTTP sessions; closed when the loop ends or on :func:`aclose`.
 
     Attributes:
-      tasks: those that run beside a consumer.
+      tasks: background tasks beside a consumer.
       running: iterators, with their tasks, threads and processes.
+      values: the values of each :class:`PerLoop`.
+      keeper: the generator that closes this scope when it is closed itself.
     """
 
     def __init__(self) -> None:
@@ -411,14 +413,14 @@ class Scope:
         self.keeper: AsyncGenerator[None, None]
 
     async def get(self, key: Hashable, create: Callable[['Scope'], Coroutine[Any, Any, T]]) -> T:
-        """The resource of that key, created by the first who asks while the others wait for it."""
+        """Return the resource of that key; the first caller creates it while the others wait for it."""
         future = self._opened.get(key)
         if future is None:
             future = self._opened[key] = asyncio.ensure_future(create(self))
         elif future.done():
             return cast(T, future.result())
         try:
-            # One who gives up waiting must not take the resource from the others.
+            # A caller that is cancelled must not cancel the resource for the others.
             return cast(T, await asyncio.shield(future))
         except BaseException:
             if future.done() and (future.cancelled() or future.exception()) and self._opened.get(key) is future:
@@ -426,16 +428,16 @@ class Scope:
             raise
 
     def peek(self, key: Hashable) -> Any | None:
-        """The resource of that key, if it is open."""
+        """Return the resource of that key if it is open, else None."""
         future = self._opened.get(key)
         return future.result() if future is not None and future.done() and not future.exception() else None
 
     def on_close(self, closer: Callable[[], Awaitable[None]]) -> None:
-        """Have something called when the loop ends, in reverse order."""
+        """Register a function to call when the loop ends, in reverse order."""
         self._closers.append(closer)
 
     async def aclose(self) -> None:
-        """Close all that was opened."""
+        """Close all resources."""
         try:
             await settle([running.aclose() for running in self.running])
         finally:
@@ -450,7 +452,7 @@ class Scope:
 
 
 class PerLoop(Generic[T]):
-    """A value for each event loop, made when it is first asked for there, which ends with the loop, or with this."""
+    """A value for each event loop, created on first use there, that ends with the loop or with this object."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make, self._begun = make, False
@@ -459,14 +461,14 @@ class PerLoop(Generic[T]):
         return type(self), (self._make,)
 
     async def get(self) -> T:
-        """The running loop's."""
+        """Return the value of the running loop."""
         values, self._begun = (await scope()).values, True
         if self not in values:
             values[self] = self._make()
         return cast(T, values[self])
 
     async def peek(self) -> T | None:
-        """The running loop's, if it has one already."""
+        """Return the value of the running loop if it has one already, else None."""
         if not self._begun:
             return None
         await need_loop()
@@ -476,18 +478,18 @@ class PerLoop(Generic[T]):
 
 _SCOPE: Final = '_granular_scope'
 _loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
-_graveyard: list[Any] = []  # what a forked child must neither use nor collect
+_graveyard: list[Any] = []  # objects that a forked child must neither use nor collect
 
 
 def peek_scope() -> Scope | None:
-    """The running loop's scope, if it has one already."""
+    """Return the scope of the running loop if it has one already, else None."""
     return getattr(running_loop(), _SCOPE, None)
 
 
 async def scope() -> Scope:
-    """The running loop's scope.
+    """Return the scope of the running loop.
 
-    It is an attribute of the loop, as it refers to the loop: both are collected together.
+    It is an attribute of the loop, because it refers to the loop: both are collected together.
     """
     await need_loop()
     loop = asyncio.get_running_loop()
@@ -502,8 +504,8 @@ async def scope() -> Scope:
 
 
 async def _keep(opened: Scope, loop: weakref.ref[asyncio.AbstractEventLoop]) -> AsyncGenerator[None, None]:
-    # asyncio.run and every other runner close the async generators of a loop while it still runs: the one hook that
-    # a loop has for those who want to leave no socket behind.
+    # asyncio.run and every other runner close a loop's async generators while it still runs: the only hook of a loop by
+    # which to close sockets in time.
     try:
         yield
     finally:
@@ -513,14 +515,14 @@ async def _keep(opened: Scope, loop: weakref.ref[asyncio.AbstractEventLoop]) -> 
 
 
 def _closing(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
-    """The loop's ``close``, which first closes what was opened under it, where no runner did."""
+    """Return a ``close`` for the loop that first closes what was opened under it, if no runner did."""
     reference, close = weakref.ref(loop), loop.close
 
     def close_both() -> None:
-        ended = reference()  # None while it is collected: nothing can run any more
+        ended = reference()  # None while the loop is collected: nothing can run any more
         if ended is not None and not ended.is_running() and (opened := getattr(ended, _SCOPE, None)) is not None:
             outer = running_loop()
-            asyncio._set_running_loop(None)  # it may be closed under another one that runs
+            asyncio._set_running_loop(None)  # it may be closed while another loop runs
             try:
                 ended.run_until_complete(opened.keeper.aclose())
             finally:
@@ -538,14 +540,18 @@ def _detach(loop: asyncio.AbstractEventLoop) -> Any:
 async def aclose() -> None:
     """Close what this library opened under the running loop: its HTTP sessions and their sockets.
 
-    Loops that end as ``asyncio.run`` ends them, or with ``close``, do it by themselves.
+    Loops that end by ``asyncio.run``, or by their ``close``, do this themselves. Call it to release sockets earlier::
+
+        async with granular.aio.DatasetReader('s3://bucket/data', granular.decoders) as reader:
+            datapoints = await reader.fetch([3, 1, 2])
+        await granular.aio.aclose()
     """
     if (opened := peek_scope()) is not None:
         await opened.keeper.aclose()
 
 
 def after_fork() -> None:
-    """In a forked child: the parent's sockets are not ours."""
+    """Reset in a forked child, which must not use the sockets of its parent."""
     _graveyard.extend((loop, _detach(loop)) for loop in list(_loops))
     _loops.clear()
 

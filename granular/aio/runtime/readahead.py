@@ -1,4 +1,4 @@
-"""Reading from the first to the last, a page at a time, with the next pages on their way."""
+"""Sequential reads, a page at a time, with the next pages prefetched."""
 
 import asyncio
 import collections
@@ -18,13 +18,13 @@ _AHEAD: Final = 8
 async def pages(
     fetch: Callable[[range], Coroutine[Any, Any, list[T]]], length: int, size: int, local: bool
 ) -> AsyncGenerator[T, None]:
-    """All items, in order.
+    """Yield all items, in order.
 
     Args:
-      fetch: gives those at some indices.
-      length: how many there are.
-      size: their bytes. A page has about 4 MiB of them, and eight pages are on their way: memory is bounded by that.
-      local: whether they come without waiting; then nothing is fetched ahead.
+      fetch: returns the items at some indices.
+      length: the number of items.
+      size: the bytes of all items. A page has about 4 MiB, and at most eight pages are in flight, which bounds memory.
+      local: True if items come without waiting; then nothing is prefetched.
     """
     step = max(1, min(_LONGEST, _PAGE * length // max(1, size)))
     starts = iter(range(0, length, step))
@@ -35,7 +35,7 @@ async def pages(
                 start = next(starts)
                 items = await fetch(range(start, min(start + step, length)))
             else:
-                await need_loop()  # whoever asks for an item may do so from another thread than before
+                await need_loop()  # each item may be requested from another thread than the one before
                 while len(ahead) < _AHEAD and (at := next(starts, None)) is not None:
                     ahead.append(background(fetch(range(at, min(at + step, length)))))
                 items = await outcome(ahead[0])

@@ -1,6 +1,6 @@
-"""The mark of pickling for a worker process of this machine."""
+"""The flag that an object is being pickled for a worker process on this machine."""
 
 import contextvars
 
 sharing: contextvars.ContextVar[bool] = contextvars.ContextVar('sharing', default=False)
-"""Set while pickles go to a worker process of this machine, so that readers take their indices along."""
+"""True while objects are pickled for a worker process on this machine, so that readers include their indices."""

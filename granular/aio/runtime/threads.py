@@ -1,4 +1,4 @@
-"""Threads beside the loop: what blocks is called there, and many calls are spread over them."""
+"""Thread pools beside the event loop: blocking calls are made there, and many calls are spread over the threads."""
 
 import asyncio
 import concurrent.futures
@@ -17,11 +17,11 @@ Ts = TypeVarTuple('Ts')
 CORES: Final = os.cpu_count() or 1
 READS: Final = 64
 SLOW: Final = 0.005
-"""After so many reads of a disk that took so many seconds, waiting, the others are spread over threads."""
+"""After ``READS`` reads of a disk that took more than ``SLOW`` seconds, spent waiting, the others go to threads."""
 
 
 class Threads(concurrent.futures.ThreadPoolExecutor):
-    """A pool that knows its width."""
+    """A thread pool that knows its width."""
 
     def __init__(self, width: int, name: str) -> None:
         super().__init__(width, name)
@@ -31,11 +31,11 @@ class Threads(concurrent.futures.ThreadPoolExecutor):
 _own: list[Threads] = []
 _beside: list[Threads] = []
 current: contextvars.ContextVar[Threads | None] = contextvars.ContextVar('threads', default=None)
-"""The threads of the loader whose batch is being read, if one is; the process's own otherwise."""
+"""The threads of the loader whose batch is being read; None for those of the process."""
 
 
 def threads() -> Threads:
-    """The threads that decode, transform and wait for what blocks."""
+    """Return the threads that decode, transform and wait for blocking calls."""
     if (chosen := current.get()) is not None:
         return chosen
     if not _own:
@@ -44,7 +44,7 @@ def threads() -> Threads:
 
 
 def beside() -> Threads:
-    """Other threads, for what a function of the user waits for: in its own pool, all might wait for each other."""
+    """Return a second pool, for calls that user functions wait for: in one pool, all might wait for each other."""
     if not _beside:
         _beside.append(Threads(min(32, 4 * CORES), 'granular-beside'))
     return _beside[0]
@@ -56,9 +56,9 @@ os.register_at_fork(after_in_child=_beside.clear)
 
 
 async def offload(fn: Callable[[*Ts], T], *args: *Ts) -> T:
-    """Call a blocking function: in a thread under a loop, so that the loop is never blocked, and in place without.
+    """Call a blocking function: in a thread under a loop, so that the loop is never blocked, and directly without one.
 
-    It may be one of the user's: it is called by :func:`granular.aio.runtime.loops.call_user`.
+    It may be a user function: it is called by :func:`granular.aio.runtime.loops.call_user`.
     """
     loop = running_loop()
     if loop is None:
@@ -68,37 +68,37 @@ async def offload(fn: Callable[[*Ts], T], *args: *Ts) -> T:
 
 async def call_in(pool: Threads, fn: Callable[[*Ts], T], *args: *Ts) -> T:
     """Call a blocking function in a thread of the pool, under a loop."""
-    # In the caller's context, so that what is spread from there goes to the same threads.
+    # In the caller's context, so that nested calls go to the same threads.
     context = contextvars.copy_context()
     return await asyncio.get_running_loop().run_in_executor(pool, lambda: context.run(lambda: call_user(fn, *args)))
 
 
 async def begun(make: Callable[[], Coroutine[Any, Any, T]], pool: Threads) -> T | Begun[T]:
-    """Run a coroutine in a thread of the pool, as far as it comes without a loop: its result, or what is left of it."""
+    """Run a coroutine in a thread of the pool until it needs a loop. Returns its result, or the rest of it."""
     return await call_in(pool, lambda: begin(make()))
 
 
 async def spread(call: Callable[[int], T], count: int) -> list[T]:
-    """``call(i)`` for i below count, in threads, in any order; begun in place if there is no loop.
+    """Return ``call(i)`` for i < count, computed in threads, in any order; without a loop, starting on this thread.
 
-    One thread begins, as threads that compute in Python take turns anyway. If it is not done after a millisecond, as
-    with images, one per core goes on; if it was waiting all along after five, all of the pool joins in.
-    The first error ends them all, once the calls that run have returned.
+    One thread starts, as threads that compute in Python take turns anyway. If it is not done after a millisecond, as
+    with images, one thread per core joins; if after 5 ms it was mostly waiting, the whole pool does. The first error
+    ends them all, once the running calls have returned.
     """
     job = _Spread(call, count)
     try:
         return await offload(job.run)
     finally:
-        job.stopped = True  # who waited is gone: no thread begins another call
+        job.stopped = True  # the caller may have been cancelled: no thread starts another call
 
 
 def share(call: Callable[[int], T], count: int) -> list[T]:
-    """As ``spread``, begun on this thread whatever runs on it."""
+    """Like ``spread``, but start on this thread in any case."""
     return _Spread(call, count).run()
 
 
 def patiently(call: Callable[[int], T], count: int) -> list[T]:
-    """As ``share``, for what hardly ever waits: threads join in once some calls were slow, and waited."""
+    """Like ``share``, for calls that rarely wait: threads join only once some calls were slow, and waited."""
     out: list[T] = []
     while len(out) < count:
         timer = Timer()
@@ -110,19 +110,19 @@ def patiently(call: Callable[[int], T], count: int) -> list[T]:
 
 
 class Timer:
-    """How long something takes on this thread, and what with."""
+    """Measures elapsed time and CPU time of the current thread."""
 
     def __init__(self) -> None:
         self._wall, self._busy = time.perf_counter(), time.thread_time()
 
     @property
     def wall(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the timer was created."""
         return time.perf_counter() - self._wall
 
     @property
     def waited(self) -> bool:
-        """Whether it was waiting, and not for its turn to compute."""
+        """True if the thread computed for less than an eighth of the time."""
         return time.thread_time() - self._busy < self.wall / 8
 
 
@@ -131,13 +131,13 @@ class _Spread(Generic[T]):
 
     def __init__(self, call: Callable[[int], T], count: int) -> None:
         self._call, self._count = call, count
-        self._numbers = itertools.count()  # shared: its next() is atomic
+        self._numbers = itertools.count()  # shared by the threads: its next() is atomic
         self._out: list[Any] = [None] * count
         self._errors: list[BaseException] = []
         self.stopped = False
 
     def run(self) -> list[T]:
-        """All results, computed by this thread and by those that it asks for help."""
+        """Return all results, computed by this thread and its helpers."""
         helpers: list[concurrent.futures.Future[None]] = []
         shared, look, timer = False, 0.005, Timer()
         _working.add(id(self))
@@ -153,7 +153,7 @@ class _Spread(Generic[T]):
                         helpers += self._call_for(min(threads().width, self._count) - 1 - len(helpers))
                 if not self._step():
                     break
-            # Those that have not begun are not waited for: the pool may be full of threads that wait as this one does.
+            # Helpers that have not started are not awaited: the pool may be full of threads that wait as this one does.
             concurrent.futures.wait([helper for helper in helpers if not helper.cancel()])
         finally:
             _working.discard(id(self))
@@ -162,7 +162,7 @@ class _Spread(Generic[T]):
         return self._out
 
     def _alone(self) -> bool:
-        """Begin, with nothing to share yet; whether it was done in a millisecond."""
+        """Start without helpers. Returns whether all calls were done, or stopped, within a millisecond."""
         call, out = self._call, self._out
         until = time.perf_counter() + 0.001
         for i in range(self._count):
