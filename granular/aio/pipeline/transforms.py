@@ -80,8 +80,7 @@ class Batch:
     Args:
       batch_size: elements per batch.
       drop_remainder: True to drop a smaller last batch.
-      batch_fn: function from a list of elements to a batch; by default each leaf is stacked along a new first
-        dimension.
+      batch_fn: function from a list of elements to a batch; by default each leaf is stacked along a new first axis.
     """
 
     batch_size: int

@@ -177,7 +177,7 @@ class Batch(Node):
 
 
 def stack(points: Sequence[Any]) -> Any:
-    """Stack datapoints of one structure (dicts, tuples, lists of arrays and numbers), each leaf along a new first dimension.
+    """Stack datapoints of one structure (dicts, tuples, lists of arrays and numbers), each leaf along a new first axis.
 
     Bytes become an array of objects, because numpy's bytes dtype drops trailing zeros.
 

@@ -118,7 +118,7 @@ class MapOperations:
         return self._derive(nodes.Slice(self._node, sl))
 
     def subset(self, indices: Sequence[int] | Ints) -> Self:
-        """Select the elements at the given indices, in that order. Indices may repeat; negative ones count from the end."""
+        """Select elements by indices, in that order. They may repeat; negative ones count from the end."""
         return self.slice(indices)
 
     def percent(self, from_percent: float | None = None, to_percent: float | None = None) -> Self:
@@ -187,7 +187,7 @@ class MapOperations:
         drop_remainder: bool = False,
         batch_fn: Callable[[Sequence[Any]], Any] | None = None,
     ) -> Self:
-        """Combine consecutive elements to batches; each leaf (of dicts, tuples, lists) is stacked along a new first dimension.
+        """Combine consecutive elements to batches, stacking each leaf (of dicts, tuples, lists) along a new first axis.
 
         Args:
           batch_size: elements per batch.
