@@ -341,7 +341,7 @@ def check_fields(dataset: Fields, wanted: Sequence[str], builtin: Sequence[str] 
 
 
 def _methods(kind: type) -> dict[str, str]:
-    """Return the method for each field: that of the most derived class, ``getitems_`` before ``getitem_`` in one class."""
+    """Return the method for each field: of the most derived class, and there ``getitems_`` before ``getitem_``."""
     found: dict[str, str] = {}
     for base in kind.__mro__:
         for prefix in (_MANY, _ONE):

@@ -150,7 +150,7 @@ class Loader:
             raise StopAsyncIteration
         return cast(Batch, batch)
 
-    # --- end
+    # --- closing
 
     async def aclose(self) -> None:
         """Close the loader: stop its fetches, threads and processes. Closing twice is allowed."""

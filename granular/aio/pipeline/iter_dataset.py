@@ -197,7 +197,7 @@ class Iterator(Running):
         self._flow = stream.flow()
         self._fingerprint = fingerprint(stream)
         self._moves = 0  # odd while an element is computed or a state is restored
-        self._before: Any = None  # the mark before that operation operation
+        self._before: Any = None  # the mark before that operation
         self._count = 0
 
     async def next(self) -> Any:

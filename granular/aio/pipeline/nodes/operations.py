@@ -46,7 +46,7 @@ class MapOperations:
         """The source of the dataset."""
         return self._node
 
-    # --- beginnings
+    # --- constructors
 
     @classmethod
     def source(cls, source: RandomAccessDataSource | Any) -> Self:
@@ -92,7 +92,7 @@ class MapOperations:
         """Combine datasets of equal length: each element is a tuple of their elements at the same index."""
         return cls(nodes.Zip(_nodes(datasets)))
 
-    # --- orders
+    # --- order and selection
 
     def seed(self, seed: int) -> Self:
         """Set the seed of all later operations that are given none: each derives a seed of its own from it."""
@@ -233,7 +233,7 @@ class MapOperations:
         read = Read(self._node, read_options or ReadOptions(), allow_nones, shard_options, on_error)
         return self._stream(read)
 
-    # --- what it is
+    # --- length and description
 
     def __len__(self) -> int:
         return len(self._node)

@@ -305,7 +305,7 @@ class Packing(Flow):
         self._packed: list[dict[str, Any]] = []
         self._place = 0
         self._before = self._parent.state()
-        self._over: Any = None  # the first element that fitted into no row
+        self._over: Any = None  # the element that fits into no row of this pack
         self._over_before: Any = None
 
     async def next(self) -> Any:
