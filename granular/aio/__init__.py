@@ -1,4 +1,10 @@
-"""The asynchronous core: the same names as :mod:`granular`, awaited."""
+"""The async API: the same names as :mod:`granular`, awaited.
+
+::
+
+    async with aio.DatasetReader('s3://bucket/train', granular.decoders) as reader:
+        datapoints = await reader.fetch([3, 1, 41])
+"""
 
 from typing import TYPE_CHECKING
 

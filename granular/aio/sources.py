@@ -1,6 +1,6 @@
-"""Sources as granular 0.21 has them: what each gives at a step depends on the step and the seed alone.
+"""The sources of granular 0.21: the datapoint at a step depends only on the step and the seed.
 
-They are nodes of the same pipelines as those of :class:`granular.aio.MapDataset`, in other words.
+They are nodes of the same pipelines as those of :class:`granular.aio.MapDataset`, with different names.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,14 +21,18 @@ __all__ = ['Epochs', 'Interleave', 'Mix', 'Sample', 'Source', 'Transform', 'Trun
 
 
 class Epochs(Shuffle):
-    """All datapoints, again and again, in a new order every epoch.
+    """All datapoints, repeated without end, in a new order every epoch.
+
+    ::
+
+        source = sources.Epochs(reader, seed=0)
 
     Args:
-      source: what to draw from.
-      length: how many of its datapoints make an epoch; all of them by default.
-      shuffle: True for numpy's permutation, the order of granular 0.21; False for none; or an order of
+      source: any source.
+      length: number of datapoints per epoch; all of them by default.
+      shuffle: True for numpy's permutation, the order of granular 0.21; False for the stored order; or an order of
         :mod:`granular.shuffle`.
-      seed: the epochs' orders are functions of (seed, epoch).
+      seed: the order of an epoch depends only on (seed, epoch).
     """
 
     def __init__(self, source: Any, length: int | None = None, shuffle: bool | Order = True, seed: int = 0) -> None:
@@ -47,7 +51,21 @@ class Epochs(Shuffle):
 
 
 class Transform(Element):
-    """A function of each datapoint: ``fn(datapoint, seed=[seed, step])``, called in the pool."""
+    """A function of each datapoint: ``fn(datapoint, seed=[seed, step])``, called in threads.
+
+    ::
+
+        def flip(datapoint, seed):
+            rng = np.random.default_rng(seed)
+            return {'image': datapoint['image'][:, :: rng.choice([1, -1])]}
+
+        source = sources.Transform(sources.Epochs(reader), flip)
+
+    Args:
+      source: any source.
+      fn: the function.
+      seed: first of the two seeds that the function receives.
+    """
 
     def __init__(self, source: Any, fn: Callable[..., Any], seed: int = 0) -> None:
         if not callable(fn):
@@ -63,7 +81,13 @@ class Transform(Element):
 
 
 class Sample(Node):
-    """Datapoints drawn at random with replacement, each a function of (seed, step)."""
+    """Datapoints drawn at random with replacement; each draw depends only on (seed, step).
+
+    Args:
+      source: any source.
+      length: number of datapoints to draw from, from the start; all of them by default.
+      seed: integer.
+    """
 
     def __init__(self, source: Any, length: int | None = None, seed: int = 0) -> None:
         super().__init__(convert(source))
@@ -79,7 +103,7 @@ class Sample(Node):
         return await self.parents[0].fetch(await offload(self._draws, steps_of(indices)))
 
     def _draws(self, steps: Ints) -> list[int]:
-        # Some 15 us each: too long for a loop, in a large batch.
+        # About 15 us per draw: in a large batch, too long for the event loop.
         return [int(np.random.default_rng(seed=[self.seed, step]).choice(self._length)) for step in steps.tolist()]
 
     def describe(self) -> str:
@@ -87,7 +111,13 @@ class Sample(Node):
 
 
 class Truncate(Node):
-    """The first ``limit`` datapoints, again and again."""
+    """The first ``limit`` datapoints, repeated without end.
+
+    Args:
+      source: any source.
+      limit: maximum number of datapoints.
+      length: number of datapoints of the source; its ``len`` by default.
+    """
 
     def __init__(self, source: Any, limit: int, length: int | None = None) -> None:
         super().__init__(convert(source))
@@ -107,7 +137,7 @@ class Truncate(Node):
 
 
 class Interleave(Several):
-    """A datapoint of each source in turn. Its length is what the shortest source allows."""
+    """One datapoint of each source in turn. Its length is the number of sources times the shortest length."""
 
     def __init__(self, sources: Sequence[Any]) -> None:
         super().__init__(sources)
@@ -124,12 +154,12 @@ class Interleave(Several):
 
 
 class Mix(Several):
-    """Each step from a source drawn with these weights, at the same step of it. Its length is the shortest source's.
+    """Datapoints of a source chosen at random for each step, at the same step of it. As long as the shortest source.
 
     Args:
-      sources: what to draw from.
-      weights: how often each is drawn, of any sum.
-      seed: the draws are functions of (seed, step).
+      sources: any sources.
+      weights: relative probabilities of the sources, with any sum.
+      seed: each choice depends only on (seed, step).
     """
 
     def __init__(self, sources: Sequence[Any], weights: Sequence[float], seed: int = 0) -> None:
@@ -139,7 +169,7 @@ class Mix(Several):
             raise InvalidArgumentError(
                 f'want {len(self.parents)} weights that are not negative and not all zero, got {list(weights)}'
             )
-        # In single precision, as 0.21 has it: the draws depend on it.
+        # Single precision as in 0.21, because the draws depend on it.
         self._weights = p / p.sum()
         self.seed = seed
 

@@ -1,1 +1,1 @@
-"""Datasets of fields, of which those asked for are loaded."""
+"""Datasets with fields that are loaded separately."""

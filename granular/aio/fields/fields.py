@@ -1,7 +1,7 @@
-"""Datasets of fields, each of which is loaded by itself: ``getitem_x``, ``getitem_y``, and what loads some of them.
+"""Datasets of fields that are loaded separately, by methods such as ``getitem_x`` and ``getitem_y``.
 
-The words are those of KappaData (https://pypi.org/project/kappadata). What is added: a batch is loaded field by field,
-each in bulk, so that over a reader it is one fan-out over the keys that were asked for.
+The names are those of KappaData (https://pypi.org/project/kappadata). In addition, a batch is loaded field by field,
+each in bulk, so that over a reader it is one fan-out over the requested keys.
 """
 
 import abc
@@ -26,19 +26,28 @@ Ctx = dict[str, Any]
 
 _ONE: Final = 'getitem_'
 _MANY: Final = 'getitems_'
-_DEEP: Final = 32  # wrappers of somebody else's, one in the other
+_DEEP: Final = 32  # maximum depth of nested wrappers of another library
 
 
 class FieldDataset(abc.ABC):
-    """A dataset whose fields are methods, loaded by a :class:`ModeWrapper`, which calls those that it is asked for.
+    """A dataset whose fields are methods; a :class:`ModeWrapper` calls those of the requested fields.
 
-    ``getitem_x(self, index, ctx=None)`` gives field ``x`` of a sample: a method that blocks, called in threads, or a
-    coroutine function, all of a batch at a time. ``ctx`` is a dict of that sample alone, into which it may put what it
-    drew, such as the parameters of an augmentation, for the fields that are loaded after it and for whoever asks.
+    ::
 
-    ``getitems_x(self, indices, ctxs)``, if it is defined, gives field ``x`` of a whole batch in one call: a list for a
-    list of indices and a list of their dicts. Of the two, that of the class nearest to the object counts, so that a
-    subclass which overrides one is not answered by the other.
+        class Squares(FieldDataset):
+            def __len__(self):
+                return 100
+
+            def getitem_x(self, index, ctx=None):
+                return index**2
+
+    ``getitem_x(self, index, ctx=None)`` returns field ``x`` of a datapoint. It is a blocking method, called in threads,
+    or a coroutine function, run concurrently for a batch. ``ctx`` is a dict of this datapoint: a method may store
+    random values in it, such as the parameters of an augmentation, for fields that are loaded later and for the caller.
+
+    ``getitems_x(self, indices, ctxs)``, if defined, returns field ``x`` of a whole batch: a list, for a list of indices
+    and a list of their dicts. Of the two methods, the one defined in the most derived class is used, so that overriding
+    either of them in a subclass takes effect.
     """
 
     @abc.abstractmethod
@@ -46,7 +55,7 @@ class FieldDataset(abc.ABC):
 
     @property
     def fields(self) -> tuple[str, ...] | None:
-        """The fields that there are, sorted; None if it cannot be known."""
+        """Names of the fields, sorted; None if they are unknown."""
         return tuple(sorted(_methods(type(self))))
 
     def __getitem__(self, index: Any) -> Any:
@@ -57,11 +66,17 @@ class FieldDataset(abc.ABC):
 
 
 class FieldWrapper(FieldDataset):
-    """A dataset over another one: some fields are methods of its own, all others are those of the dataset below.
+    """A dataset that wraps another one: its own methods load some fields, the wrapped dataset loads all others.
 
-    What is passed on stays in bulk. A method of its own reads below by ``await self.dataset.getitem_x(index, ctx)``,
-    and so is a coroutine function, or for a batch by ``await self.dataset.getitems_x(indices, ctxs)``, which over a
-    reader is one fan-out.
+    ::
+
+        class Normalized(FieldWrapper):
+            async def getitem_image(self, index, ctx=None):
+                return (await self.dataset.getitem_image(index, ctx)) / 255
+
+    Fields of the wrapped dataset are still loaded in bulk. A method that reads them is a coroutine function, which
+    awaits ``self.dataset.getitem_x(index, ctx)``, or for a batch ``self.dataset.getitems_x(indices, ctxs)``, which over
+    a reader is one fan-out.
 
     Args:
       dataset: a dataset of fields, or a reader, whose fields are its keys.
@@ -75,24 +90,24 @@ class FieldWrapper(FieldDataset):
 
     @property
     def fields(self) -> tuple[str, ...] | None:
-        """Its own fields and those below, sorted; None if these cannot be known."""
+        """Names of its own fields and those of the wrapped dataset, sorted; None if the latter are unknown."""
         below = fields_of(self.dataset).fields
         return None if below is None else tuple(sorted({*_methods(type(self)), *below}))
 
     def __getattr__(self, name: str) -> Any:
-        # Those fields that have no method here.
+        # Only fields without a method of this class are delegated.
         if name.startswith((_ONE, _MANY)) and name.partition('_')[2] not in _methods(type(self)):
             return getattr(self.dataset, name)
         raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
 
 
 class Fields(abc.ABC):
-    """What all datasets of fields are to those that load them.
+    """The internal interface of all datasets of fields.
 
     Attributes:
-      parents: what it is made of, for a printed pipeline.
-      pure: whether its fields never see the sample's dict, so that they can be loaded at any time.
-      known: labels that were read already.
+      parents: the wrapped datasets or sources, for printed pipelines.
+      pure: True if the fields never receive the dict of a datapoint, so that they can be loaded in any order.
+      known: labels that were already read, by field.
     """
 
     parents: tuple[Any, ...] = ()
@@ -110,30 +125,30 @@ class Fields(abc.ABC):
     @property
     @abc.abstractmethod
     def fields(self) -> tuple[str, ...] | None:
-        """The fields that there are, sorted; None if it cannot be known."""
+        """Names of the fields, sorted; None if they are unknown."""
 
     def has(self, field: str) -> bool:
-        """Whether there is such a field, as far as one can know."""
+        """Return whether the field exists; True if that is unknown."""
         return self.fields is None or field in self.fields
 
     @abc.abstractmethod
     async def load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
-        """Of each field its values, in the order of the indices, which are those of samples, from 0 on."""
+        """Return, for each field, its values in the order of the indices, which are integers >= 0."""
 
     @abc.abstractmethod
     def describe(self) -> str:
-        """What it does, in one line."""
+        """Describe the dataset in one line."""
 
     def __repr__(self) -> str:
         return self.describe()
 
     async def release(self) -> None:
-        """Stop what is read ahead for nobody."""
+        """Cancel read-ahead that has no consumer left."""
         for parent in self.parents:
             await parent.release()
 
     async def labels(self, field: str) -> filters.Labels:
-        """All labels, read once, in bulk."""
+        """Return the labels of all datapoints, which are read once, in bulk."""
         if field not in self.known:
             check_fields(self, [field])
 
@@ -159,7 +174,7 @@ class Fields(abc.ABC):
 
 
 class Keys(Fields):
-    """The keys of what a source gives, a mapping for each index: what is not asked for is not read."""
+    """The keys of the datapoints of a source, which are mappings, as fields: only requested keys are read."""
 
     def __init__(self, source: Source, names: tuple[str, ...] | None) -> None:
         super().__init__()
@@ -168,7 +183,7 @@ class Keys(Fields):
         if len(source) >= ENDLESS:
             raise InvalidArgumentError('what is repeated for ever has no samples to count: wrap it before repeat()')
         self.parents, self._names, self._length = (source,), names, len(source)
-        self._selected: dict[tuple[str, ...], Source] = {}  # one for each choice of keys that was asked for
+        self._selected: dict[tuple[str, ...], Source] = {}  # by requested keys
 
     def __len__(self) -> int:
         return self._length
@@ -193,11 +208,11 @@ class Keys(Fields):
 
 
 class Methods(Fields):
-    """The fields that an object has methods for.
+    """The fields for which an object has methods.
 
     Attributes:
       dataset: the object.
-      own: of its own fields, not those below, the name of the method that counts.
+      own: name of the method for each field of the object itself, without those of a wrapped dataset.
     """
 
     pure = False
@@ -219,7 +234,7 @@ class Methods(Fields):
         return tuple(sorted(_all_methods(self.dataset)))
 
     def has(self, field: str) -> bool:
-        """Whether there is such a field; an object of somebody else's may answer to any name."""
+        """Return whether the field exists. Objects of other libraries may create its method dynamically."""
         if isinstance(self.dataset, FieldDataset):
             return super().has(field)
         return callable(getattr(self.dataset, _ONE + field, None))
@@ -229,7 +244,7 @@ class Methods(Fields):
         passed = [below is not None and field not in self.own for field in fields]
         places = list(range(len(fields)))
         if below is not None and below.pure:
-            places.sort(key=lambda place: not passed[place])  # what never sees a dict comes first, all of it at once
+            places.sort(key=lambda place: not passed[place])  # pure fields first, in one load
         out: list[list[Any]] = [[] for _ in fields]
         for on, group in itertools.groupby(places, key=passed.__getitem__):
             its = list(group)
@@ -280,13 +295,18 @@ class Methods(Fields):
 
 
 def fields_of(dataset: Any) -> Fields:
-    """Anything that has fields: one of these datasets, an object with methods ``getitem_...``, a reader, a MapDataset.
+    """Convert an object to a dataset of fields.
 
-    Over what has a ``fetch`` with a ``mask``, and over pipelines, the fields are the keys of its elements.
+    Accepts datasets of fields, objects with ``getitem_...`` methods, readers, and MapDatasets.
+
+    For pipelines and objects whose ``fetch`` has a ``mask``, the fields are the keys of their datapoints.
+
+    Raises:
+      InvalidArgumentError: if the object has no fields.
     """
     if isinstance(dataset, Fields):
         return dataset
-    core = inspect.getattr_static(dataset, 'aio', None)  # of itself, not of what it wraps
+    core = inspect.getattr_static(dataset, 'aio', None)  # bypass __getattr__, which may delegate to a wrapped object
     if isinstance(core, Fields):
         return core
     if isinstance(dataset, FieldDataset) or _all_methods(dataset):
@@ -301,7 +321,7 @@ def fields_of(dataset: Any) -> Fields:
 
 
 def no_elements(dataset: Any) -> InvalidArgumentError:
-    """What to say to those who index a dataset of fields."""
+    """Create the error for indexing a dataset of fields."""
     mode = ' '.join(dataset.fields or ('x', 'y'))
     return InvalidArgumentError(
         f'{type(dataset).__name__} has fields, and no elements: load them with ModeWrapper(dataset, mode={mode!r})'
@@ -309,10 +329,10 @@ def no_elements(dataset: Any) -> InvalidArgumentError:
 
 
 def check_fields(dataset: Fields, wanted: Sequence[str], builtin: Sequence[str] = ()) -> None:
-    """That a dataset has fields.
+    """Check that a dataset has the given fields.
 
     Raises:
-      UnknownKeyError: if it lacks one; it names those that there are.
+      UnknownKeyError: if a field does not exist; the message lists the existing ones.
     """
     for field in wanted:
         if not dataset.has(field):
@@ -321,7 +341,7 @@ def check_fields(dataset: Fields, wanted: Sequence[str], builtin: Sequence[str] 
 
 
 def _methods(kind: type) -> dict[str, str]:
-    """Of each field of a class the method that counts: that nearest to it, and of two in one class that of a batch."""
+    """Return the method for each field: of the most derived class, and there ``getitems_`` before ``getitem_``."""
     found: dict[str, str] = {}
     for base in kind.__mro__:
         for prefix in (_MANY, _ONE):
@@ -332,7 +352,7 @@ def _methods(kind: type) -> dict[str, str]:
 
 
 def _all_methods(dataset: Any) -> set[str]:
-    """The fields of an object of somebody else's, and of those that it wraps."""
+    """Return the fields of an object of another library, and of the datasets that it wraps."""
     found: set[str] = set()
     for _ in range(_DEEP):
         found |= {name.removeprefix(_ONE) for name in dir(dataset) if name.startswith(_ONE)}

@@ -1,4 +1,4 @@
-"""Loading some fields of a dataset, and no others."""
+"""ModeWrapper loads selected fields of a dataset."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, SupportsIndex
@@ -17,23 +17,29 @@ _INDEX: Final = 'index'
 
 
 class ModeWrapper:
-    """Loads those fields of each sample that a mode names, in its order, and nothing else.
+    """Load the fields that a mode names, in its order, and no other fields.
 
-    A sample is the value of the field if there is one, and a tuple of them if there are several; with ``return_ctx``
-    the pair of that and the sample's dict. A batch is loaded field by field; of a reader, in one fan-out over these
-    keys. In memory are the samples of one fetch, and while iterating those that a stream reads ahead.
+    ::
 
-    Beside the fields of the dataset, ``index`` is the index of the sample, from 0 on, and ``ctx.name`` what the loaders
-    have put into its dict under that name. Every sample has a fresh dict, whether it is returned or not, so that
-    loaders need not ask; KappaData passes None if it is not.
+        dataset = ModeWrapper(reader, mode='index image label')
+        index, image, label = await dataset.get(0)
+
+    A datapoint is the value of the field if the mode names one field, and a tuple of values otherwise; with
+    ``return_ctx``, it is a pair of this and the dict (``ctx``) of the datapoint. A batch is loaded field by field; from
+    a reader, in one fan-out over these keys. Memory: the datapoints of one fetch, and during iteration the read-ahead
+    of the stream.
+
+    Besides the fields of the dataset, a mode may name ``index``, the index of the datapoint counted from 0, and
+    ``ctx.name``, the value that field methods stored in the dict under that name. Every datapoint has a new dict,
+    returned or not, so that methods can rely on it; KappaData passes None if the dict is not returned.
 
     Args:
       dataset: a dataset of fields, a reader, whose fields are its keys, or a MapDataset of dicts.
-      mode: names of fields with spaces between them, or a sequence of names. A name may come twice: it is loaded twice.
-      return_ctx: whether a sample comes with its dict.
+      mode: field names separated by spaces, or a sequence of names. A repeated name is loaded repeatedly.
+      return_ctx: True to return the dict with each datapoint.
 
     Raises:
-      UnknownKeyError: for a field that there is not; it names those that there are.
+      UnknownKeyError: if a field does not exist; the message lists the existing ones.
     """
 
     def __init__(self, dataset: Any, mode: str | Sequence[str], return_ctx: bool = False) -> None:
@@ -47,17 +53,17 @@ class ModeWrapper:
 
     @property
     def mode(self) -> str:
-        """The names of the fields, with spaces between them."""
+        """Field names, separated by spaces."""
         return ' '.join(self._items)
 
     @property
     def return_ctx(self) -> bool:
-        """Whether a sample comes with its dict."""
+        """True if each datapoint is returned with its dict."""
         return self._return_ctx
 
     @property
     def node(self) -> Source:
-        """The source that pipelines and loaders read."""
+        """The source for pipelines and loaders."""
         return _Loading(self)
 
     def __len__(self) -> int:
@@ -71,20 +77,20 @@ class ModeWrapper:
         return rendered(self.node)
 
     async def get(self, index: SupportsIndex | slice) -> Any:
-        """A sample, or a list of them for a slice.
+        """Return a datapoint, or a list of datapoints for a slice.
 
         Raises:
-          OutOfRangeError: an ``IndexError``, for an index beyond what is there.
+          OutOfRangeError: an ``IndexError``, if the index is out of range.
         """
         if isinstance(index, slice):
             return await self.fetch(indices_of(index, len(self), 'ModeWrapper'))
         return (await self.fetch([index_of(index, len(self), 'ModeWrapper')]))[0]
 
     async def fetch(self, indices: ArrayLike | slice) -> list[Any]:
-        """Many samples, in the order asked, each field of all of them at once.
+        """Return many datapoints, in the order of the indices, loading each field for all of them at once.
 
         Args:
-          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
+          indices: a 1-D sequence of integers in any order, repeated or negative; or a slice or range.
         """
         places = indices_of(indices, len(self), 'ModeWrapper')
         ctxs: list[Ctx] = [{} for _ in places]

@@ -1,6 +1,6 @@
-"""Wrappers of datasets of fields, which choose samples, repeat them and put them in another order.
+"""Wrappers of datasets of fields: select, repeat and reorder datapoints.
 
-Each is a dataset of fields itself. What they do is computed by :mod:`granular.filters`.
+Each wrapper is a dataset of fields itself. The indices are computed by :mod:`granular.filters`.
 """
 
 import abc
@@ -19,7 +19,7 @@ from granular.indexing import Ints, indices_of
 
 
 class Mapped(Fields):
-    """Each index stands for another one below."""
+    """A wrapper that maps each index to an index of the wrapped dataset."""
 
     def __init__(self, dataset: Any) -> None:
         super().__init__()
@@ -28,19 +28,19 @@ class Mapped(Fields):
 
     @property
     def fields(self) -> tuple[str, ...] | None:
-        """The fields that there are, sorted; None if it cannot be known."""
+        """Names of the fields, sorted; None if they are unknown."""
         known: tuple[str, ...] | None = self.parents[0].fields
         return known
 
     def has(self, field: str) -> bool:
-        """Whether there is such a field, as far as one can know."""
+        """Return whether the field exists; True if that is unknown."""
         return bool(self.parents[0].has(field))
 
     @abc.abstractmethod
     def _lookup(self, indices: Ints) -> Ints: ...
 
     async def load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
-        """Of each field its values, in the order of the indices."""
+        """Return, for each field, its values in the order of the indices."""
         found: list[list[Any]] = await self.parents[0].load(fields, self._lookup(indices), ctxs)
         return found
 
@@ -51,7 +51,7 @@ class Mapped(Fields):
 
 
 class _Chosen(Mapped):
-    """Samples at some indices, which are kept: 8 bytes each."""
+    """Datapoints at selected indices, stored with 8 bytes per index."""
 
     _indices: Ints | None = None
 
@@ -68,12 +68,16 @@ class _Chosen(Mapped):
 
 
 class SubsetWrapper(_Chosen):
-    """The samples at some indices, in the order given.
+    """The datapoints at the given indices, in that order.
+
+    ::
+
+        dataset = SubsetWrapper(reader, [0, 2, -1])
 
     Args:
       dataset: a dataset of fields, or a reader.
-      indices: integers, negative ones from the end, which may repeat; or a slice or range. Loaders see none that is
-        negative, where KappaData hands them on.
+      indices: integers, which may repeat, negative ones counted from the end; or a slice or range. Field methods
+        receive nonnegative indices only; KappaData passes negative ones on.
     """
 
     def __init__(self, dataset: Any, indices: Any) -> None:
@@ -82,20 +86,24 @@ class SubsetWrapper(_Chosen):
         self._inherit()
 
     def describe(self) -> str:
-        """What it does, in one line."""
+        """Describe the dataset in one line."""
         return f'SubsetWrapper({len(self)} indices)'
 
 
 class PercentFilterWrapper(Mapped):
-    """A part of the samples. Ranges that meet share no sample and leave out none.
+    """A contiguous part of the datapoints. Adjacent ranges neither share nor omit datapoints.
 
-    A bound within 1e-15 of a whole sample is that sample: 0.29 of 100 is 29, where KappaData, which cuts off what
-    floating point gives, comes to 28. ``to_percent=0`` is empty, where it has all.
+    ::
+
+        train, test = PercentFilterWrapper(reader, to_percent=0.9), PercentFilterWrapper(reader, from_percent=0.9)
+
+    A bound within 1e-15 of a whole datapoint is rounded to it: 0.29 of 100 is 29; KappaData truncates the
+    floating-point product to 28. ``to_percent=0`` is an empty part; in KappaData it is the whole dataset.
 
     Args:
       dataset: a dataset of fields, or a reader.
-      from_percent: from 0 to 1, where the part begins; None for 0.
-      to_percent: from 0 to 1, where it ends; None for 1.
+      from_percent: start of the part, from 0 to 1; None for 0.
+      to_percent: end of the part, from 0 to 1; None for 1.
     """
 
     def __init__(self, dataset: Any, from_percent: float | None = None, to_percent: float | None = None) -> None:
@@ -110,17 +118,17 @@ class PercentFilterWrapper(Mapped):
         return indices + self._start
 
     def describe(self) -> str:
-        """What it does, in one line."""
+        """Describe the dataset in one line."""
         return f'PercentFilterWrapper([{self._start}:{self._stop}])'
 
 
 class RepeatWrapper(Mapped):
-    """All samples several times, one time after the other.
+    """All datapoints, repeated as a whole. Pass either ``repetitions`` or ``min_size``.
 
     Args:
       dataset: a dataset of fields, or a reader; not empty.
-      repetitions: how often.
-      min_size: in place of it, how many samples there are to be, or somewhat more, as repetitions are whole.
+      repetitions: number of repetitions.
+      min_size: minimum number of datapoints, rounded up to whole repetitions.
     """
 
     def __init__(self, dataset: Any, repetitions: int | None = None, min_size: int | None = None) -> None:
@@ -135,16 +143,16 @@ class RepeatWrapper(Mapped):
         return indices % len(self.parents[0])
 
     def describe(self) -> str:
-        """What it does, in one line."""
+        """Describe the dataset in one line."""
         return f'RepeatWrapper({self._times})'
 
 
 class ShuffleWrapper(_Chosen):
-    """All samples in another order, that of KappaData for the same seed.
+    """All datapoints in shuffled order, that of KappaData for the same seed.
 
     Args:
       dataset: a dataset of fields, or a reader.
-      seed: from 0 on. There is no order without one, as no run could be repeated.
+      seed: integer >= 0; required, because an order without a seed could not be reproduced.
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:
@@ -154,18 +162,18 @@ class ShuffleWrapper(_Chosen):
         self._inherit()
 
     def describe(self) -> str:
-        """What it does, in one line."""
+        """Describe the dataset in one line."""
         return f'ShuffleWrapper(seed={self._seed})'
 
 
 class _ByLabel(_Chosen):
-    """Samples that were chosen by their labels."""
+    """Datapoints selected by their labels."""
 
     _field = ''
 
     @classmethod
     async def open(cls, *args: Any, **kwargs: Any) -> Self:
-        """Make one with the constructor's arguments, and read the labels."""
+        """Create the wrapper with the constructor's arguments, and read the labels."""
         self = cls(*args, **kwargs)
         labels = await self.parents[0].labels(self._field)
         self._indices = await offload(self._choose, labels)
@@ -177,16 +185,20 @@ class _ByLabel(_Chosen):
 
 
 class ClassFilterWrapper(_ByLabel):
-    """The samples of some classes, or of all others: ``await ClassFilterWrapper.open(...)``.
+    """The datapoints of some classes, or of all other classes. Reads only the labels, once, in bulk.
 
-    Labels are read once, in bulk, and no other field. A sample with several classes stays if any of them is valid, or
-    none of them invalid.
+    ::
+
+        dataset = await ClassFilterWrapper.open(reader, valid_classes=[3, 5], field='label')
+
+    A datapoint with several classes stays if any of them is in ``valid_classes``, or none of them in
+    ``invalid_classes``.
 
     Args:
       dataset: a dataset of fields, or a reader.
-      valid_classes: those that stay: a list, a range or an array of integers or strings.
-      invalid_classes: in place of it, those that do not.
-      field: that of the labels.
+      valid_classes: classes to keep: a list, range or array of integers or strings.
+      invalid_classes: classes to remove, instead of ``valid_classes``.
+      field: field of the label.
     """
 
     def __init__(
@@ -200,22 +212,27 @@ class ClassFilterWrapper(_ByLabel):
         return filters.by_class(labels, self._valid, self._invalid, self._field)
 
     def describe(self) -> str:
-        """What it does, in one line."""
+        """Describe the dataset in one line."""
         return f'ClassFilterWrapper({self._said}, field={self._field!r})'
 
 
 class OversamplingWrapper(_ByLabel):
-    """Samples of rare classes repeated: ``await OversamplingWrapper.open(...)``. Labels are read once, in bulk.
+    """Datapoints with those of rare classes repeated. Reads only the labels, once, in bulk.
 
-    Where a class has no samples, there is nothing to repeat, and ``'exact'`` ends, as KappaData's does not. What has no
-    label is kept.
+    ::
+
+        dataset = await OversamplingWrapper.open(reader, strategy='exact', field='label')
+
+    Datapoints without a label are kept. Classes without datapoints are ignored; KappaData's ``'exact'`` never ends on
+    them.
 
     Args:
       dataset: a dataset of fields, or a reader.
-      strategy: ``'multiply'``, as KappaData defines it: a class that fits k times into the largest one comes k times;
-        ``'exact'``: each class comes to the count of the largest one exactly.
-      field: that of the labels, one for each sample.
-      unlabeled: the label that stands for no class; its samples come once. None if there is none.
+      strategy: ``'multiply'``, as KappaData defines it: each datapoint appears k times, where k is how often its class
+        fits into the largest class; ``'exact'``: datapoints of each class are repeated until it is as large as the
+        largest class.
+      field: field of the label, one per datapoint.
+      unlabeled: label that means "no class": its datapoints appear once. None if there is no such label.
     """
 
     def __init__(
@@ -232,15 +249,15 @@ class OversamplingWrapper(_ByLabel):
         return filters.oversampled(labels, self._strategy, self._unlabeled, self._field)
 
     def describe(self) -> str:
-        """What it does, in one line."""
+        """Describe the dataset in one line."""
         return f'OversamplingWrapper({self._strategy!r}, field={self._field!r})'
 
 
 class FieldConcat(Fields):
-    """Datasets of fields one after the other. A batch is one fetch of each that it touches, at the same time.
+    """Datasets of fields, concatenated. A batch fetches once from each dataset involved, concurrently.
 
     Args:
-      datasets: datasets of fields, or readers. Its fields are those that all of them have.
+      datasets: datasets of fields, or readers. The result has the fields that all of them have.
     """
 
     def __init__(self, datasets: Sequence[Any]) -> None:
@@ -259,16 +276,16 @@ class FieldConcat(Fields):
 
     @property
     def fields(self) -> tuple[str, ...] | None:
-        """The fields that all of them have, sorted; None if it cannot be known."""
+        """Names of the fields that all datasets have, sorted; None if they are unknown."""
         known = [set(part.fields) for part in self.parents if part.fields is not None]
         return tuple(sorted(set.intersection(*known))) if len(known) == len(self.parents) else None
 
     def has(self, field: str) -> bool:
-        """Whether all of them have such a field, as far as one can know."""
+        """Return whether all datasets have the field; True if that is unknown."""
         return all(part.has(field) for part in self.parents)
 
     async def load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
-        """Of each field its values, in the order of the indices."""
+        """Return, for each field, its values in the order of the indices."""
         owners = np.searchsorted(self._stops, indices, side='right')
         inner = indices - (self._stops - self._lengths)[owners]
         places = [np.flatnonzero(owners == owner) for owner in np.unique(owners)]
@@ -285,5 +302,5 @@ class FieldConcat(Fields):
         return out
 
     def describe(self) -> str:
-        """What it does, in one line."""
+        """Describe the dataset in one line."""
         return f'FieldConcat of {len(self.parents)}'

@@ -1,1 +1,1 @@
-"""Batches, steps and checkpoints."""
+"""The Loader, batch assembly and checkpoints."""

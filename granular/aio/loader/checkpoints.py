@@ -1,4 +1,4 @@
-"""States of pipelines in files: one for each process, written whole, and checked when they are read."""
+"""Checkpoint files for the states of pipelines: one file per process, written atomically and validated when loaded."""
 
 import json
 from collections.abc import Mapping
@@ -19,20 +19,23 @@ def _file(directory: Path | str | Any, process: ShardOptions | None) -> Path:
 async def save_state(
     directory: Path | str | Any, state: Mapping[str, Any], process: ShardOptions | None = None
 ) -> Path:
-    """Write the state of a pipeline, as ``get_state()``, ``save()`` or ``state_dict()`` gave it.
+    """Write the state of a pipeline, as returned by ``get_state()``, ``save()`` or ``state_dict()``.
 
-    The file appears whole or not at all, and takes the place of an older one.
+    The file is written atomically and replaces an older one::
+
+        await save_state('s3://bucket/run/1000', loader.save())
+        loader.load(await load_state('s3://bucket/run/1000'))
 
     Args:
-      directory: where, on any store.
+      directory: directory of the file, on any store.
       state: plain JSON.
-      process: which of several processes this is, each of which has a file of its own; by default the only one.
+      process: index of this process and number of processes, each of which has its own file; by default the only one.
 
     Returns:
       The file, ``process_{index}-of-{count}.json``.
 
     Raises:
-      StateError: if the state is no plain JSON.
+      StateError: if the state is not plain JSON.
     """
     place = _file(directory, process)
     try:
@@ -47,12 +50,19 @@ async def save_state(
 async def load_state(directory: Path | str | Any, process: ShardOptions | None = None) -> dict[str, Any]:
     """Read a state that :func:`save_state` wrote.
 
-    Where it was written by another number of processes, any one of their states does: the order of a pipeline does not
-    depend on the number of its shards.
+    If a different number of processes wrote the states, the state of any of them is valid, because the order of a
+    pipeline does not depend on the number of its shards.
+
+    Args:
+      directory: directory of the files, on any store.
+      process: index of this process and number of processes; by default the only one.
+
+    Returns:
+      The state.
 
     Raises:
-      NotFoundError: if there is none.
-      StateError: if the file is no state, or the states of several processes stand at different positions.
+      NotFoundError: if there is no state.
+      StateError: if the file is not a state, or the states of several processes have different positions.
     """
     own = _file(directory, process)
     try:

@@ -1,4 +1,4 @@
-"""Datapoints to batches: checked against the first one, and copied into one array for each key."""
+"""Assembly of batches: datapoints are validated against the first one and copied into one array per key."""
 
 import collections
 import math
@@ -17,30 +17,30 @@ from granular.errors import DatapointError
 Batch = dict[str, NDArray[Any]]
 Spec = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
-# What a loop may assemble by itself, in less than a millisecond: bytes copied, and values looked at.
+# Limits of a batch that the event loop assembles itself, in less than a millisecond: bytes and values.
 _IN_PLACE: Final = MiB
 _VALUES_IN_PLACE: Final = 512
 
 
 class Made(NamedTuple):
-    """A batch, and which of its datapoints could not be made."""
+    """A batch, and the datapoints that failed, as (step, message)."""
 
     batch: Batch
     failed: list[tuple[int, str]]
 
 
 class Assembly:
-    """Makes batches of a source, here or in a worker process.
+    """Loads batches from a source, in this process or in a worker process.
 
     Args:
-      source: of datapoints, which are dicts of numbers and arrays.
-      size: datapoints in a batch.
-      spec: of each key the dtype and shape.
-      on_error: what becomes of a datapoint that cannot be made.
+      source: a source of datapoints, which are dicts of numbers and arrays.
+      size: datapoints per batch.
+      spec: dtype and shape of each key.
+      on_error: policy for a datapoint that fails.
 
     Attributes:
-      captures: whether what fails is not to be raised by the source.
-      recycled: batches whose memory may be used again.
+      captures: True if the source returns a ``Failure`` for a datapoint that fails instead of raising.
+      recycled: batches whose memory may be reused.
     """
 
     def __init__(self, source: Source, size: int, spec: Spec, on_error: OnError) -> None:
@@ -49,7 +49,7 @@ class Assembly:
         self.recycled: collections.deque[Batch] = collections.deque()
 
     async def make(self, first: int) -> Made:
-        """The batch that begins at a step."""
+        """Return the batch that starts at a step."""
         points = await self._source.fetch(np.arange(first, first + self._size))
         if self._is_small() and not any(type(point) is Failure for point in points):
             return self._assemble(points, first)
@@ -79,7 +79,7 @@ class Assembly:
         return Made(out, failed)
 
     def _resolved(self, points: list[Any], first: int, failed: list[tuple[int, str]]) -> list[Any]:
-        """What is left of datapoints of which some failed, or differ from the first."""
+        """Apply the ``on_error`` policy to datapoints that failed or differ from the spec; return the others."""
         out = []
         for step, point in enumerate(points, first):
             if type(point) is not Failure:
@@ -101,7 +101,11 @@ class Assembly:
 
 
 def spec_of(point: Any) -> Spec:
-    """What the datapoints of a source must be like, by the first one."""
+    """Return the dtype and shape of each key, from the first datapoint of a source.
+
+    Raises:
+      DatapointError: if the datapoint is not a dict of numbers and arrays.
+    """
     if not isinstance(point, Mapping):
         raise DatapointError(f'step 0: want a dict for a datapoint, got {type(point).__name__}')
     arrays = {key: np.asarray(value) for key, value in point.items()}
@@ -112,7 +116,7 @@ def spec_of(point: Any) -> Spec:
 
 
 def check(point: Any, step: int, spec: Spec) -> None:
-    """Raise if a datapoint is not like the first one."""
+    """Raise ``DatapointError`` if keys, dtypes or shapes of a datapoint differ from those of the first."""
     check_keys(point, step, spec)
     for key, (dtype, shape) in spec.items():
         value = np.asarray(point[key])
@@ -121,7 +125,7 @@ def check(point: Any, step: int, spec: Spec) -> None:
 
 
 def check_keys(point: Any, step: int, spec: Spec) -> None:
-    """Raise if a datapoint has other keys than the first one."""
+    """Raise ``DatapointError`` if the keys of a datapoint differ from those of the first."""
     if not isinstance(point, Mapping):
         raise DatapointError(f'step {step}: want a dict for a datapoint, got {type(point).__name__}')
     if point.keys() != spec.keys():
@@ -131,7 +135,7 @@ def check_keys(point: Any, step: int, spec: Spec) -> None:
 def differing(
     key: str, value: NDArray[Any], step: int, dtype: np.dtype[Any] | None = None, shape: tuple[int, ...] = ()
 ) -> DatapointError:
-    """The error that says how a value differs from the first one."""
+    """Create the error for a value whose dtype or shape differs from that of the first datapoint."""
     if value.dtype == object:
         return DatapointError(f'step {step}, key {key!r}: makes no array of numbers: leave it out in a transform')
     return DatapointError(

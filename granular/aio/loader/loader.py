@@ -1,4 +1,4 @@
-"""The loader: batches in order, prefetched, resumable from a step."""
+"""The Loader: batches in order, prefetched, resumable at any step."""
 
 import collections
 import functools
@@ -18,35 +18,45 @@ from granular.errors import ClosedError, InvalidArgumentError, StateError
 if TYPE_CHECKING:
     from granular.aio.execution.workers import Workers
 
-_TRIED: Final = 100  # datapoints, of which one must be whole, if those that are not are skipped
+_TRIED: Final = 100  # datapoints tried for the spec if failed ones are skipped
 
 
 class Loader:
-    """Batches of a source, in order, the same for the same seed and step however they are fetched.
+    """Load batches from a source, in an order that depends only on seed and step, however they are fetched.
 
-    Batch ``k`` of shard ``s`` holds the source's steps from ``(k * num_shards + s) * batch`` on. Over an endless source
-    (``Epochs``, ``Sample``) it goes on for ever; over a finite one it ends with the last step that gives every shard
-    a whole batch.
+    ::
 
-    Memory is bounded by ``prefetch + 1`` batches and what is in flight for them.
+        source = sources.Epochs(reader, shuffle=True, seed=0)
+        async with Loader(source, batch=64) as loader:
+            async for batch in loader:  # a dict of arrays
+                ...
+
+    Batch ``k`` of shard ``s`` contains the source's steps from ``(k * num_shards + s) * batch`` on. Over an endless
+    source (``Epochs``, ``Sample``) it never ends; over a finite source it ends with the last step that gives every
+    shard a full batch.
+
+    Memory is bounded by ``prefetch + 1`` batches and the data in flight for them.
 
     Args:
-      source: anything that :func:`granular.aio.sources.convert` takes; its datapoints are dicts of numbers and arrays.
-      batch: datapoints in a batch.
-      prefetch: batches that are fetched ahead.
-      workers: threads that decode and transform. Reads need none: they are the event loop's. With ``mp``, processes.
-      recycle_after: use the memory of a batch again after this many more were handed out; False for fresh memory.
-      shard_id, num_shards: which of several loaders this is, each of which gets its own part of every global batch.
-      mp: a start method ('spawn', 'forkserver', 'fork') or context of :mod:`multiprocessing`, to make batches in worker
-        processes, which hand them over in shared memory. Source and functions must pickle, unless they are forked.
-      on_error: what becomes of a datapoint that cannot be made: 'raise', 'skip', which makes its batch smaller, or a
-        function of step and error, which gives one in its place, or None to skip it, or raises. What a store fails with
-        is always raised.
+      source: anything that :func:`granular.aio.sources.convert` accepts; its datapoints are dicts of numbers and
+        arrays.
+      batch: datapoints per batch.
+      prefetch: batches to fetch ahead.
+      workers: threads that decode and transform; with ``mp``, processes. Reads run on the event loop and need no
+        threads.
+      recycle_after: reuse the memory of a batch after this many more batches were returned; False for fresh memory.
+      shard_id, num_shards: number of this loader and number of loaders; each gets its own part of every global batch.
+      mp: a start method ('spawn', 'forkserver', 'fork') or context of :mod:`multiprocessing`, to load batches in worker
+        processes, which return them in shared memory. Unless forked, source and functions must be picklable.
+      on_error: policy for a datapoint that fails: 'raise', 'skip', which makes its batch smaller, or a function of step
+        and error that returns a replacement, returns None to skip the datapoint, or raises. Store errors are always
+        raised.
 
     Raises (while iterating):
-      DatapointError: for a datapoint whose keys, dtypes or shapes are not those of the first. Never is one cast or cut.
-      Exception: what the source raised, as it was raised, with a note of the step. The loader stays at the batch that
-        failed: to go on behind it, ``load`` a later step.
+      DatapointError: if keys, dtypes or shapes of a datapoint differ from those of the first. Values are never cast or
+        cut.
+      Exception: errors of the source are raised unchanged, with a note that names the step. The loader stays at the
+        batch that failed: ``load`` a later step to skip it.
       WorkerError: if a worker process died.
     """
 
@@ -77,18 +87,18 @@ class Loader:
 
     @property
     def consumed(self) -> int:
-        """The source's steps that lie before the next batch: those of all shards, as ``'step'`` of ``save``."""
+        """Number of steps of the source before the next batch, over all shards: the ``'step'`` of ``save``."""
         return self._core.ahead.position
 
     def save(self) -> dict[str, int]:
-        """The state: plain JSON, of the batch that comes next, whatever is prefetched."""
+        """Return the state: plain JSON, the position of the next batch, independent of prefetched batches."""
         return {'step': self.consumed, 'seed': self.source.seed}
 
     def load(self, state: Mapping[str, int]) -> None:
-        """Go on from a state, also while running: what was prefetched is dropped.
+        """Continue from a state; also possible while iterating. Drops prefetched batches.
 
         Raises:
-          StateError: if it is no state, or one of another seed or other batches.
+          StateError: if this is not a state, or was saved with a different seed.
         """
         step, seed = state.get('step'), state.get('seed', self.source.seed)
         if not isinstance(step, int) or step < 0:
@@ -103,14 +113,15 @@ class Loader:
     load_state_dict = load
 
     def fingerprint(self) -> list[str]:
-        """What it reads, a line for each stage: a state fits a loader with the same."""
+        """Return one line per stage; a state fits every loader with the same lines."""
         return [*fingerprint(self.source), f'Loader(batch={self.batch})']
 
     def stats(self) -> dict[str, float]:
-        """What was handed out, and how fast; who waited for whom; what is read ahead.
+        """Return counters of what was loaded, throughput, waiting times, and read-ahead.
 
-        Batches, datapoints and bytes; batches and bytes per second; seconds that the consumer waited, and seconds that
-        it spent on its own; batches that are ready and in flight; datapoints that could not be made.
+        ``batches``, ``datapoints`` and ``bytes``; ``batches_per_second`` and ``bytes_per_second``; ``wait_seconds``
+        that the consumer waited, and ``consumer_seconds`` that it spent itself; batches ``ready`` and ``in_flight``;
+        failed datapoints (``errors``).
         """
         core = self._core
         ready, in_flight = core.ahead.counts()
@@ -121,13 +132,13 @@ class Loader:
 
     @property
     def errors(self) -> list[tuple[int, str]]:
-        """Step and message of the datapoints that could not be made, the last thousand."""
+        """Step and message of failed datapoints, the last 1,000."""
         return list(self._core.errors.recent)
 
     # --- batches
 
     async def spec(self) -> Spec:
-        """Of each key the dtype and shape of a datapoint, learned from the first one."""
+        """Return the dtype and shape of each key of a datapoint, determined from the first datapoint."""
         return await self._core.spec()
 
     def __aiter__(self) -> Self:
@@ -139,10 +150,10 @@ class Loader:
             raise StopAsyncIteration
         return cast(Batch, batch)
 
-    # --- end
+    # --- closing
 
     async def aclose(self) -> None:
-        """End: cancel what is being fetched, its threads and processes. More than once is no error."""
+        """Close the loader: stop its fetches, threads and processes. Closing twice is allowed."""
         await self._core.aclose()
 
     async def __aenter__(self) -> Self:
@@ -155,7 +166,7 @@ class Loader:
 
 
 class _Core(Running):
-    """A loader at work; it knows nothing of the loader that the user holds."""
+    """The running part of a loader. It holds no reference to the Loader, so that a dropped Loader can be closed."""
 
     def __init__(
         self,
@@ -187,11 +198,11 @@ class _Core(Running):
 
     @functools.cached_property
     def _limit(self) -> int | None:
-        """The step behind the last batch; None if there is no end."""
+        """The step after the last batch; None if the source is endless."""
         return None if self._source.endless else length_of(self._source) // self._stride * self._stride
 
     async def spec(self) -> Spec:
-        """Of each key the dtype and shape of a datapoint, learned from the first one."""
+        """Return the dtype and shape of each key of a datapoint, determined from the first datapoint."""
         await need_loop()
         async with self._learning.turn():
             if self._spec is None:
@@ -210,7 +221,7 @@ class _Core(Running):
         raise failed
 
     async def next(self) -> Any:
-        """The next batch, or ``END``; one at a time."""
+        """Return the next batch, or ``END``; concurrent calls wait for each other."""
         await need_loop()
         async with self.turn.turn():
             self.check()

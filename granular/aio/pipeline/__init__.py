@@ -1,1 +1,1 @@
-"""Pipelines: lazy sequences over readers, and the streams, workers and states that are made of them."""
+"""Pipelines: lazy datasets, streams, samplers, transformations and the DataLoader."""

@@ -1,4 +1,4 @@
-"""The DataLoader of those who know Google Grain's: a data source, a sampler, operations."""
+"""A DataLoader like that of Google Grain: a data source, a sampler and operations."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +23,7 @@ from granular.errors import InvalidArgumentError
 
 
 class _Applied(Element):
-    """Operations on single records, which share the random numbers of the record's index."""
+    """Operations on single datapoints, which share the random generator of their index."""
 
     def __init__(self, parent: Source, steps: Sequence[tuple[str, Any]], sampler: Any) -> None:
         super().__init__(parent)
@@ -58,22 +58,32 @@ class _Applied(Element):
 
 
 class Operations:
-    """Elements of a data source in the order of a sampler, through operations.
+    """Load elements from a data source, in the order of a sampler, through operations.
 
-    Each iteration begins anew. Batches are the same for any number of workers, and so are states: one that was taken
-    with four workers is restored with none.
+    ::
+
+        loader = DataLoader(
+            data_source=reader,
+            sampler=granular.IndexSampler(len(reader), shuffle=True, num_epochs=1, seed=0),
+            operations=[decode, granular.Batch(64, drop_remainder=True)],
+            worker_count=4,
+        )
+
+    Each iteration starts from the beginning. Batches do not depend on the number of workers, and neither do states: a
+    state saved with four workers can be restored with none.
 
     Args:
-      data_source: a reader, a list, or anything else that can be a source.
-      sampler: which records come, such as an :class:`IndexSampler`.
+      data_source: a reader, a list, or any other source.
+      sampler: order of the datapoints, such as an :class:`IndexSampler`.
       operations: transformations: functions, or objects with ``map``, ``map_with_index``, ``random_map``, ``filter`` or
         ``flat_map``, and :class:`Batch`.
-      worker_count: processes that read and compute; 0 for threads of this one.
-      worker_buffer_size: chunks that each may have ready.
-      shard_options: which part of the data this process has; by default the sampler's.
-      read_options: how far to read ahead.
-      on_error: what becomes of a record that cannot be made: 'raise', 'skip', or a function of index and error.
-      start_method: of the processes: 'spawn', 'forkserver' or 'fork'.
+      worker_count: processes that read and compute; 0 to use threads of this process.
+      worker_buffer_size: chunks that each worker may have ready.
+      shard_options: part of the data for this process; by default that of the sampler.
+      read_options: limits of the read-ahead.
+      on_error: policy for a datapoint that fails: 'raise', 'skip', or a function of index and error that returns a
+        replacement, returns None to skip it, or raises. Store errors are always raised.
+      start_method: start method of the processes: 'spawn', 'forkserver' or 'fork'.
     """
 
     _kind: type[IterOperations]

@@ -1,4 +1,4 @@
-"""A pipeline as text: its stages, one to a line, from what is read to what comes out."""
+"""Text descriptions of pipelines, one stage per line, from the source to the output."""
 
 from typing import Any, Final
 
@@ -6,7 +6,7 @@ _ENDLESS: Final = 1 << 62
 
 
 def stages(stage: Any, depth: int = 0) -> list[tuple[int, str, str]]:
-    """Depth, description and length of a stage and of all before it."""
+    """Return depth, description and length of a stage and of all stages before it."""
     out: list[tuple[int, str, str]] = []
     if len(stage.parents) == 1:
         out += stages(stage.parents[0], depth)
@@ -14,7 +14,7 @@ def stages(stage: Any, depth: int = 0) -> list[tuple[int, str, str]]:
         for parent in stage.parents:
             out += stages(parent, depth + 1)
     said = stage.describe()
-    if out and out[-1][1] == said:  # a root and what it wraps
+    if out and out[-1][1] == said:  # a root has the description of the source that it wraps
         return out
     return [*out, (depth, said, _length(stage))]
 
@@ -28,7 +28,7 @@ def _length(stage: Any) -> str:
 
 
 def rendered(stage: Any) -> str:
-    """As it is printed."""
+    """Format a pipeline for printing."""
     lines = [('  ' * depth + said, length) for depth, said, length in stages(stage)]
     width = max(len(said) for said, _ in lines)
     most = max(len(length) for _, length in lines)
@@ -36,12 +36,12 @@ def rendered(stage: Any) -> str:
 
 
 def times(stage: Any) -> list[tuple[str, int, float]]:
-    """Of each stage that was timed what it is, how much it made, and the seconds that this took over all threads."""
+    """Return description, element count, and seconds summed over all threads for each stage that was timed."""
     found = [entry for parent in stage.parents for entry in times(parent)]
     made = getattr(stage, 'made', 0)
     return [*found, (stage.describe(), made, stage.spent)] if made else found
 
 
 def fingerprint(stage: Any) -> list[str]:
-    """What makes a pipeline another one, readable: a line for each stage."""
+    """Return a readable line per stage; two pipelines with different lines are different pipelines."""
     return ['  ' * depth + said for depth, said, _ in stages(stage)]

@@ -1,4 +1,4 @@
-"""The operations of an IterDataset, of which both faces have the same, and its iterator."""
+"""The operations of an IterDataset, shared by the sync and the async API, and its iterator."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Self
@@ -28,7 +28,7 @@ from granular.errors import InvalidArgumentError, StateError
 
 
 class IterOperations:
-    """What an IterDataset can be made into. Each operation gives a new one; nothing is read before it is iterated."""
+    """Operations of an IterDataset. Each returns a new one; nothing is read before iteration."""
 
     _stream: Stream
 
@@ -43,18 +43,23 @@ class IterOperations:
 
     @classmethod
     def mix(cls, datasets: Sequence['IterOperations'], weights: Sequence[float] | None = None) -> Self:
-        """Streams mixed evenly, in proportion to their weights, until one of them ends."""
+        """Mix streams evenly, in proportion to their weights, until one of them ends.
+
+        Args:
+          datasets: the streams.
+          weights: numbers above 0, with any sum; equal by default.
+        """
         parts = nodes.proportions(len(datasets), weights)
         said = f'mix of {len(datasets)}, weights {":".join(map(str, parts))}'
         return cls(streams.Staged([dataset._stream for dataset in datasets], said, flows.Mixing, parts))
 
     @classmethod
     def interleave(cls, datasets: Sequence['IterOperations'], cycle_length: int) -> Self:
-        """Elements of some streams in turn; one that ends makes room for the next.
+        """Take elements from several streams in turn; the next stream replaces one that ends.
 
         Args:
           datasets: the streams.
-          cycle_length: how many are read at a time.
+          cycle_length: number of streams to read concurrently.
         """
         if not datasets or not isinstance(cycle_length, int) or cycle_length < 1:
             raise InvalidArgumentError(f'want datasets and a cycle_length from 1 on, got {cycle_length!r}')
@@ -62,21 +67,21 @@ class IterOperations:
         return cls(streams.Staged([dataset._stream for dataset in datasets], said, flows.Interleaving, cycle_length))
 
     def seed(self, seed: int) -> Self:
-        """The seed of those operations further on that are given none: each derives one of its own from it."""
+        """Set the seed of all later operations that are given none: each derives a seed of its own from it."""
         return self._derive(streams.SeededStream(self._stream, seed))
 
     def map(self, transform: MapTransform | Callable[[Any], Any]) -> Self:
-        """A function of each element, called in threads."""
+        """Apply a function to each element, in threads."""
         return self._derive(streams.Each(self._stream, 'map', transform))
 
     def map_with_index(self, transform: MapWithIndexTransform | Callable[[int, Any], Any]) -> Self:
-        """A function of each element and its number in this stream."""
+        """Apply a function to each element and its number in this stream: ``transform(number, element)``."""
         return self._derive(streams.Each(self._stream, 'map_with_index', transform))
 
     def random_map(
         self, transform: RandomMapTransform | Callable[[Any, np.random.Generator], Any], *, seed: int | None = None
     ) -> Self:
-        """A function of element and random numbers, which are a function of seed and the element's number."""
+        """Apply a function to each element and a random generator, which depends only on seed and element number."""
         if seed is None:
             seed = self._stream.default_seed()
         if seed is None:
@@ -84,11 +89,11 @@ class IterOperations:
         return self._derive(streams.Each(self._stream, 'random_map', transform, seed))
 
     def filter(self, transform: FilterTransform | Callable[[Any], bool]) -> Self:
-        """The elements for which a function is true."""
+        """Keep the elements for which a function returns True."""
         return self._derive(streams.Each(self._stream, 'filter', transform))
 
     def flat_map(self, transform: FlatMapTransform | Callable[[Any], Sequence[Any]]) -> Self:
-        """Several elements for each one, or none."""
+        """Replace each element by the elements that a function returns for it, possibly none."""
         method = method_of(transform, 'flat_map')
         return self._staged(f'flat_map({name_of(method)})', flows.FlatMapping, method)
 
@@ -99,11 +104,22 @@ class IterOperations:
         drop_remainder: bool = False,
         batch_fn: Callable[[Sequence[Any]], Any] | None = None,
     ) -> Self:
-        """Batches of elements, each leaf of which (in dicts, tuples, lists) is stacked along a new first dimension."""
+        """Combine consecutive elements to batches, stacking each leaf (of dicts, tuples, lists) along a new first axis.
+
+        Args:
+          batch_size: elements per batch.
+          drop_remainder: True to drop a smaller last batch.
+          batch_fn: function from a list of elements to a batch, instead of stacking.
+        """
         return self._derive(streams.BatchOf(self._stream, batch_size, drop_remainder, batch_fn))
 
     def window_shuffle(self, window_size: int, seed: int) -> Self:
-        """Another order within each window of consecutive elements."""
+        """Shuffle the elements within each window of consecutive elements.
+
+        Args:
+          window_size: elements per window.
+          seed: the order of a window depends on the seed and the number of the window.
+        """
         if not isinstance(window_size, int) or window_size < 1:
             raise InvalidArgumentError(f'window_size is {window_size!r}: want an integer from 1 on')
         return self._staged(f'window_shuffle({window_size}, seed={seed})', flows.WindowShuffling, window_size, seed)
@@ -111,16 +127,18 @@ class IterOperations:
     def pack(
         self, length_struct: Mapping[str, int], *, num_packing_bins: int = 64, meta_features: Sequence[str] = ()
     ) -> Self:
-        """Sequences put together in rows of fixed lengths, each into the first of some rows that has room.
+        """Pack sequences into rows of fixed lengths; each sequence goes into the first open row with enough space.
 
-        Each row is a dict of the keys of ``length_struct``, padded with zeros, and for each key that is no meta feature
-        ``{key}_segment_ids`` (int32: 1 for the first sequence in the row, and so on; 0 for padding) and
-        ``{key}_positions`` (int32, within its sequence).
+        Each row is a dict with the keys of ``length_struct``, padded with zeros. For each key that is not a meta
+        feature, it also has ``{key}_segment_ids`` (int32: 1 for the first sequence in the row, and so on; 0 for
+        padding) and ``{key}_positions`` (int32, position within the sequence)::
+
+            stream.pack({'tokens': 2048})  # elements such as {'tokens': np.array([17, 4, 2])}
 
         Args:
-          length_struct: the length of a row, for each key.
-          num_packing_bins: rows that are filled at a time.
-          meta_features: keys without segments and positions.
+          length_struct: length of a row, for each key.
+          num_packing_bins: number of rows that are open at a time.
+          meta_features: keys without segment ids and positions.
         """
         lengths = dict(length_struct)
         return self._staged(
@@ -128,34 +146,36 @@ class IterOperations:
         )
 
     def prefetch(self, buffer_size: int = 2) -> Self:
-        """Elements of all that stands before, made ahead of the consumer.
+        """Compute the elements of all previous operations ahead of the consumer.
 
         Args:
-          buffer_size: how many.
+          buffer_size: number of elements.
         """
         if not isinstance(buffer_size, int) or buffer_size < 1:
             raise InvalidArgumentError(f'buffer_size is {buffer_size!r}: want an integer from 1 on')
         return self._staged(f'prefetch({buffer_size})', flows.Prefetching, buffer_size)
 
     def mp_prefetch(self, options: MultiprocessingOptions | int) -> Self:
-        """The same elements in the same order, read and computed in worker processes.
+        """Read and compute the elements in worker processes; elements and order stay the same.
 
-        What stands before the first operation that depends on several elements runs there, in chunks; the rest here.
-        Over a MapDataset that was batched, whole batches come back, in shared memory.
+        The operations before the first one that combines several elements run in the workers, in chunks; the others run
+        in this process. If the MapDataset was batched, the workers return whole batches, in shared memory::
+
+            dataset.shuffle(seed=0).map(decode).batch(64).to_iter_dataset().mp_prefetch(4)
 
         Args:
-          options: how many processes, or more in detail.
+          options: number of processes, or all settings.
         """
         chosen = MultiprocessingOptions(num_workers=options) if isinstance(options, int) else options
         return self if not chosen.num_workers else self._derive(self._stream.with_workers(chosen))
 
     def apply(self, transformations: Transformation | Sequence[Transformation]) -> Self:
-        """Transformations one after the other."""
+        """Apply one transformation, or several in order."""
         applied: Self = apply(self, transformations)
         return applied
 
     def pipe(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """``func(self, *args, **kwargs)``, for functions of your own in a chain of operations."""
+        """Return ``func(self, *args, **kwargs)``, to use your own functions in a chain of operations."""
         return func(self, *args, **kwargs)
 
     def __str__(self) -> str:
@@ -166,9 +186,9 @@ class IterOperations:
 
 
 class Iterator(Running):
-    """Where a stream stands: its elements one after the other, and the state from which the next one follows.
+    """The position in a stream: returns its elements one after another, and the state from which the next one follows.
 
-    An element that fails raises, and the state stays before it: the next call tries it again.
+    If an element fails, its error is raised and the state stays before it: the next call tries the element again.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -176,12 +196,12 @@ class Iterator(Running):
         self._stream = stream
         self._flow = stream.flow()
         self._fingerprint = fingerprint(stream)
-        self._moves = 0  # odd while an element is made, or a state restored
-        self._before: Any = None  # the mark before that
+        self._moves = 0  # odd while an element is computed or a state is restored
+        self._before: Any = None  # the mark before that operation
         self._count = 0
 
     async def next(self) -> Any:
-        """The next element, or ``END``."""
+        """Return the next element, or ``END``."""
         async with self.turn.turn():
             self.check()
             self._before = before = self._flow.mark()
@@ -200,9 +220,9 @@ class Iterator(Running):
             return element
 
     def get_state(self) -> dict[str, Any]:
-        """From where the next element follows: plain JSON, of indices alone.
+        """Return the state from which the next element follows: plain JSON with indices, not data.
 
-        While an element is being made, for another thread, it is the state before that element.
+        While another thread waits for an element, this is the state before that element.
         """
         while True:
             moves = self._moves
@@ -211,10 +231,11 @@ class Iterator(Running):
                 return {'state': state, 'pipeline': self._fingerprint}
 
     async def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state.
+        """Continue from a state.
 
         Raises:
-          StateError: if it is none, or one of another pipeline; it says what differs.
+          StateError: if this is not a state, or belongs to a different pipeline; the message names the first
+            difference.
         """
         if not isinstance(state, Mapping) or 'state' not in state:
             raise StateError(f'want a state such as {self.get_state()}, got {state!r:.200}')
@@ -232,7 +253,7 @@ class Iterator(Running):
                 await self.settle()
 
     async def start_prefetch(self) -> None:
-        """Begin to read, before the first element is asked for."""
+        """Start reading before the first element is requested."""
         async with self.turn.turn():
             self.check()
             try:
@@ -241,7 +262,12 @@ class Iterator(Running):
                 await self.settle()
 
     def stats(self) -> dict[str, float]:
-        """Elements handed out; of what is read: elements, bytes, seconds waited for it, chunks ready and in flight."""
+        """Return the counters of this iterator.
+
+        ``elements`` returned; ``read`` elements and ``bytes`` (estimated) of the sources; ``wait_seconds`` that the
+        consumer waited for them, and ``consumer_seconds`` that it spent itself; chunks ``ready`` and ``in_flight``;
+        failed elements (``errors``).
+        """
         readings = list(_readings(self._flow))
         counts = [reading.ahead.counts() for reading in readings]
         return {
@@ -257,7 +283,7 @@ class Iterator(Running):
 
     @property
     def errors(self) -> list[tuple[int, str]]:
-        """Index and message of the elements that could not be made, the last thousand of each source."""
+        """Index and message of failed elements, the last 1,000 of each source."""
         return [error for reading in _readings(self._flow) for error in reading.errors.recent]
 
     async def _close(self) -> None:
@@ -271,10 +297,10 @@ def _readings(flow: Flow) -> Sequence[Reading]:
 
 
 def check_fingerprint(said: Any, own: Sequence[str]) -> None:
-    """Raise if a state is of another pipeline.
+    """Check that a state belongs to this pipeline.
 
     Raises:
-      StateError: with the first stage that differs.
+      StateError: if it does not; the message names the first stage that differs.
     """
     if said is None or list(said) == list(own):
         return
@@ -287,7 +313,15 @@ def check_fingerprint(said: Any, own: Sequence[str]) -> None:
 
 
 class DatasetIterator(AsyncIterator[Any]):
-    """The elements of a stream, with ``async for``; between any two of them, its state can be had and restored."""
+    """The elements of a stream, for ``async for``; its state can be saved and restored between any two elements.
+
+    ::
+
+        iterator = aiter(stream)
+        element = await anext(iterator)
+        state = iterator.get_state()  # plain JSON
+        await iterator.set_state(state)  # continues after that element
+    """
 
     def __init__(self, stream: Stream) -> None:
         self._core = Iterator(stream)
@@ -303,32 +337,38 @@ class DatasetIterator(AsyncIterator[Any]):
         return element
 
     def get_state(self) -> dict[str, Any]:
-        """From where the next element follows: plain JSON, of indices alone."""
+        """Return the state from which the next element follows: plain JSON with indices, not data."""
         return self._core.get_state()
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state.
+        """Continue from a state.
 
         Raises:
-          StateError: if it is none, or one of another pipeline; it says what differs.
+          StateError: if this is not a state, or belongs to a different pipeline; the message names the first
+            difference.
         """
         await self._core.restore(state)
 
     async def start_prefetch(self) -> None:
-        """Begin to read, before the first element is asked for."""
+        """Start reading before the first element is requested."""
         await self._core.start_prefetch()
 
     def stats(self) -> dict[str, float]:
-        """Elements handed out; of what is read: elements, bytes, seconds waited for it, chunks ready and in flight."""
+        """Return the counters of this iterator.
+
+        ``elements`` returned; ``read`` elements and ``bytes`` (estimated) of the sources; ``wait_seconds`` that the
+        consumer waited for them, and ``consumer_seconds`` that it spent itself; chunks ``ready`` and ``in_flight``;
+        failed elements (``errors``).
+        """
         return self._core.stats()
 
     @property
     def errors(self) -> list[tuple[int, str]]:
-        """Index and message of the elements that could not be made, the last thousand of each source."""
+        """Index and message of failed elements, the last 1,000 of each source."""
         return self._core.errors
 
     async def aclose(self) -> None:
-        """End: its tasks, threads and processes. More than once is no error."""
+        """Close the iterator: stop its tasks, threads and processes. Closing twice is allowed."""
         await self._core.aclose()
 
     async def __aenter__(self) -> Self:
@@ -339,7 +379,14 @@ class DatasetIterator(AsyncIterator[Any]):
 
 
 class IterDataset(IterOperations):
-    """A stream of elements, with ``async for``."""
+    """A stream of elements, for ``async for``; create one with ``MapDataset.to_iter_dataset``.
+
+    ::
+
+        stream = MapDataset.source(reader).shuffle(seed=0).to_iter_dataset().filter(is_valid).batch(64)
+        async for batch in stream:
+            ...
+    """
 
     def __aiter__(self) -> DatasetIterator:
         return DatasetIterator(self._stream)

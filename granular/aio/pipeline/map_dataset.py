@@ -1,4 +1,4 @@
-"""The asynchronous MapDataset."""
+"""The async API of MapDataset."""
 
 import operator
 from collections.abc import AsyncIterator
@@ -16,44 +16,52 @@ from granular.filters import Strategy
 class MapDataset(MapOperations):
     """A lazy sequence of elements, each a pure function of its index, fetched many at a time.
 
-    Index ``len + i`` is element ``i`` of the next epoch, negative ones are of the epochs before. What a filter left out
-    is None; iteration skips it.
+    Operations return a new dataset and read nothing::
+
+        dataset = MapDataset.source(reader).seed(0).shuffle().map(decode).batch(64)
+        first, second = await dataset.fetch([0, 1])
+        async for batch in dataset:
+            ...
+
+    Index ``len + i`` is element ``i`` of the next epoch; negative indices belong to earlier epochs. An element removed
+    by ``filter`` is None here; iteration skips it.
     """
 
     _stream = IterDataset
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
-        """The elements at many indices, in the order asked, in one fan-out."""
+        """Return the elements at the given indices, in the order of the indices, in one fan-out."""
         return await self._node.fetch(np.asarray(indices, np.int64))
 
     async def get(self, index: SupportsIndex) -> Any:
-        """The element at an index."""
+        """Return the element at an index."""
         return (await self._node.fetch(np.array([operator.index(index)])))[0]
 
     async def filter_classes(
         self, field: str = 'label', valid_classes: Any = None, invalid_classes: Any = None
     ) -> Self:
-        """The elements of some classes, or of all others. Their labels are read once, and nothing else of them.
+        """Keep the elements of some classes, or of all other classes.
 
-        Where the order differs from epoch to epoch, the elements are those of the first: shuffle behind it.
+        Reads only the labels, once. If the order changes from epoch to epoch, the first epoch decides which indices are
+        kept: shuffle after filtering.
 
         Args:
-          field: the key of the labels, of which a sample may have one or a sequence.
-          valid_classes: those that stay: a list, a range or an array of integers or strings.
-          invalid_classes: in place of it, those that do not.
+          field: key of the label; an element may have one label or a sequence of labels.
+          valid_classes: classes to keep: a list, range or array of integers or strings.
+          invalid_classes: classes to remove, instead of ``valid_classes``.
         """
         return self._derive(await choosing.filtered(self._node, field, valid_classes, invalid_classes))
 
     async def oversample(
         self, field: str = 'label', strategy: Strategy = 'multiply', unlabeled: int | str | None = -1
     ) -> Self:
-        """Elements of rare classes repeated. Their labels are read once, and nothing else of them.
+        """Repeat elements of rare classes. Reads only the labels, once.
 
         Args:
-          field: the key of the labels.
-          strategy: ``'multiply'``: what fits k times into the count of the largest class comes k times;
-            ``'exact'``: each class comes to that count exactly.
-          unlabeled: the label that stands for no class; its elements come once. None if there is none.
+          field: key of the label.
+          strategy: ``'multiply'``: each element appears k times, where k is how often its class fits into the largest
+            class; ``'exact'``: elements of each class are repeated until it is as large as the largest class.
+          unlabeled: label that means "no class": its elements appear once. None if there is no such label.
         """
         return self._derive(await choosing.oversampled(self._node, field, strategy, unlabeled))
 

@@ -1,4 +1,4 @@
-"""Samplers: which record comes at an index, and with which random numbers; as Google Grain has them."""
+"""Samplers: the datapoint and the random generator of each index, as in Google Grain."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from granular.shuffle import permute
 
 @dataclasses.dataclass(slots=True)
 class RecordMetadata:
-    """What a sampler says of an index.
+    """The datapoint that a sampler chose for an index.
 
     Attributes:
-      index: of the sampler.
-      record_key: of the record in the data source.
-      rng: random numbers for its transformations.
+      index: index of the sampler.
+      record_key: index of the datapoint in the data source.
+      rng: random generator for its transformations; None if the sampler has no seed.
     """
 
     index: int
@@ -36,25 +36,38 @@ class RecordMetadata:
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Anything that gives a RecordMetadata for an index."""
+    """Protocol of samplers: a RecordMetadata for each index. A :class:`DataLoader` also needs ``__len__``.
+
+    ::
+
+        class Reversed:
+            def __len__(self):
+                return 100
+
+            def __getitem__(self, index):
+                return granular.RecordMetadata(index, record_key=99 - index)
+    """
 
     def __getitem__(self, index: int) -> RecordMetadata:
-        """What comes at an index."""
+        """Return the datapoint for an index."""
         ...
 
 
 class IndexSampler:
-    """Records in order or shuffled, for some epochs, of which each shard has a contiguous part of its own.
+    """Datapoints in order or shuffled, for a number of epochs; each shard has a contiguous part of the data.
 
-    Indices count the records of all shards in turn: those of shard ``s`` are ``s``, ``s + shard_count``, and so on.
-    Uneven shards are exact: each gives all of its records, once an epoch (Grain drops some, or repeats them).
+    Indices interleave the shards: shard ``s`` has the indices ``s``, ``s + shard_count``, and so on. Shards of unequal
+    length are exact: each yields all of its datapoints once per epoch (Grain drops or repeats some)::
+
+        sampler = granular.IndexSampler(len(reader), shuffle=True, num_epochs=3, seed=0)
 
     Args:
-      num_records: records in the data source.
-      shard_options: which part of them this process has.
-      shuffle: whether each epoch is in an order of its own; that of ``MapDataset.shuffle``.
-      num_epochs: None for ever.
-      seed: from 0 to 2**32 - 1; record ``index`` gets the random numbers of ``Philox(key=seed + index)``.
+      num_records: number of datapoints in the data source.
+      shard_options: part of the data for this process.
+      shuffle: True to shuffle each epoch differently, in the order of ``MapDataset.shuffle``.
+      num_epochs: number of epochs; None for infinitely many.
+      seed: integer from 0 to 2**32 - 1, required to shuffle; index ``index`` gets the random generator
+        ``Philox(key=seed + index)``.
     """
 
     def __init__(
@@ -85,7 +98,7 @@ class IndexSampler:
 
     @property
     def shard_length(self) -> int:
-        """How many indices this shard has."""
+        """Number of indices of this shard."""
         length = self._stop - self._start
         return ENDLESS if self.num_epochs is None and length else length * (self.num_epochs or 0)
 
@@ -93,7 +106,7 @@ class IndexSampler:
         return min(ENDLESS, self.shard_length * self.shard_options.shard_count)
 
     def record_keys(self, places: Ints) -> Ints:
-        """The records at places of this shard, counted from 0 on."""
+        """Return the indices in the data source for positions in this shard, counted from 0."""
         length = self._stop - self._start
         epochs, places = np.divmod(places, max(1, length))
         if self.shuffle and self.seed is not None:
@@ -112,30 +125,36 @@ class IndexSampler:
         return RecordMetadata(index, key, self.rng(index))
 
     def rng(self, index: int) -> np.random.Generator | None:
-        """The random numbers of an index."""
+        """Return the random generator of an index; None without a seed."""
         return None if self.seed is None else np.random.Generator(np.random.Philox(key=self.seed + index))
 
 
 class SequentialSampler(IndexSampler):
-    """Records in order, for one epoch; of each index the record of that number, whatever its shard."""
+    """Datapoints in order, for one epoch; index ``i`` is datapoint ``i`` for any number of shards.
+
+    Args:
+      num_records: number of datapoints in the data source.
+      shard_options: part of the data for this process.
+      seed: seed of the random generators, as in :class:`IndexSampler`.
+    """
 
     def __init__(self, num_records: int, shard_options: ShardOptions | None = None, seed: int | None = None) -> None:
         super().__init__(num_records, shard_options, False, 1, seed)
 
     def record_keys(self, places: Ints) -> Ints:
-        """The records at places of this shard, counted from 0 on."""
+        """Return the indices in the data source for positions in this shard, counted from 0."""
         return places * self.shard_options.shard_count + self.shard_options.shard_index
 
     @property
     def shard_length(self) -> int:
-        """How many indices this shard has."""
+        """Number of indices of this shard."""
         shard = self.shard_options
         each, over = divmod(self.num_records, shard.shard_count)
         return each if shard.drop_remainder else each + (shard.shard_index < over)
 
 
 class Sampled(Node):
-    """The records that a sampler names for a shard, each with its metadata."""
+    """The datapoints that a sampler chooses for a shard, each paired with its metadata."""
 
     def __init__(self, source: Source, sampler: Any, shard: ShardOptions) -> None:
         super().__init__(source)

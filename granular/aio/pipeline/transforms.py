@@ -1,4 +1,4 @@
-"""Transformations as objects, options and shards: the words that users of Google Grain know."""
+"""Transformation classes, options and shards, with the names of Google Grain."""
 
 import abc
 import dataclasses
@@ -11,53 +11,76 @@ from granular.errors import InvalidArgumentError, MissingExtraError
 
 
 class MapTransform(abc.ABC):
-    """A function of each element."""
+    """A function of each element, as an object.
+
+    ::
+
+        class Normalize(granular.MapTransform):
+            def map(self, element):
+                return {**element, 'image': element['image'] / 255}
+
+        dataset = dataset.map(Normalize())
+    """
 
     @abc.abstractmethod
     def map(self, element: Any) -> Any:
-        """The element that takes its place."""
+        """Return the transformed element."""
 
 
 class MapWithIndexTransform(abc.ABC):
-    """A function of each element and its index."""
+    """A function of each element and its index, as an object."""
 
     @abc.abstractmethod
     def map_with_index(self, index: int, element: Any) -> Any:
-        """The element that takes its place."""
+        """Return the transformed element."""
 
 
 class RandomMapTransform(abc.ABC):
-    """A function of each element and random numbers that belong to its index."""
+    """A function of each element and a random generator that depends only on the seed and the index, as an object.
+
+    ::
+
+        class Flip(granular.RandomMapTransform):
+            def random_map(self, element, rng):
+                return element[:, ::-1] if rng.random() < 0.5 else element
+    """
 
     @abc.abstractmethod
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
-        """The element that takes its place."""
+        """Return the transformed element."""
 
 
 class FilterTransform(abc.ABC):
-    """Leaves out some elements."""
+    """A predicate that removes elements, as an object."""
 
     @abc.abstractmethod
     def filter(self, element: Any) -> bool:
-        """Whether it stays."""
+        """Return whether to keep the element."""
 
 
 class FlatMapTransform(abc.ABC):
-    """Several elements for each one."""
+    """A function from each element to several elements, as an object.
+
+    ::
+
+        class Words(granular.FlatMapTransform):
+            def flat_map(self, element):
+                return element.split()
+    """
 
     @abc.abstractmethod
     def flat_map(self, element: Any) -> Sequence[Any]:
-        """The elements that take its place."""
+        """Return the elements that replace this one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Batches of elements.
+    """The transformation that combines consecutive elements to batches, for a :class:`DataLoader` or ``apply``.
 
     Args:
-      batch_size: elements in a batch.
-      drop_remainder: whether to leave out a last batch that is smaller.
-      batch_fn: makes a batch of a list of elements; by default each leaf of them is stacked.
+      batch_size: elements per batch.
+      drop_remainder: True to drop a smaller last batch.
+      batch_fn: function from a list of elements to a batch; by default each leaf is stacked along a new first axis.
     """
 
     batch_size: int
@@ -73,12 +96,13 @@ Transformation = (
 
 @dataclasses.dataclass(frozen=True)
 class ReadOptions:
-    """How far a stream reads ahead.
+    """Limits of the read-ahead of a stream.
 
     Args:
-      num_threads: threads that decode and transform. Reads need none.
-      prefetch_buffer_size: elements that are read ahead at most; 0 for none.
-      memory: bytes of elements that are read ahead at most, by the size of those that came; at least one chunk is.
+      num_threads: threads that decode and transform. Reads need no threads.
+      prefetch_buffer_size: maximum number of elements to read ahead; with 0, only one or two elements.
+      memory: maximum number of bytes of elements to read ahead, estimated from the elements read so far; at least one
+        chunk is read ahead.
     """
 
     num_threads: int = 16
@@ -93,11 +117,11 @@ class ReadOptions:
 
 @dataclasses.dataclass(frozen=True)
 class MultiprocessingOptions:
-    """Worker processes.
+    """Settings of worker processes.
 
     Args:
-      num_workers: how many; 0 for none.
-      per_worker_buffer_size: chunks or batches that each may have ready.
+      num_workers: number of processes; 0 for none.
+      per_worker_buffer_size: chunks or batches that each process may have ready.
       start_method: 'spawn', 'forkserver' or 'fork'.
     """
 
@@ -108,12 +132,16 @@ class MultiprocessingOptions:
 
 @dataclasses.dataclass(frozen=True)
 class ShardOptions:
-    """Which part of the data this process has.
+    """The part of the data that belongs to this process.
+
+    ::
+
+        shard = granular.ShardOptions(shard_index=3, shard_count=8)  # the fourth of eight processes
 
     Args:
-      shard_index: from 0 on.
-      shard_count: how many parts there are.
-      drop_remainder: whether all parts are equally long, and what is left over belongs to none.
+      shard_index: number of this part, from 0 on.
+      shard_count: number of parts.
+      drop_remainder: True to make all parts equally long and drop the remainder.
     """
 
     shard_index: int
@@ -127,7 +155,7 @@ class ShardOptions:
             )
 
     def split(self, records: int) -> tuple[int, int]:
-        """Where this shard begins and ends, if each shard is contiguous; the first ones get what is left over."""
+        """Return start and end of this shard if shards are contiguous; the first shards share the remainder."""
         each, over = divmod(records, self.shard_count)
         over = 0 if self.drop_remainder else over
         start = each * self.shard_index + min(self.shard_index, over)
@@ -135,14 +163,18 @@ class ShardOptions:
 
 
 class NoSharding(ShardOptions):
-    """All of the data."""
+    """The whole data, without shards."""
 
     def __init__(self) -> None:
         super().__init__(0, 1)
 
 
 class ShardByJaxProcess(ShardOptions):
-    """The part of this JAX process."""
+    """The part of the data for this JAX process.
+
+    Args:
+      drop_remainder: True to make all parts equally long and drop the remainder.
+    """
 
     def __init__(self, drop_remainder: bool = False) -> None:
         try:
@@ -153,7 +185,11 @@ class ShardByJaxProcess(ShardOptions):
 
 
 class ShardByTorchRank(ShardOptions):
-    """The part of this rank of ``torch.distributed``; all of the data if no group was made."""
+    """The part of the data for this rank of ``torch.distributed``; the whole data if no process group is initialized.
+
+    Args:
+      drop_remainder: True to make all parts equally long and drop the remainder.
+    """
 
     def __init__(self, drop_remainder: bool = False) -> None:
         try:
@@ -166,7 +202,7 @@ class ShardByTorchRank(ShardOptions):
 
 
 class RangeDataSource:
-    """Numbers, as a data source: those of ``range(start, stop, step)``."""
+    """The integers of ``range(start, stop, step)``, as a data source."""
 
     def __init__(self, start: int, stop: int, step: int) -> None:
         self._range = range(start, stop, step)
@@ -182,10 +218,10 @@ class RangeDataSource:
 
 
 def operation_of(transformation: Any) -> str:
-    """The operation that a transformation is for: the name of its method, ``'batch'``, or ``'map'`` for a function.
+    """Return the operation of a transformation: the name of its method, ``'batch'``, or ``'map'`` for a function.
 
     Raises:
-      InvalidArgumentError: if it is none.
+      InvalidArgumentError: if the object is not a transformation.
     """
     if isinstance(transformation, Batch):
         return 'batch'
@@ -198,7 +234,7 @@ def operation_of(transformation: Any) -> str:
 
 
 def apply(dataset: Any, transformations: Transformation | Sequence[Transformation]) -> Any:
-    """A dataset of either kind, with transformations applied."""
+    """Apply transformations to a MapDataset or an IterDataset."""
     for step in transformations if isinstance(transformations, Sequence) else [transformations]:
         name = operation_of(step)
         if isinstance(step, Batch):

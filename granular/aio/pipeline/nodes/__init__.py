@@ -1,1 +1,1 @@
-"""Nodes of lazy sequences: what is computed of each index."""
+"""Nodes of a lazy dataset: each computes elements from their indices."""

@@ -1,7 +1,7 @@
-"""Nodes that map indices: each maps the whole array with numpy and fetches below once.
+"""Nodes that map indices: each maps a whole array of indices with numpy and fetches from its source once.
 
-Index ``len + i`` is datapoint ``i`` of the next epoch, and negative ones are of the epochs before, all the way down the
-chain. The orders and meanings of shuffle, mix and concatenate are those that Google Grain documents.
+Index ``len + i`` is datapoint ``i`` of the next epoch, and negative indices belong to earlier epochs, at every node of
+the chain. Shuffle, mix and concatenate have the order and semantics that Google Grain documents.
 """
 
 import abc
@@ -21,15 +21,15 @@ from granular.indexing import Ints
 from granular.shuffle import Blocks, Order
 
 ENDLESS: Final = sys.maxsize
-"""The length of what is repeated for ever."""
+"""The length of an infinitely repeated dataset."""
 
 
 class Mapped(Node):
-    """Each index stands for another one below."""
+    """A node that maps each index to an index of its source."""
 
     @abc.abstractmethod
     def lookup(self, indices: Ints) -> Ints:
-        """The indices below."""
+        """Return the indices in the source."""
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         return await self.parents[0].fetch(self.lookup(np.asarray(indices, np.int64)))
@@ -44,11 +44,11 @@ class Mapped(Node):
 
 
 class Wrapped(Mapped):
-    """Any source, again and again: the root of every chain.
+    """Any source, repeated without end: the root of every chain.
 
     Args:
-      source: anything that :func:`convert` takes.
-      length: how many of its datapoints make an epoch; all of them by default.
+      source: anything that :func:`convert` accepts.
+      length: number of datapoints per epoch; all of them by default.
     """
 
     def __init__(self, source: Any, length: int | None = None) -> None:
@@ -67,7 +67,7 @@ class Wrapped(Mapped):
 
 
 class Shuffle(Mapped):
-    """Every epoch in an order of its own."""
+    """The datapoints of the source, in a different order every epoch."""
 
     def __init__(self, parent: Source, order: Order, seed: int) -> None:
         if not isinstance(order, Order):
@@ -80,7 +80,7 @@ class Shuffle(Mapped):
         length, below = len(self), self.parents[0]
         if isinstance(self.order, Blocks) and isinstance(below, BlockBuffer) and len(steps):
             epochs, blocks = self.order.upcoming(steps, length, self.seed)
-            last = ENDLESS if self.endless else int(steps.max()) // length  # behind the last epoch, nothing comes
+            last = ENDLESS if self.endless else int(steps.max()) // length  # nothing follows the last epoch
             coming = zip(epochs.tolist(), blocks.tolist(), strict=True)
             await below.expect([(epoch, block) for epoch, block in coming if epoch <= last])
         if all(self.order.is_ready(length, self.seed, epoch) for epoch in np.unique(steps // length).tolist()):
@@ -101,7 +101,7 @@ class Shuffle(Mapped):
 
 
 class Slice(Mapped):
-    """A part, by a slice or by the indices themselves."""
+    """A part of the source, given by a slice or by indices."""
 
     def __init__(self, parent: Source, part: slice | Sequence[int] | Ints) -> None:
         super().__init__(parent)
@@ -123,7 +123,7 @@ class Slice(Mapped):
         epochs, places = np.divmod(indices, len(self))
         part = self._part
         inner = part.start + places * part.step if isinstance(part, range) else part[places]
-        # What is repeated for ever has no next epoch.
+        # An infinitely repeated source has no next epoch.
         return inner if len(self.parents[0]) >= ENDLESS else inner + epochs * len(self.parents[0])
 
     def describe(self) -> str:
@@ -132,7 +132,7 @@ class Slice(Mapped):
 
 
 class Repeat(Mapped):
-    """Several epochs, as one."""
+    """Several epochs as one."""
 
     def __init__(self, parent: Source, epochs: int | None, reseed: bool = True) -> None:
         super().__init__(parent)
@@ -155,7 +155,7 @@ class Repeat(Mapped):
 
 
 class Seeded(Mapped):
-    """The seed of what is random further on."""
+    """A node that sets the default seed for random operations after it."""
 
     def __init__(self, parent: Source, seed: int) -> None:
         super().__init__(parent)
@@ -169,7 +169,7 @@ class Seeded(Mapped):
 
 
 class Several(Node):
-    """Several sources, of which each index chooses one."""
+    """Several sources; each index maps to one of them."""
 
     def __init__(self, parents: Sequence[Any]) -> None:
         if not parents:
@@ -178,7 +178,7 @@ class Several(Node):
 
     @abc.abstractmethod
     def choose(self, indices: Ints) -> tuple[Ints, Ints]:
-        """Which source answers each index, and at which index of its own."""
+        """Return, for each index, the number of the source and the index in that source."""
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         owners, inner = await offload(self.choose, np.asarray(indices, np.int64))
@@ -194,7 +194,7 @@ class Several(Node):
 
 
 class Proportional(Several):
-    """Sources mixed evenly in proportion to their weights; it ends with the one that is used up first."""
+    """Sources mixed evenly in proportion to their weights; ends when the first of them is exhausted."""
 
     def __init__(self, parents: Sequence[Source], weights: Sequence[float] | None) -> None:
         super().__init__(parents)
@@ -217,7 +217,7 @@ class Proportional(Several):
 
 
 def proportions(count: int, weights: Sequence[float] | None) -> tuple[int, ...]:
-    """Weights as whole numbers, the least of which is 100; 1 for each by default."""
+    """Scale weights to integers, the smallest of which is 100; without weights, 1 for each source."""
     if weights is None:
         return (1,) * count
     if len(weights) != count or not all(np.isfinite(weight) and weight > 0 for weight in weights):
@@ -227,9 +227,10 @@ def proportions(count: int, weights: Sequence[float] | None) -> tuple[int, ...]:
 
 
 def turns(indices: Ints, weights: Sequence[int]) -> tuple[Ints, Ints]:
-    """Whose turn it is at each index, and how often it was before.
+    """Return, for each index, the number of the source and how often that source was chosen before.
 
-    Of k turns the first has ``k - k * (sum - weight) // sum``; the others share what is left in the same way.
+    Of the first k choices, the first source gets ``k - k * (sum - weight) // sum``; the other sources divide the rest
+    in the same way.
     """
     now, then, left = indices.copy(), indices + 1, sum(weights)
     owners, inner = np.full_like(indices, -1), np.zeros_like(indices)
@@ -244,7 +245,7 @@ def turns(indices: Ints, weights: Sequence[int]) -> tuple[Ints, Ints]:
 
 
 class Concatenate(Several):
-    """One source after the other; its epoch holds an epoch of each."""
+    """One source after another; an epoch contains one epoch of each."""
 
     def __init__(self, parents: Sequence[Source]) -> None:
         super().__init__(parents)
@@ -266,7 +267,7 @@ class Concatenate(Several):
 
 
 class Selection(Several):
-    """Sources mixed as a function of the index says."""
+    """Sources mixed by a function from index to (source, index in the source)."""
 
     def __init__(self, parents: Sequence[Source], chooser: Callable[[int], tuple[int, int]], length: int) -> None:
         super().__init__(parents)
@@ -284,7 +285,7 @@ class Selection(Several):
 
 
 class Zip(Node):
-    """Tuples of what stands at the same index."""
+    """Tuples of the datapoints at the same index of each source."""
 
     def __init__(self, parents: Sequence[Source]) -> None:
         lengths = [len(parent) for parent in parents]
@@ -303,7 +304,10 @@ class Zip(Node):
 
 
 def default_seed(parents: Sequence[Any]) -> int | None:
-    """The seed of something random: of the nearest ``seed`` above it on every way, and how far that is, as in Grain."""
+    """Derive a seed for a random operation from the preceding ``seed`` nodes, as Grain does.
+
+    Uses the nearest ``seed`` on each path upstream, and its distance. Returns None if there is no such node.
+    """
     words: list[int] = []
     level, depth = list(parents), 1
     while level:

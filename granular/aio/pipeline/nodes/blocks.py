@@ -1,4 +1,4 @@
-"""A buffer of blocks, so that one range request serves all the records of a block, whenever they come."""
+"""A buffer of blocks: one range request serves all records of a block, whenever they are requested."""
 
 import asyncio
 import itertools
@@ -20,27 +20,28 @@ _TAKEN: Final = object()
 
 
 class BlockBuffer(Node):
-    """Reads whole blocks of neighbours, each once, and keeps of them what was not asked for yet.
+    """Reads whole blocks of consecutive datapoints, each once, and buffers the datapoints that were not requested yet.
 
     Args:
-      parent: what is read; index ``len + i`` is of the next epoch.
-      block: datapoints in a block.
-      memory: bytes of blocks that are kept at most, each until all of it was taken. Beyond, the oldest one is dropped
-        and read again if need be, which costs speed, not order: it is logged once.
+      parent: the source; index ``len + i`` belongs to the next epoch.
+      block: datapoints per block.
+      memory: maximum number of bytes in buffered blocks; a block is freed when all of its datapoints were taken. Beyond
+        this limit, the oldest block is dropped and its datapoints are read again on request, which costs speed and
+        leaves the order unchanged. A warning is logged once.
     """
 
     def __init__(self, parent: Source, block: int, memory: int = MEMORY) -> None:
         super().__init__(parent)
         self._block, self._memory = block, memory
         self._warned = False
-        self._buffers = PerLoop(_Buffer)  # as tasks fill them
+        self._buffers = PerLoop(_Buffer)  # tasks of one event loop fill a buffer
 
     def select(self, fields: Sequence[str]) -> Self | None:
         below = self.parents[0].select(fields)
         return None if below is None else type(self)(below, self._block, self._memory)
 
     async def expect(self, keys: Sequence[tuple[int, int]]) -> None:
-        """Begin to read blocks, by epoch and number, that will be asked for."""
+        """Start to read blocks, given by epoch and number, ahead of requests for them."""
         self._begin(await self._buffers.get(), keys)
 
     async def release(self) -> None:
@@ -78,7 +79,7 @@ class BlockBuffer(Node):
             if not block.left and buffer.blocks.get(key) is block:
                 del buffer.blocks[key]
                 buffer.kept -= block.size
-        if again:  # they were handed out before: a state was loaded, or a block dropped
+        if again:  # already taken (a state was restored) or dropped with their block
             for i, point in zip(again, await self.parents[0].fetch(steps[again]), strict=True):
                 out[i] = point
         return out
@@ -122,7 +123,7 @@ class BlockBuffer(Node):
 
 
 class _Buffer:
-    """The blocks of one event loop, and their bytes."""
+    """The blocks of one event loop, and their size in bytes."""
 
     def __init__(self) -> None:
         self.blocks: dict[tuple[int, int], _Block] = {}
@@ -130,7 +131,7 @@ class _Buffer:
 
 
 class _Block:
-    """What is left of a block."""
+    """The datapoints of a block that were not taken yet."""
 
     __slots__ = ('left', 'points', 'size', 'task')
 

@@ -1,4 +1,4 @@
-"""Nodes that compute on datapoints: a chain of them fetches below once and runs in the pool, in one go."""
+"""Nodes that transform datapoints: a chain of them fetches from its source once and runs in one thread-pool task."""
 
 import abc
 import types
@@ -14,20 +14,20 @@ from granular.aio.pipeline.transforms import FilterTransform, MapTransform, MapW
 from granular.aio.runtime.threads import offload
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
 
-_IN_PLACE: Final = 1 << 18  # bytes of a batch that is stacked on the event loop
-_NUMBERS: Final = (  # of which numpy makes an array as it would stack them, in a tenth of the time
+_IN_PLACE: Final = 1 << 18  # bytes; smaller batches are stacked on the event loop
+_NUMBERS: Final = (  # types for which np.array gives the result of np.stack in a tenth of the time
     int, float, bool, str, np.int64, np.int32, np.uint8, np.float64, np.float32, np.bool_,
 )  # fmt: skip
 
 
 class Element(Node):
-    """A function of each datapoint. None goes through as it is."""
+    """A function of each datapoint. None passes through unchanged."""
 
     doing = 'transforming'
 
     @abc.abstractmethod
     def call(self, point: Any, index: int) -> Any:
-        """The datapoint that takes the place of another."""
+        """Return the transformed datapoint."""
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         chain: list[Element] = [self]
@@ -67,7 +67,7 @@ class MapWithIndex(Element):
 
 
 class RandomMap(Element):
-    """``fn(datapoint, generator)``, whose random numbers are a function of seed and index; those of Google Grain."""
+    """``fn(datapoint, generator)``, with the random numbers of Google Grain, which depend only on seed and index."""
 
     def __init__(
         self, parent: Source, fn: RandomMapTransform | Callable[[Any, np.random.Generator], Any], seed: int
@@ -85,7 +85,7 @@ class RandomMap(Element):
 
 
 def generator(key: Any, index: int) -> np.random.Generator:
-    """Random numbers of an index: Philox with a counter that begins there."""
+    """Return the random generator of an index: Philox with a counter that starts at the index."""
     return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, 0, index % (1 << 64)], np.uint64)))
 
 
@@ -107,7 +107,7 @@ class Filter(Element):
 
 
 class Select(Element):
-    """Some fields of each datapoint, where they cannot be chosen before it is read."""
+    """Some fields of each datapoint, for sources that cannot select fields before reading."""
 
     def __init__(self, parent: Source, fields: Sequence[str]) -> None:
         super().__init__(parent)
@@ -124,13 +124,13 @@ class Select(Element):
 
 
 def selected(source: Source, fields: Sequence[str]) -> Source:
-    """A source with some fields of each datapoint, the others of which are not read if that can be."""
+    """Restrict a source to some fields of each datapoint, and read only those if the source can."""
     below = source.select(fields)
     return Select(source, fields) if below is None else below
 
 
 class Batch(Node):
-    """Batches of neighbours, all of whose datapoints are fetched at once."""
+    """Batches of consecutive datapoints, which are all fetched at once."""
 
     def __init__(
         self, parent: Source, size: int, drop_remainder: bool, batch_fn: Callable[[Sequence[Any]], Any] | None
@@ -165,7 +165,7 @@ class Batch(Node):
         return await map_in_threads([timed(self, self.make)], batches, 'batching', steps.tolist())
 
     def make(self, points: list[Any], index: int) -> Any:
-        """A batch; if one of its datapoints failed, that failure."""
+        """Return a batch, or the first ``Failure`` among its datapoints."""
         for point in points:
             if type(point) is Failure:
                 return point
@@ -177,9 +177,9 @@ class Batch(Node):
 
 
 def stack(points: Sequence[Any]) -> Any:
-    """Datapoints of one structure (dicts, tuples, lists of arrays and numbers), each leaf along a new first dimension.
+    """Stack datapoints of one structure (dicts, tuples, lists of arrays and numbers), each leaf along a new first axis.
 
-    Bytes become an array of objects: numpy's own type for them loses zeros at the end.
+    Bytes become an array of objects, because numpy's bytes dtype drops trailing zeros.
 
     Raises:
       DatapointError: if structures or shapes differ.
@@ -227,7 +227,7 @@ def _outline(point: Any) -> str:
 
 
 def method_of(transform: Any, name: str) -> Callable[..., Any]:
-    """What to call of a transformation: its method of that name, or itself."""
+    """Return the method of a transformation with the given name, or the transformation itself if it has none."""
     method = getattr(transform, name, None) if not isinstance(transform, type) else None
     fn = method if callable(method) else transform
     if not callable(fn):
@@ -236,16 +236,16 @@ def method_of(transform: Any, name: str) -> Callable[..., Any]:
 
 
 def name_of(fn: Any) -> str:
-    """A function, as a printed pipeline names it."""
+    """Return the name of a function for printed pipelines."""
     owner = getattr(fn, '__self__', None)
     if owner is not None and not isinstance(owner, type | types.ModuleType):
         return type(owner).__qualname__
-    fn = getattr(fn, 'func', fn)  # of a functools.partial
+    fn = getattr(fn, 'func', fn)  # unwrap a functools.partial
     return getattr(fn, '__qualname__', type(fn).__qualname__).replace('<locals>.', '')
 
 
 async def stacked(fn: Callable[[Sequence[Any]], Any], points: list[Any]) -> Any:
-    """A batch of datapoints, made on the loop if that is quick."""
+    """Combine datapoints to a batch, on the event loop if they are small and in a thread otherwise."""
     if fn is stack and weigh(points) < _IN_PLACE:
         return stack(points)
     return await offload(fn, points)

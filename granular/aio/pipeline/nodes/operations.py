@@ -1,4 +1,4 @@
-"""The operations of a MapDataset, of which both faces have the same."""
+"""The operations of a MapDataset, shared by the sync and the async API."""
 
 import builtins
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ from granular.shuffle import Index, Order
 
 
 class MapOperations:
-    """What a MapDataset can be made into. Each operation gives a new one; nothing is read before it is asked for."""
+    """Operations of a MapDataset. Each returns a new dataset; nothing is read until elements are requested."""
 
     _node: Source
     _stream: type[IterOperations]
@@ -43,77 +43,94 @@ class MapOperations:
 
     @property
     def node(self) -> Source:
-        """The source that it is made of."""
+        """The source of the dataset."""
         return self._node
 
-    # --- beginnings
+    # --- constructors
 
     @classmethod
     def source(cls, source: RandomAccessDataSource | Any) -> Self:
-        """A dataset over a reader, a list, an array, or anything else that can be a source."""
+        """Create a dataset over a reader, a list, an array, or any other source.
+
+        ::
+
+            dataset = MapDataset.source([3, 1, 4]).map(lambda number: 2 * number)
+        """
         return cls(nodes.Wrapped(source))
 
     @classmethod
     def range(cls, start: int, stop: int | None = None, step: int = 1) -> Self:
-        """A dataset of whole numbers, as ``range`` has them."""
+        """Create a dataset of integers, those of ``range(start, stop, step)``."""
         return cls(nodes.Wrapped(range(start) if stop is None else range(start, stop, step)))
 
     @classmethod
     def mix(cls, datasets: Sequence['MapOperations'], weights: Sequence[float] | None = None) -> Self:
-        """Datasets mixed evenly, in proportion to their weights, until one of them is used up.
+        """Mix datasets evenly, in proportion to their weights, until the first of them is exhausted.
+
+        ::
+
+            MapDataset.mix([web.seed(1).shuffle().repeat(), books.seed(2).shuffle().repeat()], weights=[0.9, 0.1])
 
         Args:
-          datasets: what to mix, each shuffled or repeated before if need be.
-          weights: above 0, of any sum; equal by default.
+          datasets: datasets to mix, each shuffled or repeated first where needed.
+          weights: numbers above 0, with any sum; equal by default.
         """
         return cls(nodes.Proportional(_nodes(datasets), weights))
 
     @classmethod
     def select_from_datasets(cls, datasets: Sequence['MapOperations'], selection_map: Any) -> Self:
-        """Datasets mixed by a map with a length, which gives ``(which dataset, index in it)`` for an index."""
+        """Mix datasets by a map that has a length and returns ``(number of the dataset, index in it)`` for an index."""
         return cls(nodes.Selection(_nodes(datasets), selection_map.__getitem__, len(selection_map)))
 
     @classmethod
     def concatenate(cls, datasets: Sequence['MapOperations']) -> Self:
-        """Datasets one after the other; each epoch of it holds an epoch of each."""
+        """Concatenate datasets; each epoch of the result contains one epoch of each of them."""
         return cls(nodes.Concatenate(_nodes(datasets)))
 
     @classmethod
     def zip(cls, datasets: Sequence['MapOperations']) -> Self:
-        """Tuples of what stands at the same index of datasets of one length."""
+        """Combine datasets of equal length: each element is a tuple of their elements at the same index."""
         return cls(nodes.Zip(_nodes(datasets)))
 
-    # --- orders
+    # --- order and selection
 
     def seed(self, seed: int) -> Self:
-        """The seed of those operations further on that are given none: each derives one of its own from it."""
+        """Set the seed of all later operations that are given none: each derives a seed of its own from it."""
         _check_seed(seed)
         return self._derive(nodes.Seeded(self._node, seed))
 
     def shuffle(self, seed: int | None = None, order: Order | None = None) -> Self:
-        """All elements in another order, and in yet another one every epoch.
+        """Shuffle all elements, in a different order every epoch.
+
+        ::
+
+            dataset.shuffle(seed=0, order=granular.shuffle.Blocks())
 
         Args:
-          seed: from 0 to 2**32 - 1; by default that which :meth:`seed` gave.
-          order: one of :mod:`granular.shuffle`; by default ``Index()``, the order of Google Grain. ``Blocks()`` reads
-            many records with one request.
+          seed: integer from 0 to 2**32 - 1; by default derived from :meth:`seed`.
+          order: an order of :mod:`granular.shuffle`; by default ``Index()``, the order of Google Grain. ``Blocks()``
+            reads many records with one request.
         """
         return self._derive(nodes.Shuffle(self._node, order or Index(), self._seed_of(seed, 'shuffle')))
 
     def slice(self, sl: builtins.slice | Sequence[int] | Ints) -> Self:
-        """A part: by a slice, or by the indices of the elements themselves."""
+        """Select a part of the dataset, by a slice or by indices of elements."""
         return self._derive(nodes.Slice(self._node, sl))
 
     def subset(self, indices: Sequence[int] | Ints) -> Self:
-        """The elements at some indices, in the order given, which may repeat; negative ones from the end."""
+        """Select elements by indices, in that order. They may repeat; negative ones count from the end."""
         return self.slice(indices)
 
     def percent(self, from_percent: float | None = None, to_percent: float | None = None) -> Self:
-        """A part, of which ranges that meet share no element and leave out none.
+        """Select a contiguous part of the dataset. Adjacent ranges neither share nor omit elements.
+
+        ::
+
+            train, test = dataset.percent(to_percent=0.9), dataset.percent(from_percent=0.9)
 
         Args:
-          from_percent: from 0 to 1, where it begins; None for 0.
-          to_percent: from 0 to 1, where it ends; None for 1. 0.29 of 100 elements are 29, 0 is none.
+          from_percent: start of the part, from 0 to 1; None for 0.
+          to_percent: end of the part, from 0 to 1; None for 1. 0.29 of 100 elements are 29; 0 gives an empty part.
         """
         if len(self) >= nodes.ENDLESS:
             raise InvalidArgumentError('what is repeated for ever has no percentages: call percent() before repeat()')
@@ -122,12 +139,12 @@ class MapOperations:
     def repeat(
         self, num_epochs: int | None = None, *, min_size: int | None = None, reseed_each_epoch: bool = True
     ) -> Self:
-        """Several epochs as one; None for ever.
+        """Repeat the dataset for several epochs, or forever if both ``num_epochs`` and ``min_size`` are None.
 
         Args:
-          num_epochs: 1 or more.
-          min_size: in place of it, elements that there are to be, or somewhat more, as epochs are whole.
-          reseed_each_epoch: whether what is random differs from epoch to epoch.
+          num_epochs: number of epochs, 1 or more.
+          min_size: minimum number of elements, instead of ``num_epochs``; rounded up to whole epochs.
+          reseed_each_epoch: True if random operations differ from epoch to epoch.
         """
         if min_size is not None:
             num_epochs = repetitions_of(len(self), num_epochs, min_size)
@@ -136,25 +153,30 @@ class MapOperations:
     # --- elements
 
     def map(self, transform: MapTransform | Callable[[Any], Any]) -> Self:
-        """A function of each element, called in threads. None, which a filter leaves behind, is passed on."""
+        """Apply a function to each element, in threads. None, which ``filter`` leaves, is passed through."""
         return self._derive(elements.Map(self._node, transform))
 
     def map_with_index(self, transform: MapWithIndexTransform | Callable[[int, Any], Any]) -> Self:
-        """A function of index and element."""
+        """Apply a function to each index and element: ``transform(index, element)``."""
         return self._derive(elements.MapWithIndex(self._node, transform))
 
     def random_map(
         self, transform: RandomMapTransform | Callable[[Any, np.random.Generator], Any], *, seed: int | None = None
     ) -> Self:
-        """A function of element and random numbers, which are a function of seed and index."""
+        """Apply a function to each element and a random generator, which depends only on seed and index.
+
+        ::
+
+            dataset.random_map(lambda image, rng: np.roll(image, rng.integers(8)), seed=0)
+        """
         return self._derive(elements.RandomMap(self._node, transform, self._seed_of(seed, 'random_map')))
 
     def filter(self, transform: FilterTransform | Callable[[Any], bool]) -> Self:
-        """None in the place of each element for which a function is false. Iteration leaves them out."""
+        """Replace each element for which a function returns False by None. Iteration skips these elements."""
         return self._derive(elements.Filter(self._node, transform))
 
     def select(self, fields: Sequence[str]) -> Self:
-        """Some fields of each element, a dict. Over a reader, what is not chosen is not read."""
+        """Keep some fields of each element, a dict. A reader reads only these fields."""
         fields = [fields] if isinstance(fields, str) else list(fields)
         return self._derive(elements.selected(self._node, fields))
 
@@ -165,22 +187,25 @@ class MapOperations:
         drop_remainder: bool = False,
         batch_fn: Callable[[Sequence[Any]], Any] | None = None,
     ) -> Self:
-        """Batches of elements, each leaf of which (in dicts, tuples, lists) is stacked along a new first dimension.
+        """Combine consecutive elements to batches, stacking each leaf (of dicts, tuples, lists) along a new first axis.
 
         Args:
-          batch_size: elements in a batch.
-          drop_remainder: whether to leave out a last batch that is smaller.
-          batch_fn: makes a batch of a list of elements.
+          batch_size: elements per batch.
+          drop_remainder: True to drop a smaller last batch.
+          batch_fn: function from a list of elements to a batch, instead of stacking.
+
+        Raises:
+          InvalidArgumentError: if the dataset was filtered: call ``to_iter_dataset()`` before ``batch()``.
         """
         return self._derive(elements.Batch(self._node, batch_size, drop_remainder, batch_fn))
 
     def apply(self, transformations: Transformation | Sequence[Transformation]) -> Self:
-        """Transformations one after the other."""
+        """Apply one transformation, or several in order."""
         applied: Self = apply(self, transformations)
         return applied
 
     def pipe(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """``func(self, *args, **kwargs)``, for functions of your own in a chain of operations."""
+        """Return ``func(self, *args, **kwargs)``, to use your own functions in a chain of operations."""
         return func(self, *args, **kwargs)
 
     def to_iter_dataset(
@@ -191,20 +216,24 @@ class MapOperations:
         shard_options: ShardOptions | None = None,
         on_error: OnError = 'raise',
     ) -> Any:
-        """A stream of the elements, read ahead.
+        """Convert to an IterDataset, a stream of the elements with read-ahead.
+
+        ::
+
+            stream = dataset.to_iter_dataset(granular.ReadOptions(prefetch_buffer_size=1000), on_error='skip').batch(64)
 
         Args:
-          read_options: how far.
-          allow_nones: whether what a filter left behind is passed on as None.
-          shard_options: which of several processes this is: it gets every ``shard_count``-th element from
-            ``shard_index`` on. The state of such a stream fits any number of shards.
-          on_error: what becomes of an element that cannot be made: 'raise', 'skip', or a function of index and error,
-            which gives an element in its place, or None to skip it, or raises. What a store fails with is raised.
+          read_options: limits of the read-ahead.
+          allow_nones: True to return None for filtered elements instead of skipping them.
+          shard_options: the shard of this process, which gets every ``shard_count``-th element from ``shard_index`` on.
+            The state of such a stream fits any number of shards.
+          on_error: policy for an element that fails: 'raise', 'skip', or a function of index and error that returns a
+            replacement, returns None to skip the element, or raises. Store errors are always raised.
         """
         read = Read(self._node, read_options or ReadOptions(), allow_nones, shard_options, on_error)
         return self._stream(read)
 
-    # --- what it is
+    # --- length and description
 
     def __len__(self) -> int:
         return len(self._node)

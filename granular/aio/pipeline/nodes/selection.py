@@ -1,4 +1,4 @@
-"""Choosing elements by their classes: labels are read once, by their field, and indices are what is kept of them."""
+"""Selection of datapoints by class: labels are read once, through their field, and only the indices are stored."""
 
 import weakref
 from collections.abc import Callable, Coroutine
@@ -14,16 +14,17 @@ from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError
 from granular.indexing import Ints
 
-_PAGE: Final = 1 << 17  # labels that are read at once
-_LISTED: Final = 10  # classes in a description, beyond which those that follow each other are a range
+_PAGE: Final = 1 << 17  # labels per fan-out
+_LISTED: Final = 10  # classes to list in a description; more consecutive integers are shown as a range
 
 _known: weakref.WeakKeyDictionary[Source, dict[Any, filters.Labels]] = weakref.WeakKeyDictionary()
 
 
 class Chosen(Slice):
-    """Elements that were chosen for what they are.
+    """Datapoints selected by their labels.
 
-    Where elements come in another order every epoch, what was chosen of the first epoch is chosen of all.
+    If the order of the source changes from epoch to epoch, the selection made for the first epoch is used for all of
+    them.
     """
 
     def __init__(self, parent: Source, part: Ints, said: str) -> None:
@@ -38,7 +39,7 @@ class Chosen(Slice):
 
 
 async def filtered(node: Source, field: Any, valid_classes: Any, invalid_classes: Any) -> Chosen:
-    """The elements of some classes."""
+    """Select the datapoints of some classes."""
     said = f'filter_classes({field!r}, {said_of(valid_classes, invalid_classes)})'
     labels = await labels_of(node, field)
     indices = await offload(filters.by_class, labels, valid_classes, invalid_classes, field)
@@ -46,14 +47,14 @@ async def filtered(node: Source, field: Any, valid_classes: Any, invalid_classes
 
 
 async def oversampled(node: Source, field: Any, strategy: filters.Strategy, unlabeled: int | str | None) -> Chosen:
-    """Elements of rare classes repeated."""
+    """Repeat the datapoints of rare classes."""
     labels = await labels_of(node, field)
     indices = await offload(filters.oversampled, labels, strategy, unlabeled, field)
     return _chosen(node, labels, indices, f'oversample({field!r}, {strategy!r})', field)
 
 
 def said_of(valid_classes: Any, invalid_classes: Any) -> str:
-    """Which classes, in a description."""
+    """Describe a choice of classes, for a printed pipeline."""
     valid, classes = filters.chosen_classes(valid_classes, invalid_classes)
     listed: list[Any] = classes.tolist()
     whole = len(listed) > _LISTED and classes.dtype.kind == 'i' and listed[-1] - listed[0] == len(listed) - 1
@@ -62,7 +63,7 @@ def said_of(valid_classes: Any, invalid_classes: Any) -> str:
 
 
 async def labels_of(node: Source, field: Any) -> filters.Labels:
-    """The labels of an epoch, read once for each node."""
+    """Return the labels of one epoch; they are read once per node."""
     if len(node) >= ENDLESS:
         raise InvalidArgumentError('what is repeated for ever has no end to its labels: choose classes before repeat()')
     if node.sparse:
@@ -81,7 +82,7 @@ async def labels_of(node: Source, field: Any) -> filters.Labels:
 async def read_labels(
     read: Callable[[Ints], Coroutine[Any, Any, list[Any]]], length: int, field: str
 ) -> filters.Labels:
-    """All labels, in fan-outs of 131,072. Memory: those of one as they come, and 8 bytes for each integer."""
+    """Read all labels, 131,072 per fan-out. Memory: the raw labels of one fan-out, and 8 bytes per integer label."""
     pages = [
         await offload(filters.as_labels, await read(np.arange(at, min(at + _PAGE, length))), field)
         for at in range(0, length, _PAGE)
@@ -98,7 +99,7 @@ def _chosen(node: Source, labels: filters.Labels, indices: Ints, said: str, fiel
 
 
 def _recurs(node: Source) -> bool:
-    """Whether index ``len + i`` is the datapoint of index ``i``, if with other random numbers."""
+    """Return whether index ``len + i`` is the same datapoint as index ``i``, up to random transformations."""
     if isinstance(node, Wrapped | Chosen):
         return True
     return isinstance(node, Slice | Seeded | Repeat | Concatenate | Element) and all(map(_recurs, node.parents))

@@ -1,4 +1,4 @@
-"""Sources: what a pipeline reads from, and the one protocol that all of its nodes speak, ``fetch`` of many indices."""
+"""Sources: the inputs of a pipeline, and the one protocol of all of its nodes, ``fetch`` of many indices."""
 
 import abc
 import functools
@@ -24,14 +24,14 @@ from granular.indexing import Ints, indices_of
 
 @runtime_checkable
 class RandomAccessDataSource(Protocol):
-    """What can be read at any index: a list, an array, a reader, a map-style dataset of torch or Hugging Face."""
+    """Anything that is readable by index: a list, an array, a reader, a map-style dataset of torch or Hugging Face."""
 
     def __len__(self) -> int:
-        """How many records it has."""
+        """Return the number of datapoints."""
         ...
 
     def __getitem__(self, record_key: SupportsIndex) -> Any:
-        """The record at an index."""
+        """Return the datapoint at an index."""
         ...
 
 
@@ -39,12 +39,12 @@ class Source(abc.ABC):
     """A lazy sequence of datapoints, fetched many at a time.
 
     Attributes:
-      endless: whether every step is answered, however large; otherwise those below ``len`` are.
-      seed: what makes its order, for the state of a loader; 0 where nothing is random.
-      sparse: whether some of its datapoints may be None, because a filter left them out.
-      parents: the sources that it is made of.
-      spent: seconds that it took, over all threads, while stages are timed (:data:`timing`).
-      made: datapoints, or batches, that it made in that time.
+      endless: True if every step >= 0 exists; otherwise only steps less than ``len`` exist.
+      seed: seed of the order, part of the state of a loader; 0 if nothing is random.
+      sparse: True if some datapoints may be None because a filter removed them.
+      parents: the upstream sources.
+      spent: seconds spent in this stage, summed over all threads, while stage timing is enabled (:data:`timing`).
+      made: number of datapoints, or batches, produced in that time.
     """
 
     spent = 0.0
@@ -56,31 +56,31 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     async def fetch(self, indices: ArrayLike) -> list[Any]:
-        """The datapoints at many steps, in the order asked."""
+        """Return the datapoints at the given steps, in the order of the steps."""
 
     async def get(self, index: SupportsIndex) -> Any:
-        """The datapoint at a step."""
+        """Return the datapoint at a step."""
         return (await self.fetch([operator.index(index)]))[0]
 
     @abc.abstractmethod
     def __len__(self) -> int: ...
 
     def describe(self) -> str:
-        """What it does, in one line, for a printed pipeline and the check that a state belongs to it."""
+        """Describe the stage in one line, for printed pipelines and to check that a state belongs to a pipeline."""
         return type(self).__name__
 
     def select(self, fields: Sequence[str]) -> Self | None:
-        """The same with fewer fields of each datapoint read, if it can be asked for fewer."""
+        """Return this source restricted to some fields, or None if it cannot read fields separately."""
         return None
 
     async def release(self) -> None:
-        """Stop what is read ahead for nobody, when a consumer ends."""
+        """Cancel read-ahead that has no consumer left, when a consumer ends."""
         for parent in self.parents:
             await parent.release()
 
 
 class Timing:
-    """Whether stages take their time, which costs some 0.2 us a datapoint."""
+    """Switch for stage timing, which costs about 0.2 us per datapoint."""
 
     on = False
 
@@ -89,12 +89,12 @@ timing = Timing()
 
 
 def convert(source: Any) -> Source:
-    """Anything that can be a source, as one.
+    """Convert an object to a source.
 
-    In this order: a source; a MapDataset; the synchronous face of something asynchronous; something with an
-    asynchronous ``fetch``, such as a reader of :mod:`granular.aio`; something with a blocking ``fetch``,
-    ``__getitems__`` or ``_getitems`` of many indices; a sequence in memory; a callable; something that can be indexed.
-    What blocks is called in the pool.
+    The first match decides: a source; a MapDataset; the sync API of an async object; an object with an async ``fetch``,
+    such as a reader of :mod:`granular.aio`; an object with a blocking ``fetch``, ``__getitems__`` or ``_getitems`` of
+    many indices; a sequence in memory; a callable; an object with ``__getitem__``. Blocking methods are called in the
+    thread pool.
     """
     if isinstance(source, Source):
         return source
@@ -121,7 +121,7 @@ def convert(source: Any) -> Source:
 
 
 class _Adapter(Source):
-    """Something that is no source by itself."""
+    """An object of another type, wrapped as a source."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -134,7 +134,7 @@ class _Adapter(Source):
 
     @property
     def root(self) -> Any:
-        """What it reads."""
+        """The wrapped object."""
         return self._source
 
     def describe(self) -> str:
@@ -142,7 +142,7 @@ class _Adapter(Source):
             return repr(self._source)
         if isinstance(self._source, list | tuple | np.ndarray):
             return f'{type(self._source).__name__} of {len(self._source)}'
-        shown = ' '.join(repr(self._source).split())  # that of a dataset of Hugging Face has several lines
+        shown = ' '.join(repr(self._source).split())  # the repr of a Hugging Face dataset has several lines
         return type(self._source).__name__ if ' at 0x' in shown else f'{shown:.200}'
 
     @abc.abstractmethod
@@ -167,7 +167,7 @@ class _Adapter(Source):
 
 
 class Fetching(_Adapter):
-    """A reader."""
+    """An object with an async ``fetch``, such as a reader."""
 
     def __init__(self, source: Any, mask: Sequence[str] | None = None) -> None:
         super().__init__(source)
@@ -191,7 +191,7 @@ class Fetching(_Adapter):
 
 
 class _Blocking(_Adapter):
-    """Something with a method that takes many indices and blocks."""
+    """An object with a blocking method that takes many indices."""
 
     def __init__(self, source: Any, method: str, mask: Sequence[str] | None = None) -> None:
         super().__init__(source)
@@ -208,7 +208,7 @@ class _Blocking(_Adapter):
             return None
         if self._method == 'fetch' and takes_mask(self._source):
             return type(self)(self._source, self._method, tuple(fields))
-        # A dataset of Hugging Face, of which no other column is decoded then.
+        # A Hugging Face dataset then decodes the selected columns only.
         known, choose = getattr(self._source, 'column_names', None), getattr(self._source, 'select_columns', None)
         if not isinstance(known, list) or not callable(choose):
             return None
@@ -221,7 +221,7 @@ class _Blocking(_Adapter):
 
 
 class _Called(_Adapter):
-    """Something that gives one datapoint at a time."""
+    """An object that returns one datapoint at a time."""
 
     def __init__(self, source: Any, method: str) -> None:
         super().__init__(source)
@@ -242,16 +242,16 @@ class _InMemory(_Adapter):
 
 
 def takes_mask(source: Any) -> bool:
-    """Whether a source's ``fetch`` reads some fields alone, if it is told which."""
+    """Return whether the source's ``fetch`` has a ``mask`` argument, which restricts it to some fields."""
     fetch = getattr(source, 'fetch', None)
     return callable(fetch) and 'mask' in inspect.signature(fetch).parameters
 
 
 def length_of(source: Any) -> int:
-    """The length of a source.
+    """Return the length of a source.
 
     Raises:
-      InvalidArgumentError: if it has none.
+      InvalidArgumentError: if the source has no length.
     """
     try:
         return call_user(len, source)
@@ -262,9 +262,9 @@ def length_of(source: Any) -> int:
 async def map_in_threads(
     calls: Sequence[Callable[[Any, int], Any]], points: Sequence[Any], doing: str, steps: Sequence[int]
 ) -> list[Any]:
-    """Call a user's functions on each datapoint and its step, one after the other, in threads.
+    """Call user functions on each datapoint and its step, one after another, in threads.
 
-    None and what failed go through as they are. An error gets a note of its step.
+    None and ``Failure`` pass through unchanged. Errors get a note that names the step.
     """
     capture = capturing.get()
     first, *rest = calls
@@ -301,7 +301,7 @@ async def map_in_threads(
 
 
 def timed(stage: Source, call: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
-    """A stage's function, and its time taken if stages are timed."""
+    """Return a stage's function, wrapped to measure its time if stage timing is enabled."""
     if not timing.on:
         return call
 
@@ -317,7 +317,7 @@ def timed(stage: Source, call: Callable[[Any, int], Any]) -> Callable[[Any, int]
 
 
 def steps_of(indices: ArrayLike) -> Ints:
-    """Steps, which are whole numbers from 0 on, as an array."""
+    """Convert steps, which are integers >= 0, to an array."""
     steps = indices_of(indices, np.iinfo(np.int64).max, 'steps')
     if (np.asarray(indices) < 0).any():
         raise OutOfRangeError('steps count from 0')
@@ -325,13 +325,13 @@ def steps_of(indices: ArrayLike) -> Ints:
 
 
 def weigh(points: Sequence[Any]) -> int:
-    """About how many bytes datapoints hold, by a few of them."""
+    """Estimate the size of datapoints in bytes, from a few of them."""
     few = points[:: max(1, len(points) // 4)]
     return sum(map(nbytes, few)) * len(points) // max(1, len(few))
 
 
 def nbytes(point: Any) -> int:
-    """About how many bytes a datapoint holds."""
+    """Estimate the size of a datapoint in bytes."""
     if isinstance(point, Mapping):
         return 64 + sum(map(nbytes, point.values()))
     if isinstance(point, list | tuple):
@@ -340,7 +340,7 @@ def nbytes(point: Any) -> int:
 
 
 class Node(Source):
-    """A source that is made of others."""
+    """A source that is computed from other sources."""
 
     def __init__(self, *parents: Source) -> None:
         self.parents = parents

@@ -1,1 +1,1 @@
-"""Streams: elements one after the other, and their state."""
+"""Streams: sequential elements with a resumable state."""

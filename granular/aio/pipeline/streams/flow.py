@@ -1,40 +1,40 @@
-"""A stage of a stream that runs."""
+"""A running stage of a stream."""
 
 import abc
 from typing import Any
 
 
 class Flow(abc.ABC):
-    """A stage that runs."""
+    """A running stage of a stream."""
 
     parents: 'tuple[Flow, ...]' = ()
 
     @abc.abstractmethod
     async def next(self) -> Any:
-        """The next element, or ``END``."""
+        """Return the next element, or ``END``."""
 
     @abc.abstractmethod
     def state(self) -> Any:
-        """From where the next element follows: plain JSON."""
+        """Return the state from which the next element follows: plain JSON."""
 
     @abc.abstractmethod
     async def restore(self, state: Any) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
 
     def mark(self) -> Any:
-        """As ``state``, but for this flow alone, to return to if the next element fails: of what form is cheapest."""
+        """Return the state in the cheapest form, for this flow only, to restore it if the next element fails."""
         return self.state()
 
     def unmark(self, mark: Any) -> Any:
-        """The state that a mark stands for."""
+        """Return the state for a mark."""
         return mark
 
     async def begin(self) -> None:
-        """Begin to read ahead."""
+        """Start the read-ahead."""
         for parent in self.parents:
             await parent.begin()
 
     async def aclose(self) -> None:
-        """End."""
+        """Stop the stage."""
         for parent in self.parents:
             await parent.aclose()

@@ -1,4 +1,4 @@
-"""The stages of streams that depend on what came before: batches, windows, mixtures and buffers."""
+"""Stages of streams that depend on earlier elements: batches, windows, mixtures and buffers."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from granular.shuffle import permute
 
 
 class Applying(Flow):
-    """A function of each element, where elements were left out or put together before."""
+    """A function of each element, after a stage that drops or combines elements."""
 
     def __init__(self, parent: Flow, name: str, fn: Callable[..., Any], seed: int | None) -> None:
         self.parents = (parent,)
@@ -115,7 +115,7 @@ class FlatMapping(Flow):
 
 
 class WindowShuffling(Flow):
-    """Windows of consecutive elements, each in an order of its own; that of Google Grain."""
+    """Windows of consecutive elements, each shuffled, in the order of Google Grain."""
 
     def __init__(self, parents: Sequence[Flow], size: int, seed: int) -> None:
         self.parents = tuple(parents)
@@ -181,7 +181,7 @@ class Mixing(Flow):
 
 
 class Interleaving(Flow):
-    """Elements of some streams in turn; one that ends makes room for the next."""
+    """Elements of several streams in turn; the next stream replaces one that ends."""
 
     def __init__(self, parents: Sequence[Flow], cycle: int) -> None:
         self.parents = tuple(parents)
@@ -223,14 +223,14 @@ class Interleaving(Flow):
 
 
 class Prefetching(Flow):
-    """Elements that are made before they are asked for, by a task beside the consumer's."""
+    """Elements computed before they are requested, by a separate task."""
 
     def __init__(self, parents: Sequence[Flow], size: int) -> None:
         self.parents = tuple(parents)
         self._parent, self._size = parents[0], size
         self._after = self._parent.state()
         self._task: asyncio.Task[None] | None = None
-        self._ready: asyncio.Queue[tuple[Any, Any]] | None = None  # elements and the states behind them
+        self._ready: asyncio.Queue[tuple[Any, Any]] | None = None  # elements and the states after them
         self._closed = False
 
     async def next(self) -> Any:
@@ -284,20 +284,20 @@ class Prefetching(Flow):
     async def aclose(self) -> None:
         self._closed, ready = True, self._ready
         await self._stop()
-        if ready is not None and ready.empty():  # a consumer may wait for an element
+        if ready is not None and ready.empty():  # wake a consumer that waits for an element
             ready.put_nowait((None, _Raised(ClosedError('the iterator is closed'))))
         await super().aclose()
 
 
 class _Raised:
-    """What making the next element ended with."""
+    """The error that ended the computation of the next element."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
 
 class Packing(Flow):
-    """Sequences put together in rows of fixed lengths, each into the first row that has room."""
+    """Sequences packed into rows of fixed lengths, each into the first row with enough space."""
 
     def __init__(self, parents: Sequence[Flow], lengths: dict[str, int], rows: int, meta: Sequence[str]) -> None:
         self.parents = tuple(parents)
@@ -305,7 +305,7 @@ class Packing(Flow):
         self._packed: list[dict[str, Any]] = []
         self._place = 0
         self._before = self._parent.state()
-        self._over: Any = None  # the element that did not fit
+        self._over: Any = None  # the element that fits into no row of this pack
         self._over_before: Any = None
 
     async def next(self) -> Any:

@@ -1,9 +1,9 @@
-"""Streams: what an IterDataset is made of, and how one runs.
+"""Streams: the stages of an IterDataset, and how they run.
 
-A ``Stream`` describes a stage; ``flow`` begins it. A ``Flow`` gives elements one after the other and knows, between any
-two of them, the state from which the next one follows: indices alone, never data. Operations on single elements that
-stand right behind the reading of a MapDataset become part of it, so that they share its fan-out, its threads and its
-worker processes.
+A ``Stream`` describes a stage; ``flow`` starts it. A ``Flow`` returns elements one after another and has, between any
+two of them, the state from which the next one follows: indices, not data. Operations on single elements that directly
+follow the reading of a MapDataset are merged into it, so that they share its fan-out, its threads and its worker
+processes.
 """
 
 import abc
@@ -28,17 +28,17 @@ from granular.errors import InvalidArgumentError, StateError
 if TYPE_CHECKING:
     from granular.aio.execution.workers import Workers
 
-_CHUNK: Final = 64  # datapoints that are fetched at once
-_CHUNKS: Final = 8  # chunks that the elements read ahead are divided into, at least
-_SMALL: Final = 1 << 18  # bytes, below which more is fetched at once, if that waits for nothing
+_CHUNK: Final = 64  # datapoints per fetch, at first
+_CHUNKS: Final = 8  # minimum number of chunks that the read-ahead is divided into
+_SMALL: Final = 1 << 18  # bytes; smaller chunks grow if loading them is quick and waits for nothing
 
 
 class Stream(abc.ABC):
     """A stage of an IterDataset.
 
     Attributes:
-      parents: the stages, or the source, before it.
-      given: the seed that it hands on, if it is one that does.
+      parents: the previous stages, or the source.
+      given: the seed that this stage sets for later ones; None if it sets none.
     """
 
     parents: tuple[Any, ...] = ()
@@ -46,18 +46,18 @@ class Stream(abc.ABC):
 
     @abc.abstractmethod
     def flow(self) -> Flow:
-        """Begin it."""
+        """Start the stage."""
 
     @abc.abstractmethod
     def describe(self) -> str:
-        """What it does, in one line."""
+        """Describe the stage in one line."""
 
     def merged(self) -> 'Read | None':
-        """This stage and all before it as one reading of a source, if they can be one."""
+        """Return this stage and all before it as one read of a source, or None if they cannot be merged."""
         return None
 
     def with_workers(self, options: MultiprocessingOptions) -> 'Stream':
-        """The same, read by worker processes."""
+        """Return the same stream, read by worker processes."""
         share = dataclasses.replace(options, num_workers=max(1, options.num_workers // max(1, len(self.parents))))
         return self._over([parent.with_workers(share) for parent in self.parents])
 
@@ -67,31 +67,31 @@ class Stream(abc.ABC):
         return twin
 
     def sharded(self, part: ShardOptions) -> 'Stream':
-        """A part of what it has: every ``shard_count``-th element of all that it reads.
+        """Return a shard of the stream: every ``shard_count``-th element of all that it reads.
 
         Raises:
-          InvalidArgumentError: if it reads something that cannot be divided.
+          InvalidArgumentError: if it reads a source that cannot be sharded.
         """
         if not self.parents:
             raise InvalidArgumentError(f'{self.describe()} cannot be divided into {part.shard_count} shards')
         return self._over([parent.sharded(part) for parent in self.parents])
 
     def at_epoch(self, epoch: int) -> 'Stream':
-        """The same in a later epoch: what is shuffled there has another order.
+        """Return the stream of a later epoch, in which shuffled parts have a different order.
 
         Raises:
-          InvalidArgumentError: if what it reads has no next epoch.
+          InvalidArgumentError: if its source has no next epoch.
         """
         if not self.parents:
             raise InvalidArgumentError(f'{self.describe()} has no epoch {epoch}')
         return self._over([parent.at_epoch(epoch) for parent in self.parents])
 
     def default_seed(self) -> int | None:
-        """The seed of something random behind it."""
+        """Return the seed for a random operation after this stage, or None."""
         return default_seed([self])
 
     def roots(self) -> 'list[Read]':
-        """What is read."""
+        """Return the reads that the stream starts from."""
         return [root for parent in self.parents for root in parent.roots()]
 
 
@@ -110,10 +110,10 @@ class Read(Stream):
         self.parents = (source,)
         self.source, self.options, self.allow_nones = source, options, allow_nones
         self.shard, self.workers = shard or ShardOptions(0, 1), workers
-        self.on_error = Errors(on_error).on_error  # of which each iteration keeps count by itself
+        self.on_error = Errors(on_error).on_error  # validated here; each iteration counts its own errors
 
     def replaced(self, **changes: Any) -> 'Read':
-        """The same with some arguments changed."""
+        """Return a copy with some arguments changed."""
         given = {
             'source': self.source, 'options': self.options, 'allow_nones': self.allow_nones, 'shard': self.shard,
             'on_error': self.on_error, 'workers': self.workers,
@@ -127,7 +127,7 @@ class Read(Stream):
         return self.replaced(workers=options)
 
     def sharded(self, part: ShardOptions) -> Stream:
-        # Element k of shard s of n, of shard p of m, is element (k * n + s) * m + p of the whole.
+        # Element k of shard s of n, taken within shard p of m, is element (k * n + s) * m + p of the source.
         own = self.shard
         index = own.shard_index + own.shard_count * part.shard_index
         drop = own.drop_remainder or part.drop_remainder
@@ -147,12 +147,12 @@ class Read(Stream):
         return Reading(self)
 
     def describe(self) -> str:
-        # Without its shard, and its workers: the state of one fits any number of them.
+        # Omits shard and workers: a state fits any number of either.
         return f'to_iter_dataset({"allow_nones=True" if self.allow_nones else ""})'
 
 
 class _Chunks:
-    """Makes chunks of a source, here or in a worker process."""
+    """Loads chunks of a source, in this process or in a worker."""
 
     captures = True
 
@@ -165,7 +165,7 @@ class _Chunks:
 
 
 class Reading(Flow):
-    """Reads a source. Its state is the position of the next element in the whole of the source, whatever its shard."""
+    """Reads a source. Its state is the position of the next element in the whole source, independent of the shard."""
 
     _workers: 'Workers | None'
 
@@ -180,7 +180,7 @@ class Reading(Flow):
         self._task = _Chunks(read.source, self._stride, self._chunk, self._stop)
         self._workers = None
         depth = _CHUNKS
-        # Workers have their task already.
+        # Worker processes received their task at start, so their chunks cannot grow.
         self._most = max(self._chunk, options.prefetch_buffer_size // _CHUNKS) if read.workers is None else self._chunk
         if read.workers is not None and read.workers.num_workers:
             from granular.aio.execution.workers import Workers
@@ -194,8 +194,8 @@ class Reading(Flow):
         self._depth = min(depth, -(-options.prefetch_buffer_size // self._chunk))
         self.ahead.depth, self.ahead.stop = self._depth, self._stop
         self._points: list[Any] = []
-        self._place = 0  # in the chunk
-        self._first = 0  # position of the chunk, of this shard
+        self._place = 0  # position in the chunk
+        self._first = 0  # position of the first element of the chunk in the source
         self._sized = 0
         self.ahead.position = shard.shard_index
         self.counts = {'elements': 0, 'bytes': 0}
@@ -228,14 +228,14 @@ class Reading(Flow):
                 return point
 
     async def _widen(self) -> None:
-        """Fetch more at once of what is small: each fetch costs the same."""
+        """Double the chunk size for small elements, because each fetch has the same overhead."""
         self._chunk = min(self._most, 2 * self._chunk)
         self._task.count, self._sized = self._chunk, 0
         self.ahead.stride = self._stride * self._chunk
         await self.ahead.seek(self.ahead.position)
 
     def _learn(self, points: list[Any]) -> int:
-        """Let no more be read ahead than memory allows; about how many bytes a chunk has."""
+        """Limit the read-ahead to the memory setting. Returns the estimated size of the chunk in bytes."""
         size = weigh(points)
         self.counts['bytes'] += size
         if size > self._sized:
@@ -251,7 +251,7 @@ class Reading(Flow):
     async def restore(self, state: Any) -> None:
         if not isinstance(state, int) or state < 0:
             raise StateError(f'want the position of an element, got {state!r:.100}')
-        # What was read before is behind all shards; this one begins with its first element from there on.
+        # All shards have read everything before this position; this shard continues with its first element from there.
         index, count = self._read.shard.shard_index, self._stride
         await self._seek(index + -(-max(0, state - index) // count) * count)
 
@@ -272,12 +272,12 @@ class Reading(Flow):
 
 
 def _weight(source: Source) -> int:
-    """Datapoints in an element of a source."""
+    """Return the number of datapoints per element of a source."""
     below = max((_weight(parent) for parent in source.parents), default=1)
     return below * source.size if isinstance(source, Batch) else below
 
 
-# --- operations on single elements, which become part of the reading if they can
+# --- operations on single elements, merged into the read if possible
 
 
 class Each(Stream):
@@ -293,7 +293,7 @@ class Each(Stream):
         if read is None:
             return None
         source = read.source
-        # What counts elements, or leaves some out, can only if none was left out before.
+        # Operations that number elements can be merged only if no earlier filter drops any.
         dense = not source.sparse
         if self.name == 'map':
             return read.replaced(source=elements.Map(source, self.transform))
@@ -335,7 +335,7 @@ class BatchOf(Stream):
 
 
 class SeededStream(Stream):
-    """The seed of what is random further on."""
+    """A stage that sets the default seed for later random operations."""
 
     def __init__(self, parent: Stream, seed: int) -> None:
         self.parents, self.given = (parent,), seed
@@ -353,7 +353,7 @@ class SeededStream(Stream):
 
 
 class Staged(Stream):
-    """A stage of one or several parents, whose flow is made by a function."""
+    """A stage with one or more parents, whose flow is created by a function."""
 
     def __init__(self, parents: Sequence[Stream], said: str, make: Callable[..., Flow], *args: Any) -> None:
         self.parents = tuple(parents)
