@@ -35,8 +35,8 @@ logger = logging.getLogger('granular')
 class BagReader(Opened):
     """Random access to the records of a bag of any version, from a file or from bytes.
 
-    Opening takes one round trip; a table larger than ``IOConfig.tail``, ``cache_data`` and ``verify`` each add up to
-    one. Memory: 8 bytes per record with ``cache_index``; the whole bag with ``cache_data``.
+    Opening takes one round trip; a table larger than ``IOConfig.tail``, ``cache_data`` and ``verify`` each add at
+    most one. Memory: 8 bytes per record with ``cache_index``; the whole bag with ``cache_data``.
 
     Args:
       source: the ``.bag`` file, or its content.

@@ -128,7 +128,7 @@ class BagWriter(Opened):
             self._files.append(await store.open_appender(self._sums_path.key, 4 * kept))
 
     async def _resume_sums(self, limits: NDArray[np.int64]) -> int | None:
-        """Compute the missing checksums of a continued bag; return how many exist on disk, or None."""
+        """Compute the checksums that a continued bag lacks; return how many it has, or None if none are written."""
         try:
             there = (await self._sums_path.stat()).size // 4
         except NotFoundError:

@@ -28,8 +28,8 @@ class Claim:
     """An object beside the shards that excludes other writers while this writer is alive.
 
     On a disk, the system releases the locks of a process that ends. A bucket has no locks: the claim of a killed writer
-    remains, and is taken over by a writer on the same machine, which can see that the process has ended, or by one that
-    is told so (``resume='discard'``).
+    remains, and is taken over by a writer on the same machine, which can see that the process has ended, or by a writer
+    with ``resume='discard'``, which asserts it.
 
     Args:
       directory: the folder of the shards.
@@ -45,7 +45,7 @@ class Claim:
         self._renewed = 0.0
 
     async def take(self) -> list[Entry]:
-        """Create the claim, which only one writer of a series can, and return the entries of the folder at that time.
+        """Create the claim, which succeeds for one writer of a series, and return the entries of the folder then.
 
         Raises:
           AlreadyExistsError: if another writer has claimed one of the shards.

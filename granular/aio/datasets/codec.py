@@ -50,7 +50,7 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
 
     Raises:
       UnknownTypeError: if a type is missing from the table.
-      InvalidArgumentError: if ``table`` is not a mapping, or has something else than a function.
+      InvalidArgumentError: if ``table`` is not a mapping, or a value in it is not a function.
     """
     if table is not None and not hasattr(table, '__getitem__'):
         raise InvalidArgumentError(f'{name}: want a mapping from types to functions, got {type(table).__name__}')

@@ -126,7 +126,7 @@ class ShardedDatasetReader(Opened):
         """Return the snapshot if it has exactly these shards: mixed with newer shards it would not be one dataset.
 
         Raises:
-          ObjectChangedError: if the snapshot was pickled with the reader, and the shards are others now.
+          ObjectChangedError: if the snapshot was pickled with the reader, and there are other shards now.
         """
         snapshot = self._given or (await Snapshot.load(self._kept_as) if self._args[1] else None)
         if snapshot is None or snapshot.folders.keys() == set(names):

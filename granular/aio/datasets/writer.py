@@ -31,8 +31,9 @@ from granular.formats.layout import LIMIT, SUFFIXES, Layout, check_spec, dump_sp
 class DatasetWriter(Opened):
     """Appends datapoints to a new dataset, or to an existing local one in the columns layout.
 
-    ``spec.json`` is written when the writer is closed. If the ``with`` block ends with an error, the written files are
-    removed. What a killed writer left is continued in the columns layout on a local disk, and rewritten elsewhere.
+    ``spec.json`` is written when the writer is closed. If the ``with`` block ends with an error, the files of a new
+    dataset are removed. What a killed writer left is continued in the columns layout on a local disk, and rewritten
+    elsewhere (in a bucket only with ``resume='discard'``).
 
     Args:
       directory: the dataset's folder. It must not hold a dataset, except in the columns layout on a local disk: a
@@ -43,7 +44,8 @@ class DatasetWriter(Opened):
       resume: how to treat what a killed writer left. ``'check'``: in the columns layout on a local disk, check that the
         datapoints appended next equal those that are half written. ``'discard'``: drop what is half written. A bucket
         cannot tell whether the other writer is alive: there, ``'discard'`` asserts that it is not.
-      checksums: write a CRC32C of each record, for readers with ``verify``. Granular 0.21 and 0.24 ignore these files.
+      checksums: write a CRC32C of each record, for readers with ``verify``, in files that granular 0.21 and 0.24
+        ignore.
 
     Example::
 

@@ -52,7 +52,7 @@ async def unpack(
     """Unpack an archive into an existing local folder. At most 24 MiB of the archive are in memory.
 
     If the whole archive is in one folder named like the archive or the target, that folder is left out. Permissions and
-    times are not restored, except that executable files are. Links may point to files and folders in the folder.
+    times are not restored, except the executable bit. Links may point to files and folders in the folder.
 
     Args:
       source: the archive.
