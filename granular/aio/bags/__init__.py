@@ -1,1 +1,1 @@
-"""Bags: records one after the other, with a table of their limits."""
+"""Bags: files of consecutive records, with a table of their limits."""

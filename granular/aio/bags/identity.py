@@ -1,4 +1,4 @@
-"""The identity of an opened reader, which goes along when the reader is pickled, so that it is opened as the same."""
+"""Identities of opened readers, pickled with them so that the copy opens the same data."""
 
 import platform
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ class FileIdentity(NamedTuple):
     """A file of a reader.
 
     Attributes:
-      size: its bytes.
-      version: its version; None for an empty file of a store that gives empty files none.
+      size: its size in bytes.
+      version: its version; None for an empty file if the store gives empty files no version.
     """
 
     size: int
@@ -23,11 +23,11 @@ class FileIdentity(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """What a reader has opened.
+    """The files that a reader has opened.
 
     Attributes:
-      host: the machine, if versions mean something on it alone, as those of local files do; empty otherwise.
-      files: by name.
+      host: the machine, if versions are valid only there, as for local files; otherwise empty.
+      files: the files by name.
     """
 
     host: str
@@ -35,13 +35,13 @@ class Identity(NamedTuple):
 
     @classmethod
     def of(cls, store: Store, files: Mapping[str, FileIdentity]) -> 'Identity':
-        """The identity of what was opened in a store."""
+        """Return the identity of files opened in a store."""
         return cls(platform.node() if store.local else '', files)
 
     def check(self, opened: 'Identity', name: str) -> None:
-        """That a reader which was opened again has what it had.
+        """Check that a reader opened the same files as before.
 
-        On another machine, local files are compared by their sizes, as a copy has other versions.
+        On another machine, local files are compared by size alone, because a copy has other versions.
 
         Raises:
           ObjectChangedError: naming the first file that differs.
@@ -62,7 +62,7 @@ def _said(file: FileIdentity | None) -> str:
 
 
 def reopened(kind: type[R], args: tuple[Any, ...], options: Mapping[str, Any], identity: Identity | None) -> R:
-    """A reader that is to open what it was when it was pickled, if it was open."""
+    """Unpickle a reader. If it was open, opening it again checks that its files are the same."""
     reader: Any = kind(*args, **options)
     reader.expected = identity
     return reader  # type: ignore[no-any-return]

@@ -1,12 +1,12 @@
-"""What is learned of a dataset when it is opened, kept on the local disk, so that it is opened without a request.
+"""On-disk index cache: lets a dataset be reopened without a request.
 
-One file per dataset (or per sharded dataset, for all of its shards): a checksum, a head in msgpack and the tables of
-limits behind it, which are mapped into memory, so that processes of one machine share them. What is kept is bound to
-the versions of the objects: a bag that was replaced since answers its first read with another version, which is an
-ObjectChangedError, and the file is removed. A place whose objects have no versions is never kept.
+One file per dataset (or per sharded dataset, for all of its shards): a checksum, a msgpack header and the tables of
+limits, which are memory-mapped, so that the processes of a machine share them. The content is bound to the versions of
+the objects: the first read of a bag that was replaced since returns another version and raises ObjectChangedError, and
+the file is removed. Objects without versions are never cached.
 
-A file is used only if its head names the file itself, whose name is a digest of the store, its server and the key. The
-folder and its files are readable by their user alone.
+A file is used only if its header names the file itself, whose name is a digest of the store, its server and the key.
+The folder and its files are readable by their owner alone.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ T = TypeVar('T')
 logger = logging.getLogger('granular')
 
 _MAGIC: Final = b'granular-index-3'
-_SUM: Final = len(_MAGIC) + 8  # from where on all is in the checksum
+_SUM: Final = len(_MAGIC) + 8  # the checksum covers all bytes from here on
 _HEAD: Final = _SUM + 8
 
 
@@ -45,8 +45,8 @@ class BagState(NamedTuple):
       version: 1, 2 or 3.
       size: bytes of records and table.
       datasize: bytes of records.
-      pin: the version of the object that has the records.
-      limits: where records begin and end.
+      pin: the version of the object that holds the records.
+      limits: the limits of the records, the first one 0.
     """
 
     version: int
@@ -61,7 +61,7 @@ class FolderState(NamedTuple):
 
     Attributes:
       spec: the content of ``spec.json``.
-      bags: by name, ``'refs'`` among them in the refs layout.
+      bags: the bags by name, with ``'refs'`` in the refs layout.
     """
 
     spec: bytes
@@ -69,11 +69,11 @@ class FolderState(NamedTuple):
 
 
 class Snapshot:
-    """What is kept of a dataset; of a sharded one, by the name of the shard.
+    """The cached index of a dataset, or of a sharded dataset by shard.
 
     Args:
-      file: where it is kept.
-      folders: by name; that of a dataset without shards is empty.
+      file: the cache file.
+      folders: the datasets by shard name; a dataset without shards has the empty name.
     """
 
     def __init__(self, file: str, folders: Mapping[str, FolderState]) -> None:
@@ -82,7 +82,7 @@ class Snapshot:
 
     @classmethod
     async def load(cls, directory: Path) -> 'Snapshot | None':
-        """What is kept of a dataset, if its store has an index cache and it was opened before."""
+        """Return the cached index of a dataset; None if its store has no index cache or the dataset is not in it."""
         file = place_of(directory)
         if file is None:
             return None
@@ -92,13 +92,13 @@ class Snapshot:
         if directory.store.config.cache_dir:
             from granular.aio.stores.block_cache.cache import doubt
 
-            # With both caches, nothing else would ask whether the dataset is still the same.
+            # With both caches, no other request would notice that the dataset was replaced.
             doubt(directory.store.fingerprint, directory.key)
         return cls(file, folders)
 
     @staticmethod
     async def save(directory: Path, folders: Mapping[str, FolderState]) -> None:
-        """Keep what is known of a dataset. A cache that cannot be written is a warning, not an error."""
+        """Cache the index of a dataset. A failed write is logged as a warning, not raised."""
         file = place_of(directory)
         if file is None:
             return
@@ -111,12 +111,12 @@ class Snapshot:
                 logger.warning('the index of %s is not kept: %s', f'{directory}', error)
 
     async def forget(self) -> None:
-        """It is of what was there before."""
+        """Remove the cache file, because the dataset was replaced."""
         await offload(_remove, self._file)
 
 
 def place_of(directory: Path) -> str | None:
-    """The file that keeps what is known of a place; None if its store has no index cache."""
+    """Return the cache file of a dataset; None if its store has no index cache."""
     store = directory.store
     cache = store.config.index_cache
     if not cache or store.local:
@@ -126,10 +126,12 @@ def place_of(directory: Path) -> str | None:
 
 
 def recall(file: str, name: str, parse: Callable[[Any, Ints], T]) -> T | None:
-    """What ``keep`` wrote of a place; None if there is nothing, or it is damaged, which is logged.
+    """Return the content that ``keep`` wrote; None if the file is missing, or damaged, which is logged.
 
     Args:
-      parse: makes it of the head and the numbers; what it raises means damage.
+      file: the cache file.
+      name: the dataset's address, which the header must have.
+      parse: makes the result from the header and the numbers; any exception it raises is treated as damage.
 
     Raises:
       AccessDeniedError: if the folder belongs to another user.
@@ -166,7 +168,7 @@ def recall(file: str, name: str, parse: Callable[[Any, Ints], T]) -> T | None:
         tables = np.frombuffer(view[-(-start // 8) * 8 :], '<i8')
         return parse(rows, tables)
     except Exception as error:
-        # Whatever is wrong with it, the store knows better.
+        # Any damage is recoverable: the store has the data.
         logger.warning('%s: the index of %s is not used: %s', file, name, error)
         _remove(file)
         return None
@@ -209,7 +211,7 @@ def _save(file: str, name: str, folders: Mapping[str, FolderState]) -> None:
 
 
 def keep(file: str, name: str, rows: Any, tables: Sequence[Ints]) -> None:
-    """Keep what is known of a place: a head, of what msgpack takes, and numbers behind it."""
+    """Write a cache file: a header of msgpack values, followed by numbers."""
     target = os.path.basename(file)
     head = msgpack.packb((target, name, rows))
     draft = f'{target}.{secrets.token_hex(4)}.tmp'
@@ -236,7 +238,7 @@ def _write_draft(fd: int, head: bytes, tables: Sequence[Ints]) -> None:
 
 
 def _write(opened: Any, tables: Sequence[Ints], total: int) -> int:
-    """Write tables; the checksum of all, given that of what came before."""
+    """Write tables; return the checksum of all bytes, given that of the bytes before them."""
     for table in tables:
         data = memoryview(np.ascontiguousarray(table, '<i8').data).cast('B')
         opened.write(data)

@@ -1,4 +1,4 @@
-"""Bags: records one after the other, and a table of their limits. docs/format.md describes the bytes."""
+"""Read bags: consecutive records and a table of their limits. docs/format.md describes the bytes."""
 
 import contextlib
 import hashlib
@@ -33,17 +33,25 @@ logger = logging.getLogger('granular')
 
 
 class BagReader(Opened):
-    """Random access to the records of a bag of any version, from a place or from bytes.
+    """Random access to the records of a bag of any version, from a file or from bytes.
 
-    Opening takes one round trip, or two if the table is larger than ``IOConfig.tail``. Memory: 8 bytes a record with
-    ``cache_index``; with ``cache_data`` the whole bag.
+    Opening takes one round trip; a table larger than ``IOConfig.tail``, ``cache_data`` and ``verify`` each add at
+    most one. Memory: 8 bytes per record with ``cache_index``; the whole bag with ``cache_data``.
 
     Args:
       source: the ``.bag`` file, or its content.
-      cache_index: keep the table of limits, so that a read is one request. Without it, only the limits needed are read.
-      cache_data: keep the records.
-      index: the ``.idx`` file of a bag of version 3, or its content; by default it is looked for beside the bag.
-      verify: check each record against its checksum, which the writer must have kept. Memory: 4 bytes a record.
+      cache_index: keep the table of limits in memory, so that a read takes one request. Otherwise only the limits that
+        a read needs are fetched.
+      cache_data: keep the records in memory.
+      index: the ``.idx`` file of a version 3 bag, or its content; by default the file beside the bag, if there is one.
+      verify: check each record against its checksum; the bag must have been written with ``checksums=True``. Memory:
+        4 bytes per record.
+
+    Example::
+
+        async with granular.aio.BagReader('s3://bucket/digits/image.bag') as bag:
+            print(len(bag), await bag.get(-1))
+            records = await bag.fetch([3, 1, 41])
     """
 
     def __init__(
@@ -78,7 +86,7 @@ class BagReader(Opened):
     def of_version(
         cls, path: Path, split: bool, cache_index: bool, cache_data: bool, verify: bool, known: BagState | None = None
     ) -> Self:
-        """A bag known to be of version 3 (``split``) or not, as a dataset knows it from its layout, or known whole."""
+        """Return a reader for a bag known to be of version 3 (``split``) or not, or whose whole state is known."""
         reader = cls(path, cache_index, cache_data, verify=verify)
         reader._split, reader._known = split, known
         return reader
@@ -97,7 +105,7 @@ class BagReader(Opened):
 
     @property
     def origin(self) -> str:
-        """The identity of the store and the file; of a bag in memory a digest of its bytes."""
+        """The identity of the store and the file; for a bag in memory, a digest of its bytes."""
         if self._path is None:
             return hashlib.sha256((self._data or b'') + (self._index or b'')).hexdigest()
         return f'{self._path.store.fingerprint} {self.name}'
@@ -110,7 +118,7 @@ class BagReader(Opened):
         except CorruptBagError:
             if not self.is_remote:
                 raise
-            await self._open_whole()  # once more, as wrong bytes may have come of a bag that is whole
+            await self._open_whole()  # retry: the bytes may have been damaged on the way
         if self.expected is not None and self._path is not None:
             self.expected.check(Identity.of(self._path.store, {self._path.name: self.identity}), self.name)
 
@@ -143,7 +151,7 @@ class BagReader(Opened):
         replies = await gather(asked)
         end, index_end = replies[0], replies[1] if len(replies) > 1 else None
         if index_end is not None and layout.last_limit(index_end.data, index_end.size) > end.size:
-            # A writer may have appended between the two: the index is newer than what is known of the bag.
+            # A writer may have appended between the two reads: the index is newer than the end of the bag.
             end = await self._path.store.read(self._path.key, -tail)
         self._opened(self._path, end)
         self._pin = end.version
@@ -160,10 +168,10 @@ class BagReader(Opened):
             self._data = (await read_all(self._path.store, [whole]))[0][0] if end.start else end.data
 
     def _opened(self, path: Path, end: Reply) -> None:
-        """Remember a file by its version.
+        """Record the identity of an opened file.
 
         Raises:
-          UnsupportedError: if it has none, so that nothing would tell whether what is read next is of the same file.
+          UnsupportedError: if the file has no version, so that later reads could not detect a replacement.
         """
         if end.version is None and end.size:
             raise UnsupportedError(
@@ -174,20 +182,20 @@ class BagReader(Opened):
 
     @property
     def identity(self) -> FileIdentity:
-        """The bytes of an open bag with its table, and the version of the file that has the records."""
+        """The size of an open bag with its table, and the version of the file that holds the records."""
         return FileIdentity(self._size, self._pin)
 
     async def check_versions(self) -> None:
-        """That the files are still those that were opened.
+        """Check that the files are still those that were opened.
 
         Raises:
-          ObjectChangedError: if one was replaced.
-          NotFoundError: if one was removed.
+          ObjectChangedError: if a file was replaced.
+          NotFoundError: if a file was removed.
         """
         await gather([_check_version(path, identity) for path, identity in self._files])
 
     async def _recall(self, known: BagState, path: Path) -> None:
-        """Open it as it was known before; whether it still is that, the first read will tell."""
+        """Open the bag from cached state. The first read fails if the file was replaced since."""
         self._version, self._size, self._datasize, self._pin, self._limits = known
         self._length, self._view = len(self._limits) - 1, layout.view_of(self._limits)
         self._handle = path.key, known.pin
@@ -198,7 +206,7 @@ class BagReader(Opened):
 
     @property
     def known(self) -> BagState | None:
-        """What is known of an open bag, if all of it is."""
+        """The state of an open bag for the index cache; None without the table in memory or with a stand-in version."""
         if self._limits is None or self._pin is None or stands_in(self._pin):
             return None
         return BagState(self._version, self._size, self._datasize, self._pin, self._limits)
@@ -249,7 +257,7 @@ class BagReader(Opened):
             self._table = (index, 0, index_end.version)
 
     async def _table_into(self, path: Path | None, start: int, end: Reply) -> Ints:
-        """The limits from ``start`` to the end of a file of which ``end`` is read already, behind a zero."""
+        """Return a zero and the limits from ``start`` to the end of a file, of which ``end`` is read already."""
         filled = layout.blank_limits((end.size - start) // layout.LIMIT, self.name)
         target = memoryview(filled[1:].data).cast('B')
         have = max(start, end.start)
@@ -269,13 +277,13 @@ class BagReader(Opened):
         self._data = None if self._path is not None else self._data
 
     def copy(self) -> Self:
-        """Another reader of the same bag, with a life of its own, that shares what is cached."""
+        """Return an independently closable reader of the same bag that shares its caches."""
         self._check_open()
         twin = type(self).__new__(type(self))
         twin.__dict__.update(self.__dict__)
         return twin
 
-    # --- what it is
+    # --- properties
 
     @property
     def version(self) -> int:
@@ -295,7 +303,7 @@ class BagReader(Opened):
 
     @property
     def immediate(self) -> bool:
-        """Whether a record is had without waiting: it is in memory or on a local disk, and its limits are known."""
+        """True if a record can be read without waiting: its limits are in memory, the record too or on a local disk."""
         return self._view is not None and (self._data is not None or self._require_path().store.local)
 
     # --- reading
@@ -305,10 +313,10 @@ class BagReader(Opened):
     @overload
     async def get(self, index: slice | range) -> list[bytes]: ...
     async def get(self, index: SupportsIndex | slice | range) -> bytes | list[bytes]:
-        """The record at an index, or the records of a slice.
+        """Return the record at an index, or the records of a slice.
 
         Raises:
-          OutOfRangeError: an ``IndexError``.
+          OutOfRangeError: an ``IndexError``, for an index out of range.
         """
         await self._ensure_open()
         if isinstance(index, slice | range):
@@ -319,7 +327,7 @@ class BagReader(Opened):
         return (await self._fetch(np.array([place])))[0]
 
     async def fetch(self, indices: Any) -> list[bytes]:
-        """The records at many indices, with neighbours in one request; repeated and negative ones are welcome."""
+        """Return the records at many indices, repeated and negative ones included; neighbours share a request."""
         await self._ensure_open()
         return await self._fetch(indices_of(indices, self._length, self.name))
 
@@ -331,16 +339,16 @@ class BagReader(Opened):
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is read over a network, where wrong bytes may come of a file that is whole."""
+        """True if the bag is read over a network, where the bytes of an intact file may arrive damaged."""
         return self._path is not None and not self._path.store.local
 
     def length_of(self, place: int) -> int:
-        """The bytes of a record of an immediate bag."""
+        """Return the bytes of a record of an immediate bag."""
         view: Any = self._view
         return int(view[place + 1] - view[place])
 
     def get_now(self, place: int) -> bytes:
-        """A record of an immediate bag."""
+        """Return a record of an immediate bag."""
         view: Any = self._view
         start, stop = view[place], view[place + 1]
         if self._data is not None:
@@ -361,13 +369,13 @@ class BagReader(Opened):
         return self.checked(place, data)
 
     def checked(self, place: int, record: bytes) -> bytes:
-        """A record, if it is as it was written."""
+        """Return a record after comparing it with its checksum, if checksums are verified."""
         if self._sums is not None:
             check(self._sums, np.array([place]), [record], self.name)
         return record
 
     def beside(self, suffix: str) -> Path:
-        """The file of this bag that ends otherwise."""
+        """Return the path of this bag with another suffix."""
         return self._require_path().with_suffix(suffix)
 
     @property
@@ -376,12 +384,12 @@ class BagReader(Opened):
         return self._sums
 
     def limits(self, places: Ints) -> tuple[Ints, Ints] | None:
-        """Where records lie, if the table is cached."""
+        """Return the starts and stops of records, if the table is in memory."""
         self._check_open()
         return None if self._limits is None else (self._limits[places], self._limits[places + 1])
 
     def table_job(self, places: Ints) -> Job:
-        """The part of the table that tells where records lie, if it is not cached."""
+        """Return the read of the table entries that hold the limits of records, if the table is not in memory."""
         if self._table is None:
             raise InvalidArgumentError(f'{self.name}: its table is cached')
         path, start, pin = self._table
@@ -389,9 +397,9 @@ class BagReader(Opened):
         return Job(path.key, np.where(places > 0, at - layout.LIMIT, at), at + layout.LIMIT, pin)
 
     def limits_in(self, places: Ints, pieces: Sequence[bytes]) -> tuple[Ints, Ints]:
-        """Where records lie, from what ``table_job`` brought."""
+        """Return the starts and stops of records, from the bytes read by ``table_job``."""
         flat = np.frombuffer(b''.join(pieces), '<i8')
-        # The first record's start is not written: it has one limit where the others have two.
+        # The first record's start is not in the table: it has one limit, the others have two.
         behind = np.cumsum(np.where(places > 0, 2, 1)) - 1
         stops = flat[behind]
         starts = np.where(places > 0, flat[behind - 1], 0)
@@ -404,11 +412,11 @@ class BagReader(Opened):
         return starts, stops
 
     def data_job(self, starts: Ints, stops: Ints) -> Job:
-        """The bytes of records."""
+        """Return the read of the bytes of records."""
         return Job(self._require_path().key, starts, stops, self._pin)
 
     def in_memory(self, starts: Ints, stops: Ints) -> list[bytes] | None:
-        """The bytes of records, if they are cached."""
+        """Return the bytes of records, if they are in memory."""
         data = self._data
         if data is None:
             return None
@@ -423,9 +431,10 @@ class BagReader(Opened):
 
 
 async def once_more(read: Callable[[bool], Awaitable[T]], remote: bool) -> T:
-    """What ``read(False)`` gives. If that is corrupt, what ``read(True)`` gives, which asks the store past its caches.
+    """Return ``read(False)``, or, if that finds corrupt data, ``read(True)``, which bypasses the store's caches.
 
-    Wrong bytes may have come, or lie in a cache, of a file that is whole. On a disk there is nothing else to ask.
+    An intact file may arrive damaged, or be damaged in a cache. A local disk is read only once: a retry would return
+    the same bytes.
     """
     try:
         return await read(False)
@@ -437,11 +446,11 @@ async def once_more(read: Callable[[bool], Awaitable[T]], remote: bool) -> T:
 
 
 async def read_records(wanted: Sequence[tuple[BagReader, Ints]], fresh: bool = False) -> list[list[bytes]]:
-    """Records of many bags of one store, by index: one fan-out for the limits that are not cached, one for the data.
+    """Read records of many bags of one store: one fan-out for the limits that are not in memory, one for the data.
 
     Args:
       wanted: the bags, each with the indices of its records.
-      fresh: ask the store past its caches.
+      fresh: bypass the store's caches.
     """
     limits = [bag.limits(places) for bag, places in wanted]
     unknown = [i for i, found in enumerate(limits) if found is None]
@@ -474,14 +483,14 @@ async def read_records(wanted: Sequence[tuple[BagReader, Ints]], fresh: bool = F
 
 
 async def _read_once(wanted: Sequence[tuple[BagReader, Ints]], fresh: bool) -> list[list[bytes]]:
-    """As ``read_records``, for records that are wanted more than once: each is read and kept once."""
+    """Read records as ``read_records``, for indices that repeat: each record is read and stored once."""
     distinct = [np.unique(places, return_inverse=True) for _, places in wanted]
     found = await read_records([(bag, once) for (bag, _), (once, _) in zip(wanted, distinct, strict=True)], fresh)
     return [[records[i] for i in again.tolist()] for records, (_, again) in zip(found, distinct, strict=True)]
 
 
 async def _check_version(path: Path, identity: FileIdentity) -> None:
-    if identity.size and identity.version is not None:  # of nothing, a store gives no first byte
+    if identity.size and identity.version is not None:  # an empty file has no first byte to request
         await path.store.check_version(path.key, identity.version)
     elif (size := (await path.store.read(path.key, -path.store.config.tail)).size) != identity.size:
         raise changed(f'{path}', f'of {identity.size} bytes', f'of {size} bytes')

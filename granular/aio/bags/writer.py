@@ -1,4 +1,4 @@
-"""Writing bags: streamed as they grow, published when they are closed."""
+"""Write bags: streamed while they grow, published when they are closed."""
 
 import array
 import contextlib
@@ -31,22 +31,27 @@ from granular.errors import (
 from granular.formats import layout
 from granular.formats.checksums import SUFFIX, crc32c
 
-_PENDING: Final = MiB  # bytes held back before they are handed on, however rarely the user flushes
+_PENDING: Final = MiB  # bytes buffered at most before they are written, even if the caller does not flush
 
 
 class BagWriter(Opened):
     """Appends records to a new bag, or to a local one of version 3.
 
     A bag of version 1 or 2, and any bag in a bucket, appears when it is closed. A local bag of version 3 can be read
-    as it grows, up to the last flush, and be opened again to append.
+    while it grows, up to the last flush, and be opened again to append.
 
     Args:
-      path: the ``.bag`` file, which must not exist (but see above).
-      version: 1, 2 or 3. A bag asked for as 2 that holds an empty record is written as version 1, which can say so.
-      resume: what to do with bytes behind the last limit of a version 3 bag, as a crash leaves them: ``'check'`` that
-        the records appended next are those bytes, or ``'discard'`` them.
-      checksums: keep a CRC32C of each record beside the bag, for readers that verify. A bag that is appended to and
-        has them keeps them in any case.
+      path: the ``.bag`` file, which must not exist, except for a local bag of version 3.
+      version: 1, 2 or 3. A version 2 bag with an empty record is written as version 1, which can represent it.
+      resume: how to treat bytes after the last limit of a version 3 bag, as a crash leaves them. ``'check'``: check
+        that the records appended next equal those bytes; ``'discard'``: drop them.
+      checksums: write a CRC32C of each record beside the bag, for readers with ``verify``. A bag that has checksums and
+        is appended to gets them in any case.
+
+    Example::
+
+        async with granular.aio.BagWriter('./records.bag') as bag:
+            index = await bag.append(b'first record')
     """
 
     def __init__(
@@ -72,15 +77,15 @@ class BagWriter(Opened):
         self._most: int | None = None
         self._writers: list[ObjectWriter] = []
         self._files: list[BinaryIO] = []
-        self._published: dict[Path, _Published] = {}  # the files that appeared when it was closed
-        self._uncertain: list[Path] = []  # files whose publishing failed, and which may have appeared all the same
+        self._published: dict[Path, _Published] = {}  # the files that closing published
+        self._uncertain: list[Path] = []  # files whose publishing failed, but which may exist nevertheless
         self._turns = Lock()
         self.verifies = True
-        """Whether closing verifies the published files; if not, the caller of ``aclose`` calls ``verify``."""
+        """True if closing verifies the published files; otherwise the caller of ``aclose`` calls ``verify``."""
         self._tail: _Tail | None = None
         self._failed = False
         self.flushed = 0
-        """Records that were handed on."""
+        """The number of records that were flushed."""
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({f"{self.path}"!r})'
@@ -123,7 +128,7 @@ class BagWriter(Opened):
             self._files.append(await store.open_appender(self._sums_path.key, 4 * kept))
 
     async def _resume_sums(self, limits: NDArray[np.int64]) -> int | None:
-        """How many checksums there are for the records of a bag that is gone on with; the missing ones are computed."""
+        """Compute the checksums that a continued bag lacks; return how many it has, or None if none are written."""
         try:
             there = (await self._sums_path.stat()).size // 4
         except NotFoundError:
@@ -137,14 +142,14 @@ class BagWriter(Opened):
         return kept
 
     def keep(self, records: int) -> None:
-        """Discard what comes behind so many records when it is opened."""
+        """Discard the records after the first ``records`` when the bag is opened."""
         self._most = records
 
-    # --- what it is
+    # --- properties
 
     @property
     def size(self) -> int:
-        """Bytes of the records appended and of their table."""
+        """Bytes of the appended records and of their table."""
         return self._offset + layout.LIMIT * (self._length + (self.version == 1))
 
     def __len__(self) -> int:
@@ -153,14 +158,14 @@ class BagWriter(Opened):
     # --- appending
 
     async def append(self, record: bytes | bytearray | memoryview, flush: bool = True) -> int:
-        """Append a record; returns its index.
+        """Append a record and return its index.
 
         Args:
           record: its bytes.
-          flush: hand it on now. To a bucket, bytes go in parts, whenever one is full.
+          flush: write to the file now. To a bucket, bytes are uploaded in parts, each as soon as it is full.
 
         Raises:
-          InvalidArgumentError: if it is no bytes.
+          InvalidArgumentError: if the record is not bytes.
           OutOfRangeError: if the bag is full, at 2**32 - 1 records.
         """
         if self._state != 'open':
@@ -173,7 +178,7 @@ class BagWriter(Opened):
             return index
 
     def add(self, record: bytes | bytearray | memoryview) -> None:
-        """Append a record without handing it on."""
+        """Append a record to the buffer, without writing it."""
         self._check_usable()
         if not isinstance(record, bytes | bytearray | memoryview):
             raise InvalidArgumentError(f'{self.path}: want bytes for a record, got {type(record).__name__}')
@@ -194,11 +199,11 @@ class BagWriter(Opened):
 
     @property
     def crowded(self) -> bool:
-        """Whether so much is held back that it should be handed on."""
+        """True if the buffer is large enough to be flushed."""
         return self._pending_size >= _PENDING
 
     async def flush(self) -> None:
-        """Hand on what was appended: to the file, or to the part of the upload that is being filled."""
+        """Write the appended records to the file, or to the part of the upload that is being filled."""
         if self._state != 'open':
             await self._ensure_open()
         async with self._turns.turn():
@@ -207,11 +212,11 @@ class BagWriter(Opened):
     async def _flush(self) -> None:
         self._check_usable()
         data = self._pending[0] if len(self._pending) == 1 else b''.join(self._pending)
-        self._failed = True  # until it is seen to have worked: what was half handed on cannot be gone on with
+        self._failed = True  # until the write succeeds: a partial write cannot be continued
         if self._files:
             ends, self._ends = self._ends, array.array('q')
             table = layout.table_of(np.frombuffer(ends, np.int64), 3) if ends else b''
-            # The checksums before the table: a record that can be read has one.
+            # The checksums go before the table, so that every readable record has one.
             await offload(self._write_files, [data, self._take_sums(), table])
             self.flushed = self._length
         elif data:
@@ -221,7 +226,7 @@ class BagWriter(Opened):
         self._pending_size = 0
 
     def _take_sums(self) -> bytes:
-        """The checksums of what was appended since."""
+        """Return the checksums of the records appended since the last call."""
         if not self._sums:
             return b''
         sums, self._sums = self._sums, array.array('I')
@@ -246,7 +251,7 @@ class BagWriter(Opened):
                     raise CorruptBagError(f'{file.name}: expected {size} bytes after writing, got {found}')
                 file.close()
         with translated(f'{self.path}'):
-            sync(os.path.dirname(self.path.key))  # the names of files that are new
+            sync(os.path.dirname(self.path.key))  # so that the names of new files are durable
 
     async def _close(self) -> None:
         await self.path.store.ready()
@@ -280,12 +285,12 @@ class BagWriter(Opened):
             self._state = 'closed'
 
     async def _publish(self, table: int) -> None:
-        """Make the files appear. The first one decides between writers: the loser has published nothing."""
+        """Publish the files. The first one decides between concurrent writers: the loser has published nothing."""
         sizes = [self._offset + table] if len(self._writers) == 1 else [self._offset, table]
         places = [self.path, self._index_path][: len(sizes)]
         (first, *others) = zip(places, list(self._writers), sizes, strict=True)
         await self._publish_one(*first)
-        # The checksums only now: they replace what a killed writer may have left, but never another writer's.
+        # Only now, the checksums: they may replace those of a killed writer, but never those of another live writer.
         if self._sums is not None:
             sums = self._take_sums()
             self._published[self._sums_path] = _Published(len(sums))
@@ -306,14 +311,14 @@ class BagWriter(Opened):
 
     @property
     def owned(self) -> bool:
-        """Whether the file that decides between writers is this writer's."""
+        """True if this writer published the file that decides between concurrent writers."""
         return self.path in self._published
 
     async def verify(self) -> None:
-        """Compare the published files with what the store has.
+        """Compare the published files with the store's metadata.
 
         Raises:
-          StoreError: if a file is missing, has another size, or was replaced since this was called before.
+          StoreError: if a file is missing, has another size, or was replaced since the previous call.
         """
         await gather([self._verify(place, published) for place, published in self._published.items()])
 
@@ -331,10 +336,10 @@ class BagWriter(Opened):
         published.version = version
 
     async def withdraw(self, sole: bool) -> None:
-        """Remove the files that this writer published, unless they were replaced since. The deciding file goes last.
+        """Remove the files that this writer published, unless replaced since. The deciding file is removed last.
 
         Args:
-          sole: whether no other writer can have made the files whose publishing failed.
+          sole: True if no other writer can have created the files whose publishing failed.
         """
         uncertain = [(place, _Published(-1)) for place in self._uncertain if sole or self.owned]
         for place, published in [*uncertain, *reversed(self._published.items())]:
@@ -353,7 +358,7 @@ class BagWriter(Opened):
 
     async def _drop(self) -> None:
         for file in self._files:
-            with contextlib.suppress(OSError):  # of a full disk, on which what is still buffered finds no place
+            with contextlib.suppress(OSError):  # on a full disk, the remaining buffer cannot be written
                 file.close()
         if self._files and self._failed:
             await self.cut(self.flushed)
@@ -362,13 +367,13 @@ class BagWriter(Opened):
             await self.withdraw(sole=False)
 
     async def cut(self, records: int) -> None:
-        """Discard what comes behind so many records of a local bag of version 3 that is closed."""
+        """Discard the records after the first ``records`` of a closed local bag of version 3."""
         store = self.path.store
         if not isinstance(store, LocalStore) or not self._files:
             return
         at = records * layout.LIMIT
         end = int.from_bytes(await self._index_path.read_range(at - layout.LIMIT, at), 'little') if records else 0
-        # The table first: what it does not name, nobody reads.
+        # The table goes first: readers ignore bytes that it does not cover.
         await store.truncate(self._index_path.key, at)
         await store.truncate(self.path.key, end)
         if len(self._files) == 3:
@@ -394,7 +399,7 @@ class _Published:
 
 
 class _Tail:
-    """The bytes behind the last limit of a bag, which a writer that goes on must write again."""
+    """The bytes after a bag's last limit, which a resuming writer must append again."""
 
     def __init__(self, key: str, start: int, stop: int) -> None:
         self._key, self._at, self._stop = key, start, stop
@@ -404,7 +409,7 @@ class _Tail:
         return self._stop - self._at
 
     def check(self, record: bytes, index: int) -> bytes:
-        """What of a record is not there yet."""
+        """Compare a record with the tail; return the part of the record that the tail does not have."""
         size = min(len(record), self.left)
         with open(self._key, 'rb') as file:
             file.seek(self._at)

@@ -1,1 +1,1 @@
-"""Conversion of data in other formats into sharded datasets."""
+"""Conversion of data in other formats to sharded datasets."""

@@ -1,4 +1,4 @@
-"""Converting: records of any kind into a dataset, shard by shard, gone on with where it was killed."""
+"""Convert records into a sharded dataset; resumable after a crash."""
 
 import asyncio
 import contextlib
@@ -32,27 +32,27 @@ from granular.errors import (
 from granular.formats.layout import Layout, shard_name
 
 PLAN: Final = 'conversion.json'
-"""Beside the shards: what is converted, and how, so that whoever goes on makes the same of the same."""
+"""The file beside the shards that records the source and the settings, so that a resumed run uses the same."""
 
 _CHUNK: Final = 4 * MiB
-_MOST: Final = 512  # records that are read at a time
+_MOST: Final = 512  # records read at a time
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Conversion:
-    """What was converted, or with ``dry_run`` would be.
+    """The result of a conversion, or with ``dry_run`` its plan.
 
     Attributes:
       source: its address, or the type of the object.
-      format: what it is: ``'parquet'``, ``'arrayrecord'``, ``'webdataset'``, ``'images'``, ``'huggingface'``,
-        ``'source'`` for an object that is read at random, or ``'iterable'``.
+      format: ``'parquet'``, ``'arrayrecord'``, ``'webdataset'``, ``'images'``, ``'huggingface'``, ``'source'`` for an
+        object with random access, or ``'iterable'``.
       spec: the type of each key.
-      renamed: fields whose names cannot be keys, and what they are called instead.
-      records: how many there are; None if nobody knows before the end.
-      shards: in how many shards; None likewise.
-      found: records that were there already.
-      bytes: that were written by this call.
-      seconds: that it took.
+      renamed: the keys of fields whose names cannot be keys, by field.
+      records: the number of records; None if it is known only after the conversion.
+      shards: the number of shards; None likewise.
+      found: the records that had been converted by earlier runs.
+      bytes: the bytes written by this call.
+      seconds: the duration of this call.
     """
 
     source: str
@@ -83,42 +83,47 @@ async def convert(
 ) -> Conversion:
     """Convert records of another format into a dataset, in shards that are written in parallel.
 
-    Started again after it was killed, it goes on: shards that are finished are left as they are, and the dataset is,
-    byte for byte, what one run writes. Until the last shard is there the first one is not, so that half a dataset
-    cannot be read as a whole. ``conversion.json`` beside the shards says what is converted. Run one at a time: a second
-    one on the same machine is refused, but of one on another machine that writes to the same bucket nothing is known.
+    Started again after a crash, it resumes: finished shards are kept, and the dataset is byte for byte the one that a
+    single run writes. The first shard is published last, so that a partial dataset cannot be read as a whole one.
+    ``conversion.json`` beside the shards records the source and the settings. Run one conversion at a time: a second
+    one on the same machine is refused, but one on another machine that writes to the same bucket is not detected.
 
-    The types of keys are inferred of a few records: whole numbers are ``int``, text ``utf8``, bytes ``bytes`` or, if
-    they are an image file, ``jpg`` or ``png``, arrays ``array``, PIL images ``png``, and other numbers, None, lists and
-    mappings ``msgpack`` (with arrays in them ``tree``). Image files are kept as they are. A record that is no mapping
-    becomes the key ``data``.
+    Types are inferred from a sample: integers are ``int``, text ``utf8``, bytes ``bytes`` (``jpg`` or ``png`` if they
+    are an image file), arrays ``array``, PIL images ``png``, and other numbers, None, lists and mappings ``msgpack``
+    (``tree`` if they hold arrays). Image files are stored as they are. A record that is not a mapping gets the key
+    ``data``.
 
-    Up to ``parallel`` shards hold two reads of about 4 MiB (or one record) each, and what their uploads hold. A source
-    that can only be read once is read by one, and what comes of finished shards is passed over.
+    Memory: up to ``parallel`` shards hold two reads of about 4 MiB (or one record) each, and their upload buffers. A
+    source without random access is read by a single reader, which skips the records of finished shards.
 
     Args:
-      source: a path, address or pattern (``data/*.parquet``) of Parquet, ArrayRecord or WebDataset files or of Hugging
-        Face arrow files, or a list of such; a folder of them, of images in folders by class (``image``, ``label``,
-        ``class``), or of ``save_to_disk``; a source as for ``MapDataset.source``; a Hugging Face dataset; an iterable,
-        also an asynchronous one. An iterable must give the same again for a run that goes on.
-      directory: the folder of the dataset, new or of a conversion that was not finished.
-      format: what the source is, if its names do not say.
-      spec: types of some keys, in place of those inferred.
-      encoders: by type, for types of your own.
-      shardlen: datapoints in a shard; None for one dataset without shards.
+      source: a path, address or pattern (``data/*.parquet``) of Parquet, ArrayRecord, WebDataset or Hugging Face arrow
+        files, or a list of them; a folder of them, of images in one folder per class (``image``, ``label``, ``class``),
+        or of ``save_to_disk``; a source as for ``MapDataset.source``; a Hugging Face dataset; a sync or async iterable,
+        which must yield the same records again for a resumed run.
+      directory: the folder of the dataset: new, or that of an unfinished conversion.
+      format: the format of the source, if its name does not tell.
+      spec: types of some keys, which override the inferred ones.
+      encoders: encoders of custom types.
+      shardlen: datapoints per shard; None for one dataset without shards.
       layout, checksums: as for ``DatasetWriter``.
-      parallel: shards that are written at a time.
+      parallel: shards written at a time.
       sample: records to infer types from.
       dry_run: write nothing.
-      progress: called with the number of records that were written since, or were there.
+      progress: called with the number of records written, or found to exist, since the last call.
 
     Returns:
-      What was converted.
+      The result, with the spec and the counts.
 
     Raises:
-      InvalidArgumentError: if nobody can tell what the source is, or what type fits a key.
-      AlreadyExistsError: if the folder holds something else.
+      InvalidArgumentError: if the format of the source or a type for a key cannot be inferred.
+      AlreadyExistsError: if the folder holds other data.
       EncodeError: if a record does not fit the types.
+
+    Example::
+
+        done = await granular.aio.convert('s3://bucket/train/*.parquet', './train', shardlen=1000)
+        print(done.records, done.shards, done.spec)
     """
     began = time.perf_counter()
     await need_loop()
@@ -138,7 +143,7 @@ async def convert(
 
 
 class _Work:
-    """A conversion that runs."""
+    """A running conversion."""
 
     def __init__(
         self,
@@ -157,14 +162,14 @@ class _Work:
         self._shardlen, self._layout, self._checksums, self._parallel = shardlen, layout, checksums, parallel
         self._report = progress
         self._chunk = max(1, min(_MOST, _CHUNK // fitting.mean))
-        self._lengths: dict[int, int] = {}  # of the shards that are finished
+        self._lengths: dict[int, int] = {}  # of the finished shards
         self._found = self._bytes = 0
 
     async def run(self, plan: Conversion) -> Conversion:
         store = self._place.store
         if self._shardlen is None or store.local or not store.conditional:
             return await self._run(plan)
-        claim = Claim(self._place, 0, 1, 'unknown')  # as a run that was killed is gone on with, on whatever machine
+        claim = Claim(self._place, 0, 1, 'unknown')  # because a killed run is resumed on any machine
         await claim.take()
         try:
             return await self._run(plan)
@@ -178,7 +183,7 @@ class _Work:
         return dataclasses.replace(plan, shards=shards, records=records, found=self._found, bytes=self._bytes)
 
     async def _look(self) -> None:
-        """See what is there, and that it is of the same conversion."""
+        """Find the finished shards, and check that they belong to the same conversion."""
         place, spec = self._place, self._fitting.spec
         await place.mkdir(parents=True, exist_ok=True)
         if self._shardlen is None:
@@ -222,22 +227,22 @@ class _Work:
 
         await for_each(each(), look, 16)
 
-    # --- what both ways share
+    # --- shared by both kinds of sources
 
     def _folder(self, number: int) -> Path:
         return self._place if self._shardlen is None else self._place / shard_name(number)
 
     async def _open(self, number: int) -> DatasetWriter:
-        # What a killed run left of the shard is written anew, with the same bytes.
+        # A killed run's unfinished shard is written again, with the same bytes.
         return await DatasetWriter.open(
             self._folder(number), self._fitting.spec, None, self._layout, 'discard', self._checksums
         )
 
     def _is_there(self, number: int, wanted: int) -> bool:
-        """Whether a shard is finished.
+        """Return whether a shard is finished.
 
         Raises:
-          CorruptDatasetError: if it is, with another number of records.
+          CorruptDatasetError: if it is finished with another number of records.
         """
         length = self._lengths.get(number)
         if length is None:
@@ -252,13 +257,13 @@ class _Work:
         return True
 
     async def _write(self, writer: DatasetWriter, records: list[Any], first: int) -> None:
-        """Append records, of which the first has that number in the source. They are encoded in a thread."""
+        """Append records, the first of which has number ``first`` in the source. They are encoded in a thread."""
         for point in await offload(self._encode, records, first):
             await writer.append(point, flush=False)
         self._tell(len(records))
 
     def _encode(self, records: list[Any], first: int) -> list[dict[str, Any]]:
-        """The bytes of records, by key."""
+        """Return the encoded records, by key."""
         out, spec, name = [], self._fitting.spec, self._origin.name
         for number, record in enumerate(records, first):
             point = self._fitting.point(record)
@@ -280,7 +285,7 @@ class _Work:
         if self._report is not None and records:
             call_user(self._report, records)
 
-    # --- sources that are read at random
+    # --- sources with random access
 
     async def _at_random(self, source: Source) -> tuple[int, int]:
         count, length = len(self._origin), self._shardlen or max(1, len(self._origin))
@@ -304,14 +309,14 @@ class _Work:
                 others.release()
 
         async def numbers() -> AsyncIterator[int]:
-            for number in (*range(1, shards), 0):  # the first at the end: without it, nobody takes this for a whole
+            for number in (*range(1, shards), 0):  # the first at the end: without it, this is not a dataset
                 yield number
 
         await for_each(numbers(), shard, self._parallel)
         return shards, count
 
     async def _fill(self, source: Source, writer: DatasetWriter, start: int, stop: int) -> None:
-        """Write records to a shard, reading those that follow meanwhile."""
+        """Write records to a shard, and read the next ones meanwhile."""
         at, reading = start, None
         try:
             while at < stop:
@@ -326,11 +331,11 @@ class _Work:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)
 
-    # --- sources that are read once
+    # --- sources without random access
 
     async def _one_by_one(self) -> tuple[int, int]:
         number = count = 0
-        opened: list[DatasetWriter] = []  # the one that is being filled, and the first
+        opened: list[DatasetWriter] = []  # the writer of the current shard, and that of the first
         publishing: set[asyncio.Task[None]] = set()
         try:
             async with contextlib.aclosing(Ahead(self._origin.stream(self._chunk))) as records:
@@ -356,24 +361,24 @@ class _Work:
             if more := sorted(other for other in self._lengths if other > number):
                 raise CorruptDatasetError(f'{self._folder(more[0])}: is there, but {count} records end before it')
             await asyncio.gather(*publishing)
-            while opened:  # the first at the end: without it, nobody takes this for a whole
+            while opened:  # the first at the end: without it, this is not a dataset
                 await self._publish(opened.pop())
         except BaseException as error:
             for task in publishing:
                 if not isinstance(error, Exception):
                     task.cancel()
-            await asyncio.gather(*publishing, return_exceptions=True)  # the shards that are full are kept
+            await asyncio.gather(*publishing, return_exceptions=True)  # full shards are published
             for writer in opened:
                 await writer.abort()
             raise
         return number + 1, count
 
     def _left(self, count: int) -> int:
-        """How many more records a shard takes, that are asked for at a time."""
+        """Return how many records to request next for a shard that has ``count``."""
         return self._chunk if self._shardlen is None else min(self._chunk, self._shardlen - count)
 
     async def _pour(self, records: Ahead, writer: DatasetWriter, first: int) -> int:
-        """Fill a shard, as far as the records go; how many it holds."""
+        """Fill a shard until it is full or the records end; return the number of its records."""
         count = there = len(writer)
         self._found += there
         self._tell(there)

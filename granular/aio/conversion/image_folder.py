@@ -1,4 +1,4 @@
-"""Images in folders by class, as a source."""
+"""Folders of images, one folder per class, as a data source."""
 
 import contextlib
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ _IMAGES: Final = ('.jpg', '.jpeg', '.png', '.webp', '.gif', '.bmp', '.tif', '.ti
 
 
 class ImageFolder:
-    """Images in folders by class, as their files are: ``image``, ``label`` (the number of its class), ``class``.
+    """Images in one folder per class: ``image`` (the file's bytes), ``label`` (the class number), ``class`` (its name).
 
-    Classes are the folders that hold images, however deep, sorted by name; images are in the order of their names. The
-    names of all files are held in memory.
+    Classes are the folders in ``place`` that hold images at any depth, sorted by name; the images of a class are sorted
+    by path. The names of all files are held in memory.
     """
 
     def __init__(self, place: Path, entries: Sequence[Entry]) -> None:
@@ -33,7 +33,7 @@ class ImageFolder:
 
     @classmethod
     async def listed(cls, place: Path) -> 'ImageFolder':
-        """The images of a folder.
+        """List a folder and return its images.
 
         Raises:
           NotFoundError: if there are none.
@@ -53,7 +53,7 @@ class ImageFolder:
         return len(self._rows)
 
     async def fetch(self, indices: Any) -> list[dict[str, Any]]:
-        """The images at many indices."""
+        """Return the datapoints at many indices."""
         rows = [self._rows[index] for index in np.asarray(indices).tolist()]
         replies = await gather([self._place.store.read(key) for _, key in rows])
         return [

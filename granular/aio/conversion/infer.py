@@ -1,4 +1,4 @@
-"""What spec fits records of others: a type for each key, by a few of them."""
+"""Infer a spec, with a type for each key, from a sample of records."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from granular.errors import DatapointError, InvalidArgumentError
 from granular.formats.layout import Layout, check_spec
 from granular.formats.media import image_type
 
-_PLAIN: Final = ('int', 'utf8', 'bytes', 'msgpack')  # what msgpack holds
+_PLAIN: Final = ('int', 'utf8', 'bytes', 'msgpack')  # types that msgpack can represent
 _BAD: Final = re.compile(r'[^A-Za-z0-9_.-]')
 _DEPTH: Final = 64
 
@@ -19,21 +19,23 @@ Point = Mapping[str, Any]
 
 
 class Fitting:
-    """How records become datapoints of a granular dataset.
+    """The mapping from records to datapoints of a granular dataset.
 
-    The types: ``bool``, ``float``, None, lists and mappings are ``msgpack``, whole numbers ``int``, text ``utf8``,
-    bytes that are an image file ``jpg`` or ``png``, others ``bytes``, arrays ``array`` (in lists or mappings ``tree``),
-    PIL images ``png``. Keys whose values are of several of these are ``msgpack``, if that holds them.
+    Inferred types: ``msgpack`` for ``bool``, ``float``, None, lists and mappings (``tree`` with arrays in it), ``int``
+    for integers, ``utf8`` for text, ``jpg`` or ``png`` for bytes of an image file, ``bytes`` for other bytes, ``array``
+    for arrays and other NumPy scalars, ``png`` for PIL images. Keys with values of several types get a type that can
+    represent all: ``jpg`` for images, ``bytes`` for images and other bytes, otherwise ``msgpack`` or ``tree``.
 
     Args:
-      points: some of the records.
-      spec: types of the user's own, by key.
-      layout: of the dataset.
+      points: a sample of the records.
+      spec: types that override the inferred ones, by key.
+      layout: the layout of the dataset.
       name: the source, for errors.
 
     Attributes:
       spec: the type of each key, sorted by key.
-      renamed: fields that have another name as a key, and that one.
+      renamed: the keys of fields whose names cannot be keys, by field.
+      mean: the mean size of a record in bytes, estimated from the sample.
     """
 
     def __init__(self, points: Sequence[Any], spec: Mapping[str, str] | None, layout: Layout, name: str) -> None:
@@ -67,18 +69,18 @@ class Fitting:
         self._files = all(isinstance(record.get(field), bytes) for record in records for field in images)
 
     def encoders(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The encoders, in which image files stay as they are."""
+        """Return the encoders. Those for images leave image files as they are."""
         out: dict[str, Any] = {**formats.encoders}
         for kind in ('jpg', 'png'):
             out[kind] = formats.encode_image_file if self._files else _Image(out[kind])
         return {**out, **(given or {})}
 
     def point(self, record: Any) -> dict[str, Any]:
-        """A record as a datapoint."""
+        """Return a record as a datapoint."""
         keys = self._keys
         out = {keys.get(field, field): _plain(value) for field, value in self._mapping(record).items()}
         for key in self._optional:
-            value = out.get(key)  # what a record does not have is None
+            value = out.get(key)  # missing values become None
             out[key] = value.item() if isinstance(value, np.generic) else value
         return out
 
@@ -111,7 +113,7 @@ def _key_of(field: Any, layout: Layout) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as this library takes it: tensors of others as arrays."""
+    """Convert a value to a supported type, such as a tensor of another library to an array."""
     if isinstance(value, np.bool_):
         return bool(value)
     if isinstance(value, bytearray | memoryview):
@@ -126,7 +128,7 @@ def _is_pil(value: Any) -> bool:
 
 
 def _kind(value: Any, depth: int = 0) -> str:
-    """The type that fits a value; empty if none does."""
+    """Return the type that fits a value; empty if none does."""
     match value:
         case np.ndarray():
             return 'array' if value.dtype.kind in 'biufcmMSUV' and value.dtype.names is None else ''
@@ -152,7 +154,7 @@ def _kind(value: Any, depth: int = 0) -> str:
 
 
 def _joined(kinds: set[str]) -> str:
-    """The type that fits values of all of these."""
+    """Return a type that fits values of all the given types; empty if none does."""
     if len(kinds) == 1:
         return kinds.pop()
     if kinds <= {'jpg', 'png'}:
@@ -165,7 +167,7 @@ def _joined(kinds: set[str]) -> str:
 
 
 def _size(value: Any) -> int:
-    """About how many bytes a value has."""
+    """Estimate the size of a value in bytes."""
     if isinstance(value, Mapping):
         return sum(map(_size, value.values()))
     if isinstance(value, list | tuple):

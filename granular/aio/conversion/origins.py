@@ -1,4 +1,4 @@
-"""What is converted: records of any kind, by an address or an object, at random or one after the other."""
+"""Sources of a conversion: records from an address or an object, with random access or in order."""
 
 import asyncio
 import contextlib
@@ -35,22 +35,22 @@ _ENDINGS: Final = {
 _CLASSES: Final = {
     'parquet': 'ParquetDataSource', 'arrayrecord': 'ArrayRecordDataSource', 'webdataset': 'WebDatasetDataSource',
 }  # fmt: skip
-_SHARDED: Final = re.compile(r'-\d+-of-\d+$')  # behind the ending, as tfds and Beam name files
+_SHARDED: Final = re.compile(r'-\d+-of-\d+$')  # after the suffix, as in file names of tfds and Beam
 _CHUNK: Final = 4 * MiB
-_ENDLESS: Final = 1 << 62  # the length of what is repeated without end
-_SAMPLE: Final = 64 * MiB  # of records that are looked at
+_ENDLESS: Final = 1 << 62  # the length of a source that repeats without end
+_SAMPLE: Final = 64 * MiB  # limit for the bytes of the sample
 
 
 class Origin:
-    """What is converted.
+    """The source of a conversion.
 
     Attributes:
       name: its address, or the type of the object.
-      format: what it is; ``'source'`` and ``'iterable'`` for objects.
-      source: if it can be read at random.
-      items: if it can only be read from its beginning on.
-      size: bytes of its files, as far as they are known; tells one state of it from another.
-      opened: what is closed with it.
+      format: its format; ``'source'`` and ``'iterable'`` for objects.
+      source: the records, if they have random access; otherwise None.
+      items: the records, if they can only be read in order; otherwise None.
+      size: the bytes of its files, if known; detects that the source has changed.
+      opened: the reader to close with it.
     """
 
     def __init__(
@@ -64,19 +64,19 @@ class Origin:
     ) -> None:
         self.name, self.format, self.source, self.items, self.size = name, format, source, items, size
         self.opened = opened
-        self._back: list[Any] = []  # that were only looked at
+        self._back: list[Any] = []  # sampled records, to be yielded again by ``stream``
         self._pull: Callable[[int], Coroutine[Any, Any, list[Any]]] | None = None
 
     def __len__(self) -> int:
         return 0 if self.source is None else len(self.source)
 
     async def aclose(self) -> None:
-        """Close what was opened for it."""
+        """Close the reader that was opened for it."""
         if self.opened is not None:
             await self.opened.aclose()
 
     async def sample(self, count: int) -> list[Any]:
-        """A few records, of 64 MiB at most: of what can be read at random from all over it, and else the first."""
+        """Return some records, about 64 MiB at most: spread over a source with random access, else the first ones."""
         if self.source is not None:
             places = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(np.int64))
             out: list[Any] = []
@@ -88,7 +88,7 @@ class Origin:
         return self._back
 
     async def stream(self, chunk: int) -> AsyncGenerator[list[Any], None]:
-        """What can only be read once, some records at a time; after ``sample``, all of them all the same."""
+        """Yield lists of at most ``chunk`` records of a source without random access, sampled records included."""
         back, self._back = self._back, []
         for start in range(0, len(back), chunk):
             yield back[start : start + chunk]
@@ -99,7 +99,7 @@ class Origin:
 
 
 class Ahead:
-    """Records of which as many are taken as are wanted, while those that follow are read."""
+    """A stream of records that is read ahead, with lists of any requested length."""
 
     def __init__(self, stream: AsyncGenerator[list[Any], None]) -> None:
         self._stream = stream
@@ -110,21 +110,21 @@ class Ahead:
         return await anext(self._stream, [])
 
     async def more(self) -> bool:
-        """Whether there are more."""
+        """Return whether there are more records."""
         if not self._records:
             self._records = await outcome(self._reading or self._read())
             self._reading = begin_task(self._read()) if self._records else None
         return bool(self._records)
 
     async def take(self, count: int) -> list[Any]:
-        """The next ones, at most so many; none at the end, or if none are wanted."""
+        """Return the next records, at most ``count``; none at the end, or if ``count`` is less than 1."""
         if count < 1 or not await self.more():
             return []
         out, self._records = self._records[:count], self._records[count:]
         return out
 
     async def aclose(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
@@ -132,7 +132,10 @@ class Ahead:
 
 
 async def _pull_from(items: Any) -> Callable[[int], Coroutine[Any, Any, list[Any]]]:
-    """What gives the next items, so many or about 4 MiB of them, and none at the end; what blocks, in a thread."""
+    """Return a function that returns the next items: at most ``count``, or about 4 MiB; none at the end.
+
+    Blocking iterables run in a thread.
+    """
     if hasattr(items, '__aiter__'):
         later = aiter(items)
 
@@ -164,12 +167,12 @@ async def _pull_from(items: Any) -> Callable[[int], Coroutine[Any, Any, list[Any
 
 
 async def origin_of(source: Any, format: Format | None) -> Origin:
-    """What a user names or hands over.
+    """Open the source that the user passed, by address or as an object.
 
     Raises:
-      InvalidArgumentError: if nobody can tell what it is.
-      NotFoundError: if there is nothing.
-      MissingExtraError: if what reads it is not installed.
+      InvalidArgumentError: if its format cannot be inferred.
+      NotFoundError: if it does not exist.
+      MissingExtraError: if the package that reads it is not installed.
     """
     await need_loop()
     if format is not None and format not in FORMATS:
@@ -209,7 +212,7 @@ async def _object(source: Any) -> Origin:
 
 
 async def _kept(node: Source) -> AsyncIterator[Any]:
-    """What filters left."""
+    """Yield the records that passed the filters."""
     for start in range(0, len(node), 64):
         for point in await node.fetch(np.arange(start, min(start + 64, len(node)))):
             if point is not None:
@@ -217,7 +220,7 @@ async def _kept(node: Source) -> AsyncIterator[Any]:
 
 
 class _HuggingFace:
-    """A map-style Hugging Face dataset, with the files of its images and sounds as they are."""
+    """A map-style Hugging Face dataset that returns the files of its images and sounds undecoded."""
 
     def __init__(self, dataset: Any, files: Sequence[str]) -> None:
         self._dataset, self._files = dataset, files
@@ -321,19 +324,19 @@ async def _files(paths: Sequence[Path], format: str, name: str) -> Origin:
 
 
 def _class(data: bytes) -> int | str:
-    """A class of WebDataset: a number, or its name."""
+    """Return a WebDataset class: a number, or its name."""
     text = formats.decode_utf8(data).strip()
     return int(text) if re.fullmatch(r'-?[0-9]{1,38}', text) else text
 
 
-# What files in WebDataset's tars hold, by their endings, as far as it is not bytes.
+# The decoders of files in WebDataset tars that are not bytes, by suffix.
 _TEXTS: Final = {
     'cls': _class, 'cls2': _class, 'index': _class, **dict.fromkeys(('txt', 'text', 'json'), formats.decode_utf8)
 }  # fmt: skip
 
 
 async def _saved(place: Path, splits: bool) -> Origin:
-    """A folder that ``save_to_disk`` wrote."""
+    """Open a folder that ``save_to_disk`` wrote."""
     if splits:
         found = json.loads(await (place / 'dataset_dict.json').read_bytes())
         raise InvalidArgumentError(f'{place}: has splits {found.get("splits")}: choose the folder of one of them')

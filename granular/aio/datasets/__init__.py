@@ -1,1 +1,1 @@
-"""Datasets: specs, layouts and shards over bags."""
+"""Datasets: specs, layouts and shards, stored in bags."""

@@ -1,4 +1,4 @@
-"""The right to write a series of shards in a bucket, which one writer has at a time."""
+"""Claims: objects that give one writer at a time the right to write a series of shards in a bucket."""
 
 import functools
 import json
@@ -20,22 +20,22 @@ _RENEWED: Final = 600.0  # seconds
 
 
 def is_claim(name: str) -> bool:
-    """Whether a file of this name is a claim."""
+    """Return whether a file name is that of a claim."""
     return _NAME.fullmatch(name) is not None
 
 
 class Claim:
-    """An object beside the shards that keeps other writers out while this one lives.
+    """An object beside the shards that excludes other writers while this writer is alive.
 
-    A disk has locks, which the system takes back from a process that ends. A bucket has none: the claim of a writer
-    that was killed stays, and is taken over by a writer on the same machine, which sees that the process is gone, or
-    by one that is told so (``resume='discard'``).
+    On a disk, the system releases the locks of a process that ends. A bucket has no locks: the claim of a killed writer
+    remains, and is taken over by a writer on the same machine, which can see that the process has ended, or by a writer
+    with ``resume='discard'``, which asserts it.
 
     Args:
       directory: the folder of the shards.
       start, step: the series of shards.
-      takes: the claims of other writers that it takes over: of processes of this machine that are ``'gone'``, also of
-        those of which nothing is known as they ran elsewhere (``'unknown'``), or ``'any'``.
+      takes: the claims of other writers to take over. ``'gone'``: those of ended processes of this machine;
+        ``'unknown'``: also those of other machines, whose state is unknown; ``'any'``: all.
     """
 
     def __init__(self, directory: Path, start: int, step: int, takes: Literal['gone', 'unknown', 'any']) -> None:
@@ -45,14 +45,14 @@ class Claim:
         self._renewed = 0.0
 
     async def take(self) -> list[Entry]:
-        """Make the claim, which one writer of the same series succeeds in; returns what lies in the folder then.
+        """Create the claim, which succeeds for one writer of a series, and return the entries of the folder then.
 
         Raises:
-          AlreadyExistsError: if another writer has one of the shards.
+          AlreadyExistsError: if another writer has claimed one of the shards.
         """
         try:
             await self._write(new=True)
-        except GranularError as error:  # also a reply that was lost
+        except GranularError as error:  # including a lost reply
             holder = await self._read(self._place)
             if holder is None:
                 raise
@@ -62,7 +62,7 @@ class Claim:
                 self._refuse(holder, error)
                 await self._write(new=False)
         _held.add(self)
-        # Of two writers of different series that share shards, the one that lists last sees the claim of the other.
+        # Of two writers whose series share shards, the one that lists last sees the claim of the other.
         store = self._directory.store
         try:
             entries = [entry async for entry in store.scan(self._directory.key)]
@@ -76,7 +76,7 @@ class Claim:
         return entries
 
     async def _judge(self, entry: Entry) -> None:
-        """Refuse the claim of another series with common shards, or remove it if its writer is gone."""
+        """Raise for the claim of another series that shares shards, or delete it if it can be taken over."""
         match = _NAME.fullmatch(entry.key.rpartition('/')[2])
         if match is None or entry.key == self._place.key:
             return
@@ -88,25 +88,25 @@ class Claim:
             await self._directory.store.delete([entry.key])
 
     async def check(self) -> None:
-        """Make sure that no other writer has taken over, as before a shard is published.
+        """Check that no other writer has taken over, before a shard is published.
 
         Raises:
-          AlreadyExistsError: if one has.
+          AlreadyExistsError: if another writer has.
         """
         holder = await self._read(self._place)
         if holder is None:
-            await self._write(new=True)  # removed meanwhile, as by `granular clean`, and not taken
+            await self._write(new=True)  # removed meanwhile, as by `granular clean`, and not claimed since
         elif holder.get('token') != self._token:
             raise AlreadyExistsError(f'{self._directory}: another writer took over, on {holder.get("host")!r:.100}')
 
     async def renew(self) -> None:
-        """Tell from time to time that the writer lives."""
+        """Rewrite the claim if it is older than 600 seconds, to show that the writer is alive."""
         if time.monotonic() - self._renewed > _RENEWED:
             await self.check()
             await self._write(new=False)
 
     async def release(self) -> None:
-        """Give up the claim, unless another writer has taken over."""
+        """Delete the claim, unless another writer has taken over."""
         _held.discard(self)
         holder = await self._read(self._place)
         if holder is not None and holder.get('token') == self._token:
@@ -147,7 +147,7 @@ _held: Final[weakref.WeakSet[Claim]] = weakref.WeakSet()
 
 
 def _lives(holder: dict[str, Any]) -> bool | None:
-    """Whether the writer that made a claim lives; None if it ran on another machine."""
+    """Return whether the writer that made a claim is alive; None if it runs on another machine."""
     here = _process()
     if here['system'] is None or holder.get('system') != here['system']:
         return None
@@ -158,13 +158,13 @@ def _lives(holder: dict[str, Any]) -> bool | None:
 
 
 def _process() -> dict[str, Any]:
-    """This process, so that others on the machine can tell whether it lives."""
+    """Return the identity of this process, by which other processes of this machine can tell whether it is alive."""
     return {'host': socket.gethostname(), 'system': _system(), 'pid': os.getpid(), 'started': _started(os.getpid())}
 
 
 @functools.cache
 def _system() -> str | None:
-    """The running system and its process numbers; None where nothing tells."""
+    """Return the identity of the running system and its process namespace; None if unavailable."""
     try:
         with open('/proc/sys/kernel/random/boot_id') as file:
             return f'{file.read().strip()}.{os.stat("/proc/self/ns/pid").st_ino}'
@@ -173,7 +173,7 @@ def _system() -> str | None:
 
 
 def _started(pid: int) -> str | None:
-    """The time at which a process was started, in ticks since the system was; None if there is no such process."""
+    """Return a process's start time in clock ticks since boot; None if there is no such process."""
     try:
         with open(f'/proc/{pid}/stat') as file:
             return file.read().rpartition(')')[2].split()[19]

@@ -1,4 +1,4 @@
-"""Finding and removing what writers left that were killed."""
+"""Find and remove what killed writers left."""
 
 import dataclasses
 import os
@@ -22,14 +22,15 @@ _INDEX_DRAFT: Final = re.compile(r'[0-9a-f]{40}\.index\.[0-9a-f]{8}\.tmp')
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something that a writer left which did not come to its end.
+    """A file, folder or upload that an unfinished writer left.
 
     Attributes:
       place: the file or folder, or the object that an upload was to become.
-      kind: ``'upload'`` in parts that was not finished, ``'draft'`` of a file, file of a ``'bag'`` in a dataset without
-        a ``spec.json``, empty ``'folder'`` of a shard, or ``'claim'`` of a writer of shards in a bucket.
-      size: its bytes.
-      age: seconds since something was last written in its folder.
+      kind: ``'upload'``: an unfinished multipart upload; ``'draft'``: a temporary file; ``'bag'``: a file of a bag in a
+        dataset without a ``spec.json``; ``'folder'``: an empty folder of a shard; ``'claim'``: the claim of a writer of
+        shards in a bucket.
+      size: its size in bytes.
+      age: seconds since the last write in its folder.
     """
 
     place: str
@@ -41,27 +42,31 @@ class Leftover:
 async def clean(
     place: Path | str | Any, remove: bool = False, older: float = 3600.0, bags: bool = False
 ) -> list[Leftover]:
-    """What killed writers left below a folder: uploads in parts, drafts, claims, datasets and shards without a spec.
+    """Find what killed writers left in a folder: uploads, temporary files, claims, unfinished datasets and shards.
 
-    A dataset that has its ``spec.json`` is never touched, nor what a living writer of this machine holds, nor what
-    cannot be told from bags that were written on their own: those lie in a folder without a ``refs.bag``, and not
-    beside a finished shard. Uploads to GCS cannot be listed; they expire by themselves after a week. What a writer in
-    the columns layout could go on with is removed like the rest.
+    A dataset with a ``spec.json`` is never touched, nor are files that a live writer of this machine holds, nor bags
+    that may have been written on their own: those in a folder without a ``refs.bag`` that is not beside a finished
+    shard. Uploads to GCS cannot be listed; they expire after a week. Files in the columns layout that a writer could
+    continue are removed like the rest.
 
     Args:
-      place: the folder. Nothing outside is touched, and no link is followed.
-      remove: remove what was found.
-      older: only folders in which nothing was written for so many seconds, by the store's clock. In a bucket, this is
-        all that spares those who write right now. A writer of shards renews its claim every ten minutes, which spares
-        all of its shards.
-      bags: also bags in any folder without a ``spec.json``, even if they may have been written on their own.
+      place: the folder. Nothing outside is touched, and links are not followed.
+      remove: remove the leftovers.
+      older: only consider folders without writes for this many seconds, by the store's clock. In a bucket, nothing else
+        protects live writers. A writer of shards renews its claim every ten minutes, which protects all of its shards.
+      bags: include the bags in any folder without a ``spec.json``, even if they may have been written on their own.
 
     Returns:
-      What was found, sorted by place.
+      The leftovers, sorted by path.
 
     Raises:
-      NotFoundError: if there is no such folder on a disk.
+      NotFoundError: if the folder does not exist on a disk.
       StoreError: if the store fails.
+
+    Example::
+
+        for leftover in await granular.aio.clean('s3://bucket/digits', remove=True):
+            print(leftover.kind, leftover.place, leftover.size)
     """
     root = Path(place)
     if older < 0:
@@ -70,7 +75,7 @@ async def clean(
     await store.ready()
     if await root.is_file():
         raise InvalidArgumentError(f'{root}: is a file: want the folder that it lies in')
-    now = await store.now(root.key)  # by the clock that the times of change are of
+    now = await store.now(root.key)  # by the clock that sets the modification times
     folders = await _folders(store, root.key)
     async for upload in store.uploads(root.key):
         folder = folders.setdefault(upload.key.rpartition('/')[0], _Folder())
@@ -81,7 +86,7 @@ async def clean(
     claimed = {key for key, claim in claims if _since(claim.modified, now) < older}
     for key, folder in folders.items():
         if key != root.key and _shards_of(key) in claimed:
-            continue  # a living writer's, however long it takes to fill a shard
+            continue  # protects a live writer, however long it takes to fill a shard
         beside = key != root.key and _shards_of(key) in finished
         found += await _Cleaning(store, key, folder, beside, bags).run(now, older, remove)
     return sorted(found, key=lambda leftover: leftover.place)
@@ -89,12 +94,12 @@ async def clean(
 
 @dataclasses.dataclass(slots=True)
 class _Folder:
-    """What lies in a folder, by name, and what is being uploaded to it."""
+    """The files of a folder by name, and the uploads to it."""
 
     files: dict[str, Entry] = dataclasses.field(default_factory=dict)
     uploads: list[Upload] = dataclasses.field(default_factory=list)
     itself: Entry | None = None
-    crowded: bool = False  # whether there are other things in it
+    crowded: bool = False  # True if it holds other files, or folders
 
     @property
     def finished(self) -> bool:
@@ -106,7 +111,7 @@ class _Folder:
 
 
 async def _folders(store: Store, root: str) -> dict[str, _Folder]:
-    """The folders below a key that hold something of ours, those on top first."""
+    """Return the folders under a key that hold files of writers, parents first."""
     folders: dict[str, _Folder] = {root: _Folder()}
     entries = _local_tree(store, root) if store.local else store.scan_tree(root)
     try:
@@ -139,7 +144,7 @@ def _is_draft(name: str) -> bool:
 
 
 async def _local_tree(store: Store, root: str) -> AsyncIterator[Entry]:
-    """As ``scan_tree``, but links are files."""
+    """Yield the tree as ``scan_tree``, with links as files."""
     folders = [root]
     while folders:
         async for entry in store.scan(folders.pop()):
@@ -150,22 +155,25 @@ async def _local_tree(store: Store, root: str) -> AsyncIterator[Entry]:
 
 
 def _since(when: float | None, now: float) -> float:
-    """Seconds since something was written; 0 if the store does not say when."""
+    """Return the seconds since a write; 0 if its time is unknown."""
     return 0.0 if when is None else max(0.0, now - when)
 
 
 def _shards_of(key: str) -> str | None:
-    """The folder of the shards, of a folder that is named like one of them."""
+    """Return the parent of a folder that is named like a shard; None for other folders."""
     parent, _, name = key.rpartition('/')
     return None if shard_number(name) is None else parent
 
 
 class _Cleaning:
-    """One folder.
+    """The cleaning of one folder.
 
     Args:
-      beside: whether it is a shard beside one that is finished.
-      bags: whether its bags are to be removed though they may have been written on their own.
+      store: the store.
+      key: the folder.
+      folder: its content.
+      beside: True if it is a shard beside a finished shard.
+      bags: True to remove its bags even if they may have been written on their own.
     """
 
     def __init__(self, store: Store, key: str, folder: _Folder, beside: bool, bags: bool) -> None:
@@ -183,7 +191,7 @@ class _Cleaning:
         return any(drafted(file) == name for file in self._folder.files)
 
     def _age(self, now: float) -> float:
-        """Seconds since something was written; 0 if that cannot be known."""
+        """Return the seconds since the last write; 0 if unknown."""
         times = [entry.modified for entry in [*self._drafts, *self._unfinished, *self._claims]]
         times += [upload.modified for upload in self._folder.uploads]
         if self._empty and self._folder.itself is not None:
@@ -191,7 +199,7 @@ class _Cleaning:
         return min((_since(when, now) for when in times), default=0.0)
 
     async def run(self, now: float, older: float, remove: bool) -> list[Leftover]:
-        """What there is to be removed, and removes it."""
+        """Return the leftovers, and remove them if ``remove`` is true."""
         age = self._age(now)
         if not (self._drafts or self._bags or self._folder.uploads or self._empty or self._claims) or age < older:
             return []
@@ -200,7 +208,7 @@ class _Cleaning:
             try:
                 lock = await self._store.lock_folder(self._key)
             except AlreadyExistsError:
-                return []  # a living writer's
+                return []  # held by a live writer
         try:
             files = [*((entry, 'draft') for entry in await self._unheld(self._drafts))]
             if len(files) == len(self._drafts):
@@ -212,7 +220,7 @@ class _Cleaning:
                 lock.release()
 
     async def _unheld(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Those that no living writer has open."""
+        """Return the entries that no live writer has open."""
         if not self._store.local:
             return list(entries)
         return [entry for entry in entries if not await offload(held, entry.key)]
@@ -226,7 +234,7 @@ class _Cleaning:
         if not remove:
             return found
         if self._bags and await (Path.of(store, self._key) / 'spec.json').exists():
-            return []  # its writer has finished it meanwhile
+            return []  # its writer has finished meanwhile
         for upload in self._folder.uploads:
             await store.abort_upload(upload)
         if files:

@@ -1,4 +1,4 @@
-"""Running encoders and decoders: in place where they are cheap, in the pool where they would block the loop."""
+"""Run encoders and decoders: inline if they are cheap, in the thread pool if they would block the event loop."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -13,7 +13,7 @@ from granular.formats import layout
 Encoder = Callable[[Any], bytes]
 Decoder = Callable[[bytes], Any]
 
-_IN_PLACE: Final = MiB  # bytes that cheap decoders may chew on the loop: well under a millisecond
+_IN_PLACE: Final = MiB  # bytes that cheap decoders may process on the event loop: well under a millisecond
 
 
 class Field(NamedTuple):
@@ -22,9 +22,9 @@ class Field(NamedTuple):
     Attributes:
       key: its name.
       kind: its type, as in the spec.
-      many: whether it is a sequence.
+      many: True for a sequence.
       fn: its encoder or decoder.
-      light: whether that may run on an event loop.
+      light: True if ``fn`` is cheap enough for an event loop.
     """
 
     key: str
@@ -35,21 +35,22 @@ class Field(NamedTuple):
 
 
 def raw(value: Any) -> Any:
-    """What stands for an encoder or decoder where none is wanted."""
+    """Return the value: the encoder or decoder of raw bytes."""
     return value
 
 
 def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: layout.Layout, name: str) -> list[Field]:
-    """The fields of a spec with their encoders or decoders, by type.
+    """Return the fields of a spec with their encoders or decoders.
 
     Args:
       spec: the spec, sorted.
-      table: by type, the function; None for raw bytes.
-      how: in the refs layout, ``utf8[]`` is a sequence of ``utf8``.
+      table: the function of each type; None for raw bytes.
+      how: the layout; in the refs layout, ``utf8[]`` is a sequence of ``utf8``.
       name: the dataset, for errors.
 
     Raises:
       UnknownTypeError: if a type is missing from the table.
+      InvalidArgumentError: if ``table`` is not a mapping, or a value in it is not a function.
     """
     if table is not None and not hasattr(table, '__getitem__'):
         raise InvalidArgumentError(f'{name}: want a mapping from types to functions, got {type(table).__name__}')
@@ -65,7 +66,7 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
         except KeyError:
             known = ', '.join(sorted(table))
             raise UnknownTypeError(f'{name}: key {key!r} has type {element!r}, which is none of: {known}') from None
-        if fn is None or fn is formats.decode_bytes:  # readers have bytes in hand
+        if fn is None or fn is formats.decode_bytes:  # records are bytes already
             fn = raw
         if not callable(fn):
             raise InvalidArgumentError(f'{name}: what was given for type {element!r} is no function: {fn!r:.100}')
@@ -77,7 +78,7 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
 
 
 async def decode(fields: Sequence[Field], columns: Sequence[Sequence[bytes]], name: str) -> list[list[Any]]:
-    """The values of each field, from its records, in order."""
+    """Return the values of each field, decoded from its records, in order."""
     alone = running_loop() is None
     return await gather(
         [
@@ -94,14 +95,14 @@ async def _decode_here(field: Field, records: Sequence[bytes], name: str) -> lis
 
 
 def decode_now(field: Field, records: Sequence[bytes], name: str) -> list[Any]:
-    """The values of records, on this thread."""
+    """Return the values of records, decoded on this thread."""
     if field.fn is raw:
         return list(records)
     out: list[Any] = []
     try:
         out.extend(map(field.fn, records))
     except Exception as error:
-        # What was decoded before it is in the list.
+        # The list has the values decoded before the failure, so its length is the index.
         raise _refused(field, len(out), records, name, error) from error
     return out
 
@@ -124,7 +125,7 @@ def _refused(field: Field, i: int, records: Sequence[bytes], name: str, error: E
 
 
 def said_of(error: BaseException) -> str:
-    """The message of an error; its name if it has none."""
+    """Return the message of an error, or the name of its type if it has none."""
     return str(error) or type(error).__name__
 
 
@@ -132,14 +133,14 @@ def said_of(error: BaseException) -> str:
 
 
 async def encode(fields: Sequence[Field], datapoint: Mapping[str, Any], name: str, index: int) -> list[list[bytes]]:
-    """The records of one datapoint, by field; a field that is no sequence has one."""
+    """Return the records of one datapoint, by field; a field that is not a sequence has one record."""
     if all(field.light for field in fields):
         return call_user(encode_now, fields, datapoint, name, index)
     return await offload(encode_now, fields, datapoint, name, index)
 
 
 def encode_now(fields: Sequence[Field], datapoint: Mapping[str, Any], name: str, index: int) -> list[list[bytes]]:
-    """The records of one datapoint, on this thread: all of them, or an error and none."""
+    """Return the records of one datapoint, encoded on this thread. If one value fails, none are returned."""
     out = []
     for field in fields:
         value = datapoint[field.key]

@@ -1,4 +1,4 @@
-"""The columns of an opened dataset, and reading many datapoints, of many datasets, in one fan-out."""
+"""The columns of an opened dataset, and reads of many datapoints from many datasets in one fan-out."""
 
 import functools
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _WINDOW: Final = 1 << 15  # references unpacked at a time
 
 
 class Choice(NamedTuple):
-    """A field that is to be read, where its reference stands, and how much of it."""
+    """A field to read, the position of its reference in the list of fields, and the part of it to read."""
 
     field: Field
     place: int
@@ -31,9 +31,9 @@ class Choice(NamedTuple):
 
 
 class Spans:
-    """The references of all datapoints, by key; nothing for keys whose datapoint i has record i, as scalars mostly do.
+    """The references of all datapoints, by key. Keys whose datapoint i has record i, as for most scalars, are omitted.
 
-    Memory: 8 bytes per datapoint and key that needs it.
+    Memory: 8 bytes per datapoint for each of the other keys.
     """
 
     def __init__(self, kept: list[tuple[NDArray[np.uint32], NDArray[np.uint32]] | None]) -> None:
@@ -43,7 +43,7 @@ class Spans:
     async def load(cls, refs: BagReader, spec: Spec) -> 'Spans':
         """Read and unpack a whole ``refs.bag``."""
         if len(refs) * (len(spec) + 1) > refs.size:
-            # Each is a byte or more, and so is the length of them all.
+            # Each reference takes at least one byte, and so does their number.
             raise CorruptDatasetError(
                 f'{refs.name}: references of {len(refs)} datapoints to {len(spec)} keys cannot fit {refs.size} bytes'
             )
@@ -58,7 +58,7 @@ class Spans:
         return cls([None if skip else (firsts[i].copy(), counts[i].copy()) for i, skip in enumerate(plain)])
 
     def at(self, places: Ints) -> tuple[Ints, Ints]:
-        """The first record and the number of records, both of shape (datapoints, keys)."""
+        """Return the first record and the number of records, both of shape (datapoints, keys)."""
         firsts = np.empty((len(places), len(self._kept)), np.int64)
         counts = np.ones((len(places), len(self._kept)), np.int64)
         for row, kept in enumerate(self._kept):
@@ -68,7 +68,7 @@ class Spans:
         return firsts, counts
 
     def at_one(self, place: int) -> list[tuple[int, int]]:
-        """The first record and the number of records of each key of one datapoint."""
+        """Return the first record and the number of records of each key of one datapoint."""
         return [(place, 1) if kept is None else (int(kept[0][place]), int(kept[1][place])) for kept in self._kept]
 
 
@@ -88,8 +88,8 @@ class Columns:
       spec: the type of each key.
       bags: the bag of each key.
       refs: the references; None in the columns layout, where datapoint i is record i of every bag.
-      spans: the references, unpacked, if they are cached.
-      snapshot: what the columns were opened from, if that was not the store.
+      spans: the unpacked references, if they are cached.
+      snapshot: the snapshot that the columns were opened from; None if they were opened from the store.
       length: the number of datapoints.
     """
 
@@ -100,7 +100,7 @@ class Columns:
         self.length = 0
 
     def copy(self) -> 'Columns':
-        """The same bags, each with a life of its own."""
+        """Return the same columns with independently closable bags."""
         refs = None if self.refs is None else self.refs.copy()
         twin = Columns(self.name, self.spec, {key: bag.copy() for key, bag in self.bags.items()}, refs)
         twin.spans, twin.snapshot, twin.length = self.spans, self.snapshot, self.length
@@ -112,22 +112,22 @@ class Columns:
             await bag.aclose()
         self.spans = None
 
-    # --- one datapoint, on this thread, from what lies in memory or on a local disk
+    # --- one datapoint, on this thread, from memory or a local disk
 
     @property
     def immediate(self) -> bool:
-        """Whether datapoints are had without waiting."""
+        """True if datapoints can be read without waiting."""
         known = self.refs is None or self.spans is not None or self.refs.immediate
         return known and all(bag.immediate for bag in self.bags.values())
 
     def is_small(self, place: int, chosen: Sequence[Choice]) -> bool:
-        """Whether an event loop may read it in place."""
+        """Return whether a datapoint is small enough to be read inline on an event loop."""
         if self.refs is not None:
             return False
         return sum(self.bags[choice.field.key].length_of(place) for choice in chosen) <= IN_PLACE
 
     def get_now(self, place: int, chosen: Sequence[Choice]) -> Datapoint:
-        """A datapoint, if the columns are immediate."""
+        """Return a datapoint of immediate columns."""
         bags = self.bags
         refs = None if self.refs is None else self._refs_now(self.refs, place)
         point: Datapoint = {}
@@ -174,7 +174,7 @@ class Columns:
     # --- references
 
     def check_span(self, key: str, place: int, first: int, count: int) -> None:
-        """That a reference leads to records that there are."""
+        """Check that a reference points to existing records."""
         if first < 0 or count < 0 or first + count > self.bags[key]._length:
             raise CorruptDatasetError(
                 f'{self.name}: datapoint {place} refers to {count} records from {first} on of key {key!r}, whose bag '
@@ -182,7 +182,7 @@ class Columns:
             )
 
     def _check_apart(self, key: str, places: Ints, counts: Ints, length: int) -> None:
-        """That sequences share no records: a few that all have all of them would fill the memory."""
+        """Reject overlapping sequences: few references could otherwise expand to unbounded memory."""
         _, once = np.unique(places, return_index=True)
         if (total := int(counts[once].sum())) > length:
             raise CorruptDatasetError(
@@ -190,7 +190,7 @@ class Columns:
             )
 
     def records(self, places: Ints, choice: Choice, firsts: Ints, counts: Ints) -> tuple[Ints, Ints]:
-        """The records of a choice, one after the other, and how many of them each datapoint has."""
+        """Return the records of a field, one after the other, and their number for each datapoint."""
         if self.refs is None:
             return places, counts[:, 0]
         key, first, count = choice.field.key, firsts[:, choice.place], counts[:, choice.place]
@@ -212,10 +212,10 @@ class Columns:
 
 
 def span(ref: tuple[int, int], want: bool | range | slice, key: str, place: int, name: str) -> tuple[int, int]:
-    """The first record and the number of records that are wanted of a sequence, cut to what the sequence has.
+    """Return the first record and the number of records that a mask selects, cut to the sequence's length.
 
     Raises:
-      OutOfRangeError: for a range that begins behind the end of the sequence.
+      OutOfRangeError: for a range that begins beyond the end of the sequence.
     """
     first, count = ref
     if want is True:
@@ -234,11 +234,11 @@ Part = tuple[Columns, Ints]
 
 
 async def fetch_points(parts: Sequence[Part], chosen: Sequence[Choice]) -> list[Datapoint]:
-    """The datapoints of all parts, one part after the other, in one fan-out. The parts share a spec and a store."""
+    """Read the datapoints of all parts, in order, in one fan-out. The parts share a spec and a store."""
     columns = await read_columns(parts, chosen)
     keys = [choice.field.key for choice in chosen]
     points: list[Datapoint] = [{} for _, places in parts for _ in range(len(places))]
-    # Key by key: half the time of making each dict of its row.
+    # Key by key, which takes half the time of building each dict from its row.
     for key, column in zip(keys, columns, strict=True):
         for point, value in zip(points, column, strict=True):
             point[key] = value
@@ -246,7 +246,7 @@ async def fetch_points(parts: Sequence[Part], chosen: Sequence[Choice]) -> list[
 
 
 async def read_columns(parts: Sequence[Part], chosen: Sequence[Choice]) -> list[list[Any]]:
-    """By choice, the values of all parts' datapoints."""
+    """Return the values of all parts' datapoints, by field."""
     try:
         return await once_more(lambda fresh: _read_columns(parts, chosen, fresh), _are_remote(parts))
     except ObjectChangedError:
@@ -280,9 +280,9 @@ def _are_remote(parts: Sequence[Part]) -> bool:
 
 
 async def locate(parts: Sequence[Part], fresh: bool = False) -> list[tuple[Ints, Ints]]:
-    """Of each part the first record and the number of records, both of shape (datapoints, keys).
+    """Return the first record and the number of records for each part, both of shape (datapoints, keys).
 
-    With ``fresh``, the store is asked past its caches.
+    In the columns layout, the shapes are (datapoints, 1) and (1, 1). ``fresh`` bypasses the store's caches.
     """
     asked = [(columns.refs, places) for columns, places in parts if columns.refs is not None and columns.spans is None]
     brought = iter(await read_records(asked, fresh)) if asked else iter(())

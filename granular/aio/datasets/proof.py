@@ -1,7 +1,7 @@
-"""The proof that what was opened is one dataset, of which nothing was replaced between its first and its last file.
+"""Check that opened files belong to one dataset, of which no file was replaced while it was being opened.
 
-Writers remove ``spec.json`` before they replace anything else, and publish it after all else is there. So if it is the
-same before the first bag is opened and after the last one, all bags are of one dataset.
+Writers remove ``spec.json`` before they replace any other file, and publish it after all others. So if it is the same
+before the first bag is opened and after the last one, all bags belong to one dataset.
 """
 
 import email.utils
@@ -15,20 +15,20 @@ from granular.aio.runtime.loops import gather
 from granular.errors import CorruptError, NotFoundError, ObjectChangedError
 
 _ATTEMPTS: Final = 3
-_SETTLED: Final = 5.0  # seconds between the last change of a file and its first reading; clocks tell whole seconds
+_SETTLED: Final = 5.0  # seconds between a file's last change and its first read; store clocks have whole seconds
 
 
 class Proof:
-    """What was there before the bags of a dataset were opened.
+    """The ``spec.json`` of a dataset, as read before its bags were opened.
 
-    An ETag made of the content is the same for a ``spec.json`` that was written again with the same keys, and the time
-    of its change tells whole seconds. So where it was written within the last seconds, the bags must be the same once
-    more after it was seen again: each was there, then, at that moment. That is a request for each file, and otherwise
-    it is one, or two where the references were asked for beside the spec, to spare a round trip.
+    A ``spec.json`` that is rewritten with the same keys has the same content-based ETag, and modification times have
+    whole seconds. So if it was written within the last 5 seconds, the versions of all bags are checked as well, after
+    the spec: this proves that all of them existed at that moment. It takes one request per file. Otherwise the check
+    takes one request, or two if the references were requested together with the spec, to save a round trip.
 
     Args:
       directory: the dataset's folder.
-      first: its ``spec.json``.
+      first: the reply to the read of its ``spec.json``.
     """
 
     def __init__(self, directory: Path, first: Reply) -> None:
@@ -38,13 +38,13 @@ class Proof:
         self._settled = not directory.store.versions_repeat or _age(first) > _SETTLED
 
     async def check(self, refs: BagReader | None, bags: Sequence[BagReader]) -> None:
-        """That the dataset is what it was.
+        """Check that the dataset is unchanged.
 
         Raises:
           ObjectChangedError: if it was replaced.
           NotFoundError: if it was removed.
         """
-        if self._local:  # where the references are opened behind the spec
+        if self._local:  # on a disk, the references are opened after the spec
             await self._check_spec()
         elif self._settled:
             await gather([self._check_spec(), *([] if refs is None else [refs.check_versions()])])
@@ -60,7 +60,7 @@ class Proof:
 
 
 def _age(reply: Reply) -> float:
-    """Seconds since an object was last written, by the clock of its store; 0 if the store does not say."""
+    """Return the seconds since an object was last written, by the clock of its store; 0 if unknown."""
     try:
         date, modified = (email.utils.parsedate_to_datetime(text) for text in (reply.date, reply.modified))
         return (date - modified).total_seconds()
@@ -69,15 +69,15 @@ def _age(reply: Reply) -> float:
 
 
 async def open_as_one(name: str, once: Callable[[], Awaitable[None]], prove: Callable[[], Awaitable[None]]) -> None:
-    """Open something until it is proven to be one; an error of opening it stands if it was not replaced meanwhile.
+    """Open a dataset, and retry if it was replaced meanwhile. An error of opening is raised if it was not replaced.
 
     Args:
-      name: for the error.
+      name: the dataset, for errors.
       once: opens it.
       prove: raises an ObjectChangedError or a NotFoundError if it was replaced since ``once`` began.
 
     Raises:
-      ObjectChangedError: if it was replaced each time.
+      ObjectChangedError: if it was replaced during each of 3 attempts.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         failed: Exception | None = None

@@ -1,4 +1,4 @@
-"""Datasets: one bag per key, in either layout. docs/format.md describes the files."""
+"""Read datasets of either layout. docs/format.md describes the files."""
 
 import contextlib
 import os
@@ -35,18 +35,27 @@ Mask = Mapping[str, bool | range | slice] | Iterable[str] | None
 
 
 class DatasetReader(Opened):
-    """Random access to the datapoints of a dataset of either layout.
+    """Random access to the datapoints of a dataset in either layout.
 
-    Opening takes three round trips: the spec with the references, the bags, and what of their tables is longer than
-    ``IOConfig.tail``. Memory: 8 bytes per key and datapoint with ``cache_index``, and the bags of ``cache_keys``.
+    Opening takes three round trips: the spec with the references, the bags, and a check that the dataset was not
+    replaced meanwhile. Tables longer than ``IOConfig.tail`` take more. Memory: 8 bytes per record of each bag with
+    ``cache_index``, and the bags of ``cache_keys``.
 
     Args:
-      directory: the dataset's folder: a string, a path, or a path object of somebody else's.
-      decoders: by type, the function that makes a value of a record's bytes; None for raw bytes.
-      cache_index: keep the tables, so that a read is one request per value. Without it only the limits needed are read.
+      directory: the dataset's folder: a string, an ``os.PathLike``, or a path object of another library.
+      decoders: the decoder of each type, a function from a record's bytes to a value; None for raw bytes.
+      cache_index: keep the tables in memory, so that reading a value takes one request. Otherwise only the limits that
+        a read needs are fetched.
       cache_keys: keys whose bags are kept in memory; ``'refs'`` keeps the references of the refs layout.
       parallel: accepted for code written for granular 0.21; reads are always concurrent.
-      verify: check each record against its checksum, which the writer must have kept. Memory: 4 bytes a record.
+      verify: check each record against its checksum; the dataset must have been written with ``checksums=True``.
+        Memory: 4 bytes per record.
+
+    Example::
+
+        async with granular.aio.DatasetReader('s3://bucket/digits', granular.decoders) as reader:
+            datapoint = await reader.get(7)
+            labels = await reader.fetch([3, 1, 41], mask=('label',))
     """
 
     def __init__(
@@ -72,8 +81,8 @@ class DatasetReader(Opened):
         self._snapshot: Snapshot | None = None
         self._proof: Proof | None = None
         self.expected: Identity | None = None
-        self._given = False  # whether the snapshot is that of the reader that was pickled
-        self._alone = True  # not a shard, whose snapshot is the sharded dataset's
+        self._given = False  # True if the snapshot was pickled with the reader
+        self._alone = True  # False for a shard: the sharded reader owns the snapshot
         self._quick = False
         self._light = False
 
@@ -91,7 +100,7 @@ class DatasetReader(Opened):
 
     @classmethod
     def of_shard(cls, directory: Path, args: tuple[Any, ...], snapshot: Snapshot | None) -> Self:
-        """A shard, whose index is kept with that of the others; opened from it if it is there."""
+        """Return the reader of one shard, which opens from ``snapshot`` if the snapshot has the shard."""
         reader = cls(directory, *args)
         reader._snapshot, reader._alone = snapshot, False
         return reader
@@ -162,10 +171,10 @@ class DatasetReader(Opened):
         self._length, self._quick = columns.length, columns.immediate
 
     async def prove(self) -> None:
-        """That all files are of one dataset, which still is there. What was opened from a snapshot needs no proof.
+        """Check that all files belong to one dataset that still exists. One opened from a snapshot is not checked.
 
         Raises:
-          ObjectChangedError: if it was replaced since it was begun to be opened.
+          ObjectChangedError: if the dataset was replaced since opening began.
           NotFoundError: if it was removed.
         """
         if self._proof is not None:
@@ -173,7 +182,7 @@ class DatasetReader(Opened):
             await self._proof.check(refs, [bag for bag in bags if bag._state == 'open'])
 
     def warn_of_lengths(self) -> None:
-        """Warn of columns of which some have fewer records than others."""
+        """Warn if the bags of the columns layout differ in length."""
         lengths = {key: len(bag) for key, bag in self._columns.bags.items()}
         if self._columns.refs is None and self._length != max(lengths.values()):
             warnings.warn(
@@ -183,8 +192,8 @@ class DatasetReader(Opened):
             )
 
     async def _look(self, refs: BagReader) -> Layout:
-        """The layout; reads the spec and opens the references."""
-        found: Any  # why there are no references, or None
+        """Read the spec, try to open the references, and return the layout."""
+        found: Any  # the error of opening the references, or None
         if self.directory.store.local:
             await self._read_spec()
             found = await _try_open(refs)
@@ -197,7 +206,7 @@ class DatasetReader(Opened):
         return layout
 
     def _state_now(self) -> FolderState | None:
-        """What is known of the open dataset, if all of it is."""
+        """Return the state of the open dataset for a snapshot; None unless the state of every bag is complete."""
         columns = self._columns
         bags = columns.bags if columns.refs is None else {'refs': columns.refs, **columns.bags}
         known = {key: bag.known for key, bag in bags.items()}
@@ -224,7 +233,7 @@ class DatasetReader(Opened):
     async def _close(self) -> None:
         await self._columns.aclose()
 
-    # --- what it is
+    # --- properties
 
     @property
     def spec(self) -> dict[str, str]:
@@ -240,7 +249,7 @@ class DatasetReader(Opened):
 
     @property
     def size(self) -> int:
-        """Bytes of all bags and their tables."""
+        """Bytes of all bags, tables included."""
         self._check_open()
         return sum(bag.size for bag in self.bags.values())
 
@@ -252,14 +261,14 @@ class DatasetReader(Opened):
         return columns.bags if columns.refs is None else {'refs': columns.refs, **columns.bags}
 
     def files(self) -> dict[str, FileIdentity]:
-        """The bags that were opened, by name."""
+        """Return the identities of the opened bags, by file name."""
         columns = self._columns
         bags = columns.bags if columns.refs is None else {'refs': columns.refs, **columns.bags}
         return {f'{key}.bag': bag.identity for key, bag in bags.items()}
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What tells it from other datasets and versions: address, spec, by key bytes and version, and decoders."""
+        """The identity of this dataset: address, spec, size and version of each bag, decoder of each key."""
         versions = {key: (bag.size, bag.identity.version or '') for key, bag in self.bags.items()}
         return self._name, self.spec, versions, {choice.field.key: choice.field.fn for choice in self._all}
 
@@ -268,7 +277,7 @@ class DatasetReader(Opened):
         return self._length
 
     def copy(self) -> Self:
-        """Another reader of the same dataset, with a life of its own, that shares what is cached."""
+        """Return an independently closable reader of the same dataset that shares its caches."""
         self._check_open()
         twin = type(self).__new__(type(self))
         twin.__dict__.update(self.__dict__)
@@ -278,16 +287,16 @@ class DatasetReader(Opened):
     # --- reading
 
     async def get(self, index: SupportsIndex | slice, mask: Mask = None) -> Any:
-        """A datapoint, or ``{key: [values]}`` for a slice.
+        """Return a datapoint, or ``{key: [values]}`` for a slice.
 
         Args:
-          index: an integer, negative from the end, or a slice.
-          mask: the keys wanted; or a mapping from keys to True, or to the range of a sequence's values that is wanted,
-            which is cut to the values that the sequence has.
+          index: an integer (negative counts from the end) or a slice.
+          mask: the keys to read; or a mapping from keys to True, or to a range of a sequence's values, which is cut to
+            the sequence's length.
 
         Raises:
-          OutOfRangeError: an ``IndexError``, for an index beyond the end, or a mask's range that begins there.
-          UnknownKeyError: a ``KeyError``, for a key that the spec does not have.
+          OutOfRangeError: an ``IndexError``, for an index out of range, or a mask's range that begins beyond the end.
+          UnknownKeyError: a ``KeyError``, for a key that is not in the spec.
         """
         if self._state != 'open':
             await self._ensure_open()
@@ -302,24 +311,24 @@ class DatasetReader(Opened):
         return (await fetch_points([(self._columns, np.array([place]))], chosen))[0]
 
     async def fetch(self, indices: Any, mask: Mask = None) -> list[Datapoint]:
-        """Many datapoints in one fan-out: all their values are asked for at once, neighbours in one request.
+        """Return many datapoints, read in one fan-out: all values are requested at once, neighbours in one request.
 
         Args:
           indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
           mask: as for ``get``.
 
         Returns:
-          The datapoints, in the order asked.
+          The datapoints, in the order of ``indices``.
         """
         if self._state != 'open':
             await self._ensure_open()
         return await fetch_points([(self._columns, indices_of(indices, self._length, self._name))], self.choose(mask))
 
     async def check_references(self, places: range) -> None:
-        """That what datapoints refer to is there.
+        """Check that the references of datapoints point to existing records.
 
         Raises:
-          CorruptDatasetError: if it is not.
+          CorruptDatasetError: if one does not.
         """
         await self._ensure_open()
         indices = indices_of(places, self._length, self._name)
@@ -332,7 +341,7 @@ class DatasetReader(Opened):
         await once_more(check, not self.directory.store.local)
 
     async def available(self, index: SupportsIndex) -> dict[str, bool | range]:
-        """What a mask can ask of a datapoint: True, or for a sequence the range of its values."""
+        """Return, by key, what a mask can select from a datapoint: True, or for a sequence the range of its values."""
         await self._ensure_open()
         place = index_of(index, self._length, self._name)
         if self._columns.refs is None:
@@ -357,11 +366,11 @@ class DatasetReader(Opened):
                 yield point
 
     def choose(self, mask: Mask) -> list[Choice]:
-        """What a mask asks for.
+        """Return the fields that a mask selects.
 
         Raises:
-          UnknownKeyError: for a key that the spec does not have.
-          InvalidArgumentError: for a range of a key that is no sequence, or one with a step.
+          UnknownKeyError: for a key that is not in the spec.
+          InvalidArgumentError: for a range of a key that is not a sequence, or a range with a step.
         """
         if mask is None:
             return self._all
@@ -390,7 +399,7 @@ def _check_want(want: Any, field: Field, name: str) -> None:
 
 
 async def _try_open(bag: BagReader) -> GranularError | None:
-    """Open a bag that may not be there, or be none."""
+    """Open a bag. Return the error if it is missing or is not a bag."""
     try:
         await bag._ensure_open()
     except (NotFoundError, CorruptBagError) as error:
@@ -399,7 +408,7 @@ async def _try_open(bag: BagReader) -> GranularError | None:
 
 
 def _shared(kind: type[DatasetReader], args: tuple[Any, ...], folders: Mapping[str, FolderState]) -> DatasetReader:
-    """A reader in a worker process, with the index of its parent's."""
+    """Return a reader in a worker process that uses the index of the parent process."""
     reader = kind(*args)
     reader._snapshot, reader._given = Snapshot('', folders), True
     return reader

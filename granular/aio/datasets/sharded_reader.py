@@ -1,4 +1,4 @@
-"""Sharded datasets: one folder per shard, each a dataset of its own."""
+"""Read sharded datasets: one folder per shard, each a dataset of its own."""
 
 import contextlib
 import os
@@ -26,9 +26,21 @@ from granular.indexing import Ints, index_of, indices_of
 
 
 class ShardedDatasetReader(Opened):
-    """Random access to the datapoints of all shards, or of every ``shardstep``-th from ``shardstart`` on.
+    """Random access to the datapoints of all shards, or of every ``shardstep``-th shard from ``shardstart`` on.
 
-    Opening lists the folder and then opens all shards at once. Arguments and memory are those of ``DatasetReader``.
+    Opening lists the folder and then opens all shards at once. Memory is that of ``DatasetReader``.
+
+    Args:
+      directory: the folder of the shards.
+      decoders, cache_index, cache_keys, parallel, verify: as for ``DatasetReader``.
+      shardstart: the first shard to read.
+      shardstep: the distance between two shards that are read.
+
+    Example::
+
+        async with granular.aio.ShardedDatasetReader('s3://bucket/digits', granular.decoders) as reader:
+            print(reader.shards, len(reader))
+            datapoints = await reader.fetch([99, 0, 50])
     """
 
     def __init__(
@@ -111,10 +123,10 @@ class ShardedDatasetReader(Opened):
                 )
 
     async def _recall(self, names: list[str]) -> Snapshot | None:
-        """The snapshot, if it is of just these shards: beside others of another time they would be no one dataset.
+        """Return the snapshot if it has exactly these shards: mixed with newer shards it would not be one dataset.
 
         Raises:
-          ObjectChangedError: if it is that of a reader that was pickled, and there are other shards now.
+          ObjectChangedError: if the snapshot was pickled with the reader, and there are other shards now.
         """
         snapshot = self._given or (await Snapshot.load(self._kept_as) if self._args[1] else None)
         if snapshot is None or snapshot.folders.keys() == set(names):
@@ -125,12 +137,12 @@ class ShardedDatasetReader(Opened):
 
     @property
     def _kept_as(self) -> Path:
-        """The place by which the snapshot is kept: readers of other shards of the dataset have others."""
+        """The path that names the snapshot: readers of different subsets of the shards have different snapshots."""
         start, step = self._steps
         return self.directory if self._steps == (0, 1) else self.directory / f'{start}::{step}'
 
     async def _prove(self) -> None:
-        """That the shards are those that were listed, and all of them still there."""
+        """Check that the listed shards still exist and that there are no others."""
         if self._snapshot is None and self._numbers:
             await gather([self._check_numbers(), *(reader.prove() for reader in self._readers)])
 
@@ -154,7 +166,7 @@ class ShardedDatasetReader(Opened):
         for reader in self._readers:
             await reader.aclose()
 
-    # --- what it is
+    # --- properties
 
     @property
     def spec(self) -> dict[str, str]:
@@ -170,19 +182,19 @@ class ShardedDatasetReader(Opened):
 
     @property
     def size(self) -> int:
-        """Bytes of all bags of all shards and their tables."""
+        """Bytes of all bags of the shards that are read, tables included."""
         self._check_open()
         return sum(reader.size for reader in self._readers)
 
     @property
     def shards(self) -> int:
-        """How many shards are read."""
+        """The number of shards that are read."""
         self._check_open()
         return len(self._readers)
 
     @property
     def readers(self) -> list[DatasetReader]:
-        """The shards' own readers."""
+        """The readers of the shards."""
         self._check_open()
         return list(self._readers)
 
@@ -191,7 +203,7 @@ class ShardedDatasetReader(Opened):
         return int(self._stops[-1])
 
     def copy(self) -> Self:
-        """Another reader of the same shards, with a life of its own, that shares what is cached."""
+        """Return an independently closable reader of the same shards that shares its caches."""
         self._check_open()
         twin = type(self).__new__(type(self))
         twin.__dict__.update(self.__dict__)
@@ -201,7 +213,7 @@ class ShardedDatasetReader(Opened):
     # --- reading
 
     async def get(self, index: SupportsIndex | slice, mask: Mask = None) -> Any:
-        """A datapoint, or ``{key: [values]}`` for a slice; as ``DatasetReader.get``."""
+        """Return a datapoint, or ``{key: [values]}`` for a slice; as ``DatasetReader.get``."""
         if self._state != 'open':
             await self._ensure_open()
         if isinstance(index, slice | range):
@@ -213,14 +225,14 @@ class ShardedDatasetReader(Opened):
         return await reader.get(place, mask)
 
     async def fetch(self, indices: Any, mask: Mask = None) -> list[Datapoint]:
-        """Many datapoints in one fan-out over all keys and shards; as ``DatasetReader.fetch``."""
+        """Return many datapoints, read in one fan-out over all keys and shards; as ``DatasetReader.fetch``."""
         if self._state != 'open':
             await self._ensure_open()
         parts, order = self._parts(indices_of(indices, len(self), self._name))
         return _reorder(await fetch_points(parts, self._readers[0].choose(mask)), order) if parts else []
 
     async def available(self, index: SupportsIndex) -> dict[str, bool | range]:
-        """What a mask can ask of a datapoint; as ``DatasetReader.available``."""
+        """Return what a mask can select from a datapoint; as ``DatasetReader.available``."""
         await self._ensure_open()
         reader, place = self._find(index)
         return await reader.available(place)
@@ -233,13 +245,17 @@ class ShardedDatasetReader(Opened):
                 yield point
 
     def _find(self, index: SupportsIndex) -> tuple[DatasetReader, int]:
-        """The shard that holds an index, and its place there."""
+        """Return the reader of the shard that holds an index, and the position in that shard."""
         place = index_of(index, len(self), self._name)
         shard = int(np.searchsorted(self._stops, place, side='right'))
         return self._readers[shard], place - int(self._starts[shard])
 
     def _parts(self, places: Ints) -> tuple[list[Part], Ints | None]:
-        """The places by shard, and where each of them was asked for; None if they are in order already."""
+        """Group positions by shard.
+
+        Returns:
+          The positions of each shard, and their original order; None if they are in order already.
+        """
         shards = np.searchsorted(self._stops, places, side='right')
         order = None
         if (np.diff(shards) < 0).any():
@@ -258,7 +274,7 @@ class ShardedDatasetReader(Opened):
 def _shared(
     kind: type[ShardedDatasetReader], args: tuple[Any, ...], folders: Mapping[str, FolderState]
 ) -> ShardedDatasetReader:
-    """A reader in a worker process, with the index of its parent's."""
+    """Return a reader in a worker process that uses the index of the parent process."""
     reader = kind(*args)
     reader._given = Snapshot('', folders)
     return reader
@@ -274,16 +290,16 @@ def _reorder(values: list[Any], order: Ints | None) -> list[Any]:
 
 
 async def shards_in(directory: Path) -> list[int]:
-    """The numbers of the shards in a folder, sorted; what else lies there is ignored."""
+    """Return the sorted numbers of the shards in a folder. Other files and folders are ignored."""
     return shards_of([entry async for entry in directory.store.scan(directory.key)])
 
 
 def shards_of(entries: Iterable[Entry]) -> list[int]:
-    """The numbers of the shards among what lies in a folder, sorted."""
+    """Return the sorted numbers of the shards among the entries of a folder."""
     return shard_numbers([entry.key.rpartition('/')[2] for entry in entries if entry.is_dir])
 
 
 def check_steps(start: int, step: int) -> None:
-    """That these mean every ``step``-th shard from ``start`` on."""
+    """Check the arguments that select every ``step``-th shard from ``start`` on."""
     if start < 0 or step < 1:
         raise InvalidArgumentError(f'want shardstart >= 0 and shardstep >= 1, got {start} and {step}')

@@ -1,4 +1,4 @@
-"""Writing sharded datasets: one shard after the other, each a dataset of its own."""
+"""Write sharded datasets: one shard after the other, each a dataset of its own."""
 
 import os
 from collections.abc import Mapping
@@ -24,23 +24,29 @@ from granular.formats.layout import Layout, check_spec, shard_name
 
 
 class ShardedDatasetWriter(Opened):
-    """Appends datapoints to shards of ``shardlen`` datapoints, one after the other.
+    """Appends datapoints to shards of ``shardlen`` datapoints, one shard after the other.
 
-    Opened again, it goes on behind the last of its shards; one that is not full is filled if it is a local dataset in
-    the columns layout, and left as it is otherwise. One that a killed writer left without a ``spec.json`` is gone on
-    with or begun anew, as ``DatasetWriter`` does; ``found`` says which datapoints to go on with. No shard that has a
-    ``spec.json`` is ever overwritten.
+    Opened again, it continues after the last of its shards. A shard that is not full is filled if it is a local dataset
+    in the columns layout, and left as it is otherwise. A shard that a killed writer left without a ``spec.json`` is
+    continued or rewritten, as by ``DatasetWriter``; ``found`` tells which datapoint to continue with. A shard with a
+    ``spec.json`` is never overwritten.
 
     Writers of the same shards exclude each other. In a bucket, a small object ``.writer.<start>.<step>.json`` beside
-    the shards says that a writer is at work, and is removed when it is closed. One that a killed writer left is taken
-    over on the same machine, and elsewhere with ``resume='discard'``.
+    the shards marks an active writer; closing the writer removes it. An object that a killed writer left is taken over
+    on the same machine, and elsewhere with ``resume='discard'``.
 
     Args:
       directory: the folder of the shards; it may exist.
       spec, encoders, layout, checksums, resume: as for ``DatasetWriter``.
-      shardlen: datapoints in a shard; None for a single shard without end.
-      shardstart: the first shard to write, as one of several writers.
-      shardstep: how many shards lie between two of this writer's.
+      shardlen: datapoints per shard; None for a single shard of any length.
+      shardstart: the first shard to write, if several writers share the work.
+      shardstep: the distance between two shards of this writer.
+
+    Example::
+
+        async with granular.aio.ShardedDatasetWriter('./digits', spec, granular.encoders, shardlen=1000) as writer:
+            for datapoint in datapoints:
+                await writer.append(datapoint)
     """
 
     def __init__(
@@ -64,16 +70,16 @@ class ShardedDatasetWriter(Opened):
         self.directory = Path(directory)
         self._args = (spec, encoders, layout, resume, checksums)
         self._spec = check_spec(spec, layout)
-        fields_of(self._spec, encoders, layout, f'{self.directory}')  # refuses an unknown type before a shard is begun
+        fields_of(self._spec, encoders, layout, f'{self.directory}')  # rejects unknown types before a shard starts
         self._layout = layout
         self._shardlen, self._next, self._step = shardlen, shardstart, shardstep
         self._writer: DatasetWriter | None = None
-        self._done = [0, 0, 0]  # shards, bytes and datapoints of the shards that were filled
+        self._done = [0, 0, 0]  # number, bytes and datapoints of the finished shards
         self._resumed = self._found = 0
         self._failed = False
         self._turns = Lock()
         store = self.directory.store
-        # On a disk the folder of the next shard is locked before one is published.
+        # On a disk, the lock on the next shard's folder excludes other writers before a shard is published.
         self._claim = (
             Claim(self.directory, shardstart, shardstep, 'any' if resume == 'discard' else 'gone')
             if store.conditional and not store.local
@@ -99,7 +105,7 @@ class ShardedDatasetWriter(Opened):
             raise
 
     async def _resume(self, there: list[int]) -> None:
-        """Find where the writer before ended."""
+        """Find where the previous writer stopped, given the numbers of the existing shards."""
         mine = [number for number in there if number >= self._next and not (number - self._next) % self._step]
         if not mine:
             return
@@ -139,7 +145,7 @@ class ShardedDatasetWriter(Opened):
             self._writer, self._resumed = writer, len(writer)
 
     async def _drop(self, number: int) -> bool:
-        """Remove a shard that was begun and never used, as a writer leaves it that is killed between two shards."""
+        """Remove a shard that was started and never used, as left by a writer killed between two shards."""
         folder = self.directory / shard_name(number)
         if not folder.store.local or await (folder / 'spec.json').exists():
             return False
@@ -148,7 +154,7 @@ class ShardedDatasetWriter(Opened):
         await writer.abort()
         return unused
 
-    # --- what it is
+    # --- properties
 
     @property
     def spec(self) -> dict[str, str]:
@@ -157,17 +163,17 @@ class ShardedDatasetWriter(Opened):
 
     @property
     def shards(self) -> int:
-        """How many shards this writer has begun."""
+        """The number of shards that this writer has started."""
         return self._done[0] + (self._writer is not None and len(self._writer) > 0)
 
     @property
     def found(self) -> int:
-        """Datapoints of this writer's shards that were there when it was opened: go on with those that follow."""
+        """Datapoints in this writer's shards that existed when it was opened: continue with the next one."""
         return self._found
 
     @property
     def size(self) -> int:
-        """Bytes of the shards that this writer has begun."""
+        """Bytes of the shards that this writer has started."""
         return self._done[1] + (0 if self._writer is None else self._writer.size)
 
     def __len__(self) -> int:
@@ -176,7 +182,7 @@ class ShardedDatasetWriter(Opened):
     # --- appending
 
     async def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:
-        """Append a datapoint; returns how many this writer had appended before. As ``DatasetWriter.append``."""
+        """Append a datapoint and return how many this writer had appended before. As ``DatasetWriter.append``."""
         if self._state != 'open':
             await self._ensure_open()
         async with self._turns.turn():
@@ -198,7 +204,7 @@ class ShardedDatasetWriter(Opened):
         return index
 
     async def flush(self) -> None:
-        """Hand on what was appended."""
+        """Write the appended datapoints; as ``DatasetWriter.flush``."""
         if self._state != 'open':
             await self._ensure_open()
         async with self._turns.turn():
@@ -215,8 +221,8 @@ class ShardedDatasetWriter(Opened):
         return writer
 
     async def _turn(self) -> None:
-        """Publish the shard that is full."""
-        # On a disk the next one is begun before: its folder keeps others out, and says that there is more to come.
+        """Publish the full shard."""
+        # On a disk, the next shard is started first: its folder excludes other writers and shows that more follows.
         following = await self._begin() if self.directory.store.local else None
         try:
             await self._finish()
@@ -230,7 +236,7 @@ class ShardedDatasetWriter(Opened):
         writer = self._writer
         if writer is None:
             return
-        self._failed = True  # until it is there
+        self._failed = True  # until the shard is published
         if self._claim is not None:
             try:
                 await self._claim.check()
@@ -273,10 +279,10 @@ class ShardedDatasetWriter(Opened):
 
 
 async def length_of_shard(folder: Path, spec: Mapping[str, str], layout: Layout) -> int | None:
-    """The datapoints of a shard; None if its writer has not finished it.
+    """Return the number of datapoints of a shard; None if the shard is not finished.
 
     Raises:
-      SpecError: if it has another spec or layout.
+      SpecError: if the shard has another spec or layout.
     """
     if not await (folder / 'spec.json').exists():
         return None

@@ -1,4 +1,4 @@
-"""Reading all of a dataset, to see whether it is whole."""
+"""Read a whole dataset to check its integrity."""
 
 import contextlib
 import dataclasses
@@ -20,12 +20,12 @@ _WINDOW = 1 << 15  # datapoints whose references are checked at a time
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is not as it was written.
+    """A difference between the data and what was written.
 
     Attributes:
       place: the file or folder.
-      record: which record of it; None if it is all of it.
-      message: what is wrong.
+      record: the index of the record; None for the whole file or folder.
+      message: the description.
     """
 
     place: str
@@ -35,14 +35,14 @@ class Problem:
 
 @dataclasses.dataclass(slots=True)
 class Report:
-    """What was found.
+    """The result of ``verify``.
 
     Attributes:
-      datapoints: in all shards.
-      records: that were read.
-      checked: that were compared with a checksum.
-      bytes: of the records.
-      problems: what is wrong; empty for a dataset that is whole.
+      datapoints: the datapoints of all shards.
+      records: the records that were read.
+      checked: the records that were compared with a checksum.
+      bytes: the bytes of the records.
+      problems: the problems; empty for an intact dataset.
     """
 
     datapoints: int = 0
@@ -53,18 +53,24 @@ class Report:
 
 
 async def verify(place: Path | str | Any, progress: Callable[[int], None] | None = None) -> Report:
-    """Read all of a dataset, with shards or without: its structure, its references, each record and its checksum.
+    """Read a whole dataset, sharded or not, and check its structure, references, records and checksums.
 
     Args:
       place: the folder.
-      progress: called with the bytes read since.
+      progress: called with the number of bytes read since the last call.
 
     Returns:
-      The report; what is wrong with the data is in it, and does not end the reading.
+      The report. Corrupt data is reported, not raised, and does not end the reading.
 
     Raises:
       NotFoundError: if there is no dataset.
       StoreError: if the store fails.
+
+    Example::
+
+        report = await granular.aio.verify('s3://bucket/digits')
+        for problem in report.problems:
+            print(problem.place, problem.record, problem.message)
     """
     root, report = Path(place), Report()
     await root.store.ready()
@@ -103,7 +109,7 @@ async def _dataset(folder: Path, report: Report, progress: Callable[[int], None]
 
 
 async def _references(reader: DatasetReader, folder: Path, report: Report) -> None:
-    """That the references of all datapoints lead to records."""
+    """Check that the references of all datapoints point to existing records."""
     for start in range(0, len(reader), _WINDOW):
         try:
             await reader.check_references(range(start, min(start + _WINDOW, len(reader))))
@@ -117,7 +123,7 @@ async def _bag(bag: BagReader, report: Report, progress: Callable[[int], None] |
     try:
         sums = load(await place.read_bytes(), len(bag), f'{place}')
     except NotFoundError:
-        pass  # its writer kept none
+        pass  # written without checksums
     except CorruptError as error:
         report.problems.append(Problem(f'{place}', None, str(error)))
 

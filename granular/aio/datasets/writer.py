@@ -1,4 +1,4 @@
-"""Writing datasets: every bag streams as it grows, and ``spec.json`` comes last."""
+"""Write datasets: every bag streams while it grows, and ``spec.json`` is published last."""
 
 import contextlib
 import os
@@ -27,25 +27,31 @@ from granular.errors import (
 )
 from granular.formats.layout import LIMIT, SUFFIXES, Layout, check_spec, dump_spec, pack_refs, parse_spec
 
-"""What the names of a bag's files end in."""
-
 
 class DatasetWriter(Opened):
-    """Appends datapoints to a new dataset, or to a local one in the columns layout.
+    """Appends datapoints to a new dataset, or to an existing local one in the columns layout.
 
-    ``spec.json`` is written when the writer is closed. If its block ends with an error, what it wrote is removed. What
-    a killed writer left is gone on with in the columns layout on a local disk, and begun anew elsewhere.
+    ``spec.json`` is written when the writer is closed. If the ``with`` block ends with an error, the files of a new
+    dataset are removed. What a killed writer left is continued in the columns layout on a local disk, and rewritten
+    elsewhere (in a bucket only with ``resume='discard'``).
 
     Args:
-      directory: the dataset's folder, which must hold no dataset; in the columns layout on a local disk it may, if the
-        spec agrees, and is appended to.
+      directory: the dataset's folder. It must not hold a dataset, except in the columns layout on a local disk: a
+        dataset with the same spec is appended to.
       spec: the type of each key. In the refs layout, a type that ends in ``[]`` is a sequence.
-      encoders: by type, the function that makes bytes of a value; None if the values are bytes.
+      encoders: the encoder of each type, a function from a value to bytes; None if the values are bytes.
       layout: ``'refs'``, which granular 0.21 writes, or ``'columns'``, which 0.22 and later write.
-      resume: what to do with what a killed writer left. ``'check'``: in the columns layout on a local disk, that the
-        datapoints appended next are those that it was writing. ``'discard'`` what it left half written; in a bucket,
-        where nobody can know whether it still lives, this says that it does not.
-      checksums: keep a CRC32C of each record, for readers that verify, in files that granular 0.21 and 0.24 ignore.
+      resume: how to treat what a killed writer left. ``'check'``: in the columns layout on a local disk, check that the
+        datapoints appended next equal those that are half written. ``'discard'``: drop what is half written. A bucket
+        cannot tell whether the other writer is alive: there, ``'discard'`` asserts that it is not.
+      checksums: write a CRC32C of each record, for readers with ``verify``, in files that granular 0.21 and 0.24
+        ignore.
+
+    Example::
+
+        async with granular.aio.DatasetWriter('./digits', {'label': 'int'}, granular.encoders) as writer:
+            for label in range(100):
+                await writer.append({'label': label})
     """
 
     def __init__(
@@ -75,12 +81,12 @@ class DatasetWriter(Opened):
             writer.verifies = False  # all of them are verified together, right before the spec is published
         self._length = self._found = 0
         self._lock: FolderLock | None = None
-        self._fresh = True  # whether all that lies in the folder is ours to remove
-        self._described = False  # whether its spec was there when it was opened
-        self._standing = False  # whether the bags stay whatever happens, as a spec may stand over them
+        self._fresh = True  # True if everything in the folder may be removed on failure
+        self._described = False  # True if the spec existed when the writer was opened
+        self._standing = False  # True if a spec may exist that needs the bags, so they are never removed
         self._failed = False
         self._turns = Lock()
-        self._torn = False  # whether some columns were handed on and others were not
+        self._torn = False  # True while only some of the columns may have been flushed
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._name!r})'
@@ -99,7 +105,7 @@ class DatasetWriter(Opened):
             raise AlreadyExistsError(f'{self._name}: exists already, and is a file')
         store = self.directory.store
         try:
-            # Of two writers that begin at once, one makes the folder, or one has the lock.
+            # If two writers start at once, only one creates the folder or gets the lock.
             await self.directory.mkdir(parents=True, exist_ok=there is not None or not store.local)
             if isinstance(store, LocalStore):
                 self._lock = await store.lock_folder(self.directory.key)
@@ -109,21 +115,21 @@ class DatasetWriter(Opened):
         except BaseException:
             self._release()
             raise
-        # After a crash between two columns some are ahead: what is appended first is checked against them.
+        # After a crash between two columns, some are longer: the next appends are checked against them.
         self._length = self._found = min(len(bag) for bag in self._bags.values())
 
     async def _open_bags(self) -> None:
         try:
             await gather([writer._ensure_open() for writer in self._writers])
         except AlreadyExistsError:
-            await gather([writer.abort() for writer in self._writers])  # what lies there is another's
+            await gather([writer.abort() for writer in self._writers])  # the files belong to another writer
             raise
         except BaseException:
             await self._drop()
             raise
 
     async def _check_existing(self) -> None:
-        """What lies in the folder: to be appended to, to be gone on with, to be discarded, or not to be touched."""
+        """Decide for the files in the folder: append to them, continue them, delete them, or refuse to write."""
         store = self.directory.store
         entries = {entry.key.rpartition('/')[2]: entry async for entry in store.scan(self.directory.key)}
         ours = entries.keys() & self._names
@@ -162,10 +168,10 @@ class DatasetWriter(Opened):
 
     @property
     def _names(self) -> set[str]:
-        """The files of its bags."""
+        """The file names of this dataset's bags."""
         return {f'{writer.path.stem}{end}' for writer in self._writers for end in SUFFIXES}
 
-    # --- what it is
+    # --- properties
 
     @property
     def spec(self) -> dict[str, str]:
@@ -174,7 +180,7 @@ class DatasetWriter(Opened):
 
     @property
     def size(self) -> int:
-        """Bytes of all bags and their tables."""
+        """Bytes of all bags, tables included."""
         return sum(writer.size for writer in self._writers)
 
     def __len__(self) -> int:
@@ -182,28 +188,28 @@ class DatasetWriter(Opened):
 
     @property
     def found(self) -> int:
-        """Datapoints that were there when it was opened: go on with those that follow."""
+        """Datapoints that existed when the writer was opened: continue with the next one."""
         return self._found
 
     @property
     def unused(self) -> bool:
-        """Whether nothing was there and nothing was appended."""
+        """True if the folder held no datapoints and none were appended."""
         return self._fresh and not self._length
 
     # --- appending
 
     async def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:
-        """Append a datapoint; returns its index. All of its values are encoded before any of them is written.
+        """Append a datapoint and return its index. All values are encoded before any is written.
+
+        Concurrent calls take turns, in the order of the calls.
 
         Args:
           datapoint: a value for each key of the spec; for a sequence any iterable of values.
-          flush: hand it on now. To a bucket, bytes go in parts, whenever one is full.
-
-        Several calls at a time take turns, in the order in which they were made.
+          flush: write to the file now. To a bucket, bytes are uploaded in parts, each as soon as it is full.
 
         Raises:
-          DatapointError: if its keys are not those of the spec.
-          EncodeError: if an encoder refuses a value.
+          DatapointError: if its keys differ from those of the spec.
+          EncodeError: if an encoder rejects a value.
         """
         if self._state != 'open':
             await self._ensure_open()
@@ -218,7 +224,7 @@ class DatasetWriter(Opened):
             missing, extra = sorted(self._spec.keys() - datapoint.keys()), sorted(datapoint.keys() - self._spec.keys())
             raise _KeysError(f'{self._name}: datapoint {self._length}: keys are missing {missing} or too many {extra}')
         records = await encode(self._fields, datapoint, self._name, self._length)
-        self._failed = True  # until every bag has it
+        self._failed = True  # until every bag has the datapoint
         refs: list[Any] = []
         for field, values in zip(self._fields, records, strict=True):
             bag = self._bags[field.key]
@@ -237,7 +243,7 @@ class DatasetWriter(Opened):
         return self._length - 1
 
     async def _verify(self, key: str, record: bytes) -> None:
-        """That a column which is ahead of the others holds what is appended again."""
+        """Check that a column which is longer than the others holds the record that is appended again."""
         path = self.directory / f'{key}.idx'
         at = LIMIT * self._length
         table = await path.read_range(max(0, at - LIMIT), at + LIMIT)
@@ -250,7 +256,7 @@ class DatasetWriter(Opened):
             )
 
     async def flush(self) -> None:
-        """Hand on what was appended."""
+        """Write the appended datapoints to the files, or to the part of each upload that is being filled."""
         if self._state != 'open':
             await self._ensure_open()
         async with self._turns.turn():
@@ -288,7 +294,7 @@ class DatasetWriter(Opened):
                 f"datapoints as the writer before, or pass resume='discard'"
             )
         await self._flush()
-        # The first bag decides between writers: who fails to create it has published nothing, and removes nothing.
+        # The first bag decides between writers: the writer that fails to create it has published nothing to remove.
         *others, first = self._writers
         await first.aclose()
         await settle([writer.aclose() for writer in others])
@@ -302,8 +308,8 @@ class DatasetWriter(Opened):
     async def _publish_spec(self) -> None:
         """Publish the spec, which makes the folder a dataset, and read it back.
 
-        If that fails, the spec may be there all the same: what is there decides, and bags that a spec may stand over
-        are never removed.
+        If publishing fails, the spec may exist nevertheless: the read decides. Bags are never removed once a spec that
+        needs them may exist.
         """
         place, content = self.directory / 'spec.json', dump_spec(self._spec)
         self._standing = True
@@ -319,7 +325,7 @@ class DatasetWriter(Opened):
         except GranularError as error:
             failure = error
         except BaseException:
-            if self._lock is not None:  # on a disk nothing appears later
+            if self._lock is not None:  # on a disk, no file appears later
                 self._standing = await place.exists()
             raise
         published = await self._read_spec(place, failure)
@@ -349,11 +355,11 @@ class DatasetWriter(Opened):
             raise self._unpublished(place, failure or error, f'the store does not say: {error}') from error
 
     def _unpublished(self, place: Path, failure: GranularError | None, found: str) -> GranularError:
-        """The error for a spec of which nothing tells whether it will be there."""
+        """Return the error for a spec that may or may not have been published."""
         says = 'the store accepted it' if failure is None else f'{failure}'
         if failure is None:
             kind: type[GranularError] = BadReplyError
-        else:  # that something exists already may be the answer to a request that was sent again
+        else:  # "already exists" may be the reply to a retried request that had succeeded
             kind = StoreError if isinstance(failure, AlreadyExistsError) else type(failure)
         error = kind(
             f'{place}: not known to be published: {says}, and {found}. Its bags were left as they are: if the spec '
@@ -364,7 +370,7 @@ class DatasetWriter(Opened):
         return error
 
     async def _yield_to(self, published: bytes, place: Path, failure: GranularError | None) -> NoReturn:
-        """Remove the bags that are no part of the dataset of another writer, which has published its spec."""
+        """Remove the bags that do not belong to the dataset of another writer, which has published its spec."""
         theirs = parse_spec(published, f'{place}')
         await gather([writer.withdraw(sole=False) for writer in self._writers if writer.path.stem not in theirs])
         raise AlreadyExistsError(f'{place}: another writer has published it meanwhile, with spec {theirs}') from failure
@@ -375,7 +381,7 @@ class DatasetWriter(Opened):
             await self._drop()
 
     async def _drop(self) -> None:
-        """Give up what is not published, and remove what is, unless a spec may stand over it."""
+        """Discard what is not published, and remove what is, unless a spec may exist that needs it."""
         try:
             await gather([writer.abort() for writer in self._writers])
             if self._fresh and not self._standing:
@@ -392,7 +398,7 @@ class DatasetWriter(Opened):
         *others, first = self._writers
         sole = self._lock is not None or first.owned
         await gather([writer.withdraw(sole) for writer in others])
-        await first.withdraw(sole)  # last, as another writer may begin then
+        await first.withdraw(sole)  # last, because another writer may start then
         if store.has_folders:
             await self._remove_folder()
 
@@ -408,4 +414,4 @@ class DatasetWriter(Opened):
 
 
 class _KeysError(DatapointError, UnknownKeyError):
-    """A datapoint whose keys are not those of the spec."""
+    """A datapoint whose keys differ from those of the spec."""

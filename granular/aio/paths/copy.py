@@ -1,4 +1,4 @@
-"""Copying files and folders: checked on the way, gone on with where it was interrupted."""
+"""Copy files and folders, with checksums verified; an interrupted copy resumes."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ Progress = Callable[[int], object]
 
 
 async def copy(source: PurePath, target: PurePath, progress: Progress | None) -> None:
-    """Copy a file, or a folder with all below it. See ``Path.copy``."""
+    """Copy a file, or a folder with everything in it. See ``Path.copy``."""
     stat = await source.store.stat(source.key)
     if stat.is_dir:
         if target.is_relative_to(source):
@@ -39,13 +39,13 @@ async def copy(source: PurePath, target: PurePath, progress: Progress | None) ->
 
 
 class FolderCopy:
-    """A folder that is being copied."""
+    """The copy of a folder."""
 
     def __init__(self, source: PurePath, target: PurePath, progress: Progress | None) -> None:
         self._source, self._target, self._progress = source, target, progress
-        self._there: dict[str, int] = {}  # the files of the target, and their sizes
+        self._there: dict[str, int] = {}  # the sizes of the target's files
         self._specs: list[Entry] = []
-        self._seen: dict[str, dict[str, Entry]] = {}  # by folder, what may be files of a dataset, when it was listed
+        self._seen: dict[str, dict[str, Entry]] = {}  # by folder, the files of a possible dataset as listed
         self._made: set[str] = set()
         self._lock = asyncio.Lock()
 
@@ -66,9 +66,9 @@ class FolderCopy:
             yield entry
 
     async def take(self, entry: Entry) -> None:
-        """Make a folder, or copy a file unless its turn comes last."""
+        """Create a folder, or copy a file. ``spec.json`` files are deferred to the end."""
         if entry.is_dir:
-            if self._bad(entry) is None:  # else the files in it are refused, by their whole names
+            if self._bad(entry) is None:  # otherwise the files in it are rejected, with their full names
                 await self.make(self.place(entry))
             return
         folder, _, name = entry.key.rpartition('/')
@@ -99,22 +99,22 @@ class FolderCopy:
             await self.make(place.parent)
         source = PurePath.of(self._source.store, entry.key)
         size = self._there.get(name, -1)
-        # A store whose listings have no sizes.
+        # Some stores list no sizes.
         length = entry.size or (await source.store.stat(source.key)).size
         await _copy(source, place, length, size, self._progress, lambda: self._withdraw(name))
 
     async def _withdraw(self, name: str) -> None:
-        """A dataset of which a file is replaced is none until its spec is there again."""
+        """Delete the target's ``spec.json`` before a file of its dataset is replaced, as it is incomplete then."""
         spec = f'{name.rpartition("/")[0]}/spec.json'.lstrip('/')
         async with self._lock:
             if spec != name and self._there.pop(spec, None) is not None:
                 await self._target.store.delete([_joined(self._target, spec).key])
 
     def place(self, entry: Entry) -> PurePath:
-        """Where an entry goes; below the target, whatever its name.
+        """Return the target path of an entry, which is always inside the target.
 
         Raises:
-          InvalidArgumentError: if its name leads out of its folder, or is none that a disk can hold.
+          InvalidArgumentError: if the name leads out of the folder, or cannot be stored on a disk.
         """
         if (bad := self._bad(entry)) is not None:
             raise InvalidArgumentError(
@@ -123,14 +123,14 @@ class FolderCopy:
         return _joined(self._target, below(self._source, entry.key))
 
     def _bad(self, entry: Entry) -> str | None:
-        """The name of an entry that is not copied."""
+        """Return the name of an entry if it cannot be copied."""
         name = below(self._source, entry.key)
         parts = set(name.split('/'))
         bad = parts & {'.', '..'} or '\0' in name or not _encodes(name)
         return name if bad or (self._target.store.has_folders and '' in parts) else None
 
     async def make(self, folder: PurePath) -> None:
-        """Make a folder of the target, and see that it lies there and is no link to elsewhere."""
+        """Create a folder of the target, and check that it is not a link to a folder outside."""
         if folder.key in self._made:
             return
         await folder.store.mkdir(folder.key, parents=True, exist_ok=True)
@@ -154,7 +154,7 @@ def _encodes(name: str) -> bool:
 
 
 def below(folder: PurePath, key: str) -> str:
-    """The name of a key below a folder."""
+    """Return the name of a key relative to a folder."""
     if folder.key in ('', '.'):
         return key
     head = folder.key.rstrip('/') + '/'
@@ -169,7 +169,7 @@ def _joined(folder: PurePath, name: str) -> PurePath:
 
 
 async def _nothing() -> None:
-    """There is nothing to be done before a file is replaced."""
+    """Do nothing before a file is replaced."""
 
 
 async def _copy(
@@ -180,11 +180,14 @@ async def _copy(
     progress: Progress | None,
     before: Callable[[], Awaitable[None]] = _nothing,
 ) -> None:
-    """Copy a file, unless it is there.
+    """Copy a file, unless the target has it already.
 
     Args:
-      size: its bytes.
-      there: those of the target; -1 if there is none.
+      source: the file.
+      target: the file to write.
+      size: the bytes of the source.
+      there: the bytes of the target; -1 if it does not exist.
+      progress: as for ``Path.copy``.
       before: awaited before the target is replaced.
     """
     if there == size and await _same(source, target):
@@ -202,7 +205,7 @@ async def _copy(
 
 
 async def _same(source: PurePath, target: PurePath) -> bool:
-    """Whether a file is there already, as far as checksums can tell; False if they cannot."""
+    """Return whether two files have equal checksums; False if no checksum is available for both."""
     here, there = await source.store.kept(source.key), await target.store.kept(target.key)
     if here.size != there.size:
         return False
@@ -217,14 +220,14 @@ async def _same(source: PurePath, target: PurePath) -> bool:
 
 
 async def _digest(path: PurePath, kept: Kept, kind: str, part_size: int) -> str | None:
-    """A checksum that the store has, or one that is computed, if the file is on a disk."""
+    """Return a checksum of a file: the store's, or a computed one if the file is on a disk."""
     if kind in kept.digests or not path.store.local:
         return kept.digests.get(kind)
     return (await _digests(path, kept.size, kind, part_size)).found(kind)
 
 
 async def _digests(path: PurePath, size: int, kind: str, part_size: int) -> Digests:
-    """The checksums of a file that is read."""
+    """Read a file and return its checksums."""
     digests = Digests({kind}, part_size)
     version: str | None = None
     for start in range(0, size, _CHUNK):
@@ -259,7 +262,7 @@ async def _stream(source: PurePath, target: PurePath, progress: Progress | None)
             await file.write(reply.data)
             if progress:
                 call_user(progress, len(reply.data))
-        # Files without versions can be written to while they are read.
+        # Files without versions can change while they are read.
         if before is not None and ((after := await source.store.stat(source.key)) != before or after.size != here.size):
             raise ObjectChangedError(
                 f'{source}: changed while it was copied, from {here.size} bytes to {after.size}: copy it again'
@@ -274,8 +277,8 @@ async def _stream(source: PurePath, target: PurePath, progress: Progress | None)
     if there.size == here.size and kind and there.digests.get(kind, digests.found(kind)) == digests.found(kind):
         return
     if there.size == here.size and (target.store.local or not kind):
-        return  # the disk has taken it; a store without checksums cannot be asked
-    # What a server calls an ETag need not be the checksum that it is elsewhere: what counts is what it gives back.
+        return  # the disk accepted the bytes; a store without checksums has nothing to compare
+    # A server's ETag need not be the expected checksum: only the content read back decides.
     back = (await _digests(target, there.size, 'crc32c', _CHUNK)).found('crc32c')
     if there.size != here.size or back != digests.found('crc32c'):
         await target.store.delete([target.key])

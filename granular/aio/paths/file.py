@@ -29,7 +29,7 @@ class File:
         return file
 
     async def read(self, size: int = -1) -> bytes:
-        """The next bytes, at most ``size`` of them; ``b''`` at the end."""
+        """Return the next bytes, at most ``size`` of them; ``b''`` at the end."""
         self._check(writing=False)
         stop = self._size if size < 0 else min(self._at + size, self._size)
         if stop <= self._at:
@@ -48,14 +48,14 @@ class File:
         return reply.data
 
     async def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Append bytes; returns their number."""
+        """Append bytes; return their number."""
         writer = self._check(writing=True)
         await writer.write(data)
         self._at += len(data)
         return len(data)
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Move to a position: from the beginning (0), from the current one (1) or from the end (2)."""
+        """Move to a position, from the beginning (0), the current position (1) or the end (2), and return it."""
         self._check(writing=False)
         at = offset + (0, self._at, self._size)[whence]
         if at < 0:
@@ -64,16 +64,16 @@ class File:
         return at
 
     def tell(self) -> int:
-        """The position of the next read or write."""
+        """Return the position of the next read or write."""
         return self._at
 
     @property
     def size(self) -> int:
-        """The file's bytes."""
+        """The size of the file in bytes; while writing, the bytes written so far."""
         return self._size if self._writer is None else self._at
 
     async def aclose(self) -> None:
-        """Close the file; what was written appears now."""
+        """Close the file; a written file appears now."""
         if not self._closed:
             self._closed = True
             if self._writer is not None:
@@ -84,7 +84,7 @@ class File:
                     raise
 
     async def abort(self) -> None:
-        """Close the file and drop what was written."""
+        """Close the file and discard what was written."""
         if not self._closed:
             self._closed = True
             if self._writer is not None:

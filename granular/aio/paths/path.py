@@ -1,4 +1,4 @@
-"""A place on a disk, in a bucket or on a server, and what can be done there."""
+"""Paths of files and folders on a disk, in a bucket or on a server, and their I/O."""
 
 import re
 from collections.abc import AsyncIterator, Callable
@@ -22,17 +22,23 @@ Progress = Callable[[int], object]
 
 
 class Path(PurePath):
-    """A place on a local disk, in ``s3://`` or ``gs://``, on ``http(s)://`` (read only), or in any fsspec scheme.
+    """A path on a local disk, in ``s3://`` or ``gs://``, on ``http(s)://`` (read-only), or in any fsspec scheme.
 
-    Object stores have no folders: there, one exists while a key begins with it.
+    Object stores have no folders: there, a folder exists while at least one key begins with its name.
+
+    Example::
+
+        path = granular.aio.Path('s3://bucket/data')
+        await (path / 'note.txt').write_text('hello')
+        names = [child.name async for child in path.iterdir()]
     """
 
     __slots__ = ()
 
-    # --- asking
+    # --- status
 
     async def stat(self) -> Stat:
-        """Size, time of change and version.
+        """Return the size, modification time and version.
 
         Raises:
           NotFoundError: if there is neither a file nor a folder.
@@ -40,7 +46,7 @@ class Path(PurePath):
         return await self._store.stat(self._key)
 
     async def exists(self) -> bool:
-        """Whether there is a file or a folder."""
+        """Return whether there is a file or a folder."""
         try:
             await self.stat()
         except NotFoundError:
@@ -48,14 +54,14 @@ class Path(PurePath):
         return True
 
     async def is_file(self) -> bool:
-        """Whether there is a file."""
+        """Return whether there is a file."""
         try:
             return not (await self.stat()).is_dir
         except NotFoundError:
             return False
 
     async def is_dir(self) -> bool:
-        """Whether there is a folder."""
+        """Return whether there is a folder."""
         try:
             return (await self.stat()).is_dir
         except NotFoundError:
@@ -64,18 +70,18 @@ class Path(PurePath):
     # --- reading
 
     async def read_bytes(self) -> bytes:
-        """The whole content."""
+        """Return the whole content."""
         return (await self._store.read(self._key)).data
 
     async def read_text(self, encoding: str = 'utf-8') -> str:
-        """The whole content as text."""
+        """Return the whole content as text."""
         return (await self.read_bytes()).decode(encoding)
 
     async def read_range(self, start: int, end: int | None = None) -> bytes:
-        """The bytes from ``start`` to before ``end``, or to the last.
+        """Return the bytes from ``start`` up to but not including ``end``, or up to the end of the file.
 
         Raises:
-          OutOfRangeError: if the file ends before.
+          OutOfRangeError: if the file ends before the range.
         """
         if start < 0 or (end is not None and end < start):
             raise InvalidArgumentError(f'{self}: range [{start}, {end}): want 0 <= start <= end')
@@ -87,37 +93,37 @@ class Path(PurePath):
         return (await self._store.read(self._key, start, end)).data
 
     async def read_ranges(self, starts: ArrayLike, ends: ArrayLike, *, version: str | None = None) -> list[bytes]:
-        """Many byte ranges at once, in any order: neighbours share a request, large ones become several.
+        """Return many byte ranges, read at once: neighbours share a request, large ranges are split into several.
 
         Args:
-          starts, ends: the ranges ``[start, end)``, 1-D integers; they may overlap, repeat and be empty.
+          starts, ends: the ranges ``[start, end)``, 1-D integers in any order; they may overlap, repeat and be empty.
           version: the ETag or generation that the file must have; None for any.
 
         Returns:
-          The bytes of each range, in the order asked.
+          The bytes of each range, in the order of the arguments.
 
         Raises:
-          OutOfRangeError: if the file ends before one of them.
-          ObjectChangedError: if it is of another version.
+          OutOfRangeError: if the file ends before the end of a range.
+          ObjectChangedError: if the file has another version.
         """
         return (await read_all(self._store, [Job(self._key, *ranges.check(starts, ends), version)]))[0]
 
     # --- writing
 
     async def write_bytes(self, data: bytes | bytearray | memoryview) -> int:
-        """Write a whole file, replacing what is there at the end; returns the bytes written."""
+        """Write a whole file and return its size in bytes. An existing file is replaced once all bytes are written."""
         async with await self.open('wb') as file:
             await file.write(data)
         return len(data)
 
     async def write_text(self, text: str, encoding: str = 'utf-8') -> int:
-        """Write a whole file of text; returns the bytes written."""
+        """Write a whole file of text and return its size in bytes."""
         return await self.write_bytes(text.encode(encoding))
 
     async def open(self, mode: str = 'rb') -> 'File':
-        """An asynchronous file, ``'rb'`` to read at any place or ``'wb'`` to write a new one from its beginning.
+        """Open a file, with mode ``'rb'`` to read at any position or ``'wb'`` to write a new file from its beginning.
 
-        What is written appears when the file is closed, and not at all if its block ends with an error.
+        A written file appears when it is closed, and not at all if its ``async with`` block ends with an error.
         """
         if mode == 'rb':
             stat = await self.stat()
@@ -129,10 +135,10 @@ class Path(PurePath):
         raise InvalidArgumentError(f"{self}: mode is {mode!r}: want 'rb' or 'wb'")
 
     async def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
-        """Make a folder; on a bucket's root the bucket. Below it there is nothing to make: keys bring their folders.
+        """Create a folder, or the bucket for a bucket's root. In a bucket, folders need no creation: keys imply them.
 
         Raises:
-          AlreadyExistsError: if there is something and not ``exist_ok``.
+          AlreadyExistsError: if the path exists and ``exist_ok`` is false.
         """
         await self._store.mkdir(self._key, parents, exist_ok)
 
@@ -140,17 +146,17 @@ class Path(PurePath):
         """Delete a file.
 
         Raises:
-          NotFoundError: if there is none and not ``missing_ok``.
+          NotFoundError: if it does not exist and ``missing_ok`` is false.
         """
         if not missing_ok and (await self.stat()).is_dir:
             raise StoreError(f'{self}: is a folder: use rmtree')
         await self._store.delete([self._key])
 
     async def rmtree(self) -> None:
-        """Delete a folder and all below it.
+        """Delete a folder and everything in it.
 
         Raises:
-          NotFoundError: if there is none.
+          NotFoundError: if it does not exist.
           UnsupportedError: for the root of a bucket or disk.
         """
         if self._key in ('', '.', '/'):
@@ -158,26 +164,26 @@ class Path(PurePath):
         await self._store.delete_tree(self._key)
 
     async def copy(self, target: 'Path | str', *, progress: Progress | None = None) -> 'Path':
-        """Copy a file, or a folder with all below it; within one store its bytes stay there.
+        """Copy a file, or a folder with everything in it. Within one store, the store copies it if it can.
 
-        Each file appears whole, and is compared with the checksums that its stores have. A file that is there already,
-        by its size and checksum, is not copied again, so that a copy that was interrupted goes on; of a file on a disk
-        the checksum is computed, and where a store has none the file is copied again. ``spec.json`` files come last,
-        and go first where something else is replaced, so that half a copy of a dataset does not look complete. Nothing
-        is written outside of the target.
+        Each file appears whole, and is compared with the checksums of both stores. A file that the target has already,
+        by size and checksum, is not copied again, so an interrupted copy resumes. For a file on a disk the checksum is
+        computed; if a store has none, the file is copied again. ``spec.json`` files are copied last, and deleted first
+        if other files of their dataset are replaced, so that a partial copy is never a valid dataset. Nothing is
+        written outside of the target.
 
         Args:
           target: the file or folder to write.
-          progress: called with the bytes of each piece that was copied or is there already.
+          progress: called with the number of bytes of each piece that was copied or skipped.
 
         Returns:
           The target.
 
         Raises:
-          InvalidArgumentError: if a name below the folder leads out of it, such as one with ``..``.
-          BadReplyError: if what came has another checksum than the store says.
-          ObjectChangedError: if a file, or a dataset, was replaced or written to while it was copied.
-          StoreError: if what was written has another size or checksum than what was read.
+          InvalidArgumentError: if a name in the folder leads out of it, such as one with ``..``.
+          BadReplyError: if the bytes received do not match the store's checksum.
+          ObjectChangedError: if a file, or a dataset, changed while it was copied.
+          StoreError: if the size or checksum of the written file differs from that of the source.
         """
         from granular.aio.paths.copy import copy
 
@@ -188,7 +194,7 @@ class Path(PurePath):
     # --- listing
 
     async def iterdir(self) -> AsyncIterator[Self]:
-        """What lies in a folder, page by page.
+        """Yield the files and folders in this folder, page by page.
 
         Raises:
           NotFoundError: if there is no such folder.
@@ -197,7 +203,7 @@ class Path(PurePath):
             yield type(self).of(self._store, entry.key)
 
     async def glob(self, pattern: str) -> AsyncIterator[Self]:
-        """What matches a pattern below this folder, page by page: ``*``, ``?``, ``[ab]``, and ``**`` for any depth."""
+        """Yield the paths under this folder that match a pattern: ``*``, ``?``, ``[ab]``, and ``**`` for any depth."""
         parts = [part for part in pattern.split('/') if part]
         if not parts or pattern.startswith('/'):
             raise InvalidArgumentError(f'{self}: {pattern!r} is no pattern below it')
@@ -205,12 +211,12 @@ class Path(PurePath):
             yield type(self).of(self._store, key)
 
     async def rglob(self, pattern: str) -> AsyncIterator[Self]:
-        """As ``glob``, at any depth."""
+        """Yield the paths that match a pattern at any depth."""
         async for path in self.glob(f'**/{pattern}'):
             yield path
 
     async def walk(self) -> AsyncIterator[tuple[Self, list[str], list[str]]]:
-        """Each folder with the names of the folders and of the files in it, from the top, as ``pathlib`` does."""
+        """Yield each folder with the names of its folders and files, top-down, as ``pathlib`` does."""
         folders: list[str] = []
         files: list[str] = []
         async for entry in self._store.scan(self._key):
@@ -222,7 +228,7 @@ class Path(PurePath):
 
 
 async def _expand(store: Store, key: str, parts: list[str]) -> AsyncIterator[str]:
-    """The keys below a key that match a pattern's components."""
+    """Yield the keys under a key that match the components of a pattern."""
     head, rest = parts[0], parts[1:]
     place = Path.of(store, key)
     if '**' in parts and head == '**':

@@ -1,4 +1,4 @@
-"""The half of a path that needs no I/O: joining, parts, names, matching. Both faces of ``Path`` have it."""
+"""The part of ``Path`` that needs no I/O: joining, parts, names, matching. The sync and the async ``Path`` share it."""
 
 import os
 import pathlib
@@ -13,18 +13,18 @@ from granular.errors import InvalidArgumentError
 
 
 class PurePath:
-    """A place on a disk, in a bucket or on a server, named by its address.
+    """A path on a disk, in a bucket or on a server.
 
-    ``str`` and a pickle have the address whole. ``repr``, formatting (``f'{path}'``) and all messages leave out what
-    would let in whoever reads them: the query of a presigned ``http(s)`` address, a user and password.
+    ``str`` and pickles hold the full address. ``repr``, formatting (``f'{path}'``) and all messages omit secrets: the
+    query of a presigned ``http(s)`` address, and a user and password.
 
     Args:
       place: a path (``./data``, ``~/data``), an address (``s3://bucket/data``), an ``os.PathLike``, a ``granular``
-        path, or a path object of somebody else's that has ``/``, ``name``, ``parent``, ``exists``, ``open('rb')`` and
+        path, or a path object of another library that has ``/``, ``name``, ``parent``, ``exists``, ``open('rb')`` and
         ``glob``.
-      config: the knobs of reading and writing.
-      options: for the store, such as ``endpoint_url``, ``anon``, or the ``key`` and ``secret`` of S3. A pickled path
-        keeps all of them but credentials.
+      config: the settings for reading and writing.
+      options: options of the store, such as ``endpoint_url``, ``anon``, or the ``key`` and ``secret`` of S3. A pickled
+        path has all of them except credentials.
     """
 
     __slots__ = ('_key', '_store')
@@ -43,7 +43,7 @@ class PurePath:
 
     @classmethod
     def of(cls, store: Store, key: str) -> Self:
-        """The path of a key in a store."""
+        """Return the path of a key in a store."""
         path = cls.__new__(cls)
         path._store, path._key = store, key
         return path
@@ -53,12 +53,12 @@ class PurePath:
 
     @property
     def store(self) -> Store:
-        """What answers for this path."""
+        """The store that holds this path."""
         return self._store
 
     @property
     def key(self) -> str:
-        """The path within its store: below the bucket or the host."""
+        """The path within its store, without the bucket or the host."""
         return self._key
 
     # --- names
@@ -67,7 +67,7 @@ class PurePath:
         return self._store.address(self._key)
 
     def __format__(self, spec: str) -> str:
-        # As messages have it: a presigned query lets in whoever reads it.
+        # Formatting is used for messages, which must not reveal a presigned query.
         return format(self._store.url(self._key), spec)
 
     def __repr__(self) -> str:
@@ -110,7 +110,7 @@ class PurePath:
 
     @property
     def name(self) -> str:
-        """The last component; of a bucket its name."""
+        """The last component; for a bucket its name."""
         if self._key in ('', '.', '/'):
             return '' if self._store.local else self._store.root.rpartition('/')[2]
         return self._key.rpartition('/')[2]
@@ -122,13 +122,13 @@ class PurePath:
 
     @property
     def suffix(self) -> str:
-        """The end of the name from its last dot on, as pathlib has it."""
+        """The end of the name from its last dot on, as in pathlib."""
         stem, dot, end = self.name.rpartition('.')
         return dot + end if stem.strip('.') and end else ''
 
     @property
     def parent(self) -> Self:
-        """The place that this one lies in; a root is its own."""
+        """The folder of this path; a root is its own parent."""
         head = self._key.rpartition('/')[0]
         if self._store.local:
             head = head or ('/' if self._key.startswith('/') else '.')
@@ -136,7 +136,7 @@ class PurePath:
 
     @property
     def parents(self) -> tuple[Self, ...]:
-        """All places that this one lies in, the nearest first."""
+        """All folders that contain this path, the nearest first."""
         found: list[Self] = []
         path = self
         while path.parent != path:
@@ -145,22 +145,22 @@ class PurePath:
         return tuple(found)
 
     def with_name(self, name: str) -> Self:
-        """The same place under another name."""
+        """Return this path with another name."""
         if not name or '/' in name or not self._key.strip('./'):
             raise InvalidArgumentError(f'{self}: cannot be named {name!r}')
         return type(self).of(self._store, self._key[: len(self._key) - len(self.name)] + name)
 
     def with_suffix(self, suffix: str) -> Self:
-        """The same place with another suffix, ``''`` for none."""
+        """Return this path with another suffix; ``''`` removes it."""
         if suffix and (not suffix.startswith('.') or suffix == '.' or '/' in suffix):
             raise InvalidArgumentError(f'{self}: {suffix!r} is no suffix')
         return self.with_name(self.stem + suffix)
 
     def relative_to(self, other: 'PurePath | str') -> pathlib.PurePosixPath:
-        """The rest of this path below another.
+        """Return this path relative to another.
 
         Raises:
-          InvalidArgumentError: if it does not lie below it.
+          InvalidArgumentError: if this path is not under the other.
         """
         base = other if isinstance(other, PurePath) else type(self)(other, config=self._store.config)
         if str(self) == str(base):
@@ -173,7 +173,7 @@ class PurePath:
         return pathlib.PurePosixPath(str(self)[len(head) :])
 
     def is_relative_to(self, other: 'PurePath | str') -> bool:
-        """Whether this path lies below another."""
+        """Return whether this path equals another or is under it."""
         try:
             self.relative_to(other)
         except InvalidArgumentError:
@@ -181,7 +181,7 @@ class PurePath:
         return True
 
     def match(self, pattern: str) -> bool:
-        """Whether the last components match a pattern, each on its own; an absolute pattern must match them all."""
+        """Return whether the last components match those of a pattern, or all components for an absolute pattern."""
         wanted = [part for part in pattern.split('/') if part]
         have = [part for part in self._key.split('/') if part]
         if not wanted:
@@ -191,11 +191,11 @@ class PurePath:
         return all(glob_regex(p).fullmatch(h) for p, h in zip(wanted, have[-len(wanted) :], strict=True))
 
     def as_posix(self) -> str:
-        """The address, with forward slashes."""
+        """Return the address, with forward slashes."""
         return str(self)
 
     def as_uri(self) -> str:
-        """The address as a URI, ``file://`` for a local path, with what URIs cannot hold escaped."""
+        """Return the address as a percent-encoded URI, with ``file://`` for a local path."""
         if self._store.local:
             return 'file://' + urllib.parse.quote(os.path.abspath(self._key))
         root = self._store.address('')
@@ -205,7 +205,7 @@ class PurePath:
 
 @lru_cache(maxsize=256)
 def glob_regex(pattern: str) -> re.Pattern[str]:
-    """One component of a glob pattern as a regular expression: ``*``, ``?``, ``[ab]``, ``[!ab]``."""
+    """Return the regular expression for one component of a glob pattern: ``*``, ``?``, ``[ab]``, ``[!ab]``."""
     out, i = '', 0
     while i < len(pattern):
         char = pattern[i]

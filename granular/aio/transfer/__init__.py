@@ -1,1 +1,1 @@
-"""Copies on the local disk, and archives."""
+"""Copies to the local disk, and archives."""

@@ -1,8 +1,8 @@
-"""Unpacking zip and tar archives as they come, into a folder and nowhere else.
+"""Unpack zip and tar archives while they are downloaded, into one folder.
 
 A tar is read once, from its beginning. A zip has its directory at the end, which is read first, by range requests
-(https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3; POSIX.1-2017, pax, for tar). An archive may come from
-anybody: no member is written outside of the folder, or through a link, and none may be larger than it says.
+(https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3; POSIX.1-2017, pax, for tar). Archives are untrusted:
+no member is written outside of the folder, or through a link, and none may exceed its declared size.
 """
 
 import asyncio
@@ -26,20 +26,20 @@ KINDS: Final = {
     '.zip': 'zip', '.tar': 'tar', '.tar.gz': 'tar.gz', '.tgz': 'tar.gz', '.tar.bz2': 'tar.bz2', '.tar.xz': 'tar.xz',
     '.tar.zst': 'tar.zst',
 }  # fmt: skip
-"""What the names of archives end in, and the formats."""
+"""The suffixes of archive names, and their formats."""
 
 _WINDOW: Final = 8 * MiB
 
 
 class Unpacked(NamedTuple):
-    """What was unpacked: files, and their bytes."""
+    """The number and the bytes of the unpacked files."""
 
     files: int
     bytes: int
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """A file's name without the ending of an archive, and its format; itself and nothing if it is none."""
+    """Return a file name without its archive suffix, and the format; the name and an empty string if it has none."""
     for ending, kind in KINDS.items():
         if name.lower().endswith(ending) and len(name) > len(ending):
             return name[: -len(ending)], kind
@@ -49,26 +49,26 @@ def split_name(name: str) -> tuple[str, str]:
 async def unpack(
     source: Path, kind: str, folder: str, pool: Threads, progress: Progress | None = None, keep: str = ''
 ) -> Unpacked:
-    """Unpack an archive into a local folder that exists. At most 24 MiB of the archive are held at a time.
+    """Unpack an archive into an existing local folder. At most 24 MiB of the archive are in memory.
 
-    If all of it lies in one folder that is named as the archive or as the target, that one is left out. Rights and
-    times are not kept, but that a file can be executed is. Links may lead to what lies in the folder.
+    If the whole archive is in one folder named like the archive or the target, that folder is left out. Permissions and
+    times are not restored, except the executable bit. Links may point to files and folders in the folder.
 
     Args:
       source: the archive.
-      kind: its format, of ``KINDS``.
-      folder: where to.
-      pool: the threads to unpack in; its loop must not need them.
-      progress: called with the bytes of the archive that were read since, on a thread of the pool.
-      keep: the name of a file in the folder which is not the archive's.
+      kind: its format, from ``KINDS``.
+      folder: the folder to write to.
+      pool: the threads to unpack in; the event loop must not depend on them.
+      progress: called with the bytes of the archive read since the last call, on a thread of the pool.
+      keep: the name of a file in the folder that the archive must not replace.
 
     Raises:
-      InvalidArgumentError: if a member would lie, or leads, outside of the folder, or is a device.
-      CorruptArchiveError: if it is cut short or damaged, or if a member is not as long as it says.
-      StoreError: if the disk has no room for it.
-      UnsupportedError: if it is encrypted or compressed in a way that is not known.
+      InvalidArgumentError: if a member is or points outside of the folder, or is a device.
+      CorruptArchiveError: if the archive is truncated or damaged, or if a member differs from its declared size.
+      StoreError: if the disk is full.
+      UnsupportedError: if the archive is encrypted or uses an unknown compression.
     """
-    from granular.aio.transfer.unpack import Target, untar, unzip  # what it needs is rarely needed
+    from granular.aio.transfer.unpack import Target, untar, unzip  # imported late, as its modules are rarely needed
 
     await need_loop()
     kept = await source.store.kept(source.key)
@@ -92,7 +92,7 @@ async def unpack(
             target.finish()
         except GranularError:
             raise
-        except Exception as error:  # of whatever kind: what parsers run into
+        except Exception as error:  # any kind: parsers of damaged data raise many
             doing = f' at {target.member!r}' if target.member else ''
             raise CorruptArchiveError(f'{source}: cannot be read as {kind}{doing}: {error!r:.200}') from error
         return Unpacked(target.files, target.bytes)
@@ -110,12 +110,12 @@ async def unpack(
 
 
 def source_stem(source: Path) -> str:
-    """The name of an archive without its ending."""
+    """Return the name of an archive without its suffix."""
     return split_name(source.name)[0]
 
 
 class _Archive(io.RawIOBase):
-    """The archive as a file that blocks, for a thread; the loop reads it, window by window, one of them ahead."""
+    """The archive as a blocking file for a thread; the event loop reads it in windows, one of them ahead."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class _Archive(io.RawIOBase):
         self._digests, self._progress = digests, progress
         self._at, self._number, self._data = 0, -1, b''
         self._ahead: dict[int, concurrent.futures.Future[list[bytes]]] = {}
-        self._seen: set[int] = set()  # windows that were counted: those of a zip's directory come twice
+        self._seen: set[int] = set()  # windows already counted: those of a zip's directory are read twice
         self._stopped = False
 
     def readable(self) -> bool:
@@ -170,7 +170,7 @@ class _Archive(io.RawIOBase):
             self._ahead.pop(number, None)
             if number not in self._seen:
                 self._seen.add(number)
-                self._digests.add(self._data)  # of a tar, whose windows come in order
+                self._digests.add(self._data)  # meaningful for a tar only, whose windows come in order
                 if self._progress is not None:
                     self._progress(len(self._data))
         return self._data
@@ -186,7 +186,7 @@ class _Archive(io.RawIOBase):
         self._ahead.clear()
 
     def stop(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._stopped = True
         for future in list(self._ahead.values()):
             future.cancel()

@@ -1,4 +1,4 @@
-"""Copies on the local disk: made once, whole, by one of the processes that ask, with archives unpacked."""
+"""Copies on the local disk: each is made once, by one of the processes that request it, and archives are unpacked."""
 
 import asyncio
 import contextlib
@@ -26,25 +26,25 @@ from granular.errors import AlreadyExistsError, InvalidArgumentError, NotFoundEr
 logger: Final = logging.getLogger('granular')
 
 MARKER: Final = '.granular-copy.json'
-"""In a folder that was copied: whose copy it is, and whether it is complete."""
+"""The file in a copied folder that names the source and tells whether the copy is complete."""
 
-_ARCHIVES: Final = 4  # that are unpacked at a time
-_POLL: Final = 1.0  # seconds between two looks at whether another process is done, at most
+_ARCHIVES: Final = 4  # archives unpacked at a time
+_POLL: Final = 1.0  # seconds at most between two checks whether another process has finished
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LocalCopy:
-    """What ``copy_to_local`` did.
+    """The result of ``copy_to_local``.
 
     Attributes:
       path: the file or folder on the disk.
-      was_copied: whether this call copied it; it was there already otherwise.
-      was_deleted: whether it cleared what was incomplete.
-      was_unpacked: whether it unpacked an archive.
-      files: that it wrote, links among them.
-      bytes: that it wrote.
-      seconds: that it took, waiting for another process included.
-      source_format: ``'file'``, ``'folder'``, or that of the archive, such as ``'zip'``; empty if nothing was copied.
+      was_copied: True if this call copied it; False if it existed already.
+      was_deleted: True if this call removed an incomplete copy.
+      was_unpacked: True if this call unpacked an archive.
+      files: the number of files and links written.
+      bytes: the bytes written.
+      seconds: the duration, including waiting for another process.
+      source_format: ``'file'``, ``'folder'``, or the archive's format, such as ``'zip'``; empty if nothing was copied.
     """
 
     path: str
@@ -65,33 +65,39 @@ async def copy_to_local(
     unpack: bool = True,
     progress: Progress | None = None,
 ) -> LocalCopy:
-    """Have a copy on the local disk: made if there is none, cleared and made again if it is incomplete, else left.
+    """Make a copy on the local disk, unless there is a complete one; an incomplete copy is removed and made again.
 
-    Archives (.zip, .tar, .tar.gz, .tgz, .tar.bz2, .tar.xz, .tar.zst) are unpacked as they come: ``train.zip`` becomes
-    the folder ``train``, whether it is the source or lies in it. If all of an archive lies in one folder of its name,
-    that one is left out. Of processes that ask at once one copies, and the others wait for it; should it die, the next
-    one copies.
+    Archives (.zip, .tar, .tar.gz, .tgz, .tar.bz2, .tar.xz, .tar.zst) are unpacked while they are downloaded:
+    ``train.zip`` becomes the folder ``train``, whether it is the source or in the source folder. If the whole archive
+    is in one folder of its name, that folder is left out. If several processes call this at once, one copies and the
+    others wait; if it dies, the next one copies.
 
-    A folder holds ``.granular-copy.json`` from before its first file on, which says whose copy it is and, at the end,
-    that it is complete. A folder that has files and none of that was put there by somebody else, and is left as it is;
-    so is a file, which appears whole.
+    A folder has a ``.granular-copy.json`` before its first file is written; it names the source and finally marks the
+    copy as complete. A folder with files but without this marker was made by other means, and is used as it is; so is
+    an existing file, because files appear whole.
 
     Args:
-      src: the file, folder or archive. If there is none by this name, an archive of that name is taken.
-      dst: what it becomes; of an archive, the ending is left out.
+      src: the file, folder or archive. If it does not exist, an archive of that name is used.
+      dst: the path of the copy; for an archive, its suffix is removed.
       relative: a path that is appended to both.
-      unpack: whether to unpack archives; otherwise they are copied as they are.
-      progress: called with the bytes of the source that were copied since, on a thread of the library.
+      unpack: unpack archives; otherwise they are copied as they are.
+      progress: called with the bytes of the source copied since the last call, on a thread of the library.
 
     Returns:
-      What it did.
+      The path of the copy, and the work that this call did.
 
     Raises:
       NotFoundError: if there is nothing to copy.
-      AlreadyExistsError: if it is a copy of something else.
-      InvalidArgumentError: if ``dst`` is on no disk, or if a name in the source leads out of it.
-      CorruptArchiveError: if an archive is cut short or damaged.
-      StoreError: if the disk is full; what is there is incomplete then.
+      AlreadyExistsError: if ``dst`` is a copy of another source.
+      InvalidArgumentError: if ``dst`` is not on a disk, or if a name in the source leads out of it.
+      CorruptArchiveError: if an archive is truncated or damaged.
+      StoreError: if the disk is full; the copy is then incomplete.
+
+    Example::
+
+        copy = await granular.aio.copy_to_local('s3://bucket/train.zip', '/local/train')
+        async with granular.aio.DatasetReader(copy.path, granular.decoders) as reader:
+            print(copy.was_copied, len(reader))
     """
     began = time.perf_counter()
     source, target = _places(src, dst, relative)
@@ -122,13 +128,13 @@ def _places(src: Any, dst: Any, relative: str | os.PathLike[str] | None) -> tupl
 
 
 def _within(target: str, source: str) -> bool:
-    """Whether a place is, or lies in, another."""
+    """Return whether a path is, or is in, another."""
     inner, outer = os.path.realpath(target), os.path.realpath(source)
     return os.path.commonpath([inner, outer]) == outer
 
 
 async def _find(source: Path, unpack: bool) -> tuple[str, Path, str]:
-    """What there is: a file, a folder, or an archive, its place and its format."""
+    """Return the kind of the source (a file, a folder or an archive), its path, and its archive format."""
     try:
         stat = await source.stat()
     except NotFoundError as error:
@@ -145,7 +151,7 @@ async def _find(source: Path, unpack: bool) -> tuple[str, Path, str]:
 
 
 async def _done(source: Path, target: Path) -> LocalCopy | None:
-    """What there is to say if nothing is to be done."""
+    """Return the result if there is nothing to copy; otherwise None."""
     try:
         if not (await target.stat()).is_dir:
             return LocalCopy(f'{target}')
@@ -169,7 +175,7 @@ def _address(source: Path) -> str:
 
 
 async def _state(target: Path) -> dict[str, str] | None:
-    """What the marker of a folder says; None if it has none."""
+    """Return the content of a folder's marker; None if it has none."""
     place = target / MARKER
     try:
         found = json.loads(await place.read_bytes())
@@ -198,14 +204,14 @@ async def _copy_file(source: Path, target: Path, progress: Progress | None) -> L
 
 @contextlib.asynccontextmanager
 async def _locked(folder: Path) -> AsyncIterator[None]:
-    """Hold the lock of a local folder, which is made: waits for who has it, until that process ends at the latest."""
+    """Create a local folder and hold its lock, waiting until the process that holds it finishes or ends."""
     store, wait, lock = cast(LocalStore, folder.store), 0.02, None
     while lock is None:
         await folder.mkdir(parents=True, exist_ok=True)
         try:
             lock = await store.lock_folder(folder.key)
         except NotFoundError:
-            continue  # removed by who held it
+            continue  # removed by the previous holder
         except AlreadyExistsError:
             if not await folder.is_dir():
                 raise
@@ -226,7 +232,7 @@ async def _copy_folder(
     asked: Path, source: Path, target: Path, kind: str, unpack: bool, progress: Progress | None
 ) -> LocalCopy:
     async with _locked(target):
-        if (done := await _done(asked, target)) is not None:  # by whoever had the lock
+        if (done := await _done(asked, target)) is not None:  # by the previous holder of the lock
             return done
         deleted = await _state(target) is not None
         await offload(_clear, target.key)
@@ -242,7 +248,7 @@ async def _copy_folder(
             await offload(pool.shutdown)
         if copying.unpacked:
             with translated(f'{target}'):
-                await offload(sync_all, target.key)  # the files of archives, of which there may be millions
+                await offload(sync_all, target.key)  # unpacked files are synced together: there may be millions
         counts = {'files': copying.files, 'bytes': copying.bytes}
         await _mark(target, asked, 'complete', counts)
     return LocalCopy(f'{target}', True, deleted, copying.unpacked, copying.files, copying.bytes, 0.0, kind or 'folder')
@@ -254,13 +260,13 @@ async def _mark(target: Path, source: Path, state: str, counts: dict[str, int]) 
 
 
 def _is_used(folder: str) -> bool:
-    """Whether there is something in a folder but what was to become a marker."""
+    """Return whether a folder holds anything but temporary files of the marker."""
     with translated(folder):
         return any(drafted(name) != MARKER for name in os.listdir(folder))
 
 
 def _clear(folder: str) -> None:
-    """Remove all but the marker, which stays until it is replaced."""
+    """Remove everything but the marker, which stays until it is replaced."""
     with translated(folder):
         for entry in os.scandir(folder):
             if entry.name == MARKER:
@@ -272,13 +278,13 @@ def _clear(folder: str) -> None:
 
 
 class _Copying(FolderCopy):
-    """A folder that is copied, and the archives in it unpacked."""
+    """The copy of a folder with its archives unpacked."""
 
     def __init__(self, source: Path, target: Path, unpack: bool, pool: Threads, progress: Progress | None) -> None:
         super().__init__(source, target, progress)
         self._top, self._bottom, self._report = source, target, progress
         self._unpacks, self._pool = unpack, pool
-        self._owners: dict[str, str] = {}  # folders that archives become, and the archives
+        self._owners: dict[str, str] = {}  # the archive of each folder that one is unpacked to
         self._folders: set[str] = set()
         self.files = self.bytes = 0
         self.unpacked = False
@@ -286,7 +292,7 @@ class _Copying(FolderCopy):
     async def take(self, entry: Entry) -> None:
         name = below(self._top, entry.key)
         if name == MARKER:
-            return  # of a copy that is copied
+            return  # the source is itself a copy
         stem, kind = split_name(name) if self._unpacks and not entry.is_dir else (name, '')
         if not kind:
             await super().take(entry)
@@ -313,7 +319,7 @@ class _Copying(FolderCopy):
         await super().make(folder)
 
     async def unpack(self, source: Path, kind: str, folder: PurePath, keep: str = '') -> None:
-        """Unpack an archive into a folder that is there."""
+        """Unpack an archive into an existing folder."""
         done = await unpack(source, kind, folder.key, self._pool, self._report, keep)
         self.files += done.files
         self.bytes += done.bytes

@@ -1,4 +1,4 @@
-"""What is in zip and tar archives, written into a folder and nowhere else."""
+"""Write the members of zip and tar archives into one folder."""
 
 import bz2
 import contextlib
@@ -19,27 +19,27 @@ from granular.config import MiB
 from granular.errors import CorruptArchiveError, InvalidArgumentError, StoreError, UnsupportedError
 
 _CHUNK: Final = MiB
-_ROOM: Final = 64 * MiB  # written between two looks at what the disk has left
-_HEADER: Final = MiB  # bytes of a name or an extended header, which a tar may claim to be of any length
-_TARGET: Final = 4096  # bytes of where a link leads
-_HOPS: Final = 40  # links that one may lead through, as in Linux
+_ROOM: Final = 64 * MiB  # bytes written between two checks of the disk's free space
+_HEADER: Final = MiB  # limit for the bytes of a name or an extended header, whose declared size is arbitrary
+_TARGET: Final = 4096  # limit for the bytes of a link's target
+_HOPS: Final = 40  # limit for the links followed to resolve one, as in Linux
 
 
 class Target:
-    """The folder that is unpacked into, and what keeps an archive within it.
+    """The folder to unpack into, and the checks that keep an archive inside it.
 
-    Links are made at the end, so that nothing is ever written through one. Their names are held in memory.
+    Links are created at the end, so that no file is written through one. Their names are held in memory.
 
     Args:
       archive: its name, for errors.
-      folder: where to.
-      roots: names of a folder that is left out, if all lies in it.
-      keep: the name of a file in the folder which is not the archive's.
+      folder: the folder to write to.
+      roots: names of a single root folder to leave out.
+      keep: the name of a file in the folder that the archive must not replace.
 
     Attributes:
-      member: what is being unpacked, for errors.
-      files: that were written.
-      bytes: of these.
+      member: the member that is being unpacked, for errors.
+      files: the number of files that were written.
+      bytes: their size.
     """
 
     def __init__(self, archive: str, folder: str, roots: set[str], keep: str) -> None:
@@ -51,15 +51,19 @@ class Target:
         self.files = self.bytes = 0
 
     def refused(self, why: str) -> InvalidArgumentError:
-        """The error that the member is not unpacked."""
+        """Return the error for a member that must not be unpacked."""
         return InvalidArgumentError(f'{self.archive}: member {self.member!r} is not unpacked: {why}')
 
     def corrupt(self, why: str) -> CorruptArchiveError:
-        """The error that the member is not what it says."""
+        """Return the error for a damaged member."""
         return CorruptArchiveError(f'{self.archive}: member {self.member!r}: {why}')
 
     def parts(self, name: str) -> tuple[str, ...]:
-        """The components of a name, if it stays in the folder."""
+        """Return the components of a member's name.
+
+        Raises:
+          InvalidArgumentError: if the name leads out of the folder or cannot be a file name.
+        """
         if name.startswith('/'):
             raise self.refused(f'{name!r} is absolute')
         found = tuple(part for part in name.split('/') if part not in ('', '.'))
@@ -74,11 +78,11 @@ class Target:
         return found
 
     def path(self, parts: tuple[str, ...]) -> str:
-        """Where it lies."""
+        """Return the path of a member on the disk."""
         return os.path.join(self._folder, *parts)
 
     def make(self, parts: tuple[str, ...]) -> None:
-        """Make a folder, and those above it."""
+        """Create a folder and its parents."""
         if parts in self._made:
             return
         self.make(parts[:-1])
@@ -92,11 +96,11 @@ class Target:
         self._made.add(parts)
 
     def folder(self, name: str) -> None:
-        """Make the folder of a member."""
+        """Create the folder of a member."""
         self.make(self.parts(name))
 
     def file(self, name: str, size: int, read: Callable[[int], bytes], executable: bool) -> None:
-        """Write a file of so many bytes. One of the same name is replaced."""
+        """Write a file of ``size`` bytes. It replaces an earlier file of the same name."""
         parts = self.parts(name)
         if not parts:
             raise self.refused('a file needs a name')
@@ -130,7 +134,7 @@ class Target:
         self.bytes += size
 
     def room(self, size: int) -> None:
-        """See that the disk has room for so many bytes more."""
+        """Check the disk's free space before ``size`` more bytes are written; the check runs once per 64 MiB."""
         self._since += size
         if self._since < _ROOM:
             return
@@ -144,7 +148,7 @@ class Target:
             )
 
     def hard_link(self, name: str, target: str) -> None:
-        """A second name of a file that was unpacked before."""
+        """Create another name for a file that was unpacked before."""
         parts, old = self.parts(name), self.path(self.parts(target))
         if not parts:
             raise self.refused('a link needs a name')
@@ -160,7 +164,7 @@ class Target:
         self.files += 1
 
     def link(self, name: str, target: str) -> None:
-        """Keep a symbolic link for the end."""
+        """Record a symbolic link, to be created at the end."""
         parts = self.parts(name)
         if not parts or not target or len(target) > _TARGET or '\0' in target:
             raise self.refused(f'it is a link to {target!r:.80}')
@@ -168,7 +172,7 @@ class Target:
         self._links[parts] = target
 
     def finish(self) -> None:
-        """Leave out a single root, and make the links."""
+        """Leave out a single root folder, and create the links."""
         with translated(self._folder):
             self._leave_out_root()
         for parts, target in self._links.items():
@@ -187,7 +191,7 @@ class Target:
         tops = {name for name in os.listdir(self._folder) if name != self._keep} | {parts[0] for parts in self._links}
         if len(tops) != 1 or (root := tops.pop()) not in self._roots or (root,) not in self._made:
             return
-        # Under another name first, as what it holds may have its name.
+        # Renamed first, because an entry in it may have the same name.
         aside = self.path((f'.{root}.unpacked',))
         os.rename(self.path((root,)), aside)
         for name in os.listdir(aside):
@@ -197,7 +201,7 @@ class Target:
         self._links = {parts[1:]: target for parts, target in self._links.items()}
 
     def _lands(self, parts: tuple[str, ...], target: str) -> tuple[str, ...] | None:
-        """Where a link leads to, through others; None if that is out of the folder, or nowhere."""
+        """Resolve a link through other links; None if it leads out of the folder or through too many links."""
         at, hops = list(parts[:-1]), 0
         if target.startswith('/'):
             return None
@@ -257,7 +261,7 @@ def unzip(file: io.RawIOBase, target: Target) -> None:
 
 
 class _Member(tarfile.TarInfo):
-    """A member whose name is not read into memory if it claims to be of gigabytes."""
+    """A member whose declared header size is checked before its header is read into memory."""
 
     def _proc_member(self, tar: tarfile.TarFile) -> Any:
         if not self.isreg() and self.type in (*tarfile.GNU_TYPES, *_EXTENDED) and self.size > _HEADER:
@@ -269,7 +273,7 @@ _EXTENDED: Final = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 
 
 def untar(file: io.RawIOBase, kind: str, target: Target) -> None:
-    """Unpack a tar, all of which is read, to its last byte."""
+    """Unpack a tar, which is read to its last byte."""
     stream = _decompressed(io.BufferedReader(file, _CHUNK), kind)
     with tarfile.open(fileobj=stream, mode='r|', tarinfo=_Member) as opened:
         for member in opened:
@@ -289,7 +293,7 @@ def untar(file: io.RawIOBase, kind: str, target: Target) -> None:
             else:
                 raise target.refused('it is neither a file, a folder nor a link')
     target.member = ''
-    while stream.read(_CHUNK):  # behind the end, for the checksum of what is compressed
+    while stream.read(_CHUNK):  # after the end, because the checksum covers the whole file
         pass
     while file.read(_CHUNK):
         pass
