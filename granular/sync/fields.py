@@ -181,10 +181,10 @@ class OversamplingWrapper(Fields):
 
     Args:
       dataset: a dataset of fields, or a reader.
-      strategy: ``'multiply'``, as defined by KappaData: a class that fits k times into the largest one is repeated k
-        times; ``'exact'``: each class is repeated to exactly the count of the largest one.
+      strategy: ``'multiply'``, as defined by KappaData: a class that fits k times into the largest one appears k times;
+        ``'exact'``: each class is repeated to exactly the count of the largest one.
       field: the field of the labels, one per datapoint.
-      unlabeled: the label that stands for no class; its datapoints are not repeated. None if there is none.
+      unlabeled: the label that stands for no class; its datapoints appear once. None if there is none.
     """
 
     def __init__(

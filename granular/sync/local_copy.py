@@ -38,7 +38,7 @@ def copy_to_local(
 
     Args:
       src: the file, folder or archive. If it does not exist, an archive of that name is used.
-      dst: the destination; for an archive, without the archive's suffix.
+      dst: the destination; the suffix of an unpacked archive is dropped.
       relative: a path that is appended to both.
       unpack: unpack archives; otherwise they are copied as they are.
       progress: called with the number of source bytes copied since the last call, on a thread of the library.

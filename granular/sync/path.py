@@ -100,7 +100,7 @@ class Path(PurePath):
     # --- writing
 
     def write_bytes(self, data: bytes | bytearray | memoryview) -> int:
-        """Write a whole file, replacing an existing one only once it is complete. Returns the number of bytes written."""
+        """Write a whole file, replacing an existing one once it is complete. Returns the number of bytes written."""
         return run(self.aio.write_bytes(data))
 
     def write_text(self, text: str, encoding: str = 'utf-8') -> int:

@@ -38,7 +38,7 @@ def progress(items: Iterable[Any], total: int | None = None, summary: bool = Fal
     except ImportError:
         raise MissingExtraError("progress needs rich: pip install 'granular[cli]'") from None
     shown = _shown(items, total, summary)
-    # A loop that ends early leaves the generator open. Close it before the interpreter tears down the modules it draws with.
+    # A loop that ends early leaves the generator open: close it before the interpreter unloads the modules it uses.
     atexit.register(_close, weakref.ref(shown))
     return shown
 
