@@ -82,7 +82,7 @@ class BagReader(Reader[core.BagReader]):
 
 
 class BagWriter(Face[corewriter.BagWriter]):
-    """Append records to a new bag, or to an existing local bag of version 3.
+    """Appends records to a new bag, or to an existing local bag of version 3.
 
     ::
 

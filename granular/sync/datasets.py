@@ -113,7 +113,7 @@ class Appending(Face[A]):
 
 
 class DatasetWriter(Appending[corewriter.DatasetWriter]):
-    """Append datapoints to a new dataset, or to an existing local one in the columns layout.
+    """Appends datapoints to a new dataset, or to an existing local one in the columns layout.
 
     ::
 

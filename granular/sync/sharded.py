@@ -48,7 +48,7 @@ class ShardedDatasetReader(Datasets[core.ShardedDatasetReader]):
 
 
 class ShardedDatasetWriter(Appending[corewriter.ShardedDatasetWriter]):
-    """Append datapoints to shards of ``shardlen`` datapoints, one after the other.
+    """Appends datapoints to shards of ``shardlen`` datapoints, one after the other.
 
     ::
 
