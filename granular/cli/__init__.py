@@ -26,7 +26,7 @@ def main() -> None:
         sys.stderr.write(f'error: {printable(str(error))}\n')
         raise SystemExit(1) from None
     except BrokenPipeError:
-        # Whoever read the output has seen enough; what is still buffered would complain at exit.
+        # The reader of the pipe has closed it: drop buffered output, which would raise another error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except KeyboardInterrupt:

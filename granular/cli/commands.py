@@ -54,7 +54,7 @@ def demo(
     store: Annotated[str, typer.Option(help='Where the digits go: s3 (moto), gcs (fake-gcs-server) or local.')] = 's3',
     keep: Annotated[bool, typer.Option('--keep', help='Leave the files, and say how to look at them.')] = False,
 ) -> None:
-    """Write a dataset to a bucket, stream two shuffled epochs of it, and show what that took."""
+    """Write a dataset to a bucket, stream two shuffled epochs of it, and report the throughput and requests."""
     from granular.cli.demo import run
 
     run(store, keep, Console(), Console(stderr=True))
@@ -140,7 +140,7 @@ def copy(
     profile: Profile = None,
     anon: Anon = False,
 ) -> None:
-    """Copy a file or folder, and check it; the specs of datasets come last, so that half a copy looks incomplete."""
+    """Copy a file or folder and verify it; the specs of datasets come last, so that a partial copy looks incomplete."""
     here = place_of(source, endpoint_url, region, profile, anon)
     there = place_of(target, endpoint_url, region, profile, anon)
     if not overwrite and there.exists():
@@ -163,7 +163,7 @@ def verify(
     profile: Profile = None,
     anon: Anon = False,
 ) -> None:
-    """Read all of a dataset and say what is wrong with it: structure, references, and records that have checksums."""
+    """Read all of a dataset and list its problems: structure, references, and records that have checksums."""
     place = place_of(url, endpoint_url, region, profile, anon)
     with bytes_shown(Console(stderr=True), 'verify', place) as advance:
         report = granular.verify(place, advance)
@@ -196,7 +196,10 @@ def clean(
     profile: Profile = None,
     anon: Anon = False,
 ) -> None:
-    """List what killed writers left: uploads, drafts, and bags and shards without a spec.json; or remove it."""
+    """List the leftovers of killed writers; remove them with --remove.
+
+    Leftovers are unfinished uploads, temporary files (drafts), claims, and bags and shards without a spec.json.
+    """
     found = granular.clean(place_of(url, endpoint_url, region, profile, anon), remove, older, bags)
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(leftover) for leftover in found]))
@@ -237,7 +240,7 @@ def cache(
 
 
 def place_of(url: str, endpoint_url: str | None, region: str | None, profile: str | None, anon: bool) -> granular.Path:
-    """The place of an address, with the options that are for its store."""
+    """Return the path of an address, with the options that apply to its store."""
     known: dict[str, dict[str, Any]] = {
         's3': {'endpoint_url': endpoint_url, 'region': region, 'profile': profile, 'anon': anon},
         'gs': {'endpoint_url': endpoint_url, 'anon': anon},
@@ -254,7 +257,7 @@ def _reader(root: granular.Path) -> granular.DatasetReader | granular.ShardedDat
             except NotFoundError:
                 return granular.ShardedDatasetReader(root, decoders, cache_index=False)
         except UnknownTypeError:
-            continue  # types of the user's own are shown as bytes
+            continue  # show values of custom types as bytes
     raise NotFoundError(f'{root}: is no dataset')
 
 
@@ -267,7 +270,10 @@ def _mask(text: str) -> tuple[str, bool | slice]:
 
 @contextlib.contextmanager
 def bytes_shown(console: Console, what: str, place: granular.Path | None) -> Iterator[Callable[[int], None]]:
-    """A bar of the bytes of a place, if it is known, in a terminal; gives what to call with those that are done."""
+    """Show a progress bar of a path's bytes, if it is given, on a terminal.
+
+    Yields a function to call with the number of bytes done.
+    """
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
@@ -285,7 +291,7 @@ def _total(place: granular.Path) -> int:
 
 def _print_description(found: Description) -> None:
     from rich.table import Table
-    from rich.text import Text  # in which brackets have no meaning
+    from rich.text import Text  # prints brackets literally, not as markup
 
     console = Console()
     head = Table.grid(padding=(0, 2))

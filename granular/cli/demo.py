@@ -1,4 +1,4 @@
-"""The demo: scikit-learn's handwritten digits, through a bucket of an embedded server, into a training loop."""
+"""The demo: writes scikit-learn's handwritten digits to a bucket of an embedded server and streams them into a loop."""
 
 import contextlib
 import tempfile
@@ -24,7 +24,7 @@ EPOCHS: Final = 2
 
 
 class Figures(NamedTuple):
-    """What the loader's run took."""
+    """Duration and amount of the data that the loader read."""
 
     datapoints: int
     seconds: float
@@ -34,16 +34,16 @@ class Figures(NamedTuple):
 
 
 def run(store: str, keep: bool, out: 'Console', err: 'Console') -> Figures:
-    """Write the digits, stream two epochs with a stop in the middle, check them, and print what it took.
+    """Write the digits, stream two epochs with a stop in the middle, check them, and print the figures.
 
     Args:
       store: ``'s3'``, ``'gcs'`` or ``'local'``.
-      keep: leave the files.
-      out: where the result goes.
-      err: where progress goes, if it is a terminal.
+      keep: keep the files.
+      out: console for the result.
+      err: console for the progress, shown only on a terminal.
 
     Raises:
-      GranularError: if an epoch misses a datapoint, repeats one, or has the order of the other.
+      GranularError: if an epoch lacks or repeats a datapoint, or both epochs have the same order.
     """
     with contextlib.ExitStack() as stack:
         bucket = stack.enter_context(_store(store, keep))
@@ -60,11 +60,11 @@ def run(store: str, keep: bool, out: 'Console', err: 'Console') -> Figures:
         return figures
 
 
-# --- the steps
+# --- steps
 
 
 def preprocess(datapoint: dict[str, Any], seed: list[int]) -> dict[str, Any]:
-    """What a training loop would do: an image of floats, a label, and where it came from."""
+    """Convert a datapoint as a training loop would: a float image, the label, the index and the strokes."""
     return {
         'image': datapoint['image'].astype(np.float32) / 255,
         'label': datapoint['label'],
@@ -135,14 +135,14 @@ def _report(figures: Figures, out: 'Console') -> None:
 
 def _keep(place: granular.Path, store: str, out: 'Console') -> None:
     if store != 'local':
-        # The bucket ends with its server: what is kept is a copy on the disk.
+        # The bucket disappears with its server: keep a copy on the disk.
         place = place.copy(granular.Path(tempfile.mkdtemp(prefix='granular-demo-')) / 'digits')
     out.print(f'kept {place}; look at it with', highlight=False, soft_wrap=True)
     for command in (f'granular info {place}', f'granular cat {place} 0'):
         out.print(f'  {command}', highlight=False, soft_wrap=True)
 
 
-# --- what it is made of
+# --- helpers
 
 
 def _digits() -> tuple[Any, Any]:
@@ -164,7 +164,7 @@ def _progress(items: Any, total: int, doing: str, err: 'Console') -> Iterator[An
 
 @contextlib.contextmanager
 def _store(store: str, keep: bool) -> Iterator[granular.Path]:
-    """An empty bucket, or a folder."""
+    """Provide an empty bucket, or a folder."""
     servers = {'s3': ('s3://demo', testing.s3_server), 'gcs': ('gs://demo', testing.gcs_server)}
     if store in servers:
         address, server = servers[store]

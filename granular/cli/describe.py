@@ -1,4 +1,4 @@
-"""What a person wants to know of a dataset, as plain data for the command line."""
+"""Describes datasets as plain data, for the command line."""
 
 from typing import Any, TypedDict
 
@@ -10,8 +10,8 @@ from granular.sync.datasets import DatasetReader
 from granular.sync.path import Path
 from granular.sync.sharded import ShardedDatasetReader
 
-_SHOWN = 8  # values of an array
-_DEPTH = 64  # lists and maps in one another
+_SHOWN = 8  # number of array values to show
+_DEPTH = 64  # limit on the nesting of lists and maps
 
 
 class Key(TypedDict):
@@ -37,7 +37,7 @@ class Description(TypedDict, total=False):
 
 
 def describe(place: Path) -> Description:
-    """What lies at a place: only tails of tables are read, never records.
+    """Describe the dataset or bag at a path. Reads only the ends of tables, never records.
 
     Raises:
       NotFoundError: if it is neither a dataset, a folder of shards, nor a bag.
@@ -80,12 +80,12 @@ def _describe(readers: list[Any]) -> Description:
 
 
 def printable(text: str) -> str:
-    """Text of others as a terminal may have it: what would move its cursor or ring its bell is escaped."""
+    """Escape the unprintable characters of untrusted text, such as terminal control sequences."""
     return ''.join(char if char.isprintable() else char.encode('unicode_escape').decode() for char in text)
 
 
 def readable(value: Any, kind: str, depth: int = 0) -> Any:
-    """A value as JSON that a person can read: arrays and bytes by their size and first values."""
+    """Convert a value into readable JSON: arrays and bytes are shown by their size and first values."""
     if depth > _DEPTH:
         return '...'
     if isinstance(value, np.ndarray):

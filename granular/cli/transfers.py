@@ -1,4 +1,4 @@
-"""The commands that bring data from elsewhere: ``copy-to-local`` and ``convert``."""
+"""The commands ``copy-to-local`` and ``convert``."""
 
 import contextlib
 import dataclasses
@@ -30,14 +30,14 @@ def copy_to_local(
     profile: Profile = None,
     anon: Anon = False,
 ) -> None:
-    """Have a whole copy on the disk: made unless it is there, with zip and tar archives unpacked."""
+    """Copy a file or folder to the disk, unless a complete copy exists; zip and tar archives are unpacked."""
     here = place_of(source, endpoint_url, region, profile, anon)
     whole = here / relative if relative else here
     with contextlib.ExitStack() as stack:
         console = Console(stderr=True)
         try:
             advance = stack.enter_context(bytes_shown(console, 'copy', whole))
-        except NotFoundError:  # an archive by its name without the ending
+        except NotFoundError:  # the name of an archive without its suffix
             advance = stack.enter_context(bytes_shown(console, 'copy', None))
         done = granular.copy_to_local(here, target, relative, unpack=not keep, progress=advance)
     if as_json:
@@ -95,7 +95,7 @@ def _spec(given: list[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _records_shown(console: Console, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar of records, in a terminal; gives what to call with those that are done."""
+    """Show a progress bar of records, on a terminal. Yields a function to call with the number of records done."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,

@@ -1,1 +1,1 @@
-"""What other frameworks need of us: one module each, which only those import who use it."""
+"""Integrations with other frameworks, one module each, imported only on demand."""

@@ -1,4 +1,4 @@
-"""What batches on the devices of any framework have in common: the next ones are on their way, and not in its state."""
+"""Base of the device batches of all frameworks: batches are converted ahead, and the state does not count those."""
 
 import abc
 import collections
@@ -12,7 +12,7 @@ from granular.errors import InvalidArgumentError
 
 
 class _Sent(NamedTuple):
-    """A batch on its way, or what making it failed with, and the state behind it."""
+    """A converted batch, or the error of its conversion, and the loader's state after it."""
 
     batch: Any
     state: Any
@@ -20,13 +20,13 @@ class _Sent(NamedTuple):
 
 
 class Batches(Iterator[Any], abc.ABC):
-    """Batches of a loader, converted, the next ones before they are asked for.
+    """Converted batches of a loader; the next ones are converted before they are requested.
 
-    Its state is that of the loader behind the last batch that was handed out, whatever is on its way.
+    The state is the loader's state after the last batch that was returned, however many were converted ahead.
 
     Args:
-      batches: a :class:`granular.Loader`, or anything to iterate.
-      buffer: batches that are converted ahead, which bounds what is held beside the loader's own.
+      batches: a :class:`granular.Loader`, or any iterable.
+      buffer: number of batches to convert ahead, which bounds the memory in addition to the loader's own.
     """
 
     def __init__(self, batches: Any, buffer: int) -> None:
@@ -41,7 +41,7 @@ class Batches(Iterator[Any], abc.ABC):
 
     @abc.abstractmethod
     def _convert(self, batch: Any) -> Any:
-        """A batch as the framework has it, begun to be moved to its device."""
+        """Convert a batch to the framework's type and start its transfer to the device."""
 
     def __iter__(self) -> Self:
         return self
@@ -63,7 +63,7 @@ class Batches(Iterator[Any], abc.ABC):
             if batch is not END:
                 batch = call_user(self._convert, batch)
         except Exception as error:
-            # Those before it come first. The loader stays where it was, and so does the state.
+            # Return the batches before it first. The loader stays at its position, and so does the state.
             self._sent.append(_Sent(None, before, error))
             return
         self._ended = batch is END
@@ -71,20 +71,20 @@ class Batches(Iterator[Any], abc.ABC):
             self._sent.append(_Sent(batch, self._batches.state_dict() if self._keeps else None))
 
     def state_dict(self) -> dict[str, Any]:
-        """From where the next batch follows.
+        """Return the state of the next batch.
 
         Raises:
-          InvalidArgumentError: if what it iterates has no states.
+          InvalidArgumentError: if the iterable has no state.
         """
         self._check()
         return dict(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state; what is on its way is dropped.
+        """Resume from a state; batches converted ahead are discarded.
 
         Raises:
-          InvalidArgumentError: if what it iterates has no states.
-          StateError: if it is none of this loader's.
+          InvalidArgumentError: if the iterable has no state.
+          StateError: if it is not a state of this loader.
         """
         self._check()
         self._batches.load_state_dict(state)
@@ -96,7 +96,7 @@ class Batches(Iterator[Any], abc.ABC):
             raise InvalidArgumentError(f'{type(self._batches).__name__} has no state: want a Loader, or an iterator')
 
     def close(self) -> None:
-        """End: what is on its way is dropped, and the loader closed."""
+        """Discard the batches converted ahead and close the loader."""
         self._sent.clear()
         self._ended = True
         if (close := getattr(self._batches, 'close', None)) is not None:

@@ -1,8 +1,7 @@
-"""Google Grain (extra ``grain``): our readers in its datasets, a batch read at once.
+"""Google Grain (extra ``grain``): granular's readers in Grain datasets, with batches read at once.
 
-Readers, sources and MapDatasets are data sources as Grain wants them: they have ``__len__``, ``__getitem__`` and
-``_getitems``, and pickle. But ``grain.MapDataset.batch`` (of 0.2.18) asks for one element after the other;
-:func:`batch` asks for all at once.
+Readers, sources and MapDatasets are valid Grain data sources: they have ``__len__``, ``__getitem__`` and ``_getitems``,
+and pickle. But ``grain.MapDataset.batch`` (of 0.2.18) requests elements one by one; :func:`batch` requests all at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,28 +23,28 @@ def batch(
     drop_remainder: bool = False,
     batch_fn: Callable[[Sequence[Any]], Any] | None = None,
 ) -> Any:
-    """Batches of a ``grain.MapDataset``, each of which reaches the reader as one fan-out.
+    """Return the batches of a ``grain.MapDataset``, with all elements of a batch read concurrently.
 
     ::
 
         grain.MapDataset.source(reader).shuffle(seed=1).map(decode).pipe(batch, 64)
 
-    Its batches are those of ``grain.MapDataset.batch``.
+    The batches are the same as those of ``grain.MapDataset.batch``.
 
     Args:
-      dataset: what to batch; none of its elements may have been filtered out.
-      batch_size: elements in a batch.
-      drop_remainder: whether to leave out a last batch that is smaller.
-      batch_fn: makes a batch of a list of elements; by default each leaf of them is stacked.
+      dataset: the dataset to batch; none of its elements may have been filtered out.
+      batch_size: elements per batch.
+      drop_remainder: drop the last batch if it is smaller.
+      batch_fn: converts a list of elements into a batch; by default each leaf is stacked.
 
     Raises:
-      InvalidArgumentError: for a batch size below 1, or something that is no ``grain.MapDataset``.
+      InvalidArgumentError: for a batch size below 1, or a dataset that is not a ``grain.MapDataset``.
     """
     return _Batched(dataset, batch_size, drop_remainder, batch_fn or stack)
 
 
 class _Batched(MapDataset):  # type: ignore[misc]
-    """Batches, each asked for at once."""
+    """Batches of a ``grain.MapDataset``, each requested at once."""
 
     def __init__(self, parent: Any, size: int, drop: bool, fn: Callable[[Sequence[Any]], Any]) -> None:
         if not isinstance(parent, MapDataset):

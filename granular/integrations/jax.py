@@ -10,17 +10,19 @@ jax = need('jax', 'jax')
 
 
 def to_jax(batch: Any, sharding: Any) -> Any:
-    """A batch of numpy arrays, in any tree of JAX, as global arrays, of which it is this process's part.
+    """Convert a batch of numpy arrays, in any JAX tree, to global arrays.
+
+    The batch is this process's part of the global arrays.
 
     Args:
       batch: arrays of shape (local batch, ...).
-      sharding: how they lie on devices, such as ``NamedSharding(mesh, PartitionSpec('data'))``.
+      sharding: the layout on the devices, such as ``NamedSharding(mesh, PartitionSpec('data'))``.
 
     Returns:
-      The same tree of :class:`jax.Array` of shape (local batch times processes, ...), on their way to the devices.
+      The same tree of :class:`jax.Array` of shape (local batch times processes, ...), being transferred to the devices.
 
     Raises:
-      DatapointError: for something that is no array of numbers, or not as long as the devices need it.
+      DatapointError: for a leaf that is not an array of numbers, or whose length does not fit the devices.
     """
 
     def make(path: Any, value: Any) -> Any:
@@ -36,7 +38,7 @@ def to_jax(batch: Any, sharding: Any) -> Any:
 
 
 class Batches(core.Batches):
-    """Batches of a Loader as global arrays; the next ones are on their way to the devices while this one is used.
+    """Batches of a Loader as global arrays; the next ones are transferred while the current one is used.
 
     ::
 
@@ -46,14 +48,14 @@ class Batches(core.Batches):
         for batch in Batches(loader, sharding):
             state = train_step(state, batch)
 
-    It has the loader's states (``state_dict``, ``load_state_dict``), which do not count what is on its way, and closes
-    the loader.
+    It has the loader's states (``state_dict``, ``load_state_dict``), which do not count batches being transferred, and
+    closes the loader.
 
     Args:
-      batches: a :class:`granular.Loader` that uses no memory again, as transfers do not copy it at once; or anything to
-        iterate.
-      sharding: how they lie on devices: a :class:`jax.sharding.Sharding`.
-      buffer: batches that are on their way, which bounds what is held on the devices beside the one in use.
+      batches: a :class:`granular.Loader` without ``recycle_after``, because transfers read its memory later; or any
+        iterable.
+      sharding: the layout on the devices, a :class:`jax.sharding.Sharding`.
+      buffer: number of batches to transfer ahead, which bounds the device memory in addition to the batch in use.
 
     Raises:
       InvalidArgumentError: for a Loader with ``recycle_after``.

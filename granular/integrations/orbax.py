@@ -1,11 +1,11 @@
-"""Orbax (extra ``orbax``): the state of a pipeline in a checkpoint, beside that of a model.
+"""Orbax (extra ``orbax``): the state of a pipeline in a checkpoint, together with a model.
 
 ::
 
     manager.save(step, args=ocp.args.Composite(model=ocp.args.StandardSave(params), data=CheckpointSave(iterator)))
     manager.restore(step, args=ocp.args.Composite(model=..., data=CheckpointRestore(iterator)))
 
-Each process writes a file of its own, ``process_{index}-of-{count}.json``, as :func:`granular.save_state` has it.
+Each process writes a file of its own, ``process_{index}-of-{count}.json``, like :func:`granular.save_state`.
 """
 
 import dataclasses
@@ -23,33 +23,33 @@ _Args: Any = ocp.args.CheckpointArgs
 
 
 class CheckpointHandler(_Handler):  # type: ignore[misc]
-    """Saves and restores what has ``state_dict`` and ``load_state_dict``.
+    """Saves and restores objects with ``state_dict`` and ``load_state_dict``.
 
     These are a :class:`granular.Loader`, an iterator of a DataLoader, a MapDataset or an IterDataset, the batches of
-    :mod:`granular.integrations`, and torchdata's loaders. The state is that of the moment when
-    :class:`CheckpointSave` was made: a checkpointer may write it later, while the loader goes on.
+    :mod:`granular.integrations`, and torchdata's loaders. The state is taken when :class:`CheckpointSave` is
+    constructed: a checkpointer may write it later, while the loader continues.
     """
 
     def save(self, directory: Any, item: Any = None, args: Any = None) -> None:
         """Write the state of this process.
 
         Raises:
-          InvalidArgumentError: if the item has no states.
-          StateError: if its state is no plain JSON.
+          InvalidArgumentError: if the item has no state.
+          StateError: if its state is not plain JSON.
         """
         args = CheckpointSave(item) if args is None else args
         save_state(str(directory), args.state, ShardByJaxProcess())
 
     def restore(self, directory: Any, item: Any = None, args: Any = None) -> Any:
-        """Have an item go on from the state of this process, also one of another number of processes.
+        """Restore an item from the state of this process, also if another number of processes saved it.
 
         Returns:
           The item.
 
         Raises:
-          InvalidArgumentError: if the item has no states.
-          NotFoundError: if there is none in the checkpoint.
-          StateError: if the state is of another pipeline, or the processes were saved at different positions.
+          InvalidArgumentError: if the item has no state.
+          NotFoundError: if the checkpoint contains no state.
+          StateError: if the state belongs to another pipeline, or the processes were saved at different positions.
         """
         item = _checked(args.item if item is None else item)
         item.load_state_dict(load_state(str(directory), ShardByJaxProcess()))
@@ -59,13 +59,13 @@ class CheckpointHandler(_Handler):  # type: ignore[misc]
 @ocp.args.register_with_handler(CheckpointHandler, for_save=True)
 @dataclasses.dataclass
 class CheckpointSave(_Args):  # type: ignore[misc]
-    """What to save.
+    """Arguments of a save.
 
     Args:
-      item: the loader or iterator whose state it is, from where its next element follows now.
+      item: the loader or iterator; its state is taken now, at its next element.
 
     Raises:
-      InvalidArgumentError: if the item has no states.
+      InvalidArgumentError: if the item has no state.
     """
 
     item: Any
@@ -77,10 +77,10 @@ class CheckpointSave(_Args):  # type: ignore[misc]
 @ocp.args.register_with_handler(CheckpointHandler, for_restore=True)
 @dataclasses.dataclass
 class CheckpointRestore(_Args):  # type: ignore[misc]
-    """What to restore.
+    """Arguments of a restore.
 
     Args:
-      item: the loader or iterator that is to go on from there.
+      item: the loader or iterator to restore.
     """
 
     item: Any

@@ -1,7 +1,7 @@
 """PyTorch (extra ``torch``): streams as an iterable dataset, and batches as tensors.
 
-Readers and MapDatasets need nothing from here: a ``torch.utils.data.DataLoader`` takes them as they are, and asks for
-each batch at once, by ``__getitems__``.
+Readers and MapDatasets need no adapter: a ``torch.utils.data.DataLoader`` accepts them directly and requests whole
+batches with ``__getitems__``.
 """
 
 from collections.abc import Mapping
@@ -21,23 +21,28 @@ _Base: Any = data.IterableDataset
 
 
 class IterableDataset(_Base):  # type: ignore[misc]
-    """A stream for ``torch.utils.data.DataLoader``: each element comes once, over all ranks and their workers.
+    """A stream for ``torch.utils.data.DataLoader``: each element is returned once, over all ranks and their workers.
 
-    Elements go to ranks and workers in turn. Over a dataset that was batched (``DataLoader(..., batch_size=None)``),
-    these are whole batches, and a rank gets the same ones in the same order from any number of workers.
+    ::
 
-    It reads ahead in each worker process, up to the limits of ``read_options``. torchdata's ``StatefulDataLoader``
-    saves and restores it between any two batches, with the same number of workers.
+        stream = granular.MapDataset.source(reader).shuffle(seed=1).to_iter_dataset().batch(64)
+        loader = torch.utils.data.DataLoader(IterableDataset(stream), batch_size=None, num_workers=4)
+
+    Elements are assigned to ranks and workers in turn. Over a batched dataset (``DataLoader(..., batch_size=None)``),
+    the elements are whole batches, and a rank gets the same ones in the same order from any number of workers.
+
+    Each worker process prefetches, up to the limits of ``read_options``. torchdata's ``StatefulDataLoader`` saves and
+    restores it between any two batches, with the same number of workers.
 
     Args:
       dataset: a MapDataset or an IterDataset. A stream that has a shard of its own
-        (``to_iter_dataset(shard_options=)``) is divided among the workers alone.
-      shard_options: which rank this is; by default that of ``torch.distributed``. Pass
-        ``ShardByTorchRank(drop_remainder=True)`` where all ranks must take as many steps.
-      read_options: how far to read ahead, of a MapDataset.
+        (``to_iter_dataset(shard_options=)``) is divided among the workers only.
+      shard_options: the shard of this rank; by default that of ``torch.distributed``. Pass
+        ``ShardByTorchRank(drop_remainder=True)`` where all ranks must take equally many steps.
+      read_options: the limits of the prefetch, for a MapDataset.
 
     Raises:
-      InvalidArgumentError: if it is no dataset of granular, or (while iterating) one that cannot be divided, or that
+      InvalidArgumentError: if it is not a dataset of granular, or (while iterating) if it cannot be divided, or if it
         has processes of its own by ``mp_prefetch`` in a worker.
     """
 
@@ -62,10 +67,10 @@ class IterableDataset(_Base):  # type: ignore[misc]
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Iterate another epoch of the dataset from now on: what is shuffled has another order there.
+        """Iterate another epoch of the dataset from now on, in which shuffled elements have another order.
 
-        Call it before each iteration of the DataLoader. Workers that persist do not hear of it; for them, and where one
-        iteration is to be all of the training, ``repeat`` the dataset.
+        Call it before each iteration of the DataLoader. Persistent workers do not see it; for them, and where one
+        iteration is the whole training, ``repeat`` the dataset.
         """
         if not isinstance(epoch, int) or epoch < 0:
             raise InvalidArgumentError(f'epoch is {epoch!r}: want an integer from 0 on')
@@ -84,20 +89,20 @@ class IterableDataset(_Base):  # type: ignore[misc]
         return iter(IterDataset(stream))
 
     def __getstate__(self) -> dict[str, Any]:
-        # A worker that is spawned is of no group, so it is told its rank. Before there is a group, nobody knows.
+        # A spawned worker has no process group, so its rank is pickled, if this process has a group.
         group = torch.distributed
         known = group.is_available() and group.is_initialized()
         return {**self.__dict__, '_rank': ShardByTorchRank() if self._rank is None and known else self._rank}
 
     def state_dict(self) -> dict[str, int]:
-        """Its epoch. Where it stands within the epoch is the state of an iterator."""
+        """Return the epoch. The position within the epoch is in the state of an iterator."""
         return {'epoch': self._epoch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on in the epoch of a state.
+        """Resume in the epoch of a state.
 
         Raises:
-          StateError: if it is none.
+          StateError: if it is not a state.
         """
         if not isinstance(state.get('epoch'), int):
             raise StateError(f'want a state such as {self.state_dict()}, got {dict(state)}')
@@ -105,15 +110,15 @@ class IterableDataset(_Base):  # type: ignore[misc]
 
 
 def to_torch(batch: Any, device: Any = None, pin_memory: bool | None = None) -> Any:
-    """A batch of numpy arrays, in dicts, lists and tuples, as tensors that share their memory.
+    """Convert a batch of numpy arrays, in dicts, lists and tuples, to tensors that share their memory.
 
-    What is no array of numbers stays as it is.
+    Values that are not arrays of numbers are returned unchanged.
 
     Args:
-      batch: of a Loader, a MapDataset or a stream.
-      device: where to move it, without waiting until it is there if the memory is pinned.
-      pin_memory: whether to copy it to memory that a device can read by itself; by default if it is to be moved to one.
-        Without an accelerator, it never is.
+      batch: from a Loader, a MapDataset or a stream.
+      device: the device to move it to; asynchronously if the memory is pinned.
+      pin_memory: copy it to pinned memory, which a device can read directly; by default if a device is given. Has no
+        effect without an accelerator.
     """
     pin = (device is not None if pin_memory is None else pin_memory) and has_accelerator()
 
@@ -132,26 +137,26 @@ def to_torch(batch: Any, device: Any = None, pin_memory: bool | None = None) -> 
 
 
 def has_accelerator() -> bool:
-    """Whether torch has a device that pinned memory is of use to."""
+    """Return whether torch has a device that benefits from pinned memory."""
     accelerator = getattr(torch, 'accelerator', None)  # since torch 2.6
     return bool(torch.cuda.is_available() if accelerator is None else accelerator.is_available())
 
 
 class Batches(core.Batches):
-    """Batches of a Loader as tensors; with a device, the next one is on its way there while this one is used.
+    """Batches of a Loader as tensors; with a device, the next one is transferred while the current one is used.
 
     ::
 
         for batch in Batches(granular.Loader(source, 64), device='cuda'):
             loss = model(batch['image'])
 
-    It has the loader's states (``state_dict``, ``load_state_dict``), which do not count what is on its way, and closes
-    the loader.
+    It has the loader's states (``state_dict``, ``load_state_dict``), which do not count batches being transferred, and
+    closes the loader.
 
     Args:
-      batches: a :class:`granular.Loader`, or anything to iterate.
-      device: where to move them; by default they stay where they are, and share the loader's memory.
-      buffer: batches that are on their way to the device. They count for a Loader's ``recycle_after``.
+      batches: a :class:`granular.Loader`, or any iterable.
+      device: the device to move them to; by default they stay in place and share the loader's memory.
+      buffer: number of batches to transfer to the device ahead. They count for a Loader's ``recycle_after``.
     """
 
     def __init__(self, batches: Any, device: Any = None, buffer: int = 1) -> None:

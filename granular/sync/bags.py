@@ -1,4 +1,4 @@
-"""Bags, with I/O that blocks: the synchronous face of :mod:`granular.aio.bags.reader`."""
+"""The sync API of :mod:`granular.aio.bags.reader` and :mod:`granular.aio.bags.writer`."""
 
 import os
 from collections.abc import Iterator
@@ -14,14 +14,22 @@ from granular.sync.iteration import Iteration
 
 
 class BagReader(Reader[core.BagReader]):
-    """Random access to the records of a bag of any version, from a place or from bytes.
+    """Random access to the records of a bag of any version, from a path or from bytes.
+
+    ::
+
+        with granular.BagReader('s3://bucket/data/title.bag') as reader:
+            record = reader[0]
+            last_ten = reader[-10:]
+            records = reader.fetch([3, 1, 4])
 
     Args:
       source: the ``.bag`` file, or its content.
-      cache_index: keep the table of limits, so that a read is one request. Without it, only the limits needed are read.
-      cache_data: keep the records.
-      index: the ``.idx`` file of a bag of version 3, or its content; by default it is looked for beside the bag.
-      verify: check each record against its checksum, which the writer must have kept. Memory: 4 bytes a record.
+      cache_index: keep the table of limits in memory, so that a read is one request. Otherwise only the limits needed
+        are read.
+      cache_data: keep the records in memory.
+      index: the ``.idx`` file of a bag of version 3, or its content; by default the file of that name beside the bag.
+      verify: check each record against its checksum, which the writer must have stored. Memory: 4 bytes per record.
     """
 
     def __init__(
@@ -37,12 +45,12 @@ class BagReader(Reader[core.BagReader]):
 
     @property
     def version(self) -> int:
-        """1, 2 or 3."""
+        """The version of the bag's format: 1, 2 or 3."""
         return self.aio.version
 
     @property
     def size(self) -> int:
-        """Bytes of records and table."""
+        """Bytes of the records and of the table."""
         return self.aio.size
 
     def __len__(self) -> int:
@@ -56,15 +64,15 @@ class BagReader(Reader[core.BagReader]):
         return cast(bytes | list[bytes], run(self.aio.get(index)))
 
     def get(self, index: SupportsIndex | slice | range) -> bytes | list[bytes]:
-        """The record at an index, or the records of a slice; as ``reader[index]``."""
+        """Return the record at an index, or the records of a slice, like ``reader[index]``."""
         return cast(bytes | list[bytes], run(self.aio.get(index)))
 
     def fetch(self, indices: Any) -> list[bytes]:
-        """The records at many indices, with neighbours in one request; repeated and negative ones are welcome."""
+        """Return the records at many indices; neighbouring ones share a request. Indices may repeat or be negative."""
         return run(self.aio.fetch(indices))
 
     def copy(self) -> Self:
-        """Another reader of the same bag, with a life of its own, that shares what is cached."""
+        """Return an independently closable reader of the same bag that shares its caches."""
         twin = type(self).__new__(type(self))
         twin.aio = self.aio.copy()
         return twin
@@ -74,15 +82,21 @@ class BagReader(Reader[core.BagReader]):
 
 
 class BagWriter(Face[corewriter.BagWriter]):
-    """Appends records to a new bag, or to a local one of version 3.
+    """Appends records to a new bag, or to an existing local bag of version 3.
+
+    ::
+
+        with granular.BagWriter('data/title.bag', checksums=True) as writer:
+            for title in titles:
+                writer.append(title.encode())
 
     Args:
-      path: the ``.bag`` file, which must not exist, unless it is a local one of version 3.
-      version: 1, 2 or 3. A bag asked for as 2 that holds an empty record is written as version 1, which can say so.
-      resume: what to do with bytes behind the last limit of a version 3 bag, as a crash leaves them: ``'check'`` that
-        the records appended next are those bytes, or ``'discard'`` them.
-      checksums: keep a CRC32C of each record beside the bag, for readers that verify. A bag that is appended to and
-        has them keeps them in any case.
+      path: the ``.bag`` file, which must not exist unless it is a local bag of version 3.
+      version: 1, 2 or 3. A bag of version 2 that holds an empty record is written as version 1, which can represent it.
+      resume: how to treat bytes after the last limit of a version 3 bag, left by a crash: ``'check'`` that the records
+        appended next are the same bytes, or ``'discard'`` them.
+      checksums: store a CRC32C of each record beside the bag, for readers that verify. Appending to a bag that has
+        checksums always stores them.
     """
 
     def __init__(
@@ -96,21 +110,21 @@ class BagWriter(Face[corewriter.BagWriter]):
 
     @property
     def size(self) -> int:
-        """Bytes of the records appended and of their table."""
+        """Bytes of the appended records and of their table."""
         return self.aio.size
 
     def __len__(self) -> int:
         return len(self.aio)
 
     def append(self, record: bytes | bytearray | memoryview, flush: bool = True) -> int:
-        """Append a record; returns its index.
+        """Append a record and return its index.
 
         Args:
-          record: its bytes.
-          flush: hand it on now. To a bucket, bytes go in parts, whenever one is full.
+          record: the bytes of the record.
+          flush: flush at once, see ``flush``. In a bucket, bytes are uploaded in parts, each when it is full.
         """
         return run(self.aio.append(record, flush))
 
     def flush(self) -> None:
-        """Hand on what was appended: to the file, or to the part of the upload that is being filled."""
+        """Write buffered records to the file, or add them to the current part of the upload."""
         run(self.aio.flush())

@@ -1,4 +1,4 @@
-"""What all of the synchronous face shares: an asynchronous twin in ``.aio``, closing, and ``with``."""
+"""Base classes of the sync API: each object wraps an async counterpart in ``.aio`` and can be closed."""
 
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -12,10 +12,10 @@ A = TypeVar('A', bound=Opened)
 
 
 class Face(Generic[A]):
-    """Something opened when it is made, whose methods block.
+    """Base of objects that open when they are constructed and whose methods block.
 
     Attributes:
-      aio: the asynchronous twin, which does the work.
+      aio: the async counterpart, which does the work.
     """
 
     aio: A
@@ -29,11 +29,11 @@ class Face(Generic[A]):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """True once the object is closed."""
         return self.aio.closed
 
     def close(self) -> None:
-        """Close it; more than once is no error."""
+        """Close the object. Closing it again has no effect."""
         run(self.aio.aclose())
 
     def __enter__(self) -> Self:
@@ -46,25 +46,25 @@ class Face(Generic[A]):
 
 
 class Batched:
-    """Something that the loaders of others can ask for many datapoints at once."""
+    """Batch access under the names that PyTorch and Grain look for."""
 
     def fetch(self, indices: Any) -> list[Any]:
-        """The datapoints at many indices, in the order asked, in one fan-out."""
+        """Return the elements at many indices, in the order requested, with concurrent reads."""
         raise NotImplementedError
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        # By this name PyTorch's loaders ask for a batch.
+        # PyTorch's DataLoader calls this method to get a batch.
         return self.fetch(indices)
 
     def _getitems(self, indices: Sequence[int]) -> list[Any]:
-        # By this name Grain's do.
+        # Grain's loaders call this one.
         return self.fetch(indices)
 
 
 class Reader(Face[A]):
-    """A reader pickles to its address and options, and is opened again where it is unpickled.
+    """Base of readers, which pickle to their address and options and are reopened when unpickled.
 
-    What is opened there must be what was open here: if it was replaced meanwhile, it is an ``ObjectChangedError``.
+    If the data was replaced in between, reopening raises ``ObjectChangedError``.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -78,7 +78,7 @@ def _reopened(kind: type[Reader[A]], twin: A) -> Reader[A]:
 
 
 class Rows(Reader[A], Batched):
-    """A reader of datapoints that are dicts, of which some fields can be read alone."""
+    """A reader of datapoints that are dicts, with access to single fields."""
 
     aio: Any
 
@@ -96,33 +96,33 @@ class Rows(Reader[A], Batched):
         return run(self.aio.get(index))
 
     def get(self, index: SupportsIndex | slice, mask: Any = None) -> Any:
-        """A datapoint, or ``{key: [values]}`` for a slice; as ``reader[index, mask]``.
+        """Return a datapoint, or ``{key: [values]}`` for a slice; like ``reader[index, mask]``.
 
         Args:
           index: an integer, negative from the end, or a slice.
-          mask: the keys wanted; of a dataset also a mapping from keys to True, or to the range of a sequence's values
-            that is wanted, which is cut to the values that the sequence has.
+          mask: the keys to read. For a dataset, also a mapping from keys to True, or to a range of positions in a
+            sequence, which is clipped to the sequence's length.
 
         Raises:
-          OutOfRangeError: an ``IndexError``, for an index beyond the end, or a mask's range that begins there.
-          UnknownKeyError: a ``KeyError``, for a key that there is not.
+          OutOfRangeError: an ``IndexError``, for an index past the end, or a mask's range that starts past the end.
+          UnknownKeyError: a ``KeyError``, for a key that does not exist.
         """
         return run(self.aio.get(index, mask))
 
     def fetch(self, indices: Any, mask: Any = None) -> list[dict[str, Any]]:
-        """Many datapoints in one fan-out: all their values are asked for at once, neighbours in one request.
+        """Return many datapoints. All values are requested concurrently, and neighbouring ones share a request.
 
         Args:
           indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
           mask: as for ``get``.
 
         Returns:
-          The datapoints, in the order asked.
+          The datapoints, in the order requested.
         """
         return run(self.aio.fetch(indices, mask))
 
     def copy(self) -> Self:
-        """Another reader of the same place, with a life of its own, that shares what is cached."""
+        """Return an independently closable reader of the same data that shares its caches."""
         twin = type(self).__new__(type(self))
         twin.aio = self.aio.copy()
         return twin

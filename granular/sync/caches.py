@@ -1,4 +1,4 @@
-"""Caches, with a ``fetch`` that blocks: the synchronous face of :mod:`granular.aio.caches`."""
+"""The sync API of :mod:`granular.aio.caches`."""
 
 from typing import Any, Generic, SupportsIndex, TypeVar
 
@@ -14,10 +14,10 @@ A = TypeVar('A', bound=Core)
 
 
 class Cache(Face[A], Batched, Generic[A]):
-    """What caches of any kind have in common.
+    """Base of the caches in the sync API.
 
     Attributes:
-      aio: the asynchronous twin, which does the work.
+      aio: the async counterpart, which does the work.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -30,23 +30,24 @@ class Cache(Face[A], Batched, Generic[A]):
         return run(self.aio.get(index))
 
     def get(self, index: SupportsIndex) -> Any:
-        """The value at an index, negative from the end."""
+        """Return the value at an index, negative from the end."""
         return run(self.aio.get(index))
 
     def fetch(self, indices: Any) -> list[Any]:
-        """The values at many indices, in the order asked; what is missing is read below in one fetch.
+        """Return the values at many indices, in the order requested. Missing ones are read from the source in one
+        fetch.
 
         Args:
           indices: a 1-D sequence of integers, in any order, repeated or negative.
 
         Raises:
-          EncodeError: for a value that cannot be kept: see ``pack``.
+          EncodeError: for a value that cannot be cached: see ``pack``.
         """
         return run(self.aio.fetch(indices))
 
 
 def _faced(kind: type[Cache[Core]], twin: Core) -> Cache[Core]:
-    """A cache in a worker process, which opens it when it first reads."""
+    """Return the unpickled cache of a worker process, which opens it at its first read."""
     face = kind.__new__(kind)
     face.aio = twin
     return face
@@ -72,11 +73,11 @@ class SharedMemoryCache(Cache[sharedcache.SharedMemoryCache]):
         )
 
     def stats(self) -> dict[str, int]:
-        """What all processes together counted, and what is kept.
+        """Return the counters of all processes together, and the size of the cache.
 
         Returns:
-          ``hits``, ``misses``; ``not_kept``, of the misses those that there was no room for; ``entries``, ``bytes`` and
-          ``max_bytes``.
+          ``hits`` and ``misses``; ``not_kept``, the misses that were not cached for lack of space; ``entries``,
+          ``bytes`` and ``max_bytes``.
         """
         return self.aio.stats()
 
@@ -123,11 +124,11 @@ class RedisCache(Cache[rediscache.RedisCache]):
         return self.aio.url
 
     def stats(self) -> dict[str, int]:
-        """What this process counted.
+        """Return the counters of this process.
 
         Returns:
-          ``hits``; ``misses``, read below; ``waited``, hits that another process was reading; ``bypassed``, read below
-          because the server was not there; ``damaged`` values; ``not_kept``, which the server refused; ``errors`` of
-          the server.
+          ``hits``; ``misses``, read from the source; ``waited``, hits that another process was reading; ``bypassed``,
+          read from the source because the server was unavailable; ``damaged`` values; ``not_kept``, values that the
+          server refused; ``errors`` of the server.
         """
         return self.aio.stats()

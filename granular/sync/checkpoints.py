@@ -1,4 +1,4 @@
-"""States of pipelines in files, for programs that block."""
+"""The sync API of :mod:`granular.aio.loader.checkpoints`: pipeline states in files."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,20 +10,25 @@ from granular.sync.path import Path
 
 
 def save_state(directory: Path | str | Any, state: Mapping[str, Any], process: ShardOptions | None = None) -> Path:
-    """Write the state of a pipeline, as ``get_state()``, ``save()`` or ``state_dict()`` gave it.
+    """Write the state of a pipeline, as returned by ``get_state()``, ``save()`` or ``state_dict()``, to a file.
 
-    The file appears whole or not at all, and takes the place of an older one.
+    The file appears complete or not at all, and replaces an older one.
+
+    ::
+
+        granular.save_state('s3://bucket/run/step_100', iterator.get_state())
+        iterator.set_state(granular.load_state('s3://bucket/run/step_100'))
 
     Args:
-      directory: where, on any store.
+      directory: the folder of the file, on any store.
       state: plain JSON.
-      process: which of several processes this is, each of which has a file of its own; by default the only one.
+      process: identifies one of several processes, each of which has a file of its own; by default the only one.
 
     Returns:
       The file, ``process_{index}-of-{count}.json``.
 
     Raises:
-      StateError: if the state is no plain JSON.
+      StateError: if the state is not plain JSON.
     """
     return Path(run(core.save_state(directory, state, process)))
 
@@ -31,11 +36,11 @@ def save_state(directory: Path | str | Any, state: Mapping[str, Any], process: S
 def load_state(directory: Path | str | Any, process: ShardOptions | None = None) -> dict[str, Any]:
     """Read a state that :func:`save_state` wrote.
 
-    Where it was written by another number of processes, any one of their states does: the order of a pipeline does not
-    depend on the number of its shards.
+    If a different number of processes wrote the checkpoint, the state of any one of them is used: the order of a
+    pipeline does not depend on the number of its shards.
 
     Raises:
-      NotFoundError: if there is none.
-      StateError: if the file is no state, or the states of several processes stand at different positions.
+      NotFoundError: if the folder holds no state.
+      StateError: if the file is not a state, or the states of several processes are at different positions.
     """
     return run(core.load_state(directory, process))

@@ -1,4 +1,4 @@
-"""Finding and removing what killed writers left, with I/O that blocks."""
+"""The sync API of :mod:`granular.aio.datasets.clean`: find and remove the leftovers of killed writers."""
 
 from typing import Any
 
@@ -11,25 +11,32 @@ __all__ = ['Leftover', 'clean']
 
 
 def clean(place: Path | str | Any, remove: bool = False, older: float = 3600.0, bags: bool = False) -> list[Leftover]:
-    """What killed writers left below a folder: uploads in parts, drafts, and datasets and shards without a spec.
+    """Find, and optionally remove, what killed writers left in a folder.
 
-    A dataset that has its ``spec.json`` is never touched, nor what a living writer of this machine holds, nor what
-    cannot be told from bags that were written on their own: those lie in a folder without a ``refs.bag``, and not
-    beside a finished shard. Uploads to GCS cannot be listed; they expire by themselves after a week. What a writer in
-    the columns layout could go on with is removed like the rest.
+    Leftovers are unfinished multipart uploads, temporary files, claims, and datasets and shards without a spec. Never
+    touched are a dataset that has its ``spec.json``, the files of a writer running on this machine, and files that
+    could be standalone bags: those in a folder without a ``refs.bag`` and without a finished shard beside it. Uploads
+    to GCS cannot be listed; they expire after a week. Partial datasets in the columns layout are removed too, although
+    a writer could resume them.
+
+    ::
+
+        for leftover in granular.clean('s3://bucket/data'):
+            print(leftover.kind, leftover.size, leftover.place)
 
     Args:
-      place: the folder. Nothing outside is touched, and no link is followed.
-      remove: remove what was found.
-      older: only folders in which nothing was written for so many seconds. In a bucket, this is all that spares
-        those who write right now.
-      bags: also bags in any folder without a ``spec.json``, even if they may have been written on their own.
+      place: the folder. Nothing outside is touched, and links are not followed.
+      remove: remove the leftovers.
+      older: skip folders that were written to within this many seconds, by the store's clock. In a bucket, only this
+        protects running writers. A writer of shards renews its claim every ten minutes, which protects all of its
+        shards.
+      bags: also report bags in any folder without a ``spec.json``, even if they may be standalone.
 
     Returns:
-      What was found, sorted by place.
+      The leftovers, sorted by path.
 
     Raises:
-      NotFoundError: if there is no such folder on a disk.
+      NotFoundError: if a local folder does not exist.
       StoreError: if the store fails.
     """
     return run(core.clean(place, remove, older, bags))

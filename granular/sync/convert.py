@@ -1,4 +1,4 @@
-"""Converting other formats into datasets, with I/O that blocks."""
+"""The sync API of :mod:`granular.aio.convert`: convert other formats into datasets."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,42 +30,49 @@ def convert(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> Conversion:
-    """Convert records of another format into a dataset, in shards that are written in parallel.
+    """Convert records of another format into a sharded dataset, writing shards in parallel.
 
-    Started again after it was killed, it goes on: shards that are finished are left as they are, and the dataset is,
-    byte for byte, what one run writes. Until the last shard is there the first one is not, so that half a dataset
-    cannot be read as a whole. ``conversion.json`` beside the shards says what is converted. Run one at a time: a second
-    one on the same machine is refused, but of one on another machine that writes to the same bucket nothing is known.
+    ::
 
-    The types of keys are inferred of a few records: whole numbers are ``int``, text ``utf8``, bytes ``bytes`` or, if
+        done = granular.convert('train/*.parquet', 's3://bucket/train', shardlen=10_000)
+        print(done.records, done.shards)
+
+    A killed conversion resumes when it is started again: finished shards are left as they are, and the result is byte
+    for byte the same as that of a single run. The first shard is completed last, so that a partial dataset cannot be
+    read as a whole one. ``conversion.json`` beside the shards records what is converted. Run one conversion at a time:
+    a second one on the same machine is refused, but one on another machine that writes to the same bucket is not
+    detected.
+
+    The types of keys are inferred from a few records: whole numbers are ``int``, text ``utf8``, bytes ``bytes`` or, if
     they are an image file, ``jpg`` or ``png``, arrays ``array``, PIL images ``png``, and other numbers, None, lists and
-    mappings ``msgpack`` (with arrays in them ``tree``). Image files are kept as they are. A record that is no mapping
-    becomes the key ``data``.
+    mappings ``msgpack`` (``tree`` if they contain arrays). Image files are copied unchanged. A record that is not a
+    mapping becomes the key ``data``.
 
-    Up to ``parallel`` shards hold two reads of about 4 MiB (or one record) each, and what their uploads hold. A source
-    that can only be read once is read by one, and what comes of finished shards is passed over.
+    Memory: for each of up to ``parallel`` shards two reads of about 4 MiB (or one record), and the buffers of its
+    uploads. A source that can only be read once is read by a single task, which skips the records of finished shards.
 
     Args:
       source: a path, address or pattern (``data/*.parquet``) of Parquet, ArrayRecord or WebDataset files or of Hugging
         Face arrow files, or a list of such; a folder of them, of images in folders by class (``image``, ``label``,
-        ``class``), or of ``save_to_disk``; a source as for ``MapDataset.source``; a Hugging Face dataset; an iterable,
-        also an asynchronous one. An iterable must give the same again for a run that goes on.
-      directory: the folder of the dataset, new or of a conversion that was not finished.
-      format: what the source is, if its names do not say.
-      spec: types of some keys, in place of those inferred.
-      encoders: by type, for types of your own.
-      shardlen: datapoints in a shard; None for one dataset without shards.
+        ``class``), or of ``save_to_disk``; a source as for ``MapDataset.source``; a Hugging Face dataset; a sync or
+        async iterable. To resume, an iterable must yield the same records again.
+      directory: the folder of the dataset, new or of an unfinished conversion.
+      format: the source's format, if its names do not show it.
+      spec: types of some keys, replacing the inferred ones.
+      encoders: by type, for custom types.
+      shardlen: datapoints per shard; None for one dataset without shards.
       layout, checksums: as for ``DatasetWriter``.
       parallel: shards that are written at a time.
       sample: records to infer types from.
       dry_run: write nothing.
-      progress: called with the number of records that were written since, or were there, on the library's thread.
+      progress: called with the number of records written, or found already written, since the last call, on the
+        library's thread.
 
     Returns:
-      What was converted.
+      A summary of the conversion.
 
     Raises:
-      InvalidArgumentError: if nobody can tell what the source is, or what type fits a key.
+      InvalidArgumentError: if the source's format or a key's type cannot be determined.
       AlreadyExistsError: if the folder holds something else.
       EncodeError: if a record does not fit the types.
     """

@@ -1,4 +1,4 @@
-"""The DataLoader of programs that block."""
+"""The DataLoader of the sync API."""
 
 from granular.aio.pipeline.data_loader import Operations
 from granular.sync.pipeline import DatasetIterator, IterDataset

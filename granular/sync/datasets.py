@@ -1,4 +1,4 @@
-"""Datasets, with I/O that blocks: the synchronous face of :mod:`granular.aio.datasets.reader`."""
+"""The sync API of :mod:`granular.aio.datasets.reader` and :mod:`granular.aio.datasets.writer`."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from granular.sync.base import A, Face, Rows
 
 
 class Datasets(Rows[A]):
-    """What readers of one dataset and of several shards have in common."""
+    """Base of the readers of a single dataset and of a sharded one."""
 
     @property
     def spec(self) -> dict[str, str]:
@@ -23,27 +23,35 @@ class Datasets(Rows[A]):
 
     @property
     def layout(self) -> str:
-        """``'refs'`` or ``'columns'``."""
+        """The layout: ``'refs'`` or ``'columns'``."""
         return self.aio.layout  # type: ignore[no-any-return]
 
     def available(self, index: SupportsIndex) -> dict[str, bool | range]:
-        """What a mask can ask of a datapoint: True, or for a sequence the range of its values."""
+        """Return what a mask can request of a datapoint: True, or for a sequence the range of its positions."""
         return run(self.aio.available(index))
 
 
 class DatasetReader(Datasets[core.DatasetReader]):
     """Random access to the datapoints of a dataset of either layout.
 
-    ``reader[i]``, ``reader[-1]``, ``reader[i, {'frames': range(3, 9)}]``, ``reader[i, ('title',)]``, ``reader[10:20]``.
+    ::
+
+        with granular.DatasetReader('s3://bucket/data', granular.decoders) as reader:
+            datapoint = reader[0]
+            title = reader[-1, ('title',)]['title']
+            frames = reader[0, {'frames': range(3, 9)}]
+            datapoints = reader.fetch([3, 1, 4])
+
     Memory: 8 bytes per key and datapoint with ``cache_index``, and the bags of ``cache_keys``.
 
     Args:
-      directory: the dataset's folder: a string, a path, or a path object of somebody else's.
-      decoders: by type, the function that makes a value of a record's bytes; None for raw bytes.
-      cache_index: keep the tables, so that a read is one request per value. Without it only the limits needed are read.
+      directory: the dataset's folder: a string, a path, or a path object of another library.
+      decoders: by type, the function that decodes a record's bytes into a value; None for raw bytes.
+      cache_index: keep the tables in memory, so that a read is one request per value. Otherwise only the limits needed
+        are read.
       cache_keys: keys whose bags are kept in memory; ``'refs'`` keeps the references of the refs layout.
       parallel: accepted for code written for granular 0.21; reads are always concurrent.
-      verify: check each record against its checksum, which the writer must have kept. Memory: 4 bytes a record.
+      verify: check each record against its checksum, which the writer must have stored. Memory: 4 bytes per record.
     """
 
     aio: core.DatasetReader
@@ -61,7 +69,7 @@ class DatasetReader(Datasets[core.DatasetReader]):
 
 
 class Appending(Face[A]):
-    """What writers of one dataset and of several shards have in common."""
+    """Base of the writers of a single dataset and of a sharded one."""
 
     aio: Any
 
@@ -72,7 +80,7 @@ class Appending(Face[A]):
 
     @property
     def size(self) -> int:
-        """Bytes of what was written."""
+        """Bytes written."""
         return self.aio.size  # type: ignore[no-any-return]
 
     def __len__(self) -> int:
@@ -80,46 +88,53 @@ class Appending(Face[A]):
 
     @property
     def found(self) -> int:
-        """Datapoints that were there when it was opened: go on with those that follow.
+        """Datapoints that existed when the writer was opened: resume with the ones that follow.
 
-        Of a sharded dataset, those of this writer's own shards.
+        For a sharded dataset, counts those of this writer's own shards.
         """
         return self.aio.found  # type: ignore[no-any-return]
 
     def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:
-        """Append a datapoint; returns its index. All of its values are encoded before any of them is written.
+        """Append a datapoint and return its index. All of its values are encoded before any of them is written.
 
         Args:
           datapoint: a value for each key of the spec; for a sequence any iterable of values.
-          flush: hand it on now. To a bucket, bytes go in parts, whenever one is full.
+          flush: flush at once. In a bucket, bytes are uploaded in parts, each when it is full.
 
         Raises:
           DatapointError: if its keys are not those of the spec.
-          EncodeError: if an encoder refuses a value.
+          EncodeError: if an encoder rejects a value.
         """
         return run(self.aio.append(datapoint, flush))  # type: ignore[no-any-return]
 
     def flush(self) -> None:
-        """Hand on what was appended."""
+        """Write buffered records to the files, or add them to the current parts of the uploads."""
         run(self.aio.flush())
 
 
 class DatasetWriter(Appending[corewriter.DatasetWriter]):
-    """Appends datapoints to a new dataset, or to a local one in the columns layout.
+    """Appends datapoints to a new dataset, or to an existing local one in the columns layout.
 
-    ``spec.json`` is written when the writer is closed. If its block ends with an error, what it wrote is removed. What
-    a killed writer left is gone on with in the columns layout on a local disk, and begun anew elsewhere.
+    ::
+
+        spec = {'image': 'jpg', 'label': 'int', 'captions': 'utf8[]'}
+        with granular.DatasetWriter('s3://bucket/data', spec, granular.encoders) as writer:
+            for image, label, captions in examples:
+                writer.append({'image': image, 'label': label, 'captions': captions})
+
+    ``spec.json`` is written when the writer is closed. If the ``with`` block ends with an error, the written files are
+    removed. Data left by a killed writer is resumed in the columns layout on a local disk, and overwritten elsewhere.
 
     Args:
-      directory: the dataset's folder, which must hold no dataset; in the columns layout on a local disk it may, if the
-        spec agrees, and is appended to.
+      directory: the dataset's folder, which must not hold a dataset, except a local one in the columns layout with the
+        same spec, which is appended to.
       spec: the type of each key. In the refs layout, a type that ends in ``[]`` is a sequence.
-      encoders: by type, the function that makes bytes of a value; None if the values are bytes.
+      encoders: by type, the function that encodes a value into bytes; None if the values are bytes.
       layout: ``'refs'``, which granular 0.21 writes, or ``'columns'``, which 0.22 and later write.
-      resume: what to do with what a killed writer left. ``'check'``: in the columns layout on a local disk, that the
-        datapoints appended next are those that it was writing. ``'discard'`` what it left half written; in a bucket,
-        where nobody can know whether it still lives, this says that it does not.
-      checksums: keep a CRC32C of each record, for readers that verify, in files that granular 0.21 and 0.24 ignore.
+      resume: how to treat data left by a killed writer. ``'check'``: in the columns layout on a local disk, check that
+        the datapoints appended next are the ones it was writing. ``'discard'``: remove partially written data; in a
+        bucket, where a running writer cannot be detected, this asserts that the other writer is dead.
+      checksums: store a CRC32C of each record, for readers that verify, in files that granular 0.21 and 0.24 ignore.
     """
 
     aio: corewriter.DatasetWriter

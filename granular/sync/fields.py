@@ -1,4 +1,4 @@
-"""The sync API of datasets of fields and their wrappers."""
+"""The sync API of :mod:`granular.aio.fields`: datasets of fields and their wrappers."""
 
 import functools
 import inspect
@@ -33,10 +33,10 @@ __all__ = [
 
 
 class Fields:
-    """A dataset of fields, each of which is had by itself: ``getitem_x(index, ctx=None)``, and ``getitems_x(indices)``.
+    """A dataset whose fields are read separately, with ``getitem_x(index, ctx=None)`` and ``getitems_x(indices)``.
 
     Attributes:
-      aio: the asynchronous twin, which does the work.
+      aio: the async counterpart, which does the work.
     """
 
     aio: core.Fields
@@ -46,11 +46,11 @@ class Fields:
 
     @property
     def fields(self) -> tuple[str, ...] | None:
-        """The fields that there are, sorted; None if it cannot be known."""
+        """The names of the fields, sorted; None if they cannot be determined."""
         return self.aio.fields
 
     def has(self, field: str) -> bool:
-        """Whether there is such a field, as far as one can know."""
+        """Return whether the field exists, as far as this can be determined."""
         return self.aio.has(field)
 
     def __getitem__(self, index: Any) -> Any:
@@ -64,7 +64,7 @@ class Fields:
             raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
         of = self.aio.dataset if isinstance(self.aio, core.Methods) else None
         if not name.startswith(('getitem_', 'getitems_')):
-            return getattr(of, name)  # class names and the like
+            return getattr(of, name)  # class names and other attributes
         if isinstance(self.aio, core.Methods) and hasattr(type(of), name):
             method = getattr(of, name)
             if not inspect.iscoroutinefunction(method) and name in self.aio.own.values():
@@ -73,10 +73,17 @@ class Fields:
 
 
 class FieldWrapper(core.FieldWrapper):
-    """A dataset over another one: some fields are methods of its own, all others are those of the dataset below.
+    """A dataset that overrides some fields of another one by methods of its own and passes on all others.
 
-    What is passed on stays in bulk. A method of its own reads below by ``self.dataset.getitem_x(index, ctx)``, which
-    blocks, or for a batch by ``self.dataset.getitems_x(indices, ctxs)``, which over a reader is one fan-out.
+    ::
+
+        class Scaled(granular.FieldWrapper):
+            def getitem_image(self, index, ctx=None):
+                return self.dataset.getitem_image(index, ctx) / 255
+
+    Fields that are passed on are still read in batches. A method reads the wrapped dataset with
+    ``self.dataset.getitem_x(index, ctx)``, which blocks, or, for a batch, with ``self.dataset.getitems_x(indices,
+    ctxs)``, which reads concurrently if the dataset is a reader.
 
     Args:
       dataset: a dataset of fields, or a reader, whose fields are its keys.
@@ -87,19 +94,19 @@ class FieldWrapper(core.FieldWrapper):
 
 
 class _Below(Fields):
-    """What a wrapper has below it."""
+    """The dataset that a wrapper wraps."""
 
     def __init__(self, dataset: Any) -> None:
         self.aio = core.fields_of(dataset)
 
 
 class SubsetWrapper(Fields):
-    """The samples at some indices, in the order given.
+    """The datapoints at some indices, in the order given.
 
     Args:
       dataset: a dataset of fields, or a reader.
-      indices: integers, negative ones from the end, which may repeat; or a slice or range. Loaders see none that is
-        negative, where KappaData hands them on.
+      indices: integers, negative ones from the end, which may repeat; or a slice or range. Loaders only see
+        non-negative indices, whereas KappaData passes negative ones on.
     """
 
     def __init__(self, dataset: Any, indices: Any) -> None:
@@ -107,15 +114,15 @@ class SubsetWrapper(Fields):
 
 
 class PercentFilterWrapper(Fields):
-    """A part of the samples. Ranges that meet share no sample and leave out none.
+    """A contiguous part of the datapoints. Adjacent ranges neither share nor omit a datapoint.
 
-    A bound within 1e-15 of a whole sample is that sample: 0.29 of 100 is 29, where KappaData, which cuts off what
-    floating point gives, comes to 28. ``to_percent=0`` is empty, where it has all.
+    A bound within 1e-15 of a whole datapoint is rounded to it: 0.29 of 100 is 29, whereas KappaData truncates the
+    floating-point product to 28. ``to_percent=0`` is empty, whereas KappaData returns all datapoints.
 
     Args:
       dataset: a dataset of fields, or a reader.
-      from_percent: from 0 to 1, where the part begins; None for 0.
-      to_percent: from 0 to 1, where it ends; None for 1.
+      from_percent: start of the part, from 0 to 1; None for 0.
+      to_percent: end of the part, from 0 to 1; None for 1.
     """
 
     def __init__(self, dataset: Any, from_percent: float | None = None, to_percent: float | None = None) -> None:
@@ -123,12 +130,12 @@ class PercentFilterWrapper(Fields):
 
 
 class RepeatWrapper(Fields):
-    """All samples several times, one time after the other.
+    """All datapoints several times, one repetition after the other.
 
     Args:
       dataset: a dataset of fields, or a reader; not empty.
-      repetitions: how often.
-      min_size: in place of it, how many samples there are to be, or somewhat more, as repetitions are whole.
+      repetitions: number of repetitions.
+      min_size: alternatively, the minimum number of datapoints; rounded up to whole repetitions.
     """
 
     def __init__(self, dataset: Any, repetitions: int | None = None, min_size: int | None = None) -> None:
@@ -136,11 +143,11 @@ class RepeatWrapper(Fields):
 
 
 class ShuffleWrapper(Fields):
-    """All samples in another order, that of KappaData for the same seed.
+    """All datapoints in shuffled order, the same as KappaData's for the same seed.
 
     Args:
       dataset: a dataset of fields, or a reader.
-      seed: from 0 on. There is no order without one, as no run could be repeated.
+      seed: an integer >= 0. Required, because a run without a seed could not be repeated.
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:
@@ -148,16 +155,16 @@ class ShuffleWrapper(Fields):
 
 
 class ClassFilterWrapper(Fields):
-    """The samples of some classes, or of all others.
+    """The datapoints of some classes, or of all others.
 
-    Labels are read once, in bulk, and no other field. A sample with several classes stays if any of them is valid, or
-    none of them invalid.
+    Labels are read once, in one fetch, and no other field is. A datapoint with several classes stays if any of them is
+    valid, or none of them invalid.
 
     Args:
       dataset: a dataset of fields, or a reader.
-      valid_classes: those that stay: a list, a range or an array of integers or strings.
-      invalid_classes: in place of it, those that do not.
-      field: that of the labels.
+      valid_classes: the classes to keep: a list, a range or an array of integers or strings.
+      invalid_classes: alternatively, the classes to drop.
+      field: the field of the labels.
     """
 
     def __init__(
@@ -167,17 +174,17 @@ class ClassFilterWrapper(Fields):
 
 
 class OversamplingWrapper(Fields):
-    """Samples of rare classes repeated. Labels are read once, in bulk.
+    """The datapoints, with those of rare classes repeated. Labels are read once, in one fetch.
 
-    Where a class has no samples, there is nothing to repeat, and ``'exact'`` ends, as KappaData's does not. What has no
-    label is kept.
+    A class without datapoints is skipped; KappaData's ``'exact'`` does not terminate for one. Datapoints without a
+    label are kept.
 
     Args:
       dataset: a dataset of fields, or a reader.
-      strategy: ``'multiply'``, as KappaData defines it: a class that fits k times into the largest one comes k times;
-        ``'exact'``: each class comes to the count of the largest one exactly.
-      field: that of the labels, one for each sample.
-      unlabeled: the label that stands for no class; its samples come once. None if there is none.
+      strategy: ``'multiply'``, as defined by KappaData: a class that fits k times into the largest one appears k times;
+        ``'exact'``: each class is repeated to exactly the count of the largest one.
+      field: the field of the labels, one per datapoint.
+      unlabeled: the label that stands for no class; its datapoints appear once. None if there is none.
     """
 
     def __init__(
@@ -191,10 +198,10 @@ class OversamplingWrapper(Fields):
 
 
 class FieldConcat(Fields):
-    """Datasets of fields one after the other. A batch is one fetch of each that it touches, at the same time.
+    """Datasets of fields, one after the other. A batch is one fetch from each dataset that it touches, concurrently.
 
     Args:
-      datasets: datasets of fields, or readers. Its fields are those that all of them have.
+      datasets: datasets of fields, or readers. The result has the fields that all of them have.
     """
 
     def __init__(self, datasets: Sequence[Any]) -> None:
@@ -202,26 +209,33 @@ class FieldConcat(Fields):
 
 
 class ModeWrapper(Batched):
-    """Loads those fields of each sample that a mode names, in its order, and nothing else.
+    """Loads exactly the fields of each datapoint that a mode names, in its order.
 
-    A sample is the value of the field if there is one, and a tuple of them if there are several; with ``return_ctx``
-    the pair of that and the sample's dict. A batch is loaded field by field; of a reader, in one fan-out over these
-    keys. In memory are the samples of one fetch, and while iterating those that a stream reads ahead.
+    ::
 
-    Beside the fields of the dataset, ``index`` is the index of the sample, from 0 on, and ``ctx.name`` what the loaders
-    have put into its dict under that name. Every sample has a fresh dict, whether it is returned or not, so that
-    loaders need not ask; KappaData passes None if it is not.
+        dataset = granular.ModeWrapper(reader, 'image label')
+        image, label = dataset[0]
+        pairs = dataset.fetch([3, 1, 4])
+
+    An element is the field's value if the mode names one field, and a tuple of values if it names several; with
+    ``return_ctx`` it is a pair of that and the datapoint's context dict. A batch is loaded field by field; from a
+    reader, all fields that are keys are read concurrently. Memory: the elements of one fetch, and during iteration
+    those that the stream prefetches.
+
+    Besides the dataset's fields, ``index`` is the datapoint's index, from 0 on, and ``ctx.name`` the value that loaders
+    have stored in the context dict under that name. Each datapoint gets a new dict, even without ``return_ctx``, so
+    that loaders need not check for None, which KappaData passes in that case.
 
     Args:
       dataset: a dataset of fields, a reader, whose fields are its keys, or a MapDataset of dicts.
-      mode: names of fields with spaces between them, or a sequence of names. A name may come twice: it is loaded twice.
-      return_ctx: whether a sample comes with its dict.
+      mode: field names separated by spaces, or a sequence of names. A repeated name is loaded repeatedly.
+      return_ctx: return the context dict with each element.
 
     Attributes:
-      aio: the asynchronous twin, which does the work.
+      aio: the async counterpart, which does the work.
 
     Raises:
-      UnknownKeyError: for a field that there is not; it names those that there are.
+      UnknownKeyError: for a field that does not exist; the message lists the existing ones.
     """
 
     def __init__(self, dataset: Any, mode: str | Sequence[str], return_ctx: bool = False) -> None:
@@ -229,17 +243,17 @@ class ModeWrapper(Batched):
 
     @property
     def mode(self) -> str:
-        """The names of the fields, with spaces between them."""
+        """The names of the fields, separated by spaces."""
         return self.aio.mode
 
     @property
     def return_ctx(self) -> bool:
-        """Whether a sample comes with its dict."""
+        """True if elements come with their context dict."""
         return self.aio.return_ctx
 
     @property
     def node(self) -> Source:
-        """The source that pipelines and loaders read."""
+        """The pipeline source that pipelines and loaders read from."""
         return self.aio.node
 
     def __len__(self) -> int:
@@ -252,10 +266,10 @@ class ModeWrapper(Batched):
         return str(self.aio)
 
     def get(self, index: SupportsIndex | slice) -> Any:
-        """A sample, or a list of them for a slice; as ``wrapper[index]``.
+        """Return an element, or a list of them for a slice; like ``wrapper[index]``.
 
         Raises:
-          OutOfRangeError: an ``IndexError``, for an index beyond what is there.
+          OutOfRangeError: an ``IndexError``, for an index past the end.
         """
         return run(self.aio.get(index))
 
@@ -263,7 +277,7 @@ class ModeWrapper(Batched):
         return run(self.aio.get(index))
 
     def fetch(self, indices: ArrayLike | slice) -> list[Any]:
-        """Many samples, in the order asked, each field of all of them at once.
+        """Return many elements, in the order requested; each field is read for all of them at once.
 
         Args:
           indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
@@ -275,7 +289,11 @@ class ModeWrapper(Batched):
 
 
 def _blocking(loads: Any, *args: Any, **kwargs: Any) -> Any:
-    """A field, read for a method that may hold a thread of the pool: what is decoded for it has other threads."""
+    """Read a field from inside a loader method.
+
+    The method may occupy a thread of the pool, so values are decoded in secondary threads: waiting for the same pool
+    could deadlock.
+    """
     read: Coroutine[Any, Any, Any] = loads(*args, **kwargs)
     token = current.set(beside())
     try:

@@ -1,4 +1,4 @@
-"""Asynchronous iterators, one item after the other, for programs that block."""
+"""Blocking iterators over async ones, one item at a time."""
 
 from collections.abc import AsyncIterator, Callable
 from collections.abc import Iterator as StandardIterator
@@ -13,14 +13,14 @@ _END = object()
 
 
 class _Iteration(Running, Generic[T]):
-    """An asynchronous iterator at work, each of whose items is converted."""
+    """A running async iterator whose items are converted one by one."""
 
     def __init__(self, make: Callable[[], AsyncIterator[Any]], convert: Callable[[Any], T] | None) -> None:
         super().__init__()
         self._items, self._convert = make(), convert
 
     async def next(self) -> T | object:
-        """The next item, or ``_END``, also after an error."""
+        """Return the next item, or ``_END``, also after an error."""
         async with self.turn.turn():
             if self.closed:
                 return _END
@@ -35,12 +35,15 @@ class _Iteration(Running, Generic[T]):
     async def _close(self) -> None:
         close = getattr(self._items, 'aclose', None)
         if close is not None:
-            async with self.turn.turn():  # a generator that runs cannot be closed
+            async with self.turn.turn():  # a running generator cannot be closed
                 await close()
 
 
 class Iteration(StandardIterator[T]):
-    """The items of an asynchronous iterator, each given once, whichever threads ask. It ends when it is dropped."""
+    """Blocking iterator over an async one. Each item is returned once, to one of any number of threads.
+
+    It is closed when it is garbage-collected.
+    """
 
     def __init__(self, make: Callable[[], AsyncIterator[Any]], convert: Callable[[Any], T] | None = None) -> None:
         self._core = _Iteration(make, convert)
@@ -56,7 +59,7 @@ class Iteration(StandardIterator[T]):
         return cast(T, item)
 
     def close(self) -> None:
-        """End: its tasks and requests. More than once is no error."""
+        """Stop the iterator's tasks and requests. Closing it again has no effect."""
         run(self._core.aclose())
 
     def __enter__(self) -> Self:

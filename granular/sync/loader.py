@@ -1,4 +1,4 @@
-"""The loader of a training loop that blocks: the synchronous face of :mod:`granular.aio.loader.loader`."""
+"""The sync API of :mod:`granular.aio.loader.loader`."""
 
 from collections.abc import Mapping
 from types import TracebackType
@@ -12,32 +12,41 @@ from granular.aio.runtime.loops import need_loop
 
 
 class Loader:
-    """Batches of a source, in order, the same for the same seed and step however they are fetched.
+    """Batches of a source, in order; the same for the same seed and step, however they are fetched.
 
-    They are fetched on the library's background loop while the training step runs. Batch ``k`` of shard ``s`` holds the
-    source's steps from ``(k * num_shards + s) * batch`` on. Over an endless source (``Epochs``, ``Sample``) it goes on
-    for ever; over a finite one it ends with the last step that gives every shard a whole batch.
+    ::
 
-    Memory is bounded by ``prefetch + 1`` batches and what is in flight for them.
+        source = granular.sources.Epochs(reader, shuffle=True, seed=0)
+        with granular.Loader(source, batch=64) as loader:
+            for batch in loader:
+                train_step(batch['image'], batch['label'])  # arrays of shape (64, ...)
+
+    Batches are fetched on the library's background loop while the training step runs. Batch ``k`` of shard ``s`` holds
+    the source's steps from ``(k * num_shards + s) * batch`` on. Over an endless source (``Epochs``, ``Sample``)
+    iteration never ends; over a finite one it ends with the last step that gives every shard a whole batch.
+
+    Memory is bounded by ``prefetch + 1`` batches and the requests in flight for them.
 
     Args:
-      source: a source, a reader, a callable, or anything that can be indexed; its datapoints are dicts of numbers and
-        arrays.
-      batch: datapoints in a batch.
-      prefetch: batches that are fetched ahead.
-      workers: threads that decode and transform. Reads need none: they are the event loop's. With ``mp``, processes.
-      recycle_after: use the memory of a batch again after this many more were handed out; False for fresh memory.
-      shard_id, num_shards: which of several loaders this is, each of which gets its own part of every global batch.
-      mp: a start method ('spawn', 'forkserver', 'fork') or context of :mod:`multiprocessing`, to make batches in worker
-        processes, which hand them over in shared memory. Source and functions must pickle, unless they are forked.
-      on_error: what becomes of a datapoint that cannot be made: 'raise', 'skip', which makes its batch smaller, or a
-        function of step and error, which gives one in its place, or None to skip it, or raises. What a store fails with
-        is always raised.
+      source: a source, a reader, a callable, or any indexable object; its datapoints are dicts of numbers and arrays.
+      batch: datapoints per batch.
+      prefetch: number of batches to prefetch.
+      workers: number of threads that decode and transform; reads run on the event loop. With ``mp``, number of
+        processes.
+      recycle_after: reuse a batch's memory after this many more batches were returned; False for new memory each time.
+      shard_id, num_shards: this loader's index among several loaders, and their number. Each loader gets its own part
+        of every global batch.
+      mp: a start method ('spawn', 'forkserver', 'fork') or context of :mod:`multiprocessing`, to assemble batches in
+        worker processes and return them through shared memory. The source and functions must pickle, unless forked.
+      on_error: how to handle a datapoint that failed to load: 'raise', 'skip', which makes its batch smaller, or a
+        function of step and error that returns a replacement, or None to skip it, or raises. Store errors are always
+        raised.
 
     Raises (while iterating):
-      DatapointError: for a datapoint whose keys, dtypes or shapes are not those of the first. Never is one cast or cut.
-      Exception: what the source raised, as it was raised, with a note of the step. The loader stays at the batch that
-        failed: to go on behind it, ``load`` a later step.
+      DatapointError: for a datapoint whose keys, dtypes or shapes differ from those of the first. Values are never cast
+        or truncated.
+      Exception: any error of the source, unchanged, with a note of the step. The loader stays at the failed batch: to
+        continue after it, ``load`` a later step.
       WorkerError: if a worker process died.
     """
 
@@ -57,7 +66,7 @@ class Loader:
 
     @property
     def spec(self) -> Spec:
-        """Of each key the dtype and shape of a datapoint, learned from the first one."""
+        """The dtype and shape of each key of a datapoint, taken from the first datapoint."""
         return run(self.aio.spec())
 
     def __iter__(self) -> Self:
@@ -71,47 +80,47 @@ class Loader:
 
     @property
     def consumed(self) -> int:
-        """The source's steps that lie before the next batch: those of all shards, as ``'step'`` of ``save``."""
+        """Number of the source's steps before the next batch, over all shards: the ``'step'`` of ``save``."""
         return self.aio.consumed
 
     def save(self) -> dict[str, int]:
-        """The state: plain JSON, of the batch that comes next, whatever is prefetched."""
+        """Return the state of the next batch, as plain JSON, regardless of prefetched batches."""
         return self.aio.save()
 
     def load(self, state: Mapping[str, int]) -> None:
-        """Go on from a state, also while running: what was prefetched is dropped.
+        """Resume from a state, also during iteration: prefetched batches are discarded.
 
         Raises:
-          StateError: if it is no state, or one of another seed or other batches.
+          StateError: if it is not a state, or belongs to another seed or batch size.
         """
         run(self._load(state))
 
     async def _load(self, state: Mapping[str, int]) -> None:
-        await need_loop()  # its tasks may only be touched there
+        await need_loop()  # tasks may only be touched on their loop
         self.aio.load(state)
 
     state_dict = save
     load_state_dict = load
 
     def stats(self) -> dict[str, float]:
-        """What was handed out, and how fast; who waited for whom; what is read ahead.
+        """Return counters and rates of the loader.
 
-        Batches, datapoints and bytes; batches and bytes per second; seconds that the consumer waited, and seconds that
-        it spent on its own; batches that are ready and in flight; datapoints that could not be made.
+        These are batches, datapoints and bytes; batches and bytes per second; seconds that the consumer waited, and
+        seconds that it spent on its own work; batches ready and in flight; datapoints that failed to load.
         """
         return self.aio.stats()
 
     def fingerprint(self) -> list[str]:
-        """What it reads, a line for each stage: a state fits a loader with the same."""
+        """Return a description of the source, one line per stage. A state fits loaders with the same fingerprint."""
         return self.aio.fingerprint()
 
     @property
     def errors(self) -> list[tuple[int, str]]:
-        """Step and message of the datapoints that could not be made, the last thousand."""
+        """Step and message of the datapoints that failed to load, the last thousand."""
         return self.aio.errors
 
     def close(self) -> None:
-        """End: cancel what is being fetched, its threads and processes. More than once is no error."""
+        """Cancel fetches in flight and stop the loader's threads and processes. Closing it again has no effect."""
         run(self.aio.aclose())
 
     def __enter__(self) -> Self:

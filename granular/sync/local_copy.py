@@ -1,4 +1,4 @@
-"""Copies on the local disk, with I/O that blocks."""
+"""The sync API of :mod:`granular.aio.transfer.local_copy`."""
 
 import os
 from typing import Any
@@ -20,32 +20,37 @@ def copy_to_local(
     unpack: bool = True,
     progress: Progress | None = None,
 ) -> LocalCopy:
-    """Have a copy on the local disk: made if there is none, cleared and made again if it is incomplete, else left.
+    """Copy a file, folder or archive to the local disk, unless a complete copy exists.
 
-    Archives (.zip, .tar, .tar.gz, .tgz, .tar.bz2, .tar.xz, .tar.zst) are unpacked as they come: ``train.zip`` becomes
-    the folder ``train``, whether it is the source or lies in it. If all of an archive lies in one folder of its name,
-    that one is left out. Of processes that ask at once one copies, and the others wait for it; should it die, the next
-    one copies.
+    ::
 
-    A folder holds ``.granular-copy.json`` from before its first file on, which says whose copy it is and, at the end,
-    that it is complete. A folder that has files and none of that was put there by somebody else, and is left as it is;
-    so is a file, which appears whole.
+        copy = granular.copy_to_local('s3://bucket/train.zip', '/local/train')
+        images = granular.Path(copy.path)
+
+    An incomplete copy is deleted and copied again. Archives (.zip, .tar, .tar.gz, .tgz, .tar.bz2, .tar.xz, .tar.zst)
+    are unpacked while they are read: ``train.zip`` becomes the folder ``train``, whether it is the source or lies
+    inside it. If all of an archive's files lie in one folder of the archive's name, that folder level is dropped. When
+    several processes ask for the same copy, one copies and the others wait; if it dies, the next one copies.
+
+    A folder contains ``.granular-copy.json`` from before its first file is written; it records the source and, at the
+    end, that the copy is complete. A folder that has files but no ``.granular-copy.json`` was created by other means
+    and is left as it is; so is an existing file, because files appear complete or not at all.
 
     Args:
-      src: the file, folder or archive. If there is none by this name, an archive of that name is taken.
-      dst: what it becomes; of an archive, the ending is left out.
+      src: the file, folder or archive. If it does not exist, an archive of that name is used.
+      dst: the destination; the suffix of an unpacked archive is dropped.
       relative: a path that is appended to both.
-      unpack: whether to unpack archives; otherwise they are copied as they are.
-      progress: called with the bytes of the source that were copied since, on a thread of the library.
+      unpack: unpack archives; otherwise they are copied as they are.
+      progress: called with the number of source bytes copied since the last call, on a thread of the library.
 
     Returns:
-      What it did.
+      A summary of the copy.
 
     Raises:
-      NotFoundError: if there is nothing to copy.
-      AlreadyExistsError: if it is a copy of something else.
-      InvalidArgumentError: if ``dst`` is on no disk, or if a name in the source leads out of it.
-      CorruptArchiveError: if an archive is cut short or damaged.
-      StoreError: if the disk is full; what is there is incomplete then.
+      NotFoundError: if the source does not exist.
+      AlreadyExistsError: if the destination is a copy of something else.
+      InvalidArgumentError: if ``dst`` is not on a local disk, or if a name in the source escapes the source folder.
+      CorruptArchiveError: if an archive is truncated or damaged.
+      StoreError: if the disk is full; the copy is then incomplete.
     """
     return run(core.copy_to_local(src, dst, relative, unpack=unpack, progress=progress))

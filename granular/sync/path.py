@@ -1,4 +1,4 @@
-"""Places, with I/O that blocks: the synchronous face of :mod:`granular.aio.paths.path`."""
+"""The sync API of :mod:`granular.aio.paths.path`."""
 
 import atexit
 import io
@@ -21,23 +21,30 @@ from granular.sync.iteration import Iteration
 
 
 class Path(PurePath):
-    """A place on a local disk, in ``s3://`` or ``gs://``, on ``http(s)://`` (read only), or in any fsspec scheme.
+    """A path on a local disk, in ``s3://`` or ``gs://``, on ``http(s)://`` (read only), or in any fsspec scheme.
 
-    Object stores have no folders: there, one exists while a key begins with it. ``granular.aio.Path`` has the same
-    names, and its I/O is awaited.
+    ::
+
+        root = granular.Path('s3://bucket/data')
+        for path in root.glob('**/*.json'):
+            print(path.name, path.stat().size)
+        (root / 'notes.txt').write_text('hello')
+
+    Object stores have no folders: a folder exists there while a key begins with its name. ``granular.aio.Path`` has the
+    same methods, as coroutines.
     """
 
     __slots__ = ()
 
     @property
     def aio(self) -> core.Path:
-        """The same place, asynchronous."""
+        """The same path in the async API."""
         return core.Path.of(self._store, self._key)
 
-    # --- asking
+    # --- status
 
     def stat(self) -> Stat:
-        """Size, time of change and version.
+        """Return the size, modification time and version.
 
         Raises:
           NotFoundError: if there is neither a file nor a folder.
@@ -45,74 +52,76 @@ class Path(PurePath):
         return run(self.aio.stat())
 
     def exists(self) -> bool:
-        """Whether there is a file or a folder."""
+        """Return whether there is a file or a folder."""
         return run(self.aio.exists())
 
     def is_file(self) -> bool:
-        """Whether there is a file."""
+        """Return whether there is a file."""
         return run(self.aio.is_file())
 
     def is_dir(self) -> bool:
-        """Whether there is a folder."""
+        """Return whether there is a folder."""
         return run(self.aio.is_dir())
 
     # --- reading
 
     def read_bytes(self) -> bytes:
-        """The whole content."""
+        """Return the whole content."""
         return run(self.aio.read_bytes())
 
     def read_text(self, encoding: str = 'utf-8') -> str:
-        """The whole content as text."""
+        """Return the whole content as text."""
         return run(self.aio.read_text(encoding))
 
     def read_range(self, start: int, end: int | None = None) -> bytes:
-        """The bytes from ``start`` to before ``end``, or to the last.
+        """Return the bytes from ``start`` up to, not including, ``end``, or to the end of the file.
 
         Raises:
-          OutOfRangeError: if the file ends before.
+          OutOfRangeError: if the file is shorter.
         """
         return run(self.aio.read_range(start, end))
 
     def read_ranges(self, starts: ArrayLike, ends: ArrayLike, *, version: str | None = None) -> list[bytes]:
-        """Many byte ranges at once, in any order: neighbours share a request, large ones become several.
+        """Read many byte ranges at once, in any order: neighbouring ranges share a request, large ones are split.
 
         Args:
           starts, ends: the ranges ``[start, end)``, 1-D integers; they may overlap, repeat and be empty.
           version: the ETag or generation that the file must have; None for any.
 
         Returns:
-          The bytes of each range, in the order asked.
+          The bytes of each range, in the order requested.
 
         Raises:
           OutOfRangeError: if the file ends before one of them.
-          ObjectChangedError: if it is of another version.
+          ObjectChangedError: if the file has another version.
         """
         return run(self.aio.read_ranges(starts, ends, version=version))
 
     # --- writing
 
     def write_bytes(self, data: bytes | bytearray | memoryview) -> int:
-        """Write a whole file, replacing what is there at the end; returns the bytes written."""
+        """Write a whole file, replacing an existing one once it is complete. Returns the number of bytes written."""
         return run(self.aio.write_bytes(data))
 
     def write_text(self, text: str, encoding: str = 'utf-8') -> int:
-        """Write a whole file of text; returns the bytes written."""
+        """Write a whole file of text. Returns the number of bytes written."""
         return run(self.aio.write_text(text, encoding))
 
     def open(self, mode: str = 'rb') -> BinaryIO:
-        """A buffered binary file, ``'rb'`` to read at any place or ``'wb'`` to write a new one from its beginning.
+        """Open a buffered binary file, ``'rb'`` to read at any position or ``'wb'`` to write a new file sequentially.
 
-        What is written appears when the file is closed, and not at all if its block ends with an error.
+        A written file appears when it is closed, and not at all if its ``with`` block ends with an error.
         """
         file = run(self.aio.open(mode))
         return cast(BinaryIO, _Reader(_RawReader(file), MiB) if mode == 'rb' else _Writer(_RawWriter(file), MiB))
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
-        """Make a folder; on a bucket's root the bucket. Below it there is nothing to make: keys bring their folders.
+        """Create a folder; for the root of a bucket, the bucket.
+
+        Inside a bucket it creates nothing: folders appear with the keys in them.
 
         Raises:
-          AlreadyExistsError: if there is something and not ``exist_ok``.
+          AlreadyExistsError: if the path exists and not ``exist_ok``.
         """
         run(self.aio.mkdir(parents, exist_ok))
 
@@ -120,41 +129,40 @@ class Path(PurePath):
         """Delete a file.
 
         Raises:
-          NotFoundError: if there is none and not ``missing_ok``.
+          NotFoundError: if it does not exist and not ``missing_ok``.
         """
         run(self.aio.unlink(missing_ok))
 
     def rmtree(self) -> None:
-        """Delete a folder and all below it.
+        """Delete a folder and everything in it.
 
         Raises:
-          NotFoundError: if there is none.
+          NotFoundError: if it does not exist.
           UnsupportedError: for the root of a bucket or disk.
         """
         run(self.aio.rmtree())
 
     def copy(self, target: 'Path | core.Path | str', *, progress: Progress | None = None) -> 'Path':
-        """Copy a file, or a folder with all below it; within one store its bytes stay there.
+        """Copy a file, or a folder with everything in it; within one store, bytes are copied by the server.
 
-        Each file appears whole, and is compared with the checksums that its stores have. A file that is there already,
-        by its size and checksum, is not copied again, so that a copy that was interrupted goes on; of a file on a disk
-        the checksum is computed, and where a store has none the file is copied again. ``spec.json`` files come last,
-        and go first where something else is replaced, so that half a copy of a dataset does not look complete. Nothing
-        is written outside of the target.
+        Each file appears complete or not at all, and is compared with the checksums that its stores provide. An
+        interrupted copy resumes: a file that exists with the same size and checksum is skipped. For a file on a disk
+        the checksum is computed; a file in a store without checksums is copied again. ``spec.json`` files are copied
+        last, and deleted first where other data is replaced, so that a partial copy of a dataset does not look
+        complete. Nothing is written outside of the target.
 
         Args:
           target: the file or folder to write.
-          progress: called with the bytes of each piece that was copied or is there already, on the
-            library's thread.
+          progress: called with the number of bytes of each piece that was copied or skipped, on the library's thread.
 
         Returns:
           The target.
 
         Raises:
-          InvalidArgumentError: if a name below the folder leads out of it, such as one with ``..``.
-          BadReplyError: if what came has another checksum than the store says.
+          InvalidArgumentError: if a name in the folder escapes it, such as one with ``..``.
+          BadReplyError: if received bytes do not have the checksum that the store reports.
           ObjectChangedError: if a file, or a dataset, was replaced or written to while it was copied.
-          StoreError: if what was written has another size or checksum than what was read.
+          StoreError: if the written file has another size or checksum than the source.
         """
         done = run(self.aio.copy(core.Path(target), progress=progress))
         return Path.of(done.store, done.key)
@@ -162,23 +170,26 @@ class Path(PurePath):
     # --- listing
 
     def iterdir(self) -> Iterator[Self]:
-        """What lies in a folder, page by page.
+        """Yield the entries of a folder, page by page.
 
         Raises:
-          NotFoundError: if there is no such folder.
+          NotFoundError: if the folder does not exist.
         """
         return Iteration(self.aio.iterdir, self._own)
 
     def glob(self, pattern: str) -> Iterator[Self]:
-        """What matches a pattern below this folder, page by page: ``*``, ``?``, ``[ab]``, and ``**`` for any depth."""
+        """Yield the paths in this folder that match a pattern of ``*``, ``?``, ``[ab]``, and ``**`` for any depth.
+
+        They are listed page by page.
+        """
         return Iteration(lambda: self.aio.glob(pattern), self._own)
 
     def rglob(self, pattern: str) -> Iterator[Self]:
-        """As ``glob``, at any depth."""
+        """Like ``glob``, at any depth."""
         return Iteration(lambda: self.aio.rglob(pattern), self._own)
 
     def walk(self) -> Iterator[tuple[Self, list[str], list[str]]]:
-        """Each folder with the names of the folders and of the files in it, from the top, as ``pathlib`` does."""
+        """Yield each folder with the names of the folders and of the files in it, top-down, like ``pathlib``."""
         return Iteration(self.aio.walk, lambda entry: (self._own(entry[0]), *entry[1:]))
 
     def _own(self, path: core.Path) -> Self:
@@ -243,19 +254,19 @@ class _RawWriter(io.RawIOBase):
         try:
             if not self.closed and not self.dropped:
                 run(self.file.aclose())
-        finally:  # closed, whatever interrupts it, so that nothing is flushed when it is collected
+        finally:  # Close even if interrupted, so that garbage collection does not flush.
             super().close()
 
 
 class _Writer(io.BufferedWriter):
-    """A buffered writer that drops what was written if its block ends with an error."""
+    """A buffered writer that discards the written data if its ``with`` block ends with an error."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         raw = self.raw
         if kind is not None and isinstance(raw, _RawWriter):
-            raw.dropped = True  # what is still buffered is flushed to nowhere
+            raw.dropped = True  # makes write() discard the data that is still buffered
             run(raw.file.abort())
         super().__exit__(kind, error, trace)
 
@@ -264,7 +275,7 @@ _writers: weakref.WeakSet[_RawWriter] = weakref.WeakSet()
 
 
 def _drop_writers() -> None:
-    """As the interpreter ends: what was not closed was not finished, and does not appear."""
+    """At interpreter exit, discard files that were not closed, so that they do not appear."""
     for raw in list(_writers):
         if not raw.closed and not raw.dropped:
             raw.dropped = True
@@ -272,7 +283,7 @@ def _drop_writers() -> None:
 
 
 def _disown_writers() -> None:
-    """In a forked child: files that are open are the parent's to close."""
+    """In a forked child, leave open files to the parent process."""
     for raw in list(_writers):
         raw.dropped = True
 

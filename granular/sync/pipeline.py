@@ -1,4 +1,4 @@
-"""Datasets of lazy elements and their streams, for programs that block."""
+"""The sync API of :mod:`granular.aio.pipeline`: lazy datasets and their streams."""
 
 import operator
 from collections.abc import Iterator as StandardIterator
@@ -21,7 +21,15 @@ from granular.sync.base import Batched
 
 
 class DatasetIterator(StandardIterator[Any]):
-    """The elements of a stream; between any two of them, its state can be had and restored."""
+    """Iterator over the elements of a stream. Its state can be saved and restored between any two elements.
+
+    ::
+
+        iterator = iter(dataset.to_iter_dataset())
+        element = next(iterator)
+        state = iterator.get_state()  # of the next element
+        iterator.set_state(state)
+    """
 
     def __init__(self, stream: Stream) -> None:
         self._core = Iterator(stream)
@@ -37,14 +45,14 @@ class DatasetIterator(StandardIterator[Any]):
         return element
 
     def get_state(self) -> dict[str, Any]:
-        """From where the next element follows: plain JSON, of indices alone."""
+        """Return the position of the next element, as plain JSON that contains only indices."""
         return self._core.get_state()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state.
+        """Resume from a state.
 
         Raises:
-          StateError: if it is none, or one of another pipeline; it says what differs.
+          StateError: if it is not a state, or belongs to another pipeline; the message describes the difference.
         """
         run(self._core.restore(state))
 
@@ -52,20 +60,22 @@ class DatasetIterator(StandardIterator[Any]):
     load_state_dict = set_state
 
     def start_prefetch(self) -> None:
-        """Begin to read, before the first element is asked for."""
+        """Start to prefetch before the first element is requested."""
         run(self._core.start_prefetch())
 
     def stats(self) -> dict[str, float]:
-        """Elements handed out; of what is read: elements, bytes, seconds waited for it, chunks ready and in flight."""
+        """Return the number of elements returned, and of the prefetch: elements, bytes, seconds waited, chunks ready
+        and in flight.
+        """
         return self._core.stats()
 
     @property
     def errors(self) -> list[tuple[int, str]]:
-        """Index and message of the elements that could not be made, the last thousand of each source."""
+        """Index and message of the elements that failed to load, the last thousand of each source."""
         return self._core.errors
 
     def close(self) -> None:
-        """End: its tasks, threads and processes. More than once is no error."""
+        """Stop the iterator's tasks, threads and processes. Closing it again has no effect."""
         run(self._core.aclose())
 
     def __enter__(self) -> Self:
@@ -76,7 +86,14 @@ class DatasetIterator(StandardIterator[Any]):
 
 
 class IterDataset(IterOperations):
-    """A stream of elements, with ``for``, or ``async for``."""
+    """A stream of elements, for ``for`` or ``async for``.
+
+    ::
+
+        stream = granular.MapDataset.source(reader).shuffle(seed=1).to_iter_dataset().batch(64)
+        for batch in stream:
+            train_step(batch)
+    """
 
     def __iter__(self) -> DatasetIterator:
         return DatasetIterator(self._stream)
@@ -88,18 +105,26 @@ class IterDataset(IterOperations):
 class MapDataset(MapOperations, Batched):
     """A lazy sequence of elements, each a pure function of its index, fetched many at a time.
 
-    ``dataset[i]`` is an element, ``dataset[a:b:c]`` a dataset of some. Index ``len + i`` is element ``i`` of the next
-    epoch, negative ones are of the epochs before. What a filter left out is None; iteration skips it.
+    ::
+
+        dataset = granular.MapDataset.source(reader).shuffle(seed=1).map(preprocess).batch(64)
+        batch = dataset[0]
+        for batch in dataset:
+            train_step(batch)
+
+    ``dataset[i]`` is an element, ``dataset[a:b:c]`` a dataset of the selected elements. Index ``len + i`` is element
+    ``i`` of the next epoch; negative indices are in the previous epochs. A filtered-out element is None; iteration
+    skips it.
 
     Attributes:
-      aio: the asynchronous twin, which does the work.
+      aio: the async counterpart, which does the work.
     """
 
     _stream = IterDataset
 
     @property
     def aio(self) -> core.MapDataset:
-        """The asynchronous twin, which does the work."""
+        """The async counterpart, which does the work."""
         return core.MapDataset(self._node)
 
     @overload
@@ -114,31 +139,31 @@ class MapDataset(MapOperations, Batched):
         return run(self._node.fetch(np.array([operator.index(index)])))[0]
 
     def fetch(self, indices: ArrayLike) -> list[Any]:
-        """The elements at many indices, in the order asked, in one fan-out."""
+        """Return the elements at many indices, in the order requested, with concurrent reads."""
         return run(self._node.fetch(np.asarray(indices, np.int64)))
 
     def filter_classes(self, field: str = 'label', valid_classes: Any = None, invalid_classes: Any = None) -> Self:
-        """The elements of some classes, or of all others. Their labels are read once, and nothing else of them.
+        """Return the elements of some classes, or of all others. Only their labels are read to select them, once.
 
-        Where the order differs from epoch to epoch, the elements are those of the first: shuffle behind it.
+        If the order differs from epoch to epoch, the first epoch's elements are selected: shuffle after this stage.
 
         Args:
-          field: the key of the labels, of which a sample may have one or a sequence.
-          valid_classes: those that stay: a list, a range or an array of integers or strings.
-          invalid_classes: in place of it, those that do not.
+          field: the key of the labels; an element may have one label or a sequence.
+          valid_classes: the classes to keep: a list, a range or an array of integers or strings.
+          invalid_classes: alternatively, the classes to drop.
         """
         return self._derive(run(choosing.filtered(self._node, field, valid_classes, invalid_classes)))
 
     def oversample(
         self, field: str = 'label', strategy: Strategy = 'multiply', unlabeled: int | str | None = -1
     ) -> Self:
-        """Elements of rare classes repeated. Their labels are read once, and nothing else of them.
+        """Return the elements, with those of rare classes repeated. Only their labels are read to select them, once.
 
         Args:
           field: the key of the labels.
-          strategy: ``'multiply'``: what fits k times into the count of the largest class comes k times;
-            ``'exact'``: each class comes to that count exactly.
-          unlabeled: the label that stands for no class; its elements come once. None if there is none.
+          strategy: ``'multiply'``: a class that fits k times into the count of the largest class appears k times;
+            ``'exact'``: each class is repeated to exactly that count.
+          unlabeled: the label that stands for no class; its elements are not repeated. None if there is none.
         """
         return self._derive(run(choosing.oversampled(self._node, field, strategy, unlabeled)))
 

@@ -1,4 +1,4 @@
-"""A progress bar for loaders and streams, which shows who waits for whom."""
+"""A progress bar for loaders and streams that shows whether input or training is the bottleneck."""
 
 import atexit
 import time
@@ -13,17 +13,22 @@ from granular.errors import MissingExtraError
 
 
 def progress(items: Iterable[Any], total: int | None = None, summary: bool = False) -> Iterator[Any]:
-    """The same items, with a bar that shows how fast they come.
+    """Yield the items unchanged, with a bar that shows their rate.
 
-    Beside the number of items it shows items and megabytes a second, which part of the time the consumer waited for
-    input (below a few percent, the input is not what limits training), what is read ahead, requests in flight, and
-    datapoints that could not be made.
+    ::
+
+        for batch in granular.progress(loader, total=1000):
+            train_step(batch)
+
+    The bar shows the number of items, items and megabytes per second, the share of the time in which the consumer
+    waited for input (below a few percent, input does not limit training), prefetched items, requests in flight, and
+    datapoints that failed to load.
 
     Args:
       items: a Loader, a DataLoader, an IterDataset or its iterator, or any iterable.
-      total: how many there are, if that is known.
-      summary: whether to time the stages, and print a table of them and the totals at the end. What runs in worker
-        processes is not seen.
+      total: the number of items, if known.
+      summary: time the stages, and print a table of them and the totals at the end. Stages that run in worker processes
+        are not timed.
 
     Raises:
       MissingExtraError: if rich is not installed.
@@ -33,7 +38,7 @@ def progress(items: Iterable[Any], total: int | None = None, summary: bool = Fal
     except ImportError:
         raise MissingExtraError("progress needs rich: pip install 'granular[cli]'") from None
     shown = _shown(items, total, summary)
-    # A loop that was left early leaves it open, and what it draws with is gone when the interpreter collects it.
+    # A loop that ends early leaves the generator open: close it before the interpreter unloads the modules it uses.
     atexit.register(_close, weakref.ref(shown))
     return shown
 
@@ -89,7 +94,7 @@ def _line(stats: dict[str, float], count: float, seconds: float, waited: float) 
 
 
 def _summary(items: Any) -> Any:
-    """The stages, what each made, and how long that took."""
+    """Return a table of the stages: the elements that each produced, and the time it took."""
     from rich.table import Table
 
     table = Table('stage', 'made', 'seconds', 'us each')

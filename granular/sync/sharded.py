@@ -1,4 +1,4 @@
-"""Sharded datasets, with I/O that blocks: the synchronous face of :mod:`granular.aio.datasets.sharded_reader`."""
+"""The sync API of :mod:`granular.aio.datasets.sharded_reader` and :mod:`granular.aio.datasets.sharded_writer`."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,14 @@ from granular.sync.datasets import Appending, Datasets
 class ShardedDatasetReader(Datasets[core.ShardedDatasetReader]):
     """Random access to the datapoints of all shards, or of every ``shardstep``-th from ``shardstart`` on.
 
-    Opening lists the folder and then opens all shards at once. Arguments and memory are those of ``DatasetReader``.
+    ::
+
+        with granular.ShardedDatasetReader('s3://bucket/data', granular.decoders) as reader:
+            print(reader.shards, len(reader))
+            datapoints = reader.fetch([3, 1, 4])
+
+    Opening lists the folder and then opens all shards concurrently. Arguments and memory are those of
+    ``DatasetReader``.
     """
 
     aio: core.ShardedDatasetReader
@@ -36,28 +43,35 @@ class ShardedDatasetReader(Datasets[core.ShardedDatasetReader]):
 
     @property
     def shards(self) -> int:
-        """How many shards are read."""
+        """Number of shards that are read."""
         return self.aio.shards
 
 
 class ShardedDatasetWriter(Appending[corewriter.ShardedDatasetWriter]):
     """Appends datapoints to shards of ``shardlen`` datapoints, one after the other.
 
-    Opened again, it goes on behind the last of its shards; one that is not full is filled if it is a local dataset in
-    the columns layout, and left as it is otherwise. One that a killed writer left without a ``spec.json`` is gone on
-    with or begun anew, as ``DatasetWriter`` does; ``found`` says which datapoints to go on with. No shard that has a
-    ``spec.json`` is ever overwritten.
+    ::
 
-    Writers of the same shards exclude each other. In a bucket, a small object ``.writer.<start>.<step>.json`` beside
-    the shards says that a writer is at work, and is removed when it is closed. One that a killed writer left is taken
-    over on the same machine, and elsewhere with ``resume='discard'``.
+        spec = {'image': 'jpg', 'label': 'int'}
+        with granular.ShardedDatasetWriter('s3://bucket/data', spec, granular.encoders, shardlen=10_000) as writer:
+            for image, label in examples[writer.found :]:
+                writer.append({'image': image, 'label': label})
+
+    When reopened, the writer continues after the last of its shards. A partially filled shard is filled if it is a
+    local dataset in the columns layout, and otherwise left as it is. A shard that a killed writer left without a
+    ``spec.json`` is resumed or overwritten, as in ``DatasetWriter``; ``found`` is the number of datapoints to skip. A
+    shard that has a ``spec.json`` is never overwritten.
+
+    Writers of the same shards exclude each other. In a bucket, the writer holds a claim while it runs: a small object
+    ``.writer.<start>.<step>.json`` beside the shards, removed when the writer is closed. The claim of a killed writer
+    is taken over on the same machine, and elsewhere with ``resume='discard'``.
 
     Args:
       directory: the folder of the shards; it may exist.
       spec, encoders, layout, checksums, resume: as for ``DatasetWriter``.
-      shardlen: datapoints in a shard; None for a single shard without end.
-      shardstart: the first shard to write, as one of several writers.
-      shardstep: how many shards lie between two of this writer's.
+      shardlen: datapoints per shard; None for a single shard without limit.
+      shardstart: the first shard to write, for one of several writers.
+      shardstep: distance between this writer's shards, for one of several writers.
     """
 
     aio: corewriter.ShardedDatasetWriter
@@ -79,5 +93,5 @@ class ShardedDatasetWriter(Appending[corewriter.ShardedDatasetWriter]):
 
     @property
     def shards(self) -> int:
-        """How many shards this writer has begun."""
+        """Number of shards that this writer has started."""
         return self.aio.shards

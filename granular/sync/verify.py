@@ -1,4 +1,4 @@
-"""Whether a dataset is whole, with I/O that blocks."""
+"""The sync API of :mod:`granular.aio.datasets.verify`: check that a dataset is complete and undamaged."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,14 +12,20 @@ __all__ = ['Problem', 'Report', 'verify']
 
 
 def verify(place: Path | str | Any, progress: Callable[[int], None] | None = None) -> Report:
-    """Read all of a dataset, with shards or without: its structure, its references, each record and its checksum.
+    """Read all of a dataset, sharded or not, and check its structure, references, records and checksums.
+
+    ::
+
+        report = granular.verify('s3://bucket/data')
+        for problem in report.problems:
+            print(problem.place, problem.message)
 
     Args:
       place: the folder.
-      progress: called with the bytes read since.
+      progress: called with the number of bytes read since the last call.
 
     Returns:
-      The report; what is wrong with the data is in it, and does not end the reading.
+      The report. Problems of the data are listed in it, and do not stop the check.
 
     Raises:
       NotFoundError: if there is no dataset.

@@ -1,1 +1,1 @@
-"""What is kept of a source: in shared memory for the processes of a machine, in Redis for several machines."""
+"""Caches of a source's values: in shared memory for the processes of one machine, or in Redis for several machines."""

@@ -1,4 +1,4 @@
-"""What caches of any kind have in common: a batch is looked up at once, and read below at once where it is missing."""
+"""Base of the caches: a batch is looked up in one go, and the missing values are read from the source in one fetch."""
 
 import abc
 import hashlib
@@ -23,14 +23,14 @@ from granular.indexing import index_of, indices_of
 
 Function = Callable[[Any], Any] | Any
 _NONE: Final = encode(None)
-_IN_PLACE: Final = MiB  # bytes of records that are decoded on the loop
+_IN_PLACE: Final = MiB  # up to this many bytes of records, decode on the event loop
 
 
 class Cache(Opened):
-    """A source, and what is kept of it.
+    """A source and the cached values of it.
 
     Attributes:
-      sparse: whether some of its values may be None, because a filter left them out.
+      sparse: True if some values may be None because a filter removed them.
     """
 
     def __init__(self, source: Any, transform: Function | None, pack: Function | None, unpack: Function | None) -> None:
@@ -48,7 +48,7 @@ class Cache(Opened):
         return f'{type(self).__name__}({self._below.describe()}{more})'
 
     async def _open(self) -> None:
-        # A reader that is opened by its first read has no length before.
+        # A reader that opens at its first read has no length before.
         core = getattr(self._source, 'aio', self._source)
         if isinstance(core, Opened):
             await core._ensure_open()
@@ -60,18 +60,18 @@ class Cache(Opened):
 
     @abc.abstractmethod
     async def _connect(self) -> None:
-        """Open what keeps the records, now that the length is known."""
+        """Open the backend of the cache, once the length is known."""
 
     @abc.abstractmethod
     async def _find(self, places: Sequence[int]) -> list[Any]:
-        """What is kept of each of these: something with a length, for ``_record``; or None."""
+        """Return for each index the cached record (an object with a length, for ``_record``), or None."""
 
     @abc.abstractmethod
     async def _fill(self, missing: Sequence[int]) -> Mapping[int, Any]:
-        """Records of what was missing, read below and kept."""
+        """Read missing values from the source, cache them and return their records."""
 
     def _record(self, found: Any) -> bytes:
-        """The bytes of what was found."""
+        """Return the bytes of a cached record."""
         record: bytes = found
         return record
 
@@ -81,19 +81,20 @@ class Cache(Opened):
         return self._length
 
     async def get(self, index: SupportsIndex) -> Any:
-        """The value at an index, negative from the end."""
+        """Return the value at an index, negative from the end."""
         if self._state != 'open':
             await self._ensure_open()
         return (await self.fetch([index_of(index, self._length, repr(self))]))[0]
 
     async def fetch(self, indices: Any) -> list[Any]:
-        """The values at many indices, in the order asked; what is missing is read below in one fetch.
+        """Return the values at many indices, in the order requested. Missing ones are read from the source in one
+        fetch.
 
         Args:
           indices: a 1-D sequence of integers, in any order, repeated or negative.
 
         Raises:
-          EncodeError: for a value that cannot be kept: see ``pack``.
+          EncodeError: for a value that cannot be cached: see ``pack``.
         """
         if self._state != 'open':
             await self._ensure_open()
@@ -111,7 +112,7 @@ class Cache(Opened):
         return await map_in_threads([self._value], found, doing, places)
 
     async def _read(self, missing: Sequence[int]) -> list[Any]:
-        """The records of indices, read below; a Failure where there is none."""
+        """Read values from the source and return their records; a Failure for each value that failed to load."""
         values = await self._below.fetch(np.array(missing, np.int64))
         records = await map_in_threads([self._encoded], values, 'caching', missing)
         return [_NONE if record is None else record for record in records]
@@ -123,22 +124,22 @@ class Cache(Opened):
             raise EncodeError(f'{self!r}: index {place} cannot be kept; pack= may make bytes of it: {error}') from error
 
     def _value(self, found: Any, place: int) -> Any:
-        """What the caller gets of a record, with memory of its own."""
+        """Decode a record into a value that shares no memory with the cache."""
         value = decode(self._record(found))
-        if value is None:  # what a filter left out stays so
+        if value is None:  # a filter removed this element
             return None
         if self._unpack is not None:
             value = self._unpack(value)
         return value if self._transform is None else self._transform(value)
 
     def _fingerprint(self, alone: bool) -> bytes:
-        """16 bytes that tell a source from others: its stages and length, its readers, and ``pack``.
+        """Return 16 bytes that identify the source: its stages and length, its readers, and ``pack``.
 
         Args:
-          alone: whether nothing else keeps what is cached from being that of another run.
+          alone: True if only the fingerprint separates the cached values of different runs.
 
         Raises:
-          InvalidArgumentError: if it is to tell alone, and a source says nothing of itself.
+          InvalidArgumentError: if ``alone``, and a source has no identity of its own.
         """
         parts: list[Any] = [stages(self._below), self._length, None if self._pack is None else name_of(self._pack)]
         for root in _roots(self._below):
@@ -158,7 +159,7 @@ class Cache(Opened):
 
 
 def _roots(stage: Any) -> Iterator[Any]:
-    """What a pipeline reads in the end; of a sharded dataset its shards."""
+    """Yield the data sources that a pipeline reads; for a sharded dataset its shards."""
     for parent in stage.parents:
         yield from _roots(parent)
     if (root := getattr(stage, 'root', None)) is not None:
@@ -167,5 +168,5 @@ def _roots(stage: Any) -> Iterator[Any]:
 
 
 def is_record(found: Any) -> bool:
-    """Whether it is one, and no Failure."""
+    """Return whether the object is a record, not a Failure."""
     return type(found) is not Failure

@@ -1,4 +1,4 @@
-"""Elements in shared memory: placed there once, and read by any process of the machine that knows their name."""
+"""Elements in shared memory: stored once, and readable by every process of the machine that knows their name."""
 
 import contextlib
 import mmap
@@ -17,30 +17,37 @@ from granular.formats.serialization import decode, encode
 from granular.indexing import Ints, index_of, indices_of
 
 _MAGIC: Final = b'granular-data-1\n'
-_HEAD: Final = struct.Struct('<16sQI4x')  # magic, elements, checksum of all; behind it where each record ends
+# Magic, number of elements, checksum of everything; followed by the end of each record.
+_HEAD: Final = struct.Struct('<16sQI4x')
 _BUFFER: Final = 1 << 20
 
 
 class InMemoryDataSource:
-    """Elements that are in memory once for all processes of the machine; this class serves both faces.
+    """Elements stored once in memory for all processes of the machine; for the sync and the async API.
 
-    ``InMemoryDataSource(elements, name='digits')`` places them there, ``InMemoryDataSource(name='digits')`` attaches to
-    them from any process of the same user. It pickles to its name. Who made it owns it: the name and, once nobody reads
-    it any more, the memory are gone when the owner is closed, unlinked or collected, or ends. If the owner is killed,
-    they are removed by the next process that makes such a thing. Who is attached never removes anything.
+    ::
 
-    Memory: the bytes of the elements and 8 for each, in ``/dev/shm``.
+        source = granular.InMemoryDataSource(elements, name='digits')  # in one process
+        source = granular.InMemoryDataSource(name='digits')  # in the others, of the same user
+        loader = granular.Loader(source, batch=64)
+
+    It pickles to its name. The process that passes the elements owns them: when the owner is closed, unlinked or
+    garbage-collected, or exits, the name is removed, and the memory is freed once no process reads it. If the owner is
+    killed, the next process that creates such a source removes them. An attached process never removes anything.
+
+    Memory: the bytes of the elements, and 8 bytes for each, in ``/dev/shm``.
 
     Args:
       elements: a sequence. An element is None, a bool, an int, a float, a complex, a str, bytes, a numpy array, or a
-        list, tuple or dict of these. What comes back is a copy that belongs to the caller; arrays are writable.
-      name: 1 to 160 of ``A-Z a-z 0-9 _ . -``; one that nobody has if it is not given.
+        list, tuple or dict of these. Reads return copies that belong to the caller; arrays are writable.
+      name: 1 to 160 of ``A-Z a-z 0-9 _ . -``; by default a unique one.
 
     Raises:
-      EncodeError: for an element that is none of these. There is no pickle, as it would run what others wrote.
-      AlreadyExistsError: if the name is taken.
-      NotFoundError: without elements, if there are none of that name.
-      StoreError: if there is no room.
+      EncodeError: for an element of another type. Elements are never pickled, because unpickling would run code written
+        by others.
+      AlreadyExistsError: if the name is in use.
+      NotFoundError: without elements, if no elements of that name exist.
+      StoreError: if there is not enough space.
     """
 
     def __init__(self, elements: Sequence[Any] | None = None, *, name: str | None = None) -> None:
@@ -52,7 +59,7 @@ class InMemoryDataSource:
         segment = attach(path) if elements is None else create(path, lambda fd: _fill(fd, elements))
         self._holder = segment.holder
         try:
-            if not os.fstat(segment.fd).st_size:  # which cannot be mapped
+            if not os.fstat(segment.fd).st_size:  # an empty file cannot be mapped
                 raise CorruptError(f'{path}: is empty')
             self._map = mmap.mmap(segment.fd, 0, access=mmap.ACCESS_READ)
             self._ends, self._sum = _index(self._map, path)
@@ -68,13 +75,13 @@ class InMemoryDataSource:
         return _attached, (self._name, self._chosen)
 
     def __repr__(self) -> str:
-        # For the state of a pipeline: the same in every process, and of other elements another one.
+        # The state of a pipeline contains this text: the same in every process, and different for different elements.
         name = f'name={self._name!r}, ' if self._chosen else ''
         return f'InMemoryDataSource({name}len={self._length}, crc32c={self._sum:08x})'
 
     @property
     def name(self) -> str:
-        """What other processes attach by."""
+        """The name by which other processes attach."""
         return self._name
 
     def __len__(self) -> int:
@@ -84,15 +91,15 @@ class InMemoryDataSource:
         return self._read(index_of(index, self._length, repr(self)))
 
     def fetch(self, indices: Any) -> list[Any]:
-        """The elements at many indices, in the order asked; negative ones count from the end."""
+        """Return the elements at many indices, in the order requested; negative indices count from the end."""
         return [self._read(place) for place in indices_of(indices, self._length, repr(self)).tolist()]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        # By this name PyTorch's loaders ask for a batch.
+        # PyTorch's DataLoader calls this method to get a batch.
         return self.fetch(indices)
 
     def _getitems(self, indices: Sequence[int]) -> list[Any]:
-        # By this name Grain's loaders ask for a batch.
+        # Grain's loaders call this one.
         return self.fetch(indices)
 
     def _read(self, place: int) -> Any:
@@ -106,12 +113,12 @@ class InMemoryDataSource:
             raise CorruptError(f'{self!r}: element {place}: {error}') from error
 
     def unlink(self) -> None:
-        """As the owner, remove the name: nobody can attach any more, and who is attached reads on."""
+        """Remove the name, if this is the owner: no process can attach any more, and attached ones continue to read."""
         if self._holder is not None:
             self._holder.unlink()
 
     def close(self) -> None:
-        """Let go of the memory, and as the owner remove the name; more than once is no error."""
+        """Release the memory and, if this is the owner, remove the name. Closing it again has no effect."""
         if self._holder is not None:
             self._holder.release()
         self._map.close()
@@ -151,7 +158,7 @@ def _fill(fd: int, elements: Sequence[Any]) -> None:
 
 
 def _index(data: mmap.mmap, path: str) -> tuple[Ints, int]:
-    """Where records begin and end, and the checksum of all."""
+    """Return the boundaries of the records, and the checksum of everything."""
     if len(data) < _HEAD.size:
         raise CorruptError(f'{path}: {len(data)} bytes are no elements')
     magic, count, total = _HEAD.unpack_from(data)

@@ -1,4 +1,4 @@
-"""A cache in a Redis server, which several machines share."""
+"""A cache in a Redis server, shared by several machines."""
 
 import asyncio
 import contextlib
@@ -27,9 +27,9 @@ _DEFAULT: Final = 'redis://localhost:6379/0'
 _NAMESPACE: Final = re.compile(r'[^\s:*?\[\]]{1,200}')
 _MAGIC: Final = b'grv2'
 _HEAD: Final = len(_MAGIC) + 8
-_POLL: Final = 0.02  # seconds between two looks for what others are reading
+_POLL: Final = 0.02  # seconds between two polls for values that other processes are reading
 _COUNTERS: Final = ('hits', 'misses', 'waited', 'bypassed', 'damaged', 'not_kept', 'errors')
-# A lock is given back by who has it, and by nobody whose time ran out.
+# Release a lock only if we still own it (it may have expired and been taken over).
 _UNLOCK: Final = """
 for i, key in ipairs(KEYS) do
     if redis.call('GET', key) == ARGV[1] then redis.call('DEL', key) end
@@ -38,32 +38,38 @@ end
 
 
 class RedisCache(Cache):
-    """The values of a source, each read below once for all machines that use the same Redis server.
+    """Caches a source's values in Redis: each is read from the source once for all machines that use the server.
 
-    A batch is one MGET. Of several processes that miss a value, one reads it below, and the others wait for it up to
-    ``wait`` seconds before they do as well. A server that fails or is slow costs one ``timeout``: reading goes on
-    without it, and it is tried again after ``retry`` seconds. A value that is not as it was written is a miss.
+    ::
 
-    Keys are ``namespace:fingerprint:index``; nothing else on the server is touched, and nothing is ever flushed. How
-    much is kept is the server's to decide (``maxmemory``, with a policy such as ``allkeys-lru``), and ``expire``'s.
+        cache = granular.RedisCache(reader, 'redis://cache-host:6379/0', expire=24 * 3600)
+        loader = granular.Loader(cache, batch=64)
+
+    A batch is one MGET. If several processes miss a value, one reads it from the source, and the others wait for it up
+    to ``wait`` seconds before they read it themselves. A server that fails or is slow costs one ``timeout``: reads then
+    bypass it, and it is tried again after ``retry`` seconds. A value that is damaged on the server counts as a miss.
+
+    Keys are ``namespace:fingerprint:index``; no other keys on the server are touched, and nothing is ever flushed. The
+    server limits how much is cached (``maxmemory``, with a policy such as ``allkeys-lru``), and ``expire`` for how
+    long.
 
     Args:
-      source: whatever a MapDataset takes as a source.
+      source: any source that a MapDataset accepts.
       url: ``redis://[[user]:password@]host[:port][/database]``, ``rediss://`` for TLS, ``unix://`` for a socket. By
         default the environment variable ``GRANULAR_REDIS_URL``, else ``redis://localhost:6379/0``. A password is never
-        shown or pickled: in a worker process, or on another machine, it is taken from that variable, if its server is
-        the same.
+        shown or pickled: a worker process, or another machine, takes it from that variable, if it names the same
+        server.
       transform: a function of each value, or an object with ``map``, that runs at each read, in threads.
-      namespace: what all keys begin with.
-      fingerprint: what tells this source from others; on all machines the same. By default made of its stages and its
-        length, and of a reader's address, spec, versions and decoders. Functions count by their names. A list, or an
-        object without a ``__repr__`` of its own, needs one.
+      namespace: prefix of all keys.
+      fingerprint: identifies the source; must be the same on all machines. By default derived from its stages and its
+        length, and from a reader's address, spec, versions and decoders. Functions are identified by their names. A
+        list, or an object without a ``__repr__`` of its own, requires an explicit fingerprint.
       expire: seconds after which a value is dropped; None for never.
       timeout: seconds that the server may take to answer.
-      wait: seconds to wait for what others are reading.
+      wait: seconds to wait for a value that another process is reading.
       retry: seconds until a server that failed is tried again.
-      pack: makes of a value what can be kept; see ``SharedMemoryCache``.
-      unpack: makes a value of what ``pack`` gave.
+      pack: converts a value into a cacheable one; see ``SharedMemoryCache``.
+      unpack: converts a packed value back.
 
     Raises:
       MissingExtraError: without redis-py: ``pip install 'granular[redis]'``.
@@ -123,26 +129,27 @@ class RedisCache(Cache):
 
     async def _close(self) -> None:
         if self._asking:
-            client = (await scope()).peek(self._key)  # those of other loops end with these
+            client = (await scope()).peek(self._key)  # clients of other event loops are closed when those loops end
             if client is not None:
                 await client.aclose()
 
     def stats(self) -> dict[str, int]:
-        """What this process counted.
+        """Return the counters of this process.
 
         Returns:
-          ``hits``; ``misses``, read below; ``waited``, hits that another process was reading; ``bypassed``, read below
-          because the server was not there; ``damaged`` values; ``not_kept``, which the server refused; ``errors`` of
-          the server.
+          ``hits``; ``misses``, read from the source; ``waited``, hits that another process was reading; ``bypassed``,
+          read from the source because the server was unavailable; ``damaged`` values; ``not_kept``, values that the
+          server refused; ``errors`` of the server.
         """
         return dict(self._counted)
 
-    # --- talking to the server
+    # --- requests to the server
 
     async def _client(self) -> Any:
         async def create(opened: Any) -> Any:
             backoff = need('redis.backoff', 'redis').NoBackoff()
-            never = need('redis.asyncio.retry', 'redis').Retry(backoff, 0)  # what failed is read below at once
+            # No retries: after a failure, values are read from the source at once.
+            never = need('redis.asyncio.retry', 'redis').Retry(backoff, 0)
             seconds = self._timeout
             try:
                 client = self._redis.from_url(
@@ -157,21 +164,21 @@ class RedisCache(Cache):
         return await (await scope()).get(self._key, create)
 
     async def _asked(self, ask: Callable[[Any], Awaitable[T]]) -> T | None:
-        """What the server answers; None if it does not."""
+        """Return the server's answer, or None if it is unavailable."""
         if time.monotonic() < self._down:
             return None
         try:
             async with asyncio.timeout(self._timeout):
                 found = await ask(await self._client())
         except GranularError:
-            raise  # an address that is none, or a cache that was closed
+            raise  # an invalid address, or a closed cache
         except Exception as error:
-            # Nothing but the server's answers is handled here, and odd ones surface as errors of many kinds.
+            # Only the server's answers are handled here, and malformed ones raise errors of many kinds.
             self._counted['errors'] += 1
             self._down = time.monotonic() + self._retry
             await self._hang_up()
             if not self._failing:
-                # No text of it, which may quote what the server was told.
+                # Do not log the error's text: it may quote the command, including the password.
                 kind = type(error).__name__
                 hint = (
                     f' (a password that was not pickled is taken from {VARIABLE})' if 'Authentication' in kind else ''
@@ -185,10 +192,10 @@ class RedisCache(Cache):
         return found
 
     async def _hang_up(self) -> None:
-        """Close all connections: what the server may still send on them answers no later question."""
+        """Close all connections, so that a late answer is not read as the answer to a later request."""
         client = (await scope()).peek(self._key)
         if client is not None:
-            with contextlib.suppress(Exception):  # it has failed before
+            with contextlib.suppress(Exception):  # the server has already failed
                 async with asyncio.timeout(self._timeout):
                     await client.connection_pool.disconnect()
 
@@ -203,7 +210,7 @@ class RedisCache(Cache):
         return found
 
     def _hits(self, places: Sequence[int], answers: Sequence[bytes | None]) -> list[bytes | None]:
-        """What was found is counted."""
+        """Return the valid records of answers, and count them."""
         found = [self._checked(answer, place) for answer, place in zip(answers, places, strict=True)]
         self._counted['hits'] += len(found) - found.count(None)
         return found
@@ -234,7 +241,7 @@ class RedisCache(Cache):
         return records
 
     async def _await(self, places: Sequence[int]) -> dict[int, bytes]:
-        """What others are reading, as far as it comes in time."""
+        """Wait for values that other processes are reading. Returns those that arrive in time."""
         records: dict[int, bytes] = {}
         until = time.monotonic() + self._wait
         waiting = list(places)
@@ -255,8 +262,8 @@ class RedisCache(Cache):
         return records
 
     async def _lock(self, client: Any, places: Sequence[int], token: str) -> tuple[list[int], dict[int, bytes]]:
-        """Which of these are to be read by us, and what others have stored since they were missing."""
-        # Longer than anybody waits for it, so that who is slow is not read beside.
+        """Claim indices for reading. Returns those claimed, and the records that other processes stored meanwhile."""
+        # The lock outlasts every waiter's ``wait``, so that a slow reader is not duplicated.
         milliseconds = max(1000, round(self._wait * 2000))
         async with client.pipeline(transaction=False) as pipeline:
             for place in places:
@@ -266,7 +273,7 @@ class RedisCache(Cache):
         if isinstance(answers, Exception):
             raise answers
         found = zip(places, self._hits(places, _checked_values(answers, len(places))), strict=True)
-        # What is refused is an error, and as good as ours: a server that is full refuses to lock.
+        # A full server refuses to lock. Its error is truthy, so that we read the value ourselves.
         locked = [place for place, got in zip(places, locks, strict=True) if got]
         return locked, {place: record for place, record in found if record is not None}
 
@@ -281,35 +288,35 @@ class RedisCache(Cache):
     def _lock_of(self, place: int) -> str:
         return f'{self._prefix}{place}:lock'
 
-    # --- what is kept
+    # --- records
 
     def _framed(self, record: bytes, place: int) -> bytes:
         return _MAGIC + self._seal(record, place) + record
 
     def _checked(self, answer: bytes | None, place: int) -> bytes | None:
-        """A record as it was written for this source and index, or None."""
+        """Return the record if it was written for this source and index and is undamaged, else None."""
         if answer is None:
             return None
         record = answer[_HEAD:]
         return record if answer[:_HEAD] == _MAGIC + self._seal(record, place) else None
 
     def _seal(self, record: bytes, place: int) -> bytes:
-        """The proof of a record: of its bytes, and of the fingerprint and the index that its key has."""
+        """Return a checksum of the record's bytes and of the fingerprint and index in its key."""
         half = len(record) // 2
         number = place.to_bytes(8, 'little')
         return seal(seal(self._seed, number, number), record[:half], record[half:]).to_bytes(8, 'little')
 
 
 async def _values(client: Any, keys: Sequence[str]) -> list[bytes | None]:
-    """The values of keys, as far as the server has any."""
+    """Return the values of keys, None for each missing one."""
     return _checked_values(await client.mget(keys), len(keys))
 
 
 def _checked_values(answers: Any, count: int) -> list[bytes | None]:
-    """The answer to a question for many values.
+    """Validate the answer to an MGET.
 
     Raises:
-      ValueError: if it is none.
+      ValueError: if it is not a list of ``count`` values.
     """
     if type(answers) is not list or len(answers) != count:
         raise ValueError(f'expected a list of {count} values')
@@ -319,7 +326,7 @@ def _checked_values(answers: Any, count: int) -> list[bytes | None]:
 
 
 def _apart(url: str) -> tuple[str, bool]:
-    """An address without its user and password, and whether it had them."""
+    """Return an address without its user and password, and whether it had them."""
     try:
         parts = urllib.parse.urlsplit(url)
         _ = parts.port
@@ -337,7 +344,7 @@ def _apart(url: str) -> tuple[str, bool]:
 def _again(
     kind: type[RedisCache], args: tuple[Any, str, Any], more: Mapping[str, Any], told: bool, length: int
 ) -> RedisCache:
-    """A cache that was pickled, with the password that is to be had here."""
+    """Unpickle a cache, with the password that is available in this process."""
     source, url, transform = args
     variable = os.environ.get(VARIABLE)
     if told and variable is not None and _apart(variable)[0] == url:

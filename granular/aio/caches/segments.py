@@ -1,7 +1,7 @@
-"""Shared memory with a name: files in the folder that the system keeps in memory, and who holds them.
+"""Named shared memory: files in the system's memory file system, and the processes that hold them.
 
-A file belongs to whoever has it locked, and the system drops the locks of a process however it ends. So a file that
-nobody has locked was left by a process that was killed: the next one to make such a file removes it.
+A file belongs to the processes that hold a lock on it, and the system drops the locks of a process however it ends. A
+file without a lock was therefore left by a killed process: the next process that creates such a file removes it.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ class Segment(NamedTuple):
     """A file of shared memory.
 
     Attributes:
-      fd: what it is read and written through.
-      holder: what keeps its name; None for who only reads it.
+      fd: the descriptor to read and write through.
+      holder: keeps the file's name; None for a process that only reads.
     """
 
     fd: int
@@ -37,25 +37,25 @@ class Segment(NamedTuple):
 
 
 class Holder:
-    """Keeps a name: removed with the last holder, when that is released or collected, or its process ends."""
+    """Keeps a file's name. The name is removed when its last holder is released or collected, or its process ends."""
 
     def __init__(self, fd: int, path: str) -> None:
         self._fd, self.paths = fd, [path]
-        # Of multiprocessing, as its processes end without the hooks of others, and call these.
+        # multiprocessing's Finalize, because its processes exit without running atexit hooks but do call these.
         self._finalizer = Finalize(self, _release, (fd, self.paths), exitpriority=0)
         _holders.add(self)
 
     def unlink(self) -> None:
-        """Remove the name now, if nobody else holds it; who has it open reads on."""
+        """Remove the name now, unless another process holds it; open readers continue to read."""
         if self._finalizer.still_active():
             _unlink(self._fd, self.paths)
 
     def release(self) -> None:
-        """Let go of it."""
+        """Release the name."""
         self._finalizer()
 
     def after_fork(self) -> None:
-        """In a child: it is the parent's."""
+        """In a child process, leave the name to the parent."""
         if self._finalizer.still_active():
             self._finalizer.cancel()
             os.close(self._fd)
@@ -85,10 +85,10 @@ def _unlink(fd: int, paths: list[str]) -> None:
 
 
 def path_of(kind: str, name: str) -> str:
-    """Where memory of a name lies.
+    """Return the path of the shared memory of a name.
 
     Raises:
-      InvalidArgumentError: for what is no name.
+      InvalidArgumentError: if the name is invalid.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidArgumentError(f'name is {name!r:.100}: want 1 to 160 of the characters A-Z a-z 0-9 _ . -')
@@ -96,16 +96,16 @@ def path_of(kind: str, name: str) -> str:
 
 
 def create(path: str, fill: Callable[[int], None], shared: bool = False) -> Segment:
-    """A new file, which has its name once it is filled.
+    """Create a new file, which gets its name once it is filled.
 
     Args:
-      path: where.
-      fill: writes into it.
-      shared: whether others may hold it as well.
+      path: the path of the file.
+      fill: writes the content to a descriptor.
+      shared: allow other processes to hold the file too.
 
     Raises:
-      AlreadyExistsError: if there is one that somebody holds.
-      StoreError: if there is no room.
+      AlreadyExistsError: if the path exists and is held by a process.
+      StoreError: if there is not enough space.
     """
     sweep()
     for _ in range(_TRIES):
@@ -113,12 +113,12 @@ def create(path: str, fill: Callable[[int], None], shared: bool = False) -> Segm
         held = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         if lock(held, shared) and is_at(held, draft):
             break
-        os.close(held)  # it was taken for one that was left, before it was locked
+        os.close(held)  # another process swept it as a leftover before it was locked
     else:
         raise StoreError(f'{FOLDER}: no file could be made and locked there')
     holder, fd = Holder(held, draft), -1
     try:
-        # Apart from what is locked, as a mapping keeps its file open, in a forked child as well.
+        # Not the locked descriptor: a mapping keeps its file open, also in a forked child.
         fd = os.open(draft, os.O_RDWR | os.O_CLOEXEC)
         fill(fd)
         os.link(draft, path)
@@ -137,17 +137,17 @@ def create(path: str, fill: Callable[[int], None], shared: bool = False) -> Segm
 
 
 def attach(path: str, hold: bool = False) -> Segment:
-    """The file of a name.
+    """Open the file of a name.
 
     Args:
-      path: where.
-      hold: whether to keep its name, with those who do.
+      path: the path of the file.
+      hold: share the hold on its name.
 
     Raises:
-      NotFoundError: if there is none.
-      AccessDeniedError: if it is of another user.
+      NotFoundError: if it does not exist.
+      AccessDeniedError: if it belongs to another user.
     """
-    follow = 0 if path.startswith('/proc/') else os.O_NOFOLLOW  # as open files of processes are links
+    follow = 0 if path.startswith('/proc/') else os.O_NOFOLLOW  # the open files of a process are links there
     for _ in range(_TRIES):
         try:
             fd = os.open(path, os.O_RDWR | follow | os.O_CLOEXEC)
@@ -163,20 +163,20 @@ def attach(path: str, hold: bool = False) -> Segment:
         held = os.open(f'/proc/self/fd/{fd}', os.O_RDONLY | os.O_CLOEXEC)
         if lock(held, shared=True) and is_at(held, path):
             return Segment(fd, Holder(held, path))
-        os.close(held)  # somebody looks whether it was left, or was the last to hold it
+        os.close(held)  # another process is checking for leftovers, or was the last holder
         os.close(fd)
         time.sleep(_RETRY)
     raise AlreadyExistsError(f'{path}: is in use by somebody who does not share it')
 
 
 def sweep() -> None:
-    """Remove what processes of this user left that were killed."""
+    """Remove the files that killed processes of this user left."""
     mine = f'granular-{os.getuid()}-'
     for name in os.listdir(FOLDER):
         if not name.startswith(mine):
             continue
         path = os.path.join(FOLDER, name)
-        with contextlib.suppress(OSError):  # it is gone, or none of ours
+        with contextlib.suppress(OSError):  # it is gone, or not accessible
             fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 _unlink(fd, [path])

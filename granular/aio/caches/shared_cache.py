@@ -1,4 +1,4 @@
-"""A cache in memory that the processes of a machine share."""
+"""A cache in memory shared by the processes of a machine."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, SupportsIndex
@@ -15,31 +15,37 @@ from granular.indexing import index_of
 
 
 class SharedMemoryCache(Cache):
-    """The values of a source, each read below once for all processes of a machine, while there is room for them.
+    """Caches a source's values in shared memory: each is read from the source once for all processes of a machine.
 
-    What a process stores is read by all others from shared memory, without a lock or a process in between. Worker
-    processes share it if it is pickled into them (spawned), or they are forked: those of ``torch``, of
-    ``Loader(mp=)``, of ``mp_prefetch``. It lives as long as the process that made it, and is anonymous: nothing is
-    left behind, however processes end. With a name, it is shared as well by processes that are started apart, as by
-    ``torchrun``, and lives as long as one of them; if they are all killed, what is left is removed by the next process
-    that makes such memory.
+    ::
 
-    Nothing is dropped: once it is full, what is missing is read below each time. Processes that miss a value at the
-    same moment read it each, and it is kept once. Linux only.
+        cache = granular.SharedMemoryCache(reader, max_bytes=8 << 30)
+        loader = granular.Loader(cache, batch=64, mp='spawn')
 
-    Memory: ``max_bytes`` and 8 for each index, for all processes together, taken as values come.
+    A value that one process stores is read by all others from shared memory, without a lock and without a server
+    process. Worker processes share the cache if it is pickled into them (spawned), or if they are forked: those of
+    ``torch``, of ``Loader(mp=)``, of ``mp_prefetch``. Without a name it is anonymous and lives as long as the process
+    that created it: nothing is left behind, however processes end. With a name it is also shared by processes started
+    separately, as by ``torchrun``, and lives as long as any of them; if all are killed, the next process that creates
+    such memory removes it.
+
+    Nothing is evicted: once the cache is full, missing values are read from the source each time. Processes that miss a
+    value at the same moment each read it, and it is cached once. Linux only.
+
+    Memory: ``max_bytes`` and 8 bytes for each index, for all processes together, allocated as values arrive.
 
     Args:
-      source: whatever a MapDataset takes as a source.
+      source: any source that a MapDataset accepts.
       transform: a function of each value, or an object with ``map``, that runs at each read, in threads.
-      max_bytes: bytes that what is kept may take: the values' own, and some 20 more for each.
-      name: 1 to 160 of ``A-Z a-z 0-9 _ . -``, for processes that are started apart.
-      pack: makes of a value what can be kept: None, a bool, an int, a float, a complex, a str, bytes, a numpy array,
-        or a list, tuple or dict of these. By default values are such. Runs in threads, once for each value.
-      unpack: makes a value of what ``pack`` gave; runs in threads, at each read.
+      max_bytes: limit on the bytes cached: those of the values, and about 20 more for each.
+      name: 1 to 160 of ``A-Z a-z 0-9 _ . -``, for processes that are started separately.
+      pack: converts a value into a cacheable one: None, a bool, an int, a float, a complex, a str, bytes, a numpy
+        array, or a list, tuple or dict of these. By default values must be of these types. Runs in threads, once per
+        value.
+      unpack: converts a packed value back; runs in threads, at each read.
 
-    What is read is a copy that belongs to the caller; arrays are writable. A value that was missing is given as it
-    will be the next time.
+    Reads return copies that belong to the caller; arrays are writable. A missing value is returned exactly as later
+    reads return it.
     """
 
     def __init__(
@@ -79,7 +85,7 @@ class SharedMemoryCache(Cache):
         self._table.close()
 
     async def get(self, index: SupportsIndex) -> Any:
-        """The value at an index, negative from the end."""
+        """Return the value at an index, negative from the end."""
         if self._state == 'open' and running_loop() is None:
             place = index_of(index, self._length, 'the cache')
             if (found := self._table.find(place)) is not None:
@@ -104,11 +110,11 @@ class SharedMemoryCache(Cache):
         return self._table.read(found) if type(found) is range else found
 
     def stats(self) -> dict[str, int]:
-        """What all processes together counted, and what is kept.
+        """Return the counters of all processes together, and the size of the cache.
 
         Returns:
-          ``hits``, ``misses``; ``not_kept``, of the misses those that there was no room for; ``entries``, ``bytes`` and
-          ``max_bytes``.
+          ``hits`` and ``misses``; ``not_kept``, the misses that were not cached for lack of space; ``entries``,
+          ``bytes`` and ``max_bytes``.
         """
         self._check_open()
         return self._table.stats()
@@ -121,7 +127,7 @@ def _attached(
     length: int,
     address: Address | None,
 ) -> SharedMemoryCache:
-    """A cache in a worker process, over its parent's memory."""
+    """Unpickle a cache in a worker process, over the memory of its parent."""
     cache = kind(*args, **more)
     cache._length, cache._address = length, address
     return cache

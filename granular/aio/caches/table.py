@@ -1,9 +1,9 @@
-"""A table of records in memory that processes share: written once each, read without a lock or a process in between.
+"""A table of records in shared memory: each is written once, and read without a lock and without a server process.
 
-The memory is a sparse file: a page of figures, a row of counters for each process, 8 bytes for each index, and room for
-records, one behind the other. A writer holds a lock which the system takes back when its process ends. It writes a
-record behind the last, moves the end behind it, and then tells where it lies, with a single store of 8 bytes. Whenever
-it is killed, a record is there as a whole or not at all, and what it occupies is lost at most.
+The memory is a sparse file: a page of header fields, a row of counters for each process, 8 bytes for each index, and
+space for the records, one after the other. A writer holds a lock that the system releases when its process ends. It
+writes a record after the last one, moves the end, and then publishes the record's position with a single store of 8
+bytes. Whenever the writer is killed, a record exists completely or not at all, and at most its space is lost.
 """
 
 import contextlib
@@ -22,25 +22,25 @@ from granular.aio.stores.local.locks import RangeLocks
 from granular.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, StoreError, UnsupportedError
 
 _MAGIC: Final = int.from_bytes(b'grcache1', 'little')
-# The figures, 8 bytes each: what it is, a token that nobody guesses, the source's fingerprint, how many indices and
-# bytes there is room for, where the next record goes, records, and processes so far.
+# The header fields, 8 bytes each: magic, an unguessable token, the source's fingerprint, the number of indices, the
+# capacity in bytes, the position of the next record, and the numbers of records and of processes so far.
 _WORDS: Final = 16
 _TOKEN, _PRINT, _COUNT, _ROOM, _END, _RECORDS, _PROCESSES = 1, 3, 5, 6, 7, 8, 9
-_ROWS, _ROW = 1000, 4  # processes beyond these share the rows of others
+_ROWS, _ROW = 1000, 4  # further processes share rows
 _COUNTERS: Final = ('hits', 'misses', 'not_kept')
 _FRONT: Final = _WORDS + _ROWS * _ROW
 _PAGE: Final = mmap.ALLOCATIONGRANULARITY
-_HEAD: Final = struct.Struct('<QQ')  # of a record: its length and its index
-_WAIT: Final = 1.0  # seconds that a writer waits for others, who may be stopped
+_HEAD: Final = struct.Struct('<QQ')  # precedes each record: its length and its index
+_WAIT: Final = 1.0  # seconds that a writer waits for another one, whose process may be stopped
 _TICK: Final = 0.001
 
 
 class Address(NamedTuple):
-    """Where a table is.
+    """The location of a table.
 
     Attributes:
-      path: of its file, or of an open file of a process.
-      token: what it begins with.
+      path: of its file, or of a process's open file.
+      token: the token in its header.
     """
 
     path: str
@@ -48,7 +48,7 @@ class Address(NamedTuple):
 
 
 class Table:
-    """Records by index, of a limited size in all.
+    """Records by index, of a limited total size.
 
     Memory: up to ``room`` and 8 bytes for each of ``count`` indices, for all processes together.
     """
@@ -78,10 +78,13 @@ class Table:
 
     @classmethod
     def new(cls, count: int, room: int, fingerprint: bytes, name: str | None) -> 'Table':
-        """A table: an anonymous one, which is gone with the last who uses it; or of a name, made by the first to ask.
+        """Create a table, anonymous or named.
+
+        An anonymous table is freed when its last user closes it. The first process to ask for a named one creates it,
+        and later ones open it.
 
         Raises:
-          InvalidArgumentError: if that name is of another source.
+          InvalidArgumentError: if the table of that name is for another source.
         """
         if not hasattr(os, 'memfd_create'):
             raise UnsupportedError('a SharedMemoryCache needs the anonymous files of Linux')
@@ -93,7 +96,7 @@ class Table:
         def fill(fd: int) -> None:
             front, total = _sizes(count, room)
             os.ftruncate(fd, total)
-            os.posix_fallocate(fd, 0, front)  # what is stored into through a mapping must be there
+            os.posix_fallocate(fd, 0, front)  # memory written through a mapping must be allocated
             os.pwrite(fd, struct.pack(f'={_WORDS}Q', *figures), 0)
 
         if name is None:
@@ -110,7 +113,7 @@ class Table:
                 table = cls(attach(path, hold=True), path)
                 break
             except NotFoundError:
-                with contextlib.suppress(AlreadyExistsError):  # somebody was faster
+                with contextlib.suppress(AlreadyExistsError):  # another process created it first
                     return cls(create(path, fill, shared=True), path)
         if (table.count, table.room, table.fingerprint) != (count, room, fingerprint):
             said = f'{table.count} elements and max_bytes={table.room}, not {count} and {room}'
@@ -121,10 +124,10 @@ class Table:
 
     @classmethod
     def at(cls, address: Address) -> 'Table':
-        """The table of another process.
+        """Open the table of another process.
 
         Raises:
-          NotFoundError: if it is gone.
+          NotFoundError: if it no longer exists.
         """
         gone = 'a cache is gone with the process that made it: keep that alive, or give the cache a name'
         try:
@@ -138,12 +141,12 @@ class Table:
 
     @property
     def address(self) -> Address:
-        """What other processes attach by, as long as this one has it open."""
+        """The address by which other processes attach, as long as this one keeps the table open."""
         path = f'/proc/{os.getpid()}/fd/{self._fd}' if self._holder is None else self._holder.paths[-1]
         return Address(path, self.token)
 
     def find(self, index: int) -> range | None:
-        """Where a record lies."""
+        """Return the position of a record, or None."""
         slot = self._words[_FRONT + index]
         if not slot:
             return None
@@ -152,11 +155,11 @@ class Table:
         return range(start, start + length) if owner == index and start + length <= self.room else None
 
     def read(self, place: range) -> bytes:
-        """The bytes of a record."""
+        """Return the bytes of a record."""
         return self._data[place.start : place.stop]
 
     def put(self, records: Sequence[tuple[int, bytes]]) -> None:
-        """Keep records, if there is room for them and they are not there yet; blocks."""
+        """Store records that are not stored yet, while there is space; blocks."""
         kept, words = 0, self._words
         with self._writing.held(_WAIT) as ours:
             for index, record in records if ours else ():
@@ -172,7 +175,7 @@ class Table:
         try:
             if os.pwritev(self._fd, [_HEAD.pack(len(record), index), record], self._start + at) != size:
                 return False
-        except OSError:  # the system has no more memory for it
+        except OSError:  # the system is out of memory
             return False
         words[_END] = at + -(-size // 8) * 8
         words[_RECORDS] += 1
@@ -180,7 +183,7 @@ class Table:
         return True
 
     def add(self, counter: int, number: int) -> None:
-        """Count hits (0), misses (1) or what was not kept (2)."""
+        """Count hits (0), misses (1) or values that were not stored (2)."""
         if number:
             with self._counting:
                 if self._pid != os.getpid():
@@ -191,19 +194,19 @@ class Table:
                 self._words[_WORDS + self._row % _ROWS * _ROW + counter] += number
 
     def stats(self) -> dict[str, int]:
-        """What all processes counted, and what there is."""
+        """Return the counters of all processes together, and the size of the table."""
         words = self._words
         rows = range(min(words[_PROCESSES] + 1, _ROWS))
         found = {name: sum(words[_WORDS + row * _ROW + i] for row in rows) for i, name in enumerate(_COUNTERS)}
         return {**found, 'entries': words[_RECORDS], 'bytes': min(words[_END], self.room), 'max_bytes': self.room}
 
     def after_fork(self) -> None:
-        """In a child: threads of the parent may be writing, and counting."""
+        """Reset the locks in a child process: threads of the parent may have held them."""
         self._counting = threading.Lock()
         self._writing.after_fork()
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the table and release its name."""
         if self._holder is not None:
             self._holder.release()
         if hasattr(self, '_writing'):
@@ -215,22 +218,22 @@ class Table:
 
 
 def _sizes(count: int, room: int) -> tuple[int, int]:
-    """Bytes of figures and indices, and of all."""
+    """Return the bytes of the header and the indices, and the total."""
     front = -(-8 * (_FRONT + count) // _PAGE) * _PAGE
     return front, front + max(room, 1)
 
 
 class _Lock:
-    """The right to write, which the system takes back when the process ends."""
+    """The writers' lock, which the system releases when the process ends."""
 
     def __init__(self, fd: int) -> None:
         self._file = fd
-        self._locks: RangeLocks | None = None  # of an open file of its own, as the others are shared with forked ones
+        self._locks: RangeLocks | None = None  # on a separate open file, because forked processes share the others
         self._threads = threading.Lock()
 
     @contextlib.contextmanager
     def held(self, seconds: float) -> Iterator[bool]:
-        """Hold it; whether it could be had in that time."""
+        """Hold the lock for the block. Yields whether it was acquired in time."""
         until = time.monotonic() + seconds
         if not self._threads.acquire(timeout=seconds):
             yield False
@@ -249,11 +252,11 @@ class _Lock:
             self._threads.release()
 
     def close(self) -> None:
-        """Let go of it for good."""
+        """Close the lock's file."""
         self._locks = None
 
     def after_fork(self) -> None:
-        """In a child: what is held is the parent's."""
+        """Reset the lock in a child process: the parent may hold it."""
         self._threads = threading.Lock()
         self.close()
 

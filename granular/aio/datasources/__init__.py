@@ -1,4 +1,4 @@
-"""Sources in the formats of others, asynchronous."""
+"""Data sources that read other formats: ArrayRecord, Parquet and WebDataset. Async API."""
 
 from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource
 from granular.aio.datasources.parquet.source import ParquetDataSource

@@ -1,4 +1,4 @@
-"""Sources in the formats of others."""
+"""Data sources that read other formats: ArrayRecord, Parquet and WebDataset."""
 
 from granular.sync.datasources.arrayrecord import ArrayRecordDataSource
 from granular.sync.datasources.parquet import ParquetDataSource, ParquetIterDataset

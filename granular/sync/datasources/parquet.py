@@ -1,4 +1,4 @@
-"""Parquet files, with I/O that blocks: the synchronous face of :mod:`granular.aio.datasources.parquet.source`."""
+"""The sync API of :mod:`granular.aio.datasources.parquet`."""
 
 import os
 from collections.abc import Sequence
@@ -18,32 +18,36 @@ from granular.sync.pipeline import IterDataset
 class ParquetDataSource(Rows[core.ParquetDataSource]):
     """Random access to the rows of Parquet files, on a disk or in buckets, in the order given.
 
-    ``source[i]``, ``source[-1]``, ``source[10:20]``, ``source.fetch([3, 1, 4], ('title',))``.
+    ::
 
-    A row is a dict of its columns. Numbers, booleans and times are numpy's scalars, strings, bytes and decimals
-    Python's, a list a new numpy array, a struct a dict, as Google Grain gives them; a null is NaN among floats, NaT
-    among times and None otherwise (:func:`granular.aio.datasources.parquet.arrow_values.values_of`).
+        source = granular.ParquetDataSource('s3://bucket/train.parquet', columns=['title', 'label'])
+        row = source[0]
+        rows = source.fetch([3, 1, 4], ('title',))  # only this column is read
 
-    Opening takes one request a file, of ``IOConfig.tail`` bytes, or two if its footer is longer. A batch is one fan-out
-    of the byte ranges that its columns have in its row groups, of all files; what is decoded is kept, so that
-    neighbours ask for nothing. A file is pinned to the ETag or generation that it was opened with.
+    A row is a dict of its columns. Numbers, booleans and times are numpy scalars; strings, bytes and decimals are
+    Python objects; a list is a new numpy array and a struct a dict, as in Google Grain. A null is NaN in a float
+    column, NaT in a time column and None otherwise (:func:`granular.aio.datasources.parquet.arrow_values.values_of`).
 
-    Parquet is read by the row group, however few rows are wanted: in random order over row groups that the cache does
-    not hold, each row costs its row group. Choose few columns, small row groups, ``shuffle.Blocks``, or
-    ``ParquetIterDataset`` with ``window_shuffle``.
+    Opening takes one request of ``IOConfig.tail`` bytes per file, or two if its footer is longer. For a batch, the byte
+    ranges of its columns in its row groups are read from all files concurrently; decoded columns are cached, so that
+    reads of neighbouring rows need no request. A file is pinned to the ETag or generation that it was opened with.
 
-    Memory: the footers, ``cache_bytes``, and while a batch is read the column chunks and decoded columns that it needs.
+    Parquet is read by the row group, however few rows are needed: in random order over row groups that are not cached,
+    each row costs its row group. Choose few columns, small row groups, ``shuffle.Blocks``, or ``ParquetIterDataset``
+    with ``window_shuffle``.
+
+    Memory: the footers, ``cache_bytes``, and during a read the column chunks and decoded columns that it needs.
 
     Args:
       paths: a file, or a sequence of files.
-      columns: their names, in the order wanted; all by default. What is not chosen is not read.
-      cache_bytes: bytes of decoded columns that are kept, those used last; 0 for none.
+      columns: the names of the columns to read, in the order wanted; all by default.
+      cache_bytes: limit on the bytes of decoded columns in the LRU cache; 0 for no cache.
 
     Raises:
-      CorruptError: if a file is no Parquet file, or damaged.
+      CorruptError: if a file is not a Parquet file, or is damaged.
       UnsupportedError: if it is encrypted, or has several columns of one name.
-      CorruptDatasetError: if the files have other columns than the first.
-      UnknownKeyError: if a column of ``columns`` is not there.
+      CorruptDatasetError: if a file has other columns than the first.
+      UnknownKeyError: if a column of ``columns`` does not exist.
     """
 
     aio: core.ParquetDataSource
@@ -58,32 +62,41 @@ class ParquetDataSource(Rows[core.ParquetDataSource]):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the columns that a row has."""
+        """The names of a row's columns."""
         return self.aio.columns
 
 
 class ParquetIterDataset(IterDataset):
-    """A stream of the rows of Parquet files, on a disk or in buckets, with ``for`` or ``async for``.
+    """A stream of the rows of Parquet files, on a disk or in buckets, for ``for`` or ``async for``.
 
-    Row groups come in order, each by range requests of the columns chosen; the next ones are read meanwhile. Of several
-    files one row is taken of each in turn, ``cycle_length`` of them at a time, in the order of
-    ``grain.experimental.ParquetIterDataset``. Rows are as those of ``ParquetDataSource``. Nothing is read before it is
-    iterated; then all footers are.
+    ::
 
-    A state is ``{'row_group': r, 'index_within_row_group': i}`` of the next row; of several files ``{'files': {'0':
-    that of the first, ...}, 'next_file': n}``, of those that are open.
+        stream = granular.ParquetIterDataset(['s3://bucket/a.parquet', 's3://bucket/b.parquet'], columns=['label'])
+        for row in stream:
+            print(row['label'])
 
-    With ``mp_prefetch``, each worker reads the row groups of the rows that it makes: all of them, if there are several.
+    Row groups are read in order, each with range requests for the chosen columns, and the next ones are prefetched.
+    Several files are interleaved row by row, ``cycle_length`` of them at a time, in the order of
+    ``grain.experimental.ParquetIterDataset``. Rows are as in ``ParquetDataSource``. Nothing is read until the stream is
+    iterated; then all footers are read.
 
-    Memory: the decoded row groups of ``cycle_length`` files, twice ``read_ahead``, and what ``read_options`` allow.
+    A state is ``{'row_group': r, 'index_within_row_group': i}`` of the next row; for several files ``{'files': {'0':
+    state of the first, ...}, 'next_file': n}``, for the files that are open.
+
+    With ``mp_prefetch``, each worker reads the row groups of the rows that it produces: all row groups, if there are
+    several workers.
+
+    Memory: the decoded row groups of ``cycle_length`` files, twice ``read_ahead``, and the rows that ``read_options``
+    allow.
 
     Args:
       paths: a file, or a sequence of files.
-      columns: their names, in the order wanted; all by default. What is not chosen is not read.
-      cycle_length: how many files are read at a time.
-      read_ahead: bytes of row groups that are read ahead, by what the footers say of them; at least one row group is.
-      read_options: threads, and how many rows are made ahead; by default about 8 MiB of them, by the first row group.
-      on_error: what becomes of a row that what stands before the first stage of several rows cannot make, as in
+      columns: the names of the columns to read, in the order wanted; all by default.
+      cycle_length: number of files that are read at a time.
+      read_ahead: bytes of row groups to prefetch, by the sizes in the footers; at least one row group is prefetched.
+      read_options: the threads, and the number of rows to prepare ahead; by default about 8 MiB of rows, by the first
+        row group.
+      on_error: how to handle a row for which a stage before the first multi-row stage fails, as in
         ``MapDataset.to_iter_dataset``.
     """
 

@@ -1,4 +1,4 @@
-"""The sync API of tar files in the WebDataset format."""
+"""The sync API of :mod:`granular.aio.datasources.webdataset.source`."""
 
 import os
 from collections.abc import Sequence
@@ -11,30 +11,34 @@ from granular.sync.base import Rows
 
 
 class WebDatasetDataSource(Rows[core.WebDatasetDataSource]):
-    """Random access to the samples of tar files, on a disk or in buckets, in the order given.
+    """Random access to the datapoints of WebDataset tar files, on a disk or in buckets, in the order given.
 
-    ``source[i]``, ``source[-1]``, ``source[10:20]``, ``source.fetch([3, 1, 4], ('cls',))``.
+    ::
 
-    A sample is a dict: ``'__key__'`` and, for each of its members, what follows the first dot of the member's name, in
-    lower case, with the member's bytes, or what a decoder makes of them. Consecutive members with the same name before
-    that dot make a sample; other members are left out, as WebDataset does: folders, links, hidden files, names without
-    a dot or within double underscores.
+        source = granular.WebDatasetDataSource('s3://bucket/train-000.tar', granular.decoders)
+        image = source[0]['jpg']
+        datapoints = source.fetch([3, 1, 4], ('cls',))  # only these members are read
 
-    Opening reads the headers once, of eight files at a time: by reads of 16 MiB, bodies included, or by small ones from
-    header to header where members have more than 4 MiB on average. With ``IOConfig.index_cache`` the index of a
-    bucket's file is kept on the local disk, bound to its ETag or generation, and checked with one request. After that a
-    batch is one fan-out of byte ranges, of all files, of nothing but the members wanted.
+    A datapoint is a dict: ``'__key__'`` and an entry for each of its members. The field is the part of the member's
+    name after the first dot, in lower case; the value is the member's bytes, decoded if there is a decoder. Consecutive
+    members with the same name before that dot form a datapoint. As in WebDataset, other members are skipped: folders,
+    links, hidden files, and names without a dot or within double underscores.
 
-    Memory: 24 bytes a member, 16 a sample, and its key.
+    Opening reads the headers once, of eight files at a time: with reads of 16 MiB that include the bodies, or with
+    small reads from header to header where members are larger than 4 MiB on average. With ``IOConfig.index_cache`` the
+    index of a file in a bucket is cached on the local disk, bound to the file's ETag or generation, and validated with
+    one request. After that a batch reads only the byte ranges of the members wanted, from all files concurrently.
+
+    Memory: 24 bytes per member, and 16 bytes plus the key per datapoint.
 
     Args:
       paths: a file, or a sequence of files, not compressed.
-      decoders: by field, or by what follows its last dot, the function that makes a value of a member's bytes, such as
-        ``granular.decoders``; fields that it does not have, and all of them by default, are bytes.
+      decoders: by field, or by the part after its last dot, the function that decodes a member's bytes, such as
+        ``granular.decoders``; fields without a decoder (by default all) are bytes.
 
     Raises:
-      CorruptError: if a file is no tar file, or is cut off.
-      UnsupportedError: if it is compressed, or has members that are stored sparse.
+      CorruptError: if a file is not a tar file, or is truncated.
+      UnsupportedError: if it is compressed, or has sparse members.
     """
 
     aio: core.WebDatasetDataSource
@@ -44,5 +48,5 @@ class WebDatasetDataSource(Rows[core.WebDatasetDataSource]):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields that samples have, ``'__key__'`` first; a sample may lack some."""
+        """The fields of the datapoints, ``'__key__'`` first; a datapoint may lack some."""
         return self.aio.fields

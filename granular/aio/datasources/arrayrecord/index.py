@@ -1,7 +1,7 @@
-"""Where the chunks of an ArrayRecord file lie, of its last bytes: cpp/layout.proto of google/array_record.
+"""Parses the index of an ArrayRecord file from its last bytes, as in cpp/layout.proto of google/array_record.
 
-The last 64 KiB are a chunk, the postscript, that says where the footer begins. That is a chunk of protobuf messages:
-one for the file, then one for each chunk of records.
+The last 64 KiB are a chunk, the postscript, that contains the position of the footer. The footer is a chunk of protobuf
+messages: one for the file, then one for each chunk of records.
 """
 
 import dataclasses
@@ -27,13 +27,13 @@ _VERSION: Final = 1
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Index:
-    """What is known of a file.
+    """The index of a file.
 
     Attributes:
-      offsets: where each chunk begins, and where the last one ends, shape (chunks + 1,): 8 bytes a chunk.
+      offsets: where each chunk begins, and where the last one ends, shape (chunks + 1,): 8 bytes per chunk.
       group: records of each chunk but the last.
       records: records of the file.
-      size: its bytes.
+      size: bytes of the file.
       version: its ETag or generation.
     """
 
@@ -44,17 +44,17 @@ class Index:
     version: str | None
 
     def count_of(self, chunk: int) -> int:
-        """How many records a chunk has."""
+        """Return the number of records of a chunk."""
         return min(self.group, self.records - chunk * self.group)
 
 
 def footer_offset(tail: bytes, size: int, name: str) -> int:
-    """Where the footer begins.
+    """Return the position of the footer.
 
     Args:
-      tail: the last bytes of the file, 64 KiB or more unless it has less.
+      tail: the last bytes of the file, at least 64 KiB unless the file is shorter.
       size: the bytes of the file.
-      name: what to call it in errors.
+      name: the file's name in errors.
     """
     if size < 2 * BLOCK or size % BLOCK:
         raise CorruptError(
@@ -72,16 +72,16 @@ def footer_offset(tail: bytes, size: int, name: str) -> int:
 
 
 def parse_footer(footer: bytes, begin: int, size: int, version: str | None, name: str) -> Index:
-    """The index of a file, of its footer.
+    """Parse the index of a file from its footer.
 
     Args:
       footer: the bytes from ``begin`` to the postscript.
-      begin: where the footer begins.
+      begin: the position of the footer.
       size, version: of the file.
-      name: what to call it in errors.
+      name: the file's name in errors.
     """
     label = f'{name}, footer'
-    # What it tells of a chunk takes fewer bytes than the chunk.
+    # The entry of a chunk takes fewer bytes than the chunk, so that the file's size bounds the footer's.
     first, others, count = _messages(footer, begin, size, label)
     head = fields(first, label).get(1)
     known = {} if head is None or isinstance(head, int) else fields(head, label)
@@ -91,13 +91,13 @@ def parse_footer(footer: bytes, begin: int, size: int, version: str | None, name
     if chunks != count:
         raise CorruptError(f'{label}: says that there are {chunks} chunks, but tells of {count}')
     entries = varints(others, label)
-    # Each field is a tag and its value: of offset, bytes and number of records, in this order.
+    # Each entry is three pairs of tag and value: offset, bytes and number of records, in this order.
     if len(entries) != 6 * count or (entries.reshape(-1, 6)[:, ::2] != (8, 16, 24)).any():
         raise CorruptError(f'{label}: {len(entries)} numbers do not tell of {count} chunks')
     table = entries.reshape(-1, 6)
     offsets, counts = np.append(table[:, 1], begin), table[:, 5]
     room = np.diff(offsets)
-    # A chunk takes no fewer bytes than it has records, and begins neither in a block header nor right behind one.
+    # A chunk takes at least one byte per record, and begins neither in a block header nor right after one.
     inside = offsets[:-1] % BLOCK
     bad = (offsets[:-1] < 0) | (counts < 1) | (counts > room) | ((inside > 0) & (inside <= BLOCK_HEADER))
     if bad.any():
@@ -115,7 +115,7 @@ def parse_footer(footer: bytes, begin: int, size: int, version: str | None, name
 
 
 def _messages(raw: bytes, at: int, most: int, name: str) -> tuple[Buffer, Buffer, int]:
-    """The first record of a chunk, the others one behind the other, and how many those are."""
+    """Return the first record of a chunk, the others concatenated, and the number of the others."""
     ends, values = read_values(parse_chunk(raw, at, name), None, name, most)
     if not len(ends):
         raise CorruptError(f'{name}: is empty')

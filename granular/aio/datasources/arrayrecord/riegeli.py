@@ -1,9 +1,10 @@
-"""Chunks of Riegeli/records files: bytes to records, pure functions.
+"""Decodes chunks of Riegeli/records files into records, with pure functions.
 
-As specified in doc/riegeli_records_file_format.md of google/riegeli. A chunk is a header of 40 bytes and its data, and
-a block header of 24 bytes interrupts it wherever the file's offset is a multiple of 64 KiB. Simple chunks are read, not
-compressed, or by brotli or zstd. All sizes and counts are checked, against each other and against the bytes that there
-are; the hashes of headers and data (HighwayHash) are not, as computing them in Python takes longer than all the rest.
+As specified in doc/riegeli_records_file_format.md of google/riegeli. A chunk is a header of 40 bytes and its data,
+interrupted by a block header of 24 bytes wherever the file's offset is a multiple of 64 KiB. Simple chunks are
+supported, uncompressed or compressed with brotli or zstd. All sizes and counts are checked against each other and
+against the available bytes. The hashes of headers and data (HighwayHash) are not checked, because computing them in
+Python takes longer than everything else.
 """
 
 import struct
@@ -23,13 +24,13 @@ BLOCK: Final = 1 << 16
 BLOCK_HEADER: Final = 24
 CHUNK_HEADER: Final = 40
 
-_HEADER: Final = struct.Struct('<8xQ8xQQ')  # without the two hashes; the type and the number of records share a word
+_HEADER: Final = struct.Struct('<8xQ8xQQ')  # skips the two hashes; the type and the number of records share a word
 _SIMPLE, _TRANSPOSED = ord('r'), ord('t')
 _KINDS: Final = {'s': 'a file signature', 'm': 'file metadata', 'p': 'padding', 't': 'a transposed chunk'}
 _PLAIN, _BROTLI, _ZSTD = 0, ord('b'), ord('z')
 _COMPRESSIONS: Final = {'s': 'snappy'}
 LARGEST: Final = 4 << 30
-# The smallest block of zstd has 4 bytes and stands for 128 KiB.
+# The smallest zstd block has 4 bytes and decompresses to 128 KiB.
 _ZSTD_RATIO: Final = 1 << 15
 _VARINT: Final = 9  # bytes, of 63 bits
 
@@ -41,9 +42,9 @@ class Chunk(NamedTuple):
 
     Attributes:
       kind: its type.
-      records: how many it has.
-      decoded: bytes of its records.
-      data: the rest, with padding behind it cut off.
+      records: number of records.
+      decoded: bytes of its records, decompressed.
+      data: the rest, without trailing padding.
     """
 
     kind: int
@@ -53,12 +54,12 @@ class Chunk(NamedTuple):
 
 
 def parse_chunk(raw: bytes, at: int, name: str) -> Chunk:
-    """A chunk, of the bytes from its beginning on.
+    """Parse a chunk from the bytes that start with it.
 
     Args:
-      raw: its bytes, with block headers, and whatever follows.
-      at: where in the file they begin.
-      name: what to call it in errors.
+      raw: its bytes, with block headers, and any bytes after it.
+      at: position of ``raw`` in the file.
+      name: the chunk's name in errors.
     """
     plain = _without_block_headers(raw, at)
     if len(plain) < CHUNK_HEADER:
@@ -82,16 +83,16 @@ def _without_block_headers(raw: bytes, at: int) -> Buffer:
 
 
 def read_records(raw: bytes, at: int, count: int, wanted: Sequence[int], name: str) -> list[bytes]:
-    """Some records of a chunk.
+    """Return some records of a chunk.
 
     Args:
       raw, at, name: as for ``parse_chunk``.
-      count: how many records the file says that it has.
-      wanted: the records wanted, each below ``count``.
+      count: number of records according to the file's index.
+      wanted: the records wanted, each less than ``count``.
 
     Raises:
-      CorruptRecordError: if its sizes and counts do not fit each other.
-      UnsupportedError: if it is transposed, or compressed by snappy.
+      CorruptRecordError: if its sizes and counts contradict each other.
+      UnsupportedError: if it is transposed, or compressed with snappy.
     """
     ends, values = read_values(parse_chunk(raw, at, name), count, name)
     if count == 1:
@@ -101,13 +102,13 @@ def read_records(raw: bytes, at: int, count: int, wanted: Sequence[int], name: s
 
 
 def read_values(chunk: Chunk, count: int | None, name: str, most: int = LARGEST) -> tuple[Ints, Buffer]:
-    """Where each record of a simple chunk ends, and the records, one behind the other.
+    """Return the end of each record of a simple chunk, and the concatenated records.
 
     Args:
       chunk: the chunk.
-      count: how many records it must have; None for any number.
-      name: what to call it in errors.
-      most: bytes that its records may have together.
+      count: required number of records; None for any.
+      name: the chunk's name in errors.
+      most: limit on the total bytes of its records.
     """
     kind, has, decoded, data = chunk
     if kind != _SIMPLE:
@@ -139,7 +140,7 @@ def read_values(chunk: Chunk, count: int | None, name: str, most: int = LARGEST)
     each = varints(sizes, name)
     if len(each) != has:
         raise CorruptRecordError(f'{name}: has {has} records, but {len(each)} sizes')
-    # Bounded first, so that the sum cannot overflow.
+    # Checked first, so that the sum cannot overflow.
     if has and int(each.max()) > decoded:
         raise CorruptRecordError(f'{name}: a record has {each.max()} bytes, all together {decoded}')
     ends = np.cumsum(each)
@@ -149,7 +150,7 @@ def read_values(chunk: Chunk, count: int | None, name: str, most: int = LARGEST)
 
 
 def _decompress(kind: int, data: Buffer, want: int | None, most: int, name: str) -> Buffer:
-    """What a compressed buffer holds: ``want`` bytes, or at most ``most``."""
+    """Decompress a buffer to ``want`` bytes, or to at most ``most``."""
     if kind == _PLAIN:
         size = len(data)
     elif kind in (_BROTLI, _ZSTD):
@@ -172,7 +173,7 @@ def _brotli(data: Buffer, size: int, name: str) -> bytes:
     brotli = need('brotli', 'arrayrecord')
     stream = brotli.Decompressor()
     try:
-        # With a limit, a few bytes that stand for many cost no more memory than they said.
+        # The limit bounds the memory to the declared size, whatever the bytes decompress to.
         found: bytes = stream.process(data, output_buffer_limit=size + 1)
     except brotli.error as error:
         raise CorruptRecordError(f'{name}: {len(data)} bytes are no brotli: {error}') from error
@@ -185,7 +186,7 @@ def _zstd(data: Buffer, size: int, name: str) -> bytes:
     zstandard = need('zstandard', 'arrayrecord')
     if size > len(data) * _ZSTD_RATIO:
         raise CorruptRecordError(f'{name}: {len(data)} bytes of zstd cannot stand for {size}')
-    # Making one takes longer than most chunks; it serves one thread at a time.
+    # Creating a decompressor takes longer than most chunks, and one is not thread-safe: keep one per thread.
     decompressor = getattr(_own, 'zstd', None)
     if decompressor is None:
         decompressor = _own.zstd = zstandard.ZstdDecompressor()
@@ -200,11 +201,11 @@ def _zstd(data: Buffer, size: int, name: str) -> bytes:
     return found
 
 
-# --- numbers --------------------------------------------------------------------------------------------------------
+# --- varints --------------------------------------------------------------------------------------------------------
 
 
 def _varint(data: Buffer, at: int, name: str) -> tuple[int, int]:
-    """A number of 7 bits a byte, the lowest first, and where it ends."""
+    """Return a number stored with 7 bits per byte, lowest first, and the position after it."""
     value = 0
     for i, byte in enumerate(data[at : at + _VARINT]):
         value |= (byte & 127) << 7 * i
@@ -214,7 +215,7 @@ def _varint(data: Buffer, at: int, name: str) -> tuple[int, int]:
 
 
 def varints(data: Buffer, name: str) -> Ints:
-    """All numbers of a buffer that holds nothing else."""
+    """Return all numbers of a buffer that contains only varints."""
     raw = np.frombuffer(data, np.uint8)
     last = np.flatnonzero(raw < 128)
     if len(last) == len(raw):
@@ -232,7 +233,7 @@ def varints(data: Buffer, name: str) -> Ints:
 
 
 def fields(data: Buffer, name: str) -> dict[int, int | Buffer]:
-    """The fields of a protobuf message, by number, as far as they are numbers and bytes; of repeated ones the last."""
+    """Return the varint and bytes fields of a protobuf message by number; the last value of a repeated field."""
     out: dict[int, int | Buffer] = {}
     at = 0
     while at < len(data):

@@ -1,4 +1,4 @@
-"""ArrayRecord files, the format that Grain and TensorFlow Datasets keep records in, read by byte ranges."""
+"""Reads ArrayRecord files, the record format of Grain and TensorFlow Datasets, by byte ranges."""
 
 import contextlib
 import dataclasses
@@ -31,12 +31,12 @@ _PAGE: Final = 4 * MiB
 
 @runtime_checkable
 class FileInstruction(Protocol):
-    """Some records of a file, as TensorFlow Datasets names them.
+    """A range of a file's records, as in TensorFlow Datasets.
 
     Attributes:
       filename: the file.
-      skip: records before those that are read.
-      take: records that are read; -1 for all that follow.
+      skip: records to skip at the beginning.
+      take: records to read; -1 for all the following ones.
       examples_in_shard: records of the file.
     """
 
@@ -51,10 +51,10 @@ Place = str | os.PathLike[str] | FileInstruction
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part:
-    """Records ``start`` to before ``stop`` of a file.
+    """Records ``start`` up to, not including, ``stop`` of a file.
 
     Attributes:
-      whole: whether all of the file was asked for, so that ``stop`` is -1 until it is known.
+      whole: True if the whole file was requested; ``stop`` is then -1 until it is known.
     """
 
     path: Path
@@ -64,7 +64,7 @@ class Part:
 
 
 class Piece(NamedTuple):
-    """A chunk, and which of its records are wanted where."""
+    """A chunk, the records wanted from it (``inner``), and their positions in the batch (``places``)."""
 
     path: Path
     file: Index
@@ -76,28 +76,34 @@ class Piece(NamedTuple):
 class ArrayRecordDataSource(Opened):
     """Random access to the records of ArrayRecord files, on a disk or in buckets, in the order given.
 
-    All chunks that a batch needs are read by one fan-out of byte ranges, of all files, and each is decompressed once,
-    in threads. The package ``array_record`` is not needed. Opening takes one request a file, of 128 KiB, or two if it
-    has thousands of chunks; a file whose records are given as ``FileInstruction`` or ``path[a:b]`` is opened when it is
-    first read. It pickles to its addresses and the lengths that it knows.
+    ::
 
-    Files may have any ``group_size``, not compressed, or by brotli or zstd. Of a batch in random order each record
-    costs reading and decompressing its whole group. Memory: 8 bytes a chunk, some 250 while its file is opened; and
-    while a batch is read its chunks, of which as many are decompressed at a time as there are threads.
+        async with granular.aio.ArrayRecordDataSource('s3://bucket/train.array_record') as source:
+            record, last_ten = await source.get(0), await source.get(slice(-10, None))
+            records = await source.fetch([3, 1, 4])
 
-    All sizes, counts and offsets are checked, against each other and the file's size, and a file is pinned to the ETag
+    All chunks that a batch needs are read from all files concurrently, and each is decompressed once, in threads. The
+    package ``array_record`` is not needed. Opening takes one request of 128 KiB per file, or two if it has thousands of
+    chunks. A file given as ``FileInstruction`` or ``path[a:b]`` is opened at its first read. The source pickles to its
+    addresses and the lengths known so far.
+
+    Files may have any ``group_size``, and may be uncompressed or compressed with brotli or zstd. In random order, each
+    record costs reading and decompressing its whole group. Memory: 8 bytes per chunk, about 250 while its file is
+    opened; and during a read the chunks of the batch, of which as many are decompressed at a time as there are threads.
+
+    All sizes, counts and offsets are checked against each other and the file's size, and a file is pinned to the ETag
     or generation that it was opened with. The hashes in the files (HighwayHash) are not checked: a record that was
-    damaged on the disk comes as it is, unless it is compressed and cannot be decompressed to its size.
+    damaged on the disk is returned as it is, unless it is compressed and does not decompress to its size.
 
     Args:
-      paths: a file, or a sequence of files: addresses, paths, such with the records wanted behind them
+      paths: a file, or a sequence of files: addresses or paths, optionally followed by a range of records
         (``'s3://bucket/train.array_record[100:200]'``), or objects with ``filename``, ``skip``, ``take`` and
-        ``examples_in_shard``, as TensorFlow Datasets has them.
+        ``examples_in_shard``, as in TensorFlow Datasets.
 
     Raises:
-      CorruptError: if a file is no ArrayRecord file, or damaged.
-      UnsupportedError: if its chunks are transposed, or compressed by snappy.
-      OutOfRangeError: if a file has fewer records than were asked for.
+      CorruptError: if a file is not an ArrayRecord file, or is damaged.
+      UnsupportedError: if its chunks are transposed, or compressed with snappy.
+      OutOfRangeError: if a file has fewer records than requested.
     """
 
     def __init__(self, paths: Place | Sequence[Place] | Any) -> None:
@@ -119,7 +125,7 @@ class ArrayRecordDataSource(Opened):
         return self._name
 
     def _describe(self) -> str:
-        # States of pipelines are compared by this: it is the same in any process, open or not.
+        # Pipeline states are compared by this text, so it is the same in every process, open or not.
         digest = hashlib.sha256()
         for part in self._parts:
             digest.update(f'{part.path}[{part.start}:{-1 if part.whole else part.stop}]\n'.encode())
@@ -137,7 +143,7 @@ class ArrayRecordDataSource(Opened):
         self._length = int(self._stops[-1])
 
     async def _learn(self, paths: set[Path]) -> dict[Path, Index]:
-        """The indices of files, those among them."""
+        """Return the indices of files, including these; missing ones are read."""
         files = self._indices
         missing = sorted(paths - files.keys())
         if not missing:
@@ -177,7 +183,7 @@ class ArrayRecordDataSource(Opened):
     @overload
     async def get(self, index: slice | range) -> list[bytes]: ...
     async def get(self, index: SupportsIndex | slice | range) -> bytes | list[bytes]:
-        """The record at an index, negative from the end, or the records of a slice.
+        """Return the record at an index, negative from the end, or the records of a slice.
 
         Raises:
           OutOfRangeError: an ``IndexError``.
@@ -188,19 +194,19 @@ class ArrayRecordDataSource(Opened):
         return await self._read_one(index_of(index, self._length, self._name))
 
     async def fetch(self, indices: Any) -> list[bytes]:
-        """Many records in one fan-out over all files.
+        """Return many records, read from all files concurrently.
 
         Args:
           indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
 
         Returns:
-          The records, in the order asked.
+          The records, in the order requested.
         """
         await self._ensure_open()
         return await self._read(indices_of(indices, self._length, self._name))
 
     async def _read_one(self, place: int) -> bytes:
-        """As ``_read``, without what many cost to be planned."""
+        """Read one record, without the planning overhead of ``_read``."""
         i = int(np.searchsorted(self._stops, place, side='right'))
         part = self._parts[i]
         path = part.path
@@ -241,7 +247,7 @@ class ArrayRecordDataSource(Opened):
         path = self._parts[0].path
         file = (await self._learn({path}))[path]
         size = self._length * file.size // max(1, file.records)
-        # A page is no smaller than a group, which would be read for each of its pages.
+        # A page contains at least one group: a smaller page would read its group again and again.
         size = min(size, _PAGE * self._length // file.group)
         async with contextlib.aclosing(pages(self.fetch, self._length, size, path.store.local)) as items:
             async for record in items:
@@ -249,7 +255,12 @@ class ArrayRecordDataSource(Opened):
 
 
 def _plan(path: Path, file: Index, positions: Ints, places: Ints) -> tuple[Job, list[Piece]]:
-    """What to read of a file for some of its records, which go to these places."""
+    """Plan the reads of some records of a file.
+
+    Args:
+      positions: the records, as positions in the file.
+      places: their positions in the batch.
+    """
     order = np.argsort(positions, kind='stable')
     chunks, inner = np.divmod(positions[order], file.group)
     numbers, firsts = np.unique(chunks, return_index=True)
@@ -268,7 +279,7 @@ def _decode(piece: Piece, raw: bytes) -> list[bytes]:
 
 
 def _part_of(place: Any) -> Part:
-    """What a user names some records with."""
+    """Parse a user's description of a file's records."""
     if isinstance(place, Part):
         return place
     if isinstance(place, FileInstruction):
@@ -291,7 +302,7 @@ def _part_of(place: Any) -> Part:
 
 
 async def _read_index(path: Path) -> Index:
-    """The index of a file, of its last bytes."""
+    """Read the index of a file from its last bytes."""
     name = f'{path}'
     tail = await path.store.read(path.key, -(BLOCK + path.store.config.tail))
     begin, end = footer_offset(tail.data, tail.size, name), tail.size - BLOCK

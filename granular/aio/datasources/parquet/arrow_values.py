@@ -1,4 +1,4 @@
-"""Arrow columns as what a datapoint holds: numpy's scalars and arrays, and Python's values where numpy has none."""
+"""Converts Arrow columns into the values of rows: numpy scalars and arrays, and Python values where numpy has none."""
 
 import itertools
 from typing import Any
@@ -9,16 +9,16 @@ from granular._lazy import need
 
 
 def values_of(column: Any) -> list[Any]:
-    """The values of an Arrow array or chunked array.
+    """Return the values of an Arrow array or chunked array.
 
-    Numbers and booleans are numpy's scalars of the column's type, dates, times and durations ``datetime64`` and
-    ``timedelta64``, strings, bytes, decimals and times of day Python's. A list is a new array (1-D, of objects if
-    numpy has no type for what is in it), a struct a dict, a map a list of pairs. A dictionary's values are looked up,
-    and an extension type gives what it is stored as.
+    Numbers and booleans become numpy scalars of the column's type; dates, times and durations ``datetime64`` and
+    ``timedelta64``; strings, bytes, decimals and times of day Python values. A list becomes a new array (1-D, of
+    objects if numpy has no type for its values), a struct a dict, a map a list of pairs. Dictionary-encoded values are
+    looked up, and an extension type becomes its storage type.
 
-    These are the values that Google Grain gives, but for nulls. One is NaN among floats, NaT among dates and times, and
-    None otherwise, so that integers and booleans beside it stay what they are; in a list of integers, which as an array
-    has no place for None, that one list becomes float64 with NaN.
+    Google Grain returns the same values, except for nulls. A null is NaN in a float column, NaT in a date or time
+    column, and None otherwise, so that the integers and booleans beside it keep their type. A list of integers with a
+    null becomes float64 with NaN, because an integer array cannot hold None.
     """
     pa = need('pyarrow', 'parquet')
     if isinstance(column, pa.ChunkedArray):
@@ -48,7 +48,7 @@ def values_of(column: Any) -> list[Any]:
 
 
 def _spans(offsets: Any) -> list[tuple[int, int]]:
-    """Where each list begins and ends among the values of all."""
+    """Return the start and end of each list in the flattened values."""
     return list(itertools.pairwise(offsets.to_numpy(zero_copy_only=False).tolist()))
 
 
@@ -82,7 +82,7 @@ def _objects(values: list[Any]) -> Any:
 
 
 def _masked(column: Any, values: list[Any]) -> list[Any]:
-    """The values, with None for those that are null."""
+    """Return the values, with None for nulls."""
     if not column.null_count:
         return values
     valid = column.is_valid().to_numpy(zero_copy_only=False).tolist()

@@ -1,4 +1,4 @@
-"""What is kept of row groups: decoded columns, and those that are on their way."""
+"""A cache of decoded row group columns, and of the loads in flight."""
 
 import asyncio
 import collections
@@ -10,7 +10,7 @@ Key = tuple[int, str]
 
 
 class Load:
-    """Columns that are being read, and then what was read."""
+    """A load of columns, and its results."""
 
     task: asyncio.Task[None]
 
@@ -19,16 +19,17 @@ class Load:
 
 
 class Cache:
-    """Decoded columns, under one event loop: those used last, and those that are expected to be used.
+    """LRU cache of decoded columns for one event loop; expected columns are not evicted.
 
     Args:
-      limit: bytes that are kept at most, beyond what is expected.
+      limit: limit on the bytes cached, not counting expected columns.
 
     Attributes:
-      kept: the columns, those used last behind the others.
-      loads: what is being read.
-      expected: what is kept, whatever its size.
-      damaged: why columns cannot be decoded, as another try would not help: the files are pinned to their versions.
+      kept: the columns, least recently used first.
+      loads: the loads in flight, by column.
+      expected: columns that are not evicted, whatever their size.
+      damaged: errors of columns that cannot be decoded; another try would not help, as files are pinned to their
+        versions.
     """
 
     def __init__(self, limit: int) -> None:
@@ -39,18 +40,18 @@ class Cache:
         self.damaged: dict[Key, str] = {}
 
     def has(self, key: Key) -> bool:
-        """Whether it is there, or on its way."""
+        """Return whether the column is cached or being loaded."""
         return key in self.kept or ((load := self.loads.get(key)) is not None and not load.task.cancelling())
 
     def take(self, key: Key) -> Any:
-        """The column, if it is there."""
+        """Return the column if it is cached, and mark it as used."""
         column = self.kept.get(key)
         if column is not None:
             self.kept.move_to_end(key)
         return column
 
     def keep(self, found: Mapping[Key, Any]) -> None:
-        """Keep columns, and drop what was not used for longest."""
+        """Cache columns, and evict the least recently used ones."""
         for key, column in found.items():
             if key not in self.kept:
                 self.kept[key] = column
@@ -62,6 +63,6 @@ class Cache:
                 self._size -= self.kept.pop(key).nbytes
 
     def clear(self) -> None:
-        """Let go of all that is there."""
+        """Drop all columns."""
         self.kept.clear()
         self.expected, self._size = set(), 0

@@ -1,7 +1,7 @@
-"""Parquet files: their footers, which byte ranges have which columns, and decoding what came of them, by pyarrow.
+"""Parquet files: parses footers, maps columns to byte ranges, and decodes them with pyarrow.
 
-The layout is that of https://parquet.apache.org/docs/file-format: row groups, each of which has a chunk of bytes for
-each column, and behind them a footer that says where. Nothing here reads from a store.
+The layout is that of https://parquet.apache.org/docs/file-format: row groups, each with a chunk of bytes per column,
+followed by a footer with their positions. This module does no I/O.
 """
 
 import bisect
@@ -17,24 +17,24 @@ from granular.errors import CorruptError, GranularError, UnsupportedError
 from granular.indexing import Ints
 
 MAGIC: Final = b'PAR1'
-TAIL: Final = 8  # bytes behind the footer: its length and the magic
+TAIL: Final = 8  # bytes after the footer: its length and the magic
 _ENCRYPTED: Final = b'PARE'
-# Whose chunks are longer than they say, by the header of their dictionary (PARQUET-816).
+# Writers whose chunks exceed their declared length by the dictionary header (PARQUET-816).
 _OLD: Final = re.compile(r'parquet-mr version (0|1\.[01]|1\.2\.[0-8])\b')
 _MORE: Final = 100
 
 
 class Footer(NamedTuple):
-    """A Parquet file, opened.
+    """A Parquet file's footer.
 
     Attributes:
       path: the file.
-      size: its bytes.
-      version: the ETag or generation that it had.
+      size: bytes of the file.
+      version: the ETag or generation when it was opened.
       metadata: pyarrow's ``FileMetaData``.
-      names: of its columns.
-      leaves: of each column, the numbers of its chunks in a row group.
-      stops: rows of all row groups up to each, shape (row groups,).
+      names: names of the columns.
+      leaves: for each column, the numbers of its chunks in a row group.
+      stops: cumulative number of rows up to the end of each row group, shape (row groups,).
     """
 
     path: Path
@@ -47,10 +47,10 @@ class Footer(NamedTuple):
 
 
 def footer_length(path: Path, size: int, tail: bytes) -> int:
-    """Bytes of the footer and what is behind it, by the last bytes of the file.
+    """Return the length of the footer and the bytes after it, from the last bytes of the file.
 
     Raises:
-      CorruptError: if it is no Parquet file.
+      CorruptError: if it is not a Parquet file.
       UnsupportedError: if its footer is encrypted.
     """
     if tail[-4:] == _ENCRYPTED:
@@ -66,11 +66,11 @@ def footer_length(path: Path, size: int, tail: bytes) -> int:
 
 
 def parse_footer(path: Path, size: int, version: str | None, tail: bytes) -> Footer:
-    """A file, of its footer and what is behind it.
+    """Parse a file's footer and the bytes after it.
 
     Raises:
-      CorruptError: if that is damaged.
-      UnsupportedError: if two of its columns have one name.
+      CorruptError: if they are damaged.
+      UnsupportedError: if two columns have the same name.
     """
     pa, parquet = need('pyarrow', 'parquet'), need('pyarrow.parquet', 'parquet')
     try:
@@ -85,7 +85,7 @@ def parse_footer(path: Path, size: int, version: str | None, tail: bytes) -> Foo
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise UnsupportedError(f'{path}: has several columns named {", ".join(map(repr, twice))}')
-    # A column has the chunks whose paths begin with its name, as pyarrow chooses them; it may have dots itself.
+    # A column consists of the chunks whose paths begin with its name, as in pyarrow; a name may contain dots.
     leaves: dict[str, list[int]] = {name: [] for name in names}
     for number, parts in enumerate(paths):
         for count in range(1, len(parts) + 1):
@@ -95,7 +95,7 @@ def parse_footer(path: Path, size: int, version: str | None, tail: bytes) -> Foo
 
 
 def chunks(footer: Footer, group: int, names: tuple[str, ...]) -> list[tuple[int, int]]:
-    """The byte ranges that have some columns of a row group.
+    """Return the byte ranges of some columns of a row group.
 
     Raises:
       CorruptError: if the file is too short for one.
@@ -119,7 +119,7 @@ def chunks(footer: Footer, group: int, names: tuple[str, ...]) -> list[tuple[int
 
 
 def weight(footer: Footer, group: int, names: tuple[str, ...]) -> int:
-    """About how many bytes some columns of a row group are, decoded."""
+    """Estimate the decoded bytes of some columns of a row group."""
     row_group = footer.metadata.row_group(group)
     if len(names) == len(footer.names):
         return int(row_group.total_byte_size)
@@ -128,14 +128,14 @@ def weight(footer: Footer, group: int, names: tuple[str, ...]) -> int:
 
 
 def decode(footer: Footer, group: int, names: tuple[str, ...], pieces: list[tuple[int, bytes]]) -> dict[str, Any]:
-    """Columns of a row group, as Arrow's chunked arrays by name.
+    """Decode columns of a row group into Arrow chunked arrays, by name.
 
     Args:
-      pieces: what was read of the file, as (start, bytes).
+      pieces: the bytes read from the file, as (start, bytes).
 
     Raises:
-      CorruptError: if it cannot be decoded, is of another length, or fails a checksum that the file has.
-      UnsupportedError: if this pyarrow does not know a compression or an encoding.
+      CorruptError: if a column cannot be decoded, has the wrong length, or fails a checksum in the file.
+      UnsupportedError: if this version of pyarrow does not support a compression or an encoding.
     """
     pa, parquet = need('pyarrow', 'parquet'), need('pyarrow.parquet', 'parquet')
     try:
@@ -148,7 +148,7 @@ def decode(footer: Footer, group: int, names: tuple[str, ...], pieces: list[tupl
         raise
     except (NotImplementedError, pa.ArrowNotImplementedError) as error:
         raise UnsupportedError(f'{footer.path}: row group {group}, {", ".join(names)}: {error}') from error
-    except Exception as error:  # of whatever kind: what a parser runs into in damaged bytes
+    except Exception as error:  # a parser can raise any error on damaged bytes
         raise CorruptError(f'{footer.path}: row group {group}, {", ".join(names)}: not decoded: {error}') from error
     rows = int(footer.stops[group]) - (int(footer.stops[group - 1]) if group else 0)
     for name, column in found.items():
@@ -160,7 +160,7 @@ def decode(footer: Footer, group: int, names: tuple[str, ...], pieces: list[tupl
 
 
 class _Pieces(io.RawIOBase):
-    """A file of which some byte ranges are there."""
+    """A read-only file object of which only some byte ranges are available."""
 
     def __init__(self, size: int, pieces: list[tuple[int, bytes]]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The order in which the rows of several files are taken in turn, as arithmetic: no row is listed."""
+"""The order in which rows of several files are interleaved, computed arithmetically, without listing rows."""
 
 import bisect
 import heapq
@@ -10,20 +10,21 @@ from granular.indexing import Ints
 
 
 class Interleaved:
-    """A row of each open file in turn; a file that ended makes room for the next: as ``IterDataset.interleave`` does.
+    """Takes one row from each open file in turn; a file that ends is replaced by the next, as in
+    ``IterDataset.interleave``.
 
-    A round asks each of ``cycle`` slots for a row. A slot whose file has ended gives none in that round, and opens the
-    next file in the following one. Between two rounds in which files are opened or end, the open files are the same,
-    so that a position is a division away from its file and row. Memory: 8 bytes for each slot and file.
+    Each round takes one row from each of ``cycle`` slots. A slot whose file has ended yields no row in that round, and
+    opens the next file in the following one. Between two rounds in which files open or end, the set of open files is
+    constant, so that a division converts a position into its file and row. Memory: 8 bytes for each slot and file.
 
     Args:
       lengths: rows of each file.
-      cycle: files that are open at a time.
+      cycle: number of files that are open at a time.
     """
 
     def __init__(self, lengths: Sequence[int], cycle: int) -> None:
         self.lengths = list(lengths)
-        begins: list[int] = []  # the round in which each file is opened
+        begins: list[int] = []  # the round in which each file opens
         slots: list[int] = []
         free = [(0, slot) for slot in range(min(cycle, len(self.lengths)))]
         for length in self.lengths:
@@ -61,16 +62,16 @@ class Interleaved:
         return sum(self.lengths)
 
     def lookup(self, positions: Ints) -> tuple[Ints, Ints]:
-        """The file of each position, and its row there."""
+        """Return the file of each position, and the row in that file."""
         stretch = np.searchsorted(self._bases, positions, side='right') - 1
         turns, place = np.divmod(positions - self._bases[stretch], self._counts[stretch])
         files = self._table[stretch, place]
         return files, self._edge_array[stretch] + turns - self._begin_array[files]
 
     def consumed(self, position: int) -> tuple[dict[int, int], int]:
-        """Before a position: the rows that were taken of each open file, and the first file that was not opened.
+        """Return, for a position, the rows taken from each open file, and the first unopened file.
 
-        A file that is neither open nor behind has been taken whole.
+        A file before the first unopened one that is not among the open ones has been read completely.
         """
         stretch = bisect.bisect_right(self._bases_list, position) - 1
         numbers = self._open[stretch]
@@ -80,10 +81,11 @@ class Interleaved:
         return taken, bisect.bisect_right(self.begins, now)
 
     def upcoming(self, position: int, blocks: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
-        """Blocks of rows that begin behind a position, as (file, block), in the order in which they are needed.
+        """Yield the blocks of rows that begin after a position, as (file, block), in the order in which they are
+        needed.
 
         Args:
-          blocks: of each file, where its blocks end; increasing.
+          blocks: for each file, the ends of its blocks; increasing.
         """
         taken, unopened = self.consumed(position)
         coming: list[tuple[int, int, int, int]] = []  # round, slot, file, block

@@ -1,4 +1,4 @@
-"""Parquet files as a source: the column chunks of row groups by range request, decoded by pyarrow."""
+"""Reads Parquet files at random: the column chunks of row groups by range requests, decoded by pyarrow."""
 
 import contextlib
 import functools
@@ -34,24 +34,30 @@ CACHE: Final = 512 * MiB
 class ParquetDataSource(Opened):
     """Random access to the rows of Parquet files, on a disk or in buckets, in the order given.
 
-    A row is a dict of its columns. Numbers, booleans and times are numpy's scalars, strings, bytes and decimals
-    Python's, a list a new numpy array, a struct a dict, as Google Grain gives them; a null is NaN among floats, NaT
-    among times and None otherwise (:func:`granular.aio.datasources.parquet.arrow_values.values_of`).
+    ::
 
-    Opening takes one request a file, of ``IOConfig.tail`` bytes, or two if its footer is longer. A batch is one fan-out
-    of the byte ranges that its columns have in its row groups, of all files; what is decoded is kept, so that
-    neighbours ask for nothing. A file is pinned to the ETag or generation that it was opened with.
+        async with granular.aio.ParquetDataSource('s3://bucket/train.parquet', columns=['title', 'label']) as source:
+            row = await source.get(0)
+            rows = await source.fetch([3, 1, 4], ('title',))  # only this column is read
 
-    Parquet is read by the row group, however few rows are wanted: in random order over row groups that the cache does
-    not hold, each row costs its row group. Choose few columns, small row groups, ``shuffle.Blocks``, or
-    ``ParquetIterDataset`` with ``window_shuffle``.
+    A row is a dict of its columns. Numbers, booleans and times are numpy scalars; strings, bytes and decimals are
+    Python objects; a list is a new numpy array and a struct a dict, as in Google Grain. A null is NaN in a float
+    column, NaT in a time column and None otherwise (:func:`granular.aio.datasources.parquet.arrow_values.values_of`).
 
-    Memory: the footers, ``cache_bytes``, and while a batch is read the column chunks and decoded columns that it needs.
+    Opening takes one request of ``IOConfig.tail`` bytes per file, or two if its footer is longer. For a batch, the byte
+    ranges of its columns in its row groups are read from all files concurrently; decoded columns are cached, so that
+    reads of neighbouring rows need no request. A file is pinned to the ETag or generation that it was opened with.
+
+    Parquet is read by the row group, however few rows are needed: in random order over row groups that are not cached,
+    each row costs its row group. Choose few columns, small row groups, ``shuffle.Blocks``, or ``ParquetIterDataset``
+    with ``window_shuffle``.
+
+    Memory: the footers, ``cache_bytes``, and during a read the column chunks and decoded columns that it needs.
 
     Args:
       paths: a file, or a sequence of files.
-      columns: their names, in the order wanted; all by default. What is not chosen is not read.
-      cache_bytes: bytes of decoded columns that are kept, those used last; 0 for none.
+      columns: the names of the columns to read, in the order wanted; all by default.
+      cache_bytes: limit on the bytes of decoded columns in the LRU cache; 0 for no cache.
     """
 
     def __init__(
@@ -72,7 +78,7 @@ class ParquetDataSource(Opened):
         self._cache_bytes = cache_bytes
         self._name = f'{self.paths[0]}' if len(self.paths) == 1 else f'{self.paths[0]} and {len(self.paths) - 1} more'
         self._footers: list[Footer] = []
-        self._stops = np.zeros(0, np.int64)  # rows up to the end of each row group, of all files
+        self._stops = np.zeros(0, np.int64)  # cumulative number of rows up to the end of each row group, over all files
         self._owners = np.zeros(0, np.int64)  # the file of each row group
         self._firsts = np.zeros(0, np.int64)  # the first row group of each file
         self._caches = self._new_caches()
@@ -111,11 +117,11 @@ class ParquetDataSource(Opened):
     async def _close(self) -> None:
         await self.release()
 
-    # --- what it is
+    # --- properties
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the columns that a row has."""
+        """The names of a row's columns."""
         self._check_open()
         return self._columns
 
@@ -136,12 +142,12 @@ class ParquetDataSource(Opened):
 
     @property
     def footers(self) -> list[Footer]:
-        """The files, opened."""
+        """The footers of the files."""
         self._check_open()
         return self._footers
 
     def copy(self) -> Self:
-        """Another source of the same files, with a life and a cache of its own."""
+        """Return an independently closable source of the same files, with a cache of its own."""
         self._check_open()
         twin = type(self).__new__(type(self))
         twin.__dict__.update(self.__dict__, _caches=self._new_caches())
@@ -150,15 +156,15 @@ class ParquetDataSource(Opened):
     # --- reading
 
     async def get(self, index: SupportsIndex | slice, mask: Fields = None) -> Any:
-        """A row, or ``{column: [values]}`` for a slice.
+        """Return a row, or ``{column: [values]}`` for a slice.
 
         Args:
           index: an integer, negative from the end, or a slice.
-          mask: the columns wanted.
+          mask: the columns to return.
 
         Raises:
-          OutOfRangeError: an ``IndexError``, for an index beyond what is there.
-          UnknownKeyError: a ``KeyError``, for a column that there is not.
+          OutOfRangeError: an ``IndexError``, for an index past the end.
+          UnknownKeyError: a ``KeyError``, for a column that does not exist.
         """
         await self._ensure_open()
         names = self.choose(mask)
@@ -168,14 +174,14 @@ class ParquetDataSource(Opened):
         return {name: column[0] for name, column in values.items()}
 
     async def fetch(self, indices: Any, mask: Fields = None) -> list[dict[str, Any]]:
-        """Many rows in one fan-out over all files, row groups and columns.
+        """Return many rows, reading all files, row groups and columns concurrently.
 
         Args:
           indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
           mask: as for ``get``.
 
         Returns:
-          The rows, in the order asked.
+          The rows, in the order requested.
         """
         await self._ensure_open()
         places = indices_of(indices, len(self), self._name)
@@ -191,10 +197,10 @@ class ParquetDataSource(Opened):
                 yield point
 
     def choose(self, mask: Fields, known: Sequence[str] | None = None) -> tuple[str, ...]:
-        """The columns that a mask asks for.
+        """Return the columns that a mask selects.
 
         Raises:
-          UnknownKeyError: for one that there is not.
+          UnknownKeyError: for a column that does not exist.
         """
         if mask is None:
             return self._columns
@@ -208,32 +214,32 @@ class ParquetDataSource(Opened):
         return tuple(dict.fromkeys(wanted))
 
     def groups_of(self, places: Ints) -> Ints:
-        """The row groups, counted over all files, that hold some rows."""
+        """Return the row group of each row, counted over all files."""
         return np.searchsorted(self._stops, places, side='right')
 
     def weight(self, group: int, names: tuple[str, ...]) -> int:
-        """About how many bytes some columns of a row group are, decoded."""
+        """Estimate the decoded bytes of some columns of a row group."""
         owner = int(self._owners[group])
         return weight(self._footers[owner], group - int(self._firsts[owner]), names)
 
     async def expect(self, groups: Sequence[int], names: tuple[str, ...]) -> None:
-        """Begin to read row groups that will be asked for; these are kept until then, whatever else is dropped."""
+        """Start to read row groups that will be requested soon, and protect them from eviction."""
         cache = await self._caches.get()
         cache.expected = {(group, name) for group in groups for name in names}
         for group in groups:
             self._begin(cache, [(group, name) for name in names])
 
     async def release(self) -> None:
-        """Stop what is read ahead for nobody, and let go of what is kept."""
+        """Cancel prefetches that no caller is waiting for, and clear the cache."""
         if (cache := await self._caches.peek()) is not None:
             cache.clear()
             await cancel_idle({load.task for load in cache.loads.values()})
 
     def _new_caches(self) -> PerLoop[Cache]:
-        return PerLoop(functools.partial(Cache, self._cache_bytes))  # as tasks fill them
+        return PerLoop(functools.partial(Cache, self._cache_bytes))  # per event loop, because tasks fill them
 
     async def _read(self, places: Ints, names: tuple[str, ...]) -> dict[str, list[Any]]:
-        """The values of rows, by column."""
+        """Return the values of rows, by column."""
         if not len(places) or not names:
             return {name: [] for name in names}
         cache = await self._caches.get()
@@ -251,7 +257,7 @@ class ParquetDataSource(Opened):
         return await offload(self._take, places, owners, groups, names, found)
 
     def _begin(self, cache: Cache, keys: Sequence[Key]) -> None:
-        """Begin to read columns that are neither there nor on their way, in one fan-out."""
+        """Start to load the columns that are neither cached nor being loaded, concurrently."""
         missing = [key for key in keys if not cache.has(key)]
         if missing:
             load = Load()
@@ -268,14 +274,15 @@ class ParquetDataSource(Opened):
                     del cache.loads[key]
 
     async def _decoded(self, cache: Cache, keys: list[Key]) -> dict[Key, Any]:
-        """Columns of row groups: one fan-out for their bytes, which threads decode."""
+        """Read columns of row groups concurrently, and decode them in threads."""
         wanted: dict[int, list[str]] = {}
         for group, name in keys:
             wanted.setdefault(group, []).append(name)
         parts: list[tuple[int, Footer, int, tuple[str, ...]]] = []
         for group, names in wanted.items():
             owner = int(self._owners[group])
-            # Opening a file in pyarrow takes longer the more columns it has: no more often than there are cores.
+            # Opening a file in pyarrow takes longer the more columns it has: split columns into no more parts than
+            # there are cores.
             count = min(len(names), -(-CORES // len(wanted)))
             parts += [
                 (group, self._footers[owner], group - int(self._firsts[owner]), tuple(names[i::count]))
@@ -290,7 +297,7 @@ class ParquetDataSource(Opened):
             try:
                 return {(group, name): column for name, column in decode(footer, inner, names, held).items()}
             except CorruptError:
-                for name in names:  # which of them it is
+                for name in names:  # find the damaged column
                     try:
                         decode(footer, inner, (name,), held)
                     except CorruptError as error:
@@ -334,7 +341,7 @@ async def _read_footer(path: Path) -> Footer:
 async def _read_spans(
     footers: Sequence[Footer], spans: Sequence[list[tuple[int, int]]]
 ) -> list[list[tuple[int, bytes]]]:
-    """The bytes of ranges of files, as (start, bytes), all asked for at once."""
+    """Read byte ranges of files concurrently. Returns (start, bytes) pairs for each file."""
     stores: dict[Store, list[int]] = {}
     for i, footer in enumerate(footers):
         stores.setdefault(footer.path.store, []).append(i)
@@ -353,7 +360,7 @@ async def _read_spans(
 
 
 def paths_of(paths: Any) -> tuple[Path, ...]:
-    """One path or several.
+    """Return one path or several as a tuple.
 
     Raises:
       InvalidArgumentError: if there is none.
@@ -367,7 +374,7 @@ def paths_of(paths: Any) -> tuple[Path, ...]:
 
 
 def _shared(kind: type[ParquetDataSource], args: tuple[Any, ...], footers: list[Footer]) -> ParquetDataSource:
-    """A source in a worker process, with the footers that its parent has read."""
+    """Unpickle a source in a worker process, with the footers that its parent has read."""
     source = kind(*args)
     source._footers = footers
     return source

@@ -1,4 +1,4 @@
-"""Parquet files as a stream: row groups in order, read ahead by range request, several files in turn."""
+"""Streams Parquet files: row groups in order, prefetched by range requests, with several files interleaved."""
 
 import bisect
 import os
@@ -25,18 +25,18 @@ from granular.indexing import Ints
 
 CYCLE: Final = 16
 READ_AHEAD: Final = 64 * MiB
-_LARGEST: Final = 256  # rows that are fetched at once
-_MOST: Final = 256  # row groups ahead, however small
+_LARGEST: Final = 256  # limit on the rows of one fetch
+_MOST: Final = 256  # limit on the row groups prefetched, however small they are
 
 
 class _Opened(NamedTuple):
-    """What is known of the files once their footers are read.
+    """The layout of the files, known once their footers are read.
 
     Attributes:
-      order: in which their rows are taken.
-      stops: of each file, the rows up to the end of each row group.
-      firsts: the first row of each file among those of all, shape (files,).
-      groups: the first row group of each file among those of all.
+      order: the order of their rows.
+      stops: for each file, the cumulative number of rows up to the end of each row group.
+      firsts: the first row of each file, counted over all files, shape (files,).
+      groups: the first row group of each file, counted over all files.
     """
 
     order: Interleaved
@@ -46,13 +46,13 @@ class _Opened(NamedTuple):
 
 
 class Rows(Source):
-    """The rows of Parquet files in the order of a stream; row groups are read ahead of what is asked for.
+    """The rows of Parquet files in the order of a stream, with prefetched row groups.
 
     Args:
       data: the files.
-      cycle: how many are read at a time.
-      read_ahead: bytes of row groups that are read ahead, by what the footers say; at least one row group is.
-      options: how many rows are made ahead; by default some MiB of them.
+      cycle: number of files that are read at a time.
+      read_ahead: bytes of row groups to prefetch, by the sizes in the footers; at least one row group is prefetched.
+      options: number of rows to prepare ahead; by default some MiB of rows.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Rows(Source):
         return {**self.__dict__, '_opened': None, '_current': [], '_weights': {}}
 
     def renewed(self) -> 'Rows':
-        """The same once it is open, for one who reads them by himself."""
+        """Return a copy that shares the footers, for an independent reader."""
         twin = Rows(self.data.copy(), self.cycle, self._read_ahead, self.options)
         twin._opened = self._opened
         return twin
@@ -89,7 +89,7 @@ class Rows(Source):
         return len(self.data)
 
     def chunk(self) -> int:
-        """How many rows are worth one fetch: of narrow ones many, as a column costs the same however few they are."""
+        """Return the number of rows to fetch at once: many if they are small, as a fetch has a fixed cost by column."""
         rows = next((footer.stops[0] for footer in self.data.footers if len(footer.stops)), 0)
         if not rows:
             return _LARGEST
@@ -114,7 +114,7 @@ class Rows(Source):
         return found
 
     def _plan(self, opened: _Opened, groups: list[int], step: int) -> list[int]:
-        """The row groups to read: those needed now, of all open files, and the next ones."""
+        """Return the row groups to read: those needed now, of all open files, and the next ones."""
         wanted = dict.fromkeys(groups)
         taken, _ = opened.order.consumed(step)
         for number, row in taken.items():
@@ -144,14 +144,14 @@ class Rows(Source):
     # --- states
 
     def start(self) -> Any:
-        """The state before the first row."""
+        """Return the state before the first row."""
         if len(self.data.paths) == 1:
             return _place(0, 0)
         count = min(self.cycle, len(self.data.paths))
         return {'files': {str(number): _place(0, 0) for number in range(count)}, 'next_file': count}
 
     def state_of(self, opened: _Opened, position: int) -> Any:
-        """The state before a row: where each file stands."""
+        """Return the state before a row: the position in each file."""
         if not position:
             return self.start()
         taken, unopened = opened.order.consumed(position)
@@ -161,10 +161,10 @@ class Rows(Source):
         return {'files': files, 'next_file': unopened}
 
     def position_of(self, opened: _Opened, state: Any) -> int:
-        """The row that follows a state.
+        """Return the row that follows a state.
 
         Raises:
-          StateError: if it is none, or none of these files.
+          StateError: if it is not a state, or belongs to other files.
         """
         if state == self.start():
             return 0
@@ -215,13 +215,13 @@ def _place(group: int, index: int) -> dict[str, int]:
 
 
 def _place_of(stops: list[int], row: int) -> dict[str, int]:
-    """Where a row lies; behind the last one, the end of the last row group."""
+    """Return the row group of a row and its index there; for a row past the end, the end of the last row group."""
     group = min(bisect.bisect_right(stops, row), max(0, len(stops) - 1))
     return _place(group, row - (stops[group - 1] if group else 0))
 
 
 class ReadRows(Read):
-    """Reading the rows of Parquet files, and what was made part of it."""
+    """Reads the rows of Parquet files, through the stages fused into the read."""
 
     def flow(self) -> Flow:
         return ReadingRows(self)
@@ -231,7 +231,7 @@ class ReadRows(Read):
 
 
 def rows_of(source: Source) -> Rows:
-    """What is read, below all that was made part of it."""
+    """Return the rows that a source reads from, beneath the stages fused into it."""
     while source.parents:
         source = source.parents[0]
     if not isinstance(source, Rows):
@@ -240,7 +240,7 @@ def rows_of(source: Source) -> Rows:
 
 
 def _over(source: Source, rows: Rows) -> Source:
-    """The same nodes over other rows, so that those who iterate at once keep apart what they read."""
+    """Return the same nodes over other rows, so that concurrent iterations do not share read data."""
     if not source.parents:
         return rows
     twin = type(source).__new__(type(source))
@@ -249,13 +249,13 @@ def _over(source: Source, rows: Rows) -> Source:
 
 
 class _Mark(NamedTuple):
-    """A position, which a state takes longer to say: it is asked for before every row."""
+    """A position that is converted to a state on demand: it is requested before every row, and a state takes longer."""
 
     position: int
 
 
 class ReadingRows(Flow):
-    """Reads the rows, from the first ``next`` on, when the footers are read. Its state is where each file stands."""
+    """Reads the rows. The first ``next`` reads the footers. The state is the position in each file."""
 
     def __init__(self, read: Read) -> None:
         self._read, self._rows = read, rows_of(read.source)
@@ -309,7 +309,7 @@ def parquet_stream(
     read_options: ReadOptions | None,
     on_error: OnError,
 ) -> Stream:
-    """The stream that both faces of ``ParquetIterDataset`` are made of."""
+    """Create the stream of ``ParquetIterDataset``, for the sync and the async API."""
     for name, value, least in (('cycle_length', cycle_length, 1), ('read_ahead', read_ahead, 0)):
         if not isinstance(value, int) or value < least:
             raise InvalidArgumentError(f'{name} is {value!r}: want an integer from {least} on')
@@ -319,27 +319,36 @@ def parquet_stream(
 
 
 class ParquetIterDataset(IterDataset):
-    """A stream of the rows of Parquet files, on a disk or in buckets, with ``async for``.
+    """A stream of the rows of Parquet files, on a disk or in buckets, for ``async for``.
 
-    Row groups come in order, each by range requests of the columns chosen; the next ones are read meanwhile. Of several
-    files one row is taken of each in turn, ``cycle_length`` of them at a time, in the order of
-    ``grain.experimental.ParquetIterDataset``. Rows are as those of ``ParquetDataSource``. Nothing is read before it is
-    iterated; then all footers are.
+    ::
 
-    A state is ``{'row_group': r, 'index_within_row_group': i}`` of the next row; of several files ``{'files': {'0':
-    that of the first, ...}, 'next_file': n}``, of those that are open.
+        stream = granular.aio.ParquetIterDataset(['s3://bucket/a.parquet', 's3://bucket/b.parquet'], columns=['label'])
+        async for row in stream:
+            print(row['label'])
 
-    With ``mp_prefetch``, each worker reads the row groups of the rows that it makes: all of them, if there are several.
+    Row groups are read in order, each with range requests for the chosen columns, and the next ones are prefetched.
+    Several files are interleaved row by row, ``cycle_length`` of them at a time, in the order of
+    ``grain.experimental.ParquetIterDataset``. Rows are as in ``ParquetDataSource``. Nothing is read until the stream is
+    iterated; then all footers are read.
 
-    Memory: the decoded row groups of ``cycle_length`` files, twice ``read_ahead``, and what ``read_options`` allow.
+    A state is ``{'row_group': r, 'index_within_row_group': i}`` of the next row; for several files ``{'files': {'0':
+    state of the first, ...}, 'next_file': n}``, for the files that are open.
+
+    With ``mp_prefetch``, each worker reads the row groups of the rows that it produces: all row groups, if there are
+    several workers.
+
+    Memory: the decoded row groups of ``cycle_length`` files, twice ``read_ahead``, and the rows that ``read_options``
+    allow.
 
     Args:
       paths: a file, or a sequence of files.
-      columns: their names, in the order wanted; all by default. What is not chosen is not read.
-      cycle_length: how many files are read at a time.
-      read_ahead: bytes of row groups that are read ahead, by what the footers say of them; at least one row group is.
-      read_options: threads, and how many rows are made ahead; by default about 8 MiB of them, by the first row group.
-      on_error: what becomes of a row that what stands before the first stage of several rows cannot make, as in
+      columns: the names of the columns to read, in the order wanted; all by default.
+      cycle_length: number of files that are read at a time.
+      read_ahead: bytes of row groups to prefetch, by the sizes in the footers; at least one row group is prefetched.
+      read_options: the threads, and the number of rows to prepare ahead; by default about 8 MiB of rows, by the first
+        row group.
+      on_error: how to handle a row for which a stage before the first multi-row stage fails, as in
         ``MapDataset.to_iter_dataset``.
     """
 

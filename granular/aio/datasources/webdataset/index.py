@@ -1,7 +1,7 @@
-"""The members of tar files, from their headers, and how WebDataset groups them into samples.
+"""Parses the headers of tar files into an index of members, grouped into datapoints as in WebDataset.
 
 Headers are those of POSIX ustar, pax and GNU tar (https://www.gnu.org/software/tar/manual/html_node/Standard.html),
-each of them parsed by Python's ``tarfile``. Nothing here reads from a store.
+each parsed by Python's ``tarfile``. This module does no I/O.
 """
 
 import logging
@@ -18,30 +18,30 @@ from granular.indexing import Ints
 logger = logging.getLogger('granular')
 
 BLOCK: Final = 512
-# The folder and the name up to its first dot are the key, what follows is the field: as WebDataset has it.
+# As in WebDataset: the folder and the name up to its first dot are the key, the rest is the field.
 _NAME: Final = re.compile(r'((?:.*/)?[^./]+)\.([^/]*)', re.DOTALL)
 _META: Final = re.compile(r'__[^/]*__($|/)')
 _PAX: Final = re.compile(rb'(\d+) ([^=]+)=')
-_LONGEST: Final = MiB  # bytes of a header that says how another member is named
+_LONGEST: Final = MiB  # limit on the bytes of a header that names another member
 _COMPRESSED: Final = {b'\x1f\x8b': 'gzip', b'BZh': 'bzip2', b'\xfd7zXZ\0': 'xz', b'\x28\xb5\x2f\xfd': 'zstd'}
-_SPARSE: Final = 4 * MiB  # bytes from one header to the next, above which bodies are not read along
+_SPARSE: Final = 4 * MiB  # average bytes between headers above which bodies are skipped
 _SCAN: Final = 16 * MiB
 _PEEK: Final = 4096
 
 
 class Index(NamedTuple):
-    """The samples of a tar file.
+    """The datapoints of a tar file.
 
     Attributes:
       size: bytes of the file.
       version: its ETag or generation.
-      keys: all samples' keys, one after the other.
-      key_stops: where each ends there, shape (samples,).
-      stops: members up to the end of each sample, shape (samples,).
-      fields: the fields that there are.
-      field: which of them each member is, shape (members,).
-      starts: where each member's bytes begin, shape (members,).
-      sizes: how many it has, shape (members,).
+      keys: the keys of all datapoints, concatenated.
+      key_stops: the end of each key in ``keys``, shape (datapoints,).
+      stops: cumulative number of members up to the end of each datapoint, shape (datapoints,).
+      fields: the names of the fields.
+      field: index in ``fields`` of each member, shape (members,).
+      starts: position of each member's bytes, shape (members,).
+      sizes: number of each member's bytes, shape (members,).
     """
 
     size: int
@@ -55,45 +55,45 @@ class Index(NamedTuple):
     sizes: Ints
 
     def key(self, sample: int) -> str:
-        """The key of a sample."""
+        """Return the key of a datapoint."""
         start = int(self.key_stops[sample - 1]) if sample else 0
         return self.keys[start : int(self.key_stops[sample])].decode('utf-8', 'surrogateescape')
 
 
 class Scanner:
-    """Reads headers, of windows of the file that it asks for.
+    """Parses headers from windows of the file that it requests.
 
     Args:
-      name: the file, for errors.
+      name: the file's name in errors.
 
     Attributes:
-      at: where the next header begins.
-      done: whether the archive has ended.
+      at: position of the next header.
+      done: True once the archive has ended.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.at, self.done = 0, False
         self._count = 0
-        self._wide = False  # whether a header was longer than the window
-        self._long: str | None = None  # the name of the member that follows, if it has its own header
+        self._wide = False  # True if a header was longer than the window
+        self._long: str | None = None  # the next member's name, if a header of its own gives it
         self._longsize: int | None = None
         self._keys: list[bytes] = []
         self._stops: list[int] = []
         self._fields: dict[str, int] = {}
         self._members: list[tuple[int, int, int]] = []
-        self._here: set[int] = set()  # fields of the sample
+        self._here: set[int] = set()  # fields of the current datapoint
 
     def window(self) -> int:
-        """How many bytes to read from ``at`` on: many headers at once, or one, where members are large."""
+        """Return the number of bytes to read from ``at``: for many headers at once, or for one if members are large."""
         sparse = self._count and self.at // self._count > _SPARSE
         return _PEEK if sparse and not self._wide else _SCAN
 
     def feed(self, start: int, data: bytes, size: int) -> None:
-        """Parse the headers in a part of the file, which begins at ``at``.
+        """Parse the headers in a part of the file that begins at ``at``.
 
         Raises:
-          CorruptError: if there is none where one must be, or the file ends before its members do.
+          CorruptError: if a header is missing, or the file ends before its members do.
           UnsupportedError: if it is compressed, or has a member in a form that cannot be read by range.
         """
         if start == 0:
@@ -126,7 +126,7 @@ class Scanner:
                 if header.isreg():
                     self._add(name, body, length, at)
                 elif not header.isdir():
-                    length = 0  # links and devices have no body, whatever they say
+                    length = 0  # links and devices have no body, whatever their header says
                 self._long = self._longsize = None
                 self._count += 1
             self.at = body + -(-length // BLOCK) * BLOCK
@@ -138,7 +138,7 @@ class Scanner:
             self.done = True
 
     def index(self, size: int, version: str | None) -> Index:
-        """What was found."""
+        """Return the index of the members parsed so far."""
         if self._keys:
             self._stops.append(len(self._members))
         members = np.array(self._members, np.int64).reshape(-1, 3).T
@@ -164,7 +164,7 @@ class Scanner:
             raise CorruptError(f'{self._name}: there is no header of a tar file at byte {at}: {error}') from error
 
     def _learn(self, kind: bytes, body: bytes, at: int) -> None:
-        """What a header says of the member that follows."""
+        """Parse a header that describes the next member."""
         if kind == tarfile.GNUTYPE_LONGNAME:
             self._long = body.rstrip(b'\0').decode('utf-8', 'surrogateescape')
         elif kind in _PAX_TYPES:
@@ -172,7 +172,7 @@ class Scanner:
                 if key.startswith(b'GNU.sparse'):
                     raise UnsupportedError(f'{self._name}: the member at byte {at} is stored sparse')
                 if kind == tarfile.XGLTYPE:
-                    continue  # of all that follow, such as a comment: a name or size would make no sense
+                    continue  # applies to all following members, such as a comment: a name or size would make no sense
                 if key == b'path':
                     self._long = value.decode('utf-8', 'surrogateescape')
                 elif key == b'size':
@@ -213,16 +213,16 @@ _SAYING: Final = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, *_PAX_TYPE
 
 
 def pack(index: Index) -> tuple[Any, list[Ints]]:
-    """An index as a head, which msgpack takes, and tables."""
+    """Convert an index into a head, for msgpack, and tables."""
     head = (index.size, index.version, index.keys, index.fields)
     return head, [index.key_stops, index.stops, index.field, index.starts, index.sizes]
 
 
 def unpack(head: Any, tables: list[Ints]) -> Index:
-    """What ``pack`` was given.
+    """Convert the output of ``pack`` back into an index.
 
     Raises:
-      ValueError: if it is something else.
+      ValueError: if it is not the output of ``pack``.
     """
     size, version, keys, fields = head
     key_stops, stops, field, starts, sizes = tables

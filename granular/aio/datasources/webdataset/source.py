@@ -1,4 +1,4 @@
-"""Tar files as WebDataset writes them, as a source: indexed once, then read by range request."""
+"""Reads tar files in the WebDataset format at random: indexed once, then read by range requests."""
 
 import contextlib
 import logging
@@ -34,28 +34,34 @@ Decoders = Mapping[str, Callable[[bytes], Any] | Any] | None
 logger = logging.getLogger('granular')
 
 KEY: Final = '__key__'
-_SCANS: Final = 8  # files that are indexed at a time
+_SCANS: Final = 8  # number of files that are indexed concurrently
 
 
 class WebDatasetDataSource(Opened):
-    """Random access to the samples of tar files, on a disk or in buckets, in the order given.
+    """Random access to the datapoints of WebDataset tar files, on a disk or in buckets, in the order given.
 
-    A sample is a dict: ``'__key__'`` and, for each of its members, what follows the first dot of the member's name, in
-    lower case, with the member's bytes, or what a decoder makes of them. Consecutive members with the same name before
-    that dot make a sample; other members are left out, as WebDataset does: folders, links, hidden files, names without
-    a dot or within double underscores.
+    ::
 
-    Opening reads the headers once, of eight files at a time: by reads of 16 MiB, bodies included, or by small ones from
-    header to header where members have more than 4 MiB on average. With ``IOConfig.index_cache`` the index of a
-    bucket's file is kept on the local disk, bound to its ETag or generation, and checked with one request. After that a
-    batch is one fan-out of byte ranges, of all files, of nothing but the members wanted.
+        async with granular.aio.WebDatasetDataSource('s3://bucket/train-000.tar', granular.decoders) as source:
+            image = (await source.get(0))['jpg']
+            datapoints = await source.fetch([3, 1, 4], ('cls',))  # only these members are read
 
-    Memory: 24 bytes a member, 16 a sample, and its key.
+    A datapoint is a dict: ``'__key__'`` and an entry for each of its members. The field is the part of the member's
+    name after the first dot, in lower case; the value is the member's bytes, decoded if there is a decoder. Consecutive
+    members with the same name before that dot form a datapoint. As in WebDataset, other members are skipped: folders,
+    links, hidden files, and names without a dot or within double underscores.
+
+    Opening reads the headers once, of eight files at a time: with reads of 16 MiB that include the bodies, or with
+    small reads from header to header where members are larger than 4 MiB on average. With ``IOConfig.index_cache`` the
+    index of a file in a bucket is cached on the local disk, bound to the file's ETag or generation, and validated with
+    one request. After that a batch reads only the byte ranges of the members wanted, from all files concurrently.
+
+    Memory: 24 bytes per member, and 16 bytes plus the key per datapoint.
 
     Args:
       paths: a file, or a sequence of files, not compressed.
-      decoders: by field, or by what follows its last dot, the function that makes a value of a member's bytes, such as
-        ``granular.decoders``; fields that it does not have, and all of them by default, are bytes.
+      decoders: by field, or by the part after its last dot, the function that decodes a member's bytes, such as
+        ``granular.decoders``; fields without a decoder (by default all) are bytes.
     """
 
     def __init__(self, paths: PurePath | str | os.PathLike[str] | Sequence[Any], decoders: Decoders = None) -> None:
@@ -98,11 +104,11 @@ class WebDatasetDataSource(Opened):
     async def _close(self) -> None:
         pass
 
-    # --- what it is
+    # --- properties
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields that samples have, ``'__key__'`` first; a sample may lack some."""
+        """The fields of the datapoints, ``'__key__'`` first; a datapoint may lack some."""
         self._check_open()
         return KEY, *self._fields
 
@@ -125,7 +131,7 @@ class WebDatasetDataSource(Opened):
         return int(self._stops[-1])
 
     def copy(self) -> Self:
-        """Another source of the same files, with a life of its own, that shares their index."""
+        """Return an independently closable source of the same files that shares their index."""
         self._check_open()
         twin = type(self).__new__(type(self))
         twin.__dict__.update(self.__dict__)
@@ -134,15 +140,15 @@ class WebDatasetDataSource(Opened):
     # --- reading
 
     async def get(self, index: SupportsIndex | slice, mask: Fields = None) -> Any:
-        """A sample, or ``{field: [values]}`` for a slice, of which each sample must have all fields.
+        """Return a datapoint, or ``{field: [values]}`` for a slice; every datapoint of a slice must have all fields.
 
         Args:
           index: an integer, negative from the end, or a slice.
-          mask: the fields wanted; one that a sample does not have is missing from it.
+          mask: the fields to read; a datapoint that lacks one is returned without it.
 
         Raises:
-          OutOfRangeError: an ``IndexError``, for an index beyond what is there.
-          UnknownKeyError: a ``KeyError``, for a field that no sample has.
+          OutOfRangeError: an ``IndexError``, for an index past the end.
+          UnknownKeyError: a ``KeyError``, for a field that no datapoint has, or that one of a slice lacks.
         """
         await self._ensure_open()
         if not isinstance(index, slice | range):
@@ -158,22 +164,22 @@ class WebDatasetDataSource(Opened):
         return columns
 
     async def fetch(self, indices: Any, mask: Fields = None) -> list[dict[str, Any]]:
-        """Many samples in one fan-out over all files.
+        """Return many datapoints, read from all files concurrently.
 
         Args:
           indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
           mask: as for ``get``.
 
         Returns:
-          The samples, in the order asked.
+          The datapoints, in the order requested.
         """
         await self._ensure_open()
         places = indices_of(indices, len(self), self._name)
         chosen = self.choose(mask)
         owners = np.searchsorted(self._stops, places, side='right')
         out: list[dict[str, Any]] = [{} for _ in places]
-        wanted: dict[str, list[int]] = {name: [] for name in chosen if name != KEY}  # the samples that have it
-        pieces: dict[int, list[tuple[int, int, int]]] = {}  # of each file: start, stop, sample
+        wanted: dict[str, list[int]] = {name: [] for name in chosen if name != KEY}  # datapoints by field
+        pieces: dict[int, list[tuple[int, int, int]]] = {}  # for each file: start, stop, datapoint
         names: dict[int, list[str]] = {}
         for i, (place, owner) in enumerate(zip(places.tolist(), owners.tolist(), strict=True)):
             index = self._indices[owner]
@@ -199,7 +205,7 @@ class WebDatasetDataSource(Opened):
         return out
 
     async def _read(self, pieces: Mapping[int, Sequence[tuple[int, int, int]]]) -> dict[int, list[bytes]]:
-        """The members wanted of each file, all asked for at once."""
+        """Read members of the files concurrently."""
         stores: dict[Store, list[int]] = {}
         for owner in pieces:
             stores.setdefault(self.paths[owner].store, []).append(owner)
@@ -229,10 +235,10 @@ class WebDatasetDataSource(Opened):
                 yield point
 
     def choose(self, mask: Fields) -> tuple[str, ...]:
-        """The fields that a mask asks for.
+        """Return the fields that a mask selects.
 
         Raises:
-          UnknownKeyError: for one that no sample has.
+          UnknownKeyError: for a field that no datapoint has.
         """
         if mask is None:
             return KEY, *self._fields
@@ -261,7 +267,7 @@ def _field(name: str, decoders: Decoders, source: str) -> Field:
 
 
 async def _index_of(path: Path) -> Index:
-    """The index of a file: that which is kept, if the file is still the same, or a new one."""
+    """Return the index of a file: the cached one if the file is unchanged, or a new one."""
     file = place_of(path)
     if file is not None and (kept := await offload(_recall, file, f'{path}')) is not None:
         stat = await path.stat()
@@ -291,7 +297,7 @@ async def _scan(path: Path) -> Index:
             raise changed(f'{path}', version, reply.version)
         size, version = reply.size, reply.version
         await offload(scanner.feed, at, reply.data, size)
-        del reply  # before the next one comes
+        del reply  # free the bytes before the next read
     return scanner.index(size, version)
 
 
@@ -316,7 +322,7 @@ def _forget(file: str) -> None:
 
 
 def _shared(kind: type[WebDatasetDataSource], args: tuple[Any, ...], indices: list[Index]) -> WebDatasetDataSource:
-    """A source in a worker process, with the indices that its parent has read."""
+    """Unpickle a source in a worker process, with the indices that its parent has read."""
     source = kind(*args)
     source._indices = indices
     return source
