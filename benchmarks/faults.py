@@ -60,14 +60,14 @@ FAULTS = {
     'an error document in a 200': Fault(['document']),
     '416 for a range that is there': Fault(['unsatisfiable'], False),
     'chunks without a length': Fault([('chunked', 10_000)] * 99),
-    'gzip that nobody asked for': Fault(['zipped']),
+    'gzip that was not asked for': Fault(['zipped']),
     'credentials that expire early': Fault(['expire']),
     'a connection for each reply': Fault(['then_close'] * 99),
     'garbage': Fault([('raw', b'SSH-2.0-OpenSSH_9.2\r\n\r\n')]),
     'an object that is replaced': Fault(['good'] * 6 + ['replaced'], False),
     'a redirection to another host': Fault(['redirected'] * 99, False),
     "another's certificate": Fault([], False, 'tls'),
-    'a host that refuses': Fault([], False, 'nobody'),
+    'a host that refuses': Fault([], False, 'closed'),
     'a host that is unknown': Fault([], False, 'unknown'),
 }
 
@@ -122,7 +122,7 @@ def run(name: str, who: str) -> Outcome:
         folder = pathlib.Path(temporary)
         server = stack.enter_context(serving(fault, folder))
         account = google_key(folder, server)
-        elsewhere = {'nobody': f'http://127.0.0.1:{ports(1)[0]}', 'unknown': 'http://no-such-host.invalid'}
+        elsewhere = {'closed': f'http://127.0.0.1:{ports(1)[0]}', 'unknown': 'http://no-such-host.invalid'}
         job: dict[str, Any] = {
             'endpoint': elsewhere.get(fault.where, server.endpoint),
             'account': account,

@@ -8,6 +8,11 @@ from typing import Any
 from granular.errors import MissingExtraError
 
 
+def missing(what: str, extra: str) -> MissingExtraError:
+    """Return the error for an optional dependency that is not installed, with the command that installs it."""
+    return MissingExtraError(f"{what}: pip install 'granular-stream[{extra}]'")
+
+
 def need(module: str, extra: str) -> Any:
     """Import a module of an optional extra.
 
@@ -17,7 +22,7 @@ def need(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingExtraError(f"{module} cannot be imported: pip install 'granular[{extra}]'") from error
+        raise missing(f'{module} cannot be imported', extra) from error
 
 
 def later(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:

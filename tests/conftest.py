@@ -22,7 +22,7 @@ BLOCKED = 0.2  # seconds for which no callback may hold an event loop
 
 @pytest.fixture(scope='session', autouse=True)
 def hermetic() -> Iterator[None]:
-    """No credentials, addresses or knobs of whoever runs the tests."""
+    """Remove credentials, addresses and settings of the environment."""
     patch = pytest.MonkeyPatch()
     for name in list(os.environ):
         if name.startswith(('AWS_', 'GOOGLE_', 'GRANULAR_', 'STORAGE_EMULATOR', 'GCS')):
@@ -54,7 +54,7 @@ def unblocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         began = time.thread_time() - collecting[1]
         run(self)
         spent = time.thread_time() - collecting[1] - began
-        # A client may be made under a short-lived loop of a worker thread, which holds up nobody.
+        # A client may be made under a short-lived loop of a worker thread, which blocks no other work.
         if spent > BLOCKED and threading.current_thread() is threading.main_thread():
             slow.append(f'{spent:.2f} s in {self!r}')
 

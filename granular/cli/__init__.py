@@ -16,7 +16,7 @@ def main() -> None:
         from granular.cli import transfers  # noqa: F401 - which adds to the commands
         from granular.cli.commands import app
     except ImportError:
-        sys.stderr.write("granular's command line needs its extra: pip install 'granular[cli]'\n")
+        sys.stderr.write("granular's command line needs its extra: pip install 'granular-stream[cli]'\n")
         raise SystemExit(2) from None
     try:
         app()

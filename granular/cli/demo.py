@@ -11,7 +11,8 @@ import numpy as np
 
 import granular
 from granular import testing
-from granular.errors import GranularError, InvalidArgumentError, MissingExtraError
+from granular._lazy import missing
+from granular.errors import GranularError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -149,7 +150,7 @@ def _digits() -> tuple[Any, Any]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise MissingExtraError("the demo needs scikit-learn: pip install 'granular[demo]'") from error
+        raise missing('the demo needs scikit-learn', 'demo') from error
     digits = load_digits()
     return (digits.images * 255 / 16).astype(np.uint8), digits.target
 

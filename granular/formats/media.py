@@ -8,7 +8,8 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from granular.errors import DecodeError, EncodeError, MissingExtraError
+from granular._lazy import missing
+from granular.errors import DecodeError, EncodeError
 
 Buffer = bytes | bytearray | memoryview
 
@@ -253,7 +254,7 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise MissingExtraError("images need Pillow: pip install 'granular[formats]'") from error
+        raise missing('images need Pillow', 'formats') from error
     return Image
 
 
@@ -261,5 +262,5 @@ def _pyav() -> Any:
     try:
         import av
     except ImportError as error:
-        raise MissingExtraError("videos need PyAV: pip install 'granular[formats]'") from error
+        raise missing('videos need PyAV', 'formats') from error
     return av

@@ -6,10 +6,10 @@ import weakref
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
+from granular._lazy import missing
 from granular.aio.http.reply import io_stats
 from granular.aio.pipeline.describe import times
 from granular.aio.pipeline.nodes.source import Source, timing
-from granular.errors import MissingExtraError
 
 
 def progress(items: Iterable[Any], total: int | None = None, summary: bool = False) -> Iterator[Any]:
@@ -36,7 +36,7 @@ def progress(items: Iterable[Any], total: int | None = None, summary: bool = Fal
     try:
         import rich.progress  # noqa: F401
     except ImportError:
-        raise MissingExtraError("progress needs rich: pip install 'granular[cli]'") from None
+        raise missing('progress needs rich', 'cli') from None
     shown = _shown(items, total, summary)
     # A loop that ends early leaves the generator open: close it before the interpreter unloads the modules it uses.
     atexit.register(_close, weakref.ref(shown))

@@ -54,9 +54,12 @@ LAYERS = (
         'filters': 'filters over fields',
         'shuffle': 'orders',
         'config': 'settings',
-        '_lazy': 'optional packages and late imports',
     },
-    {'indexing': 'integer indices', '_redact': 'redaction of credentials'},
+    {
+        '_lazy': 'optional packages and late imports',
+        'indexing': 'integer indices',
+        '_redact': 'redaction of credentials',
+    },
     {'errors': 'the tree of errors'},
 )
 

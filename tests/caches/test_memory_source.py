@@ -42,7 +42,7 @@ RUN = f'run-{uuid.uuid4().hex[:12]}'  # in each name, as others may run these te
 
 
 def left():
-    """Memory that has a name, and nobody who keeps it."""
+    """Named memory that no process holds."""
     paths = [os.path.join(FOLDER, name) for name in os.listdir(FOLDER) if name.startswith('granular-')]
     return {path for path in paths if not held(path) and os.path.lexists(path)}
 
@@ -264,7 +264,7 @@ def test_memory_that_is_no_source(tmp_path):
     place = os.path.join(FOLDER, f'granular-{os.getuid()}-data-{RUN}-odd')
     for content in (b'', b'granular-data-1\n', b'x' * 100, b'granular-data-1\n' + b'\xff' * 100):
         with open(place, 'wb') as file:
-            lock(file.fileno())  # so that nobody takes it for one that was left
+            lock(file.fileno())  # so that it is not taken for a leftover
             file.write(content)
             file.flush()
             with pytest.raises(granular.errors.CorruptError, match='odd'):

@@ -113,7 +113,7 @@ def test_without_the_extra():
     code = "import sys; sys.modules['typer'] = None; from granular.cli import main; main()"
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert 'granular[cli]' in done.stderr
+    assert 'granular-stream[cli]' in done.stderr
     assert not issubclass(GranularError, SystemExit)
 
 

@@ -1,4 +1,4 @@
-"""Conversions: what comes out is what went in, whoever was killed on the way."""
+"""Conversions: the output equals the input, also after workers were killed."""
 
 import asyncio
 import io
@@ -295,7 +295,7 @@ def small(i):
 
 @pytest.mark.parametrize(('store', 'kind', 'layout'), [('local', 'map', 'columns'), ('moto', 'Random', 'refs')])
 def test_a_conversion_that_is_killed_is_gone_on_with(store, kind, layout, request, tmp_path):
-    """The files are those of a run that nobody interrupted, byte for byte; finished shards are not made again."""
+    """The files are those of a run that was not interrupted, byte for byte; finished shards are not made again."""
     root = granular.Path(tmp_path) if store == 'local' else request.getfixturevalue(store).place()
     place, options = root / 'x', root.store.options
     source = Random(300, small) if kind == 'Random' else map(small, range(300))
@@ -384,7 +384,7 @@ def test_what_is_not_known(tmp_path):
     (tmp_path / 'x').mkdir()
     (tmp_path / 'x' / 'file.bin').write_bytes(b'x')
     for source, error, said in (
-        (tmp_path / 'nothing', NotFoundError, 'nothing'), (tmp_path / 'x', NotFoundError, 'nobody knows what it is'),
+        (tmp_path / 'nothing', NotFoundError, 'nothing'), (tmp_path / 'x', NotFoundError, 'unknown format'),
         (tmp_path / 'x' / 'file.bin', InvalidArgumentError, 'does not say'), (5, InvalidArgumentError, 'int'),
         (tmp_path / 'x' / '*.parquet', NotFoundError, 'nothing matches'), ({'a': 1}, InvalidArgumentError, 'dict'),
         (granular.MapDataset.source(range(3)).repeat(), InvalidArgumentError, 'no end'),

@@ -35,7 +35,7 @@ def whole(place, count):
 
 
 def test_every_store(root):
-    """The last shard has no spec.json: it goes; what is complete and what is somebody else's stays."""
+    """The last shard has no spec.json: it goes; complete shards and foreign files stay."""
     write(root / 'ds')
     (root / 'ds' / 'notes.txt').write_text('mine')
     with granular.DatasetWriter(root / 'one', SPEC, granular.encoders, layout='columns') as writer:
@@ -79,7 +79,7 @@ def test_nothing_outside(root):
 
 
 async def left_behind(path, size):
-    """An upload that nobody goes on with, as that of a process that is gone."""
+    """An upload that is not resumed, such as that of a process that ended."""
     writer = await path.store.open_writer(path.key)
     await writer.write(bytes(size))
     while writer._tasks:

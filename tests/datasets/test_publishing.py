@@ -498,8 +498,8 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_is_taken(tmp_path, monkeypat
     assert str(granular.Path('~')) == str(home)
     user = os.path.expanduser('~root')
     assert str(granular.Path('~root/x')) == f'{user}/x'
-    with pytest.raises(InvalidArgumentError, match=r'no home folder ~nobody-of-this-name.*\./~nobody'):
-        granular.Path('~nobody-of-this-name/x')
+    with pytest.raises(InvalidArgumentError, match=r'no home folder ~no-such-user.*\./~no-such-user'):
+        granular.Path('~no-such-user/x')
     assert granular.Path('s3://b/~/x', anon=True).key == '~/x'
 
 

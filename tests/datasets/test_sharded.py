@@ -118,7 +118,7 @@ def test_an_unfinished_shard_is_begun_anew(root):
     write(root / 'ds', range(15), shardlen=10)
     (root / 'ds' / '000001' / 'spec.json').unlink()
     if not root.store.local:
-        # Nobody can know whether its writer still lives.
+        # Its writer may still be alive.
         with pytest.raises(AlreadyExistsError, match='discard'):
             granular.ShardedDatasetWriter(root / 'ds', SPEC, granular.encoders, shardlen=10)
         assert not (root / 'ds' / '000001' / 'spec.json').exists()

@@ -95,7 +95,7 @@ class Unpicklable:
 
 
 class Unloadable:
-    """A value that pickles, and ends whoever makes it again."""
+    """A value that pickles, and ends the process that unpickles it."""
 
     def __reduce__(self):
         return sys.exit, (3,)

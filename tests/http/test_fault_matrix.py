@@ -270,7 +270,7 @@ def test_a_host_that_is_unknown(store, face):
 
 @pytest.mark.parametrize('store', STORES)
 @pytest.mark.parametrize('face', ['path', 'opening'])
-@pytest.mark.parametrize('who', ['another name', 'nobody known'])
+@pytest.mark.parametrize('who', ['another name', 'unknown issuer'])
 def test_a_certificate_that_is_not_the_servers(files, tmp_path, monkeypatch, store, face, who):
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / 'authority.pem'))

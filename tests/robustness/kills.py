@@ -2,7 +2,7 @@
 
 Each run writes one sharded dataset by as many processes as it takes, one after the other, all but the last of which
 are killed. After each kill, what is there is read: a shard that looks complete must be, and no datapoint is half there.
-At the end every file must be that of a run which nobody interrupted, byte for byte.
+At the end every file must be that of an uninterrupted run, byte for byte.
 """
 
 import argparse

@@ -168,7 +168,7 @@ def test_many_threads_each_with_a_loop_of_its_own_or_none(dataset):
 
 
 def test_a_loop_that_is_closed_without_a_word(dataset):
-    # Nobody can close what its loop does not let go of first; but nothing hangs, and the next loop works.
+    # A socket cannot be closed before its loop lets go of it; but nothing hangs, and the next loop works.
     ends(
         """
         import warnings

@@ -43,7 +43,7 @@ FAULTS = {
     'reset': ['reset'] * 9,
     'truncated': [('truncate', 10)] * 9,
     'silent': ['hang'] * 9,
-    'nonsense': [('raw', b'SSH-2.0 planted by nobody'.replace(b'planted', b'sent') + b'\r\n\r\n', True)] * 3,
+    'nonsense': [('raw', b'SSH-2.0 planted by no one'.replace(b'planted', b'sent') + b'\r\n\r\n', True)] * 3,
     'replaced': ['good', 'replaced'],
     'elsewhere': [('redirect', f'/again?{QUERY}')] * 30,
     'quoting': [('raw', f'HTTP/1.1 400 X\r\nContent-Length: {len(ECHO)}\r\n\r\n{ECHO}'.encode())] * 3,

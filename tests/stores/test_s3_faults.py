@@ -579,7 +579,7 @@ def every_operation(new_case, **options):
     for operation in OPERATIONS:
         case = new_case(operation)
         case.reopen(**{**case.options, **options})
-        with contextlib.suppress(AccessDeniedError):  # moto gives nobody what is private
+        with contextlib.suppress(AccessDeniedError):  # moto refuses access to private objects
             operation(case)
         yield case.server.asked
 

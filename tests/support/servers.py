@@ -28,7 +28,7 @@ KEY, SECRET = 'granular-key', 'granular-secret'
 
 
 def free_ports(count: int, within: range = range(20000, 50000)) -> list[int]:
-    """Ports that nobody listens on, and whose gRPC twins, 10000 above, are free too."""
+    """Return free ports, of which those 10000 above, used for gRPC, are free too."""
     found: list[int] = []
     # Those who run tests beside this look elsewhere, as a port is free until a server has come up there.
     worker = int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0').removeprefix('gw'))

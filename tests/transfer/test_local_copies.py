@@ -104,7 +104,7 @@ def test_the_promise(store, request, tmp_path, local):
     assert (done.files, done.bytes, done.source_format) == (4, sum(map(len, FILES.values())), 'folder')
     assert done.seconds > 0
     assert sum(seen) == done.bytes
-    # Complete: nothing happens, nobody is asked.
+    # Complete: nothing happens, and no request is made.
     (target / 'top').unlink()
     source.rmtree()
     again = granular.copy_to_local(root, local / 'x', 'data')

@@ -72,7 +72,7 @@ class RedisCache(Cache):
       unpack: converts a packed value back.
 
     Raises:
-      MissingExtraError: without redis-py: ``pip install 'granular[redis]'``.
+      MissingExtraError: without redis-py: ``pip install 'granular-stream[redis]'``.
     """
 
     def __init__(

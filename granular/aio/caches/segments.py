@@ -166,7 +166,7 @@ def attach(path: str, hold: bool = False) -> Segment:
         os.close(held)  # another process is checking for leftovers, or was the last holder
         os.close(fd)
         time.sleep(_RETRY)
-    raise AlreadyExistsError(f'{path}: is in use by somebody who does not share it')
+    raise AlreadyExistsError(f'{path}: is in use by a process that does not share it')
 
 
 def sweep() -> None:

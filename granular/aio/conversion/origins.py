@@ -290,7 +290,7 @@ async def _at(place: Path, format: Format | None) -> Origin:
     except NotFoundError as error:
         if format:
             raise
-        raise NotFoundError(f'{error}, nor files of {", ".join(_ENDINGS)}: nobody knows what it is') from None
+        raise NotFoundError(f'{error}, nor files of {", ".join(_ENDINGS)}: unknown format') from None
     return Origin(f'{place}', 'images', sources.convert(images), size=images.size)
 
 

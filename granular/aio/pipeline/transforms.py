@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from granular.errors import InvalidArgumentError, MissingExtraError
+from granular._lazy import missing
+from granular.errors import InvalidArgumentError
 
 
 class MapTransform(abc.ABC):
@@ -180,7 +181,7 @@ class ShardByJaxProcess(ShardOptions):
         try:
             import jax
         except ImportError:
-            raise MissingExtraError("ShardByJaxProcess needs jax: pip install 'granular[jax]'") from None
+            raise missing('ShardByJaxProcess needs jax', 'jax') from None
         super().__init__(jax.process_index(), jax.process_count(), drop_remainder)
 
 
@@ -195,7 +196,7 @@ class ShardByTorchRank(ShardOptions):
         try:
             import torch.distributed as group
         except ImportError:
-            raise MissingExtraError("ShardByTorchRank needs torch: pip install 'granular[torch]'") from None
+            raise missing('ShardByTorchRank needs torch', 'torch') from None
         ready = group.is_available() and group.is_initialized()
         rank, size = (group.get_rank(), group.get_world_size()) if ready else (0, 1)
         super().__init__(rank, size, drop_remainder)

@@ -18,7 +18,7 @@ from granular.indexing import Ints
 logger = logging.getLogger('granular')
 
 BLOCK: Final = 512
-# As in WebDataset: the folder and the name up to its first dot are the key, the rest is the field.
+# The rule of WebDataset: the folder and the name up to its first dot are the key, the rest is the field.
 _NAME: Final = re.compile(r'((?:.*/)?[^./]+)\.([^/]*)', re.DOTALL)
 _META: Final = re.compile(r'__[^/]*__($|/)')
 _PAX: Final = re.compile(rb'(\d+) ([^=]+)=')

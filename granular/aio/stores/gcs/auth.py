@@ -8,13 +8,13 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
+from granular._lazy import missing
 from granular._redact import hidden
 from granular.aio.stores import errors as translating
 from granular.errors import (
     AccessDeniedError,
     GranularError,
     InvalidArgumentError,
-    MissingExtraError,
     StoreError,
 )
 
@@ -109,7 +109,7 @@ def log_in(root: str, options: Mapping[str, Any], emulated: bool, timeout: float
         import google.auth.credentials
         import google.auth.transport.requests
     except ImportError as error:
-        raise MissingExtraError("credentials for gs:// need google-auth: pip install 'granular[gcs]'") from error
+        raise missing('credentials for gs:// need google-auth', 'gcs') from error
     with translated(root):
         credentials, found = _credentials(root, token, timeout)
     if isinstance(credentials, google.auth.credentials.AnonymousCredentials):

@@ -11,6 +11,7 @@ import urllib.parse
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+from granular._lazy import missing
 from granular._redact import hidden
 from granular.aio.http.download import coding_of
 from granular.aio.http.messages import Target, http_date
@@ -27,7 +28,6 @@ from granular.errors import (
     AlreadyExistsError,
     BadReplyError,
     GranularError,
-    MissingExtraError,
     NotFoundError,
     StoreError,
 )
@@ -54,7 +54,7 @@ class S3Client(Client):
         try:
             from botocore.session import Session
         except ImportError as error:
-            raise MissingExtraError("s3:// needs botocore: pip install 'granular[s3]'") from error
+            raise missing('s3:// needs botocore', 's3') from error
         s3options.check(store.root, store.options)
         self._store = store
         options = store.options
