@@ -50,8 +50,8 @@ def test_a_bag_that_is_being_appended_to(tmp_path):
 
 @pytest.mark.parametrize('size', [10, 9_000_000])
 @pytest.mark.parametrize('layout', ['refs', 'columns'])
-def test_whoever_closes_first_has_the_place(bucket, layout, size):
-    """In a bucket a writer does not see what another has begun, so both begin; the one that comes second changes nothing."""
+def test_the_writer_that_closes_first_publishes(bucket, layout, size):
+    """In a bucket a writer does not see that another has begun, so both begin; the second one changes nothing."""
     writers = [granular.DatasetWriter(bucket / 'data', SPEC, granular.encoders, layout=layout) for _ in range(2)]
     for number, writer in enumerate(writers):
         writer.append({'x': bytes([number]) * size, 'n': number})
