@@ -148,7 +148,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _send_on(self) -> None:
         """Send the body of a request as fast as the transport accepts it, in pieces, so that progress is observable."""
-        while self.unsent and not self._paused:
+        while self.unsent and not self._paused and not self.transport.is_closing():
             piece, self.unsent = self.unsent[:_PIECE], self.unsent[_PIECE:]
             self.moved = self.sent = now()
             self.transport.write(piece)

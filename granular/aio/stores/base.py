@@ -6,7 +6,6 @@ There is one class per kind of store, and one instance per bucket (or host, or d
 import abc
 import dataclasses
 import functools
-import inspect
 import re
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from granular._redact import protect, without_user
 from granular.aio.http.reply import Reply
 from granular.aio.runtime.loops import gather, need_loop
 from granular.config import IOConfig, Merge, MiB, store_defaults
-from granular.errors import InvalidArgumentError, UnsupportedError
+from granular.errors import UnsupportedError
 
 _WINDOW: Final = 16 * MiB  # bytes per read of the default ``read_into``, which copies them into the target
 _SECRET: Final = re.compile(r'key|secret|token|pass|cred|auth|sas|sign|conn|header|user', re.IGNORECASE)
@@ -346,17 +345,6 @@ class Folders:
         new = [Entry(key[:i], True) for i in ends if not self._last.startswith(key[: i + 1])]
         self._last = key
         return new
-
-
-def check_options(root: str, options: Mapping[str, Any], filesystem: Any, more: Sequence[str]) -> None:
-    """Reject options that the library behind a store does not know; reads alone would not reveal them.
-
-    Raises:
-      InvalidArgumentError: naming the unknown options.
-    """
-    known = {*inspect.signature(filesystem.__init__).parameters, *more} - {'self', 'kwargs', 'asynchronous', 'loop'}
-    if unknown := sorted(set(options) - known):
-        raise InvalidArgumentError(f'{root}: unknown options {unknown}: there are {sorted(known)}')
 
 
 def _secrets_in(options: Mapping[str, Any], inside: bool = False) -> Iterator[str]:
