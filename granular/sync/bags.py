@@ -9,7 +9,7 @@ from granular.aio.bags import writer as corewriter
 from granular.aio.bags.reader import Buffer
 from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.bridge import run
-from granular.sync.base import Face, Reader
+from granular.sync.base import Face, Reader, blocking
 from granular.sync.iteration import Iteration
 
 
@@ -125,6 +125,4 @@ class BagWriter(Face[corewriter.BagWriter]):
         """
         return run(self.aio.append(record, flush))
 
-    def flush(self) -> None:
-        """Write buffered records to the file, or add them to the current part of the upload."""
-        run(self.aio.flush())
+    flush = blocking(corewriter.BagWriter.flush)

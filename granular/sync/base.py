@@ -1,14 +1,38 @@
 """Base classes of the sync API: each object wraps an async counterpart in ``.aio`` and can be closed."""
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Generic, Self, SupportsIndex, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, SupportsIndex, TypeVar
 
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.lifecycle import Opened
 from granular.sync.iteration import Iteration
 
 A = TypeVar('A', bound=Opened)
+P = ParamSpec('P')
+R = TypeVar('R')
+
+
+def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[Any, P], R]:
+    """Make a sync method of an async one: it calls the method of that name of ``self.aio`` and waits for the result.
+
+    The types, signature and docstring are those of the async method. It costs about 0.5 us a call more than a method
+    that is written out.
+
+    ::
+
+        class Path(PurePath):
+            stat = blocking(core.Path.stat)
+    """
+    name = method.__name__
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        coroutine: Coroutine[Any, Any, R] = getattr(self.aio, name)(*args, **kwargs)
+        return run(coroutine)
+
+    return call
 
 
 class Face(Generic[A]):

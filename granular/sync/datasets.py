@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal
 
 from granular.aio.datasets import reader as core
 from granular.aio.datasets import writer as corewriter
@@ -10,7 +10,7 @@ from granular.aio.datasets.codec import Decoder, Encoder
 from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.bridge import run
 from granular.formats.layout import Layout
-from granular.sync.base import A, Face, Rows
+from granular.sync.base import A, Face, Rows, blocking
 
 
 class Datasets(Rows[A]):
@@ -26,9 +26,7 @@ class Datasets(Rows[A]):
         """The layout: ``'refs'`` or ``'columns'``."""
         return self.aio.layout  # type: ignore[no-any-return]
 
-    def available(self, index: SupportsIndex) -> dict[str, bool | range]:
-        """Return what a mask can request of a datapoint: True, or for a sequence the range of its positions."""
-        return run(self.aio.available(index))
+    available = blocking(core.DatasetReader.available)
 
 
 class DatasetReader(Datasets[core.DatasetReader]):
@@ -107,9 +105,7 @@ class Appending(Face[A]):
         """
         return run(self.aio.append(datapoint, flush))  # type: ignore[no-any-return]
 
-    def flush(self) -> None:
-        """Write buffered records to the files, or add them to the current parts of the uploads."""
-        run(self.aio.flush())
+    flush = blocking(corewriter.DatasetWriter.flush)
 
 
 class DatasetWriter(Appending[corewriter.DatasetWriter]):

@@ -8,15 +8,13 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import BinaryIO, Self, cast
 
-from numpy.typing import ArrayLike
-
 from granular.aio.paths import path as core
 from granular.aio.paths.file import File
 from granular.aio.paths.path import Progress
 from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.bridge import run
-from granular.aio.stores import Stat
 from granular.config import MiB
+from granular.sync.base import blocking
 from granular.sync.iteration import Iteration
 
 
@@ -43,69 +41,22 @@ class Path(PurePath):
 
     # --- status
 
-    def stat(self) -> Stat:
-        """Return the size, modification time and version.
-
-        Raises:
-          NotFoundError: if there is neither a file nor a folder.
-        """
-        return run(self.aio.stat())
-
-    def exists(self) -> bool:
-        """Return whether there is a file or a folder."""
-        return run(self.aio.exists())
-
-    def is_file(self) -> bool:
-        """Return whether there is a file."""
-        return run(self.aio.is_file())
-
-    def is_dir(self) -> bool:
-        """Return whether there is a folder."""
-        return run(self.aio.is_dir())
+    stat = blocking(core.Path.stat)
+    exists = blocking(core.Path.exists)
+    is_file = blocking(core.Path.is_file)
+    is_dir = blocking(core.Path.is_dir)
 
     # --- reading
 
-    def read_bytes(self) -> bytes:
-        """Return the whole content."""
-        return run(self.aio.read_bytes())
-
-    def read_text(self, encoding: str = 'utf-8') -> str:
-        """Return the whole content as text."""
-        return run(self.aio.read_text(encoding))
-
-    def read_range(self, start: int, end: int | None = None) -> bytes:
-        """Return the bytes from ``start`` up to, not including, ``end``, or to the end of the file.
-
-        Raises:
-          OutOfRangeError: if the file is shorter.
-        """
-        return run(self.aio.read_range(start, end))
-
-    def read_ranges(self, starts: ArrayLike, ends: ArrayLike, *, version: str | None = None) -> list[bytes]:
-        """Read many byte ranges at once, in any order: neighbouring ranges share a request, large ones are split.
-
-        Args:
-          starts, ends: the ranges ``[start, end)``, 1-D integers; they may overlap, repeat and be empty.
-          version: the ETag or generation that the file must have; None for any.
-
-        Returns:
-          The bytes of each range, in the order requested.
-
-        Raises:
-          OutOfRangeError: if the file ends before one of them.
-          ObjectChangedError: if the file has another version.
-        """
-        return run(self.aio.read_ranges(starts, ends, version=version))
+    read_bytes = blocking(core.Path.read_bytes)
+    read_text = blocking(core.Path.read_text)
+    read_range = blocking(core.Path.read_range)
+    read_ranges = blocking(core.Path.read_ranges)
 
     # --- writing
 
-    def write_bytes(self, data: bytes | bytearray | memoryview) -> int:
-        """Write a whole file, replacing an existing one once it is complete. Returns the number of bytes written."""
-        return run(self.aio.write_bytes(data))
-
-    def write_text(self, text: str, encoding: str = 'utf-8') -> int:
-        """Write a whole file of text. Returns the number of bytes written."""
-        return run(self.aio.write_text(text, encoding))
+    write_bytes = blocking(core.Path.write_bytes)
+    write_text = blocking(core.Path.write_text)
 
     def open(self, mode: str = 'rb') -> BinaryIO:
         """Open a buffered binary file, ``'rb'`` to read at any position or ``'wb'`` to write a new file sequentially.
@@ -115,32 +66,9 @@ class Path(PurePath):
         file = run(self.aio.open(mode))
         return cast(BinaryIO, _Reader(_RawReader(file), MiB) if mode == 'rb' else _Writer(_RawWriter(file), MiB))
 
-    def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
-        """Create a folder; for the root of a bucket, the bucket.
-
-        Inside a bucket it creates nothing: folders appear with the keys in them.
-
-        Raises:
-          AlreadyExistsError: if the path exists and not ``exist_ok``.
-        """
-        run(self.aio.mkdir(parents, exist_ok))
-
-    def unlink(self, missing_ok: bool = False) -> None:
-        """Delete a file.
-
-        Raises:
-          NotFoundError: if it does not exist and not ``missing_ok``.
-        """
-        run(self.aio.unlink(missing_ok))
-
-    def rmtree(self) -> None:
-        """Delete a folder and everything in it.
-
-        Raises:
-          NotFoundError: if it does not exist.
-          UnsupportedError: for the root of a bucket or disk.
-        """
-        run(self.aio.rmtree())
+    mkdir = blocking(core.Path.mkdir)
+    unlink = blocking(core.Path.unlink)
+    rmtree = blocking(core.Path.rmtree)
 
     def copy(self, target: 'Path | core.Path | str', *, progress: Progress | None = None) -> 'Path':
         """Copy a file, or a folder with everything in it; within one store, bytes are copied by the server.
