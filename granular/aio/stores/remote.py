@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # An S3 signature is valid for 15 minutes; a token is renewed some minutes before it expires.
 _SIGNED_FOR: Final = 240.0
-_REMEMBERED: Final = 65536
+_REMEMBERED: Final = 65536  # signed requests per bucket, of about 2 KB each
 _JUST_NOW: Final = 5.0  # seconds after a renewal in which requests that were signed before it may still be refused
 
 
@@ -37,6 +37,7 @@ class Client(abc.ABC):
 
     def __init__(self) -> None:
         self._ready: dict[str, tuple[float, Target]] = {}
+        self._swept = time.monotonic()  # when expired requests were last removed
         self._renewing: asyncio.Future[bool] | None = None
         self._renewed = 0.0  # time of the last successful renewal, by the monotonic clock
 
@@ -53,6 +54,9 @@ class Client(abc.ABC):
         signed = Target.of(*await self.sign(key))
         if len(self._ready) >= _REMEMBERED:
             self._ready.clear()
+        elif now - self._swept > _SIGNED_FOR:
+            self._swept = now
+            self._ready = {name: entry for name, entry in self._ready.items() if now - entry[0] < _SIGNED_FOR}
         self._ready[key] = (now, signed)
         return signed
 

@@ -330,6 +330,7 @@ def _runs(wanted: Iterable[tuple[Span, Cached, int]]) -> list[Run]:
     return runs
 
 
+_REMEMBERED: Final = 1 << 18  # sizes of objects, of about 300 bytes each
 _sizes: Final[dict[tuple[str, str, str], int]] = {}
 
 
@@ -339,6 +340,8 @@ def note(identity: str, key: str, version: str, size: int) -> None:
     No object is served from a cache before this. So an object that was replaced, or two objects of different size with
     the same version, are detected wherever the version comes from.
     """
+    if len(_sizes) >= _REMEMBERED:
+        _sizes.clear()
     _sizes[identity, key, version] = size
 
 
