@@ -330,7 +330,7 @@ class File:
     async def aclose(self) -> None:
         """Close the file; what was written appears now."""
         if not self._closed:
-            self._closed = True
+            self._closed, self._pinned = True, None
             if self._writer is not None:
                 try:
                     await self._writer.close()
@@ -341,7 +341,7 @@ class File:
     async def abort(self) -> None:
         """Close the file and drop what was written."""
         if not self._closed:
-            self._closed = True
+            self._closed, self._pinned = True, None
             if self._writer is not None:
                 await self._writer.abort()
 

@@ -44,7 +44,7 @@ from granular.aio.stores.locks import RangeLocks, lock
 from granular.aio.stores.private import open_file, open_folder
 from granular.checksums import seal
 from granular.config import MiB
-from granular.errors import NotFoundError
+from granular.errors import NotFoundError, StoreTimeoutError
 
 SHIFT: Final = 16
 BLOCK: Final = 1 << SHIFT
@@ -58,6 +58,7 @@ _HEAD: Final = 4096  # bytes before the first area; its first word is where the 
 _AREA: Final = 2  # words at the beginning of an object's area: its identity, and how many words the area has
 _RECORD: Final = 1 << 16  # bytes that an object record never exceeds
 _TOUCH: Final = 30.0  # seconds after which the use of a pack is noted again
+_PATIENCE: Final = 5.0  # seconds for which the lock is waited for, which is held for moments
 _QUIET: Final = 30.0  # seconds in which further damage is not logged
 _CANNOT: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # what file systems without reservations answer
 _VERSION: Final = 'blocks-2'
@@ -176,14 +177,40 @@ class Packs:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other processes from registering objects, and from creating or removing packs."""
-        with self._turn:
+        """Keep other processes from registering objects, and from creating or removing packs.
+
+        Raises:
+          StoreTimeoutError: if another process keeps this one from it, as one that was stopped.
+        """
+        until = time.monotonic() + _PATIENCE
+        if not self._turn.acquire(timeout=_PATIENCE):
+            raise self._impatient()
+        try:
             held = open_file('lock', os.O_RDWR | os.O_CREAT, self._top)
             try:
-                fcntl.flock(held, fcntl.LOCK_EX)
-                yield
+                self._lock_out(held, until)
+                try:
+                    yield
+                finally:
+                    fcntl.flock(held, fcntl.LOCK_UN)  # a child that was forked meanwhile has the file open as well
             finally:
                 os.close(held)
+        finally:
+            self._turn.release()
+
+    def _lock_out(self, held: int, until: float) -> None:
+        pause = 0.0005
+        while True:
+            try:
+                return fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise self._impatient() from None
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+
+    def _impatient(self) -> StoreTimeoutError:
+        return StoreTimeoutError(f'{self.folder}: another process has kept its lock for {_PATIENCE:g} s')
 
     def _damaged(self, name: str, error: object) -> None:
         """Log damage, but not each of many."""
