@@ -150,6 +150,7 @@ class Path(PurePath):
           The target.
 
         Raises:
+          AlreadyExistsError: if the target holds another dataset, of which files or shards would be read along.
           InvalidArgumentError: if a name below the folder leads out of it, such as one with ``..``.
           BadReplyError: if what came has another checksum than the store says.
           ObjectChangedError: if a file, or a dataset, was replaced or written to while it was copied.

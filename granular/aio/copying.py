@@ -11,8 +11,17 @@ from granular.aio.loops import call_user, for_each
 from granular.aio.path import Path
 from granular.aio.stores import Entry, Kept
 from granular.aio.threads import offload
+from granular.checksums import SUFFIX
 from granular.config import MiB
-from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, ObjectChangedError, StoreError
+from granular.errors import (
+    AlreadyExistsError,
+    BadReplyError,
+    InvalidArgumentError,
+    NotFoundError,
+    ObjectChangedError,
+    StoreError,
+)
+from granular.layout import shard_number
 
 _CHUNK: Final = 8 * MiB
 _FILES: Final = 16
@@ -46,6 +55,7 @@ class FolderCopy:
         self._specs: list[Entry] = []
         self._seen: dict[str, dict[str, Entry]] = {}  # by folder, what may be files of a dataset, when it was listed
         self._made: set[str] = set()
+        self._compared: set[str] = set()  # the folders of the target whose shards were compared with the source's
         self._lock = asyncio.Lock()
 
     async def copy(self) -> None:
@@ -103,11 +113,43 @@ class FolderCopy:
         await _copy(source, place, length, size, self._progress, lambda: self._withdraw(name))
 
     async def _withdraw(self, name: str) -> None:
-        """A dataset of which a file is replaced is none until its spec is there again."""
-        spec = f'{name.rpartition("/")[0]}/spec.json'.lstrip('/')
+        """A dataset of which a file is replaced is none until its spec is there again.
+
+        Raises:
+          AlreadyExistsError: if another dataset's files would be read along with those that are copied.
+        """
+        folder = name.rpartition('/')[0]
+        spec = f'{folder}/spec.json'.lstrip('/')
         async with self._lock:
-            if spec != name and self._there.pop(spec, None) is not None:
+            if name.endswith(ENDS):
+                sums = f'{name.rpartition(".")[0]}{SUFFIX}'
+                for other in {f'{folder}/refs.bag'.lstrip('/'), sums} & self._there.keys():
+                    if not await _joined(self._source, other).exists():
+                        raise self._mixed(other)
+            if spec != name and spec in self._there:
+                await self._compare_shards(folder)
+                del self._there[spec]
                 await self._target.store.delete([_joined(self._target, spec).key])
+
+    async def _compare_shards(self, shard: str) -> None:
+        """Before a shard of the target is replaced, see that no shard would be left of the dataset that it is of."""
+        parent, _, number = shard.rpartition('/')
+        if shard_number(number) is None or parent in self._compared:
+            return
+        source = _joined(self._source, parent) if parent else self._source
+        shards = {entry.key.rpartition('/')[2] async for entry in source.store.scan(source.key)}
+        for name in self._there:
+            folder, _, file = name.rpartition('/')
+            above, _, last = folder.rpartition('/')
+            if file == 'spec.json' and above == parent and shard_number(last) is not None and last not in shards:
+                raise self._mixed(folder)
+        self._compared.add(parent)
+
+    def _mixed(self, name: str) -> AlreadyExistsError:
+        return AlreadyExistsError(
+            f'{self._target}: holds another dataset, whose {name} would be mixed with the copy of {self._source}, '
+            f'which has none: remove it first'
+        )
 
     def place(self, entry: Entry) -> Path:
         """Where an entry goes; below the target, whatever its name.

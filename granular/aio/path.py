@@ -12,6 +12,7 @@ from granular.aio.fanout import Job, read_all
 from granular.aio.purepath import PurePath, glob_regex
 from granular.aio.reply import Reply, counters
 from granular.aio.stores import ObjectWriter, Stat, Store
+from granular.aio.turns import Turns
 from granular.errors import (
     ClosedError,
     InvalidArgumentError,
@@ -178,6 +179,7 @@ class Path(PurePath):
           The target.
 
         Raises:
+          AlreadyExistsError: if the target holds another dataset, of which files or shards would be read along.
           InvalidArgumentError: if a name below the folder leads out of it, such as one with ``..``.
           BadReplyError: if what came has another checksum than the store says.
           ObjectChangedError: if a file, or a dataset, was replaced or written to while it was copied.
@@ -265,13 +267,18 @@ def _tree_regex(parts: list[str]) -> re.Pattern[str]:
 
 
 class File:
-    """An open file: reads at any place, or writes from the beginning. ``async with`` closes it."""
+    """An open file: reads at any place, or writes from the beginning. ``async with`` closes it.
+
+    Several writes at a time take turns, in call order. One that fails or is cancelled may have handed on a part of its
+    bytes, so that the file is not published any more.
+    """
 
     def __init__(self, path: Path, size: int, writer: ObjectWriter | None) -> None:
         self._path, self._size, self._writer = path, size, writer
         self._at = 0
-        self._closed = False
+        self._closed = self._failed = False
         self._pinned: Reply | None = None  # the first reply: those after it are of its version
+        self._turns = Turns()
 
     @classmethod
     async def opened(cls, path: Path, size: int) -> Self:
@@ -304,10 +311,15 @@ class File:
 
     async def write(self, data: bytes | bytearray | memoryview) -> int:
         """Append bytes; returns their number."""
-        writer = self._check(writing=True)
-        await writer.write(data)
-        self._at += len(data)
-        return len(data)
+        async with self._turns:
+            writer = self._check(writing=True)
+            if self._failed:
+                raise ClosedError(f'{self._path}: a write failed before: write the file anew')
+            self._failed = True  # until all of it is handed on
+            await writer.write(data)
+            self._failed = False
+            self._at += len(data)
+            return len(data)
 
     def seek(self, offset: int, whence: int = 0) -> int:
         """Move to a place: from the beginning (0), from here (1) or from the end (2)."""
@@ -328,11 +340,19 @@ class File:
         return self._size if self._writer is None else self._at
 
     async def aclose(self) -> None:
-        """Close the file; what was written appears now."""
-        if not self._closed:
+        """Close the file; what was written appears now.
+
+        Raises:
+          ClosedError: if a write failed before; then nothing appears.
+        """
+        async with self._turns:
+            if self._closed:
+                return
             self._closed, self._pinned = True, None
             if self._writer is not None:
                 try:
+                    if self._failed:
+                        raise ClosedError(f'{self._path}: a write failed before, so it is not published')
                     await self._writer.close()
                 except BaseException:
                     await self._writer.abort()
