@@ -12,7 +12,7 @@ import contextvars
 import os
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
 
 from granular.aio.loops import Begun, HeldError, begin, begin_task, running_loop
@@ -30,8 +30,8 @@ class Call(Generic[T]):
     All of it may be interrupted anywhere: what counts is set on the loop, which Ctrl-C never reaches.
     """
 
-    def __init__(self, rest: Begun[T]) -> None:
-        self._rest, self._begun = rest, False
+    def __init__(self, rest: Begun[T], undo: Callable[[T], None] | None) -> None:
+        self._rest, self._begun, self._undo = rest, False, undo
         self._context = contextvars.copy_context()  # what the caller has set is seen on the loop as well
         self._loop: asyncio.AbstractEventLoop | None = None
         self.future: concurrent.futures.Future[T] = concurrent.futures.Future()
@@ -46,7 +46,13 @@ class Call(Generic[T]):
         if self._loop is None:
             self._rest.close()
             return
-        if self.future.done() or self._loop.is_closed():
+        if self._loop.is_closed():
+            return
+        if self.future.done():
+            if self._undo is not None and not self.future.cancelled() and self.future.exception() is None:
+                undone = Call(Begun(_called(self._undo, self.future.result())), None)
+                undone.send(self._loop)
+                concurrent.futures.wait([undone.future], _STOP_TIMEOUT)
             return
         self.future.cancel()
         self.send(self._loop)  # whether it was sent before, nobody knows
@@ -77,6 +83,8 @@ class Call(Generic[T]):
     def _done(self, task: asyncio.Task[T]) -> None:
         if task.cancelled():
             self.future.cancel()
+        elif self._undo is not None and self.future.cancelled() and task.exception() is None:
+            self._undo(task.result())
         if not self.future.set_running_or_notify_cancel():
             return
         if (error := task.exception()) is not None:
@@ -163,10 +171,14 @@ atexit.register(bridge.stop)
 os.register_at_fork(after_in_child=bridge.after_fork)
 
 
-def run(coro: Coroutine[Any, Any, T]) -> T:
+def run(coro: Coroutine[Any, Any, T], undo: Callable[[T], None] | None = None) -> T:
     """The result of a coroutine of the library, from any thread, with or without a loop of its own.
 
     An interrupt (Ctrl-C) cancels the coroutine and waits for it to clean up.
+
+    Args:
+      coro: the coroutine.
+      undo: called on the loop with a result that an interrupt kept from the caller.
     """
     outer = running_loop()
     if outer is not None:
@@ -183,8 +195,9 @@ def run(coro: Coroutine[Any, Any, T]) -> T:
             sys.set_asyncgen_hooks(*hooks)
     if not isinstance(found, Begun):
         return found  # type: ignore[no-any-return]
-    call = Call[T](found)
+    call: Call[T] | None = None
     try:
+        call = Call(found, undo)
         bridge.submit(call)
         while True:
             try:
@@ -194,11 +207,18 @@ def run(coro: Coroutine[Any, Any, T]) -> T:
                 continue  # Python does not see an interrupt that comes right before it waits: it looks now and then
             return call.future.result()
     except BaseException:
-        call.cancel()
+        if call is None:
+            found.close()
+        else:
+            call.cancel()
         if bridge.ended and threading.current_thread().daemon:
             # The interpreter ends, and with it this thread: as quietly as any other daemon thread.
             raise SystemExit from None
         raise
+
+
+async def _called(function: Callable[[T], None], value: T) -> None:
+    function(value)
 
 
 async def _resumed(rest: Begun[T]) -> T:

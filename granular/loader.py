@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from granular.aio import loader as core
 from granular.aio.assembly import Batch, Spec
 from granular.aio.loops import need_loop
+from granular.aio.pipeline.ahead import END
 from granular.aio.pipeline.errors import OnError
 from granular.bridge import run
 
@@ -64,10 +65,10 @@ class Loader:
         return self
 
     def __next__(self) -> Batch:
-        try:
-            return run(self.aio.__anext__())
-        except StopAsyncIteration:
-            raise StopIteration from None
+        batch, _ = run(self.aio.take(), self.aio.take_back)
+        if batch is END:
+            raise StopIteration
+        return cast(Batch, batch)
 
     @property
     def consumed(self) -> int:
