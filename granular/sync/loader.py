@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from granular.aio.execution.failures import OnError
+from granular.aio.execution.prefetch import END
 from granular.aio.loader import loader as core
 from granular.aio.loader.collate import Batch, Spec
 from granular.aio.runtime.bridge import run
@@ -73,10 +74,10 @@ class Loader:
         return self
 
     def __next__(self) -> Batch:
-        try:
-            return run(self.aio.__anext__())
-        except StopAsyncIteration:
-            raise StopIteration from None
+        batch, _ = run(self.aio.take(), self.aio.take_back)
+        if batch is END:
+            raise StopIteration
+        return cast(Batch, batch)
 
     @property
     def consumed(self) -> int:

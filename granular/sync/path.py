@@ -87,6 +87,7 @@ class Path(PurePath):
           The target.
 
         Raises:
+          AlreadyExistsError: if the target holds another dataset that would be mixed with the copy.
           InvalidArgumentError: if a name in the folder escapes it, such as one with ``..``.
           BadReplyError: if received bytes do not have the checksum that the store reports.
           ObjectChangedError: if a file, or a dataset, was replaced or written to while it was copied.

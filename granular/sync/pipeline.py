@@ -39,7 +39,7 @@ class DatasetIterator(StandardIterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        element = run(self._core.next())
+        element, _ = run(self._core.take(), self._core.take_back)
         if element is END:
             raise StopIteration
         return element

@@ -11,6 +11,7 @@ import granular
 from granular import aio
 from granular.aio.stores.multipart import PartWriter
 from granular.errors import (
+    AlreadyExistsError,
     BadReplyError,
     GranularError,
     InvalidArgumentError,
@@ -229,6 +230,44 @@ def test_a_file_that_changes_while_it_is_copied_is_not_copied(tmp_path, bucket, 
     assert not (bucket / 'file').exists()
     granular.Path(source).copy(bucket / 'file')
     assert (bucket / 'file').read_bytes() == source.read_bytes()
+
+
+@pytest.mark.parametrize('root', ['local', 'moto'], indirect=True)
+@pytest.mark.parametrize(
+    ('older', 'newer', 'stray'),
+    [
+        ({'layout': 'refs'}, {'layout': 'columns'}, 'refs.bag'),
+        ({'checksums': True}, {}, '.crc'),
+        ({'shardlen': 2}, {'shardlen': 5}, '00000[12]'),
+    ],
+    ids=['another layout', 'checksums', 'more shards'],
+)
+def test_a_copy_is_not_mixed_with_another_dataset(root, tmp_path, older, newer, stray):
+    target, source = root / 'target', granular.Path(tmp_path) / 'source'
+    writer = granular.ShardedDatasetWriter if 'shardlen' in older else granular.DatasetWriter
+    reader = granular.ShardedDatasetReader if 'shardlen' in older else granular.DatasetReader
+    for place, options, first in ((target, older, 0), (source, newer, 100)):
+        with writer(place, SPEC, granular.encoders, **options) as writing:
+            fill(writing, 5, first)
+    for _ in range(2):  # nor when it is begun once more
+        with pytest.raises(AlreadyExistsError, match=stray):
+            source.copy(target)
+    target.rmtree()
+    source.copy(target)
+    with reader(target, granular.decoders) as copied:
+        assert list(copied) == [point(i) for i in range(100, 105)]
+
+
+def test_shards_are_copied_beside_those_of_other_copies(tmp_path):
+    target = granular.Path(tmp_path) / 'target'
+    for start in (0, 1):
+        source = granular.Path(tmp_path) / f'source-{start}'
+        with granular.ShardedDatasetWriter(source, SPEC, granular.encoders, 2, start, 2) as writer:
+            fill(writer, 4, 100 * start)
+        source.copy(target)
+        source.copy(target)
+    with granular.ShardedDatasetReader(target, granular.decoders) as reader:
+        assert list(reader) == [point(i) for i in (0, 1, 100, 101, 2, 3, 102, 103)]
 
 
 def test_a_dataset_that_is_replaced_while_it_is_copied_is_not_completed(root, tmp_path):

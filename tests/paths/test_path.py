@@ -1,10 +1,15 @@
+import asyncio
+import gc
 import os
 import pathlib
 import pickle
 import string
 import time
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+from fsspec.spec import AbstractBufferedFile
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -191,6 +196,26 @@ def test_open(root):
         (root / 'z').open('rb')
     with pytest.raises(InvalidArgumentError, match='mode'):
         path.open('r+b')
+
+
+def test_a_file_that_is_given_up_leaves_the_one_before(root):
+    root.mkdir(parents=True, exist_ok=True)
+    (root / 'x').write_bytes(b'before')
+    with pytest.raises(RuntimeError, match='on purpose'), (root / 'x').open('wb') as file:
+        file.write(b'half')
+        file.flush()
+        raise RuntimeError('on purpose')
+    assert (root / 'x').read_bytes() == b'before'
+
+
+@pytest.mark.parametrize('root', ['memory'], indirect=True)
+def test_a_folder_of_fsspec_is_no_file_and_a_file_no_folder(root):
+    (root / 'folder' / 'x').write_bytes(b'content')
+    with pytest.raises(StoreError, match='is a folder'):
+        (root / 'folder').read_bytes()
+    with pytest.raises(NotFoundError, match='no such folder'):
+        (root / 'folder' / 'x').rmtree()
+    assert (root / 'folder' / 'x').read_bytes() == b'content'
 
 
 def test_a_large_file_goes_in_parts(root):
@@ -429,6 +454,49 @@ async def test_asynchronous_files(root):
     with pytest.raises(ClosedError):
         await file.read()
     assert [found.name async for found in path.iterdir()] == ['x']
+
+
+async def test_writes_of_several_tasks_to_a_file_take_turns(root):
+    path = aio.Path(root)
+    await path.mkdir(parents=True, exist_ok=True)
+    parts = [os.urandom(size) for size in (3 << 20, 100, 17 << 20, 9 << 20)]
+    file = await (path / 'x').open('wb')
+    writes = [asyncio.ensure_future(file.write(part)) for part in parts]
+    await asyncio.sleep(0)
+    await file.aclose()
+    assert await asyncio.gather(*writes) == [len(part) for part in parts]
+    assert await (path / 'x').read_bytes() == b''.join(parts)
+
+
+class AppearingFile(AbstractBufferedFile):
+    """A file that appears when it is closed, as those of object stores do."""
+
+    def _upload_chunk(self, final=False):
+        if final:
+            self.buffer.seek(0)
+            MemoryFile(self.fs, self.path, self.buffer.read()).commit()
+        return not final
+
+
+class BufferingFileSystem(MemoryFileSystem):
+    """A file system in memory whose files appear when they are closed."""
+
+    protocol = 'buffering'
+    store, pseudo_dirs = {}, ['']
+
+    def _open(self, path, mode='rb', **options):
+        return AppearingFile(self, path, mode) if mode == 'wb' else super()._open(path, mode, **options)
+
+
+def test_a_file_of_fsspec_that_is_given_up_is_not_uploaded():
+    fsspec.register_implementation('buffering', BufferingFileSystem, clobber=True)
+    place = granular.Path('buffering://given-up')
+    (place / 'x').write_bytes(b'before')
+    with pytest.raises(RuntimeError, match='on purpose'), (place / 'x').open('wb') as file:
+        file.write(bytes(2 << 20))
+        raise RuntimeError('on purpose')
+    gc.collect()
+    assert (place / 'x').read_bytes() == b'before'
 
 
 # --- paths of others

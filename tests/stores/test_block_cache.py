@@ -1,5 +1,6 @@
 import asyncio
 import concurrent.futures
+import fcntl
 import logging
 import multiprocessing
 import os
@@ -18,8 +19,9 @@ from hypothesis import strategies as st
 
 import granular
 from granular.aio.stores.base import Request
+from granular.aio.stores.block_cache import packs
 from granular.aio.stores.block_cache.packs import Packs
-from granular.errors import InvalidArgumentError, ObjectChangedError, OutOfRangeError
+from granular.errors import InvalidArgumentError, ObjectChangedError, OutOfRangeError, StoreTimeoutError
 from tests.support.faults import DATA, FaultServer
 
 SPEC = {'data': 'bytes', 'label': 'int'}
@@ -217,6 +219,40 @@ async def test_tasks_fetch_each_block_once(tmp_path):
             await path.read_ranges([99_000], [100_001], version=version)
         with pytest.raises(ObjectChangedError):
             await path.read_ranges([0], [1], version='"another"')
+
+
+def test_a_process_that_keeps_the_lock_does_not_stop_others(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(packs, '_PATIENCE', 0.1)
+    with FaultServer() as server:
+        config = granular.IOConfig(cache_dir=str(tmp_path), hedge=0)
+        path = granular.Path('s3://bucket/file', config=config, endpoint_url=server.endpoint, anon=True)
+        Packs(str(tmp_path), 8 * MB)
+        (file,) = tmp_path.glob('*/lock')
+        with open(file, 'rb') as held:
+            fcntl.flock(held, fcntl.LOCK_EX)  # as one that was stopped
+            for _ in range(3):
+                assert path.read_ranges([5], [70_000], version='"one"') == [DATA[5:70_000]]
+            assert sum('kept its lock' in record.message for record in caplog.records) == 1
+            with pytest.raises(StoreTimeoutError, match='kept its lock'):
+                Packs(str(tmp_path), 8 * MB).trim(0)
+
+
+def test_a_child_that_is_forked_while_the_lock_is_held_does_not_keep_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(packs, '_PATIENCE', 0.1)
+    one, another = Packs(str(tmp_path), 8 * MB), Packs(str(tmp_path), 8 * MB)
+    waits, wakes = os.pipe()
+    with one._alone():
+        child = os.fork()
+        if not child:
+            os.close(wakes)
+            os.read(waits, 1)
+            os._exit(0)
+    try:
+        assert another.trim(0) == 0
+    finally:
+        os.close(wakes)
+        os.waitpid(child, 0)
+        os.close(waits)
 
 
 def test_loops_that_wait_for_blocks_of_each_other_end(tmp_path, monkeypatch):

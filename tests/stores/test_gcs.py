@@ -9,14 +9,16 @@ import time
 import pytest
 
 import granular
-from granular import Path
+from granular import Path, aio
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.loops import gather, need_loop
 from granular.aio.stores.gcs import replies as gcsreplies
 from granular.aio.stores.gcs import store as gcs
 from granular.errors import (
+    AccessDeniedError,
     AlreadyExistsError,
     BadReplyError,
+    ClosedError,
     GranularError,
     InvalidArgumentError,
     NotFoundError,
@@ -318,6 +320,36 @@ def test_uploads_go_on_where_they_broke_off(proxy, place, faults, part, new):
     (publish if new else Path.write_bytes)(place / 'x', LARGE)
     assert (place / 'x').read_bytes() == LARGE
     assert proxy.faults
+
+
+@pytest.mark.parametrize('interrupted', ['cancelled', 'refused'])
+async def test_a_file_whose_write_did_not_end_is_not_published(proxy, place, interrupted):
+    path = aio.Path(place) / 'x'
+    await path.write_bytes(SMALL)
+    file = await path.open('wb')
+    began = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def plan(call):
+        loop.call_soon_threadsafe(began.set)
+        return 'hang' if interrupted == 'cancelled' else 'status 403'
+
+    proxy.plan = plan
+    if interrupted == 'cancelled':
+        write = asyncio.ensure_future(file.write(LARGE))
+        await began.wait()
+        write.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await write
+    else:
+        with pytest.raises(AccessDeniedError):
+            await file.write(LARGE)
+    proxy.plan = lambda call: ''
+    with pytest.raises(ClosedError, match='a write failed before'):
+        await file.write(LARGE)
+    with pytest.raises(ClosedError, match='not published'):
+        await file.aclose()
+    assert await path.read_bytes() == SMALL
 
 
 def test_an_upload_goes_on_with_a_new_token(proxy, fakegcs, tmp_path):

@@ -4,6 +4,7 @@ import datetime
 
 import pytest
 
+import granular
 from granular.aio.http.messages import Head, http_date
 from granular.aio.http.transport import Answer
 from granular.aio.stores import endpoints
@@ -263,7 +264,10 @@ def test_a_bucket_with_dots_stands_in_the_path():
     assert s3options.address('s3://a.b', None, 'us-east-1', 'auto') == 'https://s3.us-east-1.amazonaws.com/a.b'
 
 
-@pytest.mark.parametrize('endpoint', ['host:9', 'ftp://host', 'http://', 'https://user:pass@host'])
+@pytest.mark.parametrize(
+    'endpoint',
+    ['host:9', 'ftp://host', 'http://', 'https://user:pass@host', 'http://[::1', 'http://host:99999', 'http://host:x'],
+)
 def test_endpoints_that_are_none(endpoint):
     with pytest.raises(InvalidArgumentError, match='endpoint_url'):
         s3options.address('s3://bucket', endpoint, 'us-east-1', 'auto')
@@ -278,8 +282,20 @@ def test_endpoints_that_are_none(endpoint):
         ({'config_kwargs': {'s3': {'style': 'path'}}}, 'addressing_style'),
         ({'config_kwargs': {'s3': {'addressing_style': 'paths'}}}, 'virtual'),
         ({'s3_additional_kwargs': {'Encryption': 'aws:kms'}}, 'ServerSideEncryption'),
+        ({'key': 5, 'secret': 'x'}, 'text for key, got int'),
     ],
 )
 def test_unknown_options_are_refused(options, known):
     with pytest.raises(InvalidArgumentError, match=known):
         s3options.check('s3://bucket', options)
+
+
+def test_a_program_that_gives_no_credentials(tmp_path, monkeypatch):
+    (tmp_path / 'config').write_text('[default]\ncredential_process = echo none\n')
+    for name in ('AWS_CONFIG_FILE', 'AWS_SHARED_CREDENTIALS_FILE'):
+        monkeypatch.setenv(name, str(tmp_path / 'config'))
+    for name in ('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY', 'AWS_PROFILE'):
+        monkeypatch.delenv(name, raising=False)
+    path = granular.Path('s3://bucket/key', endpoint_url='http://127.0.0.1:1', config=granular.IOConfig(attempts=1))
+    with pytest.raises(StoreError, match='s3://bucket'):
+        path.read_bytes()

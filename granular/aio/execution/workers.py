@@ -148,7 +148,7 @@ class _Worker:
         )
         self._process.start()
         theirs.close()
-        self._finalizer = weakref.finalize(self, _kill, self._process)
+        self._finalizer = weakref.finalize(self, _kill, self._process, os.getpid())
         self._pending: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], int]] = {}
         self._lock = threading.Lock()
         self._numbers = itertools.count()
@@ -232,8 +232,9 @@ class _Worker:
         self._process.close()
 
 
-def _kill(process: Any) -> None:
-    if process.is_alive():
+def _kill(process: Any, parent: int) -> None:
+    # A forked child collects what it inherits, and ends, as its parent would: the workers are not its own.
+    if os.getpid() == parent and process.is_alive():
         process.kill()
         process.join(_GRACE)
 

@@ -145,10 +145,18 @@ class Loader:
         return self
 
     async def __anext__(self) -> Batch:
-        batch: Any = await self._core.next()
+        batch, _ = await self.take()
         if batch is END:
             raise StopAsyncIteration
         return cast(Batch, batch)
+
+    async def take(self) -> tuple[Any, int]:
+        """Return the next batch, or ``END``, and the step after it."""
+        return await self._core.take()
+
+    def take_back(self, taken: tuple[Any, int]) -> None:
+        """Return a batch that did not reach the consumer, unless another one was taken or a state loaded since."""
+        self._core.take_back(*taken)
 
     # --- closing
 
@@ -220,13 +228,23 @@ class _Core(Running):
                         break
         raise failed
 
-    async def next(self) -> Any:
-        """Return the next batch, or ``END``; concurrent calls wait for each other."""
+    async def take(self) -> tuple[Any, int]:
+        """Return the next batch, or ``END``, and the step after it; concurrent calls wait for each other."""
         await need_loop()
         async with self.turn.turn():
             self.check()
             await self.settle()
-            return await await_user(self._next())
+            batch = await await_user(self._next())
+            return batch, self.ahead.position
+
+    def take_back(self, batch: Any, position: int) -> None:
+        """Let a batch come again, if it is the last that was taken."""
+        if batch is END or self.ahead.position != position:
+            return
+        self.ahead.drop()
+        self.ahead.position -= self._stride
+        self.counts['batches'] -= 1
+        self.counts['bytes'] -= sum(array.nbytes for array in batch.values())
 
     async def _next(self) -> Any:
         if self._assembly is None:

@@ -12,8 +12,16 @@ from granular.aio.runtime.loops import call_user, for_each
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import Entry, Kept
 from granular.config import MiB
-from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, ObjectChangedError, StoreError
-from granular.formats.layout import SUFFIXES
+from granular.errors import (
+    AlreadyExistsError,
+    BadReplyError,
+    InvalidArgumentError,
+    NotFoundError,
+    ObjectChangedError,
+    StoreError,
+)
+from granular.formats.checksums import SUFFIX
+from granular.formats.layout import SUFFIXES, shard_number
 
 _CHUNK: Final = 8 * MiB
 _FILES: Final = 16
@@ -47,6 +55,7 @@ class FolderCopy:
         self._specs: list[Entry] = []
         self._seen: dict[str, dict[str, Entry]] = {}  # by folder, the files of a possible dataset as listed
         self._made: set[str] = set()
+        self._compared: set[str] = set()  # the folders of the target whose shards were compared with the source's
         self._lock = asyncio.Lock()
 
     async def copy(self) -> None:
@@ -104,11 +113,43 @@ class FolderCopy:
         await _copy(source, place, length, size, self._progress, lambda: self._withdraw(name))
 
     async def _withdraw(self, name: str) -> None:
-        """Delete the target's ``spec.json`` before a file of its dataset is replaced, as it is incomplete then."""
-        spec = f'{name.rpartition("/")[0]}/spec.json'.lstrip('/')
+        """Delete the target's ``spec.json`` before a file of its dataset is replaced, as it is incomplete then.
+
+        Raises:
+          AlreadyExistsError: if files of another dataset would be read along with those that are copied.
+        """
+        folder = name.rpartition('/')[0]
+        spec = f'{folder}/spec.json'.lstrip('/')
         async with self._lock:
-            if spec != name and self._there.pop(spec, None) is not None:
+            if name.endswith(SUFFIXES):
+                sums = f'{name.rpartition(".")[0]}{SUFFIX}'
+                for other in {f'{folder}/refs.bag'.lstrip('/'), sums} & self._there.keys():
+                    if not await _exists(_joined(self._source, other)):
+                        raise self._mixed(other)
+            if spec != name and spec in self._there:
+                await self._compare_shards(folder)
+                del self._there[spec]
                 await self._target.store.delete([_joined(self._target, spec).key])
+
+    async def _compare_shards(self, shard: str) -> None:
+        """Before a shard of the target is replaced, check that no other shard of its dataset would remain."""
+        parent, _, number = shard.rpartition('/')
+        if shard_number(number) is None or parent in self._compared:
+            return
+        source = _joined(self._source, parent) if parent else self._source
+        shards = {entry.key.rpartition('/')[2] async for entry in source.store.scan(source.key)}
+        for name in self._there:
+            folder, _, file = name.rpartition('/')
+            above, _, last = folder.rpartition('/')
+            if file == 'spec.json' and above == parent and shard_number(last) is not None and last not in shards:
+                raise self._mixed(folder)
+        self._compared.add(parent)
+
+    def _mixed(self, name: str) -> AlreadyExistsError:
+        return AlreadyExistsError(
+            f'{self._target}: holds another dataset, whose {name} would be mixed with the copy of {self._source}, '
+            f'which has none: remove it first'
+        )
 
     def place(self, entry: Entry) -> PurePath:
         """Return the target path of an entry, which is always inside the target.
@@ -166,6 +207,14 @@ def below(folder: PurePath, key: str) -> str:
 def _joined(folder: PurePath, name: str) -> PurePath:
     head = '' if folder.key in ('', '.') else folder.key.rstrip('/') + '/'
     return PurePath.of(folder.store, head + name)
+
+
+async def _exists(path: PurePath) -> bool:
+    try:
+        await path.store.stat(path.key)
+    except NotFoundError:
+        return False
+    return True
 
 
 async def _nothing() -> None:

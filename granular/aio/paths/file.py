@@ -5,18 +5,24 @@ from typing import Any, Self
 
 from granular.aio.http.reply import Reply
 from granular.aio.paths.pure import PurePath
+from granular.aio.runtime.loops import Lock
 from granular.aio.stores import ObjectWriter
 from granular.errors import ClosedError, InvalidArgumentError, ObjectChangedError, OutOfRangeError, UnsupportedError
 
 
 class File:
-    """An open file: reads at any position, or writes from the beginning. ``async with`` closes it."""
+    """An open file: reads at any position, or writes from the beginning. ``async with`` closes it.
+
+    Concurrent writes take turns, in call order. A write that fails or is cancelled may have handed on a part of its
+    bytes, so the file is not published after it.
+    """
 
     def __init__(self, path: PurePath, size: int, writer: ObjectWriter | None) -> None:
         self._path, self._size, self._writer = path, size, writer
         self._at = 0
-        self._closed = False
+        self._closed = self._failed = False
         self._pinned: Reply | None = None  # the first reply: those after it are of its version
+        self._turns = Lock()
 
     @classmethod
     async def opened(cls, path: PurePath, size: int) -> Self:
@@ -49,10 +55,15 @@ class File:
 
     async def write(self, data: bytes | bytearray | memoryview) -> int:
         """Append bytes; return their number."""
-        writer = self._check(writing=True)
-        await writer.write(data)
-        self._at += len(data)
-        return len(data)
+        async with self._turns.turn():
+            writer = self._check(writing=True)
+            if self._failed:
+                raise ClosedError(f'{self._path}: a write failed before: write the file anew')
+            self._failed = True  # until all of it is handed on
+            await writer.write(data)
+            self._failed = False
+            self._at += len(data)
+            return len(data)
 
     def seek(self, offset: int, whence: int = 0) -> int:
         """Move to a position, from the beginning (0), the current position (1) or the end (2), and return it."""
@@ -73,11 +84,19 @@ class File:
         return self._size if self._writer is None else self._at
 
     async def aclose(self) -> None:
-        """Close the file; a written file appears now."""
-        if not self._closed:
-            self._closed = True
+        """Close the file; a written file appears now.
+
+        Raises:
+          ClosedError: if a write failed before; then nothing appears.
+        """
+        async with self._turns.turn():
+            if self._closed:
+                return
+            self._closed, self._pinned = True, None
             if self._writer is not None:
                 try:
+                    if self._failed:
+                        raise ClosedError(f'{self._path}: a write failed before, so it is not published')
                     await self._writer.close()
                 except BaseException:
                     await self._writer.abort()
@@ -86,7 +105,7 @@ class File:
     async def abort(self) -> None:
         """Close the file and discard what was written."""
         if not self._closed:
-            self._closed = True
+            self._closed, self._pinned = True, None
             if self._writer is not None:
                 await self._writer.abort()
 

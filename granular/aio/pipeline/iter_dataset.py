@@ -196,28 +196,47 @@ class Iterator(Running):
         self._stream = stream
         self._flow = stream.flow()
         self._fingerprint = fingerprint(stream)
-        self._moves = 0  # odd while an element is computed or a state is restored
-        self._before: Any = None  # the mark before that operation
+        self._moves = 0  # operations begun: each computes an element or restores a state
+        self._before: Any = None  # the mark before the last of them
+        self._astray = False  # True if the flow must go back to it: the last operation is unfinished, or it failed
         self._count = 0
 
     async def next(self) -> Any:
         """Return the next element, or ``END``."""
+        return (await self.take())[0]
+
+    async def take(self) -> tuple[Any, int]:
+        """Return the next element, or ``END``, and the number of the operation that computed it."""
         async with self.turn.turn():
             self.check()
-            self._before = before = self._flow.mark()
-            self._moves += 1
             try:
+                await self._begin_move()
                 element = await await_user(self._flow.next())
-            except BaseException:
-                if not self.closed:
-                    await self._flow.restore(before)
-                raise
+                self._astray = False
             finally:
-                self._moves += 1
                 if self._loop is None:
                     await self.settle()
             self._count += element is not END
-            return element
+            return element, self._moves
+
+    def take_back(self, taken: tuple[Any, int]) -> None:
+        """Let an element that did not reach the consumer come again, unless it was another's turn since."""
+        element, move = taken
+        if move == self._moves and element is not END:
+            self._astray = True
+            self._count -= 1
+
+    async def _return(self) -> None:
+        """Go back to where the last move began, if it failed: so late, neither errors nor cancellations prevent it."""
+        if self._astray:
+            await self._flow.restore(self._before)
+            self._astray = False
+
+    async def _begin_move(self) -> None:
+        await self._return()
+        self._before = self._flow.mark()
+        self._astray = True
+        self._moves += 1
 
     def get_state(self) -> dict[str, Any]:
         """Return the state from which the next element follows: plain JSON with indices, not data.
@@ -226,7 +245,7 @@ class Iterator(Running):
         """
         while True:
             moves = self._moves
-            state = self._flow.unmark(self._before) if moves % 2 else self._flow.state()
+            state = self._flow.unmark(self._before) if self._astray else self._flow.state()
             if moves == self._moves:
                 return {'state': state, 'pipeline': self._fingerprint}
 
@@ -242,14 +261,13 @@ class Iterator(Running):
         check_fingerprint(state.get('pipeline'), self._fingerprint)
         async with self.turn.turn():
             self.check()
-            self._before = self._flow.mark()
-            self._moves += 1
             try:
+                await self._begin_move()
                 await self._flow.restore(state['state'])
+                self._astray = False
             except (KeyError, TypeError, ValueError) as error:
                 raise StateError(f'no state of this pipeline: {type(error).__name__}: {error}') from error
             finally:
-                self._moves += 1
                 await self.settle()
 
     async def start_prefetch(self) -> None:
@@ -257,6 +275,7 @@ class Iterator(Running):
         async with self.turn.turn():
             self.check()
             try:
+                await self._return()
                 await self._flow.begin()
             finally:
                 await self.settle()

@@ -13,7 +13,7 @@ import contextvars
 import os
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
 
 from granular.aio.runtime.loops import Begun, HeldError, begin, begin_task, running_loop
@@ -31,8 +31,8 @@ class Call(Generic[T]):
     Its methods may be interrupted at any point: the state that counts is set on the loop, which Ctrl-C never reaches.
     """
 
-    def __init__(self, rest: Begun[T]) -> None:
-        self._rest, self._begun = rest, False
+    def __init__(self, rest: Begun[T], undo: Callable[[T], None] | None) -> None:
+        self._rest, self._begun, self._undo = rest, False, undo
         self._context = contextvars.copy_context()  # so that the loop sees the context variables of the caller
         self._loop: asyncio.AbstractEventLoop | None = None
         self.future: concurrent.futures.Future[T] = concurrent.futures.Future()
@@ -47,7 +47,13 @@ class Call(Generic[T]):
         if self._loop is None:
             self._rest.close()
             return
-        if self.future.done() or self._loop.is_closed():
+        if self._loop.is_closed():
+            return
+        if self.future.done():
+            if self._undo is not None and not self.future.cancelled() and self.future.exception() is None:
+                undone = Call(Begun(_called(self._undo, self.future.result())), None)
+                undone.send(self._loop)
+                concurrent.futures.wait([undone.future], _STOP_TIMEOUT)
             return
         self.future.cancel()
         self.send(self._loop)  # it may not have been sent yet
@@ -78,6 +84,8 @@ class Call(Generic[T]):
     def _done(self, task: asyncio.Task[T]) -> None:
         if task.cancelled():
             self.future.cancel()
+        elif self._undo is not None and self.future.cancelled() and task.exception() is None:
+            self._undo(task.result())
         if not self.future.set_running_or_notify_cancel():
             return
         if (error := task.exception()) is not None:
@@ -164,10 +172,14 @@ atexit.register(bridge.stop)
 os.register_at_fork(after_in_child=bridge.after_fork)
 
 
-def run(coro: Coroutine[Any, Any, T]) -> T:
+def run(coro: Coroutine[Any, Any, T], undo: Callable[[T], None] | None = None) -> T:
     """Run a coroutine of the library and return its result, from any thread, with or without a running loop.
 
     An interrupt (Ctrl-C) cancels the coroutine and waits for it to clean up.
+
+    Args:
+      coro: the coroutine.
+      undo: called on the loop with a result that an interrupt kept from the caller.
     """
     outer = running_loop()
     if outer is not None:
@@ -184,8 +196,9 @@ def run(coro: Coroutine[Any, Any, T]) -> T:
             sys.set_asyncgen_hooks(*hooks)
     if not isinstance(found, Begun):
         return found  # type: ignore[no-any-return]
-    call = Call[T](found)
+    call: Call[T] | None = None
     try:
+        call = Call(found, undo)
         bridge.submit(call)
         while True:
             try:
@@ -195,11 +208,18 @@ def run(coro: Coroutine[Any, Any, T]) -> T:
                 continue  # Python misses an interrupt that comes right before it waits, so it wakes up now and then
             return call.future.result()
     except BaseException:
-        call.cancel()
+        if call is None:
+            found.close()
+        else:
+            call.cancel()
         if bridge.ended and threading.current_thread().daemon:
             # The interpreter exits, and this thread with it: as silently as any other daemon thread.
             raise SystemExit from None
         raise
+
+
+async def _called(function: Callable[[T], None], value: T) -> None:
+    function(value)
 
 
 async def _resumed(rest: Begun[T]) -> T:

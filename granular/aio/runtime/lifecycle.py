@@ -4,6 +4,7 @@ import abc
 import asyncio
 import contextlib
 import logging
+import os
 import weakref
 from types import TracebackType
 from typing import Any, Self
@@ -88,6 +89,7 @@ class Running(abc.ABC):
     """
 
     _loop: asyncio.AbstractEventLoop | None = None
+    _process = 0  # of the loop
 
     def __init__(self) -> None:
         self.turn = Lock()
@@ -97,15 +99,24 @@ class Running(abc.ABC):
         """Raise an error if it is closed, or bound to another loop than the running one."""
         if self.closed:
             raise ClosedError('the iterator is closed')
+        if self._inherited:
+            raise GranularError(
+                'the iterator was begun in the process that this one was forked from: begin another one'
+            )
         if self._loop is not None and (loop := running_loop()) is not None and loop is not self._loop:
             raise GranularError(
                 'the iterator was begun under another event loop, where its tasks are: give each loop its own'
             )
 
+    @property
+    def _inherited(self) -> bool:
+        """Whether its tasks, threads and worker processes are those of the process that this one was forked from."""
+        return self._loop is not None and self._process != os.getpid()
+
     async def settle(self) -> None:
         """Bind it to the running loop, if there is one."""
         if self._loop is None and (loop := running_loop()) is not None:
-            self._loop = loop
+            self._loop, self._process = loop, os.getpid()
             (await scope()).running.add(self)
 
     def close_with(self, handle: object) -> None:
@@ -114,13 +125,15 @@ class Running(abc.ABC):
 
     def _dropped(self) -> None:
         # The garbage collector calls this in any thread at any point, so it must not wait.
-        if self._loop is not None:
+        if self._loop is not None and not self._inherited:
             with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks have ended
                 self._loop.call_soon_threadsafe(_close_soon, self)
 
     async def aclose(self) -> None:
         """End its tasks, threads and processes; closing it again does nothing."""
         self.closed = True
+        if self._inherited:
+            return
         loop = running_loop()
         if loop is not None and self._loop not in (None, loop):
             self._dropped()

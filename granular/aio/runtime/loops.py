@@ -9,7 +9,9 @@ import asyncio
 import collections
 import concurrent.futures
 import contextlib
+import inspect
 import os
+import threading
 import types
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Hashable, Iterable
@@ -70,13 +72,20 @@ class Begun(Generic[T]):
 
 def begin(coro: Coroutine[Any, Any, T]) -> T | Begun[T]:
     """Step a coroutine of the library without a loop. Returns its result, or the rest of it if it must wait."""
+    outer = getattr(_stepped, 'coro', None)
+    _stepped.coro = coro
     try:
         if coro.send(None) is not HOP:
             coro.close()
             raise GranularError('a coroutine waited without asking for a loop: this is a fault in granular')
     except StopIteration as end:
         return cast(T, end.value)
+    finally:
+        _stepped.coro = outer
     return Begun(coro)
+
+
+_stepped: Final = threading.local()  # the coroutine that `begin` runs on this thread
 
 
 # --- user functions ---------------------------------------------------------------------------------------------------
@@ -321,15 +330,19 @@ class Lock:
 class Turn:
     """A coroutine's turn in the queue of a lock; the first in the queue holds the lock."""
 
-    __slots__ = ('_called', '_lock', '_loop')
+    __slots__ = ('_called', '_coro', '_lock', '_loop', '_process')
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
+        self._coro: Coroutine[Any, Any, Any] | None = None  # that came without a loop
+        self._process = _processes[0]
         self._loop: asyncio.AbstractEventLoop | None = None
         self._called: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> Self:
         line, self._loop = self._lock.line, running_loop()
+        if self._loop is None:
+            self._coro = getattr(_stepped, 'coro', None)
         line.append(self)
         if line[0] is not self:
             try:
@@ -345,13 +358,13 @@ class Turn:
     async def _wait(self, line: 'collections.deque[Turn]') -> None:
         await need_loop()
         self._loop = asyncio.get_running_loop()
-        while line[0] is not self:
+        while True:
             self._called = self._loop.create_future()
+            self._call_first()
             if line[0] is self:
                 return
             # A wake-up is lost if an interrupt comes between leaving and waking, so check now and then.
             await asyncio.wait([self._called], timeout=_LOOK)
-            self._call_first()
 
     def _leave(self) -> None:
         with contextlib.suppress(ValueError):  # it was removed because its loop is closed
@@ -359,20 +372,34 @@ class Turn:
         self._call_first()
 
     def _call_first(self) -> None:
-        """Wake the first in the queue; remove those whose loop was closed."""
+        """Wake the first in the queue; remove those whose loop was closed, and those that were interrupted.
+
+        An interrupt of the main thread (Ctrl-C) may come before or after any instruction, also in ``_leave``.
+        """
         line = self._lock.line
         while line:
             try:
                 first = line[0]
             except IndexError:
                 return
-            if first._loop is None or not first._loop.is_closed():
+            if not first._over():
                 if first._called is not None:
                     with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime
                         first._called.get_loop().call_soon_threadsafe(_wake, first._called)
                 return
             with contextlib.suppress(ValueError):
                 line.remove(first)
+
+    def _over(self) -> bool:
+        """Whether its coroutine has ended without leaving, or runs in the process that this one was forked from."""
+        if self._process != _processes[0]:
+            return True
+        if self._loop is not None:
+            return self._loop.is_closed()
+        return self._coro is not None and inspect.getcoroutinestate(self._coro) == inspect.CORO_CLOSED
+
+
+_processes: Final = [0]  # forks on the way from the first process to this one
 
 
 def _wake(future: 'asyncio.Future[None]') -> None:
@@ -551,8 +578,11 @@ async def aclose() -> None:
 
 
 def after_fork() -> None:
-    """Reset in a forked child, which must not use the sockets of its parent."""
-    _graveyard.extend((loop, _detach(loop)) for loop in list(_loops))
+    """Reset in a forked child, which must not use the sockets of its parent and has none of its threads."""
+    _processes[0] += 1
+    for loop in list(_loops):
+        opened = _detach(loop)
+        _graveyard.append((loop, opened, list(opened.running) if opened is not None else ()))
     _loops.clear()
 
 

@@ -1,10 +1,11 @@
 """Stores without async reads, used through threads: other fsspec schemes, and path objects of other libraries."""
 
 import contextlib
+import errno
 import io
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from granular._redact import hidden
 from granular.aio.http.reply import Reply, changed, counters, stand_in
@@ -97,6 +98,8 @@ class FsspecStore(ThreadedStore):
         path = self._path(key)
         self._fs.invalidate_cache(self._fs._parent(path))  # listings, which may be outdated
         info = self._fs.info(path)
+        if info['type'] == 'directory':
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), key)
         size = info.get('size')
         if size is None:
             raise StoreError(f'{self.url(key)}: its size is unknown')
@@ -133,7 +136,7 @@ class FsspecStore(ThreadedStore):
                 self._fs.makedirs(parent, exist_ok=True)
             return self._fs.open(self._path(key), 'wb')
 
-        return ThreadedWriter(self, key, await self.call(key, fn), lambda: self._fs.rm_file(self._path(key)))
+        return await ThreadedWriter.begin(self, key, new, fn, lambda: self._fs.rm_file(self._path(key)))
 
     async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
         def fn() -> None:
@@ -163,7 +166,12 @@ class FsspecStore(ThreadedStore):
         return await self.call(key, fn)
 
     async def delete_tree(self, key: str) -> None:
-        await self.call(key, lambda: self._fs.rm(self._path(key), recursive=True))
+        def fn() -> None:
+            if self._fs.isfile(self._path(key)):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), key)
+            self._fs.rm(self._path(key), recursive=True)
+
+        await self.call(key, fn)
 
     async def copy_within(self, source: str, target: str) -> bool:
         await self.call(source, lambda: self._fs.cp_file(self._path(source), self._path(target)))
@@ -235,8 +243,7 @@ class ForeignStore(ThreadedStore):
             yield entry
 
     async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
-        file = await self.call(key, lambda: self._path(key).open('wb'))
-        return ThreadedWriter(self, key, file, lambda: self._remove(key))
+        return await ThreadedWriter.begin(self, key, new, lambda: self._path(key).open('wb'), lambda: self._remove(key))
 
     def _remove(self, key: str) -> None:
         path = self._path(key)
@@ -262,26 +269,47 @@ class ForeignStore(ThreadedStore):
 
 
 class ThreadedWriter(ObjectWriter):
-    """Writer to a file object in a thread, at least 1 MiB at a time."""
+    """Writer to a file object in a thread, at least 1 MiB at a time.
 
-    def __init__(self, store: ThreadedStore, key: str, file: Any, remove: Callable[[], object]) -> None:
-        self._store, self._key, self._file, self._remove = store, key, file, remove
+    Opening may empty the file that is there: one that is to be replaced is opened with the first megabyte, or the end.
+    """
+
+    def __init__(self, store: ThreadedStore, key: str, open_file: Callable[[], Any], remove: Callable[[], object]):
+        self._store, self._key, self._open_file, self._remove = store, key, open_file, remove
+        self._file: Any = None
         self._buffer = bytearray()
         self._size = 0
+
+    @classmethod
+    async def begin(
+        cls, store: ThreadedStore, key: str, new: bool, open_file: Callable[[], Any], remove: Callable[[], object]
+    ) -> Self:
+        """A writer, of a file that is made now if it is to be new, so that other writers see it."""
+        writer = cls(store, key, open_file, remove)
+        if new:
+            writer._file = await store.call(key, open_file)
+        return writer
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         self._buffer += data
         if len(self._buffer) >= MiB:
             await self._drain()
 
-    async def _drain(self) -> None:
+    async def _drain(self, last: bool = False) -> None:
         data, self._buffer = bytes(self._buffer), bytearray()
         self._size += len(data)
-        await self._store.call(self._key, lambda: self._file.write(data))
+
+        def fn() -> None:
+            if self._file is None:
+                self._file = self._open_file()
+            self._file.write(data)
+            if last:
+                self._file.close()
+
+        await self._store.call(self._key, fn)
 
     async def close(self) -> None:
-        await self._drain()
-        await self._store.call(self._key, self._file.close)
+        await self._drain(last=True)
         if (size := (await self._store.stat(self._key)).size) != self._size:
             raise StoreError(f'{self._store.url(self._key)}: expected {self._size} bytes after writing, got {size}')
 
@@ -289,13 +317,24 @@ class ThreadedWriter(ObjectWriter):
         def fn() -> None:
             if hasattr(self._file, 'discard'):
                 self._file.discard()
+            if _uploads(self._file):
+                self._file.closed = True  # closing would publish what was written
+                return
             with contextlib.suppress(OSError):
                 self._file.close()
             with contextlib.suppress(FileNotFoundError):
                 self._remove()
 
         self._buffer.clear()
-        await self._store.call(self._key, fn)
+        if self._file is not None:
+            await self._store.call(self._key, fn)
+
+
+def _uploads(file: Any) -> bool:
+    """Whether a file of fsspec appears when it is closed, and has not been closed."""
+    from fsspec.spec import AbstractBufferedFile
+
+    return isinstance(file, AbstractBufferedFile) and not file.closed
 
 
 def _when(info: Mapping[str, Any]) -> float | None:

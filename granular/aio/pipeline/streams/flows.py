@@ -86,11 +86,13 @@ class FlatMapping(Flow):
     def __init__(self, parents: Sequence[Flow], fn: Callable[[Any], Sequence[Any]]) -> None:
         self.parents = tuple(parents)
         self._parent, self._fn = parents[0], fn
-        self._made: Sequence[Any] = ()
+        self._made: Sequence[Any] | None = ()  # None until those are made again of which a state was restored
         self._place = 0
         self._before = self._parent.state()
 
     async def next(self) -> Any:
+        if self._made is None:
+            self._made = list(await offload(self._fn, await self._parent.next()))
         while self._place >= len(self._made):
             self._before, self._made, self._place = self._parent.state(), (), 0
             point = await self._parent.next()
@@ -101,17 +103,14 @@ class FlatMapping(Flow):
         return self._made[self._place - 1]
 
     def state(self) -> Any:
-        if self._place >= len(self._made):
+        if self._made is not None and self._place >= len(self._made):
             return {'parent': self._parent.state(), 'place': 0}
         return {'parent': self._before, 'place': self._place}
 
     async def restore(self, state: Any) -> None:
         await self._parent.restore(state['parent'])
-        self._made, self._place = (), 0
-        if state['place']:
-            self._before = state['parent']
-            self._made = list(await offload(self._fn, await self._parent.next()))
-            self._place = state['place']
+        self._before, self._place = state['parent'], state['place']
+        self._made = None if self._place else ()
 
 
 class WindowShuffling(Flow):
@@ -124,6 +123,7 @@ class WindowShuffling(Flow):
         self._number = 0
         self._before = self._parent.state()
         self._length = 0
+        self._skipped = 0  # elements of the next window that came before a state that was restored
 
     async def next(self) -> Any:
         if not self._window and not await self._fill():
@@ -140,19 +140,18 @@ class WindowShuffling(Flow):
             window.append(point)
         order = permute(np.arange(len(window)), len(window), self._seed + self._number).tolist()
         self._window, self._before, self._length = [window[place] for place in order], before, len(window)
-        return bool(window)
+        del self._window[len(window) - self._skipped :]
+        self._skipped = 0
+        return bool(self._window)
 
     def state(self) -> Any:
         if not self._window:
-            return {'parent': self._parent.state(), 'window': self._number, 'place': 0}
+            return {'parent': self._parent.state(), 'window': self._number, 'place': self._skipped}
         return {'parent': self._before, 'window': self._number, 'place': self._length - len(self._window)}
 
     async def restore(self, state: Any) -> None:
         await self._parent.restore(state['parent'])
-        self._window, self._number = [], state['window']
-        if state['place']:
-            await self._fill()
-            del self._window[len(self._window) - state['place'] :]
+        self._window, self._number, self._skipped = [], state['window'], state['place']
 
 
 class Mixing(Flow):
@@ -265,6 +264,8 @@ class Prefetching(Flow):
         return self._after
 
     async def restore(self, state: Any) -> None:
+        if self._ready is not None and self._task is not None and state == self._after:
+            return  # what is made ahead follows from there
         await self._stop()
         await self._parent.restore(state)
         self._after = state
@@ -276,10 +277,11 @@ class Prefetching(Flow):
             self._task = asyncio.create_task(self._fill(self._ready))
 
     async def _stop(self) -> None:
-        task, self._task, self._ready = self._task, None, None
+        task, self._ready = self._task, None
         if task is not None:
             await need_loop()
             await end_tasks([task])
+            self._task = None
 
     async def aclose(self) -> None:
         self._closed, ready = True, self._ready
@@ -302,24 +304,26 @@ class Packing(Flow):
     def __init__(self, parents: Sequence[Flow], lengths: dict[str, int], rows: int, meta: Sequence[str]) -> None:
         self.parents = tuple(parents)
         self._parent, self._lengths, self._rows, self._meta = parents[0], lengths, rows, tuple(meta)
-        self._packed: list[dict[str, Any]] = []
+        self._packed: list[dict[str, Any]] | None = []  # None until they are made again, after a state was restored
         self._place = 0
         self._before = self._parent.state()
         self._over: Any = None  # the element that fits into no row of this pack
         self._over_before: Any = None
 
     async def next(self) -> Any:
+        if self._packed is None:
+            self._packed = await self._pack()
         if self._place >= len(self._packed):
-            await self._pack()
+            self._packed, self._place = [], 0
+            self._packed = await self._pack()
             if not self._packed:
                 return END
         self._place += 1
         return self._packed[self._place - 1]
 
-    async def _pack(self) -> None:
+    async def _pack(self) -> list[dict[str, Any]]:
         used = {key: np.zeros(self._rows, np.int64) for key in self._lengths}
         rows: list[list[Any]] = [[] for _ in range(self._rows)]
-        self._packed, self._place = [], 0
         self._before = self._parent.state() if self._over is None else self._over_before
         while True:
             before = self._parent.state()
@@ -337,7 +341,7 @@ class Packing(Flow):
             rows[row].append(point)
             for key, size in sizes.items():
                 used[key][row] += size
-        self._packed = [self._row(points) for points in rows if points]
+        return [self._row(points) for points in rows if points]
 
     def _sizes(self, point: Any) -> dict[str, int]:
         sizes = {}
@@ -367,13 +371,11 @@ class Packing(Flow):
         return out
 
     def state(self) -> Any:
-        if self._place < len(self._packed):
+        if self._packed is None or self._place < len(self._packed):
             return {'parent': self._before, 'place': self._place}
         return {'parent': self._parent.state() if self._over is None else self._over_before, 'place': 0}
 
     async def restore(self, state: Any) -> None:
         await self._parent.restore(state['parent'])
-        self._packed, self._place, self._over = [], 0, None
-        if state['place']:
-            await self._pack()
-            self._place = state['place']
+        self._before, self._place, self._over = state['parent'], state['place'], None
+        self._packed = None if self._place else []

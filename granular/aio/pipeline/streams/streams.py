@@ -244,16 +244,19 @@ class Reading(Flow):
         return size
 
     def state(self) -> int:
-        if self._place < len(self._points):
-            return self._first + self._place * self._stride - self._read.shard.shard_index
-        return self.ahead.position - self._read.shard.shard_index
+        return self._position() - self._read.shard.shard_index
+
+    def _position(self) -> int:
+        return self._first + self._place * self._stride if self._place < len(self._points) else self.ahead.position
 
     async def restore(self, state: Any) -> None:
         if not isinstance(state, int) or state < 0:
             raise StateError(f'want the position of an element, got {state!r:.100}')
         # All shards have read everything before this position; this shard continues with its first element from there.
         index, count = self._read.shard.shard_index, self._stride
-        await self._seek(index + -(-max(0, state - index) // count) * count)
+        position = index + -(-max(0, state - index) // count) * count
+        if position != self._position():  # otherwise what is read ahead is kept
+            await self._seek(position)
 
     async def _seek(self, position: int) -> None:
         self._points, self._place = [], 0

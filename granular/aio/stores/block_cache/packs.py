@@ -44,7 +44,7 @@ from granular.aio.http.buffers import blank
 from granular.aio.stores.local.locks import RangeLocks, lock
 from granular.aio.stores.private import open_file, open_folder
 from granular.config import MiB
-from granular.errors import NotFoundError
+from granular.errors import NotFoundError, StoreTimeoutError
 from granular.formats.checksums import seal
 
 SHIFT: Final = 16
@@ -59,6 +59,7 @@ _HEAD: Final = 4096  # bytes before the first area; the first word is the positi
 _AREA: Final = 2  # words at the beginning of an object's area: its identity, and the number of words of the area
 _RECORD: Final = 1 << 16  # upper bound of the bytes of an object record
 _TOUCH: Final = 30.0  # minimum seconds between two records of a pack's use
+_PATIENCE: Final = 5.0  # seconds to wait for the lock, which is held for moments
 _QUIET: Final = 30.0  # seconds in which further damage is only logged as DEBUG
 _CANNOT: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # errors of file systems without reservations
 _VERSION: Final = 'blocks-2'
@@ -179,14 +180,40 @@ class Packs:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Exclude other threads and processes from registering objects, and from creating or removing packs."""
-        with self._turn:
+        """Exclude other threads and processes from registering objects, and from creating or removing packs.
+
+        Raises:
+          StoreTimeoutError: if another process keeps the lock, such as one that was stopped.
+        """
+        until = time.monotonic() + _PATIENCE
+        if not self._turn.acquire(timeout=_PATIENCE):
+            raise self._impatient()
+        try:
             held = open_file('lock', os.O_RDWR | os.O_CREAT, self._top)
             try:
-                fcntl.flock(held, fcntl.LOCK_EX)
-                yield
+                self._lock_out(held, until)
+                try:
+                    yield
+                finally:
+                    fcntl.flock(held, fcntl.LOCK_UN)  # a child that was forked meanwhile has the file open as well
             finally:
                 os.close(held)
+        finally:
+            self._turn.release()
+
+    def _lock_out(self, held: int, until: float) -> None:
+        pause = 0.0005
+        while True:
+            try:
+                return fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise self._impatient() from None
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+
+    def _impatient(self) -> StoreTimeoutError:
+        return StoreTimeoutError(f'{self.folder}: another process has kept its lock for {_PATIENCE:g} s')
 
     def _damaged(self, name: str, error: object) -> None:
         """Log damage as a WARNING at most every 30 s, otherwise as DEBUG."""

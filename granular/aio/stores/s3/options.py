@@ -48,6 +48,9 @@ def check(root: str, options: Mapping[str, Any]) -> None:
     ):
         if unknown := sorted(set(given) - set(known)):
             raise InvalidArgumentError(f'{root}: unknown {label} {unknown}: there are {sorted(known)}')
+    for name in ('key', 'secret', 'token', 'profile'):
+        if not isinstance(value := options.get(name), str | None):
+            raise InvalidArgumentError(f'{root}: expected text for {name}, got {type(value).__name__}')
     if (style := addressing(options)) not in _STYLES:
         raise InvalidArgumentError(f'{root}: expected an addressing_style of {_STYLES}, got {style!r}')
 
@@ -71,8 +74,12 @@ def address(root: str, endpoint_url: str | None, region_name: str, style: str) -
     """
     bucket = root.removeprefix('s3://')
     if endpoint_url:
-        parts = urllib.parse.urlsplit(endpoint_url)
-        if parts.scheme not in ('http', 'https') or not parts.hostname or parts.username or parts.password:
+        try:
+            parts = urllib.parse.urlsplit(endpoint_url)
+            valid = parts.scheme in ('http', 'https') and parts.hostname and parts.port != 0
+        except ValueError:  # of a host or a port that is none
+            valid = False
+        if not valid or parts.username or parts.password:
             raise InvalidArgumentError(f'{root}: endpoint_url must be http(s)://host, without credentials')
         plain = endpoint_url.rstrip('/')
         return f'{plain}/{bucket}' if style != 'virtual' else plain.replace('://', f'://{bucket}.', 1)

@@ -1,0 +1,228 @@
+"""Iterators that go on: after errors, cancellations, interrupts and forks, with the element that is next."""
+
+import _thread
+import asyncio
+import gc
+import json
+import os
+import signal
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import granular
+from granular import MapDataset, MultiprocessingOptions, ReadOptions, aio
+from granular.aio.runtime.bridge import run
+from granular.aio.runtime.loops import Lock
+from tests.pipeline.test_map_dataset import plain
+
+
+class Failing:
+    """A function that fails at some of its calls, once for each time that it is told to."""
+
+    def __init__(self, fn):
+        self.fn, self.failures = fn, 0
+
+    def __call__(self, x):
+        if self.failures:
+            self.failures -= 1
+            raise KeyError('broken')
+        return self.fn(x)
+
+
+CHAINS = {
+    'flat_map': (lambda x: [x] * 3, lambda d, f: d.flat_map(f)),
+    'window_shuffle': (lambda x: x, lambda d, f: d.filter(lambda x: x != 3).batch(1).map(f).window_shuffle(4, seed=1)),
+    'pack': (lambda x: {'t': x}, lambda d, f: d.batch(2).map(f).pack({'t': 4}, num_packing_bins=2)),
+    'prefetch': (lambda x: [x] * 3, lambda d, f: d.flat_map(f).prefetch(2)),
+    'mix': (lambda x: [x] * 3, lambda d, f: type(d).mix([d.flat_map(f), d])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', CHAINS)
+def test_a_function_that_fails_behind_a_restored_state_shifts_nothing(name):
+    fn, chain = CHAINS[name]
+    function = Failing(fn)
+    dataset = chain(MapDataset.range(20).to_iter_dataset(ReadOptions(prefetch_buffer_size=0)), function)
+    with iter(dataset) as iterator:
+        states, whole = [iterator.get_state()], []
+        for element in iterator:
+            whole.append(plain(element))
+            states.append(json.loads(json.dumps(iterator.get_state())))
+    with iter(dataset) as iterator:
+        for at in (1, 2, 4):
+            found = []
+            function.failures = 4  # the first of them where what came before the state is made again
+            iterator.set_state(states[at])
+            for _ in range(100):
+                try:
+                    found.append(plain(next(iterator)))
+                except KeyError:
+                    assert iterator.get_state() == states[at + len(found)]
+                except StopIteration:
+                    break
+            assert function.failures == 0
+            assert found == whole[at:]
+
+
+def test_a_state_that_does_not_fit_leaves_the_iterator_where_it_is():
+    ranges = [MapDataset.range(20).to_iter_dataset() for _ in range(2)]
+    with iter(granular.IterDataset.mix([ranges[0].flat_map(lambda x: [x, x]), ranges[1]])) as iterator:
+        found = [next(iterator) for _ in range(5)]
+        state = iterator.get_state()
+        with pytest.raises(granular.errors.StateError):
+            iterator.set_state({'state': {'parents': [{'parent': 9, 'place': 0}, 'none'], 'count': 0}})
+        assert iterator.get_state() == state
+        found += [next(iterator) for _ in range(3)]
+    assert found == [0, 0, 0, 1, 1, 2, 1, 3]
+
+
+@pytest.mark.parametrize('change', [lambda d: d, lambda d: d.prefetch(1)])
+def test_waiting_again_after_a_cancellation_goes_on_with_what_was_begun(change):
+    calls, begun, release = [], threading.Event(), threading.Event()
+
+    def function(x):
+        calls.append(x)
+        begun.set()
+        release.wait(30)
+        return x
+
+    async def main():
+        dataset = change(aio.MapDataset.range(3).map(function).to_iter_dataset(ReadOptions(prefetch_buffer_size=1)))
+        iterator = aiter(dataset)
+        for _ in range(3):
+            waiting = asyncio.ensure_future(anext(iterator))
+            await asyncio.to_thread(begun.wait, 30)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        release.set()
+        found = [element async for element in iterator]
+        await iterator.aclose()
+        return found
+
+    assert asyncio.run(main()) == [0, 1, 2]
+    assert sorted(calls) == [0, 1, 2]
+
+
+@pytest.fixture
+def interruptible():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class Once:
+    """Interrupts at some elements, at each of them once."""
+
+    def __init__(self):
+        self.done = set()
+
+    def __call__(self, x, seed=None):
+        if x % 3 == 0 and x not in self.done:
+            self.done.add(x)
+            _thread.interrupt_main()  # the main thread notices when it wakes up for the element
+        return {'x': x} if seed is not None else x
+
+
+def taken(iterator):
+    found, interrupts = [], 0
+    while True:
+        try:
+            element = next(iterator)
+        except KeyboardInterrupt:
+            interrupts += 1
+        except StopIteration:
+            return found, interrupts
+        else:
+            found.append(element)
+
+
+def test_an_interrupt_does_not_lose_the_element_that_was_waited_for(interruptible):
+    with iter(MapDataset.range(30).map(Once()).to_iter_dataset(ReadOptions(prefetch_buffer_size=0))) as iterator:
+        found, interrupts = taken(iterator)
+    assert (found, interrupts) == (list(range(30)), 10)
+
+
+def test_an_interrupt_does_not_lose_the_batch_that_was_waited_for(interruptible):
+    source = granular.sources.Transform(MapDataset.range(30), Once())
+    with granular.Loader(source, 1, prefetch=0) as loader:
+        found, interrupts = taken(loader)
+        assert loader.stats()['batches'] == 30
+    assert [int(batch['x'][0]) for batch in found] == list(range(30))
+    assert interrupts == 10
+
+
+def test_a_lock_is_free_after_an_interrupt_within_it():
+    lock = Lock()
+    held = []  # as a notebook holds the frames of the last error
+
+    async def interrupted():
+        turn = lock.turn()
+        held.append(turn)
+        await turn.__aenter__()
+        raise KeyboardInterrupt  # before the lock was left
+
+    async def enter():
+        async with lock.turn():
+            return 'in'
+
+    with pytest.raises(KeyboardInterrupt):
+        run(interrupted())
+    assert run(enter()) == 'in'
+
+
+def forked(function):
+    """The exit code of a forked child that calls a function: 0 if that gave True."""
+    child = os.fork()
+    if not child:
+        sys.unraisablehook = lambda _: os._exit(3)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        try:
+            os._exit(0 if function() else 1)
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_lock_that_a_thread_holds_is_free_in_a_forked_child():
+    lock, within, release = Lock(), threading.Event(), threading.Event()
+
+    async def hold():
+        async with lock.turn():
+            within.set()
+            release.wait(30)
+
+    async def enter():
+        async with lock.turn():
+            return True
+
+    thread = threading.Thread(target=lambda: run(hold()))
+    thread.start()
+    within.wait(30)
+    try:
+        assert forked(lambda: run(enter())) == 0
+    finally:
+        release.set()
+        thread.join()
+
+
+def test_a_forked_child_leaves_the_workers_to_its_parent():
+    dataset = MapDataset.range(600).map(np.sqrt).to_iter_dataset()
+    with iter(dataset.mp_prefetch(MultiprocessingOptions(2, start_method='fork'))) as iterator:
+        found = [next(iterator) for _ in range(70)]
+
+        def leave():
+            nonlocal iterator
+            with pytest.raises(granular.GranularError, match='forked'):
+                next(iterator)
+            iterator.close()
+            iterator = None
+            gc.collect()
+            return True
+
+        assert forked(leave) == 0
+        found += list(iterator)
+    assert found == [np.sqrt(i) for i in range(600)]
