@@ -74,7 +74,7 @@ class Loader:
         return self
 
     def __next__(self) -> Batch:
-        batch, _ = run(self.aio.take(), self.aio.take_back)
+        batch, _ = run(self.aio._take(), self.aio._take_back)
         if batch is END:
             raise StopIteration
         return cast(Batch, batch)

@@ -150,11 +150,11 @@ class Loader:
             raise StopAsyncIteration
         return cast(Batch, batch)
 
-    async def take(self) -> tuple[Any, int]:
+    async def _take(self) -> tuple[Any, int]:
         """Return the next batch, or ``END``, and the step after it."""
         return await self._core.take()
 
-    def take_back(self, taken: tuple[Any, int]) -> None:
+    def _take_back(self, taken: tuple[Any, int]) -> None:
         """Return a batch that did not reach the consumer, unless another one was taken or a state loaded since."""
         self._core.take_back(*taken)
 
