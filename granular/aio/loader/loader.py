@@ -145,7 +145,7 @@ class Loader:
         return self
 
     async def __anext__(self) -> Batch:
-        batch, _ = await self.take()
+        batch, _ = await self._take()
         if batch is END:
             raise StopAsyncIteration
         return cast(Batch, batch)
