@@ -14,7 +14,7 @@ _HEADER: Final = re.compile(
     re.IGNORECASE,
 )
 _SCHEME: Final = re.compile(r'\b(bearer|basic|aws4-hmac-sha256)\s+[^\r\n<]+', re.IGNORECASE)
-_LEAST: Final = 4  # minimum characters of a secret: shorter ones would match ordinary text
+_LEAST: Final = 6  # minimum characters of a secret: shorter ones would match ordinary text
 _WORD: Final = 8  # minimum characters of a word of a secret: shorter ones are ordinary words
 _MOST: Final = 4096  # secrets remembered; the oldest are dropped
 # Option values that are not secret: flags, kinds of GCS credentials, and authentication schemes.

@@ -298,5 +298,5 @@ def test_what_says_nothing_of_itself_needs_a_fingerprint(source, redis_server, s
 
 def test_without_redis_py(monkeypatch):
     monkeypatch.setitem(sys.modules, 'redis.asyncio', None)
-    with pytest.raises(granular.errors.MissingExtraError, match=r'granular\[redis\]'):
+    with pytest.raises(granular.errors.MissingExtraError, match=r'granular-stream\[redis\]'):
         granular.RedisCache(range(3))

@@ -34,7 +34,7 @@ def test_what_is_not_read(tmp_path, options):
 def test_the_extra_is_named(tmp_path, monkeypatch):
     path = write(tmp_path / 'x', make(3), 'group_size:1')
     monkeypatch.setitem(sys.modules, 'zstandard', None)
-    with pytest.raises(MissingExtraError, match=r'zstandard.*granular\[arrayrecord\]'):
+    with pytest.raises(MissingExtraError, match=r'zstandard.*granular-stream\[arrayrecord\]'):
         granular.ArrayRecordDataSource(path)
 
 

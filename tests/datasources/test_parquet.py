@@ -562,7 +562,7 @@ def test_arguments(several, options):
 
 def test_without_pyarrow(several, monkeypatch):
     monkeypatch.setitem(sys.modules, 'pyarrow', None)
-    with pytest.raises(MissingExtraError, match=r'granular\[parquet\]'):
+    with pytest.raises(MissingExtraError, match=r'granular-stream\[parquet\]'):
         granular.ParquetDataSource(several)
-    with pytest.raises(MissingExtraError, match=r'granular\[parquet\]'):
+    with pytest.raises(MissingExtraError, match=r'granular-stream\[parquet\]'):
         granular.ParquetIterDataset(several)

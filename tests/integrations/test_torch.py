@@ -266,5 +266,5 @@ def test_what_cannot_be():
 def test_frameworks_that_are_missing_are_named(monkeypatch, name):
     monkeypatch.setitem(sys.modules, {'orbax': 'orbax.checkpoint'}.get(name, name), None)
     monkeypatch.delitem(sys.modules, f'granular.integrations.{name}', raising=False)
-    with pytest.raises(MissingExtraError, match=rf"pip install 'granular\[{name}\]'"):
+    with pytest.raises(MissingExtraError, match=rf"pip install 'granular-stream\[{name}\]'"):
         __import__(f'granular.integrations.{name}')

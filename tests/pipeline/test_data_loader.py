@@ -134,7 +134,7 @@ def test_a_sampler_of_ones_own():
 def test_frameworks_that_are_missing_are_named(monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     kind = {'torch': granular.ShardByTorchRank, 'jax': granular.ShardByJaxProcess}[name]
-    with pytest.raises(granular.errors.MissingExtraError, match=rf'granular\[{name}\]'):
+    with pytest.raises(granular.errors.MissingExtraError, match=rf'granular-stream\[{name}\]'):
         kind()
 
 

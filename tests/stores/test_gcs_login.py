@@ -132,7 +132,7 @@ def test_no_credentials_are_an_error_and_not_anonymous(monkeypatch, tmp_path):
 
 def test_a_missing_google_auth_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, 'google.auth', None)
-    with pytest.raises(MissingExtraError, match=r'granular\[gcs\]'):
+    with pytest.raises(MissingExtraError, match=r'granular-stream\[gcs\]'):
         log_in('gs://bucket', {}, False, 1.0)
     assert log_in('gs://bucket', {'anon': True}, False, 1.0).headers() == {}
 

@@ -664,7 +664,7 @@ assert not root.exists()
 
 def test_without_botocore_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, 'botocore.session', None)
-    with pytest.raises(MissingExtraError, match=r'granular\[s3\]'):
+    with pytest.raises(MissingExtraError, match=r'granular-stream\[s3\]'):
         granular.Path(f's3://bucket-{next(numbers)}/x', key='k', secret='x').read_bytes()
 
 
