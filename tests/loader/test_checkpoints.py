@@ -88,13 +88,13 @@ async def test_the_asynchronous_face(tmp_path):
 def test_progress_shows_who_waits(capsys):
     source = granular.sources.Epochs([{'i': i} for i in range(100)], seed=1)
     with granular.Loader(granular.sources.Truncate(source, 100), 10) as loader:
-        items = granular.sync.progress(loader, total=8, summary=True)
+        items = granular.progress(loader, total=8, summary=True)
         assert len([next(items) for _ in range(8)]) == 8
         items.close()
         stats = loader.stats()
     assert stats['batches'] == 8
     assert {'wait_seconds', 'consumer_seconds', 'bytes_per_second', 'in_flight', 'errors'} <= stats.keys()
-    assert list(granular.sync.progress(stream(), summary=True)) == list(stream())
+    assert list(granular.progress(stream(), summary=True)) == list(stream())
     shown = capsys.readouterr().err
     assert 'waiting' in shown
     assert 'map(abs)' in shown  # how long it took
