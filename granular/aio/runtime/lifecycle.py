@@ -110,7 +110,7 @@ class Running(abc.ABC):
 
     @property
     def _inherited(self) -> bool:
-        """Whether its tasks, threads and worker processes are those of the process that this one was forked from."""
+        """True if its tasks, threads and worker processes belong to the process that this one was forked from."""
         return self._loop is not None and self._process != os.getpid()
 
     async def settle(self) -> None:

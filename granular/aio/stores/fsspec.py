@@ -331,7 +331,7 @@ class ThreadedWriter(ObjectWriter):
 
 
 def _uploads(file: Any) -> bool:
-    """Whether a file of fsspec appears when it is closed, and has not been closed."""
+    """Return whether a file of fsspec appears when it is closed, and has not been closed."""
     from fsspec.spec import AbstractBufferedFile
 
     return isinstance(file, AbstractBufferedFile) and not file.closed

@@ -315,5 +315,5 @@ def _ours(name: str, error: Exception) -> GranularError | None:
     if isinstance(error, botocore.NoCredentialsError | botocore.PartialCredentialsError | botocore.ProfileNotFound):
         return AccessDeniedError(f'{name}: {error}')
     said = f'{name}: {type(error).__name__}: {hidden(str(error))}'
-    # What a program or a service that gives credentials says may be no JSON.
+    # The reply of a credential program or service may not be JSON.
     return StoreError(said) if isinstance(error, botocore.BotoCoreError | ValueError) else None
