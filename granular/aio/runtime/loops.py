@@ -391,7 +391,7 @@ class Turn:
                 line.remove(first)
 
     def _over(self) -> bool:
-        """Return whether its coroutine has ended without leaving, or runs in the process that this one was forked from."""
+        """Return whether its coroutine ended without leaving, or runs in the process that this one was forked from."""
         if self._process != _processes[0]:
             return True
         if self._loop is not None:
