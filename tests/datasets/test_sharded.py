@@ -62,7 +62,8 @@ def test_shards_for_several_workers(tmp_path):
 
 def test_one_fan_out_for_all_shards(http):
     write(http.folder / 'ds', range(100), shardlen=10)
-    with granular.ShardedDatasetReader(f'{http.endpoint}/ds', granular.decoders, cache_keys=('refs',)) as reader:
+    path = granular.Path(f'{http.endpoint}/ds', config=granular.IOConfig(hedge=0.0))
+    with granular.ShardedDatasetReader(path, granular.decoders, cache_keys=('refs',)) as reader:
         http.requests.clear()
         http.delay, http.peak = 0.05, 0
         picks = np.arange(0, 100, 10)

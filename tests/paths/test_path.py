@@ -523,7 +523,7 @@ def test_an_upload_that_is_dropped_leaves_no_parts(moto):
         raise RuntimeError('on purpose')
 
     async def uploads():
-        return [upload async for upload in place.store.uploads('')]
+        return [upload async for upload in place.store.uploads(place.key)]
 
     assert granular.aio.runtime.bridge.run(uploads()) == []
     assert not place.exists()
