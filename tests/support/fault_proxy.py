@@ -1,11 +1,11 @@
 """A proxy in front of a real store that lets single requests fail, before or after the store has carried them out."""
 
 import asyncio
-import contextlib
-import threading
 import urllib.parse
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
+
+from tests.support.loop_server import LoopServer
 
 _DOCUMENTS: Final = {
     'html': ('text/html', b'<html><body>Sign in to continue</body></html>'),
@@ -39,7 +39,7 @@ Plan = Callable[[Call], str]
 """Names the fault of a request, see ``FaultProxy``; '' for none."""
 
 
-class FaultProxy:
+class FaultProxy(LoopServer):
     """Forwards requests to a store, and does to each of them what a plan says.
 
     The faults are words, of which the first may be ``after``: then the store has carried the request out before.
@@ -59,6 +59,7 @@ class FaultProxy:
     """
 
     def __init__(self, upstream: str, plan: Plan = lambda call: '') -> None:
+        super().__init__()
         parts = urllib.parse.urlsplit(upstream)
         self._host, self._port = parts.hostname or '', parts.port or 80
         self.plan = plan
@@ -66,50 +67,12 @@ class FaultProxy:
         """Method and path of each request."""
         self.faults: list[str] = []
         """The faults that were done."""
-        self._serving: set[asyncio.Task[None] | None] = set()
         self.keep_calls = True
         self.count = 0
 
-    def __enter__(self) -> Self:
-        self._loop = asyncio.new_event_loop()
-        ready = threading.Event()
-        self._thread = threading.Thread(target=self._main, args=(ready,), daemon=True)
-        self._thread.start()
-        ready.wait(10)
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-
-    def _main(self, ready: threading.Event) -> None:
-        asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._serve, '127.0.0.1', 0))
-        self.endpoint = f'http://127.0.0.1:{server.sockets[0].getsockname()[1]}'
-        self._loop.call_soon(ready.set)
-        self._loop.run_forever()
-        server.close()
-        self._loop.run_until_complete(asyncio.sleep(0.02))  # a connection that was just accepted has its task then
-        while tasks := asyncio.all_tasks(self._loop):
-            for task in tasks:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._loop.run_until_complete(asyncio.sleep(0.02))
-        self._loop.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # A client that leaves takes the last reference to a task that waits for the store.
-        self._serving.add(task := asyncio.current_task())
-        try:
-            while await self._turn(reader, writer):
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            writer.transport.abort()
-        finally:
-            self._serving.discard(task)
-            writer.close()
-            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
-                await writer.wait_closed()
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await self._turn(reader, writer):
+            await writer.drain()
 
     async def _turn(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer one request; returns whether the connection goes on."""

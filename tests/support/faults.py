@@ -3,17 +3,16 @@
 import asyncio
 import base64
 import collections
-import contextlib
 import gzip
 import hashlib
 import json
 import ssl
-import threading
 import urllib.parse
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from granular.formats.checksums import crc32c
+from tests.support.loop_server import LoopServer
 
 DATA = bytes(i * 7 % 256 for i in range(100_000))
 _OTHER = bytes(255 - i for i in range(256))
@@ -65,7 +64,7 @@ def md5_etag(data: bytes) -> str:
     return f'"{hashlib.md5(data).hexdigest()}"'
 
 
-class FaultServer:
+class FaultServer(LoopServer):
     """Objects as S3, GCS and web servers give them, whatever the bucket. What is not scripted is answered well.
 
     A line of the script is the name of a method, or a tuple of it and its arguments.
@@ -76,8 +75,7 @@ class FaultServer:
     """
 
     def __init__(self, tls: ssl.SSLContext | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        self._tls = tls
-        self._writers: set[asyncio.StreamWriter] = set()
+        super().__init__(tls)
         self.files = files
         self.script: collections.deque[Any] = collections.deque()
         self.aim = ''  # how the keys end whose requests the script is for
@@ -100,81 +98,28 @@ class FaultServer:
         self.tokens = 0  # that were asked for
         self.tokenless = 0  # of these, how many were answered by the end of the connection
 
-    def __enter__(self) -> Self:
-        self._loop = asyncio.new_event_loop()
-        ready = threading.Event()
-        self._thread = threading.Thread(target=self._main, args=(ready,), daemon=True)
-        self._thread.start()
-        ready.wait(10)
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """End; more than once is no error."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(10)
-
-    def _main(self, ready: threading.Event) -> None:
-        asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._serve, '127.0.0.1', 0, ssl=self._tls))
-        scheme = 'https' if self._tls else 'http'
-        self.endpoint = f'{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}'
-        ready.set()
-        self._loop.run_forever()
-        server.close()
-        self._loop.run_until_complete(asyncio.sleep(0.02))  # who has connected is served before all ends
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._hang_up()
-        self._loop.run_until_complete(asyncio.sleep(0.02))
-        self._loop.close()
-
-    def hang_up(self) -> None:
-        """End all connections."""
-        self._loop.call_soon_threadsafe(self._hang_up)
-
-    def _hang_up(self) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        self._writers.add(writer)
-        try:
-            while True:
-                head = (await reader.readuntil(b'\r\n\r\n')).decode()
-                first, *rest = head.split('\r\n')
-                method, target, _ = first.split(' ')
-                lines = {name.lower(): value for name, value in (line.split(': ', 1) for line in rest if line)}
-                self.heads.append(dict(line.split(': ', 1) for line in rest if line))
-                path, _, query = target.partition('?')
-                if method == 'POST':
-                    await reader.readexactly(int(lines['content-length']))
-                    self.tokens += 1
-                    if self.tokens <= self.tokenless:
-                        writer.transport.abort()
-                        return
-                    token = {'access_token': f'token-{self.tokens}', 'expires_in': 3600}
-                    _say(writer, 'application/json', json.dumps(token))
-                elif self.files is not None and (listed := self._listed(path, query)) is not None:
-                    self._list(writer, *listed)
-                else:
-                    await self._answer(writer, lines, self._asked(method, path, lines))
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
-            pass
-        except asyncio.CancelledError:
-            writer.transport.abort()  # the server ends
-        finally:
-            writer.close()
-            with contextlib.suppress(ConnectionError, ssl.SSLError, asyncio.CancelledError):
-                await writer.wait_closed()
-            self._writers.discard(writer)
+        while True:
+            head = (await reader.readuntil(b'\r\n\r\n')).decode()
+            first, *rest = head.split('\r\n')
+            method, target, _ = first.split(' ')
+            lines = {name.lower(): value for name, value in (line.split(': ', 1) for line in rest if line)}
+            self.heads.append(dict(line.split(': ', 1) for line in rest if line))
+            path, _, query = target.partition('?')
+            if method == 'POST':
+                await reader.readexactly(int(lines['content-length']))
+                self.tokens += 1
+                if self.tokens <= self.tokenless:
+                    writer.transport.abort()
+                    return
+                token = {'access_token': f'token-{self.tokens}', 'expires_in': 3600}
+                _say(writer, 'application/json', json.dumps(token))
+            elif self.files is not None and (listed := self._listed(path, query)) is not None:
+                self._list(writer, *listed)
+            else:
+                await self._answer(writer, lines, self._asked(method, path, lines))
+            await writer.drain()
 
     async def _answer(self, writer: asyncio.StreamWriter, lines: Mapping[str, str], asked: Asked) -> None:
         self.note(asked, lines)

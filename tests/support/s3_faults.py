@@ -2,16 +2,16 @@
 
 import asyncio
 import collections
-import contextlib
 import datetime
 import email.utils
 import hashlib
 import http.client
 import re
-import threading
 import urllib.parse
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
+
+from tests.support.loop_server import LoopServer
 
 _HTML = b'<html><head><title>Welcome</title></head><body>Please log in.</body></html>'
 _ERROR = b'<?xml version="1.0"?><Error><Code>InternalError</Code><Message>We failed</Message></Error>'
@@ -73,7 +73,7 @@ def kind_of(method: str, target: str, headers: dict[str, str]) -> str:
     return method.lower()
 
 
-class S3Proxy:
+class S3Proxy(LoopServer):
     """Every request goes on to the server behind, unless a fault is planned for its kind.
 
     A fault is the name of a method, or a tuple of it and its arguments.
@@ -84,6 +84,7 @@ class S3Proxy:
     """
 
     def __init__(self, behind: str, page: int = 0) -> None:
+        super().__init__()
         parts = urllib.parse.urlsplit(behind)
         self._host, self._port, self._page = parts.hostname or '', parts.port, page
         self._once: dict[str, collections.deque[Any]] = {}
@@ -97,7 +98,6 @@ class S3Proxy:
         self.region = ''  # where the bucket is, if elsewhere
         self.revoked: set[str] = set()
         self.renew: Callable[[], object] = int
-        self._writers: set[asyncio.StreamWriter] = set()
         self._first: dict[str, bytes] = {}
         self._real: dict[str, str] = {}  # the server's ETags by the odd ones
 
@@ -105,61 +105,22 @@ class S3Proxy:
         """The next requests of a kind meet these faults, and all behind them the one that stays."""
         self._once[kind], self._stays[kind] = collections.deque(faults), stays
 
-    def __enter__(self) -> Self:
-        self._loop, ready = asyncio.new_event_loop(), threading.Event()
-        self._thread = threading.Thread(target=self._main, args=(ready,), daemon=True)
-        self._thread.start()
-        ready.wait(10)
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-
-    def _main(self, ready: threading.Event) -> None:
-        asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._serve, '127.0.0.1', 0))
-        self.endpoint = f'http://127.0.0.1:{server.sockets[0].getsockname()[1]}'
-        ready.set()
-        self._loop.run_forever()
-        server.close()
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        for writer in self._writers:
-            writer.transport.abort()
-        self._loop.run_until_complete(asyncio.sleep(0.02))
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
-        self._loop.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        try:
-            while True:
-                head = (await reader.readuntil(b'\r\n\r\n')).decode()
-                first, *rest = head.split('\r\n')
-                method, target, _ = first.split(' ')
-                headers = {name.lower(): value for name, value in (line.split(': ', 1) for line in rest if line)}
-                body = await reader.readexactly(int(headers.get('content-length', 0)))
-                asked = Asked(kind_of(method, target, headers), method, target, headers, body)
-                self.seen.append(asked.kind)
-                self.asked.append(asked)
-                answer = self._refusal(asked) or await self._meet(asked)
-                if answer is None:
-                    writer.transport.abort()
-                    return
-                writer.write(_written(asked, answer))
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        except asyncio.CancelledError:
-            writer.transport.abort()
-        finally:
-            writer.close()
-            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
-                await writer.wait_closed()
-            self._writers.discard(writer)
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            head = (await reader.readuntil(b'\r\n\r\n')).decode()
+            first, *rest = head.split('\r\n')
+            method, target, _ = first.split(' ')
+            headers = {name.lower(): value for name, value in (line.split(': ', 1) for line in rest if line)}
+            body = await reader.readexactly(int(headers.get('content-length', 0)))
+            asked = Asked(kind_of(method, target, headers), method, target, headers, body)
+            self.seen.append(asked.kind)
+            self.asked.append(asked)
+            answer = self._refusal(asked) or await self._meet(asked)
+            if answer is None:
+                writer.transport.abort()
+                return
+            writer.write(_written(asked, answer))
+            await writer.drain()
 
     async def _meet(self, asked: Asked) -> Answer | None:
         once = self._once.get(asked.kind)

@@ -23,6 +23,7 @@ from aiohttp import web
 
 import granular
 from granular import testing
+from tests.support.loop_server import LoopServer
 
 KEY, SECRET = 'granular-key', 'granular-secret'
 
@@ -155,7 +156,7 @@ class SeaweedServer(ContextServer):
                 time.sleep(0.2)
 
 
-class TLSProxy:
+class TLSProxy(LoopServer):
     """TLS in front of a server that has none. ``endpoint`` is its address.
 
     Args:
@@ -164,34 +165,10 @@ class TLSProxy:
     """
 
     def __init__(self, context: ssl.SSLContext, behind: str) -> None:
-        self._context, self._behind = context, urllib.parse.urlsplit(behind)
+        super().__init__(context)
+        self._behind = urllib.parse.urlsplit(behind)
 
-    def __enter__(self) -> Self:
-        self._loop, ready = asyncio.new_event_loop(), threading.Event()
-        self._thread = threading.Thread(target=self._main, args=(ready,), daemon=True)
-        self._thread.start()
-        ready.wait(10)
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-
-    def _main(self, ready: threading.Event) -> None:
-        asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._serve, '127.0.0.1', 0, ssl=self._context))
-        self.endpoint = f'https://127.0.0.1:{server.sockets[0].getsockname()[1]}'
-        ready.set()
-        self._loop.run_forever()
-        server.close()
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._loop.run_until_complete(asyncio.sleep(0.02))
-        self._loop.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         inner, outer = await asyncio.open_connection(self._behind.hostname, self._behind.port)
 
         async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
