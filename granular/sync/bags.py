@@ -9,7 +9,7 @@ from granular.aio.bags import writer as corewriter
 from granular.aio.bags.reader import Buffer
 from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.bridge import run
-from granular.sync.base import Face, Reader, blocking
+from granular.sync.base import Reader, SyncObject, blocking
 from granular.sync.iteration import Iteration
 
 
@@ -81,7 +81,7 @@ class BagReader(Reader[core.BagReader]):
         return Iteration(self.aio.__aiter__)
 
 
-class BagWriter(Face[corewriter.BagWriter]):
+class BagWriter(SyncObject[corewriter.BagWriter]):
     """Appends records to a new bag, or to an existing local bag of version 3.
 
     ::

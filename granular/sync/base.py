@@ -6,10 +6,10 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, SupportsIndex, TypeVar
 
 from granular.aio.runtime.bridge import run
-from granular.aio.runtime.lifecycle import Opened
+from granular.aio.runtime.lifecycle import AsyncResource
 from granular.sync.iteration import Iteration
 
-A = TypeVar('A', bound=Opened)
+A = TypeVar('A', bound=AsyncResource)
 P = ParamSpec('P')
 R = TypeVar('R')
 
@@ -35,7 +35,7 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> C
     return call
 
 
-class Face(Generic[A]):
+class SyncObject(Generic[A]):
     """Base of objects that open when they are constructed and whose methods block.
 
     Attributes:
@@ -85,7 +85,7 @@ class Batched:
         return self.fetch(indices)
 
 
-class Reader(Face[A]):
+class Reader(SyncObject[A]):
     """Base of readers, which pickle to their address and options and are reopened when unpickled.
 
     If the data was replaced in between, reopening raises ``ObjectChangedError``.

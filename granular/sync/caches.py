@@ -8,12 +8,12 @@ from granular.aio.caches.base import Cache as Core
 from granular.aio.caches.base import Function
 from granular.aio.runtime.bridge import run
 from granular.config import MiB
-from granular.sync.base import Batched, Face
+from granular.sync.base import Batched, SyncObject
 
 A = TypeVar('A', bound=Core)
 
 
-class Cache(Face[A], Batched, Generic[A]):
+class Cache(SyncObject[A], Batched, Generic[A]):
     """Base of the caches in the sync API.
 
     Attributes:

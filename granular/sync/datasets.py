@@ -10,7 +10,7 @@ from granular.aio.datasets.codec import Decoder, Encoder
 from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.bridge import run
 from granular.formats.layout import Layout
-from granular.sync.base import A, Face, Rows, blocking
+from granular.sync.base import A, Rows, SyncObject, blocking
 
 
 class Datasets(Rows[A]):
@@ -66,7 +66,7 @@ class DatasetReader(Datasets[core.DatasetReader]):
         self._open(core.DatasetReader(directory, decoders, cache_index, cache_keys, parallel, verify))
 
 
-class Appending(Face[A]):
+class Appending(SyncObject[A]):
     """Base of the writers of a single dataset and of a sharded one."""
 
     aio: Any

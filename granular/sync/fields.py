@@ -14,7 +14,7 @@ from granular.aio.fields import wrappers as corewrappers
 from granular.aio.fields.fields import FieldDataset
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.bridge import run
-from granular.aio.runtime.threads import beside, current
+from granular.aio.runtime.threads import current, secondary_threads
 from granular.sync.base import Batched
 from granular.sync.pipeline import MapDataset
 
@@ -295,7 +295,7 @@ def _blocking(loads: Any, *args: Any, **kwargs: Any) -> Any:
     could deadlock.
     """
     read: Coroutine[Any, Any, Any] = loads(*args, **kwargs)
-    token = current.set(beside())
+    token = current.set(secondary_threads())
     try:
         return run(read)
     finally:

@@ -9,7 +9,7 @@ from granular.aio.execution.prefetch import END
 from granular.aio.loader import loader as core
 from granular.aio.loader.collate import Batch, Spec
 from granular.aio.runtime.bridge import run
-from granular.aio.runtime.loops import need_loop
+from granular.aio.runtime.loops import ensure_event_loop
 
 
 class Loader:
@@ -97,7 +97,7 @@ class Loader:
         run(self._load(state))
 
     async def _load(self, state: Mapping[str, int]) -> None:
-        await need_loop()  # tasks may only be touched on their loop
+        await ensure_event_loop()  # tasks may only be touched on their loop
         self.aio.load(state)
 
     state_dict = save

@@ -105,9 +105,9 @@ def test_uploads(request, store):
 
 
 async def aio_upload(path):
-    from granular.aio.runtime.loops import need_loop
+    from granular.aio.runtime.loops import ensure_event_loop
 
-    await need_loop()
+    await ensure_event_loop()
     await left_behind(path, 9 << 20)
 
 

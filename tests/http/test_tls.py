@@ -9,7 +9,7 @@ import trustme
 import granular
 from granular.aio.http import tls
 from granular.aio.runtime.bridge import run
-from granular.aio.runtime.loops import need_loop
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.stores.gcs.store import GCSStore
 from granular.errors import GranularError, InvalidArgumentError, StoreError
 from tests.support.faults import DATA, FaultServer
@@ -159,7 +159,7 @@ def test_a_token_is_sent_over_tls_or_to_this_machine(endpoint, sent):
     store = GCSStore('gs://bucket', QUICK, {'endpoint_url': endpoint, 'token': Credentials('ya29.planted')})
 
     async def sign():
-        await need_loop()
+        await ensure_event_loop()
         return await (await store.client()).sign('object')
 
     if sent:

@@ -11,7 +11,7 @@ import pytest
 import granular
 from granular import MapDataset, aio
 from granular.aio.runtime.bridge import run
-from granular.aio.runtime.loops import HeldError, await_user, begin_task, gather, need_loop, outcome
+from granular.aio.runtime.loops import HeldError, await_user, ensure_event_loop, gather, outcome, start_task
 from granular.errors import FunctionError, GranularError
 from granular.integrations import batches
 from tests.support.functions_that_raise import BAD, COUNT, ERRORS, OPERATIONS, WAYS, Raises
@@ -102,24 +102,24 @@ def test_batches_that_are_not_converted_are_no_end():
 
 
 async def raises(error):
-    await need_loop()
+    await ensure_event_loop()
     raise error
 
 
 async def test_tasks_hand_on_what_would_end_their_loop():
     for error in (SystemExit(3), KeyboardInterrupt()):
         with pytest.raises(type(error)) as caught:
-            await outcome(begin_task(raises(error)))
+            await outcome(start_task(raises(error)))
         assert caught.value is error
         assert caught.value.__cause__ is None
         with pytest.raises(type(error)):
             await gather([raises(error), asyncio.sleep(60)])
         with pytest.raises(HeldError):
-            await begin_task(raises(error))
+            await start_task(raises(error))
 
 
 async def test_a_task_that_is_cancelled_before_it_begins_says_nothing():
-    task = begin_task(raises(LookupError()))
+    task = start_task(raises(LookupError()))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await outcome(task)

@@ -17,7 +17,7 @@ from granular import aio, cli
 from granular._redact import hidden, redact
 from granular.aio.http.messages import Target
 from granular.aio.runtime.bridge import run
-from granular.aio.runtime.loops import need_loop
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.errors import GranularError
 from tests.support.faults import FaultServer
 
@@ -153,7 +153,7 @@ def test_reprs_states_and_pickles(tmp_path):
 
 
 async def client_of(path):
-    await need_loop()
+    await ensure_event_loop()
     return await path.aio.store.client()
 
 

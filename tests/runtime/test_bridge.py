@@ -11,7 +11,7 @@ import pytest
 
 from granular import aio
 from granular.aio.runtime.bridge import run
-from granular.aio.runtime.loops import gather, need_loop, scope
+from granular.aio.runtime.loops import ensure_event_loop, gather, scope
 from granular.aio.runtime.threads import offload, spread
 from granular.errors import GranularError
 from tests.support.programs import INTERRUPTIBLE, program
@@ -26,7 +26,7 @@ async def stay():
 
 
 async def hop():
-    await need_loop()
+    await ensure_event_loop()
     await asyncio.sleep(0)
     return here()
 
@@ -58,7 +58,7 @@ def test_from_many_threads():
 
 async def fail(after_hop):
     if after_hop:
-        await need_loop()
+        await ensure_event_loop()
         await asyncio.sleep(0)
     raise LookupError('mine')
 
@@ -70,7 +70,7 @@ def test_errors_come_through(after_hop):
 
 
 async def cleans_up(log):
-    await need_loop()
+    await ensure_event_loop()
     try:
         await asyncio.sleep(30)
     finally:
@@ -81,7 +81,7 @@ def test_cancelling_reaches_the_coroutine():
     log = []
 
     async def outer():
-        await need_loop()
+        await ensure_event_loop()
         task = asyncio.ensure_future(cleans_up(log))
         await asyncio.sleep(0.01)
         task.cancel()
@@ -93,7 +93,7 @@ def test_cancelling_reaches_the_coroutine():
 
 def test_a_blocking_call_on_the_librarys_own_loop_says_so():
     async def wrong():
-        await need_loop()
+        await ensure_event_loop()
         run(hop())
 
     with pytest.raises(GranularError, match=r'granular\.aio'):
@@ -102,7 +102,7 @@ def test_a_blocking_call_on_the_librarys_own_loop_says_so():
 
 def test_pools_and_gathering():
     async def several():
-        await need_loop()
+        await ensure_event_loop()
         assert await offload(here) != here()
         return await gather([hop(), hop()])
 

@@ -11,7 +11,7 @@ import pytest
 import granular
 from granular import Path, aio
 from granular.aio.runtime.bridge import run
-from granular.aio.runtime.loops import gather, need_loop
+from granular.aio.runtime.loops import ensure_event_loop, gather
 from granular.aio.stores.gcs import replies as gcsreplies
 from granular.aio.stores.gcs import store as gcs
 from granular.errors import (
@@ -115,7 +115,7 @@ def publish(path, data):
     """Write a new object, which another writer may not have written."""
 
     async def write():
-        await need_loop()
+        await ensure_event_loop()
         writer = await path.store.open_writer(path.aio.key, True)
         try:
             await writer.write(data)

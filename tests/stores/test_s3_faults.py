@@ -230,7 +230,7 @@ def writing_in_parts(case):
 
 
 async def publish(path, data, mine=True):
-    await granular.aio.runtime.loops.need_loop()
+    await granular.aio.runtime.loops.ensure_event_loop()
     writer = await path.store.open_writer(path.key, new=True)
     try:
         await writer.write(data)

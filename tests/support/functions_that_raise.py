@@ -23,7 +23,7 @@ import numpy as np
 import granular
 from granular import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, aio
 from granular.aio.runtime.bridge import run
-from granular.aio.runtime.loops import need_loop
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.errors import GranularError, WorkerError
 
 BOUND: Final = 10.0  # seconds: far more than any case takes, as the machine may be busy
@@ -120,7 +120,7 @@ class Awaited(Indexed):
     """One that takes many indices, and is asynchronous."""
 
     async def fetch(self, indices: Any) -> list[Any]:
-        await need_loop()
+        await ensure_event_loop()
         await asyncio.sleep(0)
         return [self._fn(index) for index in np.asarray(indices).tolist()]
 
@@ -500,7 +500,7 @@ def probe() -> None:
 
 
 async def need_loop_and_return() -> None:
-    await need_loop()
+    await ensure_event_loop()
     await asyncio.sleep(0)
 
 

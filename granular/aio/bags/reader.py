@@ -13,7 +13,7 @@ from granular.aio.bags.identity import FileIdentity, Identity, reopened
 from granular.aio.bags.index_cache import BagState
 from granular.aio.http.reply import Reply, changed, counters, stands_in
 from granular.aio.paths.path import Path
-from granular.aio.runtime.lifecycle import Opened
+from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.loops import gather, running_loop
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.threads import offload
@@ -32,7 +32,7 @@ T = TypeVar('T')
 logger = logging.getLogger('granular')
 
 
-class BagReader(Opened):
+class BagReader(AsyncResource):
     """Random access to the records of a bag of any version, from a file or from bytes.
 
     Opening takes one round trip; a table larger than ``IOConfig.tail``, ``cache_data`` and ``verify`` each add at

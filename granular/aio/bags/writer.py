@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular.aio.paths.path import Path
-from granular.aio.runtime.lifecycle import Opened
+from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.loops import Lock, gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import ObjectWriter
@@ -34,7 +34,7 @@ from granular.formats.checksums import SUFFIX, crc32c
 _PENDING: Final = MiB  # bytes buffered at most before they are written, even if the caller does not flush
 
 
-class BagWriter(Opened):
+class BagWriter(AsyncResource):
     """Appends records to a new bag, or to a local one of version 3.
 
     A bag of version 1 or 2, and any bag in a bucket, appears when it is closed. A local bag of version 3 can be read

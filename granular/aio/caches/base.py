@@ -12,10 +12,10 @@ from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader
 from granular.aio.execution.failures import Failure
 from granular.aio.http.reply import counters
-from granular.aio.pipeline.describe import fingerprint as stages
+from granular.aio.pipeline.describe import fingerprint
 from granular.aio.pipeline.nodes.elements import method_of, name_of
 from granular.aio.pipeline.nodes.source import convert, length_of, map_in_threads
-from granular.aio.runtime.lifecycle import Opened
+from granular.aio.runtime.lifecycle import AsyncResource
 from granular.config import MiB
 from granular.errors import EncodeError, InvalidArgumentError
 from granular.formats.serialization import decode, encode
@@ -26,7 +26,7 @@ _NONE: Final = encode(None)
 _IN_PLACE: Final = MiB  # up to this many bytes of records, decode on the event loop
 
 
-class Cache(Opened):
+class Cache(AsyncResource):
     """A source and the cached values of it.
 
     Attributes:
@@ -50,7 +50,7 @@ class Cache(Opened):
     async def _open(self) -> None:
         # A reader that opens at its first read has no length before.
         core = getattr(self._source, 'aio', self._source)
-        if isinstance(core, Opened):
+        if isinstance(core, AsyncResource):
             await core._ensure_open()
         length = length_of(self._below)
         if self._length not in (-1, length):
@@ -141,7 +141,7 @@ class Cache(Opened):
         Raises:
           InvalidArgumentError: if ``alone``, and a source has no identity of its own.
         """
-        parts: list[Any] = [stages(self._below), self._length, None if self._pack is None else name_of(self._pack)]
+        parts: list[Any] = [fingerprint(self._below), self._length, None if self._pack is None else name_of(self._pack)]
         for root in _roots(self._below):
             if isinstance(root, DatasetReader):
                 *told, functions = root.identity

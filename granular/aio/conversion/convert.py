@@ -17,7 +17,7 @@ from granular.aio.datasets.sharded_writer import length_of_shard
 from granular.aio.datasets.writer import DatasetWriter
 from granular.aio.paths.path import Path, Progress
 from granular.aio.pipeline.nodes.source import Source
-from granular.aio.runtime.loops import begin_task, call_user, for_each, need_loop, outcome
+from granular.aio.runtime.loops import call_user, ensure_event_loop, for_each, outcome, start_task
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.local.writing import drop_drafts
 from granular.config import MiB
@@ -126,7 +126,7 @@ async def convert(
         print(done.records, done.shards, done.spec)
     """
     began = time.perf_counter()
-    await need_loop()
+    await ensure_event_loop()
     for name, number in (('shardlen', shardlen), ('parallel', parallel), ('sample', sample)):
         if number is not None and number < 1:
             raise InvalidArgumentError(f'{name} is {number}: want 1 or more')
@@ -324,7 +324,7 @@ class _Work:
                 records = await outcome(reading or source.fetch(range(first, following)))
                 at = following
                 more = range(at, min(at + self._chunk, stop))
-                reading = begin_task(source.fetch(more)) if more else None
+                reading = start_task(source.fetch(more)) if more else None
                 await self._write(writer, records, first)
         finally:
             if reading is not None:

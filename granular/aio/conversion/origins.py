@@ -19,8 +19,8 @@ from granular.aio.paths.path import Path
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.nodes import source as sources
 from granular.aio.pipeline.nodes.source import Source, nbytes
-from granular.aio.runtime.lifecycle import Opened
-from granular.aio.runtime.loops import await_user, begin_task, gather, need_loop, outcome
+from granular.aio.runtime.lifecycle import AsyncResource
+from granular.aio.runtime.loops import await_user, ensure_event_loop, gather, outcome, start_task
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, NotFoundError, UnsupportedError
@@ -60,7 +60,7 @@ class Origin:
         source: Source | None = None,
         items: Any = None,
         size: int | None = None,
-        opened: Opened | None = None,
+        opened: AsyncResource | None = None,
     ) -> None:
         self.name, self.format, self.source, self.items, self.size = name, format, source, items, size
         self.opened = opened
@@ -113,7 +113,7 @@ class Ahead:
         """Return whether there are more records."""
         if not self._records:
             self._records = await outcome(self._reading or self._read())
-            self._reading = begin_task(self._read()) if self._records else None
+            self._reading = start_task(self._read()) if self._records else None
         return bool(self._records)
 
     async def take(self, count: int) -> list[Any]:
@@ -174,7 +174,7 @@ async def origin_of(source: Any, format: Format | None) -> Origin:
       NotFoundError: if it does not exist.
       MissingExtraError: if the package that reads it is not installed.
     """
-    await need_loop()
+    await ensure_event_loop()
     if format is not None and format not in FORMATS:
         raise InvalidArgumentError(f'format is {format!r}: want one of {", ".join(FORMATS)}')
     if isinstance(source, str | os.PathLike | PurePath):

@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 
 from granular import formats
 from granular.aio.runtime.loops import call_user, gather, running_loop
-from granular.aio.runtime.threads import offload, spread
+from granular.aio.runtime.threads import map_threads, offload
 from granular.config import MiB
 from granular.errors import DecodeError, EncodeError, InvalidArgumentError, UnknownTypeError
 from granular.formats import layout
@@ -114,17 +114,17 @@ async def _decode_apart(field: Field, records: Sequence[bytes], name: str) -> li
         except Exception as error:
             raise _refused(field, i, records, name, error) from error
 
-    return await spread(call, len(records))
+    return await map_threads(call, len(records))
 
 
 def _refused(field: Field, i: int, records: Sequence[bytes], name: str, error: Exception) -> DecodeError:
     return DecodeError(
         f'{name}: key {field.key!r}, value {i} of those read ({len(records[i])} bytes): not decoded as '
-        f'{field.kind!r}: {said_of(error)}'
+        f'{field.kind!r}: {describe_error(error)}'
     )
 
 
-def said_of(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the message of an error, or the name of its type if it has none."""
     return str(error) or type(error).__name__
 
@@ -161,7 +161,7 @@ def _encode_one(field: Field, value: Any, name: str, index: int) -> bytes:
         record = field.fn(value)
     except Exception as error:
         raise EncodeError(
-            f'{name}: datapoint {index}, key {field.key!r}: not encoded as {field.kind!r}: {said_of(error)}'
+            f'{name}: datapoint {index}, key {field.key!r}: not encoded as {field.kind!r}: {describe_error(error)}'
         ) from error
     if not isinstance(record, bytes):
         raise EncodeError(

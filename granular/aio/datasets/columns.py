@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.reader import BagReader, once_more, read_records
-from granular.aio.datasets.codec import Field, decode, said_of
+from granular.aio.datasets.codec import Field, decode, describe_error
 from granular.aio.runtime.loops import CONTROL, function_error
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.local.files import IN_PLACE
@@ -162,7 +162,7 @@ class Columns:
 
     def _refused(self, field: Field, place: int, error: Exception) -> DecodeError:
         return DecodeError(
-            f'{self.name}: datapoint {place}, key {field.key!r}: not decoded as {field.kind!r}: {said_of(error)}'
+            f'{self.name}: datapoint {place}, key {field.key!r}: not decoded as {field.kind!r}: {describe_error(error)}'
         )
 
     def _refs_now(self, refs: BagReader, place: int) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ from granular.aio.datasets.codec import Decoder, Field, fields_of
 from granular.aio.datasets.columns import Choice, Columns, Datapoint, Spans, fetch_points, locate, read_columns
 from granular.aio.datasets.proof import Proof, open_as_one
 from granular.aio.paths.path import Path
-from granular.aio.runtime.lifecycle import Opened
+from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.loops import gather, running_loop
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sharing import sharing
@@ -34,7 +34,7 @@ from granular.indexing import index_of, indices_of
 Mask = Mapping[str, bool | range | slice] | Iterable[str] | None
 
 
-class DatasetReader(Opened):
+class DatasetReader(AsyncResource):
     """Random access to the datapoints of a dataset in either layout.
 
     Opening takes three round trips: the spec with the references, the bags, and a check that the dataset was not

@@ -15,7 +15,7 @@ from granular.aio.datasets.proof import open_as_one
 from granular.aio.datasets.reader import DatasetReader, Mask
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
-from granular.aio.runtime.lifecycle import Opened
+from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.loops import gather
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sharing import sharing
@@ -25,7 +25,7 @@ from granular.formats.layout import shard_name, shard_numbers
 from granular.indexing import Ints, index_of, indices_of
 
 
-class ShardedDatasetReader(Opened):
+class ShardedDatasetReader(AsyncResource):
     """Random access to the datapoints of all shards, or of every ``shardstep``-th shard from ``shardstart`` on.
 
     Opening lists the folder and then opens all shards at once. Memory is that of ``DatasetReader``.

@@ -10,7 +10,7 @@ from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import check_steps, shards_in, shards_of
 from granular.aio.datasets.writer import DatasetWriter
 from granular.aio.paths.path import Path
-from granular.aio.runtime.lifecycle import Opened
+from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.loops import Lock, gather
 from granular.errors import (
     AlreadyExistsError,
@@ -23,7 +23,7 @@ from granular.errors import (
 from granular.formats.layout import Layout, check_spec, shard_name
 
 
-class ShardedDatasetWriter(Opened):
+class ShardedDatasetWriter(AsyncResource):
     """Appends datapoints to shards of ``shardlen`` datapoints, one shard after the other.
 
     Opened again, it continues after the last of its shards. A shard that is not full is filled if it is a local dataset

@@ -8,7 +8,7 @@ from typing import Any, Literal, NoReturn
 from granular.aio.bags.writer import BagWriter
 from granular.aio.datasets.codec import Encoder, encode, fields_of
 from granular.aio.paths.path import Path
-from granular.aio.runtime.lifecycle import Opened
+from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.loops import Lock, gather, settle
 from granular.aio.stores.local.locks import FolderLock
 from granular.aio.stores.local.store import LocalStore
@@ -28,7 +28,7 @@ from granular.errors import (
 from granular.formats.layout import LIMIT, SUFFIXES, Layout, check_spec, dump_spec, pack_refs, parse_spec
 
 
-class DatasetWriter(Opened):
+class DatasetWriter(AsyncResource):
     """Appends datapoints to a new dataset, or to an existing local one in the columns layout.
 
     ``spec.json`` is written when the writer is closed. If the ``with`` block ends with an error, the files of a new

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
 
 from granular.aio.execution.failures import capturing
-from granular.aio.runtime.loops import Begun, begin_task, end_tasks, need_loop, outcome
-from granular.aio.runtime.threads import CORES, Threads, Timer, begun, current
+from granular.aio.runtime.loops import StartedCoroutine, end_tasks, ensure_event_loop, outcome, start_task
+from granular.aio.runtime.threads import CORES, Threads, Timer, current, start_inline
 from granular.errors import ClosedError, GranularError
 
 T = TypeVar('T')
@@ -77,7 +77,7 @@ class Ahead(Generic[T]):
 
     async def take(self) -> T | object:
         """Return the next item, or ``END``. After an error, the position stays at the item that failed."""
-        await need_loop()
+        await ensure_event_loop()
         began = time.perf_counter()
         if self._handed is not None:
             self.consumed += began - self._handed
@@ -117,14 +117,14 @@ class Ahead(Generic[T]):
             position = self.position + len(self._items) * self.stride
             if self.stop is not None and position >= self.stop:
                 return
-            task = begin_task(self._run(position))
+            task = start_task(self._run(position))
             task.add_done_callback(_seen)
             self._items.append(task)
 
     async def seek(self, position: int) -> None:
         """Continue from another position; items computed ahead are discarded."""
         if self._items:
-            await need_loop()  # tasks may only be accessed there
+            await ensure_event_loop()  # tasks may only be accessed there
             self.drop()
         self.position = position
 
@@ -146,8 +146,8 @@ class Ahead(Generic[T]):
                 return await self._make(position)
             if self._lane is None:
                 self._lane = Threads(self._width, f'{self._name}-lane')
-            found = await begun(lambda: self._timed(position), self._lane)
-            if not isinstance(found, Begun):
+            found = await start_inline(lambda: self._timed(position), self._lane)
+            if not isinstance(found, StartedCoroutine):
                 return found
             self._waits, self.cheap = True, False
             return await found
@@ -169,7 +169,7 @@ class Ahead(Generic[T]):
         """Cancel the items in progress and shut down the threads. Further calls do nothing."""
         self._closed = True
         if self._items:
-            await need_loop()
+            await ensure_event_loop()
             tasks = list(self._items)
             self._items.clear()
             await end_tasks(tasks)

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final, Protocol
 
 from granular.aio.execution.failures import capturing, portable, remote, summary
-from granular.aio.runtime.loops import await_user, need_loop, settle
+from granular.aio.runtime.loops import await_user, ensure_event_loop, settle
 from granular.aio.runtime.sharing import sharing
 from granular.aio.runtime.threads import offload
 from granular.errors import ClosedError, InvalidArgumentError, WorkerError
@@ -72,7 +72,7 @@ class Workers:
 
     async def make(self, position: int) -> Any:
         """Return the item at a position, computed by the workers in turn; a worker that has died is replaced."""
-        await need_loop()
+        await ensure_event_loop()
         number = next(self._turns) % self._count
         if not self._begun or (not self._closed and self._workers[number].dead):
             async with self._beginning:
@@ -123,7 +123,7 @@ class Workers:
     async def aclose(self) -> None:
         """End all processes, and wait for them."""
         self._closed = True
-        await need_loop()
+        await ensure_event_loop()
         async with self._beginning:
             workers, self._workers = self._workers, []
             for worker in workers:

@@ -17,8 +17,8 @@ from granular.aio.pipeline.nodes.base import ENDLESS
 from granular.aio.pipeline.nodes.elements import selected
 from granular.aio.pipeline.nodes.selection import read_labels
 from granular.aio.pipeline.nodes.source import Source, convert, takes_mask
-from granular.aio.runtime.loops import await_user, gather, need_loop
-from granular.aio.runtime.threads import offload, spread
+from granular.aio.runtime.loops import await_user, ensure_event_loop, gather
+from granular.aio.runtime.threads import map_threads, offload
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
 from granular.indexing import Ints, indices_of
 
@@ -285,8 +285,8 @@ class Methods(Fields):
                 raise
 
         if not waits:
-            return await spread(call, len(numbers))
-        await need_loop()
+            return await map_threads(call, len(numbers))
+        await ensure_event_loop()
         return await gather([wait(i) for i in range(len(numbers))])
 
     def describe(self) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Final, SupportsIndex
 from numpy.typing import ArrayLike
 
 from granular.aio.fields.fields import Ctx, check_fields, fields_of
-from granular.aio.pipeline.describe import rendered
+from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.map_dataset import MapDataset
 from granular.aio.pipeline.nodes.source import Fetching, Source
 from granular.errors import InvalidArgumentError, UnknownKeyError
@@ -74,7 +74,7 @@ class ModeWrapper:
         return f'ModeWrapper({self._fields!r}, {self.mode!r}{more})'
 
     def __str__(self) -> str:
-        return rendered(self.node)
+        return format_pipeline(self.node)
 
     async def get(self, index: SupportsIndex | slice) -> Any:
         """Return a datapoint, or a list of datapoints for a slice.

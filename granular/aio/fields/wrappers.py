@@ -11,8 +11,8 @@ import numpy as np
 
 from granular import filters
 from granular.aio.fields.fields import Ctx, Fields, fields_of
-from granular.aio.pipeline.nodes.selection import said_of
-from granular.aio.runtime.loops import gather, need_loop
+from granular.aio.pipeline.nodes.selection import describe_classes
+from granular.aio.runtime.loops import ensure_event_loop, gather
 from granular.aio.runtime.threads import offload
 from granular.errors import ClosedError, InvalidArgumentError
 from granular.indexing import Ints, indices_of
@@ -205,7 +205,7 @@ class ClassFilterWrapper(_ByLabel):
         self, dataset: Any, valid_classes: Any = None, invalid_classes: Any = None, field: str = 'label'
     ) -> None:
         super().__init__(dataset)
-        self._said = said_of(valid_classes, invalid_classes)
+        self._said = describe_classes(valid_classes, invalid_classes)
         self._valid, self._invalid, self._field = valid_classes, invalid_classes, field
 
     def _choose(self, labels: filters.Labels) -> Ints:
@@ -290,7 +290,7 @@ class FieldConcat(Fields):
         inner = indices - (self._stops - self._lengths)[owners]
         places = [np.flatnonzero(owners == owner) for owner in np.unique(owners)]
         if len(places) > 1:
-            await need_loop()
+            await ensure_event_loop()
         found = await gather(
             [self.parents[owners[at[0]]].load(fields, inner[at], [ctxs[i] for i in at.tolist()]) for at in places]
         )

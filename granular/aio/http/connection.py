@@ -228,8 +228,8 @@ class Connection(asyncio.BufferedProtocol):
         if self.head is not None:
             self._deliver(exchange, self._scratch_view[:count])
             return
-        begun = len(self._held)
-        if begun:
+        size_before = len(self._held)
+        if size_before:
             data: bytes | bytearray = self._held + self._scratch_view[:count]
             count = len(data)
         else:
@@ -247,7 +247,7 @@ class Connection(asyncio.BufferedProtocol):
                 raise ProtocolError('status 101, a protocol that was not asked for')
             self._informed += len(raw)
         # A server that ends its lines with a bare line feed would never end its head.
-        if _BARE.search(data, max(at, begun), count):
+        if _BARE.search(data, max(at, size_before), count):
             raise ProtocolError('the head of a reply has a line that ends in a bare line feed')
         self._held = bytes(data[at:count])
         if not self._held.startswith(_BEGINNING[: len(self._held)]):

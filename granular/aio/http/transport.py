@@ -46,10 +46,10 @@ _CODE: Final = re.compile(rb'<Code>(\w+)</Code>')
 Prepare = Callable[[], Awaitable[Target]]
 """Returns the URL and signed headers of an object at the time when its request is sent."""
 
-Ail = Literal['expired', 'region', 'skewed']
+RecoverableKind = Literal['expired', 'region', 'skewed']
 """A recoverable request error reported by the store: expired credentials, wrong region, or clock skew."""
 
-Mend = Callable[[Ail, str], Awaitable[bool]]
+Recover = Callable[[RecoverableKind, str], Awaitable[bool]]
 """Called with a recoverable error and the region or time that the store reports; returns whether to try again."""
 
 T = TypeVar('T')
@@ -127,7 +127,7 @@ class Transport:
     async def read(
         self,
         prepare: Prepare,
-        mend: Mend,
+        recover: Recover,
         name: str,
         start: int,
         stop: int | None,
@@ -173,7 +173,7 @@ class Transport:
             self._limit.succeeded(time.monotonic())
             return reply
 
-        reply = await self._retry(attempt, mend, name, weight, download)
+        reply = await self._retry(attempt, recover, name, weight, download)
         counters.bytes += len(reply.data) if into is None else len(into.view)
         return reply
 
@@ -257,7 +257,7 @@ class Transport:
     async def call(
         self,
         make: Callable[[], Awaitable[Outgoing]],
-        mend: Mend,
+        recover: Recover,
         name: str,
         check: Callable[[Answer], T],
         *,
@@ -296,7 +296,7 @@ class Transport:
             self._limit.succeeded(time.monotonic())
             return result
 
-        return await self._retry(attempt, mend, name, min(limit, MiB))
+        return await self._retry(attempt, recover, name, min(limit, MiB))
 
     async def _follow(
         self,
@@ -319,7 +319,7 @@ class Transport:
     async def _retry(
         self,
         attempt: Callable[[], Awaitable[T]],
-        mend: Mend,
+        recover: Recover,
         name: str,
         weight: int,
         download: Download | None = None,
@@ -332,7 +332,7 @@ class Transport:
         """
         config, tries, sent, wrong, began, paid = self._config, 0, 0, 0, time.monotonic(), 1.0
         renewed, gained = began, 0  # time of the last renewal, and bytes gained since
-        mended: set[Ail] = set()
+        recovered: set[RecoverableKind] = set()
         while True:
             tries += 1
             sent += 1
@@ -359,9 +359,9 @@ class Transport:
                 wrong += 1
                 permitted = permitted if wrong < 2 else tries
             except _AilingError as ailing:
-                if ailing.what in mended or not await mend(ailing.what, ailing.said):
+                if ailing.what in recovered or not await recover(ailing.what, ailing.said):
                     raise ailing.error from None
-                mended.add(ailing.what)
+                recovered.add(ailing.what)
                 counters.retries += 1
                 continue
             except GranularError:
@@ -412,7 +412,7 @@ class Transport:
 class _AilingError(Exception):
     """A reply that reports a recoverable error of the request."""
 
-    def __init__(self, error: GranularError, what: Ail, said: str = '') -> None:
+    def __init__(self, error: GranularError, what: RecoverableKind, said: str = '') -> None:
         super().__init__(str(error))
         self.error, self.what, self.said = error, what, said
 

@@ -22,7 +22,7 @@ _IN_PLACE: Final = MiB
 _VALUES_IN_PLACE: Final = 512
 
 
-class Made(NamedTuple):
+class LoadedBatch(NamedTuple):
     """A batch, and the datapoints that failed, as (step, message)."""
 
     batch: Batch
@@ -48,7 +48,7 @@ class Assembly:
         self.captures = not self._errors.raises
         self.recycled: collections.deque[Batch] = collections.deque()
 
-    async def make(self, first: int) -> Made:
+    async def make(self, first: int) -> LoadedBatch:
         """Return the batch that starts at a step."""
         points = await self._source.fetch(np.arange(first, first + self._size))
         if self._is_small() and not any(type(point) is Failure for point in points):
@@ -59,7 +59,7 @@ class Assembly:
         size = sum(dtype.itemsize * math.prod(shape) for dtype, shape in self._spec.values())
         return self._size * size <= _IN_PLACE and self._size * len(self._spec) <= _VALUES_IN_PLACE
 
-    def _assemble(self, points: list[Any], first: int) -> Made:
+    def _assemble(self, points: list[Any], first: int) -> LoadedBatch:
         failed: list[tuple[int, str]] = []
         if not self._errors.raises:
             points = self._resolved(points, first, failed)
@@ -76,7 +76,7 @@ class Assembly:
                 if (value.dtype is not dtype and value.dtype != dtype) or value.shape != shape:
                     raise differing(key, value, first + i, dtype, shape)
                 target[i] = value
-        return Made(out, failed)
+        return LoadedBatch(out, failed)
 
     def _resolved(self, points: list[Any], first: int, failed: list[tuple[int, str]]) -> list[Any]:
         """Apply the ``on_error`` policy to datapoints that failed or differ from the spec; return the others."""

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from granular.aio.execution.failures import Errors, OnError, of_datapoint
 from granular.aio.execution.prefetch import END, Ahead
-from granular.aio.loader.collate import Assembly, Batch, Made, Spec, spec_of
+from granular.aio.loader.collate import Assembly, Batch, LoadedBatch, Spec, spec_of
 from granular.aio.pipeline.describe import fingerprint
 from granular.aio.pipeline.nodes.source import Source, convert, length_of
 from granular.aio.runtime.lifecycle import Running
-from granular.aio.runtime.loops import Lock, await_user, need_loop
+from granular.aio.runtime.loops import Lock, await_user, ensure_event_loop
 from granular.errors import ClosedError, InvalidArgumentError, StateError
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class _Core(Running):
         self._first, self._recycle_after = shard_id * batch, recycle_after
         self._processes: Workers | None = None
         self._stride = batch * num_shards
-        self.ahead: Ahead[Made] = Ahead(
+        self.ahead: Ahead[LoadedBatch] = Ahead(
             self._make, self._stride, batch, workers, 'granular-loader', on_error != 'raise'
         )
         self.ahead.depth = prefetch
@@ -211,7 +211,7 @@ class _Core(Running):
 
     async def spec(self) -> Spec:
         """Return the dtype and shape of each key of a datapoint, determined from the first datapoint."""
-        await need_loop()
+        await ensure_event_loop()
         async with self._learning.turn():
             if self._spec is None:
                 self._spec = await self._learn()
@@ -230,7 +230,7 @@ class _Core(Running):
 
     async def take(self) -> tuple[Any, int]:
         """Return the next batch, or ``END``, and the step after it; concurrent calls wait for each other."""
-        await need_loop()
+        await ensure_event_loop()
         async with self.turn.turn():
             self.check()
             await self.settle()
@@ -259,7 +259,7 @@ class _Core(Running):
         found: Any = await self.ahead.take()
         if found is END:
             return END
-        made: Made = found
+        made: LoadedBatch = found
         if made.failed:
             self.errors.report(made.failed)
         batch = made.batch
@@ -272,17 +272,17 @@ class _Core(Running):
                 self._assembly.recycled.append(self._handed.popleft())
         return batch
 
-    async def _make(self, step: int) -> Made:
+    async def _make(self, step: int) -> LoadedBatch:
         first = step + self._first
         if self._processes is not None:
-            made: Made = await self._processes.make(first)
+            made: LoadedBatch = await self._processes.make(first)
             return made
         if self._assembly is None:
             raise ClosedError('the loader is closed')
         return await self._assembly.make(first)
 
     async def _close(self) -> None:
-        await need_loop()
+        await ensure_event_loop()
         await self.ahead.aclose()
         await self._source.release()
         if self._processes is not None:

@@ -10,7 +10,7 @@ from granular.aio.paths.file import File
 from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.loops import call_user, for_each
 from granular.aio.runtime.threads import offload
-from granular.aio.stores import Entry, Kept
+from granular.aio.stores import ContentInfo, Entry
 from granular.config import MiB
 from granular.errors import (
     AlreadyExistsError,
@@ -255,7 +255,7 @@ async def _copy(
 
 async def _same(source: PurePath, target: PurePath) -> bool:
     """Return whether two files have equal checksums; False if no checksum is available for both."""
-    here, there = await source.store.kept(source.key), await target.store.kept(target.key)
+    here, there = await source.store.content_info(source.key), await target.store.content_info(target.key)
     if here.size != there.size:
         return False
     for kind in ('md5', 'crc32c', 'parts'):
@@ -268,7 +268,7 @@ async def _same(source: PurePath, target: PurePath) -> bool:
     return False
 
 
-async def _digest(path: PurePath, kept: Kept, kind: str, part_size: int) -> str | None:
+async def _digest(path: PurePath, kept: ContentInfo, kind: str, part_size: int) -> str | None:
     """Return a checksum of a file: the store's, or a computed one if the file is on a disk."""
     if kind in kept.digests or not path.store.local:
         return kept.digests.get(kind)
@@ -287,7 +287,7 @@ async def _digests(path: PurePath, size: int, kind: str, part_size: int) -> Dige
 
 
 async def _check_within(source: PurePath, target: PurePath) -> None:
-    here, there = await source.store.kept(source.key), await target.store.kept(target.key)
+    here, there = await source.store.content_info(source.key), await target.store.content_info(target.key)
     differ = [kind for kind in proven(here.digests, there.digests) if here.digests[kind] != there.digests[kind]]
     if here.size != there.size or differ:
         await target.store.delete([target.key])
@@ -298,7 +298,7 @@ async def _check_within(source: PurePath, target: PurePath) -> None:
 
 
 async def _stream(source: PurePath, target: PurePath, progress: Progress | None) -> None:
-    here = await source.store.kept(source.key)
+    here = await source.store.content_info(source.key)
     before = None if here.version is not None else await source.store.stat(source.key)
     kind = target.store.digest_kind(here.size)
     digests = Digests({'crc32c', kind, *proven(here.digests)} - {''}, target.store.config.part_size)
@@ -322,7 +322,7 @@ async def _stream(source: PurePath, target: PurePath, progress: Progress | None)
                     f'{source}: {here.size} bytes came with {name} {digests.found(name)}, the store says '
                     f'{here.digests[name]}'
                 )
-    there = await target.store.kept(target.key)
+    there = await target.store.content_info(target.key)
     if there.size == here.size and kind and there.digests.get(kind, digests.found(kind)) == digests.found(kind):
         return
     if there.size == here.size and (target.store.local or not kind):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from granular.aio.execution.failures import Failure, OnError
-from granular.aio.pipeline.describe import rendered
+from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.iter_dataset import DatasetIterator, IterDataset, IterOperations
 from granular.aio.pipeline.nodes.base import Wrapped
 from granular.aio.pipeline.nodes.elements import Element, method_of, name_of
@@ -122,7 +122,7 @@ class Operations:
         self._dataset = dataset.mp_prefetch(workers)
 
     def __str__(self) -> str:
-        return rendered(self._dataset._stream)
+        return format_pipeline(self._dataset._stream)
 
 
 class DataLoader(Operations):

@@ -5,14 +5,14 @@ from typing import Any, Final
 _ENDLESS: Final = 1 << 62
 
 
-def stages(stage: Any, depth: int = 0) -> list[tuple[int, str, str]]:
+def iter_stages(stage: Any, depth: int = 0) -> list[tuple[int, str, str]]:
     """Return depth, description and length of a stage and of all stages before it."""
     out: list[tuple[int, str, str]] = []
     if len(stage.parents) == 1:
-        out += stages(stage.parents[0], depth)
+        out += iter_stages(stage.parents[0], depth)
     else:
         for parent in stage.parents:
-            out += stages(parent, depth + 1)
+            out += iter_stages(parent, depth + 1)
     said = stage.describe()
     if out and out[-1][1] == said:  # a root has the description of the source that it wraps
         return out
@@ -27,9 +27,9 @@ def _length(stage: Any) -> str:
     return '∞' if length > _ENDLESS else f'{length:,}'
 
 
-def rendered(stage: Any) -> str:
+def format_pipeline(stage: Any) -> str:
     """Format a pipeline for printing."""
-    lines = [('  ' * depth + said, length) for depth, said, length in stages(stage)]
+    lines = [('  ' * depth + said, length) for depth, said, length in iter_stages(stage)]
     width = max(len(said) for said, _ in lines)
     most = max(len(length) for _, length in lines)
     return '\n'.join(f'{said:<{width}}  {length:>{most}}'.rstrip() for said, length in lines)
@@ -44,4 +44,4 @@ def times(stage: Any) -> list[tuple[str, int, float]]:
 
 def fingerprint(stage: Any) -> list[str]:
     """Return a readable line per stage; two pipelines with different lines are different pipelines."""
-    return ['  ' * depth + said for depth, said, _ in stages(stage)]
+    return ['  ' * depth + said for depth, said, _ in iter_stages(stage)]

@@ -6,7 +6,7 @@ from typing import Any, Self
 import numpy as np
 
 from granular.aio.execution.prefetch import END
-from granular.aio.pipeline.describe import fingerprint, rendered
+from granular.aio.pipeline.describe import fingerprint, format_pipeline
 from granular.aio.pipeline.nodes import base as nodes
 from granular.aio.pipeline.nodes.elements import method_of, name_of
 from granular.aio.pipeline.streams import flows, streams
@@ -179,7 +179,7 @@ class IterOperations:
         return func(self, *args, **kwargs)
 
     def __str__(self) -> str:
-        return rendered(self._stream)
+        return format_pipeline(self._stream)
 
     def __repr__(self) -> str:
         return f'<{type(self).__name__}: {self._stream.describe()}>'

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
 
-from granular.aio.runtime.loops import Begun, HeldError, begin, begin_task, running_loop
+from granular.aio.runtime.loops import HeldError, StartedCoroutine, running_loop, start_coroutine, start_task
 from granular.errors import ClosedError, GranularError
 
 T = TypeVar('T')
@@ -31,7 +31,7 @@ class Call(Generic[T]):
     Its methods may be interrupted at any point: the state that counts is set on the loop, which Ctrl-C never reaches.
     """
 
-    def __init__(self, rest: Begun[T], undo: Callable[[T], None] | None) -> None:
+    def __init__(self, rest: StartedCoroutine[T], undo: Callable[[T], None] | None) -> None:
         self._rest, self._begun, self._undo = rest, False, undo
         self._context = contextvars.copy_context()  # so that the loop sees the context variables of the caller
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -51,7 +51,7 @@ class Call(Generic[T]):
             return
         if self.future.done():
             if self._undo is not None and not self.future.cancelled() and self.future.exception() is None:
-                undone = Call(Begun(_called(self._undo, self.future.result())), None)
+                undone = Call(StartedCoroutine(_called(self._undo, self.future.result())), None)
                 undone.send(self._loop)
                 concurrent.futures.wait([undone.future], _STOP_TIMEOUT)
             return
@@ -72,7 +72,7 @@ class Call(Generic[T]):
             self._rest.close()
             self.future.set_running_or_notify_cancel()
             return
-        loop, task = asyncio.get_running_loop(), begin_task(_resumed(self._rest))
+        loop, task = asyncio.get_running_loop(), start_task(_resumed(self._rest))
         task.add_done_callback(self._done)
 
         def cancel(future: concurrent.futures.Future[T]) -> None:
@@ -189,12 +189,12 @@ def run(coro: Coroutine[Any, Any, T], undo: Callable[[T], None] | None = None) -
         sys.set_asyncgen_hooks(None, None)
         asyncio._set_running_loop(None)
     try:
-        found: Any = begin(coro)
+        found: Any = start_coroutine(coro)
     finally:
         if outer is not None:
             asyncio._set_running_loop(outer)
             sys.set_asyncgen_hooks(*hooks)
-    if not isinstance(found, Begun):
+    if not isinstance(found, StartedCoroutine):
         return found  # type: ignore[no-any-return]
     call: Call[T] | None = None
     try:
@@ -222,7 +222,7 @@ async def _called(function: Callable[[T], None], value: T) -> None:
     function(value)
 
 
-async def _resumed(rest: Begun[T]) -> T:
+async def _resumed(rest: StartedCoroutine[T]) -> T:
     value: T = await rest
     return value
 

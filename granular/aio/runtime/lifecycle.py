@@ -15,7 +15,7 @@ from granular.errors import ClosedError, GranularError
 logger = logging.getLogger('granular')
 
 
-class Opened(abc.ABC):
+class AsyncResource(abc.ABC):
     """A resource that is opened once, by ``await X.open(...)``, ``async with X(...)`` or its first use, and closed."""
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Event loops: switching to one, waiting for several coroutines, and resources that end with their loop.
 
 A coroutine of this library that never waits needs no loop: a local read runs to its end on the calling thread
-(:mod:`granular.aio.runtime.bridge`). A coroutine that must wait first does ``await need_loop()``, which costs nothing
-under a running loop; elsewhere, the bridge takes over at that point.
+(:mod:`granular.aio.runtime.bridge`). A coroutine that must wait first does ``await ensure_event_loop()``, which costs
+nothing under a running loop; elsewhere, the bridge takes over at that point.
 """
 
 import asyncio
@@ -23,23 +23,23 @@ T = TypeVar('T')
 Ts = TypeVarTuple('Ts')
 
 
-class Hop:
+class SwitchToLoop:
     """Yielded by a coroutine that needs an event loop when none is running."""
 
 
-HOP: Final = Hop()
+SWITCH_TO_LOOP: Final = SwitchToLoop()
 
 running_loop = asyncio._get_running_loop
 
 
 @types.coroutine
-def need_loop() -> Generator[Any, Any, None]:
+def ensure_event_loop() -> Generator[Any, Any, None]:
     """Switch to an event loop: return at once if one is running, on the bridge's loop otherwise."""
     if running_loop() is None:
-        yield HOP
+        yield SWITCH_TO_LOOP
 
 
-class Begun(Generic[T]):
+class StartedCoroutine(Generic[T]):
     """The rest of a coroutine that started without a loop and asked for one; await it under a loop."""
 
     def __init__(self, coro: Coroutine[Any, Any, T]) -> None:
@@ -70,22 +70,22 @@ class Begun(Generic[T]):
             coro.close()
 
 
-def begin(coro: Coroutine[Any, Any, T]) -> T | Begun[T]:
+def start_coroutine(coro: Coroutine[Any, Any, T]) -> T | StartedCoroutine[T]:
     """Step a coroutine of the library without a loop. Returns its result, or the rest of it if it must wait."""
     outer = getattr(_stepped, 'coro', None)
     _stepped.coro = coro
     try:
-        if coro.send(None) is not HOP:
+        if coro.send(None) is not SWITCH_TO_LOOP:
             coro.close()
             raise GranularError('a coroutine waited without asking for a loop: this is a fault in granular')
     except StopIteration as end:
         return cast(T, end.value)
     finally:
         _stepped.coro = outer
-    return Begun(coro)
+    return StartedCoroutine(coro)
 
 
-_stepped: Final = threading.local()  # the coroutine that `begin` runs on this thread
+_stepped: Final = threading.local()  # the coroutine that `start_coroutine` runs on this thread
 
 
 # --- user functions ---------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class HeldError(Exception):
         self.error = error
 
 
-def begin_task(coro: Coroutine[Any, Any, T]) -> 'asyncio.Task[T]':
+def start_task(coro: Coroutine[Any, Any, T]) -> 'asyncio.Task[T]':
     """Start a task whose exceptions never end the loop; await it by ``outcome``."""
     task = asyncio.create_task(_held(coro))
     task.add_done_callback(lambda _: coro.close())  # it may be cancelled before its first step
@@ -152,7 +152,7 @@ def begin_task(coro: Coroutine[Any, Any, T]) -> 'asyncio.Task[T]':
 
 
 async def outcome(task: Awaitable[T]) -> T:
-    """Return the result of a task started by ``begin_task``, or of a future that represents it."""
+    """Return the result of a task started by ``start_task``, or of a future that represents it."""
     try:
         return await task
     except HeldError as held:
@@ -182,7 +182,7 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         finally:
             for coro in coros:
                 coro.close()
-    tasks = [begin_task(coro) for coro in coros]
+    tasks = [start_task(coro) for coro in coros]
     try:
         return await outcome(asyncio.gather(*tasks))
     except BaseException:
@@ -236,7 +236,7 @@ async def end_tasks(tasks: Iterable['asyncio.Task[Any]']) -> None:
 
 def background(coro: Coroutine[Any, Any, T]) -> 'asyncio.Task[T]':
     """Start a task under a loop; it is cancelled when the loop ends (:class:`Scope`). Await it by ``outcome``."""
-    task = begin_task(coro)
+    task = start_task(coro)
     task.add_done_callback(_seen)
     if (opened := peek_scope()) is not None:
         opened.tasks.add(task)
@@ -283,7 +283,7 @@ _waiters: dict[asyncio.Task[None], int] = {}
 
 async def for_each(items: AsyncIterator[T], fn: Callable[[T], Coroutine[Any, Any, None]], limit: int) -> None:
     """Run a coroutine for each item as it arrives, at most ``limit`` at a time. The first error ends them all."""
-    await need_loop()
+    await ensure_event_loop()
     running: set[asyncio.Task[None]] = set()
     try:
         async for item in items:
@@ -292,7 +292,7 @@ async def for_each(items: AsyncIterator[T], fn: Callable[[T], Coroutine[Any, Any
                 for task in done:
                     await outcome(task)
                 running -= done
-            running.add(begin_task(fn(item)))
+            running.add(start_task(fn(item)))
         await outcome(asyncio.gather(*running))
     except BaseException:
         for task in running:
@@ -356,7 +356,7 @@ class Turn:
         self._leave()
 
     async def _wait(self, line: 'collections.deque[Turn]') -> None:
-        await need_loop()
+        await ensure_event_loop()
         self._loop = asyncio.get_running_loop()
         while True:
             self._called = self._loop.create_future()
@@ -498,7 +498,7 @@ class PerLoop(Generic[T]):
         """Return the value of the running loop if it has one already, else None."""
         if not self._begun:
             return None
-        await need_loop()
+        await ensure_event_loop()
         opened = peek_scope()
         return None if opened is None else opened.values.get(self)
 
@@ -518,7 +518,7 @@ async def scope() -> Scope:
 
     It is an attribute of the loop, because it refers to the loop: both are collected together.
     """
-    await need_loop()
+    await ensure_event_loop()
     loop = asyncio.get_running_loop()
     opened: Scope | None = getattr(loop, _SCOPE, None)
     if opened is None:

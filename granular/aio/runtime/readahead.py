@@ -5,7 +5,7 @@ import collections
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from granular.aio.runtime.loops import background, end_tasks, need_loop, outcome
+from granular.aio.runtime.loops import background, end_tasks, ensure_event_loop, outcome
 from granular.config import MiB
 
 T = TypeVar('T')
@@ -35,7 +35,7 @@ async def pages(
                 start = next(starts)
                 items = await fetch(range(start, min(start + step, length)))
             else:
-                await need_loop()  # each item may be requested from another thread than the one before
+                await ensure_event_loop()  # each item may be requested from another thread than the one before
                 while len(ahead) < _AHEAD and (at := next(starts, None)) is not None:
                     ahead.append(background(fetch(range(at, min(at + step, length)))))
                 items = await outcome(ahead[0])
@@ -44,5 +44,5 @@ async def pages(
                 yield item
     finally:
         if ahead:
-            await need_loop()
+            await ensure_event_loop()
             await end_tasks(ahead)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple
 
-from granular.aio.runtime.loops import Begun, begin, call_user, running_loop
+from granular.aio.runtime.loops import StartedCoroutine, call_user, running_loop, start_coroutine
 
 T = TypeVar('T')
 Ts = TypeVarTuple('Ts')
@@ -43,7 +43,7 @@ def threads() -> Threads:
     return _own[0]
 
 
-def beside() -> Threads:
+def secondary_threads() -> Threads:
     """Return a second pool, for calls that user functions wait for: in one pool, all might wait for each other."""
     if not _beside:
         _beside.append(Threads(min(32, 4 * CORES), 'granular-beside'))
@@ -73,12 +73,12 @@ async def call_in(pool: Threads, fn: Callable[[*Ts], T], *args: *Ts) -> T:
     return await asyncio.get_running_loop().run_in_executor(pool, lambda: context.run(lambda: call_user(fn, *args)))
 
 
-async def begun(make: Callable[[], Coroutine[Any, Any, T]], pool: Threads) -> T | Begun[T]:
+async def start_inline(make: Callable[[], Coroutine[Any, Any, T]], pool: Threads) -> T | StartedCoroutine[T]:
     """Run a coroutine in a thread of the pool until it needs a loop. Returns its result, or the rest of it."""
-    return await call_in(pool, lambda: begin(make()))
+    return await call_in(pool, lambda: start_coroutine(make()))
 
 
-async def spread(call: Callable[[int], T], count: int) -> list[T]:
+async def map_threads(call: Callable[[int], T], count: int) -> list[T]:
     """Return ``call(i)`` for i < count, computed in threads, in any order; without a loop, starting on this thread.
 
     One thread starts, as threads that compute in Python take turns anyway. If it is not done after a millisecond, as
@@ -92,13 +92,13 @@ async def spread(call: Callable[[int], T], count: int) -> list[T]:
         job.stopped = True  # the caller may have been cancelled: no thread starts another call
 
 
-def share(call: Callable[[int], T], count: int) -> list[T]:
-    """Like ``spread``, but start on this thread in any case."""
+def map_threads_now(call: Callable[[int], T], count: int) -> list[T]:
+    """Like ``map_threads``, but start on this thread in any case."""
     return _Spread(call, count).run()
 
 
-def patiently(call: Callable[[int], T], count: int) -> list[T]:
-    """Like ``share``, for calls that rarely wait: threads join only once some calls were slow, and waited."""
+def map_inline_then_threads(call: Callable[[int], T], count: int) -> list[T]:
+    """Like ``map_threads_now``, for calls that rarely wait: threads join only once some calls were slow, and waited."""
     out: list[T] = []
     while len(out) < count:
         timer = Timer()
@@ -106,7 +106,7 @@ def patiently(call: Callable[[int], T], count: int) -> list[T]:
         if timer.wall > SLOW and timer.waited:
             break
     done = len(out)
-    return out + share(lambda i: call(done + i), count - done) if done < count else out
+    return out + map_threads_now(lambda i: call(done + i), count - done) if done < count else out
 
 
 class Timer:

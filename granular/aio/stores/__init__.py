@@ -5,11 +5,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from granular.aio.stores.base import Entry, Kept, ObjectWriter, Request, Stat, Store, Upload
+from granular.aio.stores.base import ContentInfo, Entry, ObjectWriter, Request, Stat, Store, Upload
 from granular.config import IOConfig
 from granular.errors import InvalidArgumentError
 
-__all__ = ['Entry', 'Kept', 'ObjectWriter', 'Request', 'Stat', 'Store', 'Upload', 'resolve']
+__all__ = ['ContentInfo', 'Entry', 'ObjectWriter', 'Request', 'Stat', 'Store', 'Upload', 'resolve']
 
 _URL: Final = re.compile(r'([A-Za-z][A-Za-z0-9+.-]+)://(.*)', re.DOTALL)
 _FOREIGN: Final = ('name', 'parent', 'exists', 'open', 'glob', '__truediv__')

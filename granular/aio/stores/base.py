@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from granular._redact import protect, without_user
 from granular.aio.http.reply import Reply
-from granular.aio.runtime.loops import gather, need_loop
+from granular.aio.runtime.loops import ensure_event_loop, gather
 from granular.config import IOConfig, Merge, MiB, store_defaults
 from granular.errors import UnsupportedError
 
@@ -85,7 +85,7 @@ class Stat:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Kept:
+class ContentInfo:
     """Size, version and checksums of a file's content, as the store reports them.
 
     Attributes:
@@ -187,7 +187,7 @@ class Store(abc.ABC):
     async def ready(self) -> None:
         """Switch to the event loop, unless this store's calls never wait."""
         if not self.local:
-            await need_loop()
+            await ensure_event_loop()
 
     async def now(self, key: str) -> float:
         """Return the current time of the clock behind the store's modification times, in seconds since the epoch.
@@ -250,17 +250,17 @@ class Store(abc.ABC):
           NotFoundError: if neither exists.
         """
 
-    async def kept(self, key: str) -> Kept:
+    async def content_info(self, key: str) -> ContentInfo:
         """Return the size, version and checksums that the store reports for a file.
 
         Raises:
           NotFoundError: if it does not exist.
         """
         found = await self.stat(key)
-        return Kept(found.size, None, {})
+        return ContentInfo(found.size, None, {})
 
     def digest_kind(self, size: int) -> str:
-        """Return the kind of checksum that ``kept`` reports for a file of that size written here; empty if none."""
+        """Return the kind of checksum that ``content_info`` reports for a file of that size, if any."""
         return ''
 
     @abc.abstractmethod

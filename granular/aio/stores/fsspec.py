@@ -9,7 +9,7 @@ from typing import Any, Final, Self, TypeVar
 
 from granular._redact import hidden
 from granular.aio.http.reply import Reply, changed, counters, stand_in
-from granular.aio.runtime.loops import need_loop
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import Entry, ObjectWriter, Stat, Store
 from granular.aio.stores.errors import translated
@@ -30,7 +30,7 @@ class ThreadedStore(Store):
 
     async def call(self, key: str, fn: Callable[[], T]) -> T:
         """Run a blocking call in a thread, and convert its exceptions to ours."""
-        await need_loop()
+        await ensure_event_loop()
 
         def guarded() -> T:
             with translated(self.url(key)):

@@ -107,7 +107,7 @@ class HTTPClient(Client):
         async def make() -> Outgoing:
             return Outgoing(await self.prepare(key), method)
 
-        return await self.transport.call(make, self.mend, name, check, limit=_LARGEST_PAGE)
+        return await self.transport.call(make, self.recover, name, check, limit=_LARGEST_PAGE)
 
 
 def _check_page(answer: Answer, name: str) -> Answer:

@@ -3,7 +3,7 @@
 import abc
 import asyncio
 
-from granular.aio.runtime.loops import need_loop
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.stores.base import ObjectWriter
 
 
@@ -50,7 +50,7 @@ class PartWriter(ObjectWriter):
             await self._emit(part, last=False)
 
     async def close(self) -> None:
-        await need_loop()
+        await ensure_event_loop()
         if self._started:
             await self._emit(bytes(self._buffer), last=True)
             while self._tasks:
@@ -61,7 +61,7 @@ class PartWriter(ObjectWriter):
         self._buffer.clear()
 
     async def abort(self) -> None:
-        await need_loop()
+        await ensure_event_loop()
         self._buffer.clear()
         for task in self._tasks:
             task.cancel()
@@ -71,7 +71,7 @@ class PartWriter(ObjectWriter):
             await self.discard()
 
     async def _emit(self, part: bytes, last: bool) -> None:
-        await need_loop()
+        await ensure_event_loop()
         if not self._started:
             await self.begin()
             self._started = True

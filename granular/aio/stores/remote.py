@@ -13,7 +13,7 @@ from granular.aio.http.buffers import Space, blank
 from granular.aio.http.messages import Target
 from granular.aio.http.reply import Reply, changed, stands_in
 from granular.aio.http.tls import verify_of
-from granular.aio.http.transport import Ail, Answer, Outgoing, Transport
+from granular.aio.http.transport import Answer, Outgoing, RecoverableKind, Transport
 from granular.aio.runtime.loops import Scope, gather, peek_scope, scope
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import ranges
@@ -76,18 +76,18 @@ class Client(abc.ABC):
         """Sign by the store's clock. Return False if signatures have no time, or the date is unusable."""
         return False
 
-    async def mend(self, what: Ail, said: str) -> bool:
+    async def recover(self, what: RecoverableKind, said: str) -> bool:
         """Recover from a request error that the store reported. Return whether another attempt is worthwhile."""
         match what:
             case 'expired':
                 return await self.renew()
             case 'region':
-                mended = await self.move(said)
+                recovered = await self.move(said)
             case 'skewed':
-                mended = self.set_clock(said)
-        if mended:
+                recovered = self.set_clock(said)
+        if recovered:
             self._ready.clear()
-        return mended
+        return recovered
 
     async def renew(self) -> bool:
         """Renew the credentials, once for all requests refused at the same time. Return whether there are any."""
@@ -110,7 +110,7 @@ class Client(abc.ABC):
         self, key: str, name: str, start: int, stop: int | None, version: str | None, into: Space | None = None
     ) -> Reply:
         """Read one byte range of an object, into the given buffer or into new bytes."""
-        return await self.transport.read(lambda: self.prepare(key), self.mend, name, start, stop, version, into)
+        return await self.transport.read(lambda: self.prepare(key), self.recover, name, start, stop, version, into)
 
 
 def _date(answer: Answer) -> float:
@@ -200,7 +200,7 @@ class RemoteStore(Store, Generic[C]):
             return Outgoing(await client.prepare(key or 'spec.json'), 'HEAD')
 
         # Any status will do: only the Date header is used.
-        return await client.transport.call(make, client.mend, self.url(key), _date, statuses=range(200, 500))
+        return await client.transport.call(make, client.recover, self.url(key), _date, statuses=range(200, 500))
 
     def _cache(self) -> 'BlockCache | None':
         """Return the block cache on the local disk; None if there is none."""

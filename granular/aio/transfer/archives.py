@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from granular.aio.http.digests import Digests, proven
 from granular.aio.paths.path import Path, Progress
-from granular.aio.runtime.loops import need_loop
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import Threads, call_in
 from granular.config import MiB
 from granular.errors import (
@@ -70,8 +70,8 @@ async def unpack(
     """
     from granular.aio.transfer.unpack import Target, untar, unzip  # imported late, as its modules are rarely needed
 
-    await need_loop()
-    kept = await source.store.kept(source.key)
+    await ensure_event_loop()
+    kept = await source.store.content_info(source.key)
     digests = Digests(proven(kept.digests), source.store.config.part_size)
     version = kept.version or (await source.stat()).version
     archive = _Archive(source, kept.size, version, asyncio.get_running_loop(), digests, progress)

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 from granular.aio.paths.copy import FolderCopy, below
 from granular.aio.paths.path import Path, Progress
 from granular.aio.paths.pure import PurePath
-from granular.aio.runtime.loops import need_loop
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import Threads, offload
 from granular.aio.stores import Entry
 from granular.aio.stores.errors import translated
@@ -103,7 +103,7 @@ async def copy_to_local(
     source, target = _places(src, dst, relative)
     if unpack and (stem := split_name(target.name)[0]) != target.name and split_name(source.name)[1]:
         target = target.with_name(stem)
-    await need_loop()
+    await ensure_event_loop()
     if (done := await _done(source, target)) is None:
         stat, source_found, kind = await _find(source, unpack)
         if source.store.local and await offload(_within, target.key, source_found.key):

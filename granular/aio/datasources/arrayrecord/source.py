@@ -15,10 +15,10 @@ from granular.aio.datasources.arrayrecord.index import Index, footer_offset, par
 from granular.aio.datasources.arrayrecord.riegeli import BLOCK, read_records
 from granular.aio.http.reply import counters
 from granular.aio.paths.path import Path
-from granular.aio.runtime.lifecycle import Opened
+from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.loops import gather
 from granular.aio.runtime.readahead import pages
-from granular.aio.runtime.threads import offload, spread
+from granular.aio.runtime.threads import map_threads, offload
 from granular.aio.stores import Request, Store
 from granular.aio.stores.fanout import Job, read_all
 from granular.config import MiB
@@ -73,7 +73,7 @@ class Piece(NamedTuple):
     places: list[int]
 
 
-class ArrayRecordDataSource(Opened):
+class ArrayRecordDataSource(AsyncResource):
     """Random access to the records of ArrayRecord files, on a disk or in buckets, in the order given.
 
     ::
@@ -235,7 +235,7 @@ class ArrayRecordDataSource(Opened):
         flat = [piece for of_store in pieces.values() for piece in of_store]
 
         out: list[bytes] = [b''] * len(wanted)
-        for piece, records in zip(flat, await spread(lambda k: _decode(flat[k], raw[k]), len(flat)), strict=True):
+        for piece, records in zip(flat, await map_threads(lambda k: _decode(flat[k], raw[k]), len(flat)), strict=True):
             for place, record in zip(piece.places, records, strict=True):
                 out[place] = record
         return out

@@ -15,11 +15,11 @@ from granular.aio.datasources.parquet.file import Footer, chunks, decode, footer
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import PurePath
-from granular.aio.runtime.lifecycle import Opened
+from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.loops import PerLoop, cancel_idle, gather, shared_task, wait_shared
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sharing import sharing
-from granular.aio.runtime.threads import CORES, offload, spread
+from granular.aio.runtime.threads import CORES, map_threads, offload
 from granular.aio.stores import Store
 from granular.aio.stores.fanout import Job, read_all
 from granular.config import MiB
@@ -31,7 +31,7 @@ Fields = Iterable[str] | Mapping[str, bool] | None
 CACHE: Final = 512 * MiB
 
 
-class ParquetDataSource(Opened):
+class ParquetDataSource(AsyncResource):
     """Random access to the rows of Parquet files, on a disk or in buckets, in the order given.
 
     ::
@@ -305,7 +305,7 @@ class ParquetDataSource(Opened):
                         raise
                 raise
 
-        return {key: column for part in await spread(call, len(parts)) for key, column in part.items()}
+        return {key: column for part in await map_threads(call, len(parts)) for key, column in part.items()}
 
     def _take(
         self, places: Ints, owners: Ints, groups: list[int], names: tuple[str, ...], found: dict[Key, Any]

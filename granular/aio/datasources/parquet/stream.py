@@ -17,7 +17,7 @@ from granular.aio.pipeline.nodes.source import Source, convert
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.streams import Read, Reading, Stream
 from granular.aio.pipeline.transforms import ReadOptions
-from granular.aio.runtime.loops import need_loop
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, StateError
@@ -264,7 +264,7 @@ class ReadingRows(Flow):
 
     async def _ready(self) -> tuple[_Opened, Reading]:
         if self._inner is None:
-            await need_loop()
+            await ensure_event_loop()
             opened = await self._rows.open()
             read = self._read.replaced(source=_over(self._read.source, self._rows.renewed()))
             chunk = self._rows.chunk()

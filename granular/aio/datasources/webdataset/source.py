@@ -17,7 +17,7 @@ from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.nodes.elements import name_of
-from granular.aio.runtime.lifecycle import Opened
+from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.loops import for_each, gather
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sharing import sharing
@@ -37,7 +37,7 @@ KEY: Final = '__key__'
 _SCANS: Final = 8  # number of files that are indexed concurrently
 
 
-class WebDatasetDataSource(Opened):
+class WebDatasetDataSource(AsyncResource):
     """Random access to the datapoints of WebDataset tar files, on a disk or in buckets, in the order given.
 
     ::

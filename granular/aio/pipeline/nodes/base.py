@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.source import Node, Source, convert, length_of
-from granular.aio.runtime.loops import call_user, gather, need_loop
+from granular.aio.runtime.loops import call_user, ensure_event_loop, gather
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError
 from granular.indexing import Ints
@@ -184,7 +184,7 @@ class Several(Node):
         owners, inner = await offload(self.choose, np.asarray(indices, np.int64))
         chosen = np.unique(owners).tolist()
         if len(chosen) > 1:
-            await need_loop()
+            await ensure_event_loop()
         found = await gather([self.parents[owner].fetch(inner[owners == owner]) for owner in chosen])
         out: list[Any] = [None] * len(owners)
         for owner, points in zip(chosen, found, strict=True):
@@ -295,7 +295,7 @@ class Zip(Node):
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         if len(self.parents) > 1:
-            await need_loop()
+            await ensure_event_loop()
         found = await gather([parent.fetch(indices) for parent in self.parents])
         return list(zip(*found, strict=True))
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from granular.aio.http.reply import counters
-from granular.aio.pipeline.nodes.source import Node, Source, weigh
+from granular.aio.pipeline.nodes.source import Node, Source, estimate_nbytes
 from granular.aio.runtime.loops import PerLoop, cancel_idle, shared_task, wait_shared
 
 logger = logging.getLogger('granular')
@@ -100,7 +100,7 @@ class BlockBuffer(Node):
         for key, (_, start, stop) in zip(keys, ranges, strict=True):
             entry = buffer.blocks[key]
             entry.fill(list(itertools.islice(points, stop - start)))
-            entry.size = weigh(entry.points)
+            entry.size = estimate_nbytes(entry.points)
             buffer.kept += entry.size
         self._evict(buffer, keys)
 

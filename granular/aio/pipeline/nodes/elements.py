@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from granular.aio.execution.failures import Failure
-from granular.aio.pipeline.nodes.source import Node, Source, map_in_threads, timed, weigh
+from granular.aio.pipeline.nodes.source import Node, Source, estimate_nbytes, map_in_threads, timed
 from granular.aio.pipeline.transforms import FilterTransform, MapTransform, MapWithIndexTransform, RandomMapTransform
 from granular.aio.runtime.threads import offload
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
@@ -159,7 +159,7 @@ class Batch(Node):
         points = await self.parents[0].fetch(below)
         cuts = np.cumsum(stops - starts)
         batches = [points[b - a : b] for a, b in zip((stops - starts).tolist(), cuts.tolist(), strict=True)]
-        if self._fn is stack and weigh(points) < _IN_PLACE:
+        if self._fn is stack and estimate_nbytes(points) < _IN_PLACE:
             make = timed(self, self.make)
             return [make(batch, step) for batch, step in zip(batches, steps.tolist(), strict=True)]
         return await map_in_threads([timed(self, self.make)], batches, 'batching', steps.tolist())
@@ -246,6 +246,6 @@ def name_of(fn: Any) -> str:
 
 async def stacked(fn: Callable[[Sequence[Any]], Any], points: list[Any]) -> Any:
     """Combine datapoints to a batch, on the event loop if they are small and in a thread otherwise."""
-    if fn is stack and weigh(points) < _IN_PLACE:
+    if fn is stack and estimate_nbytes(points) < _IN_PLACE:
         return stack(points)
     return await offload(fn, points)

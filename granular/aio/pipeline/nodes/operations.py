@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from granular.aio.execution.failures import OnError
-from granular.aio.pipeline.describe import rendered
+from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.iter_dataset import IterOperations
 from granular.aio.pipeline.nodes import base as nodes
 from granular.aio.pipeline.nodes import elements
@@ -239,7 +239,7 @@ class MapOperations:
         return len(self._node)
 
     def __str__(self) -> str:
-        return rendered(self._node)
+        return format_pipeline(self._node)
 
     def __repr__(self) -> str:
         return f'<{type(self).__name__} of {len(self)} elements: {self._node.describe()}>'

@@ -40,7 +40,7 @@ class Chosen(Slice):
 
 async def filtered(node: Source, field: Any, valid_classes: Any, invalid_classes: Any) -> Chosen:
     """Select the datapoints of some classes."""
-    said = f'filter_classes({field!r}, {said_of(valid_classes, invalid_classes)})'
+    said = f'filter_classes({field!r}, {describe_classes(valid_classes, invalid_classes)})'
     labels = await labels_of(node, field)
     indices = await offload(filters.by_class, labels, valid_classes, invalid_classes, field)
     return _chosen(node, labels, indices, said, field)
@@ -53,7 +53,7 @@ async def oversampled(node: Source, field: Any, strategy: filters.Strategy, unla
     return _chosen(node, labels, indices, f'oversample({field!r}, {strategy!r})', field)
 
 
-def said_of(valid_classes: Any, invalid_classes: Any) -> str:
+def describe_classes(valid_classes: Any, invalid_classes: Any) -> str:
     """Describe a choice of classes, for a printed pipeline."""
     valid, classes = filters.chosen_classes(valid_classes, invalid_classes)
     listed: list[Any] = classes.tolist()

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from granular.aio.execution.failures import Failure, capturing, of_datapoint
 from granular.aio.runtime.loops import CONTROL, await_user, call_user, function_error, gather
-from granular.aio.runtime.threads import offload, spread
+from granular.aio.runtime.threads import map_threads, offload
 from granular.errors import (
     InvalidArgumentError,
     OutOfRangeError,
@@ -297,7 +297,7 @@ async def map_in_threads(
             raise error
         return Failure(step, error)
 
-    return await spread(several if rest else single, len(points))
+    return await map_threads(several if rest else single, len(points))
 
 
 def timed(stage: Source, call: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
@@ -324,7 +324,7 @@ def steps_of(indices: ArrayLike) -> Ints:
     return steps
 
 
-def weigh(points: Sequence[Any]) -> int:
+def estimate_nbytes(points: Sequence[Any]) -> int:
     """Estimate the size of datapoints in bytes, from a few of them."""
     few = points[:: max(1, len(points) // 4)]
     return sum(map(nbytes, few)) * len(points) // max(1, len(few))

@@ -10,7 +10,7 @@ from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.base import turns
 from granular.aio.pipeline.nodes.elements import generator, stacked
 from granular.aio.pipeline.streams.flow import Flow
-from granular.aio.runtime.loops import end_tasks, need_loop
+from granular.aio.runtime.loops import end_tasks, ensure_event_loop
 from granular.aio.runtime.threads import offload
 from granular.errors import ClosedError, DatapointError
 from granular.shuffle import permute
@@ -271,7 +271,7 @@ class Prefetching(Flow):
         self._after = state
 
     async def begin(self) -> None:
-        await need_loop()
+        await ensure_event_loop()
         if self._task is None:
             self._ready = asyncio.Queue(self._size)
             self._task = asyncio.create_task(self._fill(self._ready))
@@ -279,7 +279,7 @@ class Prefetching(Flow):
     async def _stop(self) -> None:
         task, self._ready = self._task, None
         if task is not None:
-            await need_loop()
+            await ensure_event_loop()
             await end_tasks([task])
             self._task = None
 

@@ -18,11 +18,11 @@ from granular.aio.execution.prefetch import END, Ahead
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.base import ENDLESS, Repeat, Slice, default_seed
 from granular.aio.pipeline.nodes.elements import Batch
-from granular.aio.pipeline.nodes.source import Source, weigh
+from granular.aio.pipeline.nodes.source import Source, estimate_nbytes
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.flows import Applying, Batching
 from granular.aio.pipeline.transforms import MultiprocessingOptions, ReadOptions, ShardOptions
-from granular.aio.runtime.loops import need_loop
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.errors import InvalidArgumentError, StateError
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class Reading(Flow):
 
     def _learn(self, points: list[Any]) -> int:
         """Limit the read-ahead to the memory setting. Returns the estimated size of the chunk in bytes."""
-        size = weigh(points)
+        size = estimate_nbytes(points)
         self.counts['bytes'] += size
         if size > self._sized:
             self._sized = size
@@ -264,7 +264,7 @@ class Reading(Flow):
 
     async def begin(self) -> None:
         if not self._points:
-            await need_loop()
+            await ensure_event_loop()
             self.ahead.begin()
 
     async def aclose(self) -> None:

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from granular.aio.http.reply import Reply, counters
 from granular.aio.runtime.loops import gather, running_loop
-from granular.aio.runtime.threads import offload, patiently
+from granular.aio.runtime.threads import map_inline_then_threads, offload
 from granular.aio.stores.base import Request
 from granular.aio.stores.block_cache.packs import BLOCK, SHIFT, Cached, Packs
 from granular.aio.stores.local.files import IN_PLACE
@@ -102,9 +102,9 @@ class BlockCache:
         ]
         look = functools.partial(self._look, identity, spans)
         if running_loop() is not None and sum(span.stop - span.start for span in spans) > IN_PLACE:
-            found = await offload(patiently, look, len(spans))
+            found = await offload(map_inline_then_threads, look, len(spans))
         else:
-            found = patiently(look, len(spans))
+            found = map_inline_then_threads(look, len(spans))
         missing = [i for i, piece in enumerate(found) if piece is None]
         if missing:
             await below.ready()
@@ -180,7 +180,7 @@ class BlockCache:
             if size is None:
                 return None  # the other task failed: a read without the cache raises the reason
             return await self._tried(
-                lambda: self._packs.known(*name, size) or self._packs.introduce(*name, size, below.url(key))
+                lambda: self._packs.known(*name, size) or self._packs.register(*name, size, below.url(key))
             )
         finally:
             if meeting is mine:
@@ -205,11 +205,11 @@ class BlockCache:
                 continue
             for block in range(span.start >> SHIFT, ((span.stop - 1) >> SHIFT) + 1):
                 name = (cached.seed, block)
-                if name in job.flights or self._packs.has(cached, block):
+                if name in job.in_flight or self._packs.has(cached, block):
                     continue
                 flight = Flight()
                 if (other := self._flying.setdefault(name, flight)) is flight:
-                    job.flights[name] = flight
+                    job.in_flight[name] = flight
                     mine.append((span, cached, block))
                 else:
                     others[name] = other
@@ -218,17 +218,17 @@ class BlockCache:
             free: list[Run] = []
             taken: list[Run] = []
             for run in runs:
-                (free if self._packs.take_off(*run[2:]) else taken).append(run)
+                (free if self._packs.claim(*run[2:]) else taken).append(run)
             await gather([self._get(job, free), self._await(job, taken)])
             # Those that were there after all are waited for by others, whose blocks are waited for below.
-            for flight in job.flights.values():
+            for flight in job.in_flight.values():
                 if not flight.done():
                     flight.set_result(None)
             for name, other in others.items():
                 if (view := await asyncio.shield(asyncio.wrap_future(other))) is not None:
                     job.blocks[name] = view
         finally:
-            for name, flight in job.flights.items():
+            for name, flight in job.in_flight.items():
                 self._flying.pop(name, None)
                 if not flight.done():
                     flight.set_result(None)
@@ -250,14 +250,14 @@ class BlockCache:
                 for i in range(run.length):
                     name = (run.cached.seed, run.first + i)
                     job.blocks[name] = view[i << SHIFT : (i + 1) << SHIFT]
-                    job.flights[name].set_result(job.blocks[name])
+                    job.in_flight[name].set_result(job.blocks[name])
             await self._tried(lambda: self._keep(wanted, found))
         finally:
             self._land(runs)
 
     def _land(self, runs: Iterable[Run]) -> None:
         for run in runs:
-            self._packs.land(*run[2:])
+            self._packs.release(*run[2:])
 
     def _there(self, run: Run) -> bool:
         return all(self._packs.has(run.cached, run.first + i) for i in range(run.length))
@@ -271,7 +271,7 @@ class BlockCache:
         """Wait for blocks that other processes fetch; fetch those that they release without caching them."""
         until, pause = time.monotonic() + _PATIENCE, 0.002
         while (runs := [run for run in runs if not self._there(run)]) and time.monotonic() < until:
-            free = [run for run in runs if self._packs.take_off(*run[2:])]
+            free = [run for run in runs if self._packs.claim(*run[2:])]
             if free:
                 await self._get(job, free)
                 runs = [run for run in runs if run not in free]
@@ -314,7 +314,7 @@ class _Job:
 
     def __init__(self, below: Below) -> None:
         self.below = below
-        self.flights: dict[Name, Flight] = {}
+        self.in_flight: dict[Name, Flight] = {}
         self.blocks: Blocks = {}
 
 

@@ -276,7 +276,7 @@ class Packs:
         start = record.base - _AREA
         return self.words[start] == _seed(record.digest) and self.words[start + 1] == _words(record.size)
 
-    def introduce(self, store: str, key: str, version: str, size: int, url: str) -> Cached:
+    def register(self, store: str, key: str, version: str, size: int, url: str) -> Cached:
         """Register a version of an object, and allocate its area of the table."""
         digest, words = _digest(store, key, version, size), _words(size)
         if _HEAD // 8 + words > len(self.words):
@@ -490,11 +490,11 @@ class Packs:
 
     # --- blocks in flight
 
-    def take_off(self, cached: Cached, first: int, count: int) -> bool:
+    def claim(self, cached: Cached, first: int, count: int) -> bool:
         """Claim blocks for fetching. Return False if another process holds one of them."""
         return self._flights.lock(cached.flight + first, count)
 
-    def land(self, cached: Cached, first: int, count: int) -> None:
+    def release(self, cached: Cached, first: int, count: int) -> None:
         """Release claimed blocks."""
         self._flights.unlock(cached.flight + first, count)
 

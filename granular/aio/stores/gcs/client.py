@@ -97,7 +97,7 @@ class GCSClient(Client):
         async def make() -> Outgoing:
             return Outgoing(Target.of(url, {**await self._headers(), **headers}), method, body)
 
-        return await self.transport.call(make, self.mend, name, check, statuses=statuses)
+        return await self.transport.call(make, self.recover, name, check, statuses=statuses)
 
     async def send_upload(
         self,
@@ -116,7 +116,7 @@ class GCSClient(Client):
             url = f'{parts.scheme}://{parts.netloc}{session}'
             return Outgoing(Target.of(url, {**await self._headers(), **headers}), method, body)
 
-        return await self.transport.call(make, self.mend, name, check, statuses=statuses)
+        return await self.transport.call(make, self.recover, name, check, statuses=statuses)
 
     def objects(self, key: str | None = None, more: str = '', **query: str) -> str:
         """Return the URL of an object's description, or of the list of all objects."""

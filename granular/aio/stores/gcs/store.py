@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 from granular._redact import without_user
-from granular.aio.runtime.loops import gather, need_loop
+from granular.aio.runtime.loops import ensure_event_loop, gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import endpoints
-from granular.aio.stores.base import Entry, Folders, Kept, ObjectWriter, Stat
+from granular.aio.stores.base import ContentInfo, Entry, Folders, ObjectWriter, Stat
 from granular.aio.stores.gcs.client import GCSClient
 from granular.aio.stores.gcs.replies import Listing, Page
 from granular.aio.stores.remote import RemoteStore
@@ -65,12 +65,12 @@ class GCSStore(RemoteStore[GCSClient]):
                 return Stat(0, is_dir=True)
         raise NotFoundError(f'{self.url(key)}: no such object or folder')
 
-    async def kept(self, key: str) -> Kept:
+    async def content_info(self, key: str) -> ContentInfo:
         client = await self.client()
         resource = await client.look(key)
         if resource is None:
             raise NotFoundError(f'{self.url(key)}: no such object')
-        return Kept(resource.size, resource.generation, resource.digests)
+        return ContentInfo(resource.size, resource.generation, resource.digests)
 
     def digest_kind(self, size: int) -> str:
         return 'crc32c'
@@ -80,7 +80,7 @@ class GCSStore(RemoteStore[GCSClient]):
         listing = Listing(self.url(key), f'{key}/{prefix}' if key else prefix, delimiter)
         missing = must_exist and bool(key) and not prefix
         while not listing.ended:
-            await need_loop()  # the consumer may request a page on another thread than the previous one
+            await ensure_event_loop()  # the consumer may request a page on another thread than the previous one
             page = await client.list(listing, _PAGE)
             missing = missing and not page.items and not page.folders
             yield page

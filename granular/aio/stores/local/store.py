@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from granular.aio.http.reply import Reply, changed, counters
 from granular.aio.runtime.loops import running_loop
-from granular.aio.runtime.threads import READS, SLOW, Timer, offload, share
+from granular.aio.runtime.threads import READS, SLOW, Timer, map_threads_now, offload
 from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.files import IN_PLACE, MAX_READ, File, files, version_of
@@ -91,7 +91,7 @@ class LocalStore(Store):
                         replies.append(data if len(data) == stop - start else file.exactly(key, start, stop))
                     done += READS
                     if timer.wall > SLOW and timer.waited:  # a slow disk, which is faster with many reads at a time
-                        replies += share(
+                        replies += map_threads_now(
                             functools.partial(_nth, file, key, starts, stops, done), max(0, len(starts) - done)
                         )
                         break

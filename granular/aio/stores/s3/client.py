@@ -184,7 +184,7 @@ class S3Client(Client):
             url, signed = await self._sign(method, key, query, headers, body)
             return Outgoing(Target.of(url, signed), method, body)
 
-        return await self.transport.call(make, self.mend, name, checked, statuses={*statuses, 404}, limit=limit)
+        return await self.transport.call(make, self.recover, name, checked, statuses={*statuses, 404}, limit=limit)
 
     async def look(self, key: str) -> Found:
         """Request the metadata of an object (HEAD).

@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape
 from granular._redact import hidden
 from granular.aio.http.messages import Head, http_date
 from granular.aio.http.transport import Answer
-from granular.aio.stores.base import Kept
+from granular.aio.stores.base import ContentInfo
 from granular.errors import BadReplyError, GranularError, NotFoundError, StoreError
 
 TOKEN: Final = 'x-amz-meta-granular-writer'  # identifies the writer of an object
@@ -57,7 +57,7 @@ class Found(NamedTuple):
         """Token of the writer that published the object; empty if it has none."""
         return self.headers.get(TOKEN, '')
 
-    def kept(self, etag_is_md5: bool) -> Kept:
+    def content_info(self, etag_is_md5: bool) -> ContentInfo:
         """Return the size, version and checksums; ``etag_is_md5`` says if the bucket's ETags are checksums."""
         digests = {}
         etag = (self.version or '').strip('"')
@@ -66,7 +66,7 @@ class Found(NamedTuple):
         crc = self.headers.get('x-amz-checksum-crc32c', '')
         if _CRC32C.fullmatch(crc) and self.headers.get('x-amz-checksum-type', 'FULL_OBJECT') == 'FULL_OBJECT':
             digests['crc32c'] = base64.b64decode(crc).hex()
-        return Kept(self.size, self.version, digests)
+        return ContentInfo(self.size, self.version, digests)
 
 
 class Part(NamedTuple):
@@ -84,7 +84,7 @@ class PartsPage(NamedTuple):
     marker: int | None
 
 
-class Begun(NamedTuple):
+class UnfinishedUpload(NamedTuple):
     """An unfinished multipart upload."""
 
     key: str
@@ -95,7 +95,7 @@ class Begun(NamedTuple):
 class UploadsPage(NamedTuple):
     """A page of unfinished multipart uploads, and the markers of the next page."""
 
-    uploads: Sequence[Begun]
+    uploads: Sequence[UnfinishedUpload]
     markers: tuple[str, str] | None
 
 
@@ -432,7 +432,7 @@ def uploads_page(answer: Answer, name: str, prefix: str, before: tuple[str, str]
         if not key.startswith(prefix):
             raise BadReplyError(f'{name}: a list of the uploads of {prefix!r} has one of {key!r}')
         time = _time(_text(element, 'Initiated', name), 'Initiated', name)
-        uploads.append(Begun(key, _text(element, 'UploadId', name), time))
+        uploads.append(UnfinishedUpload(key, _text(element, 'UploadId', name), time))
     if not more:
         return UploadsPage(uploads, None)
     markers = names.of(_text(root, 'NextKeyMarker', name)), root.findtext('NextUploadIdMarker') or ''

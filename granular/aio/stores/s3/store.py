@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 from granular._redact import without_user
-from granular.aio.runtime.loops import need_loop
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import endpoints
-from granular.aio.stores.base import Entry, Folders, Kept, ObjectWriter, Stat, Upload
+from granular.aio.stores.base import ContentInfo, Entry, Folders, ObjectWriter, Stat, Upload
 from granular.aio.stores.remote import RemoteStore
 from granular.aio.stores.s3 import replies as s3replies
 from granular.aio.stores.s3.client import S3Client
@@ -65,9 +65,9 @@ class S3Store(RemoteStore[S3Client]):
             raise NotFoundError(f'{self.url(key)}: no such object or folder')
         return Stat(0, is_dir=True)
 
-    async def kept(self, key: str) -> Kept:
+    async def content_info(self, key: str) -> ContentInfo:
         client = await self.client()
-        return (await client.look(key)).kept(client.etag_is_md5)
+        return (await client.look(key)).content_info(client.etag_is_md5)
 
     def digest_kind(self, size: int) -> str:
         return 'md5' if size <= self.config.part_size else 'parts'
@@ -77,7 +77,7 @@ class S3Store(RemoteStore[S3Client]):
         listing = Listing(self.url(key), f'{key}/{prefix}' if key else prefix, delimiter, client.ordered)
         found = not key or bool(prefix)
         while True:
-            await need_loop()  # the consumer may request a page on another thread than the previous one
+            await ensure_event_loop()  # the consumer may request a page on another thread than the previous one
             page = await client.page(listing)
             found = found or bool(page.items or page.folders)
             if page.token is None and not found:

@@ -11,14 +11,14 @@ from typing import Final, NamedTuple
 
 from granular.aio.http.messages import http_date
 from granular.aio.http.transport import Answer
-from granular.aio.runtime.loops import gather, need_loop
+from granular.aio.runtime.loops import ensure_event_loop, gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import Upload
 from granular.aio.stores.multipart import PartWriter
 from granular.aio.stores.remote import RemoteStore
 from granular.aio.stores.s3 import replies as s3replies
 from granular.aio.stores.s3.client import S3Client
-from granular.aio.stores.s3.replies import TOKEN, Begun, Found, Part
+from granular.aio.stores.s3.replies import TOKEN, Found, Part, UnfinishedUpload
 from granular.config import MiB
 from granular.errors import (
     AccessDeniedError,
@@ -310,7 +310,7 @@ class S3Writer(PartWriter):
         Raises:
           StoreError: if its size or checksum differs.
         """
-        digests, crc = found.kept(self._client.etag_is_md5).digests, f'{self._crc:08x}'
+        digests, crc = found.content_info(self._client.etag_is_md5).digests, f'{self._crc:08x}'
         if found.size == self._size:
             if self._etag in (digests.get('md5'), digests.get('parts')) or digests.get('crc32c') == crc:
                 return
@@ -366,14 +366,14 @@ async def uploads(store: RemoteStore[S3Client], client: S3Client, key: str) -> A
     name = store.url(key)
     markers: tuple[str, str] | None = None
     while True:
-        await need_loop()
+        await ensure_event_loop()
         query = [('uploads', ''), ('encoding-type', 'url'), ('prefix', key)]
         if markers is not None:
             query += [('key-marker', markers[0])] + ([('upload-id-marker', markers[1])] if markers[1] else [])
         check = functools.partial(s3replies.uploads_page, name=name, prefix=key, before=markers)
         page = await client.call('GET', '', check, query=query, limit=16 * MiB)
-        below = [begun for begun in page.uploads if not key or f'{begun.key}/'.startswith(f'{key}/')]
-        for upload in await gather([_sized(client, begun) for begun in below]):
+        below = [upload for upload in page.uploads if not key or f'{upload.key}/'.startswith(f'{key}/')]
+        for upload in await gather([_sized(client, upload) for upload in below]):
             if upload is not None:
                 yield upload
         markers = page.markers
@@ -381,16 +381,16 @@ async def uploads(store: RemoteStore[S3Client], client: S3Client, key: str) -> A
             return
 
 
-async def _sized(client: S3Client, begun: Begun) -> Upload | None:
+async def _sized(client: S3Client, upload: UnfinishedUpload) -> Upload | None:
     """Return an upload with the size and time of its parts; None if it was finished or aborted meanwhile."""
-    size, last, marker = 0, begun.modified, 0
+    size, last, marker = 0, upload.modified, 0
     while True:
-        query = [('uploadId', begun.id), *([('part-number-marker', str(marker))] if marker else [])]
-        check = functools.partial(s3replies.parts_page, name=client.name(begun.key), before=marker)
-        page = await client.call('GET', begun.key, check, query=query, statuses=(200, 404), limit=4 * MiB)
+        query = [('uploadId', upload.id), *([('part-number-marker', str(marker))] if marker else [])]
+        check = functools.partial(s3replies.parts_page, name=client.name(upload.key), before=marker)
+        page = await client.call('GET', upload.key, check, query=query, statuses=(200, 404), limit=4 * MiB)
         if page is None:
             return None
         size, last = size + page.size, max(last, page.modified)
         if page.marker is None:
-            return Upload(begun.key, begun.id, size, last)
+            return Upload(upload.key, upload.id, size, last)
         marker = page.marker
