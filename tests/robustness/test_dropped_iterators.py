@@ -20,7 +20,7 @@ import asyncio, gc, json, logging, multiprocessing, os, resource, socket, sys, t
 import numpy as np
 import granular
 from granular import aio
-from granular.aio.runtime.loops import need_loop
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.bridge import run
 
 place = granular.Path(sys.argv[1], **json.loads(sys.argv[2]))
@@ -83,7 +83,7 @@ def descriptors():
 
 
 async def own_tasks():
-    await need_loop()
+    await ensure_event_loop()
     return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
 
@@ -144,7 +144,7 @@ class Held:
     pass
 
 async def collect():
-    await need_loop()
+    await ensure_event_loop()
     gc.collect()
 
 reader = granular.DatasetReader(place / 'data', granular.decoders)

@@ -241,10 +241,10 @@ assert place.read_bytes() == b'content'
 def test_ctrl_c_ends_a_wait(tmp_path):
     code = """
 import asyncio
-from granular.aio.runtime.loops import need_loop
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.bridge import run
 async def wait():
-    await need_loop()
+    await ensure_event_loop()
     print('waiting', flush=True)
     try:
         await asyncio.sleep(30)
@@ -273,12 +273,12 @@ import asyncio, logging, signal, sys
 if not {uvloop}:
     sys.modules['uvloop'] = None
 logging.getLogger('asyncio').setLevel('CRITICAL')  # it tells of them
-from granular.aio.runtime.loops import need_loop
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.bridge import bridge, run
 def callback():
     {what}
 async def call_back():
-    await need_loop()
+    await ensure_event_loop()
     asyncio.get_running_loop().call_soon(callback)
     await asyncio.sleep(0.01)
     return asyncio.get_running_loop()
@@ -295,14 +295,14 @@ def test_a_loop_that_cannot_begin_fails_the_call(uvloop):
 import os, resource, sys
 if not {uvloop}:
     sys.modules['uvloop'] = None
-from granular.aio.runtime.loops import need_loop
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.bridge import run
 try:
     import uvloop  # now, as there are no descriptors to import it with below
 except ImportError:
     import asyncio, selectors
 async def hop():
-    await need_loop()
+    await ensure_event_loop()
     return 7
 limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')) - 1, limits[1]))
@@ -321,18 +321,18 @@ def test_a_loop_that_ended_is_replaced_and_its_calls_fail():
     code = """
 import asyncio, sys, threading
 sys.modules['uvloop'] = None
-from granular.aio.runtime.loops import need_loop
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.bridge import bridge, run
 from granular.errors import GranularError
 threading.excepthook = lambda args: None  # it would tell of the loop's end
 async def end():
-    await need_loop()
+    await ensure_event_loop()
     loop = asyncio.get_running_loop()
     loop.run_forever = None  # what the bridge goes on with
     loop.stop()
     await asyncio.Event().wait()
 async def hop():
-    await need_loop()
+    await ensure_event_loop()
     return asyncio.get_running_loop()
 first = run(hop())
 try:

@@ -496,10 +496,10 @@ def probe() -> None:
     dataset = MapDataset.range(8).map(str).to_iter_dataset().flat_map(list).prefetch(2)
     with iter(dataset) as iterator:
         assert list(iterator) == list('01234567')
-    run(need_loop_and_return())
+    run(ensure_event_loop_and_return())
 
 
-async def need_loop_and_return() -> None:
+async def ensure_event_loop_and_return() -> None:
     await ensure_event_loop()
     await asyncio.sleep(0)
 
