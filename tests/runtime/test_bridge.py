@@ -12,7 +12,7 @@ import pytest
 from granular import aio
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.loops import ensure_event_loop, gather, scope
-from granular.aio.runtime.threads import offload, spread
+from granular.aio.runtime.threads import map_threads, offload
 from granular.errors import GranularError
 from tests.support.programs import INTERRUPTIBLE, program
 
@@ -111,9 +111,9 @@ def test_pools_and_gathering():
 
 
 async def test_calls_that_wait_get_all_of_the_pool():
-    assert await spread(lambda i: i * i, 1000) == [i * i for i in range(1000)]
+    assert await map_threads(lambda i: i * i, 1000) == [i * i for i in range(1000)]
     began = time.monotonic()
-    seen = set(await spread(lambda i: time.sleep(0.1) or here(), 8))
+    seen = set(await map_threads(lambda i: time.sleep(0.1) or here(), 8))
     assert len(seen) >= 7  # the first thread may come to a second one
     assert time.monotonic() - began < 0.7
 
@@ -128,7 +128,7 @@ async def test_the_first_error_ends_what_is_spread():
         time.sleep(0.001)
 
     with pytest.raises(LookupError, match='mine'):
-        await spread(call, 10_000)
+        await map_threads(call, 10_000)
     assert len(called) < 100
 
 

@@ -2,8 +2,8 @@
 
 ``run`` steps a coroutine on the calling thread. A coroutine that never waits, such as a read from a local disk,
 finishes there and needs no loop. A coroutine that must wait asks for a loop
-(:func:`granular.aio.runtime.loops.ensure_event_loop`) and resumes on the background loop of the process, on a daemon thread,
-while the caller waits for its result.
+(:func:`granular.aio.runtime.loops.ensure_event_loop`) and resumes on the background loop of the process, on a daemon
+thread, while the caller waits for its result.
 """
 
 import asyncio
