@@ -4,7 +4,7 @@ import asyncio
 import collections
 import contextlib
 import resource
-from typing import Final
+from typing import Final, Protocol
 
 _FIRST, _FEWEST, _MOST = 256, 8, 2048
 _WINDOW: Final = 0.5  # seconds over which the rate of replies is measured
@@ -13,6 +13,37 @@ _BETTER: Final = 1.1
 _DRIP: Final = 0.1  # seconds in which the tokens of one retry are refilled
 _HEARD: Final = 0.05  # share of throttling replies that is ignored: a few are normal for a store
 _PAUSE: Final = 1.0  # seconds between two reductions, and of the window in which replies are counted
+
+
+class Waiting(Protocol):
+    """A request that waits for a slot.
+
+    Attributes:
+      weight: the bytes that it reserves.
+    """
+
+    @property
+    def weight(self) -> int: ...
+
+    def is_withdrawn(self) -> bool:
+        """Return whether the request needs no slot any more."""
+
+    def admitted(self) -> None:
+        """Called when the request has its slot. It must not raise."""
+
+
+class _Waiter:
+    """A coroutine that waits for a slot."""
+
+    def __init__(self, weight: int) -> None:
+        self.weight = weight
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def is_withdrawn(self) -> bool:
+        return self.future.done()
+
+    def admitted(self) -> None:
+        self.future.set_result(None)
 
 
 class Limit:
@@ -35,7 +66,7 @@ class Limit:
         self.capacity = float(self._ceiling)
         self._running = 0
         self._memory = self._free = memory
-        self._waiting: collections.deque[tuple[int, asyncio.Future[None]]] = collections.deque()
+        self._waiting: collections.deque[Waiting] = collections.deque()
         self._began, self._replies, self._crowded = 0.0, 0, False  # the measurement window
         self._last = float('-inf')  # time of the last reply
         self._rate: float | None = None  # replies per second before the last increase
@@ -44,39 +75,48 @@ class Limit:
         self._second = float('-inf')  # start of the current second
         self._answered = self._answered_before = self._refused = 0
 
-    async def acquire(self, size: int) -> int:
-        """Wait for a slot; returns the bytes to release later."""
-        size = min(size, self._memory)
-        if self._running < self.capacity and self._free >= size and not self._waiting:
+    def reserved(self, weight: int) -> int:
+        """Return the bytes to reserve for a request: at most all memory."""
+        return min(weight, self._memory)
+
+    def admit(self, request: Waiting) -> bool:
+        """Return whether a request has a slot; if not, it is queued and told once it is admitted."""
+        if self._running < self.capacity and self._free >= request.weight and not self._waiting:
             self._running += 1
-            self._free -= size
-            return size
-        future = asyncio.get_running_loop().create_future()
-        entry = (size, future)
-        self._waiting.append(entry)
+            self._free -= request.weight
+            return True
+        self._waiting.append(request)
+        return False
+
+    async def acquire(self, weight: int) -> int:
+        """Wait for a slot; returns the bytes to release later."""
+        waiter = _Waiter(self.reserved(weight))
+        if self.admit(waiter):
+            return waiter.weight
         try:
-            await future
+            await waiter.future
         except BaseException:
-            if future.done() and not future.cancelled():
-                self.release(size)
+            if waiter.future.done() and not waiter.future.cancelled():
+                self.release(waiter.weight)
             else:
                 with contextlib.suppress(ValueError):  # it may have been removed already
-                    self._waiting.remove(entry)
-                self._admit()  # the next one may fit where this one did not
+                    self._waiting.remove(waiter)
+                self.fill()  # the next one may fit where this one did not
             raise
-        return size
+        return waiter.weight
 
-    def release(self, size: int) -> None:
+    def release(self, weight: int) -> None:
         """Release a slot and its bytes."""
         self._running -= 1
-        self._free += size
-        self._admit()
+        self._free += weight
+        if self._waiting:
+            self.fill()
 
     def succeeded(self, now: float) -> None:
         """Record a successful reply at this time, in seconds."""
         if self.capacity < self._ceiling:
             self.capacity = min(self._ceiling, self.capacity + 1 / self.capacity)
-            self._admit()
+            self.fill()
         if now - self._last > _WINDOW:  # no reply for a while
             self._began, self._replies, self._crowded = now, 0, False
         self._last = now
@@ -100,7 +140,7 @@ class Limit:
         else:
             self._rate = None
         self.capacity = float(self._ceiling)
-        self._admit()
+        self.fill()
 
     def throttled(self, now: float) -> bool:
         """Record a throttling reply. Returns whether the throttling rate justifies slowing down."""
@@ -121,13 +161,20 @@ class Limit:
             self._answered_before = self._answered if recent else 0
             self._second, self._answered, self._refused = now, 0, 0
 
-    def _admit(self) -> None:
-        while self._waiting and self._running < self.capacity and self._free >= self._waiting[0][0]:
-            size, future = self._waiting.popleft()
-            if not future.done():
-                self._running += 1
-                self._free -= size
-                future.set_result(None)
+    def fill(self) -> None:
+        """Give the free slots to the requests that wait."""
+        waiting = self._waiting
+        while waiting and self._running < self.capacity:
+            request = waiting[0]
+            if request.is_withdrawn():
+                waiting.popleft()
+                continue
+            if self._free < request.weight:
+                return
+            waiting.popleft()
+            self._running += 1
+            self._free -= request.weight
+            request.admitted()
 
 
 class Budget:

@@ -9,8 +9,8 @@ import logging
 import ssl
 from typing import Any, Final
 
-from granular.aio.http.connection import SCRATCH, Connection, Exchange, Sink, StaleError, now
-from granular.aio.http.messages import Head, Origin, Target
+from granular.aio.http.connection import SCRATCH, Connection, Exchange, StaleError, now
+from granular.aio.http.messages import Head, Origin
 from granular.aio.http.reply import counters
 from granular.aio.http.tls import context_of
 from granular.aio.runtime.threads import offload
@@ -60,43 +60,41 @@ class Pool:
         self._closed = False
         self._empty = asyncio.Event()
 
-    async def exchange(
-        self,
-        target: Target,
-        request: bytes,
-        sink: Sink,
-        bodiless: bool = False,
-        body: bytes | memoryview = b'',
-        hedged: bool = True,
-    ) -> Head:
-        """Send a request and receive its reply into the sink. The arguments are those of ``Exchange``.
+    async def exchange(self, exchange: Exchange) -> Head:
+        """Send a request and receive its reply.
 
         Raises:
           ProtocolError: if the reply is not HTTP, or does not have the length it states.
           ConnectionError, OSError, TimeoutError: if the connection breaks or stalls.
           ssl.SSLCertVerificationError: if the server's certificate is not valid.
         """
-        connection = self._take(target.origin) or await self._connect(target.origin)
-        exchange = Exchange(target, request, sink, bodiless, body, hedged)
-        self._spare = min(self._spare + self._config.hedge, _MOST_HEDGES)
+        origin = exchange.target.origin
+        connection = self.take(origin) or await self._connect(origin)
+        self.earn_hedge()
         while True:
+            exchange.future = self._loop.create_future()
             connection.send(exchange)
             try:
                 return await exchange.future
             except StaleError:
                 # A server may close a connection that was idle for some seconds: that is normal, and no attempt is
                 # spent.
-                connection = await self._connect(target.origin)
-                exchange = Exchange(target, request, sink, bodiless, body, hedged)
+                connection = await self._connect(origin)
             except asyncio.CancelledError:
                 exchange.drop()
                 raise
+
+    def earn_hedge(self) -> None:
+        """Permit, for a request that is sent, a share of a hedged one."""
+        if self._spare < _MOST_HEDGES:
+            self._spare += self._config.hedge
 
     def throttled(self) -> None:
         """Record throttling: no request is hedged for a while."""
         self._quiet = now() + _QUIET
 
-    def _take(self, origin: Origin) -> Connection | None:
+    def take(self, origin: Origin) -> Connection | None:
+        """Return an idle connection to a server, if there is one."""
         idle, oldest = self._idle.get(origin), now() - _KEEP
         while idle:
             connection = idle.pop()
@@ -196,25 +194,23 @@ class Pool:
             elif connection.unsent:
                 if connection.sent < time - config.read_timeout:
                     connection.fail(TimeoutError(f'the server took no byte for {config.read_timeout:g} s'))
-            elif connection.head is None:
+            elif not connection.begun:
                 waited = time - connection.sent
                 if waited > config.first_byte_timeout:
                     connection.fail(TimeoutError(f'no reply for {config.first_byte_timeout:g} s'))
-                elif (
-                    hedging and connection.exchange.hedged and waited > self._slow and len(connection.exchange.on) == 1
-                ):
+                elif hedging and waited > self._slow and connection.exchange.hedged and connection.exchange.waits():
                     self._hedge(connection.exchange)
                     hedging = self._spare >= 1
             elif connection.moved < time - config.read_timeout:
                 connection.fail(TimeoutError(f'no byte for {config.read_timeout:g} s'))
-            elif (period := time - connection.mark[0]) > config.read_timeout:
-                came = connection.exchange.sink.got - connection.mark[1]
+            elif (period := time - connection.mark_time) > config.read_timeout:
+                came = connection.exchange.got - connection.mark_got
                 if came < config.min_rate * period:
                     connection.fail(
                         TimeoutError(f'{came} bytes in {period:.1f} s, less than {config.min_rate} a second')
                     )
                 else:
-                    connection.mark = (time, connection.exchange.sink.got)
+                    connection.mark_time, connection.mark_got = time, connection.exchange.got
         busy = bool(self.connections) and not self._closed
         self._ticking = self._loop.call_later(self._interval(), self._tick) if busy else None
 
@@ -228,11 +224,11 @@ class Pool:
 
     async def _ask_again(self, exchange: Exchange) -> None:
         try:
-            connection = self._take(exchange.target.origin) or await self._connect(exchange.target.origin)
+            connection = self.take(exchange.target.origin) or await self._connect(exchange.target.origin)
         except OSError as error:
             logger.info('%s: not asked for a second time: %s', exchange.target.origin.host, error)
             return
-        if len(exchange.on) == 1 and exchange.on[0].head is None and not exchange.future.done():
+        if exchange.waits():
             connection.send(exchange)
         else:  # the reply came in the meantime
             self.keep(connection)
