@@ -87,7 +87,7 @@ class Batch:
     async def _cancel(self) -> None:
         open_reads = [download for download in self._downloads if download.batch is not None]
         for download in open_reads:
-            download.batch = None  # which removes it from the queue of the limit
+            download.batch, download.withdrawn = None, True
         for download in open_reads:
             if download.is_sent():
                 download.drop()
@@ -99,15 +99,20 @@ class Batch:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def start(self, download: Download) -> None:
-        """Send a read that has its slot of the limit."""
-        target = self._provider.ready(download.key)
-        connection = target and download.is_plain() and self._transport.pool.take(target.origin)
-        if not target or not connection:
+        """Send a read that has its slot of the limit. It does not raise."""
+        try:
+            target = self._provider.ready(download.key)
+            connection = None
+            if target is not None and download.is_plain():
+                connection = self._transport.pool.take(target.origin)
+        except Exception as error:
+            self._continue(download, Outcome(error, download.weight))
+            return
+        if target is None or connection is None:
             self._continue(download, Outcome(None, download.weight))
             return
         counters.requests += 1
         counters.in_flight += 1
-        self._transport.pool.earn_hedge()
         download.target, download.request = target, target.get + download.plain_request()
         connection.send(download)
 

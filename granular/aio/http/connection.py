@@ -81,7 +81,10 @@ class Exchange:
         """
         return -1
 
-    def allocate(self, head: bytes, length: int) -> memoryview:
+    def parsed(self, raw: bytes, head: Head) -> None:
+        """Called after ``place`` with a head that was not expected, as bytes up to the end of its last line too."""
+
+    def allocate(self, length: int) -> memoryview:
         """Return the memory for the body of an expected reply."""
         raise NotImplementedError
 
@@ -289,15 +292,14 @@ class Connection(asyncio.BufferedProtocol):
             exchange.filled(view[end + 2 : count])
             self._end_expected(exchange)
             return True
-        room = exchange.allocate(head, length)
+        room = exchange.allocate(length)
         room[:arrived] = view[end + 2 : count]
         self._view, self._left = room[arrived:], length - arrived
         return True
 
     def _end_expected(self, exchange: Exchange) -> None:
-        self.exchange = None
-        self.begun, self._view, self._left, self._informed = False, None, None, 0
-        self._used = True
+        self.exchange = self._view = self._left = None
+        self.begun, self._informed, self._used = False, 0, True
         self._reuse()
         exchange.succeeded(None)
 
@@ -317,7 +319,7 @@ class Connection(asyncio.BufferedProtocol):
             at = end + 4
             if head.status >= 200:
                 self._check_repeated(exchange, raw)
-                self._begin_parsed(exchange, head, memoryview(data)[at:count])
+                self._begin_parsed(exchange, raw, head, memoryview(data)[at:count])
                 return
             if head.status == 101:
                 raise ProtocolError('status 101, a protocol that was not asked for')
@@ -348,7 +350,7 @@ class Connection(asyncio.BufferedProtocol):
         self._pool.latencies.append(self.moved - self.sent)
         self.begun, self.mark_time, self.mark_got = True, self.moved, 0
 
-    def _begin_parsed(self, exchange: Exchange, head: Head, rest: memoryview) -> None:
+    def _begin_parsed(self, exchange: Exchange, raw: bytes, head: Head, rest: memoryview) -> None:
         self._begin(exchange)
         self._held, exchange.got = b'', 0
         bodiless = exchange.bodiless or head.status in (204, 304)
@@ -358,6 +360,7 @@ class Connection(asyncio.BufferedProtocol):
         elif reply.chunks is None:
             self._left = head.length
         room = reply.room = exchange.place(head)
+        exchange.parsed(raw, head)
         if isinstance(room, int):
             exchange.collected = bytearray()
         else:

@@ -8,6 +8,7 @@ from granular.aio.http.buffers import Space, blank
 from granular.aio.http.connection import Exchange
 from granular.aio.http.messages import Head, shown
 from granular.aio.http.reply import Reply, changed, stand_in
+from granular.aio.http.shapes import Shapes
 from granular.config import KiB, MiB
 from granular.errors import BadReplyError, OutOfRangeError, StoreError
 
@@ -18,11 +19,6 @@ _ENDLESS: Final = 1 << 62
 _NOTHING: Final = blank(0)
 _GROUND: Final = 64 * KiB  # an attempt that gains this, or an eighth of what was missing, is no failure
 _STORED: Final = 'x-goog-stored-content-encoding'
-_RANGE_LINE: Final = b'\r\ncontent-range: bytes '
-_LENGTH_LINE: Final = b'\r\ncontent-length: '
-_KEEP_ALIVE: Final = b'\r\nconnection: keep-alive\r\n'
-_STORED_AS_IT_IS: Final = b'\r\nx-goog-stored-content-encoding: identity\r\n'
-_STORED_PREFIX: Final = _STORED_AS_IT_IS.index(b'-encoding')
 _AS_IT_IS: Final = frozenset(('', 'identity', 'aws-chunked'))  # the last is an upload encoding that some stores keep
 
 
@@ -31,18 +27,18 @@ class Versions(NamedTuple):
 
     Attributes:
       header: the header that contains the version, in lower case.
-      line: the beginning of the line of that header, in lower case and with the end of the line before.
       required: True if each object has a version, so that a whole body without one is not an object.
+      shapes: the shapes of replies with these versions.
     """
 
     header: str
-    line: bytes
     required: bool
+    shapes: Shapes
 
     @classmethod
     def of(cls, header: str, required: bool) -> 'Versions':
         """Return the versions in a header of that name."""
-        return cls(header.lower(), f'\r\n{header.lower()}: '.encode(), required)
+        return cls(header.lower(), required, Shapes(header.lower()))
 
 
 class Batch(Protocol):
@@ -72,6 +68,7 @@ class Download(Exchange):
       version: the version that was requested, or else that of the object.
       batch: the batch that sent the download, or will send it, and is told how it ended; None for a coroutine's.
       weight: bytes of the limit that the download takes while it is in a batch.
+      withdrawn: True if the batch was cancelled while the download waited for its slot of the limit.
     """
 
     data = b''
@@ -83,7 +80,9 @@ class Download(Exchange):
     """True while it is unverified that the object is stored with that coding, or has the received length."""
     batch: 'Batch | None' = None
     weight = 0
-    _range = b''  # the expected Content-Range, up to the slash
+    withdrawn = False
+    _range = b''  # the expected range, as first-last
+    _size = 0  # of the object, by the expected head
     _space = _NOTHING  # for the whole span
     _done = 0  # bytes received by earlier replies
     _held = 0  # bytes received at the last call of ``gained``
@@ -130,39 +129,32 @@ class Download(Exchange):
     def expects(self, head: bytes) -> int:
         """Return the length of the body if a head is that of status 206 with the range and version requested.
 
-        Anything unusual, such as a coding, a header that stands twice, or the whole object, which has a checksum, is
-        left to the parser and to ``place``.
+        Anything else, such as a head of an unknown shape, or the whole object, which has a checksum, is left to the
+        parser and to ``place``.
         """
-        if not self._range or self._span is not None or not head.startswith(b'HTTP/1.1 206 '):
+        if not self._range:
             return -1
-        names = head.lower()
-        find = names.find
-        # The range: as requested, of an object that is larger.
-        at = find(_RANGE_LINE)
-        end = find(b'\r', at + 2)
-        slash = at + len(_RANGE_LINE) + len(self._range)
-        if at < 0 or not head.startswith(self._range, at + len(_RANGE_LINE)) or head[slash : slash + 1] != b'/':
+        facts = self._versions.shapes.match(head)
+        if facts is None:
             return -1
-        start, stop, size = self._start, self._stop, head[slash + 1 : end]
-        if not size.isdigit() or len(size) > 18 or stop is None or stop > (total := int(size)) or stop - start == total:
+        range_, size, length, version = facts
+        start, stop, total = self._start, self._stop, int(size)
+        if (
+            range_ != self._range
+            or version != self.version.encode('latin-1', 'backslashreplace')  # type: ignore[union-attr]
+            or int(length) != stop - start  # type: ignore[operator]
+            or not stop - start < total >= stop  # type: ignore[operator]
+        ):
             return -1
-        # The version.
-        at = find(self._versions.line)
-        end = at + len(self._versions.line)
-        if at < 0 or head[end : find(b'\r', end)] != self.version.encode('latin-1', 'backslashreplace'):  # type: ignore[union-attr]
-            return -1
-        # The length.
-        at = find(_LENGTH_LINE)
-        end = at + len(_LENGTH_LINE)
-        length = stop - start
-        if at < 0 or head[end : find(b'\r', end)] != b'%d' % length:
-            return -1
-        return length if _is_simple(head, names, self._versions.line) else -1
+        self._size = total
+        return stop - start  # type: ignore[operator]
 
-    def allocate(self, head: bytes, length: int) -> memoryview:
-        slash = head.lower().find(_RANGE_LINE) + len(_RANGE_LINE) + len(self._range)
-        size = int(head[slash + 1 : head.find(b'\r', slash)])
-        return self._room(self._start, self._start + length, size, self.version)
+    def parsed(self, raw: bytes, head: Head) -> None:
+        if self._range:
+            self._versions.shapes.learn(raw, head)
+
+    def allocate(self, length: int) -> memoryview:
+        return self._room(self._start, self._start + length, self._size, self.version)
 
     def filled(self, body: memoryview) -> None:
         if self._into is None:
@@ -188,14 +180,9 @@ class Download(Exchange):
         """Return whether a connection serves the download."""
         return self.first is not None and self.first.exchange is self
 
-    def is_withdrawn(self) -> bool:
-        """Return whether the batch was cancelled while the download waited for its slot of the limit."""
-        return self.batch is None
-
     def admitted(self) -> None:
         """Send the download, which has its slot of the limit now."""
-        if self.batch is not None:
-            self.batch.start(self)
+        self.batch.start(self)  # type: ignore[union-attr]
 
     # --- any reply
 
@@ -412,24 +399,6 @@ class Download(Exchange):
     def _beyond(self, size: int) -> OutOfRangeError:
         known = f'but it has {size}' if size >= 0 else 'which lie beyond its end'
         return OutOfRangeError(f'{self.name}: bytes {self._start} to {self._stop} were asked for, {known}')
-
-
-def _is_simple(head: bytes, names: bytes, version_line: bytes) -> bool:
-    """Return whether a head, of which ``names`` is in lower case, has nothing that decides how its body is read.
-
-    That is: each of the three headers stands once, there is no coding, and the connection stays open.
-    """
-    ends = names.count(b'\r\n')
-    if names.count(b'\n') != ends or names.count(b'\r') != ends or b'\0' in names:
-        return False
-    for line in (_RANGE_LINE[:-8], _LENGTH_LINE[:-2], version_line[:-2]):
-        if names.count(line) != 1:
-            return False
-    at = names.find(b'-encoding')
-    if at >= 0 and (names.rfind(b'-encoding') != at or not names.startswith(_STORED_AS_IT_IS, at - _STORED_PREFIX)):
-        return False
-    at = names.find(b'\r\nconnection')
-    return at < 0 or (names.startswith(_KEEP_ALIVE, at) and names.find(b'\r\nconnection', at + 2) < 0)
 
 
 def _total_in(head: Head) -> int:

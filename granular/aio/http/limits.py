@@ -20,13 +20,14 @@ class Waiting(Protocol):
 
     Attributes:
       weight: the bytes that it reserves.
+      withdrawn: True if the request needs no slot any more.
     """
 
     @property
     def weight(self) -> int: ...
 
-    def is_withdrawn(self) -> bool:
-        """Return whether the request needs no slot any more."""
+    @property
+    def withdrawn(self) -> bool: ...
 
     def admitted(self) -> None:
         """Called when the request has its slot. It must not raise."""
@@ -39,7 +40,8 @@ class _Waiter:
         self.weight = weight
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def is_withdrawn(self) -> bool:
+    @property
+    def withdrawn(self) -> bool:
         return self.future.done()
 
     def admitted(self) -> None:
@@ -121,9 +123,11 @@ class Limit:
             self._began, self._replies, self._crowded = now, 0, False
         self._last = now
         self._replies += 1
-        self._turn(now)
+        if now - self._second > _PAUSE:
+            self._turn(now)
         self._answered += 1
-        self._crowded |= bool(self._waiting)
+        if self._waiting:
+            self._crowded = True
         if now - self._began > _WINDOW and self._replies >= 2 * self.capacity:
             self._look(now, self._replies / (now - self._began))
             self._began, self._replies, self._crowded = now, 0, False
@@ -144,7 +148,8 @@ class Limit:
 
     def throttled(self, now: float) -> bool:
         """Record a throttling reply. Returns whether the throttling rate justifies slowing down."""
-        self._turn(now)
+        if now - self._second > _PAUSE:
+            self._turn(now)
         self._refused += 1
         answers = self._answered + self._answered_before
         if self._refused < _HEARD * (self._refused + answers):
@@ -155,18 +160,16 @@ class Limit:
         return True
 
     def _turn(self, now: float) -> None:
-        """Start a new window of answers and refusals every second."""
-        if now - self._second > _PAUSE:
-            recent = now - self._second < 2 * _PAUSE
-            self._answered_before = self._answered if recent else 0
-            self._second, self._answered, self._refused = now, 0, 0
+        """Start a new window of answers and refusals, after a second."""
+        self._answered_before = self._answered if now - self._second < 2 * _PAUSE else 0
+        self._second, self._answered, self._refused = now, 0, 0
 
     def fill(self) -> None:
         """Give the free slots to the requests that wait."""
         waiting = self._waiting
         while waiting and self._running < self.capacity:
             request = waiting[0]
-            if request.is_withdrawn():
+            if request.withdrawn:
                 waiting.popleft()
                 continue
             if self._free < request.weight:
@@ -187,11 +190,14 @@ class Budget:
 
     def __init__(self) -> None:
         self._tokens = self._most = 500.0
+        self.spent = False
+        """True if retries have taken tokens that are not returned yet, or wait for some."""
         self._waiting: collections.deque[tuple[float, asyncio.Future[None]]] = collections.deque()
         self._timer: asyncio.TimerHandle | None = None
 
     async def take(self, cost: float) -> None:
         """Wait until a retry of that cost is permitted."""
+        self.spent = True
         if self._tokens >= cost and not self._waiting:
             self._tokens -= cost
             return
@@ -218,6 +224,7 @@ class Budget:
             if not future.done():
                 self._tokens -= cost
                 future.set_result(None)
+        self.spent = bool(self._waiting) or self._tokens < self._most
 
     def _drip(self) -> None:
         if self._timer is None and self._waiting:
@@ -236,25 +243,25 @@ class Pauses:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[asyncio.Future[bool], None] = {}
+        self.waiting: dict[asyncio.Future[bool], None] = {}
 
     async def wait(self, seconds: float) -> bool:
         """Wait for at most ``seconds``. Returns whether a success ended the wait."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bool] = loop.create_future()
         timer = loop.call_later(seconds, _end, future)
-        self._waiting[future] = None
+        self.waiting[future] = None
         try:
             return await future
         finally:
             timer.cancel()
-            self._waiting.pop(future, None)
+            self.waiting.pop(future, None)
 
     def succeeded(self) -> None:
         """Record a success: wake the request that has waited longest."""
-        while self._waiting:
-            future = next(iter(self._waiting))
-            del self._waiting[future]
+        while self.waiting:
+            future = next(iter(self.waiting))
+            del self.waiting[future]
             if not future.done():
                 future.set_result(True)
                 return

@@ -70,7 +70,6 @@ class Pool:
         """
         origin = exchange.target.origin
         connection = self.take(origin) or await self._connect(origin)
-        self.earn_hedge()
         while True:
             exchange.future = self._loop.create_future()
             connection.send(exchange)
@@ -84,17 +83,14 @@ class Pool:
                 exchange.drop()
                 raise
 
-    def earn_hedge(self) -> None:
-        """Permit, for a request that is sent, a share of a hedged one."""
-        if self._spare < _MOST_HEDGES:
-            self._spare += self._config.hedge
-
     def throttled(self) -> None:
         """Record throttling: no request is hedged for a while."""
         self._quiet = now() + _QUIET
 
     def take(self, origin: Origin) -> Connection | None:
-        """Return an idle connection to a server, if there is one."""
+        """Return an idle connection to a server for a request, if there is one."""
+        if self._spare < _MOST_HEDGES:
+            self._spare += self._config.hedge
         idle, oldest = self._idle.get(origin), now() - _KEEP
         while idle:
             connection = idle.pop()
@@ -127,29 +123,38 @@ class Pool:
             context = await self._tls() if origin.secure else None
             first, failure = next(self._turn), OSError('no address')
             for i in range(len(addresses)):
-                address = addresses[(first + i) % len(addresses)]
                 connection = Connection(self, origin)
-                try:
-                    await self._loop.create_connection(
-                        lambda it=connection: it, address, origin.port,
-                        ssl=context, server_hostname=origin.host if origin.secure else None,
-                    )  # fmt: skip
-                except BaseException as error:
-                    self.forget(connection)  # uvloop does not report the loss if the connection is no longer awaited
-                    if not isinstance(error, OSError) or isinstance(error, ssl.SSLCertVerificationError):
-                        raise
-                    failure = error
-                    continue
-                if self._closed:
-                    connection.transport.abort()
-                    raise ConnectionAbortedError('the client is closed')
-                # Over TLS, the first data may be session tickets.
-                if not origin.secure and (connection.transport.is_closing() or not connection.is_silent()):
-                    connection.transport.abort()
-                    raise ConnectionResetError('the server spoke, or closed the connection, before it was asked')
-                return connection
+                error = await self._open(connection, addresses[(first + i) % len(addresses)], context)
+                if error is None:
+                    self._check_new(connection)
+                    return connection
+                failure = error
             self._names.pop(origin, None)
             raise failure
+
+    async def _open(self, connection: Connection, address: str, context: ssl.SSLContext | None) -> OSError | None:
+        """Connect to an address. Returns the error after which another address of the host is worth a try."""
+        origin = connection.origin
+        host = origin.host if origin.secure else None
+        try:
+            await self._loop.create_connection(
+                lambda: connection, address, origin.port, ssl=context, server_hostname=host
+            )
+        except BaseException as error:
+            self.forget(connection)  # uvloop does not report the loss if the connection is no longer awaited
+            if not isinstance(error, OSError) or isinstance(error, ssl.SSLCertVerificationError):
+                raise
+            return error
+        return None
+
+    def _check_new(self, connection: Connection) -> None:
+        if self._closed:
+            connection.transport.abort()
+            raise ConnectionAbortedError('the client is closed')
+        # Over TLS, the first data may be session tickets.
+        if not connection.origin.secure and (connection.transport.is_closing() or not connection.is_silent()):
+            connection.transport.abort()
+            raise ConnectionResetError('the server spoke, or closed the connection, before it was asked')
 
     async def _addresses(self, origin: Origin) -> list[str]:
         """Return the addresses of a host, resolved once for all callers that wait."""
@@ -163,10 +168,10 @@ class Pool:
 
     async def _look_up(self, origin: Origin) -> list[str]:
         try:
-            found = await self._loop.getaddrinfo(origin.host, origin.port, type=1)
+            entries = await self._loop.getaddrinfo(origin.host, origin.port, type=1)
         except ValueError as error:  # of a name that is too long, or has invalid characters
-            raise OSError(f'{origin.host[:80]!r} is no name of a host: {error}') from None
-        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+            raise OSError(f'{origin.host[:80]!r} is not a host name: {error}') from None
+        return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
     async def _tls(self) -> ssl.SSLContext:
         # Loading all CA certificates takes tens of milliseconds: do it in a thread, and once.

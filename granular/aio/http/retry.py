@@ -85,8 +85,10 @@ class Traffic:
 
     def succeeded(self, tokens: float = 1.0) -> None:
         """Record that an operation succeeded: return tokens to the retry budget, and wake a throttled request."""
-        self.budget.give(tokens)
-        self.pauses.succeeded()
+        if self.budget.spent:
+            self.budget.give(tokens)
+        if self.pauses.waiting:
+            self.pauses.succeeded()
 
 
 class _Failure(NamedTuple):
