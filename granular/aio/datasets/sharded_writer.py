@@ -21,6 +21,7 @@ from granular.errors import (
     SpecError,
 )
 from granular.formats.layout import Layout, check_spec, shard_name
+from granular.indexing import check_integer
 
 
 class ShardedDatasetWriter(AsyncResource):
@@ -63,8 +64,8 @@ class ShardedDatasetWriter(AsyncResource):
     ) -> None:
         super().__init__()
         check_steps(shardstart, shardstep)
-        if shardlen is not None and shardlen < 1:
-            raise InvalidArgumentError(f'shardlen is {shardlen}: a shard has 1 datapoint or more')
+        if shardlen is not None:
+            check_integer('shardlen', shardlen, 1)
         if shardlen is None and (shardstart > 0 or shardstep > 1):
             raise InvalidArgumentError('shardstart and shardstep need a shardlen: without it there is one shard')
         self.directory = Path(directory)

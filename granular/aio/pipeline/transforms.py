@@ -9,6 +9,7 @@ import numpy as np
 
 from granular._lazy import missing
 from granular.errors import InvalidArgumentError
+from granular.indexing import check_integer
 
 
 class MapTransform(abc.ABC):
@@ -112,8 +113,7 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         for name in ('num_threads', 'prefetch_buffer_size', 'memory'):
-            if not isinstance(value := getattr(self, name), int) or value < 0:
-                raise InvalidArgumentError(f'{name} is {value!r}: want an integer from 0 on')
+            check_integer(name, getattr(self, name), 0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ from granular.aio.stores import Store
 from granular.aio.stores.fanout import Job, read_all
 from granular.config import MiB
 from granular.errors import CorruptDatasetError, CorruptError, InvalidArgumentError, UnknownKeyError
-from granular.indexing import Ints, index_of, indices_of
+from granular.indexing import Ints, check_integer, index_of, indices_of
 
 Fields = Iterable[str] | Mapping[str, bool] | None
 
@@ -71,11 +71,9 @@ class ParquetDataSource(AsyncResource):
         self.paths = paths_of(paths)
         if isinstance(columns, str) or (columns is not None and not all(type(name) is str for name in columns)):
             raise InvalidArgumentError(f'columns is {columns!r:.100}: want a sequence of names')
-        if not isinstance(cache_bytes, int) or cache_bytes < 0:
-            raise InvalidArgumentError(f'cache_bytes is {cache_bytes!r}: want an integer from 0 on')
         self._chosen = None if columns is None else tuple(dict.fromkeys(columns))
         self._columns: tuple[str, ...] = ()
-        self._cache_bytes = cache_bytes
+        self._cache_bytes = check_integer('cache_bytes', cache_bytes, 0)
         self._name = f'{self.paths[0]}' if len(self.paths) == 1 else f'{self.paths[0]} and {len(self.paths) - 1} more'
         self._footers: list[Footer] = []
         self._stops = np.zeros(0, np.int64)  # cumulative number of rows up to the end of each row group, over all files

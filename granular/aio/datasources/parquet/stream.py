@@ -20,8 +20,8 @@ from granular.aio.pipeline.transforms import ReadOptions
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
-from granular.errors import InvalidArgumentError, StateError
-from granular.indexing import Ints
+from granular.errors import StateError
+from granular.indexing import Ints, check_integer
 
 CYCLE: Final = 16
 READ_AHEAD: Final = 64 * MiB
@@ -310,9 +310,8 @@ def parquet_stream(
     on_error: OnError,
 ) -> Stream:
     """Create the stream of ``ParquetIterDataset``, for the sync and the async API."""
-    for name, value, least in (('cycle_length', cycle_length, 1), ('read_ahead', read_ahead, 0)):
-        if not isinstance(value, int) or value < least:
-            raise InvalidArgumentError(f'{name} is {value!r}: want an integer from {least} on')
+    cycle_length = check_integer('cycle_length', cycle_length, 1)
+    read_ahead = check_integer('read_ahead', read_ahead, 0)
     data = ParquetDataSource(paths, columns, read_ahead)
     rows = Rows(data, min(cycle_length, len(data.paths)), read_ahead, read_options)
     return ReadRows(rows, read_options or ReadOptions(), on_error=on_error)
