@@ -10,12 +10,12 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextvars
-import os
 import sys
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
 
+from granular.aio.runtime.forking import after_fork
 from granular.aio.runtime.loops import HeldError, StartedCoroutine, running_loop, start_coroutine, start_task
 from granular.errors import ClosedError, GranularError
 
@@ -169,7 +169,7 @@ class Bridge:
 _inherited: list[Any] = []
 bridge: Final = Bridge()
 atexit.register(bridge.stop)
-os.register_at_fork(after_in_child=bridge.after_fork)
+after_fork(bridge.after_fork)
 
 
 def run(coro: Coroutine[Any, Any, T], undo: Callable[[T], None] | None = None) -> T:

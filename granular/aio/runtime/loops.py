@@ -10,13 +10,13 @@ import collections
 import concurrent.futures
 import contextlib
 import inspect
-import os
 import threading
 import types
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Hashable, Iterable
 from typing import Any, Final, Generic, Protocol, Self, TypeVar, TypeVarTuple, cast
 
+from granular.aio.runtime.forking import after_fork
 from granular.errors import FunctionError, GranularError
 
 T = TypeVar('T')
@@ -577,7 +577,7 @@ async def aclose() -> None:
         await opened.keeper.aclose()
 
 
-def after_fork() -> None:
+def _forget_loops() -> None:
     """Reset in a forked child, which must not use the sockets of its parent and has none of its threads."""
     _processes[0] += 1
     for loop in list(_loops):
@@ -586,4 +586,4 @@ def after_fork() -> None:
     _loops.clear()
 
 
-os.register_at_fork(after_in_child=after_fork)
+after_fork(_forget_loops)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple
 
+from granular.aio.runtime.forking import after_fork
 from granular.aio.runtime.loops import StartedCoroutine, call_user, running_loop, start_coroutine
 
 T = TypeVar('T')
@@ -50,9 +51,15 @@ def secondary_threads() -> Threads:
     return _beside[0]
 
 
-os.register_at_fork(after_in_child=lambda: current.set(None))  # a forked child has none of its parent's threads
-os.register_at_fork(after_in_child=_own.clear)
-os.register_at_fork(after_in_child=_beside.clear)
+def _forget_threads() -> None:
+    """Reset in a forked child, which has none of its parent's threads."""
+    current.set(None)
+    _own.clear()
+    _beside.clear()
+    _working.clear()
+
+
+after_fork(_forget_threads)
 
 
 async def offload(fn: Callable[[*Ts], T], *args: *Ts) -> T:
@@ -195,4 +202,3 @@ class _Spread(Generic[T]):
 
 
 _working: Final[set[int]] = set()  # threads that share calls, so that no more of them compute than there are cores
-os.register_at_fork(after_in_child=_working.clear)
