@@ -8,7 +8,7 @@
 
 from typing import TYPE_CHECKING
 
-from granular._lazy import later
+from granular._lazy import lazy_getattr
 from granular.aio import sources
 from granular.aio.bags.reader import BagReader
 from granular.aio.bags.writer import BagWriter
@@ -91,7 +91,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__ = later(
+    __getattr__ = lazy_getattr(
         __name__,
         {
             'granular.aio.caches.memory_source': 'InMemoryDataSource',

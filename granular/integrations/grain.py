@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from granular._lazy import need
+from granular._lazy import import_extra
 from granular.aio.pipeline.nodes.elements import stack
 from granular.errors import InvalidArgumentError, OutOfRangeError
 from granular.indexing import check_integer
 
-MapDataset: Any = need('grain', 'grain').MapDataset
+MapDataset: Any = import_extra('grain', 'grain').MapDataset
 
 
 def batch(

@@ -7,7 +7,7 @@ batches with ``__getitems__``.
 from collections.abc import Mapping
 from typing import Any
 
-from granular._lazy import need
+from granular._lazy import import_extra
 from granular.aio.pipeline.iter_dataset import IterOperations
 from granular.aio.pipeline.nodes.operations import MapOperations
 from granular.aio.pipeline.transforms import ReadOptions, ShardByTorchRank, ShardOptions
@@ -16,8 +16,8 @@ from granular.indexing import check_integer
 from granular.integrations import batches as core
 from granular.sync.pipeline import DatasetIterator, IterDataset
 
-torch = need('torch', 'torch')
-data = need('torch.utils.data', 'torch')
+torch = import_extra('torch', 'torch')
+data = import_extra('torch.utils.data', 'torch')
 _Base: Any = data.IterableDataset
 
 

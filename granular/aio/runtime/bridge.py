@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
 
+from granular._lazy import import_if_installed
 from granular.aio.runtime.forking import after_fork
 from granular.aio.runtime.loops import HeldError, StartedCoroutine, running_loop, start_coroutine, start_task
 from granular.errors import ClosedError, GranularError
@@ -228,8 +229,6 @@ async def _resumed(rest: StartedCoroutine[T]) -> T:
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
+    uvloop = import_if_installed('uvloop')
+    loop: asyncio.AbstractEventLoop = (uvloop or asyncio).new_event_loop()
+    return loop

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from granular._lazy import need
+from granular._lazy import import_extra
 from granular.errors import CorruptRecordError, UnsupportedError
 from granular.indexing import Ints
 
@@ -170,7 +170,7 @@ def _decompress(kind: int, data: Buffer, want: int | None, most: int, name: str)
 
 
 def _brotli(data: Buffer, size: int, name: str) -> bytes:
-    brotli = need('brotli', 'arrayrecord')
+    brotli = import_extra('brotli', 'arrayrecord')
     stream = brotli.Decompressor()
     try:
         # The limit bounds the memory to the declared size, whatever the bytes decompress to.
@@ -183,7 +183,7 @@ def _brotli(data: Buffer, size: int, name: str) -> bytes:
 
 
 def _zstd(data: Buffer, size: int, name: str) -> bytes:
-    zstandard = need('zstandard', 'arrayrecord')
+    zstandard = import_extra('zstandard', 'arrayrecord')
     if size > len(data) * _ZSTD_RATIO:
         raise CorruptRecordError(f'{name}: {len(data)} bytes of zstd cannot stand for {size}')
     # Creating a decompressor takes longer than most chunks, and one is not thread-safe: keep one per thread.

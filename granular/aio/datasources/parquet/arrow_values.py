@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from granular._lazy import need
+from granular._lazy import import_extra
 
 
 def values_of(column: Any) -> list[Any]:
@@ -20,7 +20,7 @@ def values_of(column: Any) -> list[Any]:
     column, and None otherwise, so that the integers and booleans beside it keep their type. A list of integers with a
     null becomes float64 with NaN, because an integer array cannot hold None.
     """
-    pa = need('pyarrow', 'parquet')
+    pa = import_extra('pyarrow', 'parquet')
     if isinstance(column, pa.ChunkedArray):
         return [value for chunk in column.chunks for value in values_of(chunk)]
     kind, types = column.type, pa.types
@@ -53,7 +53,7 @@ def _spans(offsets: Any) -> list[tuple[int, int]]:
 
 
 def _lists(column: Any, spans: list[tuple[int, int]], child: Any) -> list[Any]:
-    pa = need('pyarrow', 'parquet')
+    pa = import_extra('pyarrow', 'parquet')
     if not spans:
         return []
     first = min(start for start, _ in spans)

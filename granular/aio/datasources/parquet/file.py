@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from granular._lazy import need
+from granular._lazy import import_extra
 from granular.aio.paths.path import Path
 from granular.errors import CorruptError, GranularError, UnsupportedError
 from granular.indexing import Ints
@@ -72,7 +72,7 @@ def parse_footer(path: Path, size: int, version: str | None, tail: bytes) -> Foo
       CorruptError: if they are damaged.
       UnsupportedError: if two columns have the same name.
     """
-    pa, parquet = need('pyarrow', 'parquet'), need('pyarrow.parquet', 'parquet')
+    pa, parquet = import_extra('pyarrow', 'parquet'), import_extra('pyarrow.parquet', 'parquet')
     try:
         metadata = parquet.read_metadata(pa.BufferReader(tail))
         names = tuple(metadata.schema.to_arrow_schema().names)
@@ -137,7 +137,7 @@ def decode(footer: Footer, group: int, names: tuple[str, ...], pieces: list[tupl
       CorruptError: if a column cannot be decoded, has the wrong length, or fails a checksum in the file.
       UnsupportedError: if this version of pyarrow does not support a compression or an encoding.
     """
-    pa, parquet = need('pyarrow', 'parquet'), need('pyarrow.parquet', 'parquet')
+    pa, parquet = import_extra('pyarrow', 'parquet'), import_extra('pyarrow.parquet', 'parquet')
     try:
         file = parquet.ParquetFile(
             _Pieces(footer.size, pieces), metadata=footer.metadata, pre_buffer=False, page_checksum_verification=True

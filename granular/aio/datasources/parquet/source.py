@@ -8,7 +8,7 @@ from typing import Any, Final, Self, SupportsIndex
 
 import numpy as np
 
-from granular._lazy import need
+from granular._lazy import import_extra
 from granular.aio.datasources.parquet.arrow_values import values_of
 from granular.aio.datasources.parquet.column_cache import Cache, Key, Load
 from granular.aio.datasources.parquet.file import Footer, chunks, decode, footer_length, parse_footer, weight
@@ -67,7 +67,7 @@ class ParquetDataSource(AsyncResource):
         cache_bytes: int = CACHE,
     ) -> None:
         super().__init__()
-        need('pyarrow', 'parquet')
+        import_extra('pyarrow', 'parquet')
         self.paths = paths_of(paths)
         if isinstance(columns, str) or (columns is not None and not all(type(name) is str for name in columns)):
             raise InvalidArgumentError(f'columns is {columns!r:.100}: want a sequence of names')
@@ -308,7 +308,7 @@ class ParquetDataSource(AsyncResource):
     def _take(
         self, places: Ints, owners: Ints, groups: list[int], names: tuple[str, ...], found: dict[Key, Any]
     ) -> dict[str, list[Any]]:
-        pa = need('pyarrow', 'parquet')
+        pa = import_extra('pyarrow', 'parquet')
         out: dict[str, list[Any]] = {name: [None] * len(places) for name in names}
         for group in groups:
             at = np.flatnonzero(owners == group)
