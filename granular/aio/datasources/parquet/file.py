@@ -5,7 +5,6 @@ followed by a footer with their positions. This module does no I/O.
 """
 
 import bisect
-import io
 import re
 from typing import Any, Final, NamedTuple
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from granular._lazy import import_extra
 from granular.aio.paths.path import Path
+from granular.aio.paths.seekable import SeekableFile
 from granular.errors import CorruptError, GranularError, UnsupportedError
 from granular.indexing import Ints
 
@@ -127,11 +127,11 @@ def weight(footer: Footer, group: int, names: tuple[str, ...]) -> int:
     return sum(row_group.column(i).total_uncompressed_size for i in leaves)
 
 
-def decode(footer: Footer, group: int, names: tuple[str, ...], pieces: list[tuple[int, bytes]]) -> dict[str, Any]:
+def decode(footer: Footer, group: int, names: tuple[str, ...], ranges: list[tuple[int, bytes]]) -> dict[str, Any]:
     """Decode columns of a row group into Arrow chunked arrays, by name.
 
     Args:
-      pieces: the bytes read from the file, as (start, bytes).
+      ranges: the bytes read from the file, as (start, bytes).
 
     Raises:
       CorruptError: if a column cannot be decoded, has the wrong length, or fails a checksum in the file.
@@ -140,7 +140,7 @@ def decode(footer: Footer, group: int, names: tuple[str, ...], pieces: list[tupl
     pa, parquet = import_extra('pyarrow', 'parquet'), import_extra('pyarrow.parquet', 'parquet')
     try:
         file = parquet.ParquetFile(
-            _Pieces(footer.size, pieces), metadata=footer.metadata, pre_buffer=False, page_checksum_verification=True
+            _Ranges(footer.size, ranges), metadata=footer.metadata, pre_buffer=False, page_checksum_verification=True
         )
         table = file.read_row_group(group, columns=list(names), use_threads=False)
         found = {name: table.column(table.schema.get_field_index(name)) for name in names}
@@ -159,33 +159,18 @@ def decode(footer: Footer, group: int, names: tuple[str, ...], pieces: list[tupl
     return found
 
 
-class _Pieces(io.RawIOBase):
-    """A read-only file object of which only some byte ranges are available."""
+class _Ranges(SeekableFile):
+    """A file object of which only some byte ranges are available."""
 
-    def __init__(self, size: int, pieces: list[tuple[int, bytes]]) -> None:
-        super().__init__()
-        self._size, self._at = size, 0
-        self._pieces = sorted(pieces)
-        self._starts = [start for start, _ in self._pieces]
+    def __init__(self, size: int, ranges: list[tuple[int, bytes]]) -> None:
+        super().__init__(size)
+        self._ranges = sorted(ranges)
+        self._starts = [start for start, _ in self._ranges]
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        i = bisect.bisect_right(self._starts, self._at) - 1
-        start, data = self._pieces[i] if i >= 0 else (0, b'')
-        inner = self._at - start
-        if size < 0 or i < 0 or inner + size > len(data):
-            raise OSError(f'bytes {self._at} to {self._at + size} lie in none of its chunks')
-        self._at += size
-        return data[inner : inner + size]
+    def _bytes_at(self, start: int, size: int) -> bytes:
+        i = bisect.bisect_right(self._starts, start) - 1
+        first, data = self._ranges[i] if i >= 0 else (0, b'')
+        offset = start - first
+        if i < 0 or offset + size > len(data):
+            raise OSError(f'bytes {start} to {start + size} are in none of the column chunks')
+        return data[offset : offset + size]
