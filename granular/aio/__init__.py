@@ -24,7 +24,7 @@ from granular.aio.paths.path import Path
 from granular.aio.pipeline.data_loader import DataLoader
 from granular.aio.pipeline.iter_dataset import DatasetIterator, IterDataset
 from granular.aio.pipeline.map_dataset import MapDataset
-from granular.aio.runtime.loops import aclose
+from granular.aio.runtime.scope import aclose
 
 if TYPE_CHECKING:
     from granular.aio.caches.memory_source import InMemoryDataSource

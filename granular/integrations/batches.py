@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from granular.aio.execution.prefetch import END
-from granular.aio.runtime.loops import call_user
+from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError
 from granular.indexing import check_integer
 

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from granular._lazy import import_extra
 from granular.aio.caches.base import Cache, Function, is_record
-from granular.aio.runtime.loops import scope
+from granular.aio.runtime.scope import scope
 from granular.errors import GranularError, InvalidArgumentError
 from granular.formats.checksums import seal
 

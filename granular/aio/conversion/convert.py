@@ -17,8 +17,10 @@ from granular.aio.datasets.sharded_writer import length_of_shard
 from granular.aio.datasets.writer import DatasetWriter
 from granular.aio.paths.path import Path, Progress
 from granular.aio.pipeline.nodes.source import Source
-from granular.aio.runtime.loops import call_user, ensure_event_loop, for_each, outcome, start_task
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import for_each, outcome, start_task
 from granular.aio.runtime.threads import offload
+from granular.aio.runtime.user_functions import call_user
 from granular.aio.stores.local.writing import drop_drafts
 from granular.config import MiB
 from granular.errors import (

@@ -20,8 +20,10 @@ from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.nodes import source as sources
 from granular.aio.pipeline.nodes.source import Source, nbytes
 from granular.aio.runtime.lifecycle import AsyncResource
-from granular.aio.runtime.loops import await_user, ensure_event_loop, gather, outcome, start_task
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import gather, outcome, start_task
 from granular.aio.runtime.threads import offload
+from granular.aio.runtime.user_functions import await_user
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 

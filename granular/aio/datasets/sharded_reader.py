@@ -16,9 +16,9 @@ from granular.aio.datasets.reader import DatasetReader, Mask
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
-from granular.aio.runtime.loops import gather
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sharing import sharing
+from granular.aio.runtime.tasks import gather
 from granular.aio.stores import Entry
 from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedError
 from granular.formats.layout import shard_name, shard_numbers

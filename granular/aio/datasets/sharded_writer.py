@@ -11,7 +11,8 @@ from granular.aio.datasets.sharded_reader import check_steps, shards_in, shards_
 from granular.aio.datasets.writer import DatasetWriter
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
-from granular.aio.runtime.loops import Lock, gather
+from granular.aio.runtime.lock import Lock
+from granular.aio.runtime.tasks import gather
 from granular.errors import (
     AlreadyExistsError,
     ClosedError,

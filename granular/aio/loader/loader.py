@@ -12,7 +12,9 @@ from granular.aio.loader.collate import Assembly, Batch, LoadedBatch, Spec, spec
 from granular.aio.pipeline.describe import fingerprint
 from granular.aio.pipeline.nodes.source import Source, convert, length_of
 from granular.aio.runtime.lifecycle import Running
-from granular.aio.runtime.loops import Lock, await_user, ensure_event_loop
+from granular.aio.runtime.lock import Lock
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.user_functions import await_user
 from granular.errors import ClosedError, InvalidArgumentError, StateError
 from granular.indexing import check_integer
 

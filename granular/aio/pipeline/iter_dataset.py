@@ -23,7 +23,7 @@ from granular.aio.pipeline.transforms import (
     apply,
 )
 from granular.aio.runtime.lifecycle import Running
-from granular.aio.runtime.loops import await_user
+from granular.aio.runtime.user_functions import await_user
 from granular.errors import InvalidArgumentError, StateError
 from granular.indexing import check_integer
 

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from granular.aio.pipeline.nodes.base import ENDLESS
 from granular.aio.pipeline.nodes.source import Node, Source
 from granular.aio.pipeline.transforms import NoSharding, ShardOptions
-from granular.aio.runtime.loops import call_user
+from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError, OutOfRangeError
 from granular.indexing import Ints, check_integer
 from granular.shuffle import MAX_SEED, permute

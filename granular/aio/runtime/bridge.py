@@ -16,8 +16,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
 
 from granular._lazy import import_if_installed
-from granular.aio.runtime.forking import after_fork
-from granular.aio.runtime.loops import HeldError, StartedCoroutine, running_loop, start_coroutine, start_task
+from granular.aio.runtime.forking import after_fork, inherited
+from granular.aio.runtime.loops import StartedCoroutine, running_loop, start_coroutine
+from granular.aio.runtime.tasks import HeldError, start_task
 from granular.errors import ClosedError, GranularError
 
 T = TypeVar('T')
@@ -135,7 +136,7 @@ class Bridge:
 
     def after_fork(self) -> None:
         """Reset in a forked child, which has no copy of the thread. The parent's loop is neither used nor collected."""
-        _inherited.append(self._running)
+        inherited.append(self._running)
         self.__init__()  # type: ignore[misc]
 
     def _main(self, started: threading.Event, failed: list[BaseException]) -> None:
@@ -167,7 +168,6 @@ class Bridge:
             loop.close()
 
 
-_inherited: list[Any] = []
 bridge: Final = Bridge()
 atexit.register(bridge.stop)
 after_fork(bridge.after_fork)

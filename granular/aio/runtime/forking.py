@@ -12,6 +12,9 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar('T')
 
+inherited: Final[list[Any]] = []
+"""Objects of the parent process that a child must neither use nor collect, such as its event loops."""
+
 _resets: Final[list[Callable[[], Any]]] = []
 
 

@@ -16,8 +16,8 @@ from granular.aio.datasources.arrayrecord.riegeli import BLOCK, read_records
 from granular.aio.http.reply import counters
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
-from granular.aio.runtime.loops import gather
 from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
 from granular.aio.stores import Request, Store
 from granular.aio.stores.fanout import Job, read_all

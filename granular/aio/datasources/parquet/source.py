@@ -15,10 +15,12 @@ from granular.aio.datasources.parquet.file import Footer, chunks, decode, footer
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import PurePath
+from granular.aio.runtime.background import background, cancel_idle, wait_shared
 from granular.aio.runtime.lifecycle import AsyncResource
-from granular.aio.runtime.loops import PerLoop, cancel_idle, gather, shared_task, wait_shared
 from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.scope import PerLoop
 from granular.aio.runtime.sharing import sharing
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import CORES, map_threads, offload
 from granular.aio.stores import Store
 from granular.aio.stores.fanout import Job, read_all
@@ -259,7 +261,7 @@ class ParquetDataSource(AsyncResource):
         missing = [key for key in keys if not cache.has(key)]
         if missing:
             load = Load()
-            load.task = shared_task(self._load(cache, load, missing))
+            load.task = background(self._load(cache, load, missing))
             cache.loads.update(dict.fromkeys(missing, load))
 
     async def _load(self, cache: Cache, load: Load, keys: list[Key]) -> None:

@@ -18,9 +18,9 @@ from granular.aio.paths.path import Path
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.nodes.elements import name_of
 from granular.aio.runtime.lifecycle import AsyncResource
-from granular.aio.runtime.loops import for_each, gather
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sharing import sharing
+from granular.aio.runtime.tasks import for_each, gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import Store
 from granular.aio.stores.fanout import Job, read_all

@@ -14,8 +14,10 @@ from numpy.typing import ArrayLike
 
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.source import Node, Source, convert, length_of
-from granular.aio.runtime.loops import call_user, ensure_event_loop, gather
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
+from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError
 from granular.indexing import Ints, check_integer
 from granular.shuffle import Blocks, Order

@@ -17,7 +17,8 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from granular.aio.http.reply import Reply, counters
 from granular.aio.runtime.forking import after_fork
-from granular.aio.runtime.loops import gather, running_loop
+from granular.aio.runtime.loops import running_loop
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_inline_then_threads, offload
 from granular.aio.stores.base import Request
 from granular.aio.stores.block_cache.packs import BLOCK, SHIFT, Cached, Packs
