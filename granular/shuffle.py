@@ -6,8 +6,9 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from granular.errors import InvalidArgumentError
-from granular.indexing import Ints
+from granular.indexing import Ints, check_integer
+
+MAX_SEED: Final = 2**32 - 1  # of pipelines, as in Grain: the keys of its cipher come from 32 bits
 
 _KEPT: Final = 2  # epochs cached: one that ends while the next begins
 _CHUNK: Final = 1 << 15  # lookups at a time, so that intermediate results stay in the CPU cache
@@ -106,10 +107,7 @@ class Blocks:
     """
 
     def __init__(self, block: int = 64, window: int = 128) -> None:
-        for name, value in (('block', block), ('window', window)):
-            if not isinstance(value, int) or value < 1:
-                raise InvalidArgumentError(f'{name} is {value!r}: want an integer from 1 on')
-        self.block, self.window = block, window
+        self.block, self.window = check_integer('block', block, 1), check_integer('window', window, 1)
 
     def __repr__(self) -> str:
         return f'Blocks(block={self.block}, window={self.window})'

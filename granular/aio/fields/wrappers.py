@@ -12,7 +12,8 @@ import numpy as np
 from granular import filters
 from granular.aio.fields.fields import Ctx, Fields, fields_of
 from granular.aio.pipeline.nodes.selection import describe_classes
-from granular.aio.runtime.loops import ensure_event_loop, gather
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.errors import ClosedError, InvalidArgumentError
 from granular.indexing import Ints, indices_of

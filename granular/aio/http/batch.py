@@ -11,7 +11,7 @@ from granular.aio.http.messages import Head, Target
 from granular.aio.http.pool import Pool
 from granular.aio.http.reply import Reply, counters
 from granular.aio.http.retry import RecoverableKind, Traffic
-from granular.aio.runtime.loops import outcome, start_task
+from granular.aio.runtime.tasks import outcome, start_task
 
 
 class Provider(Protocol):

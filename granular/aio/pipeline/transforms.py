@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from granular._lazy import missing
+from granular._lazy import import_extra
 from granular.errors import InvalidArgumentError
+from granular.indexing import check_integer
 
 
 class MapTransform(abc.ABC):
@@ -112,8 +113,7 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         for name in ('num_threads', 'prefetch_buffer_size', 'memory'):
-            if not isinstance(value := getattr(self, name), int) or value < 0:
-                raise InvalidArgumentError(f'{name} is {value!r}: want an integer from 0 on')
+            check_integer(name, getattr(self, name), 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,10 +178,7 @@ class ShardByJaxProcess(ShardOptions):
     """
 
     def __init__(self, drop_remainder: bool = False) -> None:
-        try:
-            import jax
-        except ImportError:
-            raise missing('ShardByJaxProcess needs jax', 'jax') from None
+        jax = import_extra('jax', 'jax', 'ShardByJaxProcess needs jax')
         super().__init__(jax.process_index(), jax.process_count(), drop_remainder)
 
 
@@ -193,10 +190,7 @@ class ShardByTorchRank(ShardOptions):
     """
 
     def __init__(self, drop_remainder: bool = False) -> None:
-        try:
-            import torch.distributed as group
-        except ImportError:
-            raise missing('ShardByTorchRank needs torch', 'torch') from None
+        group = import_extra('torch.distributed', 'torch', 'ShardByTorchRank needs torch')
         ready = group.is_available() and group.is_initialized()
         rank, size = (group.get_rank(), group.get_world_size()) if ready else (0, 1)
         super().__init__(rank, size, drop_remainder)

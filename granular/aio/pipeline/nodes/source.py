@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from granular.aio.execution.failures import Failure, capturing, of_datapoint
-from granular.aio.runtime.loops import CONTROL, await_user, call_user, function_error, gather
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
+from granular.aio.runtime.user_functions import CONTROL, await_user, call_user, function_error
 from granular.errors import (
     InvalidArgumentError,
     OutOfRangeError,
