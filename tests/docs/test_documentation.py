@@ -37,7 +37,7 @@ LINKING = sorted([*ROOT.glob('*.md'), *(ROOT / 'docs').glob('*.md')])
 FORMATS = {'text', 'toml', 'json', 'yaml'}
 PROGRAMS = {'aws', 'cd', 'gcloud', 'git', 'make', 'pip', 'python', 'torchrun'}  # of which examples are not run
 # Blocks tagged ``no-run``.
-NOT_RUN = {'frameworks.md': 7, 'pipelines.md': 5, 'reliability.md': 1, 'sources.md': 19}
+NOT_RUN = {'frameworks.md': 7, 'reliability.md': 1, 'sources.md': 19}
 
 
 @dataclasses.dataclass(frozen=True)
