@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from tests import ROOT
-from tests.support.pages import blocks, commands, parse
+from tests.support.pages import Runner, blocks, commands, parse
 
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 RUNNING = [page for page in PAGES if {'python', 'sh', 'console'} & {block.tag for block in blocks(page)}]
@@ -32,6 +32,28 @@ def test_examples_run(page, user_buckets, redis_server, tmp_path, monkeypatch):
     process = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=55)
     assert process.returncode == 0, process.stderr
     assert 'ResourceWarning' not in process.stderr and 'Traceback' not in process.stderr, process.stderr
+
+
+@pytest.mark.parametrize(
+    'text, right',
+    [
+        ("```python\nprint('a', 1)  # a 1\n```", True),
+        ("```python\nprint('a', 1)  # a 1: an explanation\n```", True),
+        ('```python\nprint([1, 2, 3])  # [1, ...]\n```', True),
+        ("```python\nprint('a', 1)  # a 2\n```", False),
+        ('```python\nx = 1\n```\n\n```python\nprint(x)  # 1\n```', True),
+        ('```console\n$ granular --version\n...\n```', True),
+        ('```console\n$ granular --version\nnone\n```', False),
+    ],
+)
+def test_output_is_compared(text, right, tmp_path):
+    page = tmp_path / 'page.md'
+    page.write_text(text + '\n')
+    if right:
+        Runner(page, {}).run()
+    else:
+        with pytest.raises(AssertionError, match='prints'):
+            Runner(page, {}).run()
 
 
 @pytest.mark.parametrize('page', LINKING, ids=lambda page: page.name)

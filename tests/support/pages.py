@@ -21,6 +21,7 @@ import pathlib
 import re
 import shlex
 import sys
+from unittest import mock
 
 import click
 import numpy as np
@@ -137,10 +138,9 @@ class Runner:
         if words[1] == 'demo':  # takes seconds, and runs in tests/cli
             parse(words)
             return ''
-        sys.argv = words
         output = io.StringIO()
         try:
-            with contextlib.redirect_stdout(output):
+            with mock.patch.object(sys, 'argv', words), contextlib.redirect_stdout(output):
                 cli.main()
         except SystemExit as ended:
             assert not ended.code, shlex.join(words)
