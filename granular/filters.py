@@ -57,6 +57,10 @@ def as_labels(values: Any, name: str = 'labels') -> Labels:
 def by_class(labels: Any, valid_classes: Any = None, invalid_classes: Any = None, name: str = 'labels') -> Ints:
     """Return the indices of the datapoints with some classes, or without some classes, in order.
 
+    ::
+
+        indices = granular.filters.by_class([3, 5, 3, 7], valid_classes=[3])  # 0 and 2
+
     A datapoint with several classes is selected if any of them is valid, or if none of them is invalid.
 
     Args:
@@ -100,6 +104,10 @@ def oversampled(
     labels: Any, strategy: Strategy = 'multiply', unlabeled: int | str | None = -1, name: str = 'labels'
 ) -> Ints:
     """Return indices that repeat the datapoints of rare classes.
+
+    ::
+
+        indices = granular.filters.oversampled([0, 0, 0, 1], strategy='exact')  # 0, 1, 2, 3, 3, 3
 
     Args:
       labels: labels as accepted by :func:`as_labels`, one class per datapoint.

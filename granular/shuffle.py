@@ -30,7 +30,12 @@ class Order(Protocol):
 
 
 class Permutation:
-    """numpy's permutation, the order of granular 0.21. Takes 8 bytes per datapoint, for each of the last two epochs."""
+    """numpy's permutation, the order of granular 0.21. Takes 8 bytes per datapoint, for each of the last two epochs.
+
+    ::
+
+        source = granular.sources.Epochs(reader, shuffle=granular.shuffle.Permutation(), seed=0)
+    """
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int, int], Ints] = {}
@@ -95,6 +100,10 @@ class Index:
 
 class Blocks:
     """An order for buckets: blocks of neighbours are read together, and the datapoints of a window of blocks are mixed.
+
+    ::
+
+        dataset = dataset.shuffle(seed=0, order=granular.shuffle.Blocks(block=64, window=128))
 
     The blocks of an epoch come in the order of :class:`Index`; the datapoints of each ``window`` of blocks are then
     fully mixed by numpy's permutation. One range request therefore reads a whole block, and a source reads at most

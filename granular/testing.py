@@ -3,7 +3,7 @@
 ::
 
     with granular.testing.s3_server() as options:
-        bucket = granular.Path('s3://bucket', **options)
+        bucket = granular.Path('s3://test-data', **options)
         bucket.mkdir()
 """
 

@@ -2,7 +2,7 @@
 
 ::
 
-    async with aio.DatasetReader('s3://bucket/train', granular.decoders) as reader:
+    async with granular.aio.DatasetReader('s3://bucket/data', granular.decoders) as reader:
         datapoints = await reader.fetch([3, 1, 41])
 """
 

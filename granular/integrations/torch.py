@@ -27,7 +27,7 @@ class IterableDataset(_Base):  # type: ignore[misc]
     ::
 
         stream = granular.MapDataset.source(reader).shuffle(seed=1).to_iter_dataset().batch(64)
-        loader = torch.utils.data.DataLoader(IterableDataset(stream), batch_size=None, num_workers=4)
+        loader = torch.utils.data.DataLoader(IterableDataset(stream), batch_size=None, num_workers=2)
 
     Elements are assigned to ranks and workers in turn. Over a batched dataset (``DataLoader(..., batch_size=None)``),
     the elements are whole batches, and a rank gets the same ones in the same order from any number of workers.

@@ -124,7 +124,7 @@ async def convert(
 
     Example::
 
-        done = await granular.aio.convert('s3://bucket/train/*.parquet', './train', shardlen=1000)
+        done = await granular.aio.convert('s3://bucket/*.parquet', './train', shardlen=1000)
         print(done.records, done.shards, done.spec)
     """
     began = time.perf_counter()

@@ -38,7 +38,7 @@ class ShardedDatasetReader(AsyncResource):
 
     Example::
 
-        async with granular.aio.ShardedDatasetReader('s3://bucket/digits', granular.decoders) as reader:
+        async with granular.aio.ShardedDatasetReader('s3://bucket/train', granular.decoders) as reader:
             print(reader.shards, len(reader))
             datapoints = await reader.fetch([99, 0, 50])
     """

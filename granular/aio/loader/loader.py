@@ -31,8 +31,8 @@ class Loader:
 
         source = sources.Epochs(reader, shuffle=True, seed=0)
         async with Loader(source, batch=64) as loader:
-            async for batch in loader:  # a dict of arrays
-                ...
+            async for batch in loader:
+                train_step(batch['image'], batch['label'])  # arrays of shape (64, ...)
 
     Batch ``k`` of shard ``s`` contains the source's steps from ``(k * num_shards + s) * batch`` on. Over an endless
     source (``Epochs``, ``Sample``) it never ends; over a finite source it ends with the last step that gives every

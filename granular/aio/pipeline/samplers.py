@@ -128,6 +128,10 @@ class IndexSampler:
 class SequentialSampler(IndexSampler):
     """Datapoints in order, for one epoch; index ``i`` is datapoint ``i`` for any number of shards.
 
+    ::
+
+        loader = granular.DataLoader(data_source=reader, sampler=granular.SequentialSampler(len(reader)))
+
     Args:
       num_records: number of datapoints in the data source.
       shard_options: part of the data for this process.

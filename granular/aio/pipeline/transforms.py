@@ -30,7 +30,16 @@ class MapTransform(abc.ABC):
 
 
 class MapWithIndexTransform(abc.ABC):
-    """A function of each element and its index, as an object."""
+    """A function of each element and its index, as an object.
+
+    ::
+
+        class Number(granular.MapWithIndexTransform):
+            def map_with_index(self, index, element):
+                return {**element, 'number': index}
+
+        dataset = dataset.map_with_index(Number())
+    """
 
     @abc.abstractmethod
     def map_with_index(self, index: int, element: Any) -> Any:
@@ -53,7 +62,16 @@ class RandomMapTransform(abc.ABC):
 
 
 class FilterTransform(abc.ABC):
-    """A predicate that removes elements, as an object."""
+    """A predicate that removes elements, as an object.
+
+    ::
+
+        class IsEven(granular.FilterTransform):
+            def filter(self, element):
+                return element['label'] % 2 == 0
+
+        dataset = dataset.filter(IsEven())
+    """
 
     @abc.abstractmethod
     def filter(self, element: Any) -> bool:
@@ -79,6 +97,10 @@ class FlatMapTransform(abc.ABC):
 class Batch:
     """The transformation that combines consecutive elements to batches, for a :class:`DataLoader` or ``apply``.
 
+    ::
+
+        batches = dataset.apply([preprocess, granular.Batch(64, drop_remainder=True)])
+
     Args:
       batch_size: elements per batch.
       drop_remainder: True to drop a smaller last batch.
@@ -100,6 +122,11 @@ Transformation = (
 class ReadOptions:
     """Limits of the read-ahead of a stream.
 
+    ::
+
+        options = granular.ReadOptions(prefetch_buffer_size=100, memory=64 << 20)
+        stream = dataset.to_iter_dataset(options)
+
     Args:
       num_threads: threads that decode and transform. Reads need no threads.
       prefetch_buffer_size: maximum number of elements to read ahead; with 0, only one or two elements.
@@ -119,6 +146,11 @@ class ReadOptions:
 @dataclasses.dataclass(frozen=True)
 class MultiprocessingOptions:
     """Settings of worker processes.
+
+    ::
+
+        options = granular.MultiprocessingOptions(num_workers=4, start_method='forkserver')
+        stream = dataset.to_iter_dataset().mp_prefetch(options)
 
     Args:
       num_workers: number of processes; 0 for none.
@@ -164,7 +196,12 @@ class ShardOptions:
 
 
 class NoSharding(ShardOptions):
-    """The whole data, without shards."""
+    """The whole data, without shards.
+
+    ::
+
+        sampler = granular.SequentialSampler(1000, granular.NoSharding())
+    """
 
     def __init__(self) -> None:
         super().__init__(0, 1)
@@ -172,6 +209,10 @@ class NoSharding(ShardOptions):
 
 class ShardByJaxProcess(ShardOptions):
     """The part of the data for this JAX process.
+
+    ::
+
+        stream = dataset.to_iter_dataset(shard_options=granular.ShardByJaxProcess())
 
     Args:
       drop_remainder: True to make all parts equally long and drop the remainder.
@@ -185,6 +226,10 @@ class ShardByJaxProcess(ShardOptions):
 class ShardByTorchRank(ShardOptions):
     """The part of the data for this rank of ``torch.distributed``; the whole data if no process group is initialized.
 
+    ::
+
+        stream = dataset.to_iter_dataset(shard_options=granular.ShardByTorchRank(drop_remainder=True))
+
     Args:
       drop_remainder: True to make all parts equally long and drop the remainder.
     """
@@ -197,7 +242,12 @@ class ShardByTorchRank(ShardOptions):
 
 
 class RangeDataSource:
-    """The integers of ``range(start, stop, step)``, as a data source."""
+    """The integers of ``range(start, stop, step)``, as a data source.
+
+    ::
+
+        dataset = granular.MapDataset.source(granular.RangeDataSource(0, 100, 2))  # 0, 2, 4, ...
+    """
 
     def __init__(self, start: int, stop: int, step: int) -> None:
         self._range = range(start, stop, step)

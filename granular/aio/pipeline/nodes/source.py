@@ -25,7 +25,19 @@ from granular.indexing import Ints, indices_of
 
 @runtime_checkable
 class RandomAccessDataSource(Protocol):
-    """Anything that is readable by index: a list, an array, a reader, a map-style dataset of torch or Hugging Face."""
+    """Anything that is readable by index: a list, an array, a reader, a map-style dataset of torch or Hugging Face.
+
+    ::
+
+        class Squares:
+            def __len__(self):
+                return 100
+
+            def __getitem__(self, index):
+                return index**2
+
+        dataset = granular.MapDataset.source(Squares())
+    """
 
     def __len__(self) -> int:
         """Return the number of datapoints."""
