@@ -93,7 +93,7 @@ class HTTPClient(Client):
     def __init__(self, store: HTTPStore) -> None:
         super().__init__()
         if unknown := sorted(set(store.options) - {'headers', 'tls_verify'}):
-            raise InvalidArgumentError(f'{store.root}: unknown options {unknown}: there are headers and tls_verify')
+            raise InvalidArgumentError(f'{store.root}: unknown options {unknown}: expected headers or tls_verify')
         self._store = store
 
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:

@@ -37,7 +37,7 @@ class GCSClient(Client):
     def __init__(self, store: RemoteStore[Any]) -> None:
         super().__init__()
         if unknown := sorted(set(store.options) - set(_OPTIONS)):
-            raise InvalidArgumentError(f'{store.root}: unknown options {unknown}: there are {sorted(_OPTIONS)}')
+            raise InvalidArgumentError(f'{store.root}: unknown options {unknown}: expected some of {sorted(_OPTIONS)}')
         self._token_lock = asyncio.Lock()
         self._store = store
         self.base = address(store.root, store.endpoint)
