@@ -22,7 +22,7 @@ class PartWriter(ObjectWriter):
         self._tasks: set[asyncio.Task[None]] = set()
 
     @abc.abstractmethod
-    async def begin(self) -> None:
+    async def start(self) -> None:
         """Start a multipart upload."""
 
     @abc.abstractmethod
@@ -73,7 +73,7 @@ class PartWriter(ObjectWriter):
     async def _emit(self, part: bytes, last: bool) -> None:
         await ensure_event_loop()
         if not self._started:
-            await self.begin()
+            await self.start()
             self._started = True
         while len(self._tasks) >= self._parallel:
             await self._settle()

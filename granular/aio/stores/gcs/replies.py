@@ -22,8 +22,8 @@ WRITER: Final = 'granular-writer'
 _DIGITS: Final = re.compile(r'[0-9]{1,19}')
 _RANGE: Final = re.compile(r'bytes=0-([0-9]{1,19})')
 _DIGESTS: Final[Mapping[str, tuple[str, int]]] = {'crc32c': ('crc32c', 4), 'md5': ('md5Hash', 16)}
-_MISSING: Final = re.compile(rb'\s*\{.*"code"\s*:\s*404\b', re.DOTALL)
-_FRUITLESS: Final = 1000  # consecutive pages that list nothing new
+_NOT_FOUND: Final = re.compile(rb'\s*\{.*"code"\s*:\s*404\b', re.DOTALL)
+_MAX_EMPTY_PAGES: Final = 1000  # consecutive pages that list nothing new
 
 
 class Resource(NamedTuple):
@@ -83,9 +83,9 @@ def document(answer: Answer, name: str) -> Mapping[str, Any]:
     try:
         value = json.loads(answer.body)
     except (ValueError, RecursionError):
-        raise BadReplyError(f'{name}: expected JSON, got {_shown(answer.body)}') from None
+        raise BadReplyError(f'{name}: expected JSON, got {_quote(answer.body)}') from None
     if not isinstance(value, dict) or 'error' in value:
-        raise BadReplyError(f'{name}: expected a JSON object without an error, got {_shown(answer.body)}')
+        raise BadReplyError(f'{name}: expected a JSON object without an error, got {_quote(answer.body)}')
     return value
 
 
@@ -102,15 +102,15 @@ def check_missing(answer: Answer, name: str) -> None:
 
     Only the beginning of the error document is matched: it quotes the key, which may be long, and may be truncated.
     """
-    if not _MISSING.match(answer.body):
-        raise BadReplyError(f'{name}: expected an error document with status 404, got {_shown(answer.body)}')
+    if not _NOT_FOUND.match(answer.body):
+        raise BadReplyError(f'{name}: expected an error document with status 404, got {_quote(answer.body)}')
 
 
 def bucket_of(answer: Answer, name: str, bucket: str) -> None:
     """Check that an answer describes a bucket."""
     value = document(answer, name)
     if value.get('kind') != 'storage#bucket' or value.get('name') != bucket:
-        raise BadReplyError(f'{name}: expected the description of bucket {bucket!r}, got {_shown(answer.body)}')
+        raise BadReplyError(f'{name}: expected the description of bucket {bucket!r}, got {_quote(answer.body)}')
 
 
 def check_deleted(answer: Answer, name: str) -> None:
@@ -121,17 +121,17 @@ def check_deleted(answer: Answer, name: str) -> None:
     if answer.head.status == 404:
         check_missing(answer, name)
     if answer.head.status == 200 and answer.body.strip() != b'null':
-        raise BadReplyError(f'{name}: expected status 204 for a deletion, got 200 and {_shown(answer.body)}')
+        raise BadReplyError(f'{name}: expected status 204 for a deletion, got 200 and {_quote(answer.body)}')
 
 
-def persisted(answer: Answer, name: str) -> int:
+def persisted_size(answer: Answer, name: str) -> int:
     """Return the bytes of an upload that the store has, from an answer with status 308: none without a Range."""
-    said = answer.head.headers.get('range')
-    if said is None:
+    header = answer.head.headers.get('range')
+    if header is None:
         return 0
-    match = _RANGE.fullmatch(said)
+    match = _RANGE.fullmatch(header)
     if match is None:
-        raise BadReplyError(f'{name}: expected the range of bytes that the store has, got Range {said[:80]!r}')
+        raise BadReplyError(f'{name}: expected the range of bytes that the store has, got Range {header[:80]!r}')
     return int(match[1]) + 1
 
 
@@ -140,14 +140,14 @@ def session_of(answer: Answer, name: str) -> str:
 
     The host is dropped: data and tokens are only sent to the endpoint.
     """
-    said = answer.head.headers.get('location', '')
+    location = answer.head.headers.get('location', '')
     try:
-        parts = urllib.parse.urlsplit(said)
+        parts = urllib.parse.urlsplit(location)
         query = urllib.parse.parse_qs(parts.query)
     except ValueError:
         parts, query = urllib.parse.urlsplit(''), {}
     if not parts.path.startswith('/') or not query.get('upload_id'):
-        raise BadReplyError(f'{name}: expected the Location of an upload, got {hidden(said)[:80]!r}')
+        raise BadReplyError(f'{name}: expected the Location of an upload, got {hidden(location)[:80]!r}')
     return f'{parts.path}?{parts.query}'
 
 
@@ -156,11 +156,11 @@ def rewrite_of(answer: Answer, name: str, key: str) -> Rewrite:
     value = document(answer, name)
     done, token = value.get('done'), value.get('rewriteToken') or ''
     if value.get('kind', 'storage#rewriteResponse') != 'storage#rewriteResponse' or not isinstance(done, bool):
-        raise BadReplyError(f'{name}: expected the state of a copy, got {_shown(answer.body)}')
+        raise BadReplyError(f'{name}: expected the state of a copy, got {_quote(answer.body)}')
     copied = _count(value.get('totalBytesRewritten'), 'totalBytesRewritten', name)
     if not done:
         if not isinstance(token, str) or not token:
-            raise BadReplyError(f'{name}: expected a token to go on copying with, got {_shown(answer.body)}')
+            raise BadReplyError(f'{name}: expected a token to continue the copy, got {_quote(answer.body)}')
         return Rewrite(copied, token, None)
     resource = _resource(value.get('resource'), name)
     if resource.name != key:
@@ -183,32 +183,32 @@ class Listing:
         self.name, self.prefix, self.delimiter = name, prefix, delimiter
         self.token = ''
         self.ended = False
-        self._item = self._folder = ''
-        self._fruitless = 0
+        self._last_name = self._last_folder = ''
+        self._empty_pages = 0
 
-    def take(self, answer: Answer) -> Page:
+    def next_page(self, answer: Answer) -> Page:
         """Check and parse the next page.
 
         Raises:
           BadReplyError: if the answer is not the next page. The state is then unchanged, so that a retry can pass.
         """
         name, value = self.name, document(answer, self.name)
-        known = ('items', 'prefixes', 'nextPageToken')
+        fields = ('items', 'prefixes', 'nextPageToken')
         if value.get('kind', 'storage#objects') != 'storage#objects' or not any(
-            key in value for key in ('kind', *known)
+            key in value for key in ('kind', *fields)
         ):
-            raise BadReplyError(f'{name}: expected a listing, got {_shown(answer.body)}')
-        items, folders, token = (value.get(key, default) for key, default in zip(known, ([], [], ''), strict=True))
+            raise BadReplyError(f'{name}: expected a listing, got {_quote(answer.body)}')
+        items, folders, token = (value.get(key, default) for key, default in zip(fields, ([], [], ''), strict=True))
         if not isinstance(items, list) or not isinstance(folders, list) or not isinstance(token, str):
-            raise BadReplyError(f'{name}: expected lists of items and prefixes and a token, got {_shown(answer.body)}')
+            raise BadReplyError(f'{name}: expected lists of items and prefixes and a token, got {_quote(answer.body)}')
         if token and token == self.token:
-            raise BadReplyError(f'{name}: the token of a page of the listing is that of the page before')
+            raise BadReplyError(f'{name}: a page of the listing has the token of the page before')
         resources = [_resource(item, name) for item in items]
-        item, folder = self._item, self._folder
+        item, folder = self._last_name, self._last_folder
         for resource in resources:
             self._check(resource.name, item)
             if resource.name == item or (self.delimiter and self.delimiter in resource.name[len(self.prefix) :][:-1]):
-                raise BadReplyError(f'{name}: listed {resource.name!r} after {item!r}, which cannot be')
+                raise BadReplyError(f'{name}: expected a name after {item!r} in the listing, got {resource.name!r}')
             item = resource.name
         fresh: list[str] = []
         for prefix in folders:
@@ -218,10 +218,10 @@ class Listing:
             if prefix != folder:
                 fresh.append(prefix)
             folder = prefix
-        fruitless = 0 if resources or fresh else self._fruitless + 1
-        if token and fruitless >= _FRUITLESS:
-            raise BadReplyError(f'{name}: {fruitless} pages of the listing in a row list nothing new')
-        self._item, self._folder, self._fruitless = item, folder, fruitless
+        empty = 0 if resources or fresh else self._empty_pages + 1
+        if token and empty >= _MAX_EMPTY_PAGES:
+            raise BadReplyError(f'{name}: {empty} pages of the listing in a row without a new name')
+        self._last_name, self._last_folder, self._empty_pages = item, folder, empty
         self.token, self.ended = token, not token
         return Page(resources, fresh, token)
 
@@ -287,7 +287,7 @@ def _digest(value: Any, length: int, field: str, name: str) -> str:
     return digest.hex()
 
 
-def _shown(body: bytes) -> str:
+def _quote(body: bytes) -> str:
     if not body:
         return 'nothing'
     # Servers quote requests, which may contain credentials.

@@ -230,7 +230,7 @@ class S3Client(Client):
         listing.advance(page)
         return page
 
-    async def make_bucket(self) -> None:
+    async def create_bucket(self) -> None:
         """Create the bucket, and verify that it exists."""
         name = self._store.root
 

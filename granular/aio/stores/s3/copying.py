@@ -96,7 +96,7 @@ class _Copier(S3Writer):
         size = self._metadata.size
         step = max(_MAX_COPY, -(-size // _MAX_PARTS))
         parts = [(start, min(start + step, size)) for start in range(0, size, step)]
-        await self.begin()
+        await self.start()
         self._started = True
         try:
             for first in range(0, len(parts), self._parallel):

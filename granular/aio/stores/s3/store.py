@@ -118,7 +118,7 @@ class S3Store(RemoteStore[S3Client]):
                 raise AlreadyExistsError(f'{self.url(key)}: exists already')
             return
         if not key:
-            await (await self.client()).make_bucket()
+            await (await self.client()).create_bucket()
 
     async def delete(self, keys: Sequence[str]) -> None:
         client = await self.client()

@@ -109,7 +109,7 @@ class S3Writer(PartWriter):
 
     # --- the steps of an upload
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         headers = dict(self._headers)
         if self._client.takes_crc32c:
             headers |= {'x-amz-checksum-algorithm': 'CRC32C', 'x-amz-checksum-type': 'FULL_OBJECT'}
