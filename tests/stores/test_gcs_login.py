@@ -94,14 +94,14 @@ def test_the_project_of_an_account_is_its_own_unless_one_is_given(server, tmp_pa
 @pytest.mark.parametrize(
     ('options', 'error', 'says'),
     [({'token': 'cache'}, InvalidArgumentError, 'not supported'), ({'token': 'browser'}, InvalidArgumentError, 'not'),
-     ({'token': 7}, InvalidArgumentError, 'type int'), ({'token': {}}, InvalidArgumentError, 'credentials'),
+     ({'token': 7}, InvalidArgumentError, 'got int'), ({'token': {}}, InvalidArgumentError, 'credentials'),
      ({'token': 'missing.json'}, InvalidArgumentError, 'missing.json'),
      ({'token': 'odd.json'}, InvalidArgumentError, 'odd.json'), ({'token': 'list.json'}, InvalidArgumentError, 'list'),
      ({'token': {**USER, 'client_id': None, 'refresh_token': 7, 'type': 'service_account'}}, InvalidArgumentError, 'x'),
      ({'token': {'type': 'service_account', 'private_key': 'planted', 'client_email': 'x', 'token_uri': 'x'}},
       InvalidArgumentError, 'credentials'),
      ({'token': {'type': 'unheard-of'}}, InvalidArgumentError, 'unheard-of'),
-     ({'token': 'ya29.planted', 'anon': True}, InvalidArgumentError, 'one of them'),
+     ({'token': 'ya29.planted', 'anon': True}, InvalidArgumentError, 'got both'),
      ({'requester_pays': True}, InvalidArgumentError, 'project='), ({'access': 'x'}, InvalidArgumentError, 'unknown')],
     ids=str,
 )  # fmt: skip
