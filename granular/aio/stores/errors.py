@@ -37,7 +37,7 @@ _BY_ERRNO: Final[Mapping[int | None, tuple[type[GranularError], str]]] = {
 
 @contextlib.contextmanager
 def translated(name: str, foreign: Foreign | None = None) -> Iterator[None]:
-    """Convert exceptions raised in the block to ours, naming the path and keeping the original as the cause.
+    """Convert exceptions raised in the block to ``GranularError`` subclasses, with the path and the original as cause.
 
     Args:
       name: the path or address.

@@ -30,7 +30,7 @@ class ThreadedStore(Store):
     """A store whose blocking calls run in the thread pool."""
 
     async def call(self, key: str, call_now: Callable[[], T]) -> T:
-        """Run a blocking call in a thread, and convert its exceptions to ours."""
+        """Run a blocking call in a thread, and convert its exceptions to ``GranularError`` subclasses."""
         await ensure_event_loop()
 
         def guarded() -> T:

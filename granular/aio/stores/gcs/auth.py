@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from granular._lazy import missing
 from granular._redact import hidden
-from granular.aio.stores import errors as translating
+from granular.aio.stores.errors import translated
 from granular.errors import (
     AccessDeniedError,
     GranularError,
@@ -62,7 +62,7 @@ class Login:
           AccessDeniedError: if the credentials are refused a token.
           StoreError: if the token server does not answer.
         """
-        with translated(self._root):
+        with google_errors(self._root):
             self.credentials.refresh(_request(self._timeout))
         self._renewed = time.monotonic()
 
@@ -70,7 +70,7 @@ class Login:
         """Return the headers that authorise a request."""
         headers: dict[str, str] = {}
         if self.credentials is not None:
-            with translated(self._root):
+            with google_errors(self._root):
                 self.credentials.apply(headers)
         return headers
 
@@ -110,7 +110,7 @@ def log_in(root: str, options: Mapping[str, Any], emulated: bool, timeout: float
         import google.auth.transport.requests
     except ImportError as error:
         raise missing('credentials for gs:// need google-auth', 'gcs') from error
-    with translated(root):
+    with google_errors(root):
         credentials, own_project = _credentials(root, token, timeout)
     if isinstance(credentials, google.auth.credentials.AnonymousCredentials):
         credentials = None
@@ -186,9 +186,9 @@ def _request(timeout: float) -> Any:
     return Request()
 
 
-def translated(name: str) -> contextlib.AbstractContextManager[None]:
-    """Convert the exceptions of google-auth to ours."""
-    return translating.translated(name, _from_google)
+def google_errors(name: str) -> contextlib.AbstractContextManager[None]:
+    """Convert the exceptions of google-auth to ``GranularError`` subclasses."""
+    return translated(name, _from_google)
 
 
 def _from_google(name: str, error: Exception) -> GranularError | None:

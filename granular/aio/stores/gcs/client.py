@@ -139,8 +139,8 @@ class GCSClient(Client):
 
         return await self.send(name, 'GET', self.objects(key, fields=_OBJECT_FIELDS), check, (200, 404))
 
-    async def list_page(self, listing: Listing, count: int) -> Page:
-        """Request the next page of a listing, of at most ``count`` names."""
+    async def page(self, listing: Listing, limit: int) -> Page:
+        """Request the next page of a listing, of at most ``limit`` names."""
 
         def check(answer: Answer) -> Page:
             if answer.head.status == 404:
@@ -149,7 +149,7 @@ class GCSClient(Client):
             return listing.next_page(answer)
 
         url = self.objects(
-            prefix=listing.prefix, delimiter=listing.delimiter, pageToken=listing.token, maxResults=str(count),
+            prefix=listing.prefix, delimiter=listing.delimiter, pageToken=listing.token, maxResults=str(limit),
             fields=_PAGE_FIELDS,
         )  # fmt: skip
         return await self.send(listing.name, 'GET', url, check, (200, 404))

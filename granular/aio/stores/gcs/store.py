@@ -20,7 +20,7 @@ from granular.errors import (
 
 _PAGE: Final = 1000  # names in a page of a listing, the maximum of the API
 _BATCH: Final = 100  # concurrent deletions
-_PASSES: Final = 10  # passes of deleting a folder that others write to
+_PASSES: Final = 10  # passes of listing a folder and deleting what it contains
 
 
 class GCSStore(RemoteStore[GCSClient]):
@@ -60,7 +60,7 @@ class GCSStore(RemoteStore[GCSClient]):
             return Stat(resource.size, resource.modified, resource.generation)
         listing = Listing(self.url(key), f'{key}/' if key else '', '')
         while not listing.ended:
-            page = await client.list_page(listing, 1)
+            page = await client.page(listing, 1)
             if not key or page.items:
                 return Stat(0, is_dir=True)
         raise NotFoundError(f'{self.url(key)}: no such object or folder')
@@ -81,7 +81,7 @@ class GCSStore(RemoteStore[GCSClient]):
         missing = must_exist and bool(key) and not prefix
         while not listing.ended:
             await ensure_event_loop()  # the consumer may request a page on another thread than the previous one
-            page = await client.list_page(listing, _PAGE)
+            page = await client.page(listing, _PAGE)
             missing = missing and not page.items and not page.folders
             yield page
         if missing:

@@ -32,7 +32,7 @@ class GCSWriter(PartWriter):
     """A resumable upload, whose parts are sent in sequence, or a single request if one part is enough.
 
     The object's metadata contains a token of its writer. If the reply to an attempt may have been lost, the existing
-    object decides: it is ours if it has the token, the size and the checksum of what was sent.
+    object decides: this writer has published it if it has the token, the size and the checksum of what was sent.
 
     Args:
       store: the bucket.
@@ -112,7 +112,7 @@ class GCSWriter(PartWriter):
         self._crc = await _extend_crc(self._crc, data)
         end = self._offset + len(data)
         if last:
-            # The store checks the condition only as the upload ends: a look before can save sending the last part.
+            # The store checks the condition only when the upload ends: checking before can save sending the last part.
             if self._new and (resource := await self._client.find_object(self._key)) is not None:
                 raise self._conflict(resource)
             await self._publish(end, lambda: self._upload(data, end, True))

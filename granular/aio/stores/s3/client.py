@@ -17,7 +17,7 @@ from granular.aio.http.download import coding_of
 from granular.aio.http.messages import Target, http_date
 from granular.aio.http.transport import Answer, Outgoing
 from granular.aio.runtime.threads import offload
-from granular.aio.stores import errors as translating
+from granular.aio.stores.errors import translated
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.stores.s3 import options as s3options
 from granular.aio.stores.s3 import replies as s3replies
@@ -49,7 +49,7 @@ logger = logging.getLogger('granular')
 
 
 class S3Client(Client):
-    """Client of a bucket under one event loop. Create it on a worker thread: botocore reads files and asks services."""
+    """Client of a bucket under one event loop. Create it on a worker thread: finding credentials blocks."""
 
     def __init__(self, store: RemoteStore[Any]) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class S3Client(Client):
         self._store = store
         options = store.options
         self._anon = bool(options.get('anon'))
-        with translated(store.root):
+        with botocore_errors(store.root):
             session = Session(profile=options.get('profile'))
             session.get_scoped_config()  # raises for a profile that does not exist
             self._endpoint, self.region, _ = store.endpoint
@@ -112,7 +112,7 @@ class S3Client(Client):
         from granular.aio.stores.s3.signing import UNSIGNED, Signer
 
         payload = UNSIGNED if body and url.startswith('https:') else await _sha256(body)
-        with translated(self._store.url(key)):
+        with botocore_errors(self._store.url(key)):
             if getattr(self._credentials, 'refresh_needed', bool)():
                 await offload(self._credentials.get_frozen_credentials)
             frozen = self._credentials.get_frozen_credentials()
@@ -124,7 +124,7 @@ class S3Client(Client):
         def find() -> Any:
             from botocore.session import Session
 
-            with translated(self._store.root):
+            with botocore_errors(self._store.root):
                 # A session caches its credentials: only a new one asks the providers again.
                 return Session(profile=self._store.options.get('profile')).get_credentials()
 
@@ -134,7 +134,7 @@ class S3Client(Client):
         return self._credentials is not None
 
     async def move(self, region: str) -> bool:
-        # A given endpoint is never left, and an invalid region must not become part of a host name.
+        # The endpoint of the options is never left, and an invalid region must not become part of a host name.
         if self._endpoint or not _REGION.fullmatch(region):
             return False
         if region != self.region:
@@ -149,7 +149,9 @@ class S3Client(Client):
         if abs(skew) > _MAX_SKEW:
             return False
         self._skew = skew
-        logger.warning("%s: this machine's clock is %s behind the store's", self._store.root, self._skew)
+        logger.warning(
+            "%s: this machine's clock is %s behind the store's: signing by the store's", self._store.root, skew
+        )
         return True
 
     # --- requests
@@ -301,9 +303,9 @@ def _quote(text: str) -> str:
     return urllib.parse.quote(text, safe='-_.~')
 
 
-def translated(name: str) -> contextlib.AbstractContextManager[None]:
-    """Convert the exceptions of botocore, raised while it finds credentials, to ours."""
-    return translating.translated(name, _from_botocore)
+def botocore_errors(name: str) -> contextlib.AbstractContextManager[None]:
+    """Convert the exceptions of botocore, raised while it finds credentials, to ``GranularError`` subclasses."""
+    return translated(name, _from_botocore)
 
 
 def _from_botocore(name: str, error: Exception) -> GranularError | None:

@@ -30,7 +30,7 @@ _CARRIED: Final = (
 )
 
 
-async def copy(store: RemoteStore[S3Client], client: S3Client, source: str, target: str) -> None:
+async def copy_object(store: RemoteStore[S3Client], client: S3Client, source: str, target: str) -> None:
     """Copy an object within the bucket.
 
     Raises:
@@ -40,7 +40,7 @@ async def copy(store: RemoteStore[S3Client], client: S3Client, source: str, targ
     """
     metadata = await client.head(source)
     if metadata.size <= _MAX_COPY:
-        await _copy_whole(store, client, source, target, metadata)
+        await _copy_at_once(store, client, source, target, metadata)
     else:
         await _Copier(store, client, source, target, metadata).copy()
 
@@ -60,7 +60,7 @@ def _check_source(answer: Answer, name: str, metadata: ObjectMetadata) -> None:
         raise s3replies.missing_error(answer, name)
 
 
-async def _copy_whole(
+async def _copy_at_once(
     store: RemoteStore[S3Client], client: S3Client, source: str, target: str, metadata: ObjectMetadata
 ) -> None:
     name = store.url(source)
@@ -127,5 +127,5 @@ class _Copier(S3Writer):
 
 
 def _carried(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of an object that its copy takes over."""
+    """Return the headers of an object that its copy has as well."""
     return {name: value for name, value in headers.items() if name in _CARRIED or name.startswith('x-amz-meta-')}

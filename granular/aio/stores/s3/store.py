@@ -163,7 +163,7 @@ class S3Store(RemoteStore[S3Client]):
         await abort(await self.client(), upload.key, upload.id)
 
     async def copy_within(self, source: str, target: str) -> bool:
-        from granular.aio.stores.s3.copying import copy
+        from granular.aio.stores.s3.copying import copy_object
 
-        await copy(self, await self.client(), source, target)
+        await copy_object(self, await self.client(), source, target)
         return True
