@@ -72,7 +72,7 @@ def _resolve_foreign(path: Any, config: IOConfig) -> tuple[Store, str]:
     """Return the store and the key of a path object of another library."""
     if not all(hasattr(path, name) for name in _PATH_METHODS):
         raise InvalidArgumentError(f'expected an address or a path, got {type(path).__name__}')
-    from granular.aio.stores.fsspec import ForeignStore
+    from granular.aio.stores.foreign import ForeignStore
 
     # The parent folder becomes the store, so that the path itself has a key and its siblings are reachable.
     folder = path.parent if path.name and str(path.parent) != str(path) else path

@@ -75,7 +75,7 @@ class S3Client(Client):
                 f'pass key= and secret=, or anon=True for a public bucket'
             )
         self._payer = {'x-amz-request-payer': 'requester'} if options.get('requester_pays') else {}
-        self.written = s3options.written_headers(options)
+        self.written_headers = s3options.written_headers(options)
         self._base = self._address()
         self._skew = datetime.timedelta()
         express = store.bucket.endswith('--x-s3')

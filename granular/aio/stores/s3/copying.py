@@ -45,7 +45,7 @@ async def copy_object(store: RemoteStore[S3Client], client: S3Client, source: st
         await _Copier(store, client, source, target, metadata).copy()
 
 
-def _pinned(store: RemoteStore[S3Client], source: str, metadata: ObjectMetadata) -> dict[str, str]:
+def _source_headers(store: RemoteStore[S3Client], source: str, metadata: ObjectMetadata) -> dict[str, str]:
     """Return the headers that name the source and require its current version."""
     headers = {'x-amz-copy-source': urllib.parse.quote(f'/{store.bucket}/{source}', safe='/~-_.')}
     return headers | ({'x-amz-copy-source-if-match': metadata.version} if metadata.version else {})
@@ -69,7 +69,7 @@ async def _copy_at_once(
         _check_source(answer, name, metadata)
         return s3replies.copied_part(answer, name, 'CopyObjectResult')
 
-    headers = {**client.written, **_pinned(store, source, metadata)}
+    headers = {**client.written_headers, **_source_headers(store, source, metadata)}
     await client.call('PUT', target, check, headers=headers, statuses=(200, 404, 412))
     copied = await client.head(target)
     _check_size(store.url(target), name, metadata.size, copied.size)
@@ -115,7 +115,7 @@ class _Copier(S3Writer):
             return s3replies.copied_part(answer, name, 'CopyPartResult')
 
         headers = {
-            **_pinned(self._store, self._source, self._metadata),
+            **_source_headers(self._store, self._source, self._metadata),
             'x-amz-copy-source-range': f'bytes={start}-{stop - 1}',
         }
         self.parts[number] = await self._client.call(

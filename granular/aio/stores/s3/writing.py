@@ -51,8 +51,8 @@ class _Confirmation(NamedTuple):
         return cls(etag, time.time() if date is None else date.timestamp())
 
 
-Send = Callable[[Mapping[str, str]], Awaitable[_Confirmation]]
-"""Publishes an object with the given headers."""
+Attempt = Callable[[Mapping[str, str]], Awaitable[_Confirmation]]
+"""An attempt to publish an object, with the given additional headers."""
 
 
 class _NoConditionsError(GranularError):
@@ -93,7 +93,7 @@ class S3Writer(PartWriter):
         self._store, self._client, self._key, self._new = store, client, key, new
         self._name = store.url(key)
         self._token = uuid.uuid4().hex
-        self._headers = {**client.written, **headers, WRITER: self._token}
+        self._headers = {**client.written_headers, **headers, WRITER: self._token}
         self._size = self._crc = 0
         self._etag = ''  # expected ETag, if ETags are MD5s
         self._upload = ''
@@ -103,8 +103,8 @@ class S3Writer(PartWriter):
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         self._size += len(data)
-        exact = data if isinstance(data, bytes) else bytes(data)
-        self._crc = crc32c(exact, self._crc) if len(exact) < MiB else await offload(crc32c, exact, self._crc)
+        content = data if isinstance(data, bytes) else bytes(data)
+        self._crc = crc32c(content, self._crc) if len(content) < MiB else await offload(crc32c, content, self._crc)
         await super().write(data)
 
     # --- the steps of an upload
@@ -124,14 +124,14 @@ class S3Writer(PartWriter):
     async def send(self, number: int, data: bytes, last: bool) -> None:
         sums = await _Checksums.of(data)
         headers, crc = self._checksums(sums)
-        again = False
+        mismatched = False
 
         def check(answer: Answer) -> str:
-            nonlocal again
+            nonlocal mismatched
             self.check_upload(answer)
             etag = s3replies.written_etag(answer, self._name)
-            if etag.strip('"') != sums.md5.hex() and not (again or self._may_differ(answer.head.headers)):
-                again = True  # after a second mismatch, ETags may not be MD5s: the whole object is compared later
+            if etag.strip('"') != sums.md5.hex() and not (mismatched or self._may_differ(answer.head.headers)):
+                mismatched = True  # after a second mismatch, ETags may not be MD5s: the whole object is compared later
                 raise BadReplyError(
                     f'{self._name}: expected md5 {sums.md5.hex()} of part {number + 1}, the store has {etag}'
                 )
@@ -158,7 +158,7 @@ class S3Writer(PartWriter):
             self._check_refusal(answer)
             return _Confirmation.of(answer, s3replies.joined_etag(answer, self._name, self._key))
 
-        async def send(condition: Mapping[str, str]) -> _Confirmation:
+        async def attempt(condition: Mapping[str, str]) -> _Confirmation:
             return await self._client.call(
                 'POST',
                 self._key,
@@ -169,7 +169,7 @@ class S3Writer(PartWriter):
                 statuses=(200, *_REFUSALS),
             )
 
-        await self._publish(send)
+        await self._publish(attempt)
 
     async def discard(self) -> None:
         await abort(self._client, self._key, self._upload)
@@ -177,24 +177,24 @@ class S3Writer(PartWriter):
     async def put(self, data: bytes) -> None:
         sums = await _Checksums.of(data)
         self._etag = sums.md5.hex()
-        again = False
+        mismatched = False
 
         def check(answer: Answer) -> _Confirmation:
-            nonlocal again
+            nonlocal mismatched
             self._check_refusal(answer)
             etag = s3replies.written_etag(answer, self._name)
-            if etag.strip('"') != self._etag and not (again or self._new or self._may_differ(answer.head.headers)):
-                again = True
+            if etag.strip('"') != self._etag and not (mismatched or self._new or self._may_differ(answer.head.headers)):
+                mismatched = True
                 raise BadReplyError(f'{self._name}: expected an object of md5 {self._etag}, the store has {etag}')
             return _Confirmation.of(answer, etag)
 
-        async def send(condition: Mapping[str, str]) -> _Confirmation:
+        async def attempt(condition: Mapping[str, str]) -> _Confirmation:
             headers = {**self._headers, **self._checksums(sums)[0], **condition}
             return await self._client.call(
                 'PUT', self._key, check, headers=headers, body=data, statuses=(200, *_REFUSALS)
             )
 
-        await self._publish(send)
+        await self._publish(attempt)
 
     async def abort(self) -> None:
         await super().abort()
@@ -241,13 +241,13 @@ class S3Writer(PartWriter):
 
     # --- publication and verification
 
-    async def _publish(self, send: Send) -> None:
+    async def _publish(self, attempt: Attempt) -> None:
         """Publish the object, with ``new`` only if it does not exist, and verify it."""
         condition = {'If-None-Match': '*'} if self._new else {}
         self._published = True
         for tries in range(1, _CONFLICTS + 1):
             try:
-                confirmation = await send(condition)
+                confirmation = await attempt(condition)
             except (AlreadyExistsError, _NoConditionsError, StoreError) as error:
                 if await self._succeeded(error):
                     return
