@@ -90,7 +90,7 @@ class Snapshot:
         if folders is None:
             return None
         if directory.store.config.cache_dir:
-            from granular.aio.stores.block_cache.cache import forget_versions
+            from granular.aio.stores.block_cache.versions import forget_versions
 
             # With both caches, no other request would notice that the dataset was replaced.
             forget_versions(directory.store.fingerprint, directory.key)

@@ -188,7 +188,7 @@ class RemoteStore(Store, Generic[C]):
         client = await self.client()
         reply = await client.read(key, self.url(key), start, stop, version)
         if reply.version is not None and self.config.cache_dir:
-            from granular.aio.stores.block_cache.cache import note
+            from granular.aio.stores.block_cache.versions import note
 
             note(self.fingerprint, key, reply.version, reply.size)
         return reply

@@ -21,6 +21,7 @@ from granular.aio.runtime.threads import map_inline_then_threads, offload
 from granular.aio.stores.base import Request
 from granular.aio.stores.block_cache.blocks import Blocks
 from granular.aio.stores.block_cache.objects import BLOCK, SHIFT, CachedObject
+from granular.aio.stores.block_cache.versions import note, size_of
 from granular.aio.stores.local.files import IN_PLACE
 from granular.config import IOConfig
 from granular.errors import GranularError
@@ -130,7 +131,7 @@ class BlockCache:
 
     def _find(self, identity: str, key: str, version: str | None) -> CachedObject | None:
         """Return the registered object, if the store has told this process its size, else None."""
-        size = None if version is None else _sizes.get((identity, key, version))
+        size = None if version is None else size_of(identity, key, version)
         return None if version is None or size is None else self._blocks.objects.find(identity, key, version, size)
 
     def _read_cached(self, identity: str, ranges: Sequence[ByteRange], i: int) -> bytes | None:
@@ -187,9 +188,9 @@ class BlockCache:
         try:
             if first is not own:
                 await asyncio.shield(asyncio.wrap_future(first))
-            elif name not in _sizes:
+            elif size_of(*name) is None:
                 note(*name, (await upstream.read(key, 0, 1, version)).size)
-            size = _sizes.get(name)
+            size = size_of(*name)
             if size is None:
                 return None  # the other task failed: a read without the cache raises the reason
             objects = self._blocks.objects
@@ -360,27 +361,6 @@ def _block_runs(blocks: Iterable[tuple[ByteRange, CachedObject, int]]) -> list[B
         else:
             runs.append(BlockRun(byte_range.key, byte_range.version or '', cached, block, 1))
     return runs
-
-
-_MAX_SIZES: Final = 1 << 18  # sizes of objects, of about 300 bytes each
-_sizes: Final[dict[tuple[str, str, str], int]] = {}
-
-
-def note(identity: str, key: str, version: str, size: int) -> None:
-    """Record a version of an object and its size, as the store has reported them to this process.
-
-    No object is served from a cache before this. So an object that was replaced, or two objects of different size with
-    the same version, are detected wherever the version comes from.
-    """
-    if len(_sizes) >= _MAX_SIZES:
-        _sizes.clear()
-    _sizes[identity, key, version] = size
-
-
-def forget_versions(identity: str, prefix: str) -> None:
-    """Forget the versions of a folder's objects, which come from an index cache: the store must confirm them first."""
-    for name in [name for name in list(_sizes) if name[0] == identity and name[1].startswith(prefix)]:
-        _sizes.pop(name, None)
 
 
 _caches: Final[dict[tuple[str, int], BlockCache | None]] = {}
