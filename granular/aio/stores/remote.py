@@ -76,15 +76,15 @@ class Client(abc.ABC):
         """Sign by the store's clock. Return False if signatures have no time, or the date is unusable."""
         return False
 
-    async def recover(self, what: RecoverableKind, said: str) -> bool:
+    async def recover(self, kind: RecoverableKind, detail: str) -> bool:
         """Recover from a request error that the store reported. Return whether another attempt is worthwhile."""
-        match what:
+        match kind:
             case 'expired':
                 return await self.renew()
             case 'region':
-                recovered = await self.move(said)
+                recovered = await self.move(detail)
             case 'skewed':
-                recovered = self.set_clock(said)
+                recovered = self.set_clock(detail)
         if recovered:
             self._ready.clear()
         return recovered
@@ -99,10 +99,10 @@ class Client(abc.ABC):
 
     async def _renew(self) -> bool:
         try:
-            found = await self.find_credentials()
+            available = await self.find_credentials()
             self._ready.clear()
-            self._renewed = time.monotonic() if found else 0.0
-            return found
+            self._renewed = time.monotonic() if available else 0.0
+            return available
         finally:
             self._renewing = None
 
@@ -117,8 +117,8 @@ def _date(answer: Answer) -> float:
     """Return the time in the Date header of an answer, in seconds since the epoch."""
     date = answer.head.headers.get('date', '')
     try:
-        when = email.utils.parsedate_to_datetime(date)
-        return (when if when.tzinfo else when.replace(tzinfo=datetime.UTC)).timestamp()
+        moment = email.utils.parsedate_to_datetime(date)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
     except (TypeError, ValueError, OverflowError):
         raise BadReplyError(f'expected the time in the Date header of an answer, got {date[:100]!r}') from None
 

@@ -30,7 +30,8 @@ class S3Store(RemoteStore[S3Client]):
     Options: ``key``, ``secret``, ``token``, ``profile``, ``anon``, ``endpoint_url``, ``region``, ``requester_pays``,
     ``tls_verify``, ``s3_additional_kwargs`` (headers of what is written, such as ``ServerSideEncryption``),
     ``client_kwargs`` (``endpoint_url`` and ``region_name``) and ``config_kwargs`` (``s3={'addressing_style': ...}``).
-    Options that are not given come from the environment and from botocore's credential chain.
+    ``key`` and ``secret`` are given together. Options that are not given come from the environment and from botocore's
+    credential chain.
     """
 
     has_folders = False
