@@ -12,7 +12,7 @@ import granular
 from granular import Path, aio
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.loops import ensure_event_loop, gather
-from granular.aio.stores.gcs import replies as gcsreplies
+from granular.aio.stores.gcs import listing as gcslisting
 from granular.aio.stores.gcs import store as gcs
 from granular.errors import (
     AccessDeniedError,
@@ -242,7 +242,7 @@ def edited(change):
 
 @pytest.mark.parametrize('token', ['the same', 'another'])
 def test_the_same_page_for_ever_is_an_error(proxy, place, monkeypatch, token):
-    monkeypatch.setattr(gcsreplies, '_MAX_EMPTY_PAGES', 50)
+    monkeypatch.setattr(gcslisting, '_MAX_EMPTY_PAGES', 50)
     filled(place)
     count = itertools.count()
     proxy.edit = edited(lambda page: page.update(nextPageToken='x' if token == 'the same' else f'x{next(count)}'))

@@ -7,7 +7,7 @@ import pytest
 from granular.aio.http.messages import Head
 from granular.aio.http.transport import Answer
 from granular.aio.stores.gcs import replies as gcsreplies
-from granular.aio.stores.gcs.replies import Listing
+from granular.aio.stores.gcs.listing import Listing
 from granular.errors import BadReplyError
 
 OBJECT = {

@@ -1,4 +1,4 @@
-"""Conversion of OS and third-party exceptions to ``GranularError`` subclasses."""
+"""Conversion of OS and third-party exceptions to ``GranularError`` subclasses, and quotes for their messages."""
 
 import contextlib
 import errno
@@ -64,3 +64,8 @@ def _from_builtin(name: str, error: Exception) -> GranularError | None:
             detail = hidden(getattr(error, 'strerror', None) or str(error))
             return kind(f'{name}: {message} ({detail})' if detail else f'{name}: {message}')
     return None
+
+
+def quote_body(body: bytes) -> str:
+    """Return the beginning of a reply's body for error messages, without the credentials that a server may quote."""
+    return repr(' '.join(hidden(body[:400].decode(errors='replace')).split())[:120]) if body else 'nothing'

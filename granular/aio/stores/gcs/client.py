@@ -15,7 +15,8 @@ from granular.aio.runtime.threads import offload
 from granular.aio.stores import endpoints
 from granular.aio.stores.gcs import replies as gcsreplies
 from granular.aio.stores.gcs.auth import Login, log_in
-from granular.aio.stores.gcs.replies import Listing, Page, Resource, Rewrite
+from granular.aio.stores.gcs.listing import Listing, Page
+from granular.aio.stores.gcs.replies import Resource, Rewrite
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.errors import (
     BadReplyError,

@@ -10,7 +10,7 @@ from granular.aio.runtime.threads import offload
 from granular.aio.stores import endpoints
 from granular.aio.stores.base import ContentInfo, Entry, Folders, ObjectWriter, Stat
 from granular.aio.stores.gcs.client import GCSClient
-from granular.aio.stores.gcs.replies import Listing, Page
+from granular.aio.stores.gcs.listing import Listing, Page
 from granular.aio.stores.remote import RemoteStore
 from granular.errors import (
     AlreadyExistsError,

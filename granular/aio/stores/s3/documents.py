@@ -8,7 +8,7 @@ from typing import Final
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from granular._redact import hidden
+from granular.aio.stores.errors import quote_body
 from granular.errors import BadReplyError
 
 _UNWRITABLE: Final = re.compile('[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]')  # not preserved by XML
@@ -50,9 +50,8 @@ def code_of(body: bytes) -> str:
 
 def quote(body: bytes) -> str:
     """Return the beginning of a body for error messages, without credentials; the code of an error document."""
-    if code := code_of(body):
-        return f'the error {code}'
-    return repr(' '.join(hidden(body[:400].decode(errors='replace')).split())[:120]) if body else 'nothing'
+    code = code_of(body)
+    return f'the error {code}' if code else quote_body(body)
 
 
 def text_of(element: ElementTree.Element, tag: str, name: str) -> str:
