@@ -359,7 +359,7 @@ class BagReader(AsyncResource):
             file = files.opened.get(handle) or files.pinned(*handle)
             data = os.pread(file.fd, stop - start, start) if stop - start <= IN_PLACE else b''
             if len(data) != stop - start:
-                data = file.exactly(handle[0], start, stop)
+                data = file.read_exactly(handle[0], start, stop)
             file.check(handle[0])
         except OSError:
             with translated(handle[0]):

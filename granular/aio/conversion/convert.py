@@ -21,7 +21,7 @@ from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import for_each, outcome, start_task
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
-from granular.aio.stores.local.writing import drop_drafts
+from granular.aio.stores.local.writing import remove_leftovers
 from granular.config import MiB
 from granular.errors import (
     AlreadyExistsError,
@@ -209,7 +209,7 @@ class _Work:
                     f'{place}: holds a dataset that convert did not write: choose another folder, or remove it'
                 ) from None
             if place.store.local:
-                await offload(drop_drafts, (place / PLAN).key)
+                await offload(remove_leftovers, (place / PLAN).key)
             await (place / PLAN).write_text(f'{json.dumps(plan, sort_keys=True)}\n')
         except ValueError as error:
             raise CorruptDatasetError(f'{place / PLAN}: is none that convert writes') from error

@@ -13,7 +13,7 @@ from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import gather, settle
 from granular.aio.stores.local.locks import FolderLock
 from granular.aio.stores.local.store import LocalStore
-from granular.aio.stores.local.writing import drafted
+from granular.aio.stores.local.writing import final_name
 from granular.errors import (
     AlreadyExistsError,
     BadReplyError,
@@ -134,7 +134,7 @@ class DatasetWriter(AsyncResource):
         store = self.directory.store
         entries = {entry.key.rpartition('/')[2]: entry async for entry in store.scan(self.directory.key)}
         ours = entries.keys() & self._names
-        drafts = {name for name in entries if drafted(name) in {*self._names, 'spec.json'}}
+        drafts = {name for name in entries if final_name(name) in {*self._names, 'spec.json'}}
         growing = self._layout == 'columns' and self._lock is not None
         self._described = 'spec.json' in entries
         if self._described and not growing:
