@@ -12,6 +12,7 @@ import pytest
 
 import granular
 from granular import cli
+from tests.support.interpreters import Interpreter
 from tests.support.oracles import Oracle
 from tests.support.servers import FakeGCSServer, HTTPServer, MotoServer, RedisServer, SeaweedServer, Server
 
@@ -130,18 +131,28 @@ def bucket(request: pytest.FixtureRequest) -> granular.Path:
 
 
 @pytest.fixture(scope='session')
-def oracle21() -> Oracle:
-    return Oracle.granular('0.21.1')
+def oracle21() -> Iterator[Oracle]:
+    with Oracle.granular('0.21.1') as oracle:
+        yield oracle
 
 
 @pytest.fixture(scope='session')
-def oracle24() -> Oracle:
-    return Oracle.granular('0.24.2')
+def oracle24() -> Iterator[Oracle]:
+    with Oracle.granular('0.24.2') as oracle:
+        yield oracle
 
 
 @pytest.fixture(scope='session')
-def grain() -> Oracle:
-    return Oracle.grain()
+def grain() -> Iterator[Oracle]:
+    with Oracle.grain() as oracle:
+        yield oracle
+
+
+@pytest.fixture(scope='session')
+def interpreter() -> Iterator[Interpreter]:
+    """Runs programs in development mode, with warnings as errors. Each imports granular by itself."""
+    with Interpreter('aiohttp', 'numpy') as interpreter:
+        yield interpreter
 
 
 @pytest.fixture
