@@ -155,6 +155,14 @@ def interpreter() -> Iterator[Interpreter]:
         yield interpreter
 
 
+@pytest.fixture(scope='session')
+def learning_interpreter() -> Iterator[Interpreter]:
+    """Runs programs that need scikit-learn, PyTorch or an S3 server, of which each takes seconds to import."""
+    modules = 'aiohttp', 'moto.server', 'sklearn.datasets', 'torch._dynamo'
+    with Interpreter(*modules, options=['-W', 'error']) as interpreter:
+        yield interpreter
+
+
 @pytest.fixture
 def granular_cli(monkeypatch, capsys):
     def call(*args):

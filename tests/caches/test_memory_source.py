@@ -4,9 +4,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
-import sys
-import uuid
 
 import numpy as np
 import pytest
@@ -15,7 +12,7 @@ from hypothesis import strategies as st
 
 import granular
 from granular.aio.caches.segments import FOLDER
-from granular.aio.stores.local.locks import held, lock
+from granular.aio.stores.local.locks import lock
 from granular.errors import (
     AlreadyExistsError,
     ClosedError,
@@ -26,6 +23,7 @@ from granular.errors import (
     OutOfRangeError,
 )
 from granular.formats.serialization import decode, encode
+from tests.support.caches import RUN
 
 PLAIN = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -36,39 +34,6 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.tuples(inner, inner) | st.dictionaries(PLAIN, inner, max_size=4),
     max_leaves=12,
 )
-
-
-RUN = f'run-{uuid.uuid4().hex[:12]}'  # in each name, as others may run these tests as well
-
-
-def left():
-    """Named memory that no process holds."""
-    paths = [os.path.join(FOLDER, name) for name in os.listdir(FOLDER) if name.startswith('granular-')]
-    return {path for path in paths if not held(path) and os.path.lexists(path)}
-
-
-def opened():
-    """Memory that this process has open."""
-    links = []
-    for name in os.listdir('/proc/self/fd'):
-        with contextlib.suppress(FileNotFoundError):
-            links.append(os.readlink(f'/proc/self/fd/{name}'))
-    return [link for link in links if 'granular-' in link and ('memfd:' in link or link.startswith(FOLDER))]
-
-
-@pytest.fixture(autouse=True)
-def clean():
-    yield
-    if opened():
-        gc.collect()  # which takes a while, once torch is there
-    assert not [path for path in left() if RUN in path]
-    assert opened() == []
-
-
-def program(code, *args):
-    """Python code that knows the name of this run, in a process of its own."""
-    command = [sys.executable, '-W', 'error', '-c', f'RUN = {RUN!r}\n{code}', *args]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @settings(max_examples=50)
@@ -147,7 +112,7 @@ def test_elements_of_any_kind():
         assert sorted(map(repr, dataset[0])) == sorted(map(repr, ELEMENTS))
 
 
-def test_attached_by_name_from_another_process():
+def test_attached_by_name_from_another_process(program):
     with granular.InMemoryDataSource([b'a\0', np.arange(3)], name=f'{RUN}-there') as source:
         code = (
             "import granular; s = granular.InMemoryDataSource(name=f'{RUN}-there'); s.unlink();"
@@ -201,7 +166,7 @@ def total(source, queue):
     queue.put(sum(source))
 
 
-def test_forked_processes_and_pickled_ones():
+def test_forked_processes_and_pickled_ones(program):
     context = multiprocessing.get_context('fork')
     with granular.InMemoryDataSource(range(100)) as source:
         queue = context.SimpleQueue()
@@ -218,7 +183,7 @@ def test_forked_processes_and_pickled_ones():
         assert sum(granular.InMemoryDataSource(name=source.name)) == 4950
 
 
-def test_an_owner_that_is_collected_or_ends_leaves_nothing():
+def test_an_owner_that_is_collected_or_ends_leaves_nothing(program):
     source = granular.InMemoryDataSource([1], name=f'{RUN}-brief')
     del source
     gc.collect()
@@ -230,7 +195,7 @@ def test_an_owner_that_is_collected_or_ends_leaves_nothing():
     assert (out, error) == ('1\n', '')
 
 
-def test_what_a_killed_owner_left_is_removed_by_the_next():
+def test_what_a_killed_owner_left_is_removed_by_the_next(program):
     process = program(
         "import granular, time; s = granular.InMemoryDataSource([1], name=f'{RUN}-killed'); print(s[0], flush=True);"
         ' time.sleep(60)'

@@ -16,15 +16,10 @@ import redis
 import granular
 from granular import aio
 from granular.errors import ClosedError, InvalidArgumentError, OutOfRangeError
-from tests.caches.test_shared_cache import Counting, label
+from tests.support.caches import label
 from tests.support.servers import RedisServer, free_ports
 
 PASSWORD = 'hush-hush-secret'
-
-
-@pytest.fixture
-def source(tmp_path):
-    return Counting(tmp_path / 'log')
 
 
 @pytest.fixture
@@ -48,7 +43,7 @@ def test_read_once_for_all(source, redis_server, space, client):
             assert other.stats() == {
                 'hits': 4, 'misses': 1, 'waited': 0, 'bypassed': 0, 'damaged': 0, 'not_kept': 0, 'errors': 0,
             }  # fmt: skip
-        assert source.asked == [[3, 1, 63], [2]]
+        assert source.fetched == [[3, 1, 63], [2]]
         assert cache.__getitems__([1]) == cache._getitems([1]) == [1]
         assert cache.fetch([]) == []
         keys = sorted(key.decode() for key in client.keys(f'{space}:*'))  # and no locks
@@ -116,9 +111,9 @@ def test_foreign_and_damaged_values_are_misses(source, redis_server, space, clie
         client.set(f'{space}:x:6', b'')
         assert cache.fetch(range(8)) == list(range(8))
         assert cache.stats()['damaged'] == 5
-        assert source.asked == [list(range(8)), [1, 2, 3, 4, 5, 6]]
+        assert source.fetched == [list(range(8)), [1, 2, 3, 4, 5, 6]]
         assert cache.fetch(range(8)) == list(range(8))
-        assert len(source.asked) == 2
+        assert len(source.fetched) == 2
 
 
 def test_of_many_that_miss_a_value_one_reads_it(source, redis_server, space):
@@ -137,7 +132,7 @@ def test_of_many_that_miss_a_value_one_reads_it(source, redis_server, space):
     for thread in threads:
         thread.join()
     assert found == [list(range(10))] * 6
-    assert source.asked == [list(range(10))]
+    assert source.fetched == [list(range(10))]
     assert sum(entry['misses'] for entry in stats) == 10
     assert sum(entry['waited'] + entry['hits'] for entry in stats) == 50
 
@@ -220,7 +215,7 @@ async def test_the_asynchronous_face(source, redis_server, space):
         assert await cache.fetch(range(64)) == list(range(64))
         assert await cache.get(5) == 5
         assert await asyncio.gather(*(cache.fetch([i, i + 1]) for i in range(20))) == [[i, i + 1] for i in range(20)]
-        assert len(source.asked) == 1
+        assert len(source.fetched) == 1
 
 
 def test_the_password_is_not_shown(source, monkeypatch, caplog, space):
@@ -256,7 +251,7 @@ def test_worker_processes(source, redis_server, space):
         for _ in range(2):
             with granular.Loader(points, 8, workers=2, prefetch=2, mp='fork') as loader:
                 assert np.concatenate([next(loader)['label'] for _ in range(8)]).tolist() == list(range(64))
-        asked = [i for line in source.asked for i in line]
+        asked = [i for line in source.fetched for i in line]
         assert sorted(asked) == list(range(64))
 
 

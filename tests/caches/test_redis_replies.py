@@ -1,5 +1,6 @@
 """A server that is no good Redis: whatever it answers costs time, and never a wrong value or a raw error."""
 
+import concurrent.futures
 import logging
 import socket
 import socketserver
@@ -9,7 +10,7 @@ import time
 import pytest
 
 import granular
-from tests.caches.test_shared_cache import Counting, label
+from tests.support.caches import RecordingSource, label
 
 GOOD = {b'HELLO': b'%1\r\n$5\r\nproto\r\n:3\r\n', b'EVAL': b'$-1\r\n', b'EVALSHA': b'$-1\r\n'}
 
@@ -138,10 +139,10 @@ WHOLE += ('an array of integers', 'an array of errors', 'values of other keys', 
 
 @pytest.mark.parametrize('reply', REPLIES)
 def test_odd_replies_are_misses(reply, tmp_path, caplog):
-    asked = 0
-    for command in COMMANDS[:1] if callable(REPLIES[reply]) else COMMANDS:
-        with ScriptedRedis(command, REPLIES[reply]) as server, caplog.at_level(logging.WARNING, 'granular'):
-            source = Counting(tmp_path / f'log-{command.decode()}')
+    def requests(command):
+        # The number of commands that got the reply.
+        with ScriptedRedis(command, REPLIES[reply]) as server:
+            source = RecordingSource(tmp_path / f'log-{command.decode()}')
             retry = 0 if reply in WHOLE and command in (b'MGET', b'SET') else 60
             options = {'timeout': 0.15, 'wait': 0.02, 'retry': retry, 'fingerprint': 'x'}
             with granular.RedisCache(source, server.url, label, **options) as cache:
@@ -149,8 +150,11 @@ def test_odd_replies_are_misses(reply, tmp_path, caplog):
                     assert cache.fetch([0, 1, 2, 3]) == [0, 1, 2, 3]
                     assert cache[5] == 5
                 assert sum(cache.stats().values())
-            asked += server.asked
-    assert asked
+            return server.asked
+
+    commands = COMMANDS[:1] if callable(REPLIES[reply]) else COMMANDS
+    with caplog.at_level(logging.WARNING, 'granular'), concurrent.futures.ThreadPoolExecutor() as threads:
+        assert sum(threads.map(requests, commands))
     assert not [record for record in caplog.records if record.exc_info]
 
 
@@ -161,7 +165,11 @@ def test_values_of_other_sources_are_misses(redis_server, tmp_path):
     with redis.Redis.from_url(redis_server.url) as client:
         for name in ('one', 'two'):
             cache[name] = granular.RedisCache(
-                Counting(tmp_path / name), redis_server.url, label, namespace=f'odd-{time.time_ns()}', fingerprint=name
+                RecordingSource(tmp_path / name),
+                redis_server.url,
+                label,
+                namespace=f'odd-{time.time_ns()}',
+                fingerprint=name,
             )
             cache[name].fetch(range(4))
         keys = {name: [f'{reader.aio._prefix}{i}' for i in range(4)] for name, reader in cache.items()}

@@ -14,41 +14,7 @@ from PIL import Image
 import granular
 from granular import aio
 from granular.errors import ClosedError, EncodeError, InvalidArgumentError, NotFoundError, OutOfRangeError
-from tests.caches.test_memory_source import RUN, clean, left, program  # noqa: F401
-
-
-class Counting:
-    """A source that keeps what it was asked for, in a file that processes share."""
-
-    def __init__(self, log, count=64, size=1000, delay=0.0):
-        self.log, self.count, self.size, self.delay = str(log), count, size, delay
-
-    def __len__(self):
-        return self.count
-
-    def __repr__(self):
-        return f'Counting({self.count})'
-
-    def fetch(self, indices):
-        with open(self.log, 'a') as file:
-            file.write(' '.join(map(str, indices)) + '\n')
-        time.sleep(self.delay)
-        return [{'x': np.full(self.size, i, np.uint8), 'label': i} for i in indices]
-
-    @property
-    def asked(self):
-        with open(self.log) as file:
-            return [[int(index) for index in line.split()] for line in file]
-
-
-@pytest.fixture
-def source(tmp_path):
-    return Counting(tmp_path / 'log')
-
-
-def label(point):
-    assert (point['x'] == point['label']).all()
-    return point['label']
+from tests.support.caches import RUN, RecordingSource, label, unheld_memory
 
 
 def test_one_fetch_of_what_is_missing(source):
@@ -58,7 +24,7 @@ def test_one_fetch_of_what_is_missing(source):
         assert cache.fetch([1, 2, 63]) == [1, 2, 63]
         assert cache[2] == cache.get(-62) == 2
         assert cache.__getitems__([1]) == cache._getitems([1]) == [1]
-        assert source.asked == [[3, 1, 63], [2]]
+        assert source.fetched == [[3, 1, 63], [2]]
         assert cache.stats() == {
             'hits': 6, 'misses': 4, 'not_kept': 0, 'entries': 4, 'bytes': cache.stats()['bytes'], 'max_bytes': 1 << 30,
         }  # fmt: skip
@@ -78,7 +44,7 @@ async def test_the_asynchronous_face(source):
         assert await cache.fetch(range(64)) == list(range(64))
         assert await cache.get(5) == 5
         assert await asyncio.gather(*(cache.fetch([i, i + 1]) for i in range(20))) == [[i, i + 1] for i in range(20)]
-        assert len(source.asked) == 1
+        assert len(source.fetched) == 1
     late = aio.SharedMemoryCache([1, 2])
     assert await late.get(-1) == 2
     assert await pickle.loads(pickle.dumps(late)).get(0) == 1
@@ -106,7 +72,7 @@ def test_a_limit(source):
         assert stats['bytes'] <= stats['max_bytes'] == 20_000
         assert stats['not_kept'] == 2 * (64 - stats['entries'])
         assert stats['hits'] == stats['entries']
-        assert len(source.asked[1]) == 64 - stats['entries']
+        assert len(source.fetched[1]) == 64 - stats['entries']
     with pytest.raises(InvalidArgumentError, match='max_bytes'):
         granular.SharedMemoryCache(source, max_bytes=0)
 
@@ -134,7 +100,7 @@ def test_what_a_filter_left_out_is_kept_as_such(source):
     with granular.SharedMemoryCache(dataset, label) as cache:
         for _ in range(2):
             assert cache.fetch(range(4)) == [None, 1, None, 3]
-        assert len(source.asked) == 1
+        assert len(source.fetched) == 1
         assert list(granular.MapDataset.source(cache)) == list(range(1, 64, 2))
 
 
@@ -175,7 +141,7 @@ def test_workers_of_granular(source, method):
             with granular.Loader(points, 8, workers=2, prefetch=2, mp=method) as loader:
                 batches = [next(loader)['label'] for _ in range(8)]
             assert np.concatenate(batches).tolist() == list(range(64))
-        assert {i for line in source.asked for i in line} == set(range(64))
+        assert {i for line in source.fetched for i in line} == set(range(64))
         stats = cache.stats()
         assert stats['entries'] == 64
         assert method == 'spawn' or stats['hits'] >= 64
@@ -188,7 +154,7 @@ def test_workers_of_torch(source):
         for context, count in (('fork', 2), ('spawn', 1)):
             loader = torch.utils.data.DataLoader(cache, 8, num_workers=count, multiprocessing_context=context)
             assert torch.cat(list(loader)).tolist() == list(range(64))
-        assert sorted(i for line in source.asked for i in line) == list(range(64))
+        assert sorted(i for line in source.fetched for i in line) == list(range(64))
 
 
 def fill(cache, seed):
@@ -198,7 +164,7 @@ def fill(cache, seed):
         assert (point['x'] == index % 256).all()
 
 
-class Large(Counting):
+class Large(RecordingSource):
     """Values of which each takes a while to store."""
 
     def fetch(self, indices):
@@ -244,7 +210,7 @@ def test_a_writer_that_holds_the_lock_is_not_waited_for_long(source, monkeypatch
         os.waitpid(child, 0)
         assert cache.fetch([1, 2]) == [1, 2]
         assert cache.fetch([1, 2]) == [1, 2]
-        assert source.asked == [[1, 2], [1, 2]]
+        assert source.fetched == [[1, 2], [1, 2]]
 
 
 def test_many_threads_and_forks_at_once(source):
@@ -274,10 +240,10 @@ def test_after_the_end_of_the_owner_workers_read_on(source):
     assert twin[1] == 1
     cache.close()
     assert twin.fetch([1, 2, 3]) == [1, 2, 3]
-    assert source.asked == [[1, 2], [3]]
+    assert source.fetched == [[1, 2], [3]]
 
 
-def test_after_the_owner_was_killed_workers_read_on_and_nothing_is_left():
+def test_after_the_owner_was_killed_workers_read_on_and_nothing_is_left(program):
     code = 'import granular, pickle, time; c = granular.SharedMemoryCache(range(5)); c[1]'
     owner = program(f'{code}; print(pickle.dumps(c).hex(), flush=True); time.sleep(60)')
     data = bytes.fromhex(owner.stdout.readline())
@@ -296,21 +262,21 @@ def test_after_the_owner_was_killed_workers_read_on_and_nothing_is_left():
 
 PROGRAM = """
 import sys, time
-from tests.caches.test_shared_cache import Counting, label
+from tests.support.caches import RecordingSource, label
 import granular
-cache = granular.SharedMemoryCache(Counting(sys.argv[1]), label, max_bytes=1 << 20, name=f'{RUN}-ranks')
+cache = granular.SharedMemoryCache(RecordingSource(sys.argv[1]), label, max_bytes=1 << 20, name=f'{RUN}-ranks')
 print(sum(cache.fetch(range(64))), flush=True)
 if len(sys.argv) > 2:
     time.sleep(60)
 """
 
 
-def test_processes_that_are_started_apart(source):
+def test_processes_that_are_started_apart(source, program):
     with granular.SharedMemoryCache(source, label, max_bytes=1 << 20, name=f'{RUN}-ranks') as cache:
         out, error = program(PROGRAM, source.log).communicate()
         assert out == '2016\n', error
         assert cache[3] == 3
-        assert len(source.asked) == 1
+        assert len(source.fetched) == 1
         with pytest.raises(InvalidArgumentError, match=r"-ranks' is of 64 elements and max_bytes=1048576, not 3"):
             granular.SharedMemoryCache([1, 2, 3], name=f'{RUN}-ranks')
         with pytest.raises(InvalidArgumentError, match='another source'):
@@ -320,21 +286,21 @@ def test_processes_that_are_started_apart(source):
     assert not [path for path in os.listdir('/dev/shm') if f'{RUN}-ranks' in path]
 
 
-def test_it_lives_with_the_last_of_them_and_is_removed_after_all_were_killed(source):
+def test_it_lives_with_the_last_of_them_and_is_removed_after_all_were_killed(source, program):
     first = program(PROGRAM, source.log, 'stay')
     assert first.stdout.readline() == '2016\n', first.communicate()
     with granular.SharedMemoryCache(source, label, max_bytes=1 << 20, name=f'{RUN}-ranks') as cache:
         first.kill()
         first.communicate()
         assert cache.fetch(range(64)) == list(range(64))
-        assert len(source.asked) == 1
+        assert len(source.fetched) == 1
     second = program(PROGRAM, source.log, 'stay')
     assert second.stdout.readline() == '2016\n'
-    assert len(source.asked) == 2  # the first cache was gone
+    assert len(source.fetched) == 2  # the first cache was gone
     second.kill()
     second.communicate()
     granular.InMemoryDataSource([]).close()
-    assert not [path for path in left() if RUN in path]
+    assert not [path for path in unheld_memory() if RUN in path]
 
 
 def test_what_is_no_cache_under_a_name_is_made_anew(source):

@@ -102,16 +102,14 @@ def test_errors_are_one_line(granular_cli, args, match):
 
 
 def test_as_a_module(place):
-    done = subprocess.run([sys.executable, '-m', 'granular', '--version'], capture_output=True, text=True, check=True)
-    assert done.stdout == f'granular {granular.__version__}\n'
     command = [sys.executable, '-W', 'error', '-m', 'granular', 'cat', place, '0', 'label']
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ('label: 0\n', '')
 
 
-def test_without_the_extra():
+def test_without_the_extra(interpreter):
     code = "import sys; sys.modules['typer'] = None; from granular.cli import main; main()"
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=False)
+    done = interpreter.run(code)
     assert done.returncode == 2
     assert 'granular-stream[cli]' in done.stderr
     assert not issubclass(GranularError, SystemExit)

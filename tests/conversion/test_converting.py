@@ -5,9 +5,6 @@ import io
 import json
 import os
 import pathlib
-import signal
-import subprocess
-import sys
 import tarfile
 import time
 
@@ -294,22 +291,21 @@ def small(i):
 
 
 @pytest.mark.parametrize(('store', 'kind', 'layout'), [('local', 'map', 'columns'), ('moto', 'Random', 'refs')])
-def test_a_conversion_that_is_killed_is_gone_on_with(store, kind, layout, request, tmp_path):
+def test_a_conversion_that_is_killed_is_gone_on_with(store, kind, layout, request, tmp_path, interpreter):
     """The files are those of a run that was not interrupted, byte for byte; finished shards are not made again."""
     root = granular.Path(tmp_path) if store == 'local' else request.getfixturevalue(store).place()
     place, options = root / 'x', root.store.options
     source = Random(300, small) if kind == 'Random' else map(small, range(300))
     granular.convert(source, root / 'whole', shardlen=60, layout=layout)
     args = json.dumps([str(place), options, kind, layout])
-    command = [sys.executable, '-c', PROGRAM, args]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    done = 0
-    while done < 120:
-        done += int(process.stdout.readline())
-    while not list(place.glob('*/spec.json')):
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+    with interpreter.start(PROGRAM, args) as process:
+        done = 0
+        while done < 120:
+            done += int(process.stdout.readline())
+        while not list(place.glob('*/spec.json')):
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
     finished = [path.parent.name for path in place.glob('*/spec.json')]
     assert 0 < len(finished) < 5
     with pytest.raises((CorruptDatasetError, NotFoundError)):

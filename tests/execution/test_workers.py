@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import multiprocessing
 import os
 import signal
@@ -15,7 +16,9 @@ import pytest
 import granular
 from granular import MapDataset, MultiprocessingOptions
 from granular.errors import InvalidArgumentError, WorkerError
-from tests.support.programs import INTERRUPTIBLE, program
+from tests.support.interpreters import QUIET
+from tests.support.programs import INTERRUPTIBLE
+from tests.support.tables import each_value
 
 METHODS = ('spawn', 'forkserver', 'fork')
 
@@ -226,8 +229,7 @@ def test_errors_are_passed_on():
 
 
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
-@pytest.mark.parametrize('count', [1, 2])
-@pytest.mark.parametrize('death', DEATHS)
+@pytest.mark.parametrize(('death', 'count'), each_value(itertools.product(DEATHS, [1, 2])))
 def test_streams_go_on_after_a_worker_failed(death, count, held):
     what, kind, said = DEATHS[death]
     options = MultiprocessingOptions(count, 2, 'fork')
@@ -261,8 +263,7 @@ def test_a_loader_goes_on_after_a_worker_failed(death):
 
 
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
-@pytest.mark.parametrize('count', [1, 2, 3])
-@pytest.mark.parametrize('threads', [1, 4])
+@pytest.mark.parametrize(('count', 'threads'), each_value(itertools.product([1, 2, 3], [1, 4])))
 def test_forked_workers_use_threads_of_their_own(count, threads):
     # The pool that the process has used before it forked has as many threads as the worker may have: none came along.
     source = granular.sources.Transform(range(64), point)
@@ -338,8 +339,8 @@ def test_workers_share_the_index_of_a_reader(moto, monkeypatch):
 
 
 SCRIPT = """
-import granular, sys, os, time, signal
-sys.path.insert(0, '.')
+import granular, warnings
+warnings.filterwarnings('ignore', '.*multi-threaded.*', DeprecationWarning)
 from tests.execution.test_workers import transform
 def main():
     source = granular.sources.Transform(granular.sources.Epochs(range(100)), transform)
@@ -356,16 +357,20 @@ if __name__ == '__main__':
 @pytest.mark.parametrize(
     ('method', 'how'), [('spawn', 'exit'), ('fork', 'exit'), ('spawn', 'interrupted'), ('fork', 'killed')]
 )
-def test_nothing_outlives_the_program(tmp_path, method, how):
+def test_nothing_outlives_the_program(interpreter, tmp_path, method, how):
     script = tmp_path / 'script.py'
-    script.write_text(INTERRUPTIBLE + SCRIPT.format(method=method, how='interrupted' if how == 'killed' else how))
-    environment = {**os.environ, 'PYTHONPATH': '.', 'PYTHONWARNINGS': 'error::ResourceWarning'}
-    with program([sys.executable, script], env=environment) as process:
+    script.write_text(
+        QUIET + INTERRUPTIBLE + SCRIPT.format(method=method, how='interrupted' if how == 'killed' else how)
+    )
+    # Workers that are spawned import the script.
+    with interpreter.start(
+        'import runpy, sys; runpy.run_path(sys.argv[1], run_name="__main__")', str(script)
+    ) as process:
         assert process.stdout.readline() == 'ready\n'
         children = psutil.Process(process.pid).children(recursive=True) if how != 'exit' else []
         if how != 'exit':
             process.send_signal(signal.SIGINT if how == 'interrupted' else signal.SIGKILL)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate()
         gone, alive = psutil.wait_procs(children, timeout=10)
         assert not alive
     if how == 'exit':

@@ -83,7 +83,12 @@ def test_array_that_is_not_contiguous():
     assert np.array_equal(through('array', value), value)
 
 
-@given(st.recursive(JSONISH | ARRAYS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner)))
+@settings(max_examples=50)
+@given(
+    st.recursive(
+        JSONISH | ARRAYS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
+    )
+)
 def test_tree(value):
     def same(a, b):
         if isinstance(b, np.ndarray):

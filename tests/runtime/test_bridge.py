@@ -1,9 +1,5 @@
 import asyncio
-import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 
@@ -16,7 +12,8 @@ from granular.aio.runtime.scope import scope
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
 from granular.errors import GranularError
-from tests.support.programs import INTERRUPTIBLE, program
+from tests.support.interpreters import QUIET
+from tests.support.programs import INTERRUPTIBLE
 
 
 def here():
@@ -181,13 +178,10 @@ async def test_aclose_closes_sessions(fakegcs):
 # --- whole processes
 
 
-# In development mode asyncio warns of callbacks that take long, as any may while the machine is busy.
-QUIET = "import logging; logging.getLogger('asyncio').setLevel('ERROR')\n"
-
-
-def python(code, *args, **kwargs):
-    command = [sys.executable, '-X', 'dev', '-W', 'error', '-c', QUIET + textwrap.dedent(code), *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, **kwargs)
+@pytest.fixture
+def python(interpreter):
+    """Run a program in development mode."""
+    return lambda code, *args: interpreter.run(QUIET + code, *args)
 
 
 SETUP = """
@@ -207,7 +201,7 @@ def arguments(server):
 
 
 @pytest.mark.parametrize('server', ['seaweed', 'fakegcs'])
-def test_nothing_is_left_at_exit(server, request):
+def test_nothing_is_left_at_exit(server, request, python):
     code = (
         SETUP
         + """
@@ -223,7 +217,7 @@ next(loader)
     assert (done.returncode, done.stdout, done.stderr) == (0, '', '')
 
 
-def test_after_fork(fakegcs):
+def test_after_fork(fakegcs, python):
     code = (
         SETUP
         + """
@@ -240,7 +234,7 @@ assert place.read_bytes() == b'content'
     assert (done.returncode, done.stderr) == (0, '')
 
 
-def test_ctrl_c_ends_a_wait(tmp_path):
+def test_ctrl_c_ends_a_wait(interpreter):
     code = """
 import asyncio
 from granular.aio.runtime.loops import ensure_event_loop
@@ -257,11 +251,11 @@ try:
 except KeyboardInterrupt:
     print('interrupted', flush=True)
 """
-    with program([sys.executable, '-W', 'error', '-c', INTERRUPTIBLE + code]) as process:
+    with interpreter.start(INTERRUPTIBLE + code) as process:
         assert process.stdout.readline() == 'waiting\n'
         began = time.monotonic()
-        os.kill(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
     assert out == 'cleaned up\ninterrupted\n'
     assert (process.returncode, err) == (0, '')
     assert time.monotonic() - began < 10
@@ -269,7 +263,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize('uvloop', [True, False])
 @pytest.mark.parametrize('what', ['sys.exit(3)', 'signal.default_int_handler()', 'asyncio.get_running_loop().stop()'])
-def test_the_loop_outlives_what_callbacks_do(what, uvloop):
+def test_the_loop_outlives_what_callbacks_do(what, uvloop, python):
     code = f"""
 import asyncio, logging, signal, sys
 if not {uvloop}:
@@ -292,7 +286,7 @@ assert run(call_back()) is first is bridge.loop()
 
 
 @pytest.mark.parametrize('uvloop', [True, False])
-def test_a_loop_that_cannot_begin_fails_the_call(uvloop):
+def test_a_loop_that_cannot_begin_fails_the_call(uvloop, python):
     code = f"""
 import os, resource, sys
 if not {uvloop}:
@@ -319,7 +313,7 @@ assert run(hop()) == 7
     assert (done.returncode, done.stdout) == (0, 'OSError\n'), done.stderr
 
 
-def test_a_loop_that_ended_is_replaced_and_its_calls_fail():
+def test_a_loop_that_ended_is_replaced_and_its_calls_fail(python):
     code = """
 import asyncio, sys, threading
 sys.modules['uvloop'] = None
@@ -348,7 +342,7 @@ assert run(hop()) is bridge.loop()
     assert (done.returncode, done.stdout) == (0, ''), done.stderr
 
 
-def test_without_uvloop():
+def test_without_uvloop(python):
     code = """
 import sys
 sys.modules['uvloop'] = None
@@ -360,7 +354,7 @@ assert granular.Path('memory://x/y').read_bytes() == b'1'
     assert (done.returncode, done.stderr) == (0, '')
 
 
-def test_a_missing_extra_is_named():
+def test_a_missing_extra_is_named(python):
     code = """
 import sys
 sys.modules['botocore'] = sys.modules['google.auth'] = None

@@ -14,7 +14,10 @@ from typing import Any, Self
 
 DEVELOPMENT = ('-X', 'dev', '-W', 'error')
 
-# The server forks before it imports anything that starts threads. A program is a child with its own session, ``__main__``,
+# In development mode asyncio warns of slow callbacks, which are normal while the machine is busy.
+QUIET = "import logging; logging.getLogger('asyncio').setLevel('ERROR')\n"
+
+# The server imports nothing that starts threads of Python. A program is a child with its own session, ``__main__``,
 # arguments, environment and standard streams; it ends as any process does, with finalizers and handlers at exit.
 SERVER = """
 import gc, importlib, json, os, select, socket, sys, types
