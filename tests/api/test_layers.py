@@ -106,11 +106,11 @@ IMPORTS = {
 }
 
 
-def test_each_module_belongs_to_a_layer():
+def test_every_module_belongs_to_a_layer():
     assert [module for module in MODULES if part_of(module) is None] == []
 
 
-def test_no_import_points_up_or_aside():
+def test_imports_point_to_lower_layers_only():
     wrong = []
     for module, names in IMPORTS.items():
         number, part = part_of(module)
@@ -122,7 +122,7 @@ def test_no_import_points_up_or_aside():
 
 
 @pytest.mark.parametrize('depth', ['modules', 'parts'])
-def test_imports_make_no_circle(depth):
+def test_imports_form_no_cycle(depth):
     graph = collections.defaultdict(set)
     for module, names in IMPORTS.items():
         here = module if depth == 'modules' else part_of(module)[1]
@@ -140,7 +140,7 @@ def table():
     return '\n'.join(lines)
 
 
-def test_the_architecture_page_shows_these_layers():
+def test_architecture_page_shows_the_layers():
     assert table() in (ROOT / 'docs' / 'architecture.md').read_text()
 
 

@@ -1,3 +1,5 @@
+"""The index cache: datasets in buckets are reopened without requests."""
+
 import logging
 import os
 import pathlib
@@ -34,7 +36,7 @@ def read(place, **options):
 
 
 @pytest.mark.parametrize('layout', ['refs', 'columns'])
-def test_a_second_opening_asks_for_nothing(cached, layout):
+def test_second_opening_makes_no_request(cached, layout):
     write(cached, layout=layout)
     first = read(cached)
     with granular.DatasetReader(cached, granular.decoders) as reader:
@@ -46,7 +48,7 @@ def test_a_second_opening_asks_for_nothing(cached, layout):
 
 
 @pytest.mark.parametrize('layout', ['refs', 'columns'])
-def test_shards_are_listed_and_new_ones_seen(cached, layout):
+def test_new_shards_are_listed(cached, layout):
     def write(count):
         with granular.ShardedDatasetWriter(cached, SPEC, granular.encoders, shardlen=4, layout=layout) as writer:
             for i in range(len(writer), count):
@@ -71,7 +73,7 @@ def test_shards_are_listed_and_new_ones_seen(cached, layout):
     assert read() == list(range(16))
 
 
-def test_what_was_replaced_is_an_error_once(cached):
+def test_replaced_dataset_is_an_error_once(cached):
     write(cached)
     read(cached)
     cached.rmtree()
@@ -84,7 +86,7 @@ def test_what_was_replaced_is_an_error_once(cached):
 @pytest.mark.parametrize(
     'harm', [lambda data: b'', lambda data: data[:40], lambda data: data[:-9], lambda data: data[8:]]
 )
-def test_a_broken_file_is_not_used(cached, tmp_path, caplog, harm):
+def test_damaged_index_file_is_ignored(cached, tmp_path, caplog, harm):
     write(cached)
     first = read(cached)
     (file,) = (tmp_path / 'cache').iterdir()
@@ -97,7 +99,7 @@ def test_a_broken_file_is_not_used(cached, tmp_path, caplog, harm):
     assert not caplog.text
 
 
-def test_a_folder_that_cannot_be_written_is_a_warning(bucket, tmp_path, caplog):
+def test_unwritable_folder_logs_a_warning(bucket, tmp_path, caplog):
     (tmp_path / 'file').write_bytes(b'')
     config = granular.IOConfig(index_cache=str(tmp_path / 'file'))
     place = granular.Path(str(bucket), config=config, **bucket.aio.store.options) / 'dataset'
@@ -107,20 +109,20 @@ def test_a_folder_that_cannot_be_written_is_a_warning(bucket, tmp_path, caplog):
     assert 'is not kept' in caplog.text
 
 
-def test_no_index_no_cache(cached, tmp_path):
+def test_no_cache_without_cached_index(cached, tmp_path):
     write(cached)
     assert len(read(cached, cache_index=False)[3]) == 10
     assert not (tmp_path / 'cache').exists()
 
 
-def test_local_datasets_are_not_kept(tmp_path):
+def test_local_datasets_are_not_cached(tmp_path):
     place = granular.Path(tmp_path / 'data', config=granular.IOConfig(index_cache=str(tmp_path / 'cache')))
     write(place)
     read(place)
     assert not (tmp_path / 'cache').exists()
 
 
-def test_nothing_is_left_half_written(cached, tmp_path):
+def test_no_temporary_files_remain(cached, tmp_path):
     write(cached)
     read(cached)
     assert [pathlib.Path(name).suffix for name in os.listdir(tmp_path / 'cache')] == ['.index']

@@ -1,3 +1,5 @@
+"""InMemoryDataSource: values in shared memory, their owners, and the processes that attach to them."""
+
 import contextlib
 import gc
 import multiprocessing
@@ -38,7 +40,7 @@ VALUES = st.recursive(
 
 @settings(max_examples=50)
 @given(VALUES)
-def test_values_come_back_as_they_were(value):
+def test_values_round_trip(value):
     found = decode(encode(value))
     assert found == value
     assert repr(found) == repr(value)  # tuples and lists, True and 1, -0.0
@@ -50,7 +52,7 @@ def test_values_come_back_as_they_were(value):
      np.array('2020-01-01', 'M8[D]'), np.arange(24).reshape(4, 6)[::2, ::3].T, np.zeros(3, '>u2')],
     ids=lambda value: f'{value.dtype}-{value.shape}',
 )  # fmt: skip
-def test_arrays_come_back_writable_and_alone(value):
+def test_decoded_arrays_are_writable_and_independent(value):
     first, (second, [third]) = decode(encode((value, (value, [value]))))
     for found in (first, second, third):
         assert found.dtype == value.dtype
@@ -60,7 +62,7 @@ def test_arrays_come_back_writable_and_alone(value):
         assert not np.shares_memory(found, value)
 
 
-def test_scalars_keep_their_type():
+def test_numpy_scalars_keep_their_type():
     for value in (np.float32(1.5), np.int8(-3), np.bool_(True), np.datetime64('2020-01-01')):
         found = decode(encode({'x': value}))['x']
         assert found == value
@@ -68,12 +70,12 @@ def test_scalars_keep_their_type():
 
 
 @pytest.mark.parametrize('value', [object(), {1}, np.array([object()]), np.zeros(2, [('a', 'i4')]), [[{1}]]])
-def test_what_is_no_value_is_refused(value):
+def test_unsupported_values_are_rejected(value):
     with pytest.raises(EncodeError):
         encode(value)
 
 
-def test_what_is_nested_too_deep_is_refused():
+def test_deep_nesting_is_rejected():
     value = ()
     for _ in range(100):
         value = (value,)
@@ -83,7 +85,7 @@ def test_what_is_nested_too_deep_is_refused():
 
 @settings(max_examples=100)
 @given(st.data())
-def test_damaged_values_are_errors(data):
+def test_damaged_records_are_decode_errors(data):
     record = bytearray(encode({'x': np.arange(4), 'y': (1, 'two', b'3', 2**70), 'z': 1j}))
     for _ in range(data.draw(st.integers(1, 4))):
         record[data.draw(st.integers(0, len(record) - 1))] = data.draw(st.integers(0, 255))
@@ -97,7 +99,7 @@ def test_damaged_values_are_errors(data):
 ELEMENTS = [b'zeros\0\0', b'', 'text', 3, 2.5, None, {'image': np.arange(12).reshape(3, 4), 'label': (1, [2])}]
 
 
-def test_elements_of_any_kind():
+def test_elements_of_any_type_are_stored():
     with granular.InMemoryDataSource(ELEMENTS) as source:
         assert len(source) == 7
         assert [repr(item) for item in source] == [repr(item) for item in ELEMENTS]
@@ -112,7 +114,7 @@ def test_elements_of_any_kind():
         assert sorted(map(repr, dataset[0])) == sorted(map(repr, ELEMENTS))
 
 
-def test_attached_by_name_from_another_process(program):
+def test_another_process_attaches_by_name(program):
     with granular.InMemoryDataSource([b'a\0', np.arange(3)], name=f'{RUN}-there') as source:
         code = (
             "import granular; s = granular.InMemoryDataSource(name=f'{RUN}-there'); s.unlink();"
@@ -128,7 +130,7 @@ def test_attached_by_name_from_another_process(program):
         granular.InMemoryDataSource(name=f'{RUN}-there')
 
 
-def test_its_repr_tells_elements_and_not_places():
+def test_repr_depends_on_elements_only():
     first, second, other = (granular.InMemoryDataSource(items) for items in ([1, b'a'], [1, b'a'], [1, b'b']))
     assert repr(first) == repr(second) != repr(other)
     assert first.name not in repr(first)
@@ -143,7 +145,7 @@ def test_its_repr_tells_elements_and_not_places():
         items.set_state(state)
 
 
-def test_it_pickles_to_its_name():
+def test_pickles_as_its_name():
     source = granular.InMemoryDataSource([b'x' * 10_000], name=f'{RUN}-pickled')
     data = pickle.dumps(source)
     assert len(data) < 200
@@ -166,7 +168,7 @@ def total(source, queue):
     queue.put(sum(source))
 
 
-def test_forked_processes_and_pickled_ones(program):
+def test_forked_and_unpickling_processes_share_the_memory(program):
     context = multiprocessing.get_context('fork')
     with granular.InMemoryDataSource(range(100)) as source:
         queue = context.SimpleQueue()
@@ -183,7 +185,7 @@ def test_forked_processes_and_pickled_ones(program):
         assert sum(granular.InMemoryDataSource(name=source.name)) == 4950
 
 
-def test_an_owner_that_is_collected_or_ends_leaves_nothing(program):
+def test_collected_or_exited_owner_leaves_no_memory(program):
     source = granular.InMemoryDataSource([1], name=f'{RUN}-brief')
     del source
     gc.collect()
@@ -195,7 +197,7 @@ def test_an_owner_that_is_collected_or_ends_leaves_nothing(program):
     assert (out, error) == ('1\n', '')
 
 
-def test_what_a_killed_owner_left_is_removed_by_the_next(program):
+def test_memory_of_a_killed_owner_is_removed_by_the_next(program):
     process = program(
         "import granular, time; s = granular.InMemoryDataSource([1], name=f'{RUN}-killed'); print(s[0], flush=True);"
         ' time.sleep(60)'
@@ -211,7 +213,7 @@ def test_what_a_killed_owner_left_is_removed_by_the_next(program):
     ('args', 'error', 'said'),
     [(((),), None, ''), ((), InvalidArgumentError, 'elements'), (([{1}],), EncodeError, 'element 0: set')],
 )  # fmt: skip
-def test_arguments(args, error, said):
+def test_argument_validation(args, error, said):
     if error is None:
         assert list(granular.InMemoryDataSource(*args)) == []
     else:
@@ -220,12 +222,12 @@ def test_arguments(args, error, said):
 
 
 @pytest.mark.parametrize('name', ['', '../etc', 'a/b', 'a' * 200, 3])
-def test_names(name):
+def test_invalid_names_are_rejected(name):
     with pytest.raises(InvalidArgumentError, match='want 1 to 160'):
         granular.InMemoryDataSource([1], name=name)
 
 
-def test_memory_that_is_no_source(tmp_path):
+def test_foreign_shared_memory_is_an_error(tmp_path):
     place = os.path.join(FOLDER, f'granular-{os.getuid()}-data-{RUN}-odd')
     for content in (b'', b'granular-data-1\n', b'x' * 100, b'granular-data-1\n' + b'\xff' * 100):
         with open(place, 'wb') as file:

@@ -1,3 +1,5 @@
+"""RedisCache against real Redis servers: misses, locks between readers, outages and expiry."""
+
 import asyncio
 import logging
 import multiprocessing
@@ -33,7 +35,7 @@ def client(redis_server):
         yield opened
 
 
-def test_read_once_for_all(source, redis_server, space, client):
+def test_values_are_read_once_for_all_readers(source, redis_server, space, client):
     client.set('mine', 'untouched')
     with granular.RedisCache(source, redis_server.url, label, namespace=space) as cache:
         assert cache.fetch([3, 1, 3, -1]) == [3, 1, 3, 63]
@@ -61,7 +63,7 @@ def test_read_once_for_all(source, redis_server, space, client):
         time.sleep(0.01)
 
 
-def test_a_batch_is_one_command(source, redis_server, space, client):
+def test_batch_is_one_command(source, redis_server, space, client):
     with granular.RedisCache(source, redis_server.url, label, namespace=space) as cache:
         cache.fetch(range(64))
         before = client.info('commandstats')
@@ -71,7 +73,7 @@ def test_a_batch_is_one_command(source, redis_server, space, client):
         assert {name: n for name, n in calls.items() if n and 'info' not in name} == {'cmdstat_mget': 1}
 
 
-def test_fingerprints(tmp_path, redis_server, space, client):
+def test_fingerprint_separates_sources_and_transforms(tmp_path, redis_server, space, client):
     for name in ('a', 'b'):
         with granular.DatasetWriter(tmp_path / name, {'n': 'int'}, granular.encoders) as writer:
             for i in range(5):
@@ -116,7 +118,7 @@ def test_foreign_and_damaged_values_are_misses(source, redis_server, space, clie
         assert len(source.fetched) == 2
 
 
-def test_of_many_that_miss_a_value_one_reads_it(source, redis_server, space):
+def test_concurrent_misses_read_a_value_once(source, redis_server, space):
     source.delay = 0.2
     found = []
 
@@ -142,7 +144,7 @@ def hang(source, url, space):
     granular.RedisCache(source, url, namespace=space).fetch([1, 2])
 
 
-def test_a_reader_that_is_killed_is_waited_for_no_longer_than_said(source, redis_server, space, client):
+def test_killed_reader_is_awaited_no_longer_than_configured(source, redis_server, space, client):
     process = multiprocessing.get_context('fork').Process(target=hang, args=(source, redis_server.url, space))
     process.start()
     while not client.keys(f'{space}:*:lock'):
@@ -157,7 +159,7 @@ def test_a_reader_that_is_killed_is_waited_for_no_longer_than_said(source, redis
         assert cache.stats()['misses'] == 3
 
 
-def test_a_read_that_fails_gives_back_its_locks(redis_server, space, client):
+def test_failed_read_releases_its_locks(redis_server, space, client):
     def fail(index):
         raise ValueError('no')
 
@@ -167,7 +169,7 @@ def test_a_read_that_fails_gives_back_its_locks(redis_server, space, client):
         assert client.keys(f'{space}:*') == []
 
 
-def test_it_goes_on_when_the_server_dies_and_comes_back(source, caplog):
+def test_cache_survives_a_server_restart(source, caplog):
     with RedisServer() as server:
         with granular.RedisCache(source, server.url, label, retry=0.3) as cache:
             cache.fetch(range(8))
@@ -187,7 +189,7 @@ def test_it_goes_on_when_the_server_dies_and_comes_back(source, caplog):
             assert cache.stats()['misses'] == 16
 
 
-def test_a_server_that_is_slow_costs_one_timeout(source):
+def test_slow_server_costs_one_timeout(source):
     with RedisServer() as server:
         with granular.RedisCache(source, server.url, label, timeout=0.2) as cache:
             cache.fetch(range(8))
@@ -199,7 +201,7 @@ def test_a_server_that_is_slow_costs_one_timeout(source):
             assert cache.stats()['bypassed'] == 24
 
 
-def test_a_server_that_is_not_there_or_full(source):
+def test_unreachable_or_full_server_is_bypassed(source):
     with granular.RedisCache(source, f'redis://127.0.0.1:{free_ports(1)[0]}', label) as cache:
         assert cache.fetch(range(8)) == list(range(8))
         assert cache.stats()['bypassed'] == 8
@@ -210,7 +212,7 @@ def test_a_server_that_is_not_there_or_full(source):
             assert cache.stats()['not_kept'] == 16
 
 
-async def test_the_asynchronous_face(source, redis_server, space):
+async def test_async_api(source, redis_server, space):
     async with aio.RedisCache(source, redis_server.url, label, namespace=space) as cache:
         assert await cache.fetch(range(64)) == list(range(64))
         assert await cache.get(5) == 5
@@ -218,7 +220,7 @@ async def test_the_asynchronous_face(source, redis_server, space):
         assert len(source.fetched) == 1
 
 
-def test_the_password_is_not_shown(source, monkeypatch, caplog, space):
+def test_password_is_redacted(source, monkeypatch, caplog, space):
     with RedisServer(PASSWORD) as server:
         with granular.RedisCache(source, server.url, label, namespace=space) as cache:
             cache.fetch(range(8))
@@ -245,7 +247,7 @@ def test_the_password_is_not_shown(source, monkeypatch, caplog, space):
     assert PASSWORD not in caplog.text
 
 
-def test_worker_processes(source, redis_server, space):
+def test_worker_processes_share_the_cache(source, redis_server, space):
     with granular.RedisCache(source, redis_server.url, namespace=space) as cache:
         points = granular.sources.Epochs(cache, shuffle=False)
         for _ in range(2):
@@ -268,7 +270,7 @@ def test_values_expire(source, redis_server, space):
     [{'url': 'http://host'}, {'url': 'redis://host:port'}, {'namespace': 'a b'}, {'namespace': ''},
      {'fingerprint': 'a*'}, {'timeout': 0}, {'wait': -1}, {'expire': 0}],
 )  # fmt: skip
-def test_arguments(options):
+def test_argument_validation(options):
     with pytest.raises(InvalidArgumentError):
         granular.RedisCache([1], **options)
 
@@ -284,14 +286,14 @@ class Odd:
 
 
 @pytest.mark.parametrize('source', [[1, 2], np.zeros(3), Odd(), granular.MapDataset.source(Odd()).shuffle(1)])
-def test_what_says_nothing_of_itself_needs_a_fingerprint(source, redis_server, space):
+def test_source_without_identity_needs_a_fingerprint(source, redis_server, space):
     with pytest.raises(InvalidArgumentError, match='pass fingerprint='):
         granular.RedisCache(source, redis_server.url, namespace=space)
     with granular.RedisCache(source, redis_server.url, namespace=space, fingerprint='mine') as cache:
         assert cache[1] == source[1]
 
 
-def test_without_redis_py(monkeypatch):
+def test_missing_redis_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, 'redis.asyncio', None)
     with pytest.raises(granular.errors.MissingExtraError, match=r'granular-stream\[redis\]'):
         granular.RedisCache(range(3))

@@ -1,4 +1,4 @@
-"""A server that is no good Redis: whatever it answers costs time, and never a wrong value or a raw error."""
+"""Malformed replies of a Redis server cost time, and never cause a wrong value or a foreign error."""
 
 import concurrent.futures
 import logging
@@ -138,7 +138,7 @@ WHOLE += ('an array of integers', 'an array of errors', 'values of other keys', 
 
 
 @pytest.mark.parametrize('reply', REPLIES)
-def test_odd_replies_are_misses(reply, tmp_path, caplog):
+def test_malformed_replies_are_misses(reply, tmp_path, caplog):
     def requests(command):
         # The number of commands that got the reply.
         with ScriptedRedis(command, REPLIES[reply]) as server:

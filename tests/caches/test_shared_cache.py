@@ -1,3 +1,5 @@
+"""SharedMemoryCache: fetches, limits, worker processes, and caches with a name."""
+
 import asyncio
 import multiprocessing
 import os
@@ -17,7 +19,7 @@ from granular.errors import ClosedError, EncodeError, InvalidArgumentError, NotF
 from tests.support.caches import RUN, RecordingSource, label, unheld_memory
 
 
-def test_one_fetch_of_what_is_missing(source):
+def test_misses_are_one_fetch(source):
     with granular.SharedMemoryCache(source, label) as cache:
         assert len(cache) == 64
         assert cache.fetch([3, 1, 3, -1]) == [3, 1, 3, 63]
@@ -39,7 +41,7 @@ def test_one_fetch_of_what_is_missing(source):
     cache.close()
 
 
-async def test_the_asynchronous_face(source):
+async def test_async_api(source):
     async with aio.SharedMemoryCache(source, label) as cache:
         assert await cache.fetch(range(64)) == list(range(64))
         assert await cache.get(5) == 5
@@ -53,7 +55,7 @@ async def test_the_asynchronous_face(source):
         pickle.dumps(aio.SharedMemoryCache(source))
 
 
-def test_what_is_missing_is_given_as_it_is_the_next_time(source):
+def test_misses_and_hits_return_equal_values(source):
     values = [(1, [2]), b'a\0', {'a': np.arange(3)}, None, 'x', 2**70]
     with granular.SharedMemoryCache(values) as cache:
         first, second = cache.fetch(range(6)), cache.fetch(range(6))
@@ -63,7 +65,7 @@ def test_what_is_missing_is_given_as_it_is_the_next_time(source):
         assert cache[2]['a'].tolist() == values[2]['a'].tolist() == [0, 1, 2]
 
 
-def test_a_limit(source):
+def test_max_bytes_limits_the_cache(source):
     with granular.SharedMemoryCache(source, label, max_bytes=20_000) as cache:
         for _ in range(2):
             assert cache.fetch(range(64)) == list(range(64))
@@ -77,7 +79,7 @@ def test_a_limit(source):
         granular.SharedMemoryCache(source, max_bytes=0)
 
 
-def test_what_cannot_be_kept():
+def test_uncacheable_value_is_an_encode_error():
     with granular.SharedMemoryCache([1, {2}]) as cache:
         with pytest.raises(EncodeError, match='index 1 cannot be kept; pack='):
             cache.fetch([0, 1])
@@ -89,13 +91,13 @@ def fail(point):
     raise ValueError('no')
 
 
-def test_a_transform_that_fails_names_the_step(source):
+def test_failed_transform_names_the_step(source):
     with granular.SharedMemoryCache(source, fail) as cache, pytest.raises(ValueError, match='no') as caught:
         cache.fetch([7])
     assert 'step 7' in caught.value.__notes__[0]
 
 
-def test_what_a_filter_left_out_is_kept_as_such(source):
+def test_filtered_elements_are_cached(source):
     dataset = granular.MapDataset.source(source).filter(lambda point: point['label'] % 2)
     with granular.SharedMemoryCache(dataset, label) as cache:
         for _ in range(2):
@@ -104,7 +106,7 @@ def test_what_a_filter_left_out_is_kept_as_such(source):
         assert list(granular.MapDataset.source(cache)) == list(range(1, 64, 2))
 
 
-def test_images_are_kept_decoded_before_the_transforms():
+def test_decoded_images_are_cached_by_pack_and_unpack():
     images = [Image.fromarray(np.random.default_rng(i).integers(0, 256, (8, 9, 3), np.uint8)) for i in range(4)]
     pack, unpack = granular.formats.pack_image, granular.formats.unpack_image
     with granular.SharedMemoryCache(images, pack=pack, unpack=unpack) as cache:
@@ -116,7 +118,7 @@ def test_images_are_kept_decoded_before_the_transforms():
         assert twin[1].tobytes() == images[1].tobytes()
 
 
-def test_readers_and_io_stats(tmp_path):
+def test_reader_hits_count_in_io_stats(tmp_path):
     with granular.DatasetWriter(tmp_path / 'data', {'x': 'array', 'n': 'int'}, granular.encoders) as writer:
         for i in range(10):
             writer.append({'x': np.full(3, i), 'n': i})
@@ -134,7 +136,7 @@ def test_readers_and_io_stats(tmp_path):
 
 
 @pytest.mark.parametrize('method', ['fork', 'spawn'])
-def test_workers_of_granular(source, method):
+def test_workers_of_a_loader_share_the_cache(source, method):
     with granular.SharedMemoryCache(source) as cache:
         points = granular.sources.Epochs(cache, shuffle=False)
         for _ in range(1 if method == 'spawn' else 2):
@@ -147,7 +149,7 @@ def test_workers_of_granular(source, method):
         assert method == 'spawn' or stats['hits'] >= 64
 
 
-def test_workers_of_torch(source):
+def test_workers_of_torch_share_the_cache(source):
     import torch  # here, as the programs below import this module
 
     with granular.SharedMemoryCache(source, label) as cache:
@@ -171,7 +173,7 @@ class Large(RecordingSource):
         return [{'x': np.full(self.size, i, np.uint8), 'label': i} for i in indices]
 
 
-def test_killed_workers_leave_no_lock_and_no_half_value(tmp_path):
+def test_killed_workers_leave_no_lock_and_no_partial_value(tmp_path):
     context = multiprocessing.get_context('fork')
     rng = np.random.default_rng(0)
     source = Large(tmp_path / 'log', count=200, size=500_000)
@@ -196,7 +198,7 @@ def test_killed_workers_leave_no_lock_and_no_half_value(tmp_path):
         assert cache.stats()['hits'] == before + 200
 
 
-def test_a_writer_that_holds_the_lock_is_not_waited_for_long(source, monkeypatch):
+def test_stopped_lock_holder_does_not_block_readers(source, monkeypatch):
     monkeypatch.setattr('granular.aio.caches.table._WAIT', 0.05)
     with granular.SharedMemoryCache(source, label) as cache:
         child = os.fork()
@@ -213,7 +215,7 @@ def test_a_writer_that_holds_the_lock_is_not_waited_for_long(source, monkeypatch
         assert source.fetched == [[1, 2], [1, 2]]
 
 
-def test_many_threads_and_forks_at_once(source):
+def test_concurrent_threads_fetch_each_value_once(source):
     with granular.SharedMemoryCache(source, label) as cache:
         threads = [threading.Thread(target=cache.fetch, args=(range(i, 64, 4),)) for i in range(4)]
         for thread in threads:
@@ -223,7 +225,7 @@ def test_many_threads_and_forks_at_once(source):
         assert cache.stats()['entries'] == cache.stats()['misses'] == 64
 
 
-def test_a_cache_of_an_owner_that_has_ended_is_an_error(source):
+def test_attaching_after_the_owner_closed_is_an_error(source):
     cache = granular.SharedMemoryCache(source)
     data = pickle.dumps(cache)
     cache.close()
@@ -233,7 +235,7 @@ def test_a_cache_of_an_owner_that_has_ended_is_an_error(source):
         twin[0]
 
 
-def test_after_the_end_of_the_owner_workers_read_on(source):
+def test_attached_readers_continue_after_the_owner_closed(source):
     cache = granular.SharedMemoryCache(source, label)
     twin = pickle.loads(pickle.dumps(cache))
     cache.fetch([1, 2])
@@ -243,7 +245,7 @@ def test_after_the_end_of_the_owner_workers_read_on(source):
     assert source.fetched == [[1, 2], [3]]
 
 
-def test_after_the_owner_was_killed_workers_read_on_and_nothing_is_left(program):
+def test_attached_readers_continue_after_the_owner_was_killed(program):
     code = 'import granular, pickle, time; c = granular.SharedMemoryCache(range(5)); c[1]'
     owner = program(f'{code}; print(pickle.dumps(c).hex(), flush=True); time.sleep(60)')
     data = bytes.fromhex(owner.stdout.readline())
@@ -271,7 +273,7 @@ if len(sys.argv) > 2:
 """
 
 
-def test_processes_that_are_started_apart(source, program):
+def test_independent_processes_share_a_named_cache(source, program):
     with granular.SharedMemoryCache(source, label, max_bytes=1 << 20, name=f'{RUN}-ranks') as cache:
         out, error = program(PROGRAM, source.log).communicate()
         assert out == '2016\n', error
@@ -286,7 +288,7 @@ def test_processes_that_are_started_apart(source, program):
     assert not [path for path in os.listdir('/dev/shm') if f'{RUN}-ranks' in path]
 
 
-def test_it_lives_with_the_last_of_them_and_is_removed_after_all_were_killed(source, program):
+def test_named_cache_lives_until_its_last_process_ends(source, program):
     first = program(PROGRAM, source.log, 'stay')
     assert first.stdout.readline() == '2016\n', first.communicate()
     with granular.SharedMemoryCache(source, label, max_bytes=1 << 20, name=f'{RUN}-ranks') as cache:
@@ -303,7 +305,7 @@ def test_it_lives_with_the_last_of_them_and_is_removed_after_all_were_killed(sou
     assert not [path for path in unheld_memory() if RUN in path]
 
 
-def test_what_is_no_cache_under_a_name_is_made_anew(source):
+def test_invalid_cache_file_is_replaced(source):
     from granular.aio.caches.segments import path_of
 
     name = f'test-{uuid.uuid4().hex}'

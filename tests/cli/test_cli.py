@@ -1,3 +1,5 @@
+"""The commands of the command line, their output and their errors."""
+
 import json
 import subprocess
 import sys
@@ -26,7 +28,7 @@ def place(tmp_path):
     return tmp_path / 'ds'
 
 
-def test_info(granular_cli, place):
+def test_info_describes_datasets_shards_and_bags(granular_cli, place):
     code, out, err = granular_cli('info', place, '--json')
     found = json.loads(out)
     assert (code, err) == (0, '')
@@ -44,14 +46,14 @@ def test_info(granular_cli, place):
     assert (bag['kind'], bag['datapoints'], bag['versions']) == ('bag', 9, [2])
 
 
-def test_ls(granular_cli, place):
+def test_ls_lists_names_and_entries(granular_cli, place):
     assert granular_cli('ls', place) == (0, '000000\n000001\n', '')
     names = [entry['name'] for entry in json.loads(granular_cli('ls', place / '000000', '--json')[1])]
     assert 'spec.json' in names
     assert '000001' in granular_cli('ls', '-l', place)[1]
 
 
-def test_cat(granular_cli, place):
+def test_cat_prints_datapoints_and_keys(granular_cli, place):
     code, out, _ = granular_cli('cat', place, 4, '--json')
     assert code == 0
     found = json.loads(out)
@@ -61,13 +63,13 @@ def test_cat(granular_cli, place):
     assert granular_cli('cat', place, -1, 'label', 'times[1:]') == (0, 'label: 4\ntimes: [5, 6]\n', '')
 
 
-def test_types_of_the_users_own_are_shown_as_bytes(granular_cli, tmp_path):
+def test_cat_shows_custom_types_as_bytes(granular_cli, tmp_path):
     with granular.DatasetWriter(tmp_path / 'ds', {'x': 'mine'}, None) as writer:
         writer.append({'x': b'1234'})
     assert granular_cli('cat', tmp_path / 'ds', 0) == (0, 'x: {"type": "mine", "bytes": 4}\n', '')
 
 
-def test_copy(granular_cli, place, tmp_path):
+def test_copy_refuses_to_overwrite_by_default(granular_cli, place, tmp_path):
     code, out, err = granular_cli('copy', place, tmp_path / 'copy')
     assert (code, out) == (0, '')
     assert 'copied' in err
@@ -79,7 +81,7 @@ def test_copy(granular_cli, place, tmp_path):
     assert granular_cli('copy', '--overwrite', place, tmp_path / 'copy')[0] == 0
 
 
-def test_through_a_bucket(granular_cli, place, fakegcs):
+def test_copy_and_info_of_a_bucket(granular_cli, place, fakegcs):
     target = str(fakegcs.place())
     assert granular_cli('copy', place, target, '--endpoint-url', fakegcs.endpoint, '--anon')[0] == 0
     code, out, _ = granular_cli('info', target, '--endpoint-url', fakegcs.endpoint, '--anon', '--json')
@@ -101,13 +103,13 @@ def test_errors_are_one_line(granular_cli, args, match):
     assert err.count('\n') == 1
 
 
-def test_as_a_module(place):
+def test_command_runs_as_a_module(place):
     command = [sys.executable, '-W', 'error', '-m', 'granular', 'cat', place, '0', 'label']
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ('label: 0\n', '')
 
 
-def test_without_the_extra(interpreter):
+def test_missing_extra_is_named(interpreter):
     code = "import sys; sys.modules['typer'] = None; from granular.cli import main; main()"
     done = interpreter.run(code)
     assert done.returncode == 2
@@ -115,7 +117,7 @@ def test_without_the_extra(interpreter):
     assert not issubclass(GranularError, SystemExit)
 
 
-def test_convert(granular_cli, tmp_path):
+def test_convert_writes_and_reports_shards(granular_cli, tmp_path):
     for name in ('a/1.png', 'b/2.png', 'b/3.png'):
         (tmp_path / 'images' / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / 'images' / name).write_bytes(granular.encoders['png'](np.zeros((2, 3), np.uint8)))
@@ -137,7 +139,7 @@ def test_convert(granular_cli, tmp_path):
     assert 'want one of parquet' in granular_cli(*args[:3], '--format', 'csv')[2]
 
 
-def test_copy_to_local(granular_cli, place, tmp_path):
+def test_copy_to_local_copies_and_unpacks(granular_cli, place, tmp_path):
     with zipfile.ZipFile(tmp_path / 'train.zip', 'w') as file:
         file.writestr('a/b', b'123')
     code, out, err = granular_cli('copy-to-local', tmp_path, tmp_path / 'local', 'train')

@@ -1,3 +1,5 @@
+"""The demo runs as a program, against each store."""
+
 import json
 import pathlib
 import re
@@ -14,7 +16,7 @@ runpy.run_module('granular', run_name='__main__', alter_sys=True)
 
 
 @pytest.mark.parametrize('store', ['s3', 'gcs', 'local'])
-def test_the_demo(learning_interpreter, store):
+def test_demo_reads_each_datapoint_once_per_epoch(learning_interpreter, store):
     done = learning_interpreter.run(PROGRAM, 'demo', '--store', store)
     assert (done.returncode, done.stderr) == (0, '')
     assert 'reading 1,797 datapoints of 4 shards, 2 epochs' in done.stdout
@@ -24,7 +26,7 @@ def test_the_demo(learning_interpreter, store):
     assert 0 < int(saved.replace(',', '')) < int(ranges.replace(',', ''))
 
 
-def test_what_the_demo_keeps(learning_interpreter, granular_cli):
+def test_demo_keeps_a_readable_dataset(learning_interpreter, granular_cli):
     done = learning_interpreter.run(PROGRAM, 'demo', '--store', 'local', '--keep')
     path = re.search(r'granular info (\S+)', done.stdout)[1]
     try:

@@ -1,4 +1,4 @@
-"""Conversions: the output equals the input, also after workers were killed."""
+"""Conversion: the output equals the input, also after an interruption."""
 
 import asyncio
 import io
@@ -80,7 +80,7 @@ class Later(Once):
 @pytest.mark.parametrize(
     ('store', 'layout'), [('local', 'refs'), ('local', 'columns'), ('moto', 'refs'), ('fakegcs', 'columns')]
 )
-def test_sources_and_iterables(store, layout, request, tmp_path):
+def test_sources_and_iterables_are_converted(store, layout, request, tmp_path):
     """Shards are the same, however the records are read."""
     local = store == 'local'
     root = granular.Path(tmp_path) if local else request.getfixturevalue(store).place()
@@ -102,7 +102,7 @@ def test_sources_and_iterables(store, layout, request, tmp_path):
     assert (granular.verify(place).checked > 0) == local
 
 
-def test_sizes(tmp_path):
+def test_shard_sizes(tmp_path):
     for count in (0, 1, 9, 10, 11, 20):
         for kind in (Random, Once):
             place = tmp_path / f'{kind.__name__}{count}'
@@ -118,7 +118,7 @@ def test_sizes(tmp_path):
         granular.convert(Random(3), tmp_path / 'x', shardlen=0)
 
 
-def test_without_shards(tmp_path):
+def test_conversion_into_one_dataset(tmp_path):
     for kind in (Random, Once):
         place = tmp_path / kind.__name__
         done = granular.convert(kind(12), place, shardlen=None)
@@ -130,7 +130,7 @@ def test_without_shards(tmp_path):
             granular.convert(kind(13), place, shardlen=None)
 
 
-async def test_the_asynchronous_face(tmp_path):
+async def test_async_api(tmp_path):
     done = await aio.convert(Random(5), tmp_path / 'x')
     assert done.records == 5
     async with aio.ShardedDatasetReader(tmp_path / 'x', granular.decoders) as reader:
@@ -184,7 +184,7 @@ def test_types_are_inferred(values, kind, tmp_path):
         assert all(np.array_equal(one, value) for one, value in zip(found, values, strict=True))
 
 
-def test_names_that_are_no_keys(tmp_path):
+def test_invalid_key_names_are_rejected(tmp_path):
     done = granular.convert([{'Image ID': 1, 'Label': 2, '0': 3, 'refs': 4}], tmp_path / 'x')
     assert done.renamed == {'Image ID': 'image_ID', 'Label': 'label', '0': '_0', 'refs': 'refs_'}
     with granular.ShardedDatasetReader(tmp_path / 'x', granular.decoders) as reader:
@@ -193,7 +193,7 @@ def test_names_that_are_no_keys(tmp_path):
         granular.convert([{'a b': 1, 'a_b': 2}], tmp_path / 'y')
 
 
-def test_types_of_the_users(tmp_path):
+def test_custom_types_and_encoders(tmp_path):
     spec = {'image': 'bytes', 'times': 'int[]', 'mine': 'mine'}
     records = [{'image': JPEG, 'times': [1, 2], 'mine': object}] * 3
     encoders = {'mine': lambda value: value.__name__.encode()}
@@ -208,7 +208,7 @@ def test_types_of_the_users(tmp_path):
     assert os.listdir(tmp_path) == ['x']
 
 
-def test_records_that_do_not_fit(tmp_path):
+def test_unfitting_records_are_errors(tmp_path):
     odd = [{'n': i} for i in range(300)]
     odd[201] = {'n': 'text'}
     with pytest.raises(EncodeError, match=r"datapoint 201, key 'n': not encoded as 'int': .* give another with spec"):
@@ -231,7 +231,7 @@ def test_records_that_do_not_fit(tmp_path):
         granular.convert([(1, 2)], tmp_path / 'tuples')
 
 
-def test_a_dry_run(tmp_path):
+def test_dry_run_writes_nothing(tmp_path):
     source = Random(1000)
     done = granular.convert(source, tmp_path / 'x', shardlen=300, dry_run=True)
     assert (done.records, done.shards, done.bytes, done.spec['text']) == (1000, 4, 0, 'utf8')
@@ -244,7 +244,7 @@ def test_a_dry_run(tmp_path):
 # --- going on -------------------------------------------------------------------------------------------------------
 
 
-def test_another_conversion_is_not_gone_on_with(tmp_path):
+def test_different_conversion_is_not_resumed(tmp_path):
     granular.convert(Random(25), tmp_path / 'x', shardlen=10)
     for source, options, said in (
         (Random(26), {}, 'records 25, not 26'), (Random(25), {'shardlen': 5}, 'shardlen 10, not 5'),
@@ -291,7 +291,7 @@ def small(i):
 
 
 @pytest.mark.parametrize(('store', 'kind', 'layout'), [('local', 'map', 'columns'), ('moto', 'Random', 'refs')])
-def test_a_conversion_that_is_killed_is_gone_on_with(store, kind, layout, request, tmp_path, interpreter):
+def test_killed_conversion_is_resumed(store, kind, layout, request, tmp_path, interpreter):
     """The files are those of a run that was not interrupted, byte for byte; finished shards are not made again."""
     root = granular.Path(tmp_path) if store == 'local' else request.getfixturevalue(store).place()
     place, options = root / 'x', root.store.options
@@ -322,7 +322,7 @@ def test_a_conversion_that_is_killed_is_gone_on_with(store, kind, layout, reques
     check(place, [small(i) for i in range(300)])
 
 
-async def test_two_at_once(tmp_path):
+async def test_concurrent_conversion_is_refused(tmp_path):
     """The second is refused, and the first goes on."""
 
     def slow(i):
@@ -350,7 +350,7 @@ async def test_two_at_once(tmp_path):
 
 
 @pytest.mark.parametrize('store', ['local', 'moto', 'fakegcs'])
-def test_images_in_folders(store, request, tmp_path):
+def test_image_folders_are_converted(store, request, tmp_path):
     root = (granular.Path(tmp_path) if store == 'local' else request.getfixturevalue(store).place()) / 'images'
     files = {
         'dog/2.jpg': image_file('JPEG', (5, 5)), 'dog/1.JPEG': JPEG, 'cat/deep/er/0.png': PNG, 'cat/1.webp': WEBP,
@@ -376,7 +376,7 @@ def test_images_in_folders(store, request, tmp_path):
         granular.convert(root, tmp_path / 'x', shardlen=3)
 
 
-def test_what_is_not_known(tmp_path):
+def test_unknown_sources_and_formats_are_errors(tmp_path):
     (tmp_path / 'x').mkdir()
     (tmp_path / 'x' / 'file.bin').write_bytes(b'x')
     for source, error, said in (
@@ -396,7 +396,7 @@ def test_what_is_not_known(tmp_path):
     assert os.listdir(tmp_path) == ['x']
 
 
-def test_array_records(tmp_path):
+def test_arrayrecord_files_are_converted(tmp_path):
     from array_record.python.array_record_module import ArrayRecordWriter
 
     for part in range(2):
@@ -409,7 +409,7 @@ def test_array_records(tmp_path):
     check(tmp_path / 'x', [{'data': bytes([i]) * 3} for i in range(10)])
 
 
-def test_parquet_files(tmp_path, moto):
+def test_parquet_files_are_converted(tmp_path, moto):
     import pyarrow
     from pyarrow import parquet
 
@@ -428,7 +428,7 @@ def test_parquet_files(tmp_path, moto):
             assert list(reader) == wanted
 
 
-def test_tar_files_of_webdataset(tmp_path, moto):
+def test_webdataset_files_are_converted(tmp_path, moto):
     bucket = moto.place()
     for part in range(2):
         out = io.BytesIO()
@@ -451,7 +451,7 @@ def test_tar_files_of_webdataset(tmp_path, moto):
 
 
 @pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::FutureWarning', 'ignore::ResourceWarning')
-def test_hugging_face_datasets(tmp_path):
+def test_hugging_face_datasets_are_converted(tmp_path):
     import datasets
 
     rows = {

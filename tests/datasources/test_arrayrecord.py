@@ -1,4 +1,4 @@
-"""ArrayRecord files: what the package writes is read as the package reads it, on a disk and in buckets."""
+"""ArrayRecord files, on a disk and in buckets, give the records that the package gives."""
 
 import dataclasses
 import pathlib
@@ -83,7 +83,7 @@ ALL = make(250, 1) + make(130, 2) + make(70, 3)
 
 
 @pytest.mark.parametrize('options', OPTIONS)
-def test_what_the_package_reads(tmp_path, options):
+def test_records_equal_those_of_the_package(tmp_path, options):
     records = make(250)
     path = write(tmp_path / 'x.array_record', records, options)
     theirs = Theirs(str(path))
@@ -103,7 +103,7 @@ def test_what_the_package_reads(tmp_path, options):
     compression=st.sampled_from(['uncompressed', 'zstd', 'brotli:1']),
 )
 @settings(quick, max_examples=60)
-def test_wherever_blocks_end(tmp_path_factory, sizes, group, compression):
+def test_records_across_block_boundaries(tmp_path_factory, sizes, group, compression):
     rng = np.random.default_rng(0)
     records = [rng.bytes(size) for size in sizes]
     path = tmp_path_factory.getbasetemp() / 'blocks.array_record'
@@ -112,7 +112,7 @@ def test_wherever_blocks_end(tmp_path_factory, sizes, group, compression):
 
 
 @pytest.mark.parametrize('count', [0, 1])
-def test_small_files(tmp_path, count):
+def test_small_files_are_read(tmp_path, count):
     path = write(tmp_path / 'x', [b'one'] * count)
     source = granular.ArrayRecordDataSource(str(path))
     assert len(source) == len(Theirs(str(path))) == count
@@ -120,14 +120,14 @@ def test_small_files(tmp_path, count):
     assert source.fetch([]) == []
 
 
-def test_many_chunks(tmp_path):
+def test_many_chunks_are_read(tmp_path):
     # The footer is longer than what is read along with the postscript.
     path = write(tmp_path / 'x', [b'%d' % i for i in range(30000)], 'group_size:1,uncompressed')
     source = granular.ArrayRecordDataSource(path)
     assert source.fetch([29999, 0, 12345]) == [b'29999', b'0', b'12345']
 
 
-def test_parts_of_files(folder):
+def test_parts_of_files_are_read(folder):
     a, b, c = names(folder)
     paths = [
         FileInstruction(b, 5, 60, 130),
@@ -145,7 +145,7 @@ def test_parts_of_files(folder):
     assert granular.ArrayRecordDataSource(granular.Path(f'{c}[2:4]')).fetch([0, 1]) == make(70, 3)[2:4]
 
 
-def test_a_file_is_opened_when_it_is_read(tmp_path):
+def test_files_are_opened_lazily(tmp_path):
     source = granular.ArrayRecordDataSource([f'{tmp_path}/no[2:5]', FileInstruction(f'{tmp_path}/none', 0, 4, 4)])
     assert len(source) == 7
     with pytest.raises(NotFoundError):
@@ -157,7 +157,7 @@ def test_a_file_is_opened_when_it_is_read(tmp_path):
 
 @given(indices=st.lists(st.integers(-450, 449), max_size=90), data=st.data())
 @quick
-def test_any_indices(folder, indices, data):
+def test_any_indices_are_fetched(folder, indices, data):
     source = granular.ArrayRecordDataSource(names(folder))
     assert (
         source.fetch(indices) == source.__getitems__(indices) == source._getitems(indices) == [ALL[i] for i in indices]
@@ -168,7 +168,7 @@ def test_any_indices(folder, indices, data):
         assert source[indices[0]] == source.get(indices[0]) == ALL[indices[0]]
 
 
-def test_what_cannot_be_asked(folder):
+def test_invalid_arguments_are_errors(folder):
     a = names(folder)[0]
     source = granular.ArrayRecordDataSource(a)
     for ask in (lambda: source[250], lambda: source[-251], lambda: source.fetch([3, 250])):
@@ -185,7 +185,7 @@ def test_what_cannot_be_asked(folder):
         source[0]
 
 
-async def test_the_asynchronous_face(folder):
+async def test_async_api(folder):
     async with aio.ArrayRecordDataSource(names(folder)) as source:
         assert len(source) == 450
         assert await source.get(-1) == ALL[-1]
@@ -211,7 +211,7 @@ def copied(request, folder):
     return paths
 
 
-def test_buckets(copied, monkeypatch):
+def test_files_in_buckets_are_read_with_few_requests(copied, monkeypatch):
     source = granular.ArrayRecordDataSource(copied)
     assert list(source) == ALL
     order = np.random.default_rng(0).permutation(450)
@@ -228,7 +228,7 @@ def test_buckets(copied, monkeypatch):
     assert again[17] == ALL[17]
 
 
-def test_a_file_that_is_replaced(copied):
+def test_replaced_file_is_an_error(copied):
     source = granular.ArrayRecordDataSource(copied[0])
     data = copied[0].read_bytes()
     copied[0].write_bytes(data[:200] + b'?' + data[201:])
@@ -236,7 +236,7 @@ def test_a_file_that_is_replaced(copied):
         source[0]
 
 
-def test_several_stores(copied, folder):
+def test_files_of_several_stores(copied, folder):
     source = granular.ArrayRecordDataSource([names(folder)[0], *copied[1:]])
     assert source.fetch([449, 0, 300]) == [ALL[449], ALL[0], ALL[300]]
 
@@ -244,7 +244,7 @@ def test_several_stores(copied, folder):
 # --- in pipelines ---------------------------------------------------------------------------------------------------
 
 
-def test_pickling(folder):
+def test_source_pickles(folder):
     source = granular.ArrayRecordDataSource(names(folder))
     before = granular.io_stats()['requests']
     data = pickle.dumps(source)
@@ -259,7 +259,7 @@ def test_pickling(folder):
     assert repr(source) != repr(granular.ArrayRecordDataSource([*names(folder)[:2], names(folder)[2] + '[0:70]']))
 
 
-def test_pipelines(folder):
+def test_source_feeds_pipelines(folder):
     source = granular.ArrayRecordDataSource(names(folder))
     chain = granular.MapDataset.source(source).seed(1).shuffle().map(len).batch(32)
     order = granular.MapDataset.source(range(450)).seed(1).shuffle().batch(32)
@@ -286,7 +286,7 @@ def length(record, seed):
 
 
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')
-def test_the_real_grain(folder):
+def test_source_feeds_grain(folder):
     import grain
 
     source = granular.ArrayRecordDataSource(names(folder))

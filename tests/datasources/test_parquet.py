@@ -1,3 +1,5 @@
+"""Parquet files: values, rows, requests, streams and their states, compared with PyArrow, NumPy and Grain."""
+
 import asyncio
 import decimal
 import json
@@ -137,7 +139,7 @@ def requests(fn):
 
 
 @pytest.mark.parametrize('compression', COMPRESSIONS)
-def test_values_are_those_of_pyarrow(tmp_path, compression):
+def test_values_equal_those_of_pyarrow(tmp_path, compression):
     table = kinds()
     path = write(granular.Path(tmp_path / 'x'), table, compression=compression, row_group_size=7, data_page_size=64)
     theirs = table.to_pylist()
@@ -149,7 +151,7 @@ def test_values_are_those_of_pyarrow(tmp_path, compression):
         assert [plain(row) for row in source.fetch(order)] == [theirs[i] for i in order]
 
 
-def test_types_are_those_of_numpy(tmp_path):
+def test_types_equal_those_of_numpy(tmp_path):
     row = granular.ParquetDataSource(write(granular.Path(tmp_path / 'x'), kinds(), row_group_size=9))[11]
     assert type(row['int64']) is type(row['int64 null']) is np.int64
     assert type(row['uint8']) is np.uint8
@@ -163,7 +165,7 @@ def test_types_are_those_of_numpy(tmp_path):
     assert type(row['map']) is list and type(row['map'][0]) is tuple
 
 
-def test_rows_are_those_of_grain(tmp_path):
+def test_rows_equal_those_of_grain(tmp_path):
     import grain.experimental
 
     keys = ['int64', 'float32', 'float64 null', 'bool', 'text', 'bytes', 'decimal', 'list', 'texts', 'fixed', 'nested']
@@ -178,7 +180,7 @@ def test_rows_are_those_of_grain(tmp_path):
             equal(one[key], other[key])
 
 
-def test_times_are_those_of_numpy(tmp_path):
+def test_times_equal_those_of_numpy(tmp_path):
     table = times()
     path = write(granular.Path(tmp_path / 'x'), table, row_group_size=3)
     columns = granular.ParquetDataSource(path)[:]
@@ -187,7 +189,7 @@ def test_times_are_those_of_numpy(tmp_path):
     assert columns['time'] == table['time'].to_pylist()
 
 
-def test_what_a_row_holds_does_not_hold_its_row_group(tmp_path):
+def test_retained_row_does_not_retain_its_row_group(tmp_path):
     path = write(granular.Path(tmp_path / 'x'), pa.table({'x': [[float(i)] * 1000 for i in range(100)]}))
     row = granular.ParquetDataSource(path)[3]
     row['x'][:] = -1
@@ -198,7 +200,7 @@ def test_what_a_row_holds_does_not_hold_its_row_group(tmp_path):
 # --- indices
 
 
-def test_indices(place):
+def test_index_forms_and_bounds(place):
     table = numbers(100)
     paths = [write(place / f'{i}.parquet', table.slice(40 * i, 40), row_group_size=15) for i in range(3)]
     with granular.ParquetDataSource(paths) as source:
@@ -235,7 +237,7 @@ def several(tmp_path_factory):
     mask=st.sampled_from([None, ('id',), ('id', 'text')]),
     cache=st.sampled_from([0, 300, 1 << 20]),
 )
-def test_any_indices(several, indices, mask, cache):
+def test_any_indices_are_fetched(several, indices, mask, cache):
     with granular.ParquetDataSource(several, cache_bytes=cache) as source:
         rows = source.fetch(indices, mask)
         assert [row['id'] for row in rows] == [i % 80 for i in indices]
@@ -246,7 +248,7 @@ def test_any_indices(several, indices, mask, cache):
 # --- what is read
 
 
-def test_a_column_costs_its_bytes_and_a_batch_one_request_a_row_group(moto):
+def test_columns_are_read_alone_and_a_batch_is_one_request_per_row_group(moto):
     path = write(steady(moto) / 'x', numbers(2000), row_group_size=100, compression='none')
     metadata = pq.read_metadata(pa.BufferReader(path.read_bytes()))
     column = sum(metadata.row_group(i).column(0).total_compressed_size for i in range(20))
@@ -269,7 +271,7 @@ def test_a_column_costs_its_bytes_and_a_batch_one_request_a_row_group(moto):
         assert [requests(lambda: source[5, 'id'])[1] for _ in range(2)] == [1, 1]
 
 
-async def test_those_who_ask_at_once_share_a_request(moto):
+async def test_concurrent_reads_share_a_request(moto):
     path = write(steady(moto) / 'x', numbers(500))
     async with aio.ParquetDataSource(path) as source:
         before = granular.io_stats()['requests']
@@ -283,7 +285,7 @@ async def test_those_who_ask_at_once_share_a_request(moto):
         assert await other == [{'text': 't2'}]
 
 
-def test_the_cache_keeps_to_its_bytes(tmp_path):
+def test_cache_stays_within_its_limit(tmp_path):
     path = write(granular.Path(tmp_path / 'x'), numbers(1000), row_group_size=100)
     with granular.ParquetDataSource(path, ['wide'], cache_bytes=50_000) as source:
         assert len(list(source)) == 1000
@@ -291,7 +293,7 @@ def test_the_cache_keeps_to_its_bytes(tmp_path):
         assert 0 < sum(column.nbytes for column in cached.values()) <= 50_000
 
 
-def test_a_footer_longer_than_the_tail(moto):
+def test_footer_longer_than_the_first_request(moto):
     path = write(steady(moto, tail=64) / 'x', numbers(10))
     source, count, _ = requests(lambda: granular.ParquetDataSource(path))
     assert count == 2
@@ -301,7 +303,7 @@ def test_a_footer_longer_than_the_tail(moto):
 # --- pipelines and processes
 
 
-def test_pipelines(several):
+def test_source_feeds_pipelines(several):
     source = granular.ParquetDataSource(several, ['id'])
     dataset = granular.MapDataset.source(source).shuffle(seed=3).map(lambda row: row['id'])
     assert sorted(dataset) == list(range(80))
@@ -315,7 +317,7 @@ def double(row):
     return int(row['id']) * 2
 
 
-def test_in_worker_processes(several):
+def test_source_works_in_worker_processes(several):
     stream = granular.ParquetIterDataset(several, ['id'], cycle_length=2).map(double)
     with iter(stream.mp_prefetch(1)) as iterator:
         assert list(iterator) == list(stream)
@@ -324,7 +326,7 @@ def test_in_worker_processes(several):
 # --- streams
 
 
-def test_a_stream_of_one_file(place):
+def test_stream_of_one_file(place):
     path = write(place / 'x', numbers(100), row_group_size=30)
     stream = granular.ParquetIterDataset(path, ['id'])
     iterator = iter(stream)
@@ -338,7 +340,7 @@ def test_a_stream_of_one_file(place):
     iterator.close()
 
 
-def test_the_order_of_several_is_that_of_grain(several, tmp_path):
+def test_interleaved_order_equals_that_of_grain(several, tmp_path):
     import grain.experimental
 
     filled = [path for path in several if path.stat().size and pq.read_metadata(path).num_rows]  # it cannot read others
@@ -347,7 +349,7 @@ def test_the_order_of_several_is_that_of_grain(several, tmp_path):
 
 
 @pytest.mark.parametrize('cycle', [1, 2, 3, 16])
-def test_states_of_several(several, cycle):
+def test_states_of_interleaved_files(several, cycle):
     def rows(iterator):
         return [int(row['id']) for row in iterator]
 
@@ -369,7 +371,7 @@ def test_states_of_several(several, cycle):
 
 @settings(max_examples=60, deadline=None)
 @given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=8), cycle=st.integers(1, 9), block=st.integers(1, 4))
-def test_the_arithmetic_of_interleaving(lengths, cycle, block):
+def test_interleaving_positions_match_a_simulation(lengths, cycle, block):
     streams = [granular.MapDataset.source([(f, i) for i in range(n)]).to_iter_dataset() for f, n in enumerate(lengths)]
     expected = list(granular.IterDataset.interleave(streams, cycle))
     order = Interleaved(lengths, cycle)
@@ -397,7 +399,7 @@ def go_on(paths, state, queue):
         queue.put([batch.tolist() for batch in iterator])
 
 
-def test_a_state_goes_on_in_another_process(several):
+def test_state_resumes_in_another_process(several):
     with iter(stages(several)) as iterator:
         for _ in range(7):
             next(iterator)
@@ -412,7 +414,7 @@ def test_a_state_goes_on_in_another_process(several):
     assert len(rest) == 13
 
 
-def test_states_that_do_not_fit(several, tmp_path):
+def test_foreign_states_are_rejected(several, tmp_path):
     iterator = iter(granular.ParquetIterDataset(several, ['id'], cycle_length=2))
     for _ in range(20):
         next(iterator)
@@ -441,7 +443,7 @@ def test_read_ahead_is_bounded(moto):
         assert 200_000 < size < 900_000
 
 
-def test_two_who_iterate_at_once_keep_apart(moto):
+def test_concurrent_iterators_are_independent(moto):
     path = write(steady(moto) / 'x', numbers(300), row_group_size=50, compression='none')
     stream = granular.ParquetIterDataset(path, ['wide', 'id'], read_ahead=0).map(double)
     _, _, alone = requests(lambda: list(stream))
@@ -451,7 +453,7 @@ def test_two_who_iterate_at_once_keep_apart(moto):
     assert size < 2.2 * alone
 
 
-async def test_an_asynchronous_stream(several):
+async def test_async_stream(several):
     async with aiter(aio.ParquetIterDataset(several, ['id'], cycle_length=1).batch(10)) as iterator:
         assert [batch['id'][0] async for batch in iterator] == list(range(0, 80, 10))
     iterator = aiter(aio.ParquetIterDataset(several))
@@ -463,7 +465,7 @@ async def test_an_asynchronous_stream(several):
 # --- what is wrong
 
 
-def test_damaged_files(tmp_path):
+def test_damaged_files_are_errors(tmp_path):
     table = numbers(300)
     whole = write(
         granular.Path(tmp_path / 'whole'), table, row_group_size=100, write_page_checksum=True, compression='snappy'
@@ -489,7 +491,7 @@ def test_damaged_files(tmp_path):
     assert caught > 15
 
 
-def test_one_row_group_that_is_damaged_can_be_left_out(tmp_path):
+def test_damaged_row_group_can_be_skipped(tmp_path):
     path = granular.Path(tmp_path / 'x')
     data = bytearray(write(path, numbers(300), row_group_size=100, write_page_checksum=True).read_bytes())
     data[pq.read_metadata(path).row_group(1).column(1).dictionary_page_offset + 5000] ^= 0xFF
@@ -508,7 +510,7 @@ def test_one_row_group_that_is_damaged_can_be_left_out(tmp_path):
         assert iterator.get_state()['state'] == {'row_group': 1, 'index_within_row_group': 0}
 
 
-def test_replaced_files(place):
+def test_replaced_file_is_an_error(place):
     path = write(place / 'x', numbers(100), row_group_size=10)
     source = granular.ParquetDataSource(path)
     iterator = iter(granular.ParquetIterDataset(path, read_ahead=0, read_options=granular.ReadOptions(16, 8)))
@@ -534,7 +536,7 @@ def test_empty_files(place):
     assert list(granular.ParquetDataSource(empty)) == list(granular.ParquetIterDataset([empty, empty])) == []
 
 
-def test_files_that_do_not_fit(tmp_path):
+def test_files_with_different_schemas_are_rejected(tmp_path):
     one = write(granular.Path(tmp_path / 'one'), numbers(3))
     other = write(granular.Path(tmp_path / 'other'), numbers(3).drop_columns(['wide']))
     with pytest.raises(CorruptDatasetError, match='other'):
@@ -552,7 +554,7 @@ def test_files_that_do_not_fit(tmp_path):
 @pytest.mark.parametrize(
     'options', [{'paths': []}, {'columns': 'id'}, {'columns': [1]}, {'cycle_length': 0}, {'read_ahead': -1}]
 )
-def test_arguments(several, options):
+def test_argument_validation(several, options):
     with pytest.raises(InvalidArgumentError):
         granular.ParquetIterDataset(**{'paths': several, **options})
     if not options.keys() & {'cycle_length', 'read_ahead'}:
@@ -560,7 +562,7 @@ def test_arguments(several, options):
             granular.ParquetDataSource(**{'paths': several, **options})
 
 
-def test_without_pyarrow(several, monkeypatch):
+def test_missing_pyarrow_is_named(several, monkeypatch):
     monkeypatch.setitem(sys.modules, 'pyarrow', None)
     with pytest.raises(MissingExtraError, match=r'granular-stream\[parquet\]'):
         granular.ParquetDataSource(several)

@@ -1,3 +1,5 @@
+"""WebDataset tar files: samples, headers, members and decoders, compared with tarfile and webdataset."""
+
 import io
 import pickle
 import tarfile
@@ -72,7 +74,7 @@ def requests(fn):
     return found, after['requests'] - before['requests'], after['bytes'] - before['bytes']
 
 
-def test_samples(place):
+def test_samples_are_read(place):
     paths = [write(place / f'{i}.tar', 40, 40 * i) for i in range(3)]
     with granular.WebDatasetDataSource(paths) as source:
         assert len(source) == 120
@@ -94,7 +96,7 @@ def test_samples(place):
 
 
 @pytest.mark.parametrize('format', [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_headers_are_those_of_tarfile(tmp_path, format):
+def test_headers_equal_those_of_tarfile(tmp_path, format):
     folder = 'd' * 90
     names = [f'{folder}/{"n" * (i % 60)}/k{i:03d}.x' for i in range(50)]
     if format != tarfile.USTAR_FORMAT:
@@ -109,7 +111,7 @@ def test_headers_are_those_of_tarfile(tmp_path, format):
         assert point == {'__key__': key, field: name.encode() * 3}
 
 
-def test_members_are_grouped_as_webdataset_does(tmp_path):
+def test_members_are_grouped_as_by_webdataset(tmp_path):
     folder, link, long = tarfile.TarInfo('sub'), tarfile.TarInfo('a.link'), tarfile.TarInfo('pax.x')
     folder.type, link.type, link.linkname = tarfile.DIRTYPE, tarfile.SYMTYPE, 'a.txt'
     long.pax_headers = {'path': 'sub/given.name.TXT', 'comment': 'c' * 9000, 'size': '3'}
@@ -135,7 +137,7 @@ def test_members_are_grouped_as_webdataset_does(tmp_path):
         granular.WebDatasetDataSource(path)
 
 
-def test_decoders(tmp_path):
+def test_decoders_by_extension(tmp_path):
     path = write(granular.Path(tmp_path / 'x.tar'))
     source = granular.WebDatasetDataSource(path, DECODERS)
     assert source[7, ('cls', 'txt')] == {'cls': 7, 'txt': 'café'}
@@ -156,7 +158,7 @@ def several(tmp_path_factory):
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(-28, 27), max_size=40), st.sampled_from([None, ('cls',), ('__key__', 'img'), ()]))
-def test_any_indices(several, indices, mask):
+def test_any_indices_are_fetched(several, indices, mask):
     with granular.WebDatasetDataSource(several) as source:
         points = [sample(i % 28) for i in indices]
         assert source.fetch(indices, mask) == [
@@ -164,7 +166,7 @@ def test_any_indices(several, indices, mask):
         ]
 
 
-def test_only_members_that_are_wanted_are_read(moto):
+def test_only_selected_members_are_read(moto):
     path = write(steady(moto, max_gap=0) / 'x.tar')
     source, count, size = requests(lambda: granular.WebDatasetDataSource(path))
     assert count <= 3 and size <= path.stat().size
@@ -175,7 +177,7 @@ def test_only_members_that_are_wanted_are_read(moto):
     assert requests(lambda: source.fetch([3, 4], ['__key__'])) == ([{'__key__': '0003'}, {'__key__': '0004'}], 0, 0)
 
 
-def test_large_members_are_not_read_for_their_headers(tmp_path):
+def test_scanning_headers_skips_large_members(tmp_path):
     path = tmp_path / 'x.tar'
     path.write_bytes(archive([(f'{i}.bin', bytes(20 << 20)) for i in range(4)] + [('l' * 6000 + '.x', b'1')]))
     source, _, size = requests(lambda: granular.WebDatasetDataSource(path))
@@ -185,7 +187,7 @@ def test_large_members_are_not_read_for_their_headers(tmp_path):
 
 
 @pytest.mark.parametrize('server', ['moto', 'fakegcs'])
-def test_an_index_is_kept(server, request, tmp_path, caplog):
+def test_index_is_cached(server, request, tmp_path, caplog):
     path = write(steady(request.getfixturevalue(server), index_cache=str(tmp_path / 'cache')) / 'x.tar', 50)
     first = list(granular.WebDatasetDataSource(path))
     source, count, size = requests(lambda: granular.WebDatasetDataSource(path))
@@ -199,7 +201,7 @@ def test_an_index_is_kept(server, request, tmp_path, caplog):
     assert 'is not used' in caplog.text
 
 
-def test_replaced_files(place):
+def test_replaced_file_is_an_error(place):
     path = write(place / 'x.tar')
     source = granular.WebDatasetDataSource(path)
     if place.aio.store.local:
@@ -212,7 +214,7 @@ def test_replaced_files(place):
     assert granular.WebDatasetDataSource(path)[0] == sample(1)
 
 
-def test_damaged_files(tmp_path, caplog):
+def test_damaged_files_are_errors(tmp_path, caplog):
     whole, path = archive(samples(20)), granular.Path(tmp_path / 'damaged.tar')
     with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
         headers = [info.offset for info in tar]
@@ -231,14 +233,14 @@ def test_damaged_files(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(('mode', 'name'), [('w:gz', 'gzip'), ('w:bz2', 'bzip2'), ('w:xz', 'xz')])
-def test_compressed_files(tmp_path, mode, name):
+def test_compressed_files_are_rejected(tmp_path, mode, name):
     with tarfile.open(tmp_path / 'x.tar', mode) as tar:
         tar.addfile(tarfile.TarInfo('a.txt'))
     with pytest.raises(UnsupportedError, match=rf'x\.tar.*{name}'):
         granular.WebDatasetDataSource(tmp_path / 'x.tar')
 
 
-def test_what_is_no_file(tmp_path):
+def test_missing_and_invalid_files_are_errors(tmp_path):
     with pytest.raises(InvalidArgumentError, match='folder'):
         granular.WebDatasetDataSource(tmp_path)
     with pytest.raises(NotFoundError):
@@ -247,7 +249,7 @@ def test_what_is_no_file(tmp_path):
         granular.WebDatasetDataSource([])
 
 
-async def test_asynchronous(several):
+async def test_async_api(several):
     async with aio.WebDatasetDataSource(several) as source:
         assert await source.get(-1) == sample(27)
         assert [point async for point in source] == list(map(sample, range(28)))
@@ -258,7 +260,7 @@ def key_of(point):
     return int(point['cls'])
 
 
-def test_in_worker_processes(several):
+def test_source_works_in_worker_processes(several):
     dataset = granular.MapDataset.source(granular.WebDatasetDataSource(several)).map(key_of).to_iter_dataset()
     with iter(dataset.mp_prefetch(1)) as iterator:
         assert list(iterator) == list(range(28))

@@ -1,4 +1,4 @@
-"""Each example runs as it is, against a server that it starts by itself, and achieves what it says."""
+"""Each example runs as a program, unchanged, against the server that it starts, and reaches its result."""
 
 import os
 import re
@@ -61,7 +61,7 @@ def test_train_torch(output):
     assert number(r'epoch 2: .* ([\d,]+) requests', output) < 3 * 24 * 2 + 20
 
 
-def test_all_are_run_and_explain_themselves():
+def test_every_example_has_a_test_and_a_description():
     assert {f'test_{name}' for name in NAMES} < set(globals())
     for name in NAMES:
         text = (EXAMPLES / f'{name}.py').read_text()

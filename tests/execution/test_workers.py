@@ -1,4 +1,4 @@
-"""Worker processes: the same batches in the same order, errors as they were raised, nothing left behind."""
+"""Worker processes: batches and their order, errors and crashes, and processes that remain."""
 
 import contextlib
 import functools
@@ -182,7 +182,7 @@ def _line(process):
 
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
 @pytest.mark.parametrize('method', METHODS)
-def test_batches_are_those_of_threads(method):
+def test_batches_equal_those_of_threads(method):
     source = granular.sources.Transform(granular.sources.Epochs(range(100), seed=3), transform)
     with granular.Loader(source, 8) as threads, granular.Loader(source, 8, workers=2, mp=method) as processes:
         for _ in range(30):
@@ -202,7 +202,7 @@ def test_batches_are_those_of_threads(method):
 
 
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
-def test_errors_are_passed_on():
+def test_worker_errors_reach_the_consumer():
     def loader(what, **options):
         source = granular.sources.Transform(range(100), functools.partial(at, 41, what))
         return granular.Loader(source, 10, workers=2, mp='fork', **options)
@@ -230,7 +230,7 @@ def test_errors_are_passed_on():
 
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
 @pytest.mark.parametrize(('death', 'count'), each_value(itertools.product(DEATHS, [1, 2])))
-def test_streams_go_on_after_a_worker_failed(death, count, held):
+def test_stream_continues_after_a_worker_failure(death, count, held):
     what, kind, said = DEATHS[death]
     options = MultiprocessingOptions(count, 2, 'fork')
     dataset = MapDataset.range(200).map(functools.partial(value_at, 150, what)).to_iter_dataset().mp_prefetch(options)
@@ -250,7 +250,7 @@ def test_streams_go_on_after_a_worker_failed(death, count, held):
 
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
 @pytest.mark.parametrize('death', ['SystemExit', 'os._exit', 'SIGKILL'])
-def test_a_loader_goes_on_after_a_worker_failed(death):
+def test_loader_continues_after_a_worker_failure(death):
     what, kind, said = DEATHS[death]
     source = granular.sources.Transform(range(100), functools.partial(at, 41, what))
     with granular.Loader(source, 10, workers=1, mp='fork') as loader:
@@ -264,7 +264,7 @@ def test_a_loader_goes_on_after_a_worker_failed(death):
 
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
 @pytest.mark.parametrize(('count', 'threads'), each_value(itertools.product([1, 2, 3], [1, 4])))
-def test_forked_workers_use_threads_of_their_own(count, threads):
+def test_forked_workers_start_their_own_threads(count, threads):
     # The pool that the process has used before it forked has as many threads as the worker may have: none came along.
     source = granular.sources.Transform(range(64), point)
     with granular.Loader(source, 8, workers=threads) as loader:
@@ -273,7 +273,7 @@ def test_forked_workers_use_threads_of_their_own(count, threads):
         assert [batch['i'].tolist() for batch in loader] == np.arange(64).reshape(8, 8).tolist()
 
 
-def test_what_does_not_pickle_is_said_at_once():
+def test_unpicklable_source_is_reported_at_once():
     with granular.Loader(
         granular.sources.Transform(range(9), lambda i, seed: {'i': i}), 3, workers=1, mp='spawn'
     ) as loader:
@@ -294,7 +294,7 @@ def random(x, rng):
 
 
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
-def test_streams_are_the_same_for_any_number_of_workers():
+def test_stream_and_states_do_not_depend_on_worker_count():
     def stream(count):
         options = MultiprocessingOptions(count, 2, 'fork')
         dataset = MapDataset.range(300).shuffle(seed=1).map(double).to_iter_dataset()
@@ -347,7 +347,7 @@ def main():
     loader = granular.Loader(source, 8, workers=2, mp='{method}')
     next(loader)
     print('ready', flush=True)
-    while '{how}' == 'interrupted':
+    while {endless}:
         next(loader)
 if __name__ == '__main__':
     main()
@@ -357,7 +357,7 @@ if __name__ == '__main__':
 @pytest.mark.parametrize(
     ('method', 'how'), [('spawn', 'exit'), ('fork', 'exit'), ('spawn', 'interrupted'), ('fork', 'killed')]
 )
-def test_nothing_outlives_the_program(interpreter, tmp_path, method, how):
+def test_no_worker_outlives_the_program(interpreter, tmp_path, method, how):
     script = tmp_path / 'script.py'
     script.write_text(
         QUIET + INTERRUPTIBLE + SCRIPT.format(method=method, how='interrupted' if how == 'killed' else how)

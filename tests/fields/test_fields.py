@@ -1,4 +1,4 @@
-"""Datasets of fields: loading those that are asked for, in bulk, over methods and over readers, through wrappers."""
+"""Datasets of fields: loading of selected fields in bulk, over methods and readers, through wrappers."""
 
 import asyncio
 import pickle
@@ -67,7 +67,7 @@ class Shifted(FieldWrapper):
 # --- what a mode gives; most of these were checked with the ModeWrapper and KDWrapper of kappadata 1.4.15
 
 
-def test_modes():
+def test_modes_select_fields():
     dataset = Numbers()
     assert ModeWrapper(dataset, 'x')[3] == 30
     assert ModeWrapper(dataset, 'class x')[-1] == (1, 100)
@@ -86,7 +86,7 @@ def test_modes():
     assert wrapper.fetch(np.array([10, 0, 0])) == want
 
 
-def test_a_fresh_ctx_for_each_sample():
+def test_each_sample_gets_its_own_ctx():
     dataset = Shifted(Numbers())
     assert ModeWrapper(dataset, 'x', return_ctx=True)[-1] == (101, {'shift': 1})
     assert ModeWrapper(dataset, 'x class ctx.shift', return_ctx=True)[-2] == ((91, 1, 1), {'shift': 1, 'class': 1})
@@ -97,7 +97,7 @@ def test_a_fresh_ctx_for_each_sample():
         ModeWrapper(dataset, 'class ctx.flip')[0]
 
 
-def test_only_what_is_asked_for_is_called():
+def test_only_selected_loaders_are_called():
     dataset = Numbers()
     ModeWrapper(dataset, 'class')[:]
     assert {name for name, _ in dataset.called} == {'class'}
@@ -105,12 +105,12 @@ def test_only_what_is_asked_for_is_called():
 
 
 @pytest.mark.parametrize('mode', ['x z', 'x,class', 'getitem_x'])
-def test_unknown_fields_are_named_with_those_that_there_are(mode):
+def test_unknown_fields_are_named_with_the_available_ones(mode):
     with pytest.raises(UnknownKeyError, match=r"no field '.*': there are 'class', 'x', 'index'"):
         ModeWrapper(Numbers(), mode)
 
 
-def test_what_cannot_be_loaded():
+def test_invalid_modes_and_loaders_are_rejected():
     for mode in ('', ' ', [], [3]):
         with pytest.raises(InvalidArgumentError, match='the mode is'):
             ModeWrapper(Numbers(), mode)
@@ -128,7 +128,7 @@ def test_what_cannot_be_loaded():
         wrapper.fetch([0, 11])
 
 
-def test_an_error_says_which_field_of_which_sample():
+def test_errors_name_field_and_sample():
     class Broken(Numbers):
         def getitem_x(self, idx, ctx=None):
             return 1 // (idx - 3)
@@ -173,7 +173,7 @@ class Waiting(FieldDataset):
         return idx
 
 
-def test_a_method_for_a_batch():
+def test_batch_methods_load_many_samples():
     dataset = Bulk()
     assert ModeWrapper(dataset, 'x ctx.bulk').fetch([3, 1]) == [(30, True), (10, True)]
     assert dataset.called == [('bulk', 2)]
@@ -187,7 +187,7 @@ def test_a_method_for_a_batch():
         ModeWrapper(Short(), 'x').fetch([1, 2])
 
 
-def test_coroutines_run_all_at_a_time():
+def test_coroutine_loaders_run_concurrently():
     dataset = Waiting()
     assert ModeWrapper(dataset, 'x')[:] == list(range(50))
     assert dataset.most == 50
@@ -197,7 +197,7 @@ def test_coroutines_run_all_at_a_time():
 # --- wrappers
 
 
-def test_wrappers_pass_on_what_they_do_not_have():
+def test_wrappers_delegate_other_attributes():
     dataset = Shifted(Shifted(Numbers()), 5)
     assert dataset.fields == ('class', 'x')
     assert ModeWrapper(dataset, 'x class index')[2] == (26, 1, 2)
@@ -246,7 +246,7 @@ OPERATIONS = st.one_of(
 
 
 @given(st.lists(OPERATIONS, max_size=4))
-def test_wrappers_upon_wrappers_are_lists_of_samples(operations):
+def test_nested_wrappers_equal_lists_of_samples(operations):
     dataset, model = Shifted(Numbers()), [(10 * i + 1, label) for i, label in enumerate(LABELS)]
     for name, given_ in operations:
         if name == 'subset' and model:
@@ -339,7 +339,7 @@ def test_fields_of_a_reader_become_its_mask(bucket, fetched, kind, name):
             ModeWrapper(reader, 'class')
 
 
-def test_a_batch_through_wrappers_is_one_fan_out_for_each_reader(bucket, fetched):
+def test_batch_through_wrappers_is_one_fan_out_per_reader(bucket, fetched):
     one, two = (granular.DatasetReader(bucket / name, granular.decoders) for name in ('one', 'two'))
     with one, two:
         both = ShuffleWrapper(ClassFilterWrapper(FieldConcat([one, two]), invalid_classes=[0, 1]), seed=0)
@@ -363,7 +363,7 @@ class Brighter(FieldWrapper):
         return [int(image.max()) for image in self.dataset.getitems_image(indices, ctxs)]
 
 
-def test_a_wrapper_of_a_reader(bucket, fetched):
+def test_reader_can_be_wrapped(bucket, fetched):
     with granular.DatasetReader(bucket / 'one', granular.decoders) as reader:
         dataset = Brighter(reader)
         assert dataset.fields == ('brightness', 'data', 'image', 'label')
@@ -375,7 +375,7 @@ def test_a_wrapper_of_a_reader(bucket, fetched):
         assert [image[0, 0, 0] for image in images] == list(range(1, 101))
 
 
-async def test_threads_that_wait_for_decoders_do_not_wait_for_each_other(bucket):
+async def test_threads_waiting_for_decoders_do_not_deadlock(bucket):
     async with aio.DatasetReader(bucket / 'one', granular.decoders) as reader:
         wrapper = aio.ModeWrapper(Brighter(Brighter(reader)), 'image')
         async with asyncio.timeout(20):
@@ -383,7 +383,7 @@ async def test_threads_that_wait_for_decoders_do_not_wait_for_each_other(bucket)
         assert [image[0, 0, 0] for image in found[3]] == list(range(2, 66))
 
 
-def test_a_mapdataset_and_whatever_takes_a_mask():
+def test_mapdataset_and_masked_sources_can_be_wrapped():
     points = MapDataset.source([{'x': i, 'label': i % 2, 'y': -i} for i in range(6)])
     odd = points.filter_classes(valid_classes=[1])
     assert ModeWrapper(odd, 'y index')[:] == [(-1, 0), (-3, 1), (-5, 2)]
@@ -424,7 +424,7 @@ class Foreign:
         raise AttributeError(name)
 
 
-def test_datasets_of_others():
+def test_foreign_datasets_can_be_wrapped():
     assert ModeWrapper(Foreign(Numbers()), 'x class index')[:] == [(100, 1, 0), (90, 1, 1)]
     assert ModeWrapper(Shifted(Foreign(Numbers())), 'x class')[1] == (91, 1)
     assert len(ClassFilterWrapper(Foreign(Numbers()), valid_classes=[1], field='class')) == 2
@@ -437,7 +437,7 @@ def as_dict(sample, seed):
     return {'label': sample[1]}
 
 
-def test_it_is_a_source_of_pipelines(bucket):
+def test_dataset_feeds_pipelines(bucket):
     with granular.DatasetReader(bucket / 'one', granular.decoders) as reader:
         chosen = ClassFilterWrapper(reader, valid_classes=range(2))
         wrapper = ModeWrapper(chosen, 'data label')
@@ -457,7 +457,7 @@ def test_it_is_a_source_of_pipelines(bucket):
             assert next(loader)['label'].tolist() == [0, 1, 0, 1]
 
 
-def test_it_pickles(tmp_path):
+def test_dataset_pickles(tmp_path):
     write(tmp_path / 'ds')
     with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
         chosen = OversamplingWrapper(ClassFilterWrapper(Brighter(reader), valid_classes=[3, 6]), 'exact')
@@ -485,7 +485,7 @@ class Dimmed(aio.FieldWrapper):
         return await self.dataset.getitem_image(idx, ctx) // 2
 
 
-async def test_the_asynchronous_face(bucket, fetched):
+async def test_async_api(bucket, fetched):
     async with aio.DatasetReader(bucket / 'one', granular.decoders) as reader:
         dataset = await aio.ClassFilterWrapper.open(Dimmed(reader), invalid_classes=[0])
         assert fetched == [(200, ['label'])]

@@ -1,3 +1,5 @@
+"""Checksums of records: written, verified by readers, and checked by verify."""
+
 import json
 import pathlib
 import pickle
@@ -34,7 +36,7 @@ def harm(path, at=-1):
 
 
 @pytest.mark.parametrize(('layout', 'spec'), [('refs', SPEC), ('refs', LISTS), ('columns', SPEC)])
-def test_what_was_written_is_verified(root, layout, spec):
+def test_written_records_are_verified(root, layout, spec):
     place = root / 'data'
     write(place, layout, spec=spec)
     with granular.DatasetReader(place, granular.decoders, verify=True) as reader:
@@ -46,14 +48,14 @@ def test_what_was_written_is_verified(root, layout, spec):
     assert report.checked == report.records >= 80
 
 
-def test_the_file_holds_a_crc32c_for_each_record(tmp_path):
+def test_checksum_file_holds_a_crc32c_per_record(tmp_path):
     write(tmp_path / 'data', 'columns', 5)
     data = (tmp_path / 'data' / 'x.crc').read_bytes()
     assert np.frombuffer(data, '<u4').tolist() == [google_crc32c.value(point(i)['x']) for i in range(5)]
 
 
 @pytest.mark.parametrize('layout', ['refs', 'columns'])
-def test_a_record_that_changed_is_an_error(tmp_path, layout):
+def test_changed_record_is_an_error(tmp_path, layout):
     write(tmp_path / 'data', layout)
     harm(tmp_path / 'data' / 'x.bag', 3)
     index = next(i for i in range(40) if sum(len(point(k)['x']) for k in range(i + 1)) > 3)
@@ -69,7 +71,7 @@ def test_a_record_that_changed_is_an_error(tmp_path, layout):
     assert (problem.place, problem.record) == (str(tmp_path / 'data' / 'x.bag'), index)
 
 
-def test_cached_records_are_verified_too(tmp_path):
+def test_cached_records_are_verified(tmp_path):
     write(tmp_path / 'data', 'refs')
     harm(tmp_path / 'data' / 'x.bag', 3)
     with granular.DatasetReader(tmp_path / 'data', granular.decoders, cache_keys=('x',), verify=True) as reader:
@@ -77,7 +79,7 @@ def test_cached_records_are_verified_too(tmp_path):
             reader.fetch(range(10))
 
 
-def test_readers_that_verify_pickle(tmp_path):
+def test_verifying_readers_pickle(tmp_path):
     with granular.ShardedDatasetWriter(tmp_path / 's', SPEC, granular.encoders, shardlen=2, checksums=True) as writer:
         writer.append(point(1))
     harm(tmp_path / 's' / '000000' / 'x.bag', 0)
@@ -92,7 +94,7 @@ def test_readers_that_verify_pickle(tmp_path):
         reader.close()
 
 
-def test_no_checksums(tmp_path):
+def test_verifying_without_checksums_is_an_error(tmp_path):
     with granular.DatasetWriter(tmp_path / 'data', SPEC, granular.encoders) as writer:
         writer.append(point(1))
     assert not list((tmp_path / 'data').glob('*.crc'))
@@ -102,7 +104,7 @@ def test_no_checksums(tmp_path):
     assert (report.problems, report.checked, report.records) == ([], 0, 3)
 
 
-def test_too_few_checksums(tmp_path):
+def test_too_few_checksums_are_an_error(tmp_path):
     write(tmp_path / 'data', 'refs')
     file = tmp_path / 'data' / 'x.crc'
     file.write_bytes(file.read_bytes()[:-4])
@@ -112,7 +114,7 @@ def test_too_few_checksums(tmp_path):
 
 
 @pytest.mark.parametrize('cut', [0, 1, 8, 400])
-def test_appending_keeps_them_and_computes_what_a_crash_lost(tmp_path, cut):
+def test_appending_restores_checksums_lost_by_a_crash(tmp_path, cut):
     place = tmp_path / 'data'
     write(place, 'columns', 20)
     file = place / 'x.crc'
@@ -124,7 +126,7 @@ def test_appending_keeps_them_and_computes_what_a_crash_lost(tmp_path, cut):
         assert list(reader) == [point(i) for i in range(30)]
 
 
-def test_a_bag_that_grows_is_read_with_them(tmp_path):
+def test_growing_bag_is_verified(tmp_path):
     with granular.BagWriter(tmp_path / 'a.bag', 3, checksums=True) as writer:
         for i in range(5):
             writer.append(bytes([i]))
@@ -132,7 +134,7 @@ def test_a_bag_that_grows_is_read_with_them(tmp_path):
                 assert list(reader) == [bytes([k]) for k in range(i + 1)]
 
 
-def test_a_writer_that_fails_leaves_none(root):
+def test_failed_writer_leaves_no_checksums(root):
     with pytest.raises(granular.errors.EncodeError):
         with granular.DatasetWriter(root / 'data', SPEC, granular.encoders, checksums=True) as writer:
             writer.append(point(1))
@@ -140,7 +142,7 @@ def test_a_writer_that_fails_leaves_none(root):
     assert not (root / 'data').exists()
 
 
-def test_older_readers_do_not_mind(tmp_path, oracle21, oracle24):
+def test_published_releases_read_datasets_with_checksums(tmp_path, oracle21, oracle24):
     spec = {'x': 'bytes', 'n': 'int'}
     for layout, oracle in (('refs', oracle21), ('columns', oracle24)):
         write(tmp_path / layout, layout, spec=spec)
@@ -152,7 +154,7 @@ def test_older_readers_do_not_mind(tmp_path, oracle21, oracle24):
         assert int(found) == sum(range(40))
 
 
-def test_shards(root):
+def test_sharded_datasets_are_verified(root):
     with granular.ShardedDatasetWriter(root / 'data', SPEC, granular.encoders, shardlen=9, checksums=True) as writer:
         for i in range(30):
             writer.append(point(i))
@@ -164,7 +166,7 @@ def test_shards(root):
     assert sum(seen) == report.bytes
 
 
-def test_verify_goes_on_behind_what_is_wrong(tmp_path):
+def test_verify_continues_after_problems(tmp_path):
     place = tmp_path / 'data'
     with granular.ShardedDatasetWriter(place, SPEC, granular.encoders, shardlen=9, checksums=True) as writer:
         for i in range(45):
@@ -180,12 +182,12 @@ def test_verify_goes_on_behind_what_is_wrong(tmp_path):
     assert report.datapoints == 27
 
 
-def test_verify_wants_a_dataset(tmp_path):
+def test_verify_requires_a_dataset(tmp_path):
     with pytest.raises(granular.errors.NotFoundError, match='no dataset'):
         granular.verify(tmp_path)
 
 
-def test_the_command(tmp_path):
+def test_verify_command_reports_problems(tmp_path):
     write(tmp_path / 'data', 'columns')
     run = CliRunner().invoke
     done = run(app, ['verify', str(tmp_path / 'data')])

@@ -1,4 +1,4 @@
-"""What the published releases write, we read; what we write, they read."""
+"""Datasets and bags are exchanged with the published releases, in both directions."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ def release(request):
 
 @pytest.mark.parametrize('count', [0, 1, COUNT])
 @pytest.mark.parametrize('kind', ['plain', 'sharded'])
-def test_they_read_what_we_write(release, tmp_path, kind, count):
+def test_published_releases_read_our_datasets(release, tmp_path, kind, count):
     oracle, spec, layout = release
     place = str(tmp_path / 'ds')
     if kind == 'sharded' and not count:
@@ -81,7 +81,7 @@ def test_they_read_what_we_write(release, tmp_path, kind, count):
 
 @pytest.mark.parametrize('count', [0, 1, COUNT])
 @pytest.mark.parametrize('kind', ['plain', 'sharded'])
-def test_we_read_what_they_write(release, tmp_path, kind, count):
+def test_datasets_of_published_releases_are_read(release, tmp_path, kind, count):
     oracle, spec, layout = release
     if kind == 'sharded' and not count:
         return
@@ -98,7 +98,7 @@ def test_we_read_what_they_write(release, tmp_path, kind, count):
 
 @pytest.mark.parametrize('version', [1, 2])
 @pytest.mark.parametrize('records', [[], [b'a'], [b'abc', b'd', b'efgh' * 100]], ids=len)
-def test_bags_of_0_21(oracle21, tmp_path, version, records):
+def test_bags_are_exchanged_with_0_21(oracle21, tmp_path, version, records):
     place = str(tmp_path / 'x.bag')
     hexes = json.dumps([record.hex() for record in records])
     read = 'r = granular.BagReader(sys.argv[1]); print(json.dumps([r[i].hex() for i in range(len(r))])); r.close()'
@@ -123,7 +123,7 @@ w.close()
 
 
 @pytest.mark.parametrize('records', [[], [b'', b'a', b''], [b'abc', b'd']], ids=len)
-def test_bags_of_0_24(oracle24, tmp_path, records):
+def test_bags_are_exchanged_with_0_24(oracle24, tmp_path, records):
     hexes = json.dumps([record.hex() for record in records])
     with granular.BagWriter(tmp_path / 'x.bag', 3) as writer:
         for record in records[:1]:
@@ -144,7 +144,7 @@ r.close()
 
 
 @pytest.mark.parametrize('records', [[b''], [b'', b'a'], [b'', b'', b'b']], ids=len)
-def test_an_empty_first_record_is_read_by_0_21(oracle21, tmp_path, records):
+def test_empty_first_record_is_read_by_0_21(oracle21, tmp_path, records):
     with granular.BagWriter(tmp_path / 'x.bag') as writer:
         for record in records:
             writer.append(record)
@@ -153,7 +153,7 @@ def test_an_empty_first_record_is_read_by_0_21(oracle21, tmp_path, records):
 
 
 @pytest.mark.parametrize('kind', ['mp4', 'webm'])
-def test_videos(oracle21, tmp_path, kind):
+def test_videos_are_exchanged_with_0_21(oracle21, tmp_path, kind):
     video = np.stack([np.full((32, 48, 3), 50 * i, np.uint8) for i in range(4)])
     with granular.DatasetWriter(tmp_path / 'ours', {'v': kind}, granular.encoders) as writer:
         writer.append({'v': video})
@@ -172,7 +172,7 @@ print(json.dumps([list(v.shape), float(np.abs(v.astype(int) - video).mean())]))
     assert abs(found.astype(int) - video).mean() < 8
 
 
-def test_integers_the_reference_reads_but_cannot_write(oracle21, tmp_path):
+def test_integers_that_0_21_reads_but_cannot_write(oracle21, tmp_path):
     values = [0, 127, 128, 255, 256, 32767, 32768, 2**31, -1, -128, -129, -(2**40), 2**100]
     with granular.DatasetWriter(tmp_path / 'ds', {'x': 'int'}, granular.encoders) as writer:
         for value in values:
@@ -208,7 +208,7 @@ result = [length(index, begin) for index in (1, 2) for begin in range(6)]
 
 
 @pytest.mark.parametrize('call', CALLS)
-def test_readers_give_what_those_of_0_21_give(oracle21, tmp_path, call):
+def test_readers_return_the_values_of_0_21(oracle21, tmp_path, call):
     with granular.DatasetWriter(tmp_path / 'ds', {'title': 'utf8', 'times': 'int[]'}, granular.encoders) as writer:
         for count in (5, 0, 3, 4):
             writer.append({'title': f'{count} times', 'times': range(count)})
@@ -219,7 +219,7 @@ def test_readers_give_what_those_of_0_21_give(oracle21, tmp_path, call):
     assert ours['result'] == theirs
 
 
-def test_a_mask_is_cut_alike_by_every_way_to_read(tmp_path):
+def test_every_read_method_clips_a_mask_alike(tmp_path):
     with granular.ShardedDatasetWriter(tmp_path, {'times': 'int[]'}, granular.encoders, shardlen=2) as writer:
         for count in (5, 0, 3, 4):
             writer.append({'times': range(count)})
@@ -254,7 +254,7 @@ def counts(shard, shards):
 """
 
 
-def test_a_loader_counts_what_was_consumed_as_0_21_does(oracle21, tmp_path):
+def test_loader_counts_consumed_datapoints_as_0_21(oracle21, tmp_path):
     (tmp_path / 'source.py').write_text('def source(step):\n    return {"x": step}\n')
     script = f"""
 sys.path.insert(0, sys.argv[1])

@@ -1,4 +1,4 @@
-"""The real Grain over our readers: the same batches, each one fan-out; and in its worker processes."""
+"""Grain over our readers: equal batches, one fan-out each, also in worker processes of Grain."""
 
 import os
 
@@ -52,7 +52,7 @@ def same(mine, theirs):
         assert all((one[key] == other[key]).all() and one[key].dtype == other[key].dtype for key in one)
 
 
-def test_a_batch_is_one_fan_out(reader):
+def test_batch_is_one_fan_out(reader):
     elements = grain.MapDataset.source(reader).map(relabelled)
     for count, make in ((96, grain.MapDataset.batch), (3, batch)):
         dataset = elements.pipe(make, 32)
@@ -67,7 +67,7 @@ def relabelled(point):
 
 
 @pytest.mark.parametrize('drop_remainder', [False, True])
-def test_the_batches_are_those_of_grain(local, drop_remainder):
+def test_batches_equal_those_of_grain(local, drop_remainder):
     elements = grain.MapDataset.source(local).shuffle(seed=3).repeat(2)[5:150]
     mine = elements.pipe(batch, 32, drop_remainder=drop_remainder)
     theirs = elements.batch(32, drop_remainder=drop_remainder)
@@ -85,7 +85,7 @@ def test_the_batches_are_those_of_grain(local, drop_remainder):
     assert lists[2] == elements.batch(50, batch_fn=lambda points: [point['label'] for point in points])[2]
 
 
-def test_the_data_loader(reader, local):
+def test_data_loader_of_grain_reads_batches(reader, local):
     """Grain's DataLoader reads records one by one; of batches of ours, each record is one fan-out."""
     batches = granular.MapDataset.source(reader).shuffle(seed=1).batch(32)
     sampler = grain.samplers.IndexSampler(len(batches), grain.sharding.NoSharding(), num_epochs=1)
@@ -115,7 +115,7 @@ def counted(points):
     }
 
 
-def test_in_worker_processes(place, monkeypatch):
+def test_batches_in_worker_processes_of_grain(place, monkeypatch):
     monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'test')  # a reader pickles without its credentials
     monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'test')
     if not absl.flags.FLAGS.is_parsed():
@@ -129,7 +129,7 @@ def test_in_worker_processes(place, monkeypatch):
     assert set(np.diff([point['requests'] for point in found])) == {2}
 
 
-def test_what_cannot_be(local):
+def test_invalid_arguments_are_rejected(local):
     dataset = grain.MapDataset.source(local)
     with pytest.raises(InvalidArgumentError, match='batch_size: expected'):
         dataset.pipe(batch, 0)

@@ -1,3 +1,5 @@
+"""Hugging Face datasets as sources of pipelines and loaders."""
+
 import datasets
 import numpy as np
 import pytest
@@ -28,7 +30,7 @@ def dataset(request, tmp_path_factory):
     return datasets.Dataset.from_file(str(next((folder / 'saved').glob('*.arrow'))))
 
 
-def test_elements(dataset):
+def test_elements_equal_those_of_the_dataset(dataset):
     ours = granular.MapDataset.source(dataset)
     assert len(ours) == len(dataset)
     assert ours[3] == dataset[3]
@@ -37,7 +39,7 @@ def test_elements(dataset):
     assert '\n' not in ours.node.describe()
 
 
-def test_a_batch_is_asked_for_at_once(dataset, monkeypatch):
+def test_batch_is_one_call(dataset, monkeypatch):
     asked = []
     original = type(dataset).__getitems__
     monkeypatch.setattr(type(dataset), '__getitems__', lambda self, keys: asked.append(keys) or original(self, keys))
@@ -46,7 +48,7 @@ def test_a_batch_is_asked_for_at_once(dataset, monkeypatch):
     assert asked == [list(range(16, 32))]
 
 
-def test_columns_that_are_not_selected_are_not_decoded(tmp_path):
+def test_unselected_columns_are_not_decoded(tmp_path):
     made = datasets.Dataset.from_dict({'id': [0, 1], 'image': [{'bytes': b'no image', 'path': None}] * 2})
     made = made.cast_column('image', datasets.Image())
     ours = granular.MapDataset.source(made)
@@ -57,7 +59,7 @@ def test_columns_that_are_not_selected_are_not_decoded(tmp_path):
         ours.select(['nothing'])
 
 
-def test_formats(dataset):
+def test_numpy_format_is_preserved(dataset):
     ours = granular.MapDataset.source(dataset.with_format('numpy')).select(['values', 'id'])
     assert ours[4]['values'].dtype in (np.float32, np.float64)
     batch = ours.shuffle(seed=1).batch(8)[0]
@@ -69,7 +71,7 @@ def double(row):
     return 2 * row['id']
 
 
-def test_in_worker_processes(tmp_path):
+def test_dataset_works_in_worker_processes(tmp_path):
     datasets.disable_progress_bars()
     datasets.Dataset.from_dict(rows()).save_to_disk(tmp_path / 'saved')
     stream = granular.MapDataset.source(datasets.load_from_disk(tmp_path / 'saved')).map(double).to_iter_dataset()
@@ -81,18 +83,18 @@ def test_in_worker_processes(tmp_path):
         assert next(iterator) == 0
 
 
-async def test_asynchronous(dataset):
+async def test_async_api(dataset):
     ours = aio.MapDataset.source(dataset).select('id')
     assert await ours.fetch([2, 1]) == [{'id': 2}, {'id': 1}]
 
 
-def test_a_loader_reads_it(dataset):
+def test_loader_reads_the_dataset(dataset):
     source = granular.sources.Epochs(dataset.select_columns(['id', 'values']), shuffle=False)
     with granular.Loader(source, batch=10) as loader:
         assert next(loader)['id'].tolist() == list(range(10))
 
 
-def test_a_dictionary_of_splits_says_what_to_choose():
+def test_dictionary_of_splits_is_rejected_with_a_remedy():
     splits = datasets.DatasetDict({'train': datasets.Dataset.from_dict(rows(2))})
     with pytest.raises(InvalidArgumentError, match='train'):
         granular.MapDataset.source(splits)

@@ -1,4 +1,4 @@
-"""A dataset that TensorFlow Datasets wrote, read as a source, without TensorFlow."""
+"""A dataset written by TensorFlow Datasets is a source, without TensorFlow."""
 
 import io
 import sys
@@ -55,7 +55,7 @@ def check(element):
     return i
 
 
-def test_a_data_source(folder):
+def test_tfds_data_source_feeds_pipelines(folder):
     theirs = tfds.data_source('tiny', split='train', data_dir=folder)
     assert 'tensorflow' not in sys.modules
     chain = granular.MapDataset.source(theirs).shuffle(seed=7)
@@ -72,7 +72,7 @@ def test_a_data_source(folder):
     assert np.bincount(labels).tolist() == [18] * 5
 
 
-def test_its_files(folder):
+def test_tfds_files_are_arrayrecord_sources(folder):
     # The same records by range requests, as from a bucket; the features of the dataset decode them.
     split = tfds.builder('tiny', data_dir=folder).info.splits['train[10:70]']
     source = granular.ArrayRecordDataSource(split.file_instructions)

@@ -1,4 +1,4 @@
-"""PyTorch's own loaders over readers and streams: what a batch costs, who gets which element, states, tensors."""
+"""PyTorch loaders over readers and streams: requests per batch, shards, states and tensors."""
 
 import gc
 import itertools
@@ -57,7 +57,7 @@ def counted(point):
 
 
 @pytest.mark.parametrize(('workers', 'method'), [(0, None), (2, 'fork'), (1, 'spawn')])
-def test_a_batch_is_one_fan_out(place, monkeypatch, workers, method):
+def test_batch_is_one_fan_out(place, monkeypatch, workers, method):
     monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'test')  # a reader pickles without its credentials
     monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'test')
     with granular.DatasetReader(place, granular.decoders, cache_keys=('refs',)) as reader:
@@ -76,7 +76,7 @@ def test_a_batch_is_one_fan_out(place, monkeypatch, workers, method):
         assert set(np.diff(totals)) == {2}
 
 
-def test_readers_and_sources_as_datasets(place):
+def test_readers_and_sources_are_datasets(place):
     with granular.DatasetReader(place, granular.decoders, cache_keys=('refs',)) as reader:
         for dataset in (reader, granular.sources.Epochs(reader, shuffle=False), MapDataset.source(reader)):
             assert len(dataset) == 128
@@ -96,7 +96,7 @@ def odd_or_large(i):
 
 
 @pytest.mark.parametrize(('ranks', 'workers'), each_value(itertools.product([1, 2, 3], [0, 2, 3])))
-def test_each_element_once_over_ranks_and_workers(ranks, workers):
+def test_ranks_and_workers_share_each_element_once(ranks, workers):
     expected = sorted(stream())
     found = []
     for rank in range(ranks):
@@ -110,7 +110,7 @@ def test_each_element_once_over_ranks_and_workers(ranks, workers):
     assert sorted(loader) == list(own)
 
 
-def test_whole_batches_in_one_order_from_any_number_of_workers():
+def test_order_of_batches_does_not_depend_on_worker_count():
     dataset = MapDataset.range(50).shuffle(seed=2).batch(8)
     batches = [
         [batch.tolist() for batch in DataLoader(IterableDataset(dataset), batch_size=None, num_workers=workers)]
@@ -126,7 +126,7 @@ def test_whole_batches_in_one_order_from_any_number_of_workers():
 
 
 @pytest.mark.parametrize('workers', [0, 2])
-def test_a_state_in_the_middle_of_an_epoch(workers):
+def test_state_in_the_middle_of_an_epoch(workers):
     def loader(epoch=0):
         dataset = IterableDataset(stream().window_shuffle(7, seed=3))
         dataset.set_epoch(epoch)
@@ -145,7 +145,7 @@ def test_a_state_in_the_middle_of_an_epoch(workers):
         assert before + [batch.tolist() for batch in second] == whole
 
 
-def test_epochs_are_those_of_the_dataset():
+def test_epochs_equal_those_of_the_dataset():
     base = MapDataset.range(20).shuffle(seed=4)
     dataset = IterableDataset(base)
     for epoch in (0, 1, 5):
@@ -175,7 +175,7 @@ def ranked(rank, file, queue):
     queue.put((found, list(sent)))
 
 
-def test_the_ranks_of_a_group(tmp_path):
+def test_process_group_determines_the_shard(tmp_path):
     context = multiprocessing.get_context('fork')
     queue = context.Queue()
     ranks = [context.Process(target=ranked, args=(rank, str(tmp_path / 'store'), queue)) for rank in range(2)]
@@ -221,7 +221,7 @@ def test_batches_and_their_states(device):
         plain.state_dict()
 
 
-def test_an_error_comes_when_its_batch_would():
+def test_error_is_raised_at_the_position_of_its_batch():
     def fragile(i):
         if i == 9:
             raise ValueError('nine')
@@ -246,7 +246,7 @@ class Refused(torch.utils.data.IterableDataset):
             yield str(error)
 
 
-def test_what_cannot_be():
+def test_invalid_arguments_are_rejected():
     with pytest.raises(InvalidArgumentError, match='list is no MapDataset or IterDataset'):
         IterableDataset([1])
     with pytest.raises(InvalidArgumentError, match='has a shard already'):
@@ -264,7 +264,7 @@ def test_what_cannot_be():
 
 
 @pytest.mark.parametrize('name', ['torch', 'jax', 'grain', 'orbax'])
-def test_frameworks_that_are_missing_are_named(monkeypatch, name):
+def test_missing_frameworks_are_named(monkeypatch, name):
     monkeypatch.setitem(sys.modules, {'orbax': 'orbax.checkpoint'}.get(name, name), None)
     monkeypatch.delitem(sys.modules, f'granular.integrations.{name}', raising=False)
     with pytest.raises(MissingExtraError, match=rf"pip install 'granular-stream\[{name}\]'"):

@@ -1,4 +1,4 @@
-"""Samplers and the DataLoader: Grain's records in Grain's order, whatever the number of workers."""
+"""Samplers and the DataLoader: records and order of Grain, for any number of workers."""
 
 import json
 import sys
@@ -27,7 +27,7 @@ class Even(granular.FilterTransform):
         return element % 2 == 0
 
 
-def test_the_order_that_was_promised():
+def test_order_is_pinned():
     sampler = IndexSampler(5, shuffle=True, num_epochs=2, seed=0)
     assert [sampler[i].record_key for i in range(10)] == [0, 4, 1, 2, 3, 1, 2, 3, 0, 4]
     assert list(DataLoader(data_source=range(5), sampler=sampler)) == [0, 4, 1, 2, 3, 1, 2, 3, 0, 4]
@@ -40,7 +40,7 @@ def test_the_order_that_was_promised():
             sampler[index]
 
 
-def test_what_grain_gives(grain):
+def test_elements_equal_those_of_grain(grain):
     script = """
 out = {}
 class Add(grain.transforms.Map):
@@ -115,7 +115,7 @@ def test_batches_and_states_do_not_depend_on_workers():
         iter(other).set_state(state)
 
 
-def test_a_sampler_of_ones_own():
+def test_custom_sampler():
     class Backwards:
         def __len__(self):
             return 5
@@ -131,14 +131,14 @@ def test_a_sampler_of_ones_own():
 
 
 @pytest.mark.parametrize('name', ['torch', 'jax'])
-def test_frameworks_that_are_missing_are_named(monkeypatch, name):
+def test_missing_frameworks_are_named(monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     kind = {'torch': granular.ShardByTorchRank, 'jax': granular.ShardByJaxProcess}[name]
     with pytest.raises(granular.errors.MissingExtraError, match=rf'granular-stream\[{name}\]'):
         kind()
 
 
-def test_what_is_no_sampler():
+def test_invalid_samplers_are_rejected():
     for make in (
         lambda: IndexSampler(0), lambda: IndexSampler(5, num_epochs=0), lambda: IndexSampler(5, shuffle=True),
         lambda: IndexSampler(5, seed=-1), lambda: ShardOptions(2, 2), lambda: ShardOptions(0, 0),
@@ -151,7 +151,7 @@ def test_what_is_no_sampler():
         list(DataLoader(data_source=[1], sampler=IndexSampler(1, num_epochs=1), operations=[Noise()]))
 
 
-async def test_the_asynchronous_face():
+async def test_async_api():
     sampler = IndexSampler(10, shuffle=True, num_epochs=1, seed=0)
     found = [
         plain(batch) async for batch in aio.DataLoader(data_source=range(10), sampler=sampler, operations=[Batch(4)])

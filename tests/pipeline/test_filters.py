@@ -1,4 +1,4 @@
-"""Which samples stay, and how often: pure functions, and the methods of MapDataset that are made of them."""
+"""Filters: selection and repetition of samples, as pure functions and as methods of MapDataset."""
 
 import collections
 import pickle
@@ -26,12 +26,12 @@ LABELS = [0, 1, 1, 1, 2, 2, 1, 0, 1, 1, 1]
      (100, np.float32(0.29), np.float64(0.58), (29, 58)), (10**12, 0.29, 1, (29 * 10**10, 10**12)),
      (7, Fraction(1, 7), 1, (1, 7))],
 )  # fmt: skip
-def test_percent_edges(length, start, stop, want):
+def test_percent_boundaries(length, start, stop, want):
     assert filters.percent_range(length, start, stop) == want
 
 
 @given(st.integers(0, 10**9), st.lists(st.floats(0, 1), max_size=6))
-def test_percent_ranges_that_meet_partition(length, edges):
+def test_adjacent_percent_ranges_partition_the_indices(length, edges):
     bounds = [0, *sorted(edges), 1]
     ranges = [filters.percent_range(length, a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
     assert ranges[0][0] == 0
@@ -40,7 +40,7 @@ def test_percent_ranges_that_meet_partition(length, edges):
 
 
 @given(st.integers(1, 10**9), st.data())
-def test_percent_of_whole_samples(length, data):
+def test_percent_of_samples(length, data):
     count = data.draw(st.integers(0, length))
     assert filters.percent_range(length, None, count / length)[1] == count
     hundredths = data.draw(st.integers(0, 100))
@@ -48,7 +48,7 @@ def test_percent_of_whole_samples(length, data):
 
 
 @pytest.mark.parametrize('bounds', [(-0.1, 1), (0, 1.1), (0.6, 0.5), (float('nan'), 1), ('0.5', 1)])
-def test_what_is_no_percentage(bounds):
+def test_invalid_percentages_are_rejected(bounds):
     with pytest.raises(InvalidArgumentError):
         filters.percent_range(10, *bounds)
 
@@ -56,7 +56,7 @@ def test_what_is_no_percentage(bounds):
 # --- classes
 
 
-def test_classes():
+def test_classes_are_selected():
     want = [0, 4, 5, 7]
     for valid in ([0, 2], (2, 0, 0), {0, 2}, range(0, 3, 2), np.array([2, 0], np.uint8), [0, 2, 77, -5]):
         assert filters.by_class(LABELS, valid).tolist() == want
@@ -68,7 +68,7 @@ def test_classes():
     assert filters.by_class([], [1]).tolist() == []
 
 
-def test_several_classes_of_a_sample():
+def test_samples_with_several_classes():
     for labels in (
         [[0, 3], [1], [], [3, 2]],
         [np.array([0, 3]), np.array([1]), np.zeros(0), (3, 2)],
@@ -88,7 +88,7 @@ def test_several_classes_of_a_sample():
      ([0], ['0'], None, 'strings'), (['a', 0], [0], None, 'int, str'), ([[[0]]], [0], None, '1-D'),
      ([[0], 1], [0], None, 'sample 1 has label 1')],
 )  # fmt: skip
-def test_what_is_no_class(labels, valid, invalid, match):
+def test_invalid_classes_are_rejected(labels, valid, invalid, match):
     with pytest.raises(InvalidArgumentError, match=match):
         filters.by_class(labels, valid, invalid)
 
@@ -96,7 +96,7 @@ def test_what_is_no_class(labels, valid, invalid, match):
 # --- oversampling: the lists are what OversamplingWrapper(ds, mode=...).indices of kappadata 1.4.15 gave
 
 
-def test_oversampling_is_that_of_kappadata():
+def test_oversampling_equals_that_of_kappadata():
     multiplied = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 7, 0, 7, 4, 5, 4, 5]
     assert filters.oversampled(LABELS).tolist() == multiplied
     exact = [0, 7, 0, 7, 0, 7, 0, 1, 2, 3, 6, 8, 9, 10, 4, 5, 4, 5, 4, 5, 4]
@@ -121,7 +121,7 @@ def test_oversampling_of_other_labels():
 
 
 @given(st.lists(st.integers(-2, 6), max_size=60))
-def test_counts_of_oversampling(labels):
+def test_oversampling_balances_the_counts(labels):
     before = collections.Counter(labels)
     most = max((count for label, count in before.items() if label != -1), default=0)
     for strategy in ('multiply', 'exact'):
@@ -136,7 +136,7 @@ def test_counts_of_oversampling(labels):
 # --- repeated and shuffled
 
 
-def test_repetitions():
+def test_repetition_counts():
     assert filters.repetitions_of(11, min_size=25) == 3
     assert filters.repetitions_of(11, min_size=22) == 2
     assert filters.repetitions_of(11, min_size=np.int64(1)) == 1
@@ -148,7 +148,7 @@ def test_repetitions():
         filters.repetitions_of(0, repetitions=2)
 
 
-def test_the_shuffled_order_is_that_of_kappadata():
+def test_shuffled_order_equals_that_of_kappadata():
     assert filters.shuffled(11, 5).tolist() == [10, 7, 1, 3, 2, 4, 6, 0, 9, 5, 8]  # ShuffleWrapper(ds, seed=5).indices
     with pytest.raises(InvalidArgumentError, match='seed'):
         filters.shuffled(11, -1)
@@ -199,7 +199,7 @@ def test_labels_are_read_by_field_once_and_in_bulk(place, counted):
             dataset.filter_classes('class', valid_classes=[1])
 
 
-def test_it_describes_itself_and_pickles(place):
+def test_filtered_dataset_prints_and_pickles(place):
     with granular.DatasetReader(place, granular.decoders) as reader:
         dataset = MapDataset.source(reader).filter_classes(valid_classes=[2, 0, 2]).oversample().shuffle(seed=1)
         said = [line.rsplit(maxsplit=1) for line in str(dataset).splitlines()[1:]]
@@ -216,7 +216,7 @@ def test_it_describes_itself_and_pickles(place):
             assert next(iterator)['label'] == dataset[0]['label']
 
 
-def test_what_is_chosen_holds_in_every_epoch():
+def test_selection_is_the_same_in_every_epoch():
     points = [{'label': label, 'i': i} for i, label in enumerate(LABELS)]
     dataset = MapDataset.source(points)
     ones = dataset.shuffle(seed=3).filter_classes(valid_classes=[0])
@@ -231,7 +231,7 @@ def test_what_is_chosen_holds_in_every_epoch():
     assert {point['label'] for point in both.fetch(range(3 * len(both)))} == {0}
 
 
-def test_samples_of_several_classes_and_many_classes():
+def test_large_label_sets_of_a_dataset():
     dataset = MapDataset.source([{'label': label} for label in ([0, 3], [1], [], [3, 2])])
     chosen = dataset.filter_classes(valid_classes=[3, 1])
     assert [point['label'] for point in chosen.filter_classes(invalid_classes=range(1, 2))] == [[0, 3], [3, 2]]
@@ -243,7 +243,7 @@ def test_samples_of_several_classes_and_many_classes():
         chosen.oversample()
 
 
-def test_parts_and_repeats():
+def test_parts_and_repeats_of_a_dataset():
     dataset = MapDataset.range(10)
     assert list(dataset.subset([3, -1, 3])) == [3, 9, 3]
     assert list(dataset.subset(np.array([1]))) == [1]
@@ -262,12 +262,12 @@ def test_parts_and_repeats():
      (lambda d: d.repeat().percent(0.5), 'for ever'), (lambda d: d.filter(bool).oversample(), 'gaps'),
      (lambda d: d.map(lambda p: {'label': 0.5}).oversample(), 'label: want classes')],
 )  # fmt: skip
-def test_what_makes_no_choice(make, match):
+def test_invalid_selections_are_rejected(make, match):
     with pytest.raises(InvalidArgumentError, match=match):
         make(MapDataset.source([{'label': 1}] * 3))
 
 
-async def test_the_asynchronous_face(place):
+async def test_async_api(place):
     async with aio.DatasetReader(place, granular.decoders) as reader:
         dataset = await aio.MapDataset.source(reader).filter_classes(invalid_classes=[1])
         assert len(dataset) == 4

@@ -1,4 +1,4 @@
-"""Orders: permutations all, those of Grain to the index, and blocks that travel together."""
+"""Shuffled orders: permutations, equality with Grain, and blocks that are read together."""
 
 import json
 
@@ -14,7 +14,7 @@ from granular.errors import InvalidArgumentError
 LENGTHS = (1, 2, 3, 10, 1000, 4097, 65536, 65538, 100_003, (1 << 20) + 2, 1_000_000_000)
 
 
-def test_the_order_is_that_of_grain(grain):
+def test_order_equals_that_of_grain(grain):
     cases = [(length, seed) for length in LENGTHS for seed in (0, 10, 2**32 - 1)]
     script = """
 cases = json.loads(sys.argv[1])
@@ -29,7 +29,7 @@ print(json.dumps([order(*case) for case in cases]))
 
 
 @pytest.mark.parametrize('length', [65537, (1 << 18) + 1])
-def test_where_grain_gives_one_twice_all_come_once(length):
+def test_order_is_a_permutation_where_that_of_grain_repeats(length):
     found = shuffle.permute(np.arange(length), length, 3)
     assert len(np.unique(found)) == length
 
@@ -45,7 +45,7 @@ def test_index_is_a_permutation(length, seed, epoch):
     st.integers(1, 3000), st.integers(1, 70), st.integers(1, 9), st.integers(0, 2**32 - 1), st.data()
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
-def test_blocks_are_a_permutation_that_can_be_looked_up_anywhere(length, block, window, seed, data):
+def test_blocks_are_a_permutation_with_random_access(length, block, window, seed, data):
     order = shuffle.Blocks(block, window)
     found = order.lookup(np.arange(length), length, seed, 1)
     assert sorted(found.tolist()) == list(range(length))
@@ -67,7 +67,7 @@ def test_neighbours_are_far_apart():
     assert 0.3 < np.abs(np.diff(found)).mean() / 100_000 < 0.36  # a third, of two that are drawn at random
 
 
-def test_what_are_no_blocks():
+def test_invalid_block_sizes_are_rejected():
     for block, window in ((0, 4), (4, 0), (1.5, 4)):
         with pytest.raises(InvalidArgumentError, match='expected an integer >= 1'):
             shuffle.Blocks(block, window)
@@ -82,7 +82,7 @@ def shards(moto):
     return place
 
 
-async def test_a_block_is_one_request(shards):
+async def test_block_is_one_request(shards):
     async with aio.ShardedDatasetReader(shards, granular.decoders, cache_keys=('i', 'refs')) as reader:
         source = aio.sources.Epochs(reader, shuffle=shuffle.Blocks(block=50, window=4), seed=1)
         before = granular.io_stats()['requests']
@@ -95,7 +95,7 @@ async def test_a_block_is_one_request(shards):
     assert requests <= 2 * 44
 
 
-async def test_blocks_are_read_once_by_several_batches_at_a_time(shards):
+async def test_concurrent_batches_read_each_block_once(shards):
     async with aio.ShardedDatasetReader(shards, granular.decoders, cache_keys=('i', 'refs')) as reader:
         dataset = aio.MapDataset.source(reader).shuffle(seed=1, order=shuffle.Blocks(block=50, window=4))
         before = granular.io_stats()['requests']
@@ -109,7 +109,7 @@ async def test_blocks_are_read_once_by_several_batches_at_a_time(shards):
         assert sorted(found) == list(range(2000))
 
 
-async def test_a_buffer_that_is_too_small_reads_again(shards, caplog):
+async def test_small_block_buffer_reads_blocks_again(shards, caplog):
     from granular.aio.pipeline.nodes.base import Wrapped
     from granular.aio.pipeline.nodes.blocks import BlockBuffer
 

@@ -1,3 +1,5 @@
+"""Sources of granular 0.21: epochs, transforms, and one fetch for a chain."""
+
 import json
 import pickle
 
@@ -15,7 +17,7 @@ def transform(point, seed):
     return (point, *seed)
 
 
-def test_epochs_hold_everything_once():
+def test_epochs_contain_each_element_once():
     source = sources.Epochs(DATA, seed=3)
     assert len(source) == 17
     first, second = source.fetch(range(17)), source.fetch(range(17, 34))
@@ -29,7 +31,7 @@ def test_epochs_hold_everything_once():
 
 
 @pytest.mark.parametrize('seed', [0, 7])
-def test_what_0_21_gives(oracle21, seed):
+def test_elements_equal_those_of_0_21(oracle21, seed):
     script = """
 seed = int(sys.argv[1])
 data = list(range(100, 117))
@@ -70,7 +72,7 @@ def test_lengths():
         len(sources.Transform(lambda step: step, transform))
 
 
-def test_what_can_be_a_source(tmp_path):
+def test_sequences_callables_and_readers_are_sources(tmp_path):
     class Many:
         def __len__(self):
             return 17
@@ -89,7 +91,7 @@ def test_what_can_be_a_source(tmp_path):
         sources.Epochs(7)
 
 
-def test_a_chain_is_one_fetch_of_the_reader(tmp_path, monkeypatch):
+def test_chain_is_one_fetch_of_the_reader(tmp_path, monkeypatch):
     with granular.DatasetWriter(tmp_path / 'ds', {'a': 'int'}, granular.encoders) as writer:
         for i in range(30):
             writer.append({'a': i})
@@ -122,7 +124,7 @@ def test_sources_pickle(tmp_path):
         assert len(twin) == 30
 
 
-def test_several_epochs_in_one_fetch():
+def test_one_fetch_spans_several_epochs():
     source = sources.Epochs(DATA, seed=1)
     steps = [40, 3, 20, 18, 0]
     assert source.fetch(steps) == [source(step) for step in steps]
@@ -135,12 +137,12 @@ def test_several_epochs_in_one_fetch():
      lambda: sources.Mix([DATA, DATA], [-1, 2]), lambda: sources.Epochs(DATA, shuffle='yes'),
      lambda: sources.Transform(DATA, 3)],
 )  # fmt: skip
-def test_what_makes_no_source(make):
+def test_invalid_sources_are_rejected(make):
     with pytest.raises(InvalidArgumentError):
         make()
 
 
-def test_an_error_says_at_which_step():
+def test_errors_name_the_step():
     def fail(point, seed):
         raise KeyError('mine') if point == 105 else RuntimeError('never')
 
@@ -150,7 +152,7 @@ def test_an_error_says_at_which_step():
     assert caught.value.__notes__ == ['while transforming the datapoint at step 7']
 
 
-async def test_the_asynchronous_face():
+async def test_async_api():
     source = aio.sources.Transform(aio.sources.Epochs(DATA, seed=3), transform)
     assert await source.fetch([5]) == sources.Transform(sources.Epochs(DATA, seed=3), transform).fetch([5])
     assert await source.get(5) == (await source.fetch([5]))[0]

@@ -1,3 +1,5 @@
+"""The bridge between threads and the event loop, and its behaviour in entire programs."""
+
 import asyncio
 import signal
 import threading
@@ -30,21 +32,21 @@ async def hop():
     return here()
 
 
-def test_what_never_waits_runs_on_the_callers_thread():
+def test_coroutine_without_waits_runs_on_the_thread_of_the_caller():
     assert run(stay()) == here()
     other = run(hop())
     assert other != here()
     assert run(hop()) == other
 
 
-async def test_under_a_running_loop():
+async def test_run_works_under_a_running_loop():
     # As in a notebook: the loop of this thread is not ours.
     assert run(stay()) == here()
     assert run(hop()) != here()
     assert asyncio.get_running_loop().is_running()
 
 
-def test_from_many_threads():
+def test_many_threads_share_one_loop():
     found = []
     threads = [threading.Thread(target=lambda: found.append(run(hop()))) for _ in range(20)]
     for thread in threads:
@@ -63,7 +65,7 @@ async def fail(after_hop):
 
 
 @pytest.mark.parametrize('after_hop', [False, True])
-def test_errors_come_through(after_hop):
+def test_errors_propagate(after_hop):
     with pytest.raises(LookupError, match='mine'):
         run(fail(after_hop))
 
@@ -76,7 +78,7 @@ async def cleans_up(log):
         log.append('cleaned up')
 
 
-def test_cancelling_reaches_the_coroutine():
+def test_cancellation_reaches_the_coroutine():
     log = []
 
     async def outer():
@@ -90,7 +92,7 @@ def test_cancelling_reaches_the_coroutine():
     assert log == ['cleaned up']
 
 
-def test_a_blocking_call_on_the_librarys_own_loop_says_so():
+def test_blocking_call_on_the_background_loop_is_an_error():
     async def wrong():
         await ensure_event_loop()
         run(hop())
@@ -99,7 +101,7 @@ def test_a_blocking_call_on_the_librarys_own_loop_says_so():
         run(wrong())
 
 
-def test_pools_and_gathering():
+def test_offload_and_gather():
     async def several():
         await ensure_event_loop()
         assert await offload(here) != here()
@@ -109,7 +111,7 @@ def test_pools_and_gathering():
     assert run(offload(here)) == here()
 
 
-async def test_calls_that_wait_get_all_of_the_pool():
+async def test_blocking_calls_use_the_entire_pool():
     assert await map_threads(lambda i: i * i, 1000) == [i * i for i in range(1000)]
     began = time.monotonic()
     seen = set(await map_threads(lambda i: time.sleep(0.1) or here(), 8))
@@ -117,7 +119,7 @@ async def test_calls_that_wait_get_all_of_the_pool():
     assert time.monotonic() - began < 0.7
 
 
-async def test_the_first_error_ends_what_is_spread():
+async def test_first_error_stops_map_threads():
     called = []
 
     def call(i):
@@ -131,14 +133,14 @@ async def test_the_first_error_ends_what_is_spread():
     assert len(called) < 100
 
 
-async def test_the_first_error_ends_the_others():
+async def test_first_error_cancels_gathered_tasks():
     log = []
     with pytest.raises(LookupError):
         await gather([cleans_up(log), fail(True)])
     assert log == ['cleaned up']
 
 
-async def test_resources_are_made_once():
+async def test_concurrent_requests_open_a_resource_once():
     made = []
 
     async def make(opened):
@@ -151,7 +153,7 @@ async def test_resources_are_made_once():
     assert len(made) == 1
 
 
-async def test_a_resource_that_failed_is_tried_again():
+async def test_failed_resource_is_opened_again():
     async def broken(opened):
         raise OSError('not now')
 
@@ -164,7 +166,7 @@ async def test_a_resource_that_failed_is_tried_again():
     assert await opened.get('key2', works) == 7
 
 
-async def test_aclose_closes_sessions(fakegcs):
+async def test_aclose_closes_connections(fakegcs):
     place = aio.Path(fakegcs.place())
     await place.write_bytes(b'x')
     await place.read_bytes()
@@ -201,7 +203,7 @@ def arguments(server):
 
 
 @pytest.mark.parametrize('server', ['seaweed', 'fakegcs'])
-def test_nothing_is_left_at_exit(server, request, python):
+def test_program_exits_without_warnings(server, request, python):
     code = (
         SETUP
         + """
@@ -217,7 +219,7 @@ next(loader)
     assert (done.returncode, done.stdout, done.stderr) == (0, '', '')
 
 
-def test_after_fork(fakegcs, python):
+def test_forked_process_reads_a_bucket(fakegcs, python):
     code = (
         SETUP
         + """
@@ -234,7 +236,7 @@ assert place.read_bytes() == b'content'
     assert (done.returncode, done.stderr) == (0, '')
 
 
-def test_ctrl_c_ends_a_wait(interpreter):
+def test_keyboard_interrupt_ends_a_wait(interpreter):
     code = """
 import asyncio
 from granular.aio.runtime.loops import ensure_event_loop
@@ -263,7 +265,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize('uvloop', [True, False])
 @pytest.mark.parametrize('what', ['sys.exit(3)', 'signal.default_int_handler()', 'asyncio.get_running_loop().stop()'])
-def test_the_loop_outlives_what_callbacks_do(what, uvloop, python):
+def test_loop_survives_callbacks_that_exit_or_stop_it(what, uvloop, python):
     code = f"""
 import asyncio, logging, signal, sys
 if not {uvloop}:
@@ -286,7 +288,7 @@ assert run(call_back()) is first is bridge.loop()
 
 
 @pytest.mark.parametrize('uvloop', [True, False])
-def test_a_loop_that_cannot_begin_fails_the_call(uvloop, python):
+def test_loop_that_cannot_start_fails_the_call(uvloop, python):
     code = f"""
 import os, resource, sys
 if not {uvloop}:
@@ -313,7 +315,7 @@ assert run(hop()) == 7
     assert (done.returncode, done.stdout) == (0, 'OSError\n'), done.stderr
 
 
-def test_a_loop_that_ended_is_replaced_and_its_calls_fail(python):
+def test_ended_loop_is_replaced_and_its_calls_fail(python):
     code = """
 import asyncio, sys, threading
 sys.modules['uvloop'] = None
@@ -342,7 +344,7 @@ assert run(hop()) is bridge.loop()
     assert (done.returncode, done.stdout) == (0, ''), done.stderr
 
 
-def test_without_uvloop(python):
+def test_memory_paths_work_without_uvloop(python):
     code = """
 import sys
 sys.modules['uvloop'] = None
@@ -354,7 +356,7 @@ assert granular.Path('memory://x/y').read_bytes() == b'1'
     assert (done.returncode, done.stderr) == (0, '')
 
 
-def test_a_missing_extra_is_named(python):
+def test_missing_extra_is_named(python):
     code = """
 import sys
 sys.modules['botocore'] = sys.modules['google.auth'] = None

@@ -1,3 +1,5 @@
+"""Iteration over readers: pages are read ahead, in order and in bounded memory."""
+
 import asyncio
 
 import pytest
@@ -34,7 +36,7 @@ async def test_pages_are_read_ahead_in_order(data):
 
 
 @of(300, 100_000)
-async def test_leaving_early_leaves_nothing(data):
+async def test_early_exit_leaves_no_task(data):
     before = asyncio.all_tasks()
     reader = await aio.DatasetReader.open(data[0], granular.decoders)
     items = aiter(reader)
@@ -48,7 +50,7 @@ async def test_leaving_early_leaves_nothing(data):
 
 
 @of(100, MiB)
-async def test_memory_ahead_is_bounded(data):
+async def test_read_ahead_memory_is_bounded(data):
     reader = await aio.DatasetReader.open(data[0], granular.decoders)
     before = granular.io_stats()['bytes']
     items = aiter(reader)
@@ -59,7 +61,7 @@ async def test_memory_ahead_is_bounded(data):
 
 
 @of(3000, 1000)
-def test_the_synchronous_face(data):
+def test_sync_api(data):
     with granular.DatasetReader(data[0], granular.decoders) as reader:
         assert [point['x'][0] for point in reader] == [i % 256 for i in range(3000)]
         for point in reader:
@@ -70,7 +72,7 @@ def test_the_synchronous_face(data):
 
 
 @of(30, MiB)
-async def test_an_error_in_a_page_is_raised_in_its_turn(data):
+async def test_error_in_a_page_is_raised_in_order(data):
     reader = await aio.DatasetReader.open(data[0], granular.decoders)
     (data[1] / 'x.bag').write_bytes(b'')
     with pytest.raises(granular.errors.GranularError):
