@@ -1,4 +1,4 @@
-"""Imports point down the list of layers, and never in a circle; docs/architecture.md shows the same list.
+"""Layers: imports point to lower layers only and form no cycle. docs/architecture.md shows the same list.
 
 ``python -m tests.api.test_layers`` prints the table for docs/architecture.md.
 """
@@ -13,7 +13,7 @@ from tests import ROOT
 
 PACKAGE = ROOT / 'granular'
 
-# From the top down: a module imports from its own part, or from parts of the layers below.
+# From top to bottom: a module imports from its own part, or from parts of lower layers.
 LAYERS = (
     {'__main__': '`python -m granular`'},
     {
@@ -75,7 +75,7 @@ MODULES = dict(modules())
 
 
 def part_of(module):
-    """Return the number of a module's layer and its part there: the longest name that the module's begins with."""
+    """Return the number of a module's layer and its part there: the longest prefix of the module's name."""
     named = [
         (number, part)
         for number, parts in enumerate(LAYERS)
@@ -86,7 +86,7 @@ def part_of(module):
 
 
 def imported(file):
-    """Return the modules that a file imports, wherever in it, but for those of its type annotations alone."""
+    """Return the modules that a file imports anywhere, except imports for type annotations only."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

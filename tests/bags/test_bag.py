@@ -94,13 +94,13 @@ def test_bag_round_trips_in_every_store(root, version, cache_index):
             reader[200]
 
 
-@pytest.mark.parametrize(('records', 'most'), [(100, 1), (20_000, 2)])
+@pytest.mark.parametrize(('records', 'requests'), [(100, 1), (20_000, 2)])
 @pytest.mark.parametrize('version', [1, 2])
-def test_opening_takes_at_most_two_round_trips(http, records, most, version):
+def test_opening_takes_at_most_two_round_trips(http, records, requests, version):
     fill(http.folder / 'x.bag', [b'x'] * records, version)
     reader = granular.BagReader(f'{http.endpoint}/x.bag')
-    asked = [path for _, path, _ in http.requests if path == '/x.bag']
-    assert len(asked) == most
+    requested = [path for _, path, _ in http.requests if path == '/x.bag']
+    assert len(requested) == requests
     assert len(reader) == records
     reader.close()
 
@@ -113,9 +113,9 @@ def test_reads_without_cached_index_request_only_needed_limits(http):
         http.requests.clear()
         assert reader.fetch([10, 11, 12, 50]) == [records[i] for i in (10, 11, 12, 50)]
         table = 1_000_000
-        asked = [tuple(map(int, r.removeprefix('bytes=').split('-'))) for _, _, r in http.requests]
-        assert sorted(b - a + 1 for a, b in asked if a >= table) == [16, 32]
-        assert len(asked) == 4
+        requested = [tuple(map(int, r.removeprefix('bytes=').split('-'))) for _, _, r in http.requests]
+        assert sorted(b - a + 1 for a, b in requested if a >= table) == [16, 32]
+        assert len(requested) == 4
 
 
 def test_range_of_records_is_one_request(http):
@@ -170,7 +170,7 @@ def test_crashed_version_3_bag_is_read_up_to_its_last_complete_limit(tmp_path):
             assert list(reader) == [b'ab', b'c']
 
 
-# --- version 3 goes on
+# --- appending to version 3
 
 
 def test_appending_continues_a_bag(tmp_path):
@@ -271,7 +271,7 @@ def test_removed_or_truncated_local_file_is_an_error(tmp_path):
     fill(tmp_path / 'x.bag', [b'aaaa', b'bbbb'])
     reader = granular.BagReader(tmp_path / 'x.bag')
     (tmp_path / 'x.bag').unlink()
-    assert reader[1] == b'bbbb'  # it is still open
+    assert reader[1] == b'bbbb'  # the descriptor is still open
     granular.aio.stores.local.files.files.forget(str(tmp_path / 'x.bag'))
     for ask in (lambda: reader[1], lambda: reader.fetch([1])):
         with pytest.raises(NotFoundError, match=r'x\.bag'):

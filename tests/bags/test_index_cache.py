@@ -14,13 +14,13 @@ SPEC = {'x': 'int', 'text': 'utf8'}
 
 @pytest.fixture
 def cached(bucket, tmp_path):
-    """A folder in a bucket whose indices are kept."""
+    """A folder in a bucket, with an index cache."""
     config = granular.IOConfig(index_cache=str(tmp_path / 'cache'))
     return granular.Path(str(bucket), config=config, **bucket.aio.store.options) / 'dataset'
 
 
-def write(place, count=10, layout='refs', first=0):
-    with granular.DatasetWriter(place, SPEC, granular.encoders, layout=layout) as writer:
+def write(path, count=10, layout='refs', first=0):
+    with granular.DatasetWriter(path, SPEC, granular.encoders, layout=layout) as writer:
         for i in range(first, first + count):
             writer.append({'x': i, 'text': f'text {i}'})
 
@@ -30,8 +30,8 @@ def requests(fn):
     return fn(), granular.io_stats()['requests'] - before
 
 
-def read(place, **options):
-    with granular.DatasetReader(place, granular.decoders, **options) as reader:
+def read(path, **options):
+    with granular.DatasetReader(path, granular.decoders, **options) as reader:
         return reader.layout, reader.size, reader.spec, list(reader)
 
 
@@ -56,7 +56,7 @@ def test_new_shards_are_listed(cached, layout):
 
     def read(**options):
         with granular.ShardedDatasetReader(cached, granular.decoders, **options) as reader:
-            return [point['x'] for point in reader]
+            return [datapoint['x'] for datapoint in reader]
 
     write(12)
     assert read(shardstart=1, shardstep=2) == [4, 5, 6, 7]
@@ -80,7 +80,7 @@ def test_replaced_dataset_is_an_error_once(cached):
     write(cached, first=100)
     with pytest.raises(ObjectChangedError, match='replaced'):
         read(cached)
-    assert [point['x'] for point in read(cached)[3]] == list(range(100, 110))
+    assert [datapoint['x'] for datapoint in read(cached)[3]] == list(range(100, 110))
 
 
 @pytest.mark.parametrize(
@@ -102,10 +102,10 @@ def test_damaged_index_file_is_ignored(cached, tmp_path, caplog, harm):
 def test_unwritable_folder_logs_a_warning(bucket, tmp_path, caplog):
     (tmp_path / 'file').write_bytes(b'')
     config = granular.IOConfig(index_cache=str(tmp_path / 'file'))
-    place = granular.Path(str(bucket), config=config, **bucket.aio.store.options) / 'dataset'
-    write(place)
+    path = granular.Path(str(bucket), config=config, **bucket.aio.store.options) / 'dataset'
+    write(path)
     with caplog.at_level(logging.WARNING, 'granular'):
-        assert len(read(place)[3]) == 10
+        assert len(read(path)[3]) == 10
     assert 'is not kept' in caplog.text
 
 
@@ -116,9 +116,9 @@ def test_no_cache_without_cached_index(cached, tmp_path):
 
 
 def test_local_datasets_are_not_cached(tmp_path):
-    place = granular.Path(tmp_path / 'data', config=granular.IOConfig(index_cache=str(tmp_path / 'cache')))
-    write(place)
-    read(place)
+    path = granular.Path(tmp_path / 'data', config=granular.IOConfig(index_cache=str(tmp_path / 'cache')))
+    write(path)
+    read(path)
     assert not (tmp_path / 'cache').exists()
 
 

@@ -41,9 +41,9 @@ VALUES = st.recursive(
 @settings(max_examples=50)
 @given(VALUES)
 def test_values_round_trip(value):
-    found = decode(encode(value))
-    assert found == value
-    assert repr(found) == repr(value)  # tuples and lists, True and 1, -0.0
+    decoded = decode(encode(value))
+    assert decoded == value
+    assert repr(decoded) == repr(value)  # tuples and lists, True and 1, -0.0
 
 
 @pytest.mark.parametrize(
@@ -54,19 +54,19 @@ def test_values_round_trip(value):
 )  # fmt: skip
 def test_decoded_arrays_are_writable_and_independent(value):
     first, (second, [third]) = decode(encode((value, (value, [value]))))
-    for found in (first, second, third):
-        assert found.dtype == value.dtype
-        assert found.shape == value.shape
-        assert found.tobytes() == value.tobytes()
-        assert found.flags.writeable
-        assert not np.shares_memory(found, value)
+    for decoded in (first, second, third):
+        assert decoded.dtype == value.dtype
+        assert decoded.shape == value.shape
+        assert decoded.tobytes() == value.tobytes()
+        assert decoded.flags.writeable
+        assert not np.shares_memory(decoded, value)
 
 
 def test_numpy_scalars_keep_their_type():
     for value in (np.float32(1.5), np.int8(-3), np.bool_(True), np.datetime64('2020-01-01')):
-        found = decode(encode({'x': value}))['x']
-        assert found == value
-        assert type(found) is type(value)
+        decoded = decode(encode({'x': value}))['x']
+        assert decoded == value
+        assert type(decoded) is type(value)
 
 
 @pytest.mark.parametrize('value', [object(), {1}, np.array([object()]), np.zeros(2, [('a', 'i4')]), [[{1}]]])
@@ -105,8 +105,8 @@ def test_elements_of_any_type_are_stored():
         assert [repr(item) for item in source] == [repr(item) for item in ELEMENTS]
         assert source[0] == b'zeros\0\0'
         assert source.fetch([-2, 3, 3]) == source.__getitems__([5, 3, 3]) == source._getitems([5, 3, 3]) == [None, 3, 3]
-        found = source[6]['image']
-        found[0, 0] = 99  # the caller's own
+        decoded = source[6]['image']
+        decoded[0, 0] = 99  # a copy for the caller
         assert source[6]['image'][0, 0] == 0
         with pytest.raises(OutOfRangeError):
             source[7]
@@ -122,7 +122,7 @@ def test_another_process_attaches_by_name(program):
         )
         out, error = program(code).communicate()
         assert (out.splitlines(), error) == ([f"{source!r} b'a\\x00' 3", repr(granular.InMemoryDataSource([1, 2]))], '')
-        # It neither removed it when it ended, nor when it was told to.
+        # The other process removes it neither by unlink() nor at its end.
         assert granular.InMemoryDataSource(name=f'{RUN}-there')[0] == b'a\0'
         with pytest.raises(AlreadyExistsError, match='there'):
             granular.InMemoryDataSource([1], name=f'{RUN}-there')
@@ -205,19 +205,19 @@ def test_memory_of_a_killed_owner_is_removed_by_the_next(program):
     assert process.stdout.readline() == '1\n'
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    with granular.InMemoryDataSource([2], name=f'{RUN}-killed') as source:  # the same name, too
+    with granular.InMemoryDataSource([2], name=f'{RUN}-killed') as source:  # with the same name
         assert source[0] == 2
 
 
 @pytest.mark.parametrize(
-    ('args', 'error', 'said'),
+    ('args', 'error', 'message'),
     [(((),), None, ''), ((), InvalidArgumentError, 'elements'), (([{1}],), EncodeError, 'element 0: set')],
 )  # fmt: skip
-def test_argument_validation(args, error, said):
+def test_argument_validation(args, error, message):
     if error is None:
         assert list(granular.InMemoryDataSource(*args)) == []
     else:
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             granular.InMemoryDataSource(*args)
 
 
@@ -228,16 +228,16 @@ def test_invalid_names_are_rejected(name):
 
 
 def test_foreign_shared_memory_is_an_error(tmp_path):
-    place = os.path.join(FOLDER, f'granular-{os.getuid()}-data-{RUN}-odd')
+    path = os.path.join(FOLDER, f'granular-{os.getuid()}-data-{RUN}-odd')
     for content in (b'', b'granular-data-1\n', b'x' * 100, b'granular-data-1\n' + b'\xff' * 100):
-        with open(place, 'wb') as file:
-            lock(file.fileno())  # so that it is not taken for a leftover
+        with open(path, 'wb') as file:
+            lock(file.fileno())  # otherwise it would be removed as that of an ended process
             file.write(content)
             file.flush()
             with pytest.raises(granular.errors.CorruptError, match='odd'):
                 granular.InMemoryDataSource(name=f'{RUN}-odd')
-    os.unlink(place)
-    os.symlink(tmp_path, place)
+    os.unlink(path)
+    os.symlink(tmp_path, path)
     with pytest.raises(granular.errors.AccessDeniedError):
         granular.InMemoryDataSource(name=f'{RUN}-odd')
-    os.unlink(place)
+    os.unlink(path)

@@ -48,7 +48,7 @@ def test_values_are_read_once_for_all_readers(source, redis_server, space, clien
         assert source.fetched == [[3, 1, 63], [2]]
         assert cache.__getitems__([1]) == cache._getitems([1]) == [1]
         assert cache.fetch([]) == []
-        keys = sorted(key.decode() for key in client.keys(f'{space}:*'))  # and no locks
+        keys = sorted(key.decode() for key in client.keys(f'{space}:*'))  # without locks
         prefix = keys[0].rpartition(':')[0]
         assert keys == sorted(f'{prefix}:{i}' for i in (1, 2, 3, 63))
         assert client.get('mine') == b'untouched'
@@ -58,7 +58,7 @@ def test_values_are_read_once_for_all_readers(source, redis_server, space, clien
     with pytest.raises(ClosedError):
         cache[1]
     until = time.monotonic() + 5
-    while len(client.client_list()) > 1:  # all but the test's own
+    while len(client.client_list()) > 1:  # except the key of the test
         assert time.monotonic() < until
         time.sleep(0.01)
 
@@ -91,7 +91,7 @@ def test_fingerprint_separates_sources_and_transforms(tmp_path, redis_server, sp
     assert len({key.split(b':')[1] for key in client.keys(f'{space}:*')}) == 4
     with granular.RedisCache(sources[0], redis_server.url, namespace=space) as cache:
         assert cache[1] == {'n': 1}
-        assert cache.stats()['hits'] == 1  # made again of the same
+        assert cache.stats()['hits'] == 1  # created again from the same elements
     for reader in sources[:2]:
         with granular.RedisCache(reader, redis_server.url, namespace=space, fingerprint='digits-1') as cache:
             assert cache[1] == {'n': 1}
@@ -120,11 +120,11 @@ def test_foreign_and_damaged_values_are_misses(source, redis_server, space, clie
 
 def test_concurrent_misses_read_a_value_once(source, redis_server, space):
     source.delay = 0.2
-    found = []
+    batches = []
 
     def read():
         with granular.RedisCache(source, redis_server.url, label, namespace=space) as cache:
-            found.append(cache.fetch(range(10)))
+            batches.append(cache.fetch(range(10)))
             stats.append(cache.stats())
 
     stats = []
@@ -133,7 +133,7 @@ def test_concurrent_misses_read_a_value_once(source, redis_server, space):
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [list(range(10))] * 6
+    assert batches == [list(range(10))] * 6
     assert source.fetched == [list(range(10))]
     assert sum(entry['misses'] for entry in stats) == 10
     assert sum(entry['waited'] + entry['hits'] for entry in stats) == 50
@@ -153,9 +153,9 @@ def test_killed_reader_is_awaited_no_longer_than_configured(source, redis_server
     process.join()
     process.close()
     with granular.RedisCache(source, redis_server.url, label, namespace=space, wait=0.2) as cache:
-        began = time.monotonic()
+        start = time.monotonic()
         assert cache.fetch([1, 2, 3]) == [1, 2, 3]
-        assert 0.2 < time.monotonic() - began < 1
+        assert 0.2 < time.monotonic() - start < 1
         assert cache.stats()['misses'] == 3
 
 
@@ -194,10 +194,10 @@ def test_slow_server_costs_one_timeout(source):
         with granular.RedisCache(source, server.url, label, timeout=0.2) as cache:
             cache.fetch(range(8))
             os.kill(server.process.pid, signal.SIGSTOP)
-            began = time.monotonic()
+            start = time.monotonic()
             for _ in range(3):
                 assert cache.fetch(range(8)) == list(range(8))
-            assert 0.2 <= time.monotonic() - began < 1
+            assert 0.2 <= time.monotonic() - start < 1
             assert cache.stats()['bypassed'] == 24
 
 
@@ -229,7 +229,7 @@ def test_password_is_redacted(source, monkeypatch, caplog, space):
             assert PASSWORD not in repr(cache)
             plain = pickle.loads(data)
             assert plain.fetch(range(8)) == list(range(8))
-            assert plain.stats()['bypassed'] == 8  # it was not let in
+            assert plain.stats()['bypassed'] == 8  # the password was rejected
             assert 'AuthenticationError' in caplog.text
             monkeypatch.setenv('GRANULAR_REDIS_URL', server.url)
             for twin in (
@@ -249,12 +249,12 @@ def test_password_is_redacted(source, monkeypatch, caplog, space):
 
 def test_worker_processes_share_the_cache(source, redis_server, space):
     with granular.RedisCache(source, redis_server.url, namespace=space) as cache:
-        points = granular.sources.Epochs(cache, shuffle=False)
+        datapoints = granular.sources.Epochs(cache, shuffle=False)
         for _ in range(2):
-            with granular.Loader(points, 8, workers=2, prefetch=2, mp='fork') as loader:
+            with granular.Loader(datapoints, 8, workers=2, prefetch=2, mp='fork') as loader:
                 assert np.concatenate([next(loader)['label'] for _ in range(8)]).tolist() == list(range(64))
-        asked = [i for line in source.fetched for i in line]
-        assert sorted(asked) == list(range(64))
+        indices = [i for line in source.fetched for i in line]
+        assert sorted(indices) == list(range(64))
 
 
 def test_values_expire(source, redis_server, space):
@@ -276,7 +276,7 @@ def test_argument_validation(options):
 
 
 class Odd:
-    """A source with the repr of any object."""
+    """A source with the default repr."""
 
     def __len__(self):
         return 2

@@ -16,14 +16,14 @@ GOOD = {b'HELLO': b'%1\r\n$5\r\nproto\r\n:3\r\n', b'EVAL': b'$-1\r\n', b'EVALSHA
 
 
 class ScriptedRedis(socketserver.ThreadingTCPServer):
-    """A server that answers the commands of one name with a reply of a script, and keeps values for the others."""
+    """A server that sends a fixed reply to one command, and stores values for the others."""
 
     daemon_threads = allow_reuse_address = True
 
     def __init__(self, command, reply):
         super().__init__(('127.0.0.1', 0), Connection)
         self.command, self.reply = command, reply
-        self.values, self.asked = {}, 0
+        self.values, self.replies = {}, 0
         self.stopped = threading.Event()
 
     def __enter__(self):
@@ -50,12 +50,12 @@ class Connection(socketserver.StreamRequestHandler):
                     parts.append(self.rfile.read(size + 2)[:-2])
                 self.answer(*parts)
         except (OSError, ValueError):
-            pass  # the client has gone
+            pass  # the client has disconnected
 
     def answer(self, name, *arguments):
         name, server = name.upper(), self.server
         if name == server.command:
-            server.asked += 1
+            server.replies += 1
             reply = server.reply(server, arguments) if callable(server.reply) else server.reply
             if reply is None:
                 server.stopped.wait(30)
@@ -74,7 +74,7 @@ class Connection(socketserver.StreamRequestHandler):
 
 
 def array(server, keys):
-    """A good answer to MGET."""
+    """Return a valid reply to MGET."""
     bodies = [server.values.get(key) for key in keys]
     return b'*%d\r\n' % len(keys) + b''.join(
         b'$-1\r\n' if b is None else b'$%d\r\n%b\r\n' % (len(b), b) for b in bodies
@@ -82,7 +82,7 @@ def array(server, keys):
 
 
 def of_others(server, keys):
-    """The values of other keys."""
+    """Return a reply to MGET with the values of other keys."""
     return array(server, keys[1:] + keys[:1])
 
 
@@ -132,7 +132,7 @@ REPLIES = {
     'silence': None,
 }
 COMMANDS = (b'MGET', b'SET', b'EVAL', b'CLIENT', b'HELLO')
-# Replies that are whole: the server is asked again at once, on whatever connection is left.
+# Complete replies: the cache may send the next command at once, without a pause.
 WHOLE = ('error', 'status', 'integer', 'bytes', 'null', 'a null array', 'an empty array', 'a short array')
 WHOLE += ('an array of integers', 'an array of errors', 'values of other keys', 'one reply more', 'the end')
 
@@ -140,7 +140,7 @@ WHOLE += ('an array of integers', 'an array of errors', 'values of other keys', 
 @pytest.mark.parametrize('reply', REPLIES)
 def test_malformed_replies_are_misses(reply, tmp_path, caplog):
     def requests(command):
-        # The number of commands that got the reply.
+        # Return the number of commands that received the reply.
         with ScriptedRedis(command, REPLIES[reply]) as server:
             source = RecordingSource(tmp_path / f'log-{command.decode()}')
             retry = 0 if reply in WHOLE and command in (b'MGET', b'SET') else 60
@@ -150,7 +150,7 @@ def test_malformed_replies_are_misses(reply, tmp_path, caplog):
                     assert cache.fetch([0, 1, 2, 3]) == [0, 1, 2, 3]
                     assert cache[5] == 5
                 assert sum(cache.stats().values())
-            return server.asked
+            return server.replies
 
     commands = COMMANDS[:1] if callable(REPLIES[reply]) else COMMANDS
     with caplog.at_level(logging.WARNING, 'granular'), concurrent.futures.ThreadPoolExecutor() as threads:
@@ -174,7 +174,7 @@ def test_values_of_other_sources_are_misses(redis_server, tmp_path):
             cache[name].fetch(range(4))
         keys = {name: [f'{reader.aio._prefix}{i}' for i in range(4)] for name, reader in cache.items()}
         for one, two in zip(keys['one'], keys['two'], strict=True):
-            client.set(two, client.get(one))  # sound, but of another source
+            client.set(two, client.get(one))  # valid, but of another source
         assert cache['two'].fetch(range(4)) == list(range(4))
         assert cache['two'].stats()['damaged'] == 4
     for reader in cache.values():

@@ -60,7 +60,7 @@ def test_misses_and_hits_return_equal_values(source):
     with granular.SharedMemoryCache(values) as cache:
         first, second = cache.fetch(range(6)), cache.fetch(range(6))
         assert repr(first) == repr(second) == repr(values)
-        first[2]['a'][:] = 9  # the caller's own
+        first[2]['a'][:] = 9  # a copy for the caller
         second[2]['a'][:] = 8
         assert cache[2]['a'].tolist() == values[2]['a'].tolist() == [0, 1, 2]
 
@@ -87,7 +87,7 @@ def test_uncacheable_value_is_an_encode_error():
         assert list(stream) == [1]
 
 
-def fail(point):
+def fail(datapoint):
     raise ValueError('no')
 
 
@@ -98,7 +98,7 @@ def test_failed_transform_names_the_step(source):
 
 
 def test_filtered_elements_are_cached(source):
-    dataset = granular.MapDataset.source(source).filter(lambda point: point['label'] % 2)
+    dataset = granular.MapDataset.source(source).filter(lambda datapoint: datapoint['label'] % 2)
     with granular.SharedMemoryCache(dataset, label) as cache:
         for _ in range(2):
             assert cache.fetch(range(4)) == [None, 1, None, 3]
@@ -111,7 +111,8 @@ def test_decoded_images_are_cached_by_pack_and_unpack():
     pack, unpack = granular.formats.pack_image, granular.formats.unpack_image
     with granular.SharedMemoryCache(images, pack=pack, unpack=unpack) as cache:
         for _ in range(2):
-            assert [found.tobytes() for found in cache.fetch(range(4))] == [image.tobytes() for image in images]
+            fetched = cache.fetch(range(4))
+            assert [image.tobytes() for image in fetched] == [image.tobytes() for image in images]
         assert cache.stats()['hits'] == 4
         assert cache[0].mode == 'RGB'
         twin = pickle.loads(pickle.dumps(cache))
@@ -126,8 +127,10 @@ def test_reader_hits_count_in_io_stats(tmp_path):
         with granular.SharedMemoryCache(reader) as cache:
             first = cache.fetch(range(10))
             before = granular.io_stats()
-            assert [point['n'] for point in cache.fetch(range(10))] == [point['n'] for point in first] == [*range(10)]
+            second = cache.fetch(range(10))
             after = granular.io_stats()
+            for datapoints in (first, second):
+                assert [datapoint['n'] for datapoint in datapoints] == [*range(10)]
             assert (after['cached'] - before['cached'], after['ranges'] - before['ranges']) == (10, 0)
             assert str(tmp_path) in repr(cache)
 
@@ -150,7 +153,7 @@ def test_workers_of_a_loader_share_the_cache(source, method):
 
 
 def test_workers_of_torch_share_the_cache(source):
-    import torch  # here, as the programs below import this module
+    import torch  # a slow import, needed only here
 
     with granular.SharedMemoryCache(source, label) as cache:
         for context, count in (('fork', 2), ('spawn', 1)):
@@ -161,13 +164,13 @@ def test_workers_of_torch_share_the_cache(source):
 
 def fill(cache, seed):
     for index in np.random.default_rng(seed).permutation(len(cache)).tolist():
-        point = cache[index]
-        assert point['label'] == index
-        assert (point['x'] == index % 256).all()
+        datapoint = cache[index]
+        assert datapoint['label'] == index
+        assert (datapoint['x'] == index % 256).all()
 
 
 class Large(RecordingSource):
-    """Values of which each takes a while to store."""
+    """A source of values that are slow to store. It records no fetches."""
 
     def fetch(self, indices):
         return [{'x': np.full(self.size, i, np.uint8), 'label': i} for i in indices]
@@ -185,14 +188,14 @@ def test_killed_workers_leave_no_lock_and_no_partial_value(tmp_path):
             process.kill()
             process.join()
             process.close()
-        kept = cache.stats()['entries']
-        assert kept
-        began = time.monotonic()
-        fill(cache, 99)  # whatever is there is whole
-        assert time.monotonic() - began < 5
+        entries = cache.stats()['entries']
+        assert entries
+        start = time.monotonic()
+        fill(cache, 99)  # each entry is complete
+        assert time.monotonic() - start < 5
         stats = cache.stats()
         assert stats['not_kept'] == 0
-        assert stats['entries'] in (199, 200)  # a kill between a value and its count loses the count
+        assert stats['entries'] in (199, 200)  # killed between a value and its count
         before = stats['hits']
         fill(cache, 100)
         assert cache.stats()['hits'] == before + 200
@@ -298,7 +301,7 @@ def test_named_cache_lives_until_its_last_process_ends(source, program):
         assert len(source.fetched) == 1
     second = program(PROGRAM, source.log, 'stay')
     assert second.stdout.readline() == '2016\n'
-    assert len(source.fetched) == 2  # the first cache was gone
+    assert len(source.fetched) == 2  # the first cache was removed
     second.kill()
     second.communicate()
     granular.InMemoryDataSource([]).close()
@@ -312,8 +315,8 @@ def test_invalid_cache_file_is_replaced(source):
     with granular.SharedMemoryCache(source, name=name, max_bytes=10_000) as cache:
         cache.fetch([1, 2])
         with open(path_of('cache', name), 'rb') as opened:
-            whole = opened.read()
-    for broken in (b'', b'junk' * 100, whole[:200], whole[:-1], whole[:40] + b'\xff' * 16 + whole[56:]):
+            content = opened.read()
+    for broken in (b'', b'junk' * 100, content[:200], content[:-1], content[:40] + b'\xff' * 16 + content[56:]):
         with open(path_of('cache', name), 'xb') as opened:
             opened.write(broken)
         with granular.SharedMemoryCache(source, name=name, max_bytes=10_000) as cache:

@@ -42,8 +42,8 @@ def number(value):
     return struct.pack('<Q', value)
 
 
-FIRST = 64  # where the first chunk begins, behind the signature
-DAMAGE = {  # of an uncompressed record of 10,000 bytes: where, by what, and what is said of it
+FIRST = 64  # start of the first chunk, after the signature
+DAMAGE = {  # of an uncompressed record of 10,000 bytes: offset, new bytes, and message
     'data size': (FIRST + 8, number(1 << 40), 'expected 1099511627776 bytes'),
     'no data': (FIRST + 8, number(0), 'no data'),
     'type': (FIRST + 24, b'\xff', 'type 0xff'),
@@ -87,7 +87,7 @@ BOMBS = {
 def test_decompression_bombs_are_rejected(tmp_path, kind):
     path = write(tmp_path / 'x', [bytes(1000)], f'group_size:1,pad_to_block_boundary:true,{kind}')
     data = bytearray(path.read_bytes())
-    values = data.rindex(b'\xe8\x07', FIRST, FIRST + 100) + 2  # behind their size, 1000
+    values = data.rindex(b'\xe8\x07', FIRST, FIRST + 100) + 2  # after their size, 1000
     bomb = BOMBS[kind](bytes(64 * MiB))
     data[values : values + len(bomb)] = bomb
     data[FIRST + 8 : FIRST + 16] = number(values + len(bomb) - FIRST - 40)
@@ -116,10 +116,10 @@ def test_damaged_record_is_skipped(tmp_path):
 @quick
 def test_truncated_files_are_errors(tmp_path_factory, cut):
     base = tmp_path_factory.getbasetemp()
-    whole, path = base / 'whole.array_record', base / 'cut.array_record'
-    if not whole.exists():
-        write(whole, make(70), 'group_size:9,brotli')
-    data = whole.read_bytes()
+    intact, path = base / 'whole.array_record', base / 'cut.array_record'
+    if not intact.exists():
+        write(intact, make(70), 'group_size:9,brotli')
+    data = intact.read_bytes()
     path.write_bytes(data[: cut % len(data)])
     with pytest.raises((CorruptError, UnsupportedError)):
         granular.ArrayRecordDataSource(path)
@@ -130,10 +130,10 @@ def test_truncated_files_are_errors(tmp_path_factory, cut):
 def test_any_damage_gives_records_or_errors(tmp_path_factory, data):
     options = data.draw(st.sampled_from(['group_size:1,uncompressed', 'group_size:4', 'group_size:4,brotli']))
     base = tmp_path_factory.getbasetemp()
-    whole = base / f'{options.replace(":", "").replace(",", "")}.whole'
-    if not whole.exists():
-        write(whole, [b'%d,' % i * i for i in range(30)], options)
-    content = bytearray(whole.read_bytes())
+    intact = base / f'{options.replace(":", "").replace(",", "")}.whole'
+    if not intact.exists():
+        write(intact, [b'%d,' % i * i for i in range(30)], options)
+    content = bytearray(intact.read_bytes())
     filled = np.flatnonzero(np.frombuffer(bytes(content), np.uint8)).tolist()
     for _ in range(data.draw(st.integers(1, 3))):
         content[data.draw(st.sampled_from(filled))] = data.draw(st.integers(0, 255))

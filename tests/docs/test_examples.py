@@ -21,7 +21,7 @@ runpy.run_path(sys.argv[0], run_name='__main__')
 
 @pytest.fixture
 def output(request, learning_interpreter):
-    """What the example of a test prints."""
+    """Run the example that the test is named after, and return its output."""
     program = EXAMPLES / f'{request.node.name.removeprefix("test_")}.py'
     environment = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)}
     done = learning_interpreter.run(PROGRAM, str(program), env=environment)
@@ -57,7 +57,7 @@ def test_train_jax(output):
 
 def test_train_torch(output):
     assert number(r'accuracy on the test set: ([\d.]+)', output) > 0.9
-    # A batch is one fan-out: of two bags, in an epoch of 24 batches.
+    # A batch is one fan-out to two bags; an epoch has 24 batches.
     assert number(r'epoch 2: .* ([\d,]+) requests', output) < 3 * 24 * 2 + 20
 
 

@@ -74,10 +74,10 @@ def test_msgpack_round_trips(value):
 
 @given(ARRAYS)
 def test_arrays_round_trip(value):
-    found = through('array', value)
-    assert found.dtype == value.dtype
-    assert found.shape == value.shape
-    assert found.tobytes() == value.tobytes()
+    decoded = through('array', value)
+    assert decoded.dtype == value.dtype
+    assert decoded.shape == value.shape
+    assert decoded.tobytes() == value.tobytes()
 
 
 def test_non_contiguous_array_round_trips():
@@ -120,10 +120,10 @@ def test_png_is_lossless(shape):
 
 @pytest.mark.parametrize('shape', [(16, 24), (16, 24, 3)])
 def test_jpg_is_close(shape):
-    found = through('jpg', gradient(*shape))
-    assert found.shape == shape
-    assert found.dtype == np.uint8
-    assert abs(found.astype(int) - gradient(*shape)).mean() < 8
+    decoded = through('jpg', gradient(*shape))
+    assert decoded.shape == shape
+    assert decoded.dtype == np.uint8
+    assert abs(decoded.astype(int) - gradient(*shape)).mean() < 8
 
 
 def test_jpg_quality_determines_size():
@@ -137,10 +137,10 @@ def test_jpg_quality_determines_size():
 @pytest.mark.parametrize('frames', [1, 5])
 def test_videos_round_trip(kind, frames):
     value = np.stack([np.full((32, 48, 3), 40 * i, np.uint8) for i in range(frames)])
-    found = through(kind, value)
-    assert found.shape == value.shape
-    assert found.dtype == np.uint8
-    assert abs(found.astype(int) - value).mean() < 8
+    decoded = through(kind, value)
+    assert decoded.shape == value.shape
+    assert decoded.dtype == np.uint8
+    assert abs(decoded.astype(int) - value).mean() < 8
 
 
 @pytest.mark.parametrize(
@@ -219,11 +219,11 @@ def test_raw_images_round_trip(mode, size):
     empty = Image.new(mode, size)
     data = np.random.default_rng(0).integers(0, 256, len(empty.tobytes()), np.uint8).tobytes()
     image = Image.frombytes(mode, size, np.zeros(len(data) // 4, '<f4').tobytes() if mode == 'F' else data)
-    found = formats.unpack_image(formats.pack_image(image))
-    assert (found.mode, found.size, found.tobytes()) == (image.mode, image.size, image.tobytes())
+    decoded = formats.unpack_image(formats.pack_image(image))
+    assert (decoded.mode, decoded.size, decoded.tobytes()) == (image.mode, image.size, image.tobytes())
     assert len(formats.pack_image(image)) < len(image.tobytes()) + 64
     if mode not in ('PA', 'RGBa', 'LAB', 'HSV', 'RGBX'):
-        assert np.array_equal(np.asarray(found), np.asarray(image))
+        assert np.array_equal(np.asarray(decoded), np.asarray(image))
 
 
 @pytest.mark.parametrize('transparency', [None, 3, bytes([0, 128, 255])])
@@ -232,13 +232,13 @@ def test_raw_images_keep_palette_and_transparency(tmp_path, transparency):
     options = {} if transparency is None else {'transparency': transparency}
     image.save(tmp_path / 'image.png', **options)
     with Image.open(tmp_path / 'image.png') as opened:
-        found = formats.unpack_image(formats.pack_image(opened))
-        assert found.mode == opened.mode == 'P'
-        assert found.getpalette() == opened.getpalette()
-        assert found.convert('RGBA').tobytes() == opened.convert('RGBA').tobytes()
+        decoded = formats.unpack_image(formats.pack_image(opened))
+        assert decoded.mode == opened.mode == 'P'
+        assert decoded.getpalette() == opened.getpalette()
+        assert decoded.convert('RGBA').tobytes() == opened.convert('RGBA').tobytes()
     image.putpalette(bytes(range(64)), 'RGBA')
-    found = formats.unpack_image(formats.pack_image(image))
-    assert found.convert('RGBA').tobytes() == image.convert('RGBA').tobytes()
+    decoded = formats.unpack_image(formats.pack_image(image))
+    assert decoded.convert('RGBA').tobytes() == image.convert('RGBA').tobytes()
 
 
 @settings(max_examples=40)
@@ -248,9 +248,9 @@ def test_raw_images_keep_palette_and_transparency(tmp_path, transparency):
     )
 )
 def test_raw_arrays_round_trip(value):
-    found = formats.unpack_image(memoryview(formats.pack_image(value)))
-    assert (found.dtype, found.shape, found.tobytes()) == (value.dtype, value.shape, value.tobytes())
-    assert found.flags.writeable
+    decoded = formats.unpack_image(memoryview(formats.pack_image(value)))
+    assert (decoded.dtype, decoded.shape, decoded.tobytes()) == (value.dtype, value.shape, value.tobytes())
+    assert decoded.flags.writeable
 
 
 @pytest.mark.parametrize('value', [b'bytes', [[1]], np.array(['a']), np.array([object()])])

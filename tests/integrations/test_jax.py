@@ -31,7 +31,7 @@ def ended(process):
 
 @pytest.fixture(scope='module')
 def outcomes(tmp_path_factory):
-    """What each case failed with: those of one process, and of each of two. They run at the same time."""
+    """Run the cases in one process and in each of two, at the same time, and return their failures."""
     (port,) = free_ports(1)
     folder = tmp_path_factory.mktemp('jax')
     two = {'XLA_FLAGS': '--xla_force_host_platform_device_count=2'}

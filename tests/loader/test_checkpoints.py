@@ -17,8 +17,8 @@ def stream(index=0, count=1):
 def test_state_round_trips_in_every_store(root):
     iterator = iter(stream().batch(5))
     next(iterator)
-    place = granular.save_state(root / 'checkpoint', iterator.get_state())
-    assert place.name == 'process_0-of-1.json'
+    file = granular.save_state(root / 'checkpoint', iterator.get_state())
+    assert file.name == 'process_0-of-1.json'
     rest = [batch.tolist() for batch in iterator]
     granular.save_state(root / 'other', {'step': 3})
     other = iter(stream().batch(5))
@@ -80,8 +80,8 @@ def test_invalid_state_files_are_rejected(tmp_path):
 
 
 async def test_async_api(tmp_path):
-    place = await aio.save_state(tmp_path, {'step': 3})
-    assert json.loads(await place.read_text()) == {'version': 1, 'state': {'step': 3}}
+    file = await aio.save_state(tmp_path, {'step': 3})
+    assert json.loads(await file.read_text()) == {'version': 1, 'state': {'step': 3}}
     assert await aio.load_state(tmp_path) == {'step': 3}
 
 
@@ -97,4 +97,4 @@ def test_progress_shows_the_waiting_stage(capsys):
     assert list(granular.progress(stream(), summary=True)) == list(stream())
     shown = capsys.readouterr().err
     assert 'waiting' in shown
-    assert 'map(abs)' in shown  # how long it took
+    assert 'map(abs)' in shown  # the duration

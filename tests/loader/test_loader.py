@@ -14,17 +14,17 @@ from granular.errors import ClosedError, DatapointError, InvalidArgumentError, S
 
 
 class Numbers:
-    """A source of numbers, which can be made to fail or to wait."""
+    """A source of numbers that can fail or wait."""
 
     def __init__(self, length=100, fail=None, wait=0.0):
         self.length, self.failing, self.wait = length, fail, wait
-        self.asked = []
+        self.fetched = []
 
     def __len__(self):
         return self.length
 
     def __getitem__(self, i):
-        self.asked.append(i)
+        self.fetched.append(i)
         if self.wait:
             time.sleep(self.wait)
         if i == self.failing:
@@ -71,8 +71,8 @@ def test_shards_share_every_global_batch():
             parts.append(steps(loader, 4))
             assert loader.save() == {'step': 48, 'seed': 1}
     with granular.Loader(source, 12) as loader:
-        whole = steps(loader, 4)
-    assert [sum((part[k] for part in parts), []) for k in range(4)] == whole
+        unsharded = steps(loader, 4)
+    assert [sum((part[k] for part in parts), []) for k in range(4)] == unsharded
 
 
 def test_states_resume_exactly():
@@ -142,10 +142,10 @@ def test_text_of_different_length_is_not_truncated():
 
 def test_memory_is_recycled():
     with granular.Loader(sources.Epochs(Numbers(40), shuffle=False), 4, prefetch=2, recycle_after=2) as loader:
-        kept = [next(loader) for _ in range(12)]
-        owners = {id(batch['y']) for batch in kept}
+        retained = [next(loader) for _ in range(12)]
+        owners = {id(batch['y']) for batch in retained}
         assert len(owners) < 9
-        assert [batch['x'].tolist() for batch in kept[-2:]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert [batch['x'].tolist() for batch in retained[-2:]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     with granular.Loader(sources.Epochs(Numbers(40), shuffle=False), 4) as loader:
         assert len({id(next(loader)['y']) for _ in range(1)}) == 1
 
@@ -155,7 +155,7 @@ def test_prefetch_is_bounded():
     with granular.Loader(numbers, 10, prefetch=3) as loader:
         next(loader)
         time.sleep(0.3)
-        assert max(numbers.asked) < 50
+        assert max(numbers.fetched) < 50
         stats = loader.stats()
         assert stats['batches'] == 1
         assert stats['datapoints'] == 10
@@ -212,12 +212,12 @@ async def test_async_api():
         expected = steps(loader, 6)
     async with aio.Loader(source, 4) as loader:
         assert (await loader.spec())['x'] == (np.dtype(np.int64), ())
-        found = []
+        received = []
         async for batch in loader:
-            found.append(batch['x'].tolist())
-            if len(found) == 6:
+            received.append(batch['x'].tolist())
+            if len(received) == 6:
                 break
-        assert found == expected
+        assert received == expected
         loader.load({'step': 4})
         assert (await anext(loader))['x'].tolist() == expected[1]
 

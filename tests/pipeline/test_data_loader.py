@@ -62,30 +62,30 @@ sampler = grain.samplers.SequentialSampler(7, grain.sharding.NoSharding(), seed=
 out['sequential'] = [sampler[i].record_key for i in range(7)]
 print(json.dumps(out))
 """
-    theirs = grain.run(script)
+    expected = grain.run(script)
     for count in (1, 2):
         for index in range(count):
             sampler = IndexSampler(12, ShardOptions(index, count, True), shuffle=True, num_epochs=2, seed=7)
             operations = [Add(), Noise(), Even(), Batch(4)]
             loader = DataLoader(data_source=list(range(100, 112)), sampler=sampler, operations=operations)
-            assert plain(list(loader)) == theirs[f'{index}/{count}']
+            assert plain(list(loader)) == expected[f'{index}/{count}']
             keys = [[sampler[i].record_key, int(sampler[i].rng.integers(99))] for i in range(index, 24, count)]
-            assert keys == theirs[f'{index}/{count} keys']
+            assert keys == expected[f'{index}/{count} keys']
     sampler = SequentialSampler(7, NoSharding(), seed=3)
-    assert [sampler[i].record_key for i in range(7)] == theirs['sequential']
+    assert [sampler[i].record_key for i in range(7)] == expected['sequential']
 
 
 @pytest.mark.parametrize('shuffle', [False, True])
 def test_uneven_shards_are_exact(shuffle):
     for count in (2, 3, 4):
         for epoch in range(3):
-            found = []
+            elements = []
             for index in range(count):
                 sampler = IndexSampler(11, ShardOptions(index, count), shuffle=shuffle, num_epochs=3, seed=1)
                 items = list(DataLoader(data_source=range(11), sampler=sampler))
                 each = len(items) // 3
-                found += items[epoch * each : (epoch + 1) * each]
-            assert sorted(found) == list(range(11))
+                elements += items[epoch * each : (epoch + 1) * each]
+            assert sorted(elements) == list(range(11))
     parts = [
         list(DataLoader(data_source=range(11), sampler=SequentialSampler(11, ShardOptions(i, 3)))) for i in range(3)
     ]
@@ -101,15 +101,15 @@ def test_batches_and_states_do_not_depend_on_workers():
             data_source=range(50), sampler=sampler, operations=operations, worker_count=workers, start_method='fork'
         )
 
-    whole = plain(list(loader(0)))
+    expected_batches = plain(list(loader(0)))
     with iter(loader(2)) as iterator:
         first = [plain(next(iterator)) for _ in range(3)]
         state = json.loads(json.dumps(iterator.get_state()))
-        assert first + plain(list(iterator)) == whole
+        assert first + plain(list(iterator)) == expected_batches
     for workers in (0, 1):
         with iter(loader(workers)) as iterator:
             iterator.set_state(state)
-            assert first + plain(list(iterator)) == whole
+            assert first + plain(list(iterator)) == expected_batches
     other = DataLoader(data_source=range(50), sampler=IndexSampler(50, shuffle=True, num_epochs=2, seed=1))
     with pytest.raises(StateError, match='stage 2 was .*seed=0.*, here .*seed=1'):
         iter(other).set_state(state)
@@ -153,7 +153,7 @@ def test_invalid_samplers_are_rejected():
 
 async def test_async_api():
     sampler = IndexSampler(10, shuffle=True, num_epochs=1, seed=0)
-    found = [
+    elements = [
         plain(batch) async for batch in aio.DataLoader(data_source=range(10), sampler=sampler, operations=[Batch(4)])
     ]
-    assert found == plain(list(DataLoader(data_source=range(10), sampler=sampler, operations=[Batch(4)])))
+    assert elements == plain(list(DataLoader(data_source=range(10), sampler=sampler, operations=[Batch(4)])))

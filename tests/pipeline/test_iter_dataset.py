@@ -41,17 +41,17 @@ def stream(name, length=37, **options):
 def test_state_is_exact_between_any_two_elements(name):
     dataset = stream(name)
     with iter(dataset) as iterator:
-        states, whole = [iterator.get_state()], []
+        states, expected = [iterator.get_state()], []
         for element in iterator:
-            whole.append(plain(element))
+            expected.append(plain(element))
             states.append(json.loads(json.dumps(iterator.get_state())))
         for at, state in enumerate(states):
             iterator.set_state(state)
             assert iterator.get_state() == state
-            assert [plain(element) for element in iterator] == whole[at:], at
+            assert [plain(element) for element in iterator] == expected[at:], at
     with iter(stream(name, buffer=0)) as iterator:
         iterator.set_state(states[len(states) // 2])
-        assert [plain(element) for element in iterator] == whole[len(states) // 2 :]
+        assert [plain(element) for element in iterator] == expected[len(states) // 2 :]
 
 
 GRAIN = {
@@ -85,8 +85,8 @@ for name, text in json.loads(sys.argv[1]).items():
     out[name] = plain(list(eval(text)))
 print(json.dumps(out))
 """
-    for name, theirs in grain.run(script, json.dumps(GRAIN)).items():
-        assert plain(list(stream(name))) == theirs, name
+    for name, expected_elements in grain.run(script, json.dumps(GRAIN)).items():
+        assert plain(list(stream(name))) == expected_elements, name
 
 
 def test_error_does_not_shift_the_state():
@@ -105,10 +105,10 @@ def test_error_does_not_shift_the_state():
     ):
         broken.add(5)
         with iter(chain(MapDataset.range(20).to_iter_dataset())) as iterator:
-            found = []
+            elements = []
             with pytest.raises(KeyError, match='element 5'):
                 while True:
-                    found.append(plain(next(iterator)))
+                    elements.append(plain(next(iterator)))
             state = iterator.get_state()
             with pytest.raises(KeyError, match='element 5'):
                 next(iterator)
@@ -117,7 +117,7 @@ def test_error_does_not_shift_the_state():
             rest = [plain(element) for element in iterator]
             with pytest.raises(StopIteration):
                 next(iterator)
-        assert found + rest == [plain(element) for element in chain(MapDataset.range(20).to_iter_dataset())]
+        assert elements + rest == [plain(element) for element in chain(MapDataset.range(20).to_iter_dataset())]
 
 
 def test_data_errors_are_skipped_replaced_and_counted():
@@ -154,7 +154,7 @@ def test_undecodable_record_is_skipped(tmp_path):
         for i in range(20):
             writer.append({'x': b'\xff' if i in (3, 11) else b'text', 'i': i})
     with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
-        dataset = MapDataset.source(reader).shuffle(seed=1).map(lambda point: point['i'])
+        dataset = MapDataset.source(reader).shuffle(seed=1).map(lambda datapoint: datapoint['i'])
         with iter(dataset.to_iter_dataset(on_error='skip')) as iterator:
             assert sorted(iterator) == [i for i in range(20) if i not in (3, 11)]
             assert iterator.stats()['errors'] == 2
@@ -223,28 +223,28 @@ def test_none_elements_can_be_kept():
 
 
 def test_read_ahead_is_bounded_by_memory():
-    asked = []
+    fetched = []
 
     def make(i):
-        asked.append(i)
+        fetched.append(i)
         return np.zeros(1_000_000, np.uint8)
 
     dataset = MapDataset.range(1000).map(make)
     with iter(dataset.to_iter_dataset(ReadOptions(prefetch_buffer_size=80, memory=30_000_000))) as iterator:
         for _ in range(100):
             next(iterator)
-        assert len(asked) <= 100 + 30 + 2 * 10 + 80  # the first chunks are begun before their size is known
+        assert len(fetched) <= 100 + 30 + 2 * 10 + 80  # the first chunks start before their size is known
 
 
 def test_prefetch_can_start_early():
-    asked = []
-    with iter(MapDataset.range(100).map(asked.append).to_iter_dataset()) as iterator:
+    fetched = []
+    with iter(MapDataset.range(100).map(fetched.append).to_iter_dataset()) as iterator:
         iterator.start_prefetch()
         for _ in range(200):
-            if asked:
+            if fetched:
                 break
             time.sleep(0.01)
-        assert asked
+        assert fetched
 
 
 async def test_async_api():

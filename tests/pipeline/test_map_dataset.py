@@ -11,7 +11,7 @@ import granular
 from granular import MapDataset, aio
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
 
-# Each is evaluated here and with Grain; `M` is the MapDataset of either.
+# Each expression is evaluated here and with Grain; `M` is the MapDataset of that package.
 SAME = [
     'M.range(11).shuffle(seed=10).map(lambda x: x + 1).batch(2)',
     'M.range(3, 40, 4)',
@@ -88,16 +88,16 @@ def test_negative_and_later_epochs():
 
 
 @pytest.fixture
-def place(moto):
-    place = moto.place()
+def path(moto):
+    path = moto.place()
     spec = {'id': 'int', 'text': 'utf8', 'data': 'bytes'}
-    with granular.DatasetWriter(place, spec, granular.encoders) as writer:
+    with granular.DatasetWriter(path, spec, granular.encoders) as writer:
         for i in range(300):
             writer.append({'id': i, 'text': f'number {i}', 'data': bytes([i % 256]) * 1000})
-    return place
+    return path
 
 
-def test_chain_is_one_fetch_of_the_reader(place, monkeypatch):
+def test_chain_is_one_fetch_of_the_reader(path, monkeypatch):
     calls = []
     fetch = aio.DatasetReader.fetch
 
@@ -106,12 +106,12 @@ def test_chain_is_one_fetch_of_the_reader(place, monkeypatch):
         return await fetch(self, indices, mask)
 
     monkeypatch.setattr(aio.DatasetReader, 'fetch', counted)
-    with granular.DatasetReader(place, granular.decoders) as reader:
+    with granular.DatasetReader(path, granular.decoders) as reader:
         dataset = MapDataset.source(reader).shuffle(seed=1)[:200].repeat(2).map(lambda p: p['id'])
         batched = dataset.map(lambda i: i + 1).batch(16)
-        found = batched.fetch([0, 3])
+        batches = batched.fetch([0, 3])
         assert calls == [32]
-        assert [batch.tolist() for batch in found] == [
+        assert [batch.tolist() for batch in batches] == [
             (np.array(dataset.fetch(range(a, a + 16))) + 1).tolist() for a in (0, 48)
         ]
         calls.clear()
@@ -120,8 +120,8 @@ def test_chain_is_one_fetch_of_the_reader(place, monkeypatch):
         assert calls == [5, 5]
 
 
-def test_unselected_keys_are_not_read(place):
-    with granular.DatasetReader(place, granular.decoders) as reader:
+def test_unselected_keys_are_not_read(path):
+    with granular.DatasetReader(path, granular.decoders) as reader:
         dataset = MapDataset.source(reader).shuffle(seed=1)
         before = granular.io_stats()['bytes']
         assert set(dataset.select(['id'])[3]) == {'id'}
@@ -129,7 +129,7 @@ def test_unselected_keys_are_not_read(place):
         assert set(dataset[3]) == {'id', 'text', 'data'}
         assert granular.io_stats()['bytes'] - before - small > 900 > small
         assert dataset.select('text').repeat(2)[3]['text'] == dataset[3]['text']
-        mapped = dataset.map(lambda point: {**point, 'more': 1})
+        mapped = dataset.map(lambda datapoint: {**datapoint, 'more': 1})
         assert mapped.select(['more', 'id'])[3] == {'more': 1, 'id': dataset[3]['id']}
         with pytest.raises(UnknownKeyError, match="no field 'nothing'"):
             mapped.select(['nothing'])[0]
@@ -201,7 +201,7 @@ def test_repr_lists_the_stages():
     left = MapDataset.range(100).shuffle(seed=1)
     dataset = MapDataset.mix([left, MapDataset.source([1, 2]).repeat()]).map(decode).batch(8)
     lines = [line.rsplit(maxsplit=1) for line in str(dataset).split('\n')]
-    assert [(said.strip(), length) for said, length in lines] == [
+    assert [(stage.strip(), length) for stage, length in lines] == [
         ('range(0, 100)', '100'),
         ('shuffle(seed=1, Index())', '100'),
         ('list of 2', '2'),

@@ -108,7 +108,7 @@ def test_sharding_example(directory):
     assert (len(reader), reader.shards) == (40, 4)
     reader.close()
     reader = granular.ShardedDatasetReader(directory, granular.decoders, shardstart=1, shardstep=2)
-    assert [point['foo'] for point in reader] == list(range(20))
+    assert [sample['foo'] for sample in reader] == list(range(20))
     reader.close()
 
 
@@ -132,5 +132,5 @@ def test_dataset_at_a_path_of_elements(tmp_path):
         for i in range(5):
             writer.append({'foo': i})
     with granular.DatasetReader(directory, granular.decoders) as reader:
-        assert [point['foo'] for point in reader] == list(range(5))
+        assert [sample['foo'] for sample in reader] == list(range(5))
     assert pathlib.Path(str(directory), 'spec.json').exists()

@@ -13,8 +13,8 @@ from granular.errors import InvalidArgumentError
 DATA = list(range(100, 117))
 
 
-def transform(point, seed):
-    return (point, *seed)
+def transform(datapoint, seed):
+    return (datapoint, *seed)
 
 
 def test_epochs_contain_each_element_once():
@@ -47,7 +47,7 @@ made = {
 print(json.dumps({k: [v(i) if k == 'Transform' else int(v(i)) for i in range(60)] for k, v in made.items()}))
 """
     epochs = sources.Epochs(DATA, seed=seed)
-    ours = {
+    cases = {
         'Epochs': epochs,
         'Sample': sources.Sample(DATA, seed=seed),
         'Truncate': sources.Truncate(DATA, 5),
@@ -55,9 +55,9 @@ print(json.dumps({k: [v(i) if k == 'Transform' else int(v(i)) for i in range(60)
         'Mix': sources.Mix([sources.Epochs(DATA, shuffle=False), sources.Sample(DATA)], [0.3, 0.7], seed=seed),
         'Transform': sources.Transform(epochs, transform, seed=seed),
     }
-    theirs = oracle21.run(script, str(seed))
-    for name, source in ours.items():
-        assert json.loads(json.dumps(source.fetch(range(60)))) == theirs[name], name
+    reference = oracle21.run(script, str(seed))
+    for name, source in cases.items():
+        assert json.loads(json.dumps(source.fetch(range(60)))) == reference[name], name
 
 
 def test_lengths():
@@ -78,14 +78,14 @@ def test_sequences_callables_and_readers_are_sources(tmp_path):
             return 17
 
         def __getitems__(self, indices):
-            asked.append(indices)
+            fetched.append(indices)
             return [DATA[i] for i in indices]
 
-    asked = []
+    fetched = []
     array = np.array(DATA)
     for source in (DATA, tuple(DATA), array, Many(), dict(enumerate(DATA))):
         assert [int(x) for x in sources.Epochs(source, shuffle=False).fetch([3, 1])] == [103, 101]
-    assert asked == [[3, 1]]
+    assert fetched == [[3, 1]]
     assert sources.Epochs(lambda step: step * 2, length=5, shuffle=False).fetch([6]) == [2]
     with pytest.raises(InvalidArgumentError, match='no source'):
         sources.Epochs(7)
@@ -105,9 +105,9 @@ def test_chain_is_one_fetch_of_the_reader(tmp_path, monkeypatch):
 
     monkeypatch.setattr(aio.DatasetReader, 'fetch', counted)
     source = sources.Epochs(sources.Truncate(sources.Epochs(reader, seed=1), 20), seed=2)
-    points = sources.Transform(source, lambda point, seed: point['a']).fetch(range(20))
+    datapoints = sources.Transform(source, lambda datapoint, seed: datapoint['a']).fetch(range(20))
     assert calls == [20]
-    assert len(set(points)) == 20
+    assert len(set(datapoints)) == 20
     reader.close()
 
 
@@ -143,8 +143,8 @@ def test_invalid_sources_are_rejected(make):
 
 
 def test_errors_name_the_step():
-    def fail(point, seed):
-        raise KeyError('mine') if point == 105 else RuntimeError('never')
+    def fail(datapoint, seed):
+        raise KeyError('mine') if datapoint == 105 else RuntimeError('never')
 
     source = sources.Transform(sources.Truncate([105], 1), fail)
     with pytest.raises(KeyError, match='mine') as caught:

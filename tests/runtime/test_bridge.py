@@ -18,43 +18,43 @@ from tests.support.interpreters import QUIET
 from tests.support.programs import INTERRUPTIBLE
 
 
-def here():
+def current_thread():
     return threading.get_ident()
 
 
-async def stay():
-    return here()
+async def stay_on_thread():
+    return current_thread()
 
 
-async def hop():
+async def switch_to_loop():
     await ensure_event_loop()
     await asyncio.sleep(0)
-    return here()
+    return current_thread()
 
 
 def test_coroutine_without_waits_runs_on_the_thread_of_the_caller():
-    assert run(stay()) == here()
-    other = run(hop())
-    assert other != here()
-    assert run(hop()) == other
+    assert run(stay_on_thread()) == current_thread()
+    other = run(switch_to_loop())
+    assert other != current_thread()
+    assert run(switch_to_loop()) == other
 
 
 async def test_run_works_under_a_running_loop():
-    # As in a notebook: the loop of this thread is not ours.
-    assert run(stay()) == here()
-    assert run(hop()) != here()
+    # As in a notebook, whose loop is not that of the bridge.
+    assert run(stay_on_thread()) == current_thread()
+    assert run(switch_to_loop()) != current_thread()
     assert asyncio.get_running_loop().is_running()
 
 
 def test_many_threads_share_one_loop():
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(run(hop()))) for _ in range(20)]
+    thread_ids = []
+    threads = [threading.Thread(target=lambda: thread_ids.append(run(switch_to_loop()))) for _ in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(set(found)) == 1
-    assert len(found) == 20
+    assert len(set(thread_ids)) == 1
+    assert len(thread_ids) == 20
 
 
 async def fail(after_hop):
@@ -95,7 +95,7 @@ def test_cancellation_reaches_the_coroutine():
 def test_blocking_call_on_the_background_loop_is_an_error():
     async def wrong():
         await ensure_event_loop()
-        run(hop())
+        run(switch_to_loop())
 
     with pytest.raises(GranularError, match=r'granular\.aio'):
         run(wrong())
@@ -104,19 +104,19 @@ def test_blocking_call_on_the_background_loop_is_an_error():
 def test_offload_and_gather():
     async def several():
         await ensure_event_loop()
-        assert await offload(here) != here()
-        return await gather([hop(), hop()])
+        assert await offload(current_thread) != current_thread()
+        return await gather([switch_to_loop(), switch_to_loop()])
 
     assert len(run(several())) == 2
-    assert run(offload(here)) == here()
+    assert run(offload(current_thread)) == current_thread()
 
 
 async def test_blocking_calls_use_the_entire_pool():
     assert await map_threads(lambda i: i * i, 1000) == [i * i for i in range(1000)]
-    began = time.monotonic()
-    seen = set(await map_threads(lambda i: time.sleep(0.1) or here(), 8))
-    assert len(seen) >= 7  # the first thread may come to a second one
-    assert time.monotonic() - began < 0.7
+    start = time.monotonic()
+    seen = set(await map_threads(lambda i: time.sleep(0.1) or current_thread(), 8))
+    assert len(seen) >= 7  # one thread may run two calls
+    assert time.monotonic() - start < 0.7
 
 
 async def test_first_error_stops_map_threads():
@@ -141,16 +141,16 @@ async def test_first_error_cancels_gathered_tasks():
 
 
 async def test_concurrent_requests_open_a_resource_once():
-    made = []
+    opened_resources = []
 
     async def make(opened):
-        made.append(1)
+        opened_resources.append(1)
         await asyncio.sleep(0.01)
         return object()
 
     opened = await scope()
     assert len({id(x) for x in await asyncio.gather(*(opened.get('key', make) for _ in range(9)))}) == 1
-    assert len(made) == 1
+    assert len(opened_resources) == 1
 
 
 async def test_failed_resource_is_opened_again():
@@ -167,17 +167,17 @@ async def test_failed_resource_is_opened_again():
 
 
 async def test_aclose_closes_connections(fakegcs):
-    place = aio.Path(fakegcs.place())
-    await place.write_bytes(b'x')
-    await place.read_bytes()
-    pool = (await place.store.client()).transport.pool
+    path = aio.Path(fakegcs.place())
+    await path.write_bytes(b'x')
+    await path.read_bytes()
+    pool = (await path.store.client()).transport.pool
     assert pool.connections
     await aio.aclose()
     assert not pool.connections
-    assert await place.read_bytes() == b'x'
+    assert await path.read_bytes() == b'x'
 
 
-# --- whole processes
+# --- entire programs
 
 
 @pytest.fixture
@@ -197,9 +197,9 @@ place = granular.Path(sys.argv[1], **options)
 def arguments(server):
     import json
 
-    place = server.place()
-    place.write_bytes(b'content')
-    return str(place), json.dumps(server.options)
+    path = server.place()
+    path.write_bytes(b'content')
+    return str(path), json.dumps(server.options)
 
 
 @pytest.mark.parametrize('server', ['seaweed', 'fakegcs'])
@@ -255,12 +255,12 @@ except KeyboardInterrupt:
 """
     with interpreter.start(INTERRUPTIBLE + code) as process:
         assert process.stdout.readline() == 'waiting\n'
-        began = time.monotonic()
+        start = time.monotonic()
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
     assert out == 'cleaned up\ninterrupted\n'
     assert (process.returncode, err) == (0, '')
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - start < 10
 
 
 @pytest.mark.parametrize('uvloop', [True, False])
