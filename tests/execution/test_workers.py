@@ -16,8 +16,8 @@ import pytest
 import granular
 from granular import MapDataset, MultiprocessingOptions
 from granular.errors import InvalidArgumentError, WorkerError
-from tests.support.interpreters import QUIET
-from tests.support.programs import INTERRUPTIBLE
+from tests import ROOT
+from tests.support.programs import INTERRUPTIBLE, program
 from tests.support.tables import each_value
 
 METHODS = ('spawn', 'forkserver', 'fork')
@@ -339,8 +339,7 @@ def test_workers_share_the_index_of_a_reader(moto, monkeypatch):
 
 
 SCRIPT = """
-import granular, warnings
-warnings.filterwarnings('ignore', '.*multi-threaded.*', DeprecationWarning)
+import granular
 from tests.execution.test_workers import transform
 def main():
     source = granular.sources.Transform(granular.sources.Epochs(range(100)), transform)
@@ -357,17 +356,16 @@ if __name__ == '__main__':
 @pytest.mark.parametrize(
     ('method', 'how'), [('spawn', 'exit'), ('fork', 'exit'), ('spawn', 'interrupted'), ('fork', 'killed')]
 )
-def test_no_worker_outlives_the_program(interpreter, tmp_path, method, how):
+def test_no_worker_outlives_the_program(tmp_path, method, how):
     script = tmp_path / 'script.py'
-    script.write_text(QUIET + INTERRUPTIBLE + SCRIPT.format(method=method, endless=how != 'exit'))
-    # A file, as spawned workers import the script.
-    code = 'import runpy, sys; runpy.run_path(sys.argv[1], run_name="__main__")'
-    with interpreter.start(code, str(script)) as process:
+    script.write_text(INTERRUPTIBLE + SCRIPT.format(method=method, endless=how != 'exit'))
+    environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'PYTHONWARNINGS': 'error::ResourceWarning'}
+    with program([sys.executable, script], env=environment) as process:
         assert process.stdout.readline() == 'ready\n'
         children = psutil.Process(process.pid).children(recursive=True) if how != 'exit' else []
         if how != 'exit':
             process.send_signal(signal.SIGINT if how == 'interrupted' else signal.SIGKILL)
-        _, errors = process.communicate()
+        _, errors = process.communicate(timeout=20)
         ended, alive = psutil.wait_procs(children, timeout=10)
         assert not alive
     if how == 'exit':
