@@ -6,9 +6,9 @@ from typing import Any, Literal, Self, SupportsIndex, cast, overload
 
 from granular.aio.bags import reader as core
 from granular.aio.bags import writer as corewriter
-from granular.aio.bags.reader import Buffer
 from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.bridge import run
+from granular.formats.plain import Buffer
 from granular.sync.base import Reader, SyncObject, blocking
 from granular.sync.iteration import Iteration
 

@@ -164,7 +164,7 @@ class ArrayRecordDataSource(AsyncResource):
         self._indices = {}
 
     @property
-    def identity(self) -> tuple[Any, ...]:
+    def _identity(self) -> tuple[Any, ...]:
         """The parts in order, each by store, address and records, and by the version of a file that was opened."""
         versions = {path: index.version for path, index in self._indices.items()}
         return tuple(

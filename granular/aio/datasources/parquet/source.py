@@ -126,7 +126,7 @@ class ParquetDataSource(AsyncResource):
         return self._columns
 
     @property
-    def identity(self) -> tuple[Any, ...]:
+    def _identity(self) -> tuple[Any, ...]:
         """The files in order, each by store, address, bytes and version, and the columns."""
         return *((f.path.store.fingerprint, f'{f.path}', f.size, f.version) for f in self._footers), self._columns
 

@@ -119,7 +119,7 @@ class WebDatasetDataSource(AsyncResource):
         return sum(index.size for index in self._indices)
 
     @property
-    def identity(self) -> tuple[Any, ...]:
+    def _identity(self) -> tuple[Any, ...]:
         """The files in order, each by store, address, bytes and version, and the decoders of fields."""
         files = [
             (p.store.fingerprint, f'{p}', i.size, i.version) for p, i in zip(self.paths, self._indices, strict=True)
