@@ -217,7 +217,7 @@ def test_records_that_do_not_fit(tmp_path):
     with pytest.raises(EncodeError, match=r"datapoint 201, key 'n': not encoded as 'int': .* give another with spec"):
         granular.convert(iter(odd), tmp_path / 'x', shardlen=100)
     odd[201] = {'m': 1}
-    with pytest.raises(DatapointError, match=r"datapoint 201: keys are missing \['n'\] or too many \['m'\]"):
+    with pytest.raises(DatapointError, match=r"datapoint 201: missing keys \['n'\], unknown keys \['m'\]"):
         granular.convert(iter(odd), tmp_path / 'y', shardlen=100)
     # What was finished before it stays, and is no whole.
     assert sorted(os.listdir(tmp_path / 'y')) == ['000001', PLAN]

@@ -181,7 +181,7 @@ def test_verify_goes_on_behind_what_is_wrong(tmp_path):
 
 
 def test_verify_wants_a_dataset(tmp_path):
-    with pytest.raises(granular.errors.NotFoundError, match='no dataset'):
+    with pytest.raises(granular.errors.NotFoundError, match='not a dataset'):
         granular.verify(tmp_path)
 
 

@@ -270,7 +270,7 @@ class _Work:
             if point.keys() != spec.keys():
                 missing, extra = sorted(spec.keys() - point.keys()), sorted(point.keys() - spec.keys())
                 raise DatapointError(
-                    f'{name}: datapoint {number}: keys are missing {missing} or too many {extra}: a key that is often '
+                    f'{name}: datapoint {number}: missing keys {missing}, unknown keys {extra}: a key that is often '
                     f"missing can have the type 'msgpack', given with spec"
                 )
             try:

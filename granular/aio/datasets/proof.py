@@ -18,6 +18,8 @@ Step = Callable[[], Awaitable[None]]
 
 _ATTEMPTS: Final = 3
 _SETTLED: Final = 5.0  # seconds between a file's last change and its first read; store clocks have whole seconds
+
+
 class Proof:
     """The ``spec.json`` of a dataset, as read before its bags were opened.
 

@@ -150,9 +150,9 @@ class ShardedDatasetWriter(AsyncResource):
         if not folder.store.local or await (folder / 'spec.json').exists():
             return False
         writer = await DatasetWriter.open(folder, *self._args)
-        unused = writer.unused
+        is_unused = writer._is_unused
         await writer.abort()
-        return unused
+        return is_unused
 
     # --- properties
 
@@ -257,7 +257,7 @@ class ShardedDatasetWriter(AsyncResource):
         async with self._turns.turn():
             try:
                 self._check_whole()
-                if self._writer is not None and self._writer.unused:
+                if self._writer is not None and self._writer._is_unused:
                     await self._writer.abort()
                 else:
                     await self._finish()
