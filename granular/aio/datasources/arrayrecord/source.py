@@ -79,7 +79,8 @@ class ArrayRecordDataSource(AsyncResource):
     ::
 
         async with granular.aio.ArrayRecordDataSource('s3://bucket/train.array_record') as source:
-            record, last_ten = await source.get(0), await source.get(slice(-10, None))
+            record = await source.get(0)
+            last_ten = await source.get(slice(-10, None))
             records = await source.fetch([3, 1, 4])
 
     All chunks that a batch needs are read from all files concurrently, and each is decompressed once, in threads. The

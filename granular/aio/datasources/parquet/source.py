@@ -58,6 +58,12 @@ class ParquetDataSource(AsyncResource):
       paths: a file, or a sequence of files.
       columns: the names of the columns to read, in the order wanted; all by default.
       cache_bytes: limit on the bytes of decoded columns in the LRU cache; 0 for no cache.
+
+    Raises:
+      CorruptError: if a file is not a Parquet file, or is damaged.
+      UnsupportedError: if it is encrypted, or has several columns of one name.
+      CorruptDatasetError: if a file has other columns than the first.
+      UnknownKeyError: if a column of ``columns`` does not exist.
     """
 
     def __init__(

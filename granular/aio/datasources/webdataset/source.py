@@ -43,7 +43,7 @@ class WebDatasetDataSource(AsyncResource):
     ::
 
         async with granular.aio.WebDatasetDataSource('s3://bucket/train-000.tar', granular.decoders) as source:
-            image = (await source.get(0))['jpg']
+            datapoint = await source.get(0)
             datapoints = await source.fetch([3, 1, 4], ('cls',))  # only these members are read
 
     A datapoint is a dict: ``'__key__'`` and an entry for each of its members. The field is the part of the member's
@@ -62,6 +62,10 @@ class WebDatasetDataSource(AsyncResource):
       paths: a file, or a sequence of files, not compressed.
       decoders: by field, or by the part after its last dot, the function that decodes a member's bytes, such as
         ``granular.decoders``; fields without a decoder (by default all) are bytes.
+
+    Raises:
+      CorruptError: if a file is not a tar file, or is truncated.
+      UnsupportedError: if it is compressed, or has sparse members.
     """
 
     def __init__(self, paths: PurePath | str | os.PathLike[str] | Sequence[Any], decoders: Decoders = None) -> None:
