@@ -117,7 +117,7 @@ def test_sizes(tmp_path):
             assert done.shards == max(1, -(-count // 10))
             check(place, [point(i) for i in range(count)])
             assert granular.convert(kind(count), place, shardlen=10, spec=spec).found == count
-    with pytest.raises(InvalidArgumentError, match='shardlen is 0'):
+    with pytest.raises(InvalidArgumentError, match='shardlen: expected'):
         granular.convert(Random(3), tmp_path / 'x', shardlen=0)
 
 
@@ -129,7 +129,7 @@ def test_without_shards(tmp_path):
         with granular.DatasetReader(place, granular.decoders) as reader:
             assert all(map(equal, reader, map(point, range(12))))
         assert granular.convert(kind(12), place, shardlen=None).found == 12
-        with pytest.raises(CorruptDatasetError, match='has 12 datapoints, but 13'):
+        with pytest.raises(CorruptDatasetError, match='has 12 datapoints, expected 13'):
             granular.convert(kind(13), place, shardlen=None)
 
 
@@ -214,7 +214,9 @@ def test_types_of_the_users(tmp_path):
 def test_records_that_do_not_fit(tmp_path):
     odd = [{'n': i} for i in range(300)]
     odd[201] = {'n': 'text'}
-    with pytest.raises(EncodeError, match=r"datapoint 201, key 'n': not encoded as 'int': .* give another with spec"):
+    with pytest.raises(
+        EncodeError, match=r"datapoint 201, key 'n': not encoded as 'int': .* pass another one with spec"
+    ):
         granular.convert(iter(odd), tmp_path / 'x', shardlen=100)
     odd[201] = {'m': 1}
     with pytest.raises(DatapointError, match=r"datapoint 201: missing keys \['n'\], unknown keys \['m'\]"):
@@ -260,7 +262,7 @@ def test_another_conversion_is_not_gone_on_with(tmp_path):
     with pytest.raises(AlreadyExistsError, match='that convert did not write'):
         granular.convert(Random(25), tmp_path / 'y')
     granular.convert(Once(25), tmp_path / 'z', shardlen=10)
-    for count, said in ((24, 'has 5 datapoints, but 4'), (20, '000002: is there, but 20'), (35, 'but 10 of')):
+    for count, said in ((24, 'has 5 datapoints, expected 4'), (20, '000002: exists, but 20'), (35, 'expected 10')):
         with pytest.raises(CorruptDatasetError, match=said):
             granular.convert(Once(count), tmp_path / 'z', shardlen=10)
     granular.convert(Once(3), tmp_path / 'w', shardlen=None)
@@ -385,17 +387,17 @@ def test_what_is_not_known(tmp_path):
     (tmp_path / 'x' / 'file.bin').write_bytes(b'x')
     for source, error, said in (
         (tmp_path / 'nothing', NotFoundError, 'nothing'), (tmp_path / 'x', NotFoundError, 'unknown format'),
-        (tmp_path / 'x' / 'file.bin', InvalidArgumentError, 'does not say'), (5, InvalidArgumentError, 'int'),
-        (tmp_path / 'x' / '*.parquet', NotFoundError, 'nothing matches'), ({'a': 1}, InvalidArgumentError, 'dict'),
-        (granular.MapDataset.source(range(3)).repeat(), InvalidArgumentError, 'no end'),
+        (tmp_path / 'x' / 'file.bin', InvalidArgumentError, 'unknown format'), (5, InvalidArgumentError, 'int'),
+        (tmp_path / 'x' / '*.parquet', NotFoundError, 'matches no files'), ({'a': 1}, InvalidArgumentError, 'dict'),
+        (granular.MapDataset.source(range(3)).repeat(), InvalidArgumentError, 'endless'),
     ):  # fmt: skip
         with pytest.raises(error, match=said):
             granular.convert(source, tmp_path / 'y')
-    with pytest.raises(InvalidArgumentError, match='want one of parquet'):
+    with pytest.raises(InvalidArgumentError, match='expected one of parquet'):
         granular.convert(tmp_path / 'x', tmp_path / 'y', format='csv')
     (tmp_path / 'x' / 'a.parquet').write_bytes(b'')
     (tmp_path / 'x' / 'a.tar').write_bytes(b'')
-    with pytest.raises(InvalidArgumentError, match='holds files of parquet, webdataset: pass format'):
+    with pytest.raises(InvalidArgumentError, match='has files of parquet, webdataset: pass format'):
         granular.convert(tmp_path / 'x', tmp_path / 'y')
     assert os.listdir(tmp_path) == ['x']
 

@@ -15,6 +15,7 @@ from granular.aio.http.digests import Digests, proven
 from granular.aio.paths.path import Path, Progress
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import Threads, call_in
+from granular.aio.stores.base import ContentInfo
 from granular.config import MiB
 from granular.errors import (
     BadReplyError,
@@ -68,14 +69,18 @@ async def unpack(
       StoreError: if the disk is full.
       UnsupportedError: if the archive is encrypted or uses an unknown compression.
     """
-    from granular.aio.transfer.unpack import Target, untar, unzip  # imported late, as its modules are rarely needed
+    from granular.aio.transfer.unpack import (  # imported late, as its modules are rarely needed
+        UnpackFolder,
+        untar,
+        unzip,
+    )
 
     await ensure_event_loop()
-    kept = await source.store.content_info(source.key)
-    digests = Digests(proven(kept.digests), source.store.config.part_size)
-    version = kept.version or (await source.stat()).version
-    archive = _Archive(source, kept.size, version, asyncio.get_running_loop(), digests, progress)
-    target = Target(f'{source}', folder, {source_stem(source), os.path.basename(folder)}, keep)
+    info = await source.store.content_info(source.key)
+    digests = Digests(proven(info.digests), source.store.config.part_size)
+    version = info.version or (await source.stat()).version
+    archive = _Archive(source, info.size, version, asyncio.get_running_loop(), digests, progress)
+    target = UnpackFolder(f'{source}', folder, {source_stem(source), os.path.basename(folder)}, keep)
 
     def work() -> Unpacked:
         try:
@@ -83,18 +88,13 @@ async def unpack(
                 unzip(archive, target)
             else:
                 untar(archive, kind, target)
-                for name in proven(kept.digests):
-                    if digests.found(name) != kept.digests[name]:
-                        raise BadReplyError(
-                            f'{source}: {kept.size} bytes came with {name} {digests.found(name)}, the store says '
-                            f'{kept.digests[name]}'
-                        )
+                _check_digests(f'{source}', info, digests)
             target.finish()
         except GranularError:
             raise
         except Exception as error:  # any kind: parsers of damaged data raise many
-            doing = f' at {target.member!r}' if target.member else ''
-            raise CorruptArchiveError(f'{source}: cannot be read as {kind}{doing}: {error!r:.200}') from error
+            member = f' at {target.member!r}' if target.member else ''
+            raise CorruptArchiveError(f'{source}: cannot be read as {kind}{member}: {error!r:.200}') from error
         return Unpacked(target.files, target.bytes)
 
     running = asyncio.ensure_future(call_in(pool, work))
@@ -114,6 +114,15 @@ def source_stem(source: Path) -> str:
     return split_name(source.name)[0]
 
 
+def _check_digests(name: str, info: ContentInfo, digests: Digests) -> None:
+    """Compare the digests of an archive's bytes with those of the store."""
+    for kind in proven(info.digests):
+        if digests.found(kind) != info.digests[kind]:
+            raise BadReplyError(
+                f'{name}: expected {kind} {info.digests[kind]} for {info.size} bytes, got {digests.found(kind)}'
+            )
+
+
 class _Archive(io.RawIOBase):
     """The archive as a blocking file for a thread; the event loop reads it in windows, one of them ahead."""
 
@@ -128,7 +137,7 @@ class _Archive(io.RawIOBase):
     ) -> None:
         self._path, self._size, self._version, self._loop = path, size, version, loop
         self._digests, self._progress = digests, progress
-        self._at, self._number, self._data = 0, -1, b''
+        self._position, self._number, self._data = 0, -1, b''
         self._ahead: dict[int, concurrent.futures.Future[list[bytes]]] = {}
         self._seen: set[int] = set()  # windows already counted: those of a zip's directory are read twice
         self._stopped = False
@@ -140,32 +149,32 @@ class _Archive(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = max(0, offset + (0, self._at, self._size)[whence])
-        return self._at
+        self._position = max(0, offset + (0, self._position, self._size)[whence])
+        return self._position
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast('B')
-        if self._at >= self._size:
+        if self._position >= self._size:
             return 0
-        number, start = divmod(self._at, _WINDOW)
+        number, start = divmod(self._position, _WINDOW)
         data = memoryview(self._window(number))[start : start + len(view)]
         view[: len(data)] = data
-        self._at += len(data)
+        self._position += len(data)
         return len(data)
 
     def _window(self, number: int) -> bytes:
         if number != self._number:
             if self._stopped:
-                raise InterruptedError('unpacking was given up')
-            wanted = self._ahead.pop(number, None) or self._ask(number)
+                raise InterruptedError('unpacking was cancelled')
+            reading = self._ahead.pop(number, None) or self._request(number)
             self._drop()
-            self._ahead[number] = wanted
+            self._ahead[number] = reading
             if number == self._number + 1 and (number + 1) * _WINDOW < self._size:
-                self._ahead[number + 1] = self._ask(number + 1)
-            self._data = wanted.result()[0]
+                self._ahead[number + 1] = self._request(number + 1)
+            self._data = reading.result()[0]
             self._number = number
             self._ahead.pop(number, None)
             if number not in self._seen:
@@ -175,7 +184,7 @@ class _Archive(io.RawIOBase):
                     self._progress(len(self._data))
         return self._data
 
-    def _ask(self, number: int) -> concurrent.futures.Future[list[bytes]]:
+    def _request(self, number: int) -> concurrent.futures.Future[list[bytes]]:
         start = number * _WINDOW
         reading = self._path.read_ranges([start], [min(start + _WINDOW, self._size)], version=self._version)
         return asyncio.run_coroutine_threadsafe(reading, self._loop)
