@@ -118,7 +118,7 @@ def chunks(footer: Footer, group: int, names: tuple[str, ...]) -> list[tuple[int
     return found
 
 
-def weight(footer: Footer, group: int, names: tuple[str, ...]) -> int:
+def estimate_nbytes(footer: Footer, group: int, names: tuple[str, ...]) -> int:
     """Estimate the decoded bytes of some columns of a row group."""
     row_group = footer.metadata.row_group(group)
     if len(names) == len(footer.names):

@@ -1,7 +1,6 @@
 """Reads Parquet files at random: the column chunks of row groups by range requests, decoded by pyarrow."""
 
 import contextlib
-import functools
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final, Self, SupportsIndex
@@ -9,22 +8,19 @@ from typing import Any, Final, Self, SupportsIndex
 import numpy as np
 
 from granular._lazy import need
-from granular.aio.datasources.parquet.arrow_values import values_of
-from granular.aio.datasources.parquet.column_cache import Cache, Key, Load
-from granular.aio.datasources.parquet.file import Footer, chunks, decode, footer_length, parse_footer, weight
+from granular.aio.datasources.parquet.file import Footer, footer_length, parse_footer
+from granular.aio.datasources.parquet.row_groups import RowGroups
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.lifecycle import AsyncResource
-from granular.aio.runtime.loops import PerLoop, cancel_idle, gather, shared_task, wait_shared
+from granular.aio.runtime.loops import gather
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sharing import sharing
-from granular.aio.runtime.threads import CORES, map_threads, offload
-from granular.aio.stores import Store
-from granular.aio.stores.fanout import Job, read_all
+from granular.aio.runtime.threads import offload
 from granular.config import MiB
-from granular.errors import CorruptDatasetError, CorruptError, InvalidArgumentError, UnknownKeyError
-from granular.indexing import Ints, index_of, indices_of
+from granular.errors import CorruptDatasetError, InvalidArgumentError, UnknownKeyError
+from granular.indexing import index_of, indices_of
 
 Fields = Iterable[str] | Mapping[str, bool] | None
 
@@ -76,23 +72,20 @@ class ParquetDataSource(AsyncResource):
         need('pyarrow', 'parquet')
         self.paths = paths_of(paths)
         if isinstance(columns, str) or (columns is not None and not all(type(name) is str for name in columns)):
-            raise InvalidArgumentError(f'columns is {columns!r:.100}: want a sequence of names')
+            raise InvalidArgumentError(f'columns: expected a sequence of names, got {columns!r:.100}')
         if not isinstance(cache_bytes, int) or cache_bytes < 0:
             raise InvalidArgumentError(f'cache_bytes is {cache_bytes!r}: want an integer from 0 on')
         self._chosen = None if columns is None else tuple(dict.fromkeys(columns))
         self._columns: tuple[str, ...] = ()
         self._cache_bytes = cache_bytes
         self._name = f'{self.paths[0]}' if len(self.paths) == 1 else f'{self.paths[0]} and {len(self.paths) - 1} more'
-        self._footers: list[Footer] = []
-        self._stops = np.zeros(0, np.int64)  # cumulative number of rows up to the end of each row group, over all files
-        self._owners = np.zeros(0, np.int64)  # the file of each row group
-        self._firsts = np.zeros(0, np.int64)  # the first row group of each file
-        self._caches = self._new_caches()
+        self._footers: list[Footer] | None = None  # pickled with the source
+        self._groups = RowGroups([], cache_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         args = (self.paths, self._chosen, self._cache_bytes)
-        if sharing.get() and self._footers:
-            return _shared, (type(self), args, self._footers)
+        if sharing.get() and self._groups.footers:
+            return _shared, (type(self), args, self._groups.footers)
         return type(self), args
 
     def __repr__(self) -> str:
@@ -101,27 +94,23 @@ class ParquetDataSource(AsyncResource):
     # --- opening
 
     async def _open(self) -> None:
-        if not self._footers:
+        footers = self._footers
+        if footers is None:
             for path in self.paths:
                 await path.store.ready()
-            self._footers = await gather([_read_footer(path) for path in self.paths])
-        first = self._footers[0]
-        for footer in self._footers:
+            footers = await gather([_read_footer(path) for path in self.paths])
+        first = footers[0]
+        for footer in footers:
             if set(footer.names) != set(first.names):
                 raise CorruptDatasetError(
                     f'{footer.path}: has columns {sorted(footer.names)}, but {first.path} has {sorted(first.names)}'
                 )
         self._columns = first.names if self._chosen is None else self._chosen
-        self.choose(self._columns, first.names)
-        counts = [len(footer.stops) for footer in self._footers]
-        rows = [int(footer.stops[-1]) if len(footer.stops) else 0 for footer in self._footers]
-        bases = np.cumsum(rows, dtype=np.int64) - rows
-        self._stops = np.concatenate([f.stops + base for f, base in zip(self._footers, bases.tolist(), strict=True)])
-        self._owners = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
-        self._firsts = np.cumsum(counts, dtype=np.int64) - counts
+        self._choose(self._columns, first.names)
+        self._groups = RowGroups(footers, self._cache_bytes)
 
     async def _close(self) -> None:
-        await self.release()
+        await self._groups.release()
 
     # --- properties
 
@@ -134,29 +123,25 @@ class ParquetDataSource(AsyncResource):
     @property
     def _identity(self) -> tuple[Any, ...]:
         """The files in order, each by store, address, bytes and version, and the columns."""
-        return *((f.path.store.fingerprint, f'{f.path}', f.size, f.version) for f in self._footers), self._columns
+        return *(
+            (f.path.store.fingerprint, f'{f.path}', f.size, f.version) for f in self._groups.footers
+        ), self._columns
 
     @property
     def size(self) -> int:
         """Bytes of all files."""
         self._check_open()
-        return sum(footer.size for footer in self._footers)
+        return sum(footer.size for footer in self._groups.footers)
 
     def __len__(self) -> int:
         self._check_open()
-        return int(self._stops[-1]) if len(self._stops) else 0
-
-    @property
-    def footers(self) -> list[Footer]:
-        """The footers of the files."""
-        self._check_open()
-        return self._footers
+        return self._groups.length
 
     def copy(self) -> Self:
         """Return an independently closable source of the same files, with a cache of its own."""
         self._check_open()
         twin = type(self).__new__(type(self))
-        twin.__dict__.update(self.__dict__, _caches=self._new_caches())
+        twin.__dict__.update(self.__dict__, _groups=self._groups.copy())
         return twin
 
     # --- reading
@@ -173,10 +158,10 @@ class ParquetDataSource(AsyncResource):
           UnknownKeyError: a ``KeyError``, for a column that does not exist.
         """
         await self._ensure_open()
-        names = self.choose(mask)
+        names = self._choose(mask)
         if isinstance(index, slice | range):
-            return await self._read(indices_of(index, len(self), self._name), names)
-        values = await self._read(np.array([index_of(index, len(self), self._name)]), names)
+            return await self._groups.read(indices_of(index, len(self), self._name), names)
+        values = await self._groups.read(np.array([index_of(index, len(self), self._name)]), names)
         return {name: column[0] for name, column in values.items()}
 
     async def fetch(self, indices: Any, mask: Fields = None) -> list[dict[str, Any]]:
@@ -190,19 +175,19 @@ class ParquetDataSource(AsyncResource):
           The rows, in the order requested.
         """
         await self._ensure_open()
-        places = indices_of(indices, len(self), self._name)
-        values = await self._read(places, self.choose(mask))
+        rows = indices_of(indices, len(self), self._name)
+        values = await self._groups.read(rows, self._choose(mask))
         if not values:
-            return [{} for _ in places]
+            return [{} for _ in rows]
         return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
         await self._ensure_open()
         async with contextlib.aclosing(pages(self.fetch, len(self), self.size, False)) as items:
-            async for point in items:
-                yield point
+            async for row in items:
+                yield row
 
-    def choose(self, mask: Fields, known: Sequence[str] | None = None) -> tuple[str, ...]:
+    def _choose(self, mask: Fields, known: Sequence[str] | None = None) -> tuple[str, ...]:
         """Return the columns that a mask selects.
 
         Raises:
@@ -216,119 +201,29 @@ class ParquetDataSource(AsyncResource):
             wanted = [mask] if isinstance(mask, str) else list(mask)
         known = self._columns if known is None else known
         if unknown := [name for name in wanted if name not in known]:
-            raise UnknownKeyError(f'{self._name}: there are no columns {unknown}: there are {list(known)}')
+            raise UnknownKeyError(f'{self._name}: has no columns {unknown}, only {list(known)}')
         return tuple(dict.fromkeys(wanted))
 
-    def groups_of(self, places: Ints) -> Ints:
-        """Return the row group of each row, counted over all files."""
-        return np.searchsorted(self._stops, places, side='right')
 
-    def weight(self, group: int, names: tuple[str, ...]) -> int:
-        """Estimate the decoded bytes of some columns of a row group."""
-        owner = int(self._owners[group])
-        return weight(self._footers[owner], group - int(self._firsts[owner]), names)
+def paths_of(paths: Any) -> tuple[Path, ...]:
+    """Return one path or several as a tuple.
 
-    async def expect(self, groups: Sequence[int], names: tuple[str, ...]) -> None:
-        """Start to read row groups that will be requested soon, and protect them from eviction."""
-        cache = await self._caches.get()
-        cache.expected = {(group, name) for group in groups for name in names}
-        for group in groups:
-            self._begin(cache, [(group, name) for name in names])
+    Raises:
+      InvalidArgumentError: if there is none.
+    """
+    if isinstance(paths, str | os.PathLike | PurePath) or not isinstance(paths, Iterable):
+        paths = [paths]
+    result = tuple(map(Path, paths))
+    if not result:
+        raise InvalidArgumentError('expected one path or more, got none')
+    return result
 
-    async def release(self) -> None:
-        """Cancel prefetches that no caller is waiting for, and clear the cache."""
-        if (cache := await self._caches.peek()) is not None:
-            cache.clear()
-            await cancel_idle({load.task for load in cache.loads.values()})
 
-    def _new_caches(self) -> PerLoop[Cache]:
-        return PerLoop(functools.partial(Cache, self._cache_bytes))  # per event loop, because tasks fill them
-
-    async def _read(self, places: Ints, names: tuple[str, ...]) -> dict[str, list[Any]]:
-        """Return the values of rows, by column."""
-        if not len(places) or not names:
-            return {name: [] for name in names}
-        cache = await self._caches.get()
-        owners = self.groups_of(places)
-        groups = np.unique(owners).tolist()
-        keys = [(group, name) for group in groups for name in names]
-        if damaged := cache.damaged.keys() & set(keys):
-            raise CorruptError(cache.damaged[min(damaged)])
-        found = {key: cache.take(key) for key in keys}
-        missing = [key for key, column in found.items() if column is None]
-        self._begin(cache, missing)
-        loads = {key: cache.loads[key] for key in missing}
-        await wait_shared({load.task for load in loads.values()})
-        found |= {key: load.found[key] for key, load in loads.items()}
-        return await offload(self._take, places, owners, groups, names, found)
-
-    def _begin(self, cache: Cache, keys: Sequence[Key]) -> None:
-        """Start to load the columns that are neither cached nor being loaded, concurrently."""
-        missing = [key for key in keys if not cache.has(key)]
-        if missing:
-            load = Load()
-            load.task = shared_task(self._load(cache, load, missing))
-            cache.loads.update(dict.fromkeys(missing, load))
-
-    async def _load(self, cache: Cache, load: Load, keys: list[Key]) -> None:
-        try:
-            load.found = await self._decoded(cache, keys)
-            cache.keep(load.found)
-        finally:
-            for key in keys:
-                if cache.loads.get(key) is load:
-                    del cache.loads[key]
-
-    async def _decoded(self, cache: Cache, keys: list[Key]) -> dict[Key, Any]:
-        """Read columns of row groups concurrently, and decode them in threads."""
-        wanted: dict[int, list[str]] = {}
-        for group, name in keys:
-            wanted.setdefault(group, []).append(name)
-        parts: list[tuple[int, Footer, int, tuple[str, ...]]] = []
-        for group, names in wanted.items():
-            owner = int(self._owners[group])
-            # Opening a file in pyarrow takes longer the more columns it has: split columns into no more parts than
-            # there are cores.
-            count = min(len(names), -(-CORES // len(wanted)))
-            parts += [
-                (group, self._footers[owner], group - int(self._firsts[owner]), tuple(names[i::count]))
-                for i in range(count)
-            ]
-        spans = await offload(lambda: [chunks(footer, inner, names) for _, footer, inner, names in parts])
-        pieces = await _read_spans([footer for _, footer, _, _ in parts], spans)
-
-        def call(i: int) -> dict[Key, Any]:
-            group, footer, inner, names = parts[i]
-            held, pieces[i] = pieces[i], []
-            try:
-                return {(group, name): column for name, column in decode(footer, inner, names, held).items()}
-            except CorruptError:
-                for name in names:  # find the damaged column
-                    try:
-                        decode(footer, inner, (name,), held)
-                    except CorruptError as error:
-                        cache.damaged[group, name] = str(error)
-                        raise
-                raise
-
-        return {key: column for part in await map_threads(call, len(parts)) for key, column in part.items()}
-
-    def _take(
-        self, places: Ints, owners: Ints, groups: list[int], names: tuple[str, ...], found: dict[Key, Any]
-    ) -> dict[str, list[Any]]:
-        pa = need('pyarrow', 'parquet')
-        out: dict[str, list[Any]] = {name: [None] * len(places) for name in names}
-        for group in groups:
-            at = np.flatnonzero(owners == group)
-            rows = places[at] - (int(self._stops[group - 1]) if group else 0)
-            straight = len(rows) == 1 or bool((np.diff(rows) == 1).all())
-            for name in names:
-                column = found[group, name]
-                part = column.slice(int(rows[0]), len(rows)) if straight else column.take(pa.array(rows))
-                values, target = values_of(part), out[name]
-                for place, value in zip(at.tolist(), values, strict=True):
-                    target[place] = value
-        return out
+def _shared(kind: type[ParquetDataSource], args: tuple[Any, ...], footers: list[Footer]) -> ParquetDataSource:
+    """Unpickle a source in a worker process, with the footers that its parent has read."""
+    source = kind(*args)
+    source._footers = footers
+    return source
 
 
 async def _read_footer(path: Path) -> Footer:
@@ -342,45 +237,3 @@ async def _read_footer(path: Path) -> Footer:
             raise changed(f'{path}', f'{reply.version}', more.version)
         tail = more.data + reply.data
     return await offload(parse_footer, path, reply.size, reply.version, tail)
-
-
-async def _read_spans(
-    footers: Sequence[Footer], spans: Sequence[list[tuple[int, int]]]
-) -> list[list[tuple[int, bytes]]]:
-    """Read byte ranges of files concurrently. Returns (start, bytes) pairs for each file."""
-    stores: dict[Store, list[int]] = {}
-    for i, footer in enumerate(footers):
-        stores.setdefault(footer.path.store, []).append(i)
-    out: list[list[tuple[int, bytes]]] = [[] for _ in footers]
-
-    async def read(store: Store, numbers: list[int]) -> None:
-        jobs = []
-        for i in numbers:
-            limits = np.array(spans[i], np.int64).reshape(-1, 2)
-            jobs.append(Job(footers[i].path.key, limits[:, 0], limits[:, 1], footers[i].version))
-        for i, pieces in zip(numbers, await read_all(store, jobs), strict=True):
-            out[i] = [(start, data) for (start, _), data in zip(spans[i], pieces, strict=True)]
-
-    await gather([read(store, numbers) for store, numbers in stores.items()])
-    return out
-
-
-def paths_of(paths: Any) -> tuple[Path, ...]:
-    """Return one path or several as a tuple.
-
-    Raises:
-      InvalidArgumentError: if there is none.
-    """
-    if isinstance(paths, str | os.PathLike | PurePath) or not isinstance(paths, Iterable):
-        paths = [paths]
-    found = tuple(map(Path, paths))
-    if not found:
-        raise InvalidArgumentError('want one path or more, got none')
-    return found
-
-
-def _shared(kind: type[ParquetDataSource], args: tuple[Any, ...], footers: list[Footer]) -> ParquetDataSource:
-    """Unpickle a source in a worker process, with the footers that its parent has read."""
-    source = kind(*args)
-    source._footers = footers
-    return source

@@ -77,7 +77,7 @@ class Rows(Source):
         """Read the footers, once."""
         if self._opened is None:
             await self.data._ensure_open()
-            footers = self.data.footers
+            footers = self.data._groups.footers
             stops = [footer.stops.tolist() for footer in footers]
             lengths = [rows[-1] if rows else 0 for rows in stops]
             groups = np.cumsum([0, *map(len, stops)]).tolist()
@@ -90,10 +90,10 @@ class Rows(Source):
 
     def chunk(self) -> int:
         """Return the number of rows to fetch at once: many if they are small, as a fetch has a fixed cost by column."""
-        rows = next((footer.stops[0] for footer in self.data.footers if len(footer.stops)), 0)
+        rows = next((footer.stops[0] for footer in self.data._groups.footers if len(footer.stops)), 0)
         if not rows:
             return _LARGEST
-        return max(1, min(_LARGEST, MiB * int(rows) // max(1, self.data.weight(0, self.data.columns))))
+        return max(1, min(_LARGEST, MiB * int(rows) // max(1, self.data._groups.estimate_nbytes(0, self.data.columns))))
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         opened = await self.open()
@@ -102,11 +102,11 @@ class Rows(Source):
             return []
         files, rows = opened.order.lookup(steps)
         places = opened.firsts[files] + rows
-        groups = np.unique(self.data.groups_of(places)).tolist()
+        groups = np.unique(self.data._groups.groups_of(places)).tolist()
         if groups != self._current:
             self._current = groups
             wanted = await offload(self._plan, opened, groups, int(steps[-1]))
-            await self.data.expect(wanted, self.data.columns)
+            await self.data._groups.prefetch(wanted, self.data.columns)
         found = await self._source.fetch(places)
         for step, point in zip(steps.tolist(), found, strict=True):
             if type(point) is Failure:
@@ -128,7 +128,7 @@ class Rows(Source):
             if group not in wanted:
                 wanted[group] = None
                 if group not in self._weights:
-                    self._weights[group] = self.data.weight(group, self.data.columns)
+                    self._weights[group] = self.data._groups.estimate_nbytes(group, self.data.columns)
                 room -= self._weights[group]
                 if room <= 0 or len(wanted) >= most:
                     break
@@ -136,7 +136,7 @@ class Rows(Source):
 
     async def release(self) -> None:
         self._current = []
-        await self.data.release()
+        await self.data._groups.release()
 
     def describe(self) -> str:
         return f'{self.data!r}, {self.cycle} at a time'

@@ -72,7 +72,7 @@ class WebDatasetDataSource(AsyncResource):
         super().__init__()
         self.paths = paths_of(paths)
         if decoders is not None and not isinstance(decoders, Mapping):
-            raise InvalidArgumentError(f'decoders is {decoders!r:.100}: want a mapping from fields to functions')
+            raise InvalidArgumentError(f'decoders: expected a mapping from fields to functions, got {decoders!r:.100}')
         self._decoders = decoders
         self._name = f'{self.paths[0]}' if len(self.paths) == 1 else f'{self.paths[0]} and {len(self.paths) - 1} more'
         self._indices: list[Index] = []
@@ -159,7 +159,7 @@ class WebDatasetDataSource(AsyncResource):
             return (await self.fetch([index_of(index, len(self), self._name)], mask))[0]
         places = indices_of(index, len(self), self._name)
         samples = await self.fetch(places, mask)
-        columns: dict[str, list[Any]] = {name: [] for name in self.choose(mask)}
+        columns: dict[str, list[Any]] = {name: [] for name in self._choose(mask)}
         for place, sample in zip(places.tolist(), samples, strict=True):
             for name, column in columns.items():
                 if name not in sample:
@@ -179,7 +179,7 @@ class WebDatasetDataSource(AsyncResource):
         """
         await self._ensure_open()
         places = indices_of(indices, len(self), self._name)
-        chosen = self.choose(mask)
+        chosen = self._choose(mask)
         owners = np.searchsorted(self._stops, places, side='right')
         out: list[dict[str, Any]] = [{} for _ in places]
         wanted: dict[str, list[int]] = {name: [] for name in chosen if name != KEY}  # datapoints by field
@@ -238,7 +238,7 @@ class WebDatasetDataSource(AsyncResource):
             async for point in items:
                 yield point
 
-    def choose(self, mask: Fields) -> tuple[str, ...]:
+    def _choose(self, mask: Fields) -> tuple[str, ...]:
         """Return the fields that a mask selects.
 
         Raises:
