@@ -110,7 +110,7 @@ def test_sizes(tmp_path):
         for kind in (Random, Once):
             place = tmp_path / f'{kind.__name__}{count}'
             if not count:
-                with pytest.raises(InvalidArgumentError, match='has no records to see a spec in: give one'):
+                with pytest.raises(InvalidArgumentError, match='has no records to infer a spec from: pass spec'):
                     granular.convert(kind(count), place, shardlen=10)
             spec = None if count else {'n': 'int', 'x': 'bytes'}
             done = granular.convert(kind(count), place, shardlen=10, spec=spec)

@@ -196,7 +196,7 @@ def test_an_index_is_kept(server, request, tmp_path, caplog):
     (kept,) = (tmp_path / 'cache').iterdir()
     kept.write_bytes(kept.read_bytes()[:-8])
     assert list(granular.WebDatasetDataSource(path)) == list(map(sample, range(60)))
-    assert 'is not used' in caplog.text
+    assert 'ignored' in caplog.text
 
 
 def test_replaced_files(place):

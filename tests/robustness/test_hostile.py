@@ -359,7 +359,7 @@ def test_names_of_shards(tmp_path):
         granular.ShardedDatasetReader(tmp_path / 'd', None)
     problems = granular.verify(tmp_path / 'd').problems
     assert [problem.message for problem in problems] == [
-        'the shard is missing', 'the shard is missing, as are all to 000004',
+        'the shard is missing', 'the shard is missing, as are all up to 000004',
     ]  # fmt: skip
 
 

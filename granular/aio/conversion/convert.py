@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
-from granular.aio.conversion.infer import Fitting
+from granular.aio.conversion.infer import RecordMapping
 from granular.aio.conversion.record_source import Format, ReadAhead, RecordSource, open_source
 from granular.aio.datasets.claims import Claim
 from granular.aio.datasets.codec import Encoder, Field, encode_now, fields_of
@@ -131,13 +131,13 @@ async def convert(
         if number is not None and number < 1:
             raise InvalidArgumentError(f'{name}: expected an integer >= 1, got {number}')
     async with contextlib.aclosing(await open_source(source, format)) as opened:
-        fitting = Fitting(await opened.sample(sample), spec, layout, opened.name)
-        fields = fields_of(fitting.spec, fitting.encoders(encoders), layout, f'{directory}')
+        mapping = RecordMapping(await opened.sample(sample), spec, layout, opened.name)
+        fields = fields_of(mapping.spec, mapping.encoders(encoders), layout, f'{directory}')
         records = None if opened.source is None else len(opened)
         shards = 1 if shardlen is None else None if records is None else max(1, -(-records // shardlen))
-        result = Conversion(opened.name, opened.format, fitting.spec, fitting.renamed, records, shards)
+        result = Conversion(opened.name, opened.format, mapping.spec, mapping.renamed, records, shards)
         if not dry_run:
-            work = _Work(opened, Path(directory), fitting, fields, shardlen, layout, checksums, parallel, progress)
+            work = _Work(opened, Path(directory), mapping, fields, shardlen, layout, checksums, parallel, progress)
             result = await work.run(result)
     return dataclasses.replace(result, seconds=time.perf_counter() - began)
 
@@ -149,7 +149,7 @@ class _Work:
         self,
         source: RecordSource,
         directory: Path,
-        fitting: Fitting,
+        mapping: RecordMapping,
         fields: list[Field],
         shardlen: int | None,
         layout: Layout,
@@ -157,10 +157,10 @@ class _Work:
         parallel: int,
         progress: Progress | None,
     ) -> None:
-        self._source, self._directory, self._fitting, self._fields = source, directory, fitting, fields
+        self._source, self._directory, self._mapping, self._fields = source, directory, mapping, fields
         self._shardlen, self._layout, self._checksums, self._parallel = shardlen, layout, checksums, parallel
         self._report = progress
-        self._chunk = max(1, min(_MAX_CHUNK, _CHUNK // fitting.mean))
+        self._chunk = max(1, min(_MAX_CHUNK, _CHUNK // mapping.mean))
         self._lengths: dict[int, int] = {}  # of the finished shards
         self._found = self._bytes = 0
 
@@ -203,7 +203,7 @@ class _Work:
         await for_each(_each(numbers), read_length, 16)
 
     async def _length_of(self, folder: Path) -> int | None:
-        return await length_of_shard(folder, self._fitting.spec, self._layout)
+        return await length_of_shard(folder, self._mapping.spec, self._layout)
 
     async def _check_plan(self, numbers: list[int]) -> None:
         """Write the plan, or check that the existing one is the same."""
@@ -211,7 +211,7 @@ class _Work:
         plan = {
             'source': self._source.name, 'format': self._source.format, 'size': self._source.size,
             'records': None if self._source.source is None else len(self._source), 'shardlen': self._shardlen,
-            'spec': self._fitting.spec, 'layout': self._layout, 'checksums': self._checksums,
+            'spec': self._mapping.spec, 'layout': self._layout, 'checksums': self._checksums,
         }  # fmt: skip
         try:
             existing = json.loads(await path.read_bytes())
@@ -238,10 +238,10 @@ class _Work:
     async def _open(self, number: int) -> DatasetWriter:
         # A killed run's unfinished shard is written again, with the same bytes.
         return await DatasetWriter.open(
-            self._folder(number), self._fitting.spec, None, self._layout, 'discard', self._checksums
+            self._folder(number), self._mapping.spec, None, self._layout, 'discard', self._checksums
         )
 
-    def _is_finished(self, number: int, wanted: int) -> bool:
+    def _is_finished(self, number: int, expected: int) -> bool:
         """Return whether a shard is finished.
 
         Raises:
@@ -250,9 +250,9 @@ class _Work:
         length = self._lengths.get(number)
         if length is None:
             return False
-        if length != wanted:
+        if length != expected:
             raise CorruptDatasetError(
-                f'{self._folder(number)}: has {length} datapoints, expected {wanted} from {self._source.name}: '
+                f'{self._folder(number)}: has {length} datapoints, expected {expected} from {self._source.name}: '
                 f'the source has changed'
             )
         self._found += length
@@ -261,23 +261,23 @@ class _Work:
 
     async def _write(self, writer: DatasetWriter, records: list[Any], first: int) -> None:
         """Append records, the first of which has number ``first`` in the source. They are encoded in a thread."""
-        for point in await offload(self._encode, records, first):
-            await writer.append(point, flush=False)
+        for datapoint in await offload(self._encode, records, first):
+            await writer.append(datapoint, flush=False)
         self._tell(len(records))
 
     def _encode(self, records: list[Any], first: int) -> list[dict[str, Any]]:
         """Return the encoded records, by key."""
-        out, spec, name = [], self._fitting.spec, self._source.name
+        out, spec, name = [], self._mapping.spec, self._source.name
         for number, record in enumerate(records, first):
-            point = self._fitting.point(record)
-            if point.keys() != spec.keys():
-                missing, extra = sorted(spec.keys() - point.keys()), sorted(point.keys() - spec.keys())
+            datapoint = self._mapping.datapoint(record)
+            if datapoint.keys() != spec.keys():
+                missing, extra = sorted(spec.keys() - datapoint.keys()), sorted(datapoint.keys() - spec.keys())
                 raise DatapointError(
                     f'{name}: datapoint {number}: missing keys {missing}, unknown keys {extra}: a key that is often '
                     f"missing can have the type 'msgpack', given with spec"
                 )
             try:
-                encoded = encode_now(self._fields, point, name, number)
+                encoded = encode_now(self._fields, datapoint, name, number)
             except EncodeError as error:
                 raise EncodeError(
                     f'{error}: the type was inferred from other records: pass another one with spec'

@@ -76,7 +76,7 @@ async def verify(place: Path | str | Any, progress: Progress | None = None) -> R
     root, report = Path(place), Report()
     await root.store.ready()
     if await (root / 'spec.json').exists():
-        await _dataset(root, report, progress)
+        await _verify_dataset(root, report, progress)
         return report
     numbers = await shards_in(root)
     if not numbers:
@@ -84,15 +84,15 @@ async def verify(place: Path | str | Any, progress: Progress | None = None) -> R
     expected = 0
     for number in numbers:
         if number > expected:
-            till = '' if number == expected + 1 else f', as are all to {shard_name(number - 1)}'
-            place = f'{root / shard_name(expected)}'
-            report.problems.append(Problem(place, None, f'the shard is missing{till}'))
-        await _dataset(root / shard_name(number), report, progress)
+            last = '' if number == expected + 1 else f', as are all up to {shard_name(number - 1)}'
+            path = f'{root / shard_name(expected)}'
+            report.problems.append(Problem(path, None, f'the shard is missing{last}'))
+        await _verify_dataset(root / shard_name(number), report, progress)
         expected = number + 1
     return report
 
 
-async def _dataset(folder: Path, report: Report, progress: Progress | None) -> None:
+async def _verify_dataset(folder: Path, report: Report, progress: Progress | None) -> None:
     try:
         reader = await DatasetReader.open(folder, None)
     except (CorruptError, NotFoundError) as error:
@@ -105,12 +105,12 @@ async def _dataset(folder: Path, report: Report, progress: Progress | None) -> N
         if reader.layout == 'columns' and len(set(lengths.values())) > 1:
             report.problems.append(Problem(f'{folder}', None, f'columns differ in length: {lengths}'))
         if reader.layout == 'refs':
-            await _references(reader, folder, report)
+            await _verify_references(reader, folder, report)
         for key, bag in bags.items():
-            await _bag(bag, folder / f'{key}.bag', report, progress)
+            await _verify_bag(bag, folder / f'{key}.bag', report, progress)
 
 
-async def _references(reader: DatasetReader, folder: Path, report: Report) -> None:
+async def _verify_references(reader: DatasetReader, folder: Path, report: Report) -> None:
     """Check that the references of all datapoints point to existing records."""
     for start in range(0, len(reader), _WINDOW):
         try:
@@ -119,7 +119,7 @@ async def _references(reader: DatasetReader, folder: Path, report: Report) -> No
             report.problems.append(Problem(f'{folder / "refs.bag"}', None, str(error)))
 
 
-async def _bag(bag: BagReader, path: Path, report: Report, progress: Progress | None) -> None:
+async def _verify_bag(bag: BagReader, path: Path, report: Report, progress: Progress | None) -> None:
     sums = await _read_sums(path.with_suffix(SUFFIX), len(bag), report)
 
     def check(start: int, records: list[bytes]) -> list[tuple[int, str | None]]:

@@ -8,7 +8,7 @@ from typing import Any, Final, Self, SupportsIndex
 
 import numpy as np
 
-from granular.aio.bags.index_cache import keep, place_of, recall
+from granular.aio.bags.index_cache import cache_file_of, load_tables, save_tables
 from granular.aio.datasets import codec
 from granular.aio.datasets.codec import Field
 from granular.aio.datasources.parquet.source import paths_of
@@ -226,7 +226,7 @@ class WebDatasetDataSource(AsyncResource):
             await gather([read(store, owners) for store, owners in stores.items()])
         except ObjectChangedError:
             for owner in pieces:
-                if (file := place_of(self.paths[owner])) is not None:
+                if (file := cache_file_of(self.paths[owner])) is not None:
                     await offload(_forget, file)
             raise
         return out
@@ -272,7 +272,7 @@ def _field(name: str, decoders: Decoders, source: str) -> Field:
 
 async def _index_of(path: Path) -> Index:
     """Return the index of a file: the cached one if the file is unchanged, or a new one."""
-    file = place_of(path)
+    file = cache_file_of(path)
     if file is not None and (kept := await offload(_recall, file, f'{path}')) is not None:
         stat = await path.stat()
         if kept.version is not None and (stat.size, stat.version) == (kept.size, kept.version):
@@ -280,9 +280,9 @@ async def _index_of(path: Path) -> Index:
     index = await _scan(path)
     if file is not None and index.version is not None:
         try:
-            await offload(keep, file, f'{path}', *_packed(index))
+            await offload(save_tables, file, f'{path}', *_packed(index))
         except OSError as error:
-            logger.warning('the index of %s is not kept: %s', f'{path}', error)
+            logger.warning('index of %s not cached: %s', f'{path}', error)
     return index
 
 
@@ -317,7 +317,7 @@ def _recall(file: str, name: str) -> Index | None:
             raise ValueError('its tables are of other lengths')
         return unpack(head, np.split(numbers, np.cumsum(counts)[:-1]))
 
-    return recall(file, name, parse)
+    return load_tables(file, name, parse)
 
 
 def _forget(file: str) -> None:
