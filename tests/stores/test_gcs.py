@@ -345,7 +345,7 @@ async def test_a_file_whose_write_did_not_end_is_not_published(proxy, place, int
         with pytest.raises(AccessDeniedError):
             await file.write(LARGE)
     proxy.plan = lambda call: ''
-    with pytest.raises(ClosedError, match='an earlier write failed'):
+    with pytest.raises(ClosedError, match='a write failed before'):
         await file.write(LARGE)
     with pytest.raises(ClosedError, match='not published'):
         await file.aclose()

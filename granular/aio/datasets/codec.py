@@ -65,9 +65,7 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
             fn = table[element]
         except KeyError:
             types = ', '.join(sorted(table))
-            raise UnknownTypeError(
-                f'{name}: key {key!r} has unknown type {element!r}, expected one of: {types}'
-            ) from None
+            raise UnknownTypeError(f'{name}: key {key!r} has type {element!r}, expected one of: {types}') from None
         if fn is None or fn is formats.decode_bytes:  # records are bytes already
             fn = raw
         if not callable(fn):
