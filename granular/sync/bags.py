@@ -7,10 +7,10 @@ from granular.aio.bags import reader as core
 from granular.aio.bags import writer as corewriter
 from granular.aio.paths.pure import PurePath
 from granular.formats.plain import Buffer
-from granular.sync.base import Records, SyncObject, blocking, copy_of, sync_doc
+from granular.sync.base import RecordReader, SyncObject, blocking, copy_of, sync_doc
 
 
-class BagReader(Records[core.BagReader]):
+class BagReader(RecordReader[core.BagReader]):
     __doc__ = sync_doc(core.BagReader)
 
     aio: core.BagReader

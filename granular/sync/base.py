@@ -122,7 +122,7 @@ def copy_of(reader: R) -> R:
     return twin
 
 
-class Records(Reader[A]):
+class RecordReader(Reader[A]):
     """A reader of records, which are bytes."""
 
     @overload
@@ -151,7 +151,7 @@ class Records(Reader[A]):
         return Iteration(self.aio.__aiter__)
 
 
-class Rows(Reader[A], Batched):
+class DatapointReader(Reader[A], Batched):
     """A reader of datapoints that are dicts, with access to single fields."""
 
     @property

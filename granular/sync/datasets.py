@@ -8,10 +8,10 @@ from granular.aio.datasets import reader, sharded_reader, sharded_writer, writer
 from granular.aio.datasets.codec import Decoder, Encoder
 from granular.aio.paths.pure import PurePath
 from granular.formats.layout import Layout
-from granular.sync.base import A, Rows, SyncObject, blocking, sync_doc
+from granular.sync.base import A, DatapointReader, SyncObject, blocking, sync_doc
 
 
-class Datasets(Rows[A]):
+class Datasets(DatapointReader[A]):
     """Base of the readers of a single dataset and of a sharded one."""
 
     @property

@@ -77,7 +77,7 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
 # --- decoding -------------------------------------------------------------------------------------------------------
 
 
-async def decode(fields: Sequence[Field], columns: Sequence[Sequence[bytes]], name: str) -> list[list[Any]]:
+async def decode_records(fields: Sequence[Field], columns: Sequence[Sequence[bytes]], name: str) -> list[list[Any]]:
     """Return the values of each field, decoded from its records, in order."""
     alone = running_loop() is None
     return await gather(
@@ -132,7 +132,9 @@ def describe_error(error: BaseException) -> str:
 # --- encoding -------------------------------------------------------------------------------------------------------
 
 
-async def encode(fields: Sequence[Field], datapoint: Mapping[str, Any], name: str, index: int) -> list[list[bytes]]:
+async def encode_datapoint(
+    fields: Sequence[Field], datapoint: Mapping[str, Any], name: str, index: int
+) -> list[list[bytes]]:
     """Return the records of one datapoint, by field; a field that is not a sequence has one record."""
     if all(field.light for field in fields):
         return call_user(encode_now, fields, datapoint, name, index)

@@ -9,7 +9,7 @@ import numpy as np
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.records import read_records, retry_if_corrupt
-from granular.aio.datasets.codec import Field, decode, describe_error
+from granular.aio.datasets.codec import Field, decode_records, describe_error
 from granular.aio.datasets.references import References, clip
 from granular.aio.runtime.loops import CONTROL, function_error, running_loop
 from granular.aio.stores.local.files import IN_PLACE
@@ -319,7 +319,7 @@ async def _read_columns(groups: Sequence[Group], choices: Sequence[Choice], fres
             counts[i].append(count)
     records = await read_records(requests, fresh)
     flat = [_chain(records[i * len(groups) : (i + 1) * len(groups)]) for i in range(len(choices))]
-    values = await decode([choice.field for choice in choices], flat, name)
+    values = await decode_records([choice.field for choice in choices], flat, name)
     return [
         _split(column, np.concatenate(count).tolist()) if choice.field.many else column
         for choice, column, count in zip(choices, values, counts, strict=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
 
 from granular.aio.bags.output import BagOutput
-from granular.aio.datasets.codec import Encoder, encode, fields_of
+from granular.aio.datasets.codec import Encoder, encode_datapoint, fields_of
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.loops import Lock, gather, settle
@@ -224,7 +224,7 @@ class DatasetWriter(AsyncResource):
         if datapoint.keys() != self._spec.keys():
             missing, extra = sorted(self._spec.keys() - datapoint.keys()), sorted(datapoint.keys() - self._spec.keys())
             raise _KeysError(f'{self._name}: datapoint {self._length}: missing keys {missing}, unknown keys {extra}')
-        records = await encode(self._fields, datapoint, self._name, self._length)
+        records = await encode_datapoint(self._fields, datapoint, self._name, self._length)
         self._failed = True  # until every bag has the datapoint
         refs: list[Any] = []
         for field, values in zip(self._fields, records, strict=True):

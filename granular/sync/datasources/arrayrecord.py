@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from granular.aio.datasources.arrayrecord import source as core
-from granular.sync.base import Batched, Records, sync_doc
+from granular.sync.base import Batched, RecordReader, sync_doc
 
 
-class ArrayRecordDataSource(Records[core.ArrayRecordDataSource], Batched):
+class ArrayRecordDataSource(RecordReader[core.ArrayRecordDataSource], Batched):
     __doc__ = sync_doc(core.ArrayRecordDataSource)
 
     aio: core.ArrayRecordDataSource

@@ -12,11 +12,11 @@ from granular.aio.execution.failures import OnError
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.streams.streams import Stream
 from granular.aio.pipeline.transforms import ReadOptions
-from granular.sync.base import Rows, sync_doc
+from granular.sync.base import DatapointReader, sync_doc
 from granular.sync.pipeline import IterDataset
 
 
-class ParquetDataSource(Rows[core.ParquetDataSource]):
+class ParquetDataSource(DatapointReader[core.ParquetDataSource]):
     __doc__ = sync_doc(core.ParquetDataSource)
 
     aio: core.ParquetDataSource

@@ -7,10 +7,10 @@ from typing import Any
 from granular.aio.datasources.webdataset import source as core
 from granular.aio.datasources.webdataset.source import Decoders
 from granular.aio.paths.pure import PurePath
-from granular.sync.base import Rows, sync_doc
+from granular.sync.base import DatapointReader, sync_doc
 
 
-class WebDatasetDataSource(Rows[core.WebDatasetDataSource]):
+class WebDatasetDataSource(DatapointReader[core.WebDatasetDataSource]):
     __doc__ = sync_doc(core.WebDatasetDataSource)
 
     aio: core.WebDatasetDataSource

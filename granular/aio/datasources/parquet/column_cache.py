@@ -18,7 +18,7 @@ class Load:
         self.columns: dict[Key, Any] = {}
 
 
-class Cache:
+class ColumnCache:
     """LRU cache of decoded columns for one event loop; expected columns are not evicted.
 
     Args:

@@ -8,7 +8,7 @@ import numpy as np
 
 from granular._lazy import need
 from granular.aio.datasources.parquet.arrow_values import values_of
-from granular.aio.datasources.parquet.column_cache import Cache, Key, Load
+from granular.aio.datasources.parquet.column_cache import ColumnCache, Key, Load
 from granular.aio.datasources.parquet.file import Footer, chunks, decode, estimate_nbytes
 from granular.aio.runtime.loops import PerLoop, cancel_idle, gather, shared_task, wait_shared
 from granular.aio.runtime.threads import CORES, map_threads, offload
@@ -42,7 +42,7 @@ class RowGroups:
         self._firsts = np.cumsum(counts, dtype=np.int64) - counts  # the first row group of each file
         self.length = sum(rows)
         # Per event loop, because tasks fill them.
-        self._caches = PerLoop(functools.partial(Cache, cache_bytes))
+        self._caches = PerLoop(functools.partial(ColumnCache, cache_bytes))
 
     def copy(self) -> 'RowGroups':
         """Return the same row groups with a cache of their own."""
@@ -88,7 +88,7 @@ class RowGroups:
         columns |= {key: load.columns[key] for key, load in loads.items()}
         return await offload(self._take, indices, owners, groups, names, columns)
 
-    def _start(self, cache: Cache, keys: Sequence[Key]) -> None:
+    def _start(self, cache: ColumnCache, keys: Sequence[Key]) -> None:
         """Start to load the columns that are neither cached nor being loaded, concurrently."""
         missing = [key for key in keys if not cache.has(key)]
         if missing:
@@ -96,7 +96,7 @@ class RowGroups:
             load.task = shared_task(self._load(cache, load, missing))
             cache.loads.update(dict.fromkeys(missing, load))
 
-    async def _load(self, cache: Cache, load: Load, keys: list[Key]) -> None:
+    async def _load(self, cache: ColumnCache, load: Load, keys: list[Key]) -> None:
         try:
             load.columns = await self._decode(cache, keys)
             cache.add(load.columns)
@@ -105,7 +105,7 @@ class RowGroups:
                 if cache.loads.get(key) is load:
                     del cache.loads[key]
 
-    async def _decode(self, cache: Cache, keys: list[Key]) -> dict[Key, Any]:
+    async def _decode(self, cache: ColumnCache, keys: list[Key]) -> dict[Key, Any]:
         """Read columns of row groups concurrently, and decode them in threads."""
         names_of: dict[int, list[str]] = {}
         for group, name in keys:

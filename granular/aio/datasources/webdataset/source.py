@@ -202,7 +202,7 @@ class WebDatasetDataSource(AsyncResource):
             for name, (_, _, i), record in zip(names[owner], pieces[owner], found, strict=True):
                 wanted[name].append(i)
                 records[name].append(record)
-        values = await codec.decode([self._fields[name] for name in wanted], list(records.values()), self._name)
+        values = await codec.decode_records([self._fields[name] for name in wanted], list(records.values()), self._name)
         for (name, samples), column in zip(wanted.items(), values, strict=True):
             for i, value in zip(samples, column, strict=True):
                 out[i][name] = value
