@@ -55,6 +55,11 @@ class Source(Batched):
 class Epochs(Source):
     """All datapoints, repeated in a new order every epoch.
 
+    ::
+
+        source = granular.sources.Epochs(reader, shuffle=True, seed=0)
+        datapoint = source(1500)  # the epoch has 1000 datapoints: one of the second epoch
+
     Args:
       source: the source of the datapoints.
       length: number of its datapoints in an epoch; all of them by default.
@@ -68,28 +73,52 @@ class Epochs(Source):
 
 
 class Transform(Source):
-    """A function applied to each datapoint: ``fn(datapoint, seed=[seed, step])``, called in threads."""
+    """A function applied to each datapoint: ``fn(datapoint, seed=[seed, step])``, called in threads.
+
+    ::
+
+        def flip(datapoint, seed):
+            rng = np.random.default_rng(seed)
+            return {'image': datapoint['image'][:, :: rng.choice([1, -1])]}
+
+        source = granular.sources.Transform(granular.sources.Epochs(reader), flip)
+    """
 
     def __init__(self, source: Any, fn: Callable[..., Any], seed: int = 0) -> None:
         self.aio = core.Transform(source, fn, seed)
 
 
 class Sample(Source):
-    """Datapoints drawn at random with replacement, each a function of (seed, step)."""
+    """Datapoints drawn at random with replacement, each a function of (seed, step).
+
+    ::
+
+        source = granular.sources.Sample(reader, seed=0)
+    """
 
     def __init__(self, source: Any, length: int | None = None, seed: int = 0) -> None:
         self.aio = core.Sample(source, length, seed)
 
 
 class Truncate(Source):
-    """The first ``limit`` datapoints, repeated."""
+    """The first ``limit`` datapoints, repeated.
+
+    ::
+
+        overfit = granular.sources.Truncate(reader, limit=64)
+    """
 
     def __init__(self, source: Any, limit: int, length: int | None = None) -> None:
         self.aio = core.Truncate(source, limit, length)
 
 
 class Interleave(Source):
-    """Datapoints from each source in turn. The length is limited by the shortest source."""
+    """Datapoints from each source in turn. The length is limited by the shortest source.
+
+    ::
+
+        source = granular.sources.Interleave([web, books])  # web[0], books[0], web[1], ...
+    """
 
     def __init__(self, sources: Sequence[Any]) -> None:
         self.aio = core.Interleave(sources)
@@ -97,6 +126,10 @@ class Interleave(Source):
 
 class Mix(Source):
     """Datapoints from sources drawn by weight, each at the same step of its source. As long as the shortest source.
+
+    ::
+
+        source = granular.sources.Mix([web, books], weights=[0.9, 0.1], seed=0)
 
     Args:
       sources: the sources to draw from.

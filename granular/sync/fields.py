@@ -103,6 +103,10 @@ class _Below(Fields):
 class SubsetWrapper(Fields):
     """The datapoints at some indices, in the order given.
 
+    ::
+
+        first_and_last = granular.SubsetWrapper(reader, [0, -1])
+
     Args:
       dataset: a dataset of fields, or a reader.
       indices: integers, negative ones from the end, which may repeat; or a slice or range. Loaders only see
@@ -115,6 +119,11 @@ class SubsetWrapper(Fields):
 
 class PercentFilterWrapper(Fields):
     """A contiguous part of the datapoints. Adjacent ranges neither share nor omit a datapoint.
+
+    ::
+
+        train = granular.PercentFilterWrapper(reader, to_percent=0.9)
+        test = granular.PercentFilterWrapper(reader, from_percent=0.9)
 
     A bound within 1e-15 of a whole datapoint is rounded to it: 0.29 of 100 is 29, whereas KappaData truncates the
     floating-point product to 28. ``to_percent=0`` is empty, whereas KappaData returns all datapoints.
@@ -132,6 +141,10 @@ class PercentFilterWrapper(Fields):
 class RepeatWrapper(Fields):
     """All datapoints several times, one repetition after the other.
 
+    ::
+
+        three_epochs = granular.RepeatWrapper(reader, repetitions=3)
+
     Args:
       dataset: a dataset of fields, or a reader; not empty.
       repetitions: number of repetitions.
@@ -145,6 +158,10 @@ class RepeatWrapper(Fields):
 class ShuffleWrapper(Fields):
     """All datapoints in shuffled order, the same as KappaData's for the same seed.
 
+    ::
+
+        images = granular.ModeWrapper(granular.ShuffleWrapper(reader, seed=0), 'image')
+
     Args:
       dataset: a dataset of fields, or a reader.
       seed: an integer >= 0. Required, because a run without a seed could not be repeated.
@@ -156,6 +173,11 @@ class ShuffleWrapper(Fields):
 
 class ClassFilterWrapper(Fields):
     """The datapoints of some classes, or of all others.
+
+    ::
+
+        digits = granular.ClassFilterWrapper(reader, valid_classes=[3, 5], field='label')
+        images = granular.ModeWrapper(digits, 'image')
 
     Labels are read once, in one fetch, and no other field is. A datapoint with several classes stays if any of them is
     valid, or none of them invalid.
@@ -175,6 +197,10 @@ class ClassFilterWrapper(Fields):
 
 class OversamplingWrapper(Fields):
     """The datapoints, with those of rare classes repeated. Labels are read once, in one fetch.
+
+    ::
+
+        balanced = granular.OversamplingWrapper(reader, strategy='exact', field='label')
 
     A class without datapoints is skipped; KappaData's ``'exact'`` does not terminate for one. Datapoints without a
     label are kept.
@@ -199,6 +225,10 @@ class OversamplingWrapper(Fields):
 
 class FieldConcat(Fields):
     """Datasets of fields, one after the other. A batch is one fetch from each dataset that it touches, concurrently.
+
+    ::
+
+        both = granular.FieldConcat([reader, granular.ShuffleWrapper(reader, seed=0)])
 
     Args:
       datasets: datasets of fields, or readers. The result has the fields that all of them have.

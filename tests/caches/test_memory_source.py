@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import granular
 from granular.aio.caches.segments import FOLDER
-from granular.aio.stores.local.locks import held, lock
+from granular.aio.stores.local.locks import is_locked, lock
 from granular.errors import (
     AlreadyExistsError,
     ClosedError,
@@ -44,7 +44,7 @@ RUN = f'run-{uuid.uuid4().hex[:12]}'  # in each name, as others may run these te
 def left():
     """Named memory that no process holds."""
     paths = [os.path.join(FOLDER, name) for name in os.listdir(FOLDER) if name.startswith('granular-')]
-    return {path for path in paths if not held(path) and os.path.lexists(path)}
+    return {path for path in paths if not is_locked(path) and os.path.lexists(path)}
 
 
 def opened():

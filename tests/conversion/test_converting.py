@@ -117,7 +117,7 @@ def test_sizes(tmp_path):
             assert done.shards == max(1, -(-count // 10))
             check(place, [point(i) for i in range(count)])
             assert granular.convert(kind(count), place, shardlen=10, spec=spec).found == count
-    with pytest.raises(InvalidArgumentError, match='shardlen: expected'):
+    with pytest.raises(InvalidArgumentError, match='shardlen: expected an integer >= 1, got 0'):
         granular.convert(Random(3), tmp_path / 'x', shardlen=0)
 
 
@@ -214,9 +214,7 @@ def test_types_of_the_users(tmp_path):
 def test_records_that_do_not_fit(tmp_path):
     odd = [{'n': i} for i in range(300)]
     odd[201] = {'n': 'text'}
-    with pytest.raises(
-        EncodeError, match=r"datapoint 201, key 'n': not encoded as 'int': .* pass another one with spec"
-    ):
+    with pytest.raises(EncodeError, match=r"datapoint 201, key 'n': not encoded as 'int': .* pass another"):
         granular.convert(iter(odd), tmp_path / 'x', shardlen=100)
     odd[201] = {'m': 1}
     with pytest.raises(DatapointError, match=r"datapoint 201: missing keys \['n'\], unknown keys \['m'\]"):

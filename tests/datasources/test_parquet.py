@@ -263,7 +263,7 @@ def test_a_column_costs_its_bytes_and_a_batch_one_request_a_row_group(moto):
     again, count, _ = requests(lambda: exact.fetch(order[::-1]))
     assert count == 0 and again == rows[::-1]
     chosen = granular.MapDataset.source(source).select(['text'])
-    run(source.aio._groups.release())
+    run(source.aio._release())
     assert requests(lambda: chosen[1999])[0] == {'text': 't1999'}
     with granular.ParquetDataSource(path, cache_bytes=0) as source:
         assert [requests(lambda: source[5, 'id'])[1] for _ in range(2)] == [1, 1]
@@ -287,8 +287,8 @@ def test_the_cache_keeps_to_its_bytes(tmp_path):
     path = write(granular.Path(tmp_path / 'x'), numbers(1000), row_group_size=100)
     with granular.ParquetDataSource(path, ['wide'], cache_bytes=50_000) as source:
         assert len(list(source)) == 1000
-        kept = run(source.aio._groups._caches.get()).columns
-        assert 0 < sum(column.nbytes for column in kept.values()) <= 50_000
+        cached = run(source.aio._caches.get()).columns
+        assert 0 < sum(column.nbytes for column in cached.values()) <= 50_000
 
 
 def test_a_footer_longer_than_the_tail(moto):

@@ -12,7 +12,7 @@ from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import BagState
 from granular.aio.http.reply import Reply, changed, counters, stands_in
 from granular.aio.paths.path import Path
-from granular.aio.runtime.loops import gather
+from granular.aio.runtime.tasks import gather
 from granular.aio.stores.errors import translated
 from granular.aio.stores.fanout import Job, read_all
 from granular.aio.stores.local.files import IN_PLACE, files
@@ -290,7 +290,7 @@ class Bag:
                 file = files.opened.get(handle) or files.pinned(*handle)
                 record = os.pread(file.fd, stop - start, start) if stop - start <= IN_PLACE else b''
                 if len(record) != stop - start:
-                    record = file.exactly(handle[0], start, stop)
+                    record = file.read_exactly(handle[0], start, stop)
                 file.check(handle[0])
             except OSError:
                 with translated(handle[0]):

@@ -90,10 +90,10 @@ class Snapshot:
         if folders is None:
             return None
         if directory.store.config.cache_dir:
-            from granular.aio.stores.block_cache.cache import doubt
+            from granular.aio.stores.block_cache.versions import forget_versions
 
             # With both caches, no other request would notice that the dataset was replaced.
-            doubt(directory.store.fingerprint, directory.key)
+            forget_versions(directory.store.fingerprint, directory.key)
         return cls(file, folders)
 
     @staticmethod

@@ -17,19 +17,21 @@ from granular.aio.datasets.sharded_writer import length_of_shard
 from granular.aio.datasets.writer import DatasetWriter
 from granular.aio.paths.path import Path, Progress
 from granular.aio.pipeline.nodes.source import Source
-from granular.aio.runtime.loops import call_user, ensure_event_loop, for_each, outcome, start_task
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import for_each, outcome, start_task
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.local.writing import drop_drafts
+from granular.aio.runtime.user_functions import call_user
+from granular.aio.stores.local.writing import remove_leftovers
 from granular.config import MiB
 from granular.errors import (
     AlreadyExistsError,
     CorruptDatasetError,
     DatapointError,
     EncodeError,
-    InvalidArgumentError,
     NotFoundError,
 )
 from granular.formats.layout import Layout, shard_name
+from granular.indexing import check_integer
 
 PLAN: Final = 'conversion.json'
 """The file beside the shards that records the source and the settings, so that a resumed run uses the same."""
@@ -122,14 +124,14 @@ async def convert(
 
     Example::
 
-        done = await granular.aio.convert('s3://bucket/train/*.parquet', './train', shardlen=1000)
+        done = await granular.aio.convert('s3://bucket/*.parquet', './train', shardlen=1000)
         print(done.records, done.shards, done.spec)
     """
     began = time.perf_counter()
     await ensure_event_loop()
     for name, number in (('shardlen', shardlen), ('parallel', parallel), ('sample', sample)):
-        if number is not None and number < 1:
-            raise InvalidArgumentError(f'{name}: expected an integer >= 1, got {number}')
+        if number is not None:
+            check_integer(name, number, 1)
     async with contextlib.aclosing(await open_source(source, format)) as opened:
         mapping = RecordMapping(await opened.sample(sample), spec, layout, opened.name)
         fields = fields_of(mapping.spec, mapping.encoders(encoders), layout, f'{directory}')
@@ -221,7 +223,7 @@ class _Work:
                     f'{self._directory}: has a dataset that convert did not write: choose another folder, or remove it'
                 ) from None
             if path.store.local:
-                await offload(drop_drafts, path.key)
+                await offload(remove_leftovers, path.key)
             await path.write_text(f'{json.dumps(plan, sort_keys=True)}\n')
             return
         except ValueError as error:

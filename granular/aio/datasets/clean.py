@@ -10,9 +10,9 @@ from granular.aio.datasets.claims import is_claim
 from granular.aio.paths.path import Path
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import Entry, Store, Upload
-from granular.aio.stores.local.locks import FolderLock, held
+from granular.aio.stores.local.locks import FolderLock, is_locked
 from granular.aio.stores.local.store import LocalStore
-from granular.aio.stores.local.writing import drafted
+from granular.aio.stores.local.writing import final_name
 from granular.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from granular.formats.layout import SUFFIXES, shard_number
 
@@ -141,7 +141,7 @@ def _is_written(name: str) -> bool:
 
 
 def _is_temporary(name: str) -> bool:
-    return bool(drafted(name)) or _INDEX_DRAFT.fullmatch(name) is not None
+    return bool(final_name(name)) or _INDEX_DRAFT.fullmatch(name) is not None
 
 
 async def _local_tree(store: Store, root: str) -> AsyncIterator[Entry]:
@@ -194,7 +194,7 @@ class _Cleaning:
         self._empty = is_shard and not folder.files and not folder.has_others and store.local
 
     def _has_temporary(self, name: str) -> bool:
-        return any(drafted(file) == name for file in self._folder.files)
+        return any(final_name(file) == name for file in self._folder.files)
 
     def _age(self, now: float) -> float:
         """Return the seconds since the last write; 0 if unknown."""
@@ -229,7 +229,7 @@ class _Cleaning:
         """Return the entries that no live writer has open."""
         if not self._store.local:
             return list(entries)
-        return [entry for entry in entries if not await offload(held, entry.key)]
+        return [entry for entry in entries if not await offload(is_locked, entry.key)]
 
     async def _remove(self, files: Sequence[tuple[Entry, Any]], age: float, remove: bool) -> list[Leftover]:
         store, url = self._store, self._store.url

@@ -11,7 +11,8 @@ from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.records import read_records, retry_if_corrupt
 from granular.aio.datasets.codec import Field, decode_records, describe_error
 from granular.aio.datasets.references import References, clip
-from granular.aio.runtime.loops import CONTROL, function_error, running_loop
+from granular.aio.runtime.loops import running_loop
+from granular.aio.runtime.user_functions import CONTROL, function_error
 from granular.aio.stores.local.files import IN_PLACE
 from granular.errors import (
     CorruptDatasetError,

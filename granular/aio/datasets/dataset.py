@@ -12,7 +12,7 @@ from granular.aio.datasets.codec import Decoder, fields_of
 from granular.aio.datasets.columns import Columns
 from granular.aio.datasets.proof import Proof
 from granular.aio.paths.path import Path
-from granular.aio.runtime.loops import gather
+from granular.aio.runtime.tasks import gather
 from granular.errors import CorruptBagError, CorruptDatasetError, GranularError, NotFoundError, UnknownKeyError
 from granular.formats.layout import Layout, Spec, parse_spec
 

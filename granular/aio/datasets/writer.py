@@ -9,10 +9,11 @@ from granular.aio.bags.output import BagOutput
 from granular.aio.datasets.codec import Encoder, encode_datapoint, fields_of
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
-from granular.aio.runtime.loops import Lock, gather, settle
+from granular.aio.runtime.lock import Lock
+from granular.aio.runtime.tasks import gather, settle
 from granular.aio.stores.local.locks import FolderLock
 from granular.aio.stores.local.store import LocalStore
-from granular.aio.stores.local.writing import drafted
+from granular.aio.stores.local.writing import final_name
 from granular.errors import (
     AlreadyExistsError,
     BadReplyError,
@@ -133,7 +134,7 @@ class DatasetWriter(AsyncResource):
         store = self.directory.store
         entries = {entry.key.rpartition('/')[2]: entry async for entry in store.scan(self.directory.key)}
         bag_files = entries.keys() & self._names
-        temporary = {name for name in entries if drafted(name) in {*self._names, 'spec.json'}}
+        temporary = {name for name in entries if final_name(name) in {*self._names, 'spec.json'}}
         appendable = self._layout == 'columns' and self._lock is not None
         self._described = 'spec.json' in entries
         if self._described and not appendable:

@@ -23,9 +23,11 @@ from multiprocessing.connection import Connection
 from typing import Any, Final, Protocol
 
 from granular.aio.execution.failures import capturing, portable, remote, summary
-from granular.aio.runtime.loops import await_user, ensure_event_loop, settle
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.sharing import sharing
+from granular.aio.runtime.tasks import settle
 from granular.aio.runtime.threads import offload
+from granular.aio.runtime.user_functions import await_user
 from granular.errors import ClosedError, InvalidArgumentError, WorkerError
 
 _ALIGN: Final = 64

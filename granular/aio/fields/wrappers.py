@@ -12,7 +12,8 @@ import numpy as np
 from granular import filters
 from granular.aio.fields.fields import Ctx, Fields, fields_of
 from granular.aio.pipeline.nodes.selection import describe_classes
-from granular.aio.runtime.loops import ensure_event_loop, gather
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.errors import ClosedError, InvalidArgumentError
 from granular.indexing import Ints, indices_of
@@ -125,6 +126,10 @@ class PercentFilterWrapper(Mapped):
 class RepeatWrapper(Mapped):
     """All datapoints, repeated as a whole. Pass either ``repetitions`` or ``min_size``.
 
+    ::
+
+        dataset = RepeatWrapper(reader, repetitions=3)
+
     Args:
       dataset: a dataset of fields, or a reader; not empty.
       repetitions: number of repetitions.
@@ -149,6 +154,10 @@ class RepeatWrapper(Mapped):
 
 class ShuffleWrapper(_Chosen):
     """All datapoints in shuffled order, that of KappaData for the same seed.
+
+    ::
+
+        dataset = ShuffleWrapper(reader, seed=0)
 
     Args:
       dataset: a dataset of fields, or a reader.
@@ -255,6 +264,10 @@ class OversamplingWrapper(_ByLabel):
 
 class FieldConcat(Fields):
     """Datasets of fields, concatenated. A batch fetches once from each dataset involved, concurrently.
+
+    ::
+
+        dataset = FieldConcat([reader, ShuffleWrapper(reader, seed=0)])
 
     Args:
       datasets: datasets of fields, or readers. The result has the fields that all of them have.

@@ -12,8 +12,11 @@ from granular.aio.loader.collate import Assembly, Batch, LoadedBatch, Spec, spec
 from granular.aio.pipeline.describe import fingerprint
 from granular.aio.pipeline.nodes.source import Source, convert, length_of
 from granular.aio.runtime.lifecycle import Running
-from granular.aio.runtime.loops import Lock, await_user, ensure_event_loop
+from granular.aio.runtime.lock import Lock
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.user_functions import await_user
 from granular.errors import ClosedError, InvalidArgumentError, StateError
+from granular.indexing import check_integer
 
 if TYPE_CHECKING:
     from granular.aio.execution.workers import Workers
@@ -28,8 +31,8 @@ class Loader:
 
         source = sources.Epochs(reader, shuffle=True, seed=0)
         async with Loader(source, batch=64) as loader:
-            async for batch in loader:  # a dict of arrays
-                ...
+            async for batch in loader:
+                train_step(batch['image'], batch['label'])  # arrays of shape (64, ...)
 
     Batch ``k`` of shard ``s`` contains the source's steps from ``(k * num_shards + s) * batch`` on. Over an endless
     source (``Epochs``, ``Sample``) it never ends; over a finite source it ends with the last step that gives every
@@ -72,9 +75,8 @@ class Loader:
         mp: Any = None,
         on_error: OnError = 'raise',
     ) -> None:
-        for name, value, least in (('batch', batch, 1), ('prefetch', prefetch, 0), ('workers', workers, 1)):
-            if not isinstance(value, int) or value < least:
-                raise InvalidArgumentError(f'{name} is {value!r}: want an integer from {least} on')
+        batch, prefetch = check_integer('batch', batch, 1), check_integer('prefetch', prefetch, 0)
+        workers = check_integer('workers', workers, 1)
         if not 0 <= shard_id < num_shards:
             raise InvalidArgumentError(f'want 0 <= shard_id < num_shards, got {shard_id} and {num_shards}')
         self.source: Source = convert(source)

@@ -23,8 +23,9 @@ from granular.aio.pipeline.transforms import (
     apply,
 )
 from granular.aio.runtime.lifecycle import Running
-from granular.aio.runtime.loops import await_user
+from granular.aio.runtime.user_functions import await_user
 from granular.errors import InvalidArgumentError, StateError
+from granular.indexing import check_integer
 
 
 class IterOperations:
@@ -61,8 +62,9 @@ class IterOperations:
           datasets: the streams.
           cycle_length: number of streams to read concurrently.
         """
-        if not datasets or not isinstance(cycle_length, int) or cycle_length < 1:
-            raise InvalidArgumentError(f'want datasets and a cycle_length from 1 on, got {cycle_length!r}')
+        if not datasets:
+            raise InvalidArgumentError('expected one dataset or more, got none')
+        cycle_length = check_integer('cycle_length', cycle_length, 1)
         said = f'interleave of {len(datasets)}, {cycle_length} at a time'
         return cls(streams.Staged([dataset._stream for dataset in datasets], said, flows.Interleaving, cycle_length))
 
@@ -120,8 +122,7 @@ class IterOperations:
           window_size: elements per window.
           seed: the order of a window depends on the seed and the number of the window.
         """
-        if not isinstance(window_size, int) or window_size < 1:
-            raise InvalidArgumentError(f'window_size is {window_size!r}: want an integer from 1 on')
+        window_size = check_integer('window_size', window_size, 1)
         return self._staged(f'window_shuffle({window_size}, seed={seed})', flows.WindowShuffling, window_size, seed)
 
     def pack(
@@ -151,8 +152,7 @@ class IterOperations:
         Args:
           buffer_size: number of elements.
         """
-        if not isinstance(buffer_size, int) or buffer_size < 1:
-            raise InvalidArgumentError(f'buffer_size is {buffer_size!r}: want an integer from 1 on')
+        buffer_size = check_integer('buffer_size', buffer_size, 1)
         return self._staged(f'prefetch({buffer_size})', flows.Prefetching, buffer_size)
 
     def mp_prefetch(self, options: MultiprocessingOptions | int) -> Self:

@@ -9,7 +9,9 @@ import weakref
 from types import TracebackType
 from typing import Any, Self
 
-from granular.aio.runtime.loops import Closable, Lock, running_loop, scope
+from granular.aio.runtime.lock import Lock
+from granular.aio.runtime.loops import running_loop
+from granular.aio.runtime.scope import Closable, scope
 from granular.errors import ClosedError, GranularError
 
 logger = logging.getLogger('granular')

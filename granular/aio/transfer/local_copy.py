@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, Final, cast
 
-from granular.aio.paths.copy import FolderCopy, below
+from granular.aio.paths.copy import FolderCopy, relative_name
 from granular.aio.paths.path import Path, Progress
 from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.loops import ensure_event_loop
@@ -19,7 +19,7 @@ from granular.aio.runtime.threads import Threads, offload
 from granular.aio.stores import Entry
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.store import LocalStore
-from granular.aio.stores.local.writing import drafted, drop_drafts, sync_all
+from granular.aio.stores.local.writing import final_name, remove_leftovers, sync_all
 from granular.aio.transfer.archives import KINDS, split_name, unpack
 from granular.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 
@@ -95,7 +95,7 @@ async def copy_to_local(
 
     Example::
 
-        copy = await granular.aio.copy_to_local('s3://bucket/train.zip', '/local/train')
+        copy = await granular.aio.copy_to_local('s3://bucket/train.zip', './train')
         async with granular.aio.DatasetReader(copy.path, granular.decoders) as reader:
             print(copy.was_copied, len(reader))
     """
@@ -197,7 +197,7 @@ async def _copy_file(source: Path, target: Path, progress: Progress | None) -> L
         try:
             if await target.exists():
                 return LocalCopy(f'{target}')
-            deleted = await offload(drop_drafts, target.key)
+            deleted = await offload(remove_leftovers, target.key)
             await source.copy(target, progress=progress)
         finally:
             await target.store.delete_empty(lock_folder.key)
@@ -264,7 +264,7 @@ async def _mark(target: Path, source: Path, state: str, counts: dict[str, int]) 
 def _is_used(folder: str) -> bool:
     """Return whether a folder holds anything but temporary files of the marker."""
     with translated(folder):
-        return any(drafted(name) != MARKER for name in os.listdir(folder))
+        return any(final_name(name) != MARKER for name in os.listdir(folder))
 
 
 def _clear(folder: str) -> None:
@@ -291,34 +291,34 @@ class _Copying(FolderCopy):
         self.files = self.bytes = 0
         self.unpacked = False
 
-    async def take(self, entry: Entry) -> None:
-        name = below(self._top, entry.key)
+    async def copy_entry(self, entry: Entry) -> None:
+        name = relative_name(self._top, entry.key)
         if name == MARKER:
             return  # the source is itself a copy
         stem, kind = split_name(name) if self._unpacks and not entry.is_dir else (name, '')
         if not kind:
-            await super().take(entry)
+            await super().copy_entry(entry)
             return
-        place = self.place(entry)
+        place = self.target_of(entry)
         folder = place.with_name(stem.rpartition('/')[2])
-        await super().make(folder.parent)
+        await super().make_folder(folder.parent)
         self._claim(folder, name)
         await folder.store.mkdir(folder.key, parents=False, exist_ok=False)
         await self.unpack(Path.of(self._top.store, entry.key), kind, folder)
 
-    async def file(self, entry: Entry) -> None:
-        await super().file(entry)
+    async def copy_file(self, entry: Entry) -> None:
+        await super().copy_file(entry)
         self.files += 1
         self.bytes += entry.size
 
-    async def make(self, folder: PurePath) -> None:
+    async def make_folder(self, folder: PurePath) -> None:
         self._folders.add(folder.key)
         for place in (folder, *folder.parents):
             if (archive := self._owners.get(place.key)) is not None:
                 raise self._duplicate(place, archive)
             if place == self._bottom:
                 break
-        await super().make(folder)
+        await super().make_folder(folder)
 
     async def unpack(self, source: Path, kind: str, folder: PurePath, keep: str = '') -> None:
         """Unpack an archive into an existing folder."""

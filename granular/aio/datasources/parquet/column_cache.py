@@ -43,7 +43,7 @@ class ColumnCache:
         """Return whether the column is cached or being loaded."""
         return key in self.columns or ((load := self.loads.get(key)) is not None and not load.task.cancelling())
 
-    def take(self, key: Key) -> Any:
+    def get(self, key: Key) -> Any:
         """Return the column if it is cached, and mark it as used."""
         column = self.columns.get(key)
         if column is not None:

@@ -1,28 +1,31 @@
 """Reads Parquet files at random: the column chunks of row groups by range requests, decoded by pyarrow."""
 
 import contextlib
-import os
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+import functools
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, Self, SupportsIndex
 
 import numpy as np
 
-from granular._lazy import need
-from granular.aio.datasources.parquet.file import Footer, footer_length, parse_footer
-from granular.aio.datasources.parquet.row_groups import RowGroups
+from granular._lazy import import_extra
+from granular.aio.datasources.arguments import Mask, Paths, as_paths, name_of, names_in
+from granular.aio.datasources.parquet.arrow_values import values_of
+from granular.aio.datasources.parquet.column_cache import ColumnCache, Key, Load
+from granular.aio.datasources.parquet.file import Footer, chunk_ranges, decode, footer_length, parse_footer, weight
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
-from granular.aio.paths.pure import PurePath
+from granular.aio.runtime.background import background, cancel_idle, wait_shared
 from granular.aio.runtime.lifecycle import AsyncResource
-from granular.aio.runtime.loops import gather
 from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.scope import PerLoop
 from granular.aio.runtime.sharing import sharing
-from granular.aio.runtime.threads import offload
+from granular.aio.runtime.tasks import gather
+from granular.aio.runtime.threads import CORES, map_threads, offload
+from granular.aio.stores import Store
+from granular.aio.stores.fanout import Job, read_all
 from granular.config import MiB
-from granular.errors import CorruptDatasetError, InvalidArgumentError, UnknownKeyError
-from granular.indexing import index_of, indices_of
-
-Fields = Iterable[str] | Mapping[str, bool] | None
+from granular.errors import CorruptDatasetError, CorruptError, InvalidArgumentError
+from granular.indexing import Ints, check_integer, index_of, indices_of
 
 CACHE: Final = 512 * MiB
 
@@ -64,28 +67,29 @@ class ParquetDataSource(AsyncResource):
 
     def __init__(
         self,
-        paths: PurePath | str | os.PathLike[str] | Sequence[Any],
+        paths: Paths,
         columns: Sequence[str] | None = None,
         cache_bytes: int = CACHE,
     ) -> None:
         super().__init__()
-        need('pyarrow', 'parquet')
-        self.paths = paths_of(paths)
+        import_extra('pyarrow', 'parquet')
+        self.paths = as_paths(paths)
         if isinstance(columns, str) or (columns is not None and not all(type(name) is str for name in columns)):
             raise InvalidArgumentError(f'columns: expected a sequence of names, got {columns!r:.100}')
-        if not isinstance(cache_bytes, int) or cache_bytes < 0:
-            raise InvalidArgumentError(f'cache_bytes is {cache_bytes!r}: want an integer from 0 on')
-        self._chosen = None if columns is None else tuple(dict.fromkeys(columns))
+        self._requested = None if columns is None else tuple(dict.fromkeys(columns))
         self._columns: tuple[str, ...] = ()
-        self._cache_bytes = cache_bytes
-        self._name = f'{self.paths[0]}' if len(self.paths) == 1 else f'{self.paths[0]} and {len(self.paths) - 1} more'
-        self._footers: list[Footer] | None = None  # pickled with the source
-        self._groups = RowGroups([], cache_bytes)
+        self._cache_bytes = check_integer('cache_bytes', cache_bytes, 0)
+        self._name = name_of(self.paths)
+        self._footers: list[Footer] = []
+        self._stops = np.zeros(0, np.int64)  # cumulative number of rows up to the end of each row group, over all files
+        self._owners = np.zeros(0, np.int64)  # the file of each row group
+        self._firsts = np.zeros(0, np.int64)  # the first row group of each file
+        self._caches = self._new_caches()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        args = (self.paths, self._chosen, self._cache_bytes)
-        if sharing.get() and self._groups.footers:
-            return _shared, (type(self), args, self._groups.footers)
+        args = (self.paths, self._requested, self._cache_bytes)
+        if sharing.get() and self._footers:
+            return _shared, (type(self), args, self._footers)
         return type(self), args
 
     def __repr__(self) -> str:
@@ -94,23 +98,28 @@ class ParquetDataSource(AsyncResource):
     # --- opening
 
     async def _open(self) -> None:
-        footers = self._footers
-        if footers is None:
+        if not self._footers:
             for path in self.paths:
                 await path.store.ready()
-            footers = await gather([_read_footer(path) for path in self.paths])
-        first = footers[0]
-        for footer in footers:
+            self._footers = await gather([_read_footer(path) for path in self.paths])
+        first = self._footers[0]
+        for footer in self._footers:
             if set(footer.names) != set(first.names):
                 raise CorruptDatasetError(
-                    f'{footer.path}: has columns {sorted(footer.names)}, but {first.path} has {sorted(first.names)}'
+                    f'{footer.path}: expected the columns of {first.path}, {sorted(first.names)}, got '
+                    f'{sorted(footer.names)}'
                 )
-        self._columns = first.names if self._chosen is None else self._chosen
+        self._columns = first.names if self._requested is None else self._requested
         self._choose(self._columns, first.names)
-        self._groups = RowGroups(footers, self._cache_bytes)
+        counts = [len(footer.stops) for footer in self._footers]
+        rows = [int(footer.stops[-1]) if len(footer.stops) else 0 for footer in self._footers]
+        bases = np.cumsum(rows, dtype=np.int64) - rows
+        self._stops = np.concatenate([f.stops + base for f, base in zip(self._footers, bases.tolist(), strict=True)])
+        self._owners = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+        self._firsts = np.cumsum(counts, dtype=np.int64) - counts
 
     async def _close(self) -> None:
-        await self._groups.release()
+        await self._release()
 
     # --- properties
 
@@ -123,30 +132,28 @@ class ParquetDataSource(AsyncResource):
     @property
     def _identity(self) -> tuple[Any, ...]:
         """The files in order, each by store, address, bytes and version, and the columns."""
-        return *(
-            (f.path.store.fingerprint, f'{f.path}', f.size, f.version) for f in self._groups.footers
-        ), self._columns
+        return *((f.path.store.fingerprint, f'{f.path}', f.size, f.version) for f in self._footers), self._columns
 
     @property
     def size(self) -> int:
         """Bytes of all files."""
         self._check_open()
-        return sum(footer.size for footer in self._groups.footers)
+        return sum(footer.size for footer in self._footers)
 
     def __len__(self) -> int:
         self._check_open()
-        return self._groups.length
+        return int(self._stops[-1]) if len(self._stops) else 0
 
     def copy(self) -> Self:
         """Return an independently closable source of the same files, with a cache of its own."""
         self._check_open()
-        twin = type(self).__new__(type(self))
-        twin.__dict__.update(self.__dict__, _groups=self._groups.copy())
-        return twin
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__, _caches=self._new_caches())
+        return copy
 
     # --- reading
 
-    async def get(self, index: SupportsIndex | slice, mask: Fields = None) -> Any:
+    async def get(self, index: SupportsIndex | slice, mask: Mask = None) -> Any:
         """Return a row, or ``{column: [values]}`` for a slice.
 
         Args:
@@ -160,11 +167,11 @@ class ParquetDataSource(AsyncResource):
         await self._ensure_open()
         names = self._choose(mask)
         if isinstance(index, slice | range):
-            return await self._groups.read(indices_of(index, len(self), self._name), names)
-        values = await self._groups.read(np.array([index_of(index, len(self), self._name)]), names)
+            return await self._read(indices_of(index, len(self), self._name), names)
+        values = await self._read(np.array([index_of(index, len(self), self._name)]), names)
         return {name: column[0] for name, column in values.items()}
 
-    async def fetch(self, indices: Any, mask: Fields = None) -> list[dict[str, Any]]:
+    async def fetch(self, indices: Any, mask: Mask = None) -> list[dict[str, Any]]:
         """Return many rows, reading all files, row groups and columns concurrently.
 
         Args:
@@ -175,10 +182,10 @@ class ParquetDataSource(AsyncResource):
           The rows, in the order requested.
         """
         await self._ensure_open()
-        rows = indices_of(indices, len(self), self._name)
-        values = await self._groups.read(rows, self._choose(mask))
+        positions = indices_of(indices, len(self), self._name)
+        values = await self._read(positions, self._choose(mask))
         if not values:
-            return [{} for _ in rows]
+            return [{} for _ in positions]
         return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
@@ -187,7 +194,7 @@ class ParquetDataSource(AsyncResource):
             async for row in items:
                 yield row
 
-    def _choose(self, mask: Fields, known: Sequence[str] | None = None) -> tuple[str, ...]:
+    def _choose(self, mask: Mask, available: Sequence[str] | None = None) -> tuple[str, ...]:
         """Return the columns that a mask selects.
 
         Raises:
@@ -195,35 +202,117 @@ class ParquetDataSource(AsyncResource):
         """
         if mask is None:
             return self._columns
-        if isinstance(mask, Mapping):
-            wanted = [name for name, want in mask.items() if want]
-        else:
-            wanted = [mask] if isinstance(mask, str) else list(mask)
-        known = self._columns if known is None else known
-        if unknown := [name for name in wanted if name not in known]:
-            raise UnknownKeyError(f'{self._name}: has no columns {unknown}, only {list(known)}')
-        return tuple(dict.fromkeys(wanted))
+        return names_in(mask, self._columns if available is None else available, 'columns', self._name)
 
+    def _groups_of(self, positions: Ints) -> Ints:
+        """Return the row group of each row, counted over all files."""
+        return np.searchsorted(self._stops, positions, side='right')
 
-def paths_of(paths: Any) -> tuple[Path, ...]:
-    """Return one path or several as a tuple.
+    def _weight(self, group: int, names: tuple[str, ...]) -> int:
+        """Estimate the decoded bytes of some columns of a row group."""
+        owner = int(self._owners[group])
+        return weight(self._footers[owner], group - int(self._firsts[owner]), names)
 
-    Raises:
-      InvalidArgumentError: if there is none.
-    """
-    if isinstance(paths, str | os.PathLike | PurePath) or not isinstance(paths, Iterable):
-        paths = [paths]
-    result = tuple(map(Path, paths))
-    if not result:
-        raise InvalidArgumentError('expected one path or more, got none')
-    return result
+    async def _expect(self, groups: Sequence[int], names: tuple[str, ...]) -> None:
+        """Start to read row groups that will be requested soon, and protect them from eviction."""
+        cache = await self._caches.get()
+        cache.expected = {(group, name) for group in groups for name in names}
+        for group in groups:
+            self._start_loading(cache, [(group, name) for name in names])
 
+    async def _release(self) -> None:
+        """Cancel prefetches that no caller is waiting for, and clear the cache."""
+        if (cache := await self._caches.peek()) is not None:
+            cache.clear()
+            await cancel_idle({load.task for load in cache.loads.values()})
 
-def _shared(kind: type[ParquetDataSource], args: tuple[Any, ...], footers: list[Footer]) -> ParquetDataSource:
-    """Unpickle a source in a worker process, with the footers that its parent has read."""
-    source = kind(*args)
-    source._footers = footers
-    return source
+    def _new_caches(self) -> PerLoop[ColumnCache]:
+        return PerLoop(functools.partial(ColumnCache, self._cache_bytes))  # per event loop, because tasks fill them
+
+    async def _read(self, positions: Ints, names: tuple[str, ...]) -> dict[str, list[Any]]:
+        """Return the values of rows, by column."""
+        if not len(positions) or not names:
+            return {name: [] for name in names}
+        cache = await self._caches.get()
+        owners = self._groups_of(positions)
+        groups = np.unique(owners).tolist()
+        keys = [(group, name) for group in groups for name in names]
+        if damaged := cache.damaged.keys() & set(keys):
+            raise CorruptError(cache.damaged[min(damaged)])
+        columns = {key: cache.get(key) for key in keys}
+        missing = [key for key, column in columns.items() if column is None]
+        self._start_loading(cache, missing)
+        loads = {key: cache.loads[key] for key in missing}
+        await wait_shared({load.task for load in loads.values()})
+        columns |= {key: load.columns[key] for key, load in loads.items()}
+        return await offload(self._select_rows, positions, owners, groups, names, columns)
+
+    def _start_loading(self, cache: ColumnCache, keys: Sequence[Key]) -> None:
+        """Start to load the columns that are neither cached nor being loaded, concurrently."""
+        missing = [key for key in keys if not cache.has(key)]
+        if missing:
+            load = Load()
+            load.task = background(self._load(cache, load, missing))
+            cache.loads.update(dict.fromkeys(missing, load))
+
+    async def _load(self, cache: ColumnCache, load: Load, keys: list[Key]) -> None:
+        try:
+            load.columns = await self._read_columns(cache, keys)
+            cache.add(load.columns)
+        finally:
+            for key in keys:
+                if cache.loads.get(key) is load:
+                    del cache.loads[key]
+
+    async def _read_columns(self, cache: ColumnCache, keys: list[Key]) -> dict[Key, Any]:
+        """Read columns of row groups concurrently, and decode them in threads."""
+        names_by_group: dict[int, list[str]] = {}
+        for group, name in keys:
+            names_by_group.setdefault(group, []).append(name)
+        parts: list[tuple[int, Footer, int, tuple[str, ...]]] = []
+        for group, names in names_by_group.items():
+            owner = int(self._owners[group])
+            # Opening a file in pyarrow takes longer the more columns it has: split columns into no more parts than
+            # there are cores.
+            count = min(len(names), -(-CORES // len(names_by_group)))
+            parts += [
+                (group, self._footers[owner], group - int(self._firsts[owner]), tuple(names[i::count]))
+                for i in range(count)
+            ]
+        ranges = await offload(lambda: [chunk_ranges(footer, inner, names) for _, footer, inner, names in parts])
+        chunks = await _read_ranges([footer for _, footer, _, _ in parts], ranges)
+
+        def decode_part(i: int) -> dict[Key, Any]:
+            group, footer, inner, names = parts[i]
+            data, chunks[i] = chunks[i], []  # so that the bytes are freed after decoding
+            try:
+                return {(group, name): column for name, column in decode(footer, inner, names, data).items()}
+            except CorruptError:
+                for name in names:  # find the damaged column
+                    try:
+                        decode(footer, inner, (name,), data)
+                    except CorruptError as error:
+                        cache.damaged[group, name] = str(error)
+                        raise
+                raise
+
+        return {key: column for part in await map_threads(decode_part, len(parts)) for key, column in part.items()}
+
+    def _select_rows(
+        self, positions: Ints, owners: Ints, groups: list[int], names: tuple[str, ...], columns: dict[Key, Any]
+    ) -> dict[str, list[Any]]:
+        pa = import_extra('pyarrow', 'parquet')
+        values: dict[str, list[Any]] = {name: [None] * len(positions) for name in names}
+        for group in groups:
+            targets = np.flatnonzero(owners == group)
+            rows = positions[targets] - (int(self._stops[group - 1]) if group else 0)
+            consecutive = len(rows) == 1 or bool((np.diff(rows) == 1).all())
+            for name in names:
+                column, column_values = columns[group, name], values[name]
+                part = column.slice(int(rows[0]), len(rows)) if consecutive else column.take(pa.array(rows))
+                for target, value in zip(targets.tolist(), values_of(part), strict=True):
+                    column_values[target] = value
+        return values
 
 
 async def _read_footer(path: Path) -> Footer:
@@ -232,8 +321,36 @@ async def _read_footer(path: Path) -> Footer:
     tail = reply.data[-length:]
     if length > len(reply.data):
         start = reply.size - length
-        more = await path.store.read(path.key, start, start + length - len(reply.data), reply.version)
-        if more.version != reply.version:
-            raise changed(f'{path}', f'{reply.version}', more.version)
-        tail = more.data + reply.data
+        rest = await path.store.read(path.key, start, start + length - len(reply.data), reply.version)
+        if rest.version != reply.version:
+            raise changed(f'{path}', f'{reply.version}', rest.version)
+        tail = rest.data + reply.data
     return await offload(parse_footer, path, reply.size, reply.version, tail)
+
+
+async def _read_ranges(
+    footers: Sequence[Footer], ranges: Sequence[list[tuple[int, int]]]
+) -> list[list[tuple[int, bytes]]]:
+    """Read byte ranges of files concurrently. Returns (start, bytes) pairs for each file."""
+    stores: dict[Store, list[int]] = {}
+    for i, footer in enumerate(footers):
+        stores.setdefault(footer.path.store, []).append(i)
+    chunks: list[list[tuple[int, bytes]]] = [[] for _ in footers]
+
+    async def read(store: Store, numbers: list[int]) -> None:
+        jobs = []
+        for i in numbers:
+            limits = np.array(ranges[i], np.int64).reshape(-1, 2)
+            jobs.append(Job(footers[i].path.key, limits[:, 0], limits[:, 1], footers[i].version))
+        for i, file_data in zip(numbers, await read_all(store, jobs), strict=True):
+            chunks[i] = [(start, data) for (start, _), data in zip(ranges[i], file_data, strict=True)]
+
+    await gather([read(store, numbers) for store, numbers in stores.items()])
+    return chunks
+
+
+def _shared(kind: type[ParquetDataSource], args: tuple[Any, ...], footers: list[Footer]) -> ParquetDataSource:
+    """Unpickle a source in a worker process, with the footers that its parent has read."""
+    source = kind(*args)
+    source._footers = footers
+    return source

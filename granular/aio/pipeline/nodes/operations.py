@@ -25,8 +25,8 @@ from granular.aio.pipeline.transforms import (
 )
 from granular.errors import InvalidArgumentError
 from granular.filters import percent_range, repetitions_of
-from granular.indexing import Ints
-from granular.shuffle import Index, Order
+from granular.indexing import Ints, check_integer
+from granular.shuffle import MAX_SEED, Index, Order
 
 
 class MapOperations:
@@ -96,8 +96,7 @@ class MapOperations:
 
     def seed(self, seed: int) -> Self:
         """Set the seed of all later operations that are given none: each derives a seed of its own from it."""
-        _check_seed(seed)
-        return self._derive(nodes.Seeded(self._node, seed))
+        return self._derive(nodes.Seeded(self._node, check_integer('seed', seed, 0, MAX_SEED)))
 
     def shuffle(self, seed: int | None = None, order: Order | None = None) -> Self:
         """Shuffle all elements, in a different order every epoch.
@@ -249,13 +248,7 @@ class MapOperations:
             seed = nodes.default_seed([self._node])
         if seed is None:
             raise InvalidArgumentError(f'{what} needs a seed: pass seed=, or call seed() before it')
-        _check_seed(seed)
-        return int(seed)
-
-
-def _check_seed(seed: int) -> None:
-    if not isinstance(seed, int | np.integer) or not 0 <= seed < 1 << 32:
-        raise InvalidArgumentError(f'the seed is {seed!r}: want an integer from 0 to 2**32 - 1')
+        return check_integer('seed', seed, 0, MAX_SEED)
 
 
 def _nodes(datasets: Sequence[MapOperations]) -> list[Source]:

@@ -5,14 +5,14 @@ import fcntl
 import logging
 import os
 import struct
-import weakref
 from collections.abc import Callable
 from typing import Final
 
+from granular.aio.runtime.forking import each_after_fork
 from granular.errors import AlreadyExistsError
 
 # Errors of file systems that have no such locks, or none on folders, such as NFS.
-_UNKNOWN: Final = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
+_UNSUPPORTED: Final = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 
 logger = logging.getLogger('granular')
 
@@ -32,7 +32,7 @@ def lock(fd: int, shared: bool = False) -> bool | None:
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno in _UNKNOWN:
+        if error.errno in _UNSUPPORTED:
             return None
         raise
     return True
@@ -68,7 +68,7 @@ class RangeLocks:
         except (BlockingIOError, PermissionError):
             return False
         except OSError as error:
-            logger.debug('no locks on bytes of files: %s', error)
+            logger.debug('continuing without locks on bytes of files: %s', error)
         return True
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
@@ -88,12 +88,12 @@ class FolderLock:
     def __init__(self, folder: str) -> None:
         self._fd = -1
         self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        found = lock(self._fd)
+        acquired = lock(self._fd)
         # The previous holder may have removed the folder, and another one may have been created since.
-        if found is False or not is_at(self._fd, folder):
+        if acquired is False or not is_at(self._fd, folder):
             self.release()
             raise AlreadyExistsError(f'{folder}: another writer is writing it')
-        self.sure = found is not None
+        self.sure = acquired is not None
         _held.add(self)
 
     def release(self, close: Callable[[int], None] = os.close) -> None:
@@ -106,16 +106,8 @@ class FolderLock:
         self.release()
 
 
-_held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    # A child inherits the open files: without this, it would hold the lock for as long as it lives.
-    for held in list(_held):
-        held.release()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+# A child inherits the open files: without this, it would hold the lock for as long as it lives.
+_held: Final = each_after_fork(FolderLock.release)
 
 
 def is_at(fd: int, path: str) -> bool:
@@ -126,7 +118,7 @@ def is_at(fd: int, path: str) -> bool:
         return False
 
 
-def held(path: str) -> bool:
+def is_locked(path: str) -> bool:
     """Return whether a file is locked."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
