@@ -73,7 +73,7 @@ class Transform(Element):
         super().__init__(convert(source))
         self._fn, self._own_seed = fn, seed
 
-    def call(self, point: Any, index: int) -> Any:
+    def _call(self, point: Any, index: int) -> Any:
         return self._fn(point, seed=[self._own_seed, index])
 
     def describe(self) -> str:
@@ -158,7 +158,7 @@ class Interleave(Several):
     def __len__(self) -> int:
         return len(self.parents) * min(length_of(source) for source in self.parents)
 
-    def choose(self, indices: Ints) -> tuple[Ints, Ints]:
+    def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
         inner, owners = np.divmod(steps_of(indices), len(self.parents))
         return owners, inner
 
@@ -193,7 +193,7 @@ class Mix(Several):
     def __len__(self) -> int:
         return min(length_of(source) for source in self.parents)
 
-    def choose(self, indices: Ints) -> tuple[Ints, Ints]:
+    def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
         steps = steps_of(indices)
         return np.array([self._draw(step) for step in steps.tolist()], np.int64), steps
 

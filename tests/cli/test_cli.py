@@ -136,7 +136,7 @@ def test_convert_writes_and_reports_shards(granular_cli, tmp_path):
     code, out, err = granular_cli(*args[:3], '--spec', 'label')
     assert (code, out) == (1, '')
     assert '--spec label: want KEY=TYPE' in err
-    assert 'want one of parquet' in granular_cli(*args[:3], '--format', 'csv')[2]
+    assert 'expected one of parquet' in granular_cli(*args[:3], '--format', 'csv')[2]
 
 
 def test_copy_to_local_copies_and_unpacks(granular_cli, path, tmp_path):

@@ -108,7 +108,7 @@ def test_shard_sizes(tmp_path):
         for kind in (Random, Once):
             target = tmp_path / f'{kind.__name__}{count}'
             if not count:
-                with pytest.raises(InvalidArgumentError, match='has no records to see a spec in: give one'):
+                with pytest.raises(InvalidArgumentError, match='has no records to infer a spec from: pass spec'):
                     granular.convert(kind(count), target, shardlen=10)
             spec = None if count else {'n': 'int', 'x': 'bytes'}
             done = granular.convert(kind(count), target, shardlen=10, spec=spec)
@@ -127,7 +127,7 @@ def test_conversion_into_one_dataset(tmp_path):
         with granular.DatasetReader(target, granular.decoders) as reader:
             assert all(map(equal, reader, map(datapoint, range(12))))
         assert granular.convert(kind(12), target, shardlen=None).found == 12
-        with pytest.raises(CorruptDatasetError, match='has 12 datapoints, but 13'):
+        with pytest.raises(CorruptDatasetError, match='has 12 datapoints, expected 13'):
             granular.convert(kind(13), target, shardlen=None)
 
 
@@ -212,10 +212,10 @@ def test_custom_types_and_encoders(tmp_path):
 def test_unfitting_records_are_errors(tmp_path):
     odd = [{'n': i} for i in range(300)]
     odd[201] = {'n': 'text'}
-    with pytest.raises(EncodeError, match=r"datapoint 201, key 'n': not encoded as 'int': .* give another with spec"):
+    with pytest.raises(EncodeError, match=r"datapoint 201, key 'n': not encoded as 'int': .* pass another"):
         granular.convert(iter(odd), tmp_path / 'x', shardlen=100)
     odd[201] = {'m': 1}
-    with pytest.raises(DatapointError, match=r"datapoint 201: keys are missing \['n'\] or too many \['m'\]"):
+    with pytest.raises(DatapointError, match=r"datapoint 201: missing keys \['n'\], unknown keys \['m'\]"):
         granular.convert(iter(odd), tmp_path / 'y', shardlen=100)
     # Finished shards remain, but are not a complete dataset.
     assert sorted(os.listdir(tmp_path / 'y')) == ['000001', PLAN]
@@ -258,7 +258,7 @@ def test_different_conversion_is_not_resumed(tmp_path):
     with pytest.raises(AlreadyExistsError, match='that convert did not write'):
         granular.convert(Random(25), tmp_path / 'y')
     granular.convert(Once(25), tmp_path / 'z', shardlen=10)
-    for count, message in ((24, 'has 5 datapoints, but 4'), (20, '000002: is there, but 20'), (35, 'but 10 of')):
+    for count, message in ((24, 'has 5 datapoints, expected 4'), (20, '000002: exists, but 20'), (35, 'expected 10')):
         with pytest.raises(CorruptDatasetError, match=message):
             granular.convert(Once(count), tmp_path / 'z', shardlen=10)
     granular.convert(Once(3), tmp_path / 'w', shardlen=None)
@@ -389,17 +389,17 @@ def test_unknown_sources_and_formats_are_errors(tmp_path):
     (tmp_path / 'x' / 'file.bin').write_bytes(b'x')
     for source, error, message in (
         (tmp_path / 'nothing', NotFoundError, 'nothing'), (tmp_path / 'x', NotFoundError, 'unknown format'),
-        (tmp_path / 'x' / 'file.bin', InvalidArgumentError, 'does not say'), (5, InvalidArgumentError, 'int'),
-        (tmp_path / 'x' / '*.parquet', NotFoundError, 'nothing matches'), ({'a': 1}, InvalidArgumentError, 'dict'),
-        (granular.MapDataset.source(range(3)).repeat(), InvalidArgumentError, 'no end'),
+        (tmp_path / 'x' / 'file.bin', InvalidArgumentError, 'unknown format'), (5, InvalidArgumentError, 'int'),
+        (tmp_path / 'x' / '*.parquet', NotFoundError, 'matches no files'), ({'a': 1}, InvalidArgumentError, 'dict'),
+        (granular.MapDataset.source(range(3)).repeat(), InvalidArgumentError, 'endless'),
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             granular.convert(source, tmp_path / 'y')
-    with pytest.raises(InvalidArgumentError, match='want one of parquet'):
+    with pytest.raises(InvalidArgumentError, match='expected one of parquet'):
         granular.convert(tmp_path / 'x', tmp_path / 'y', format='csv')
     (tmp_path / 'x' / 'a.parquet').write_bytes(b'')
     (tmp_path / 'x' / 'a.tar').write_bytes(b'')
-    with pytest.raises(InvalidArgumentError, match='holds files of parquet, webdataset: pass format'):
+    with pytest.raises(InvalidArgumentError, match='has files of parquet, webdataset: pass format'):
         granular.convert(tmp_path / 'x', tmp_path / 'y')
     assert os.listdir(tmp_path) == ['x']
 

@@ -265,7 +265,7 @@ def test_columns_are_read_alone_and_a_batch_is_one_request_per_row_group(moto):
     again, count, _ = requests(lambda: exact.fetch(order[::-1]))
     assert count == 0 and again == rows[::-1]
     chosen = granular.MapDataset.source(source).select(['text'])
-    run(source.aio.release())
+    run(source.aio._release())
     assert requests(lambda: chosen[1999])[0] == {'text': 't1999'}
     with granular.ParquetDataSource(path, cache_bytes=0) as source:
         assert [requests(lambda: source[5, 'id'])[1] for _ in range(2)] == [1, 1]

@@ -183,7 +183,7 @@ def test_verify_continues_after_problems(tmp_path):
 
 
 def test_verify_requires_a_dataset(tmp_path):
-    with pytest.raises(granular.errors.NotFoundError, match='no dataset'):
+    with pytest.raises(granular.errors.NotFoundError, match='not a dataset'):
         granular.verify(tmp_path)
 
 

@@ -108,12 +108,11 @@ class Fields(abc.ABC):
 
     Attributes:
       parents: the wrapped datasets or sources, for printed pipelines.
-      pure: True if the fields never receive the dict of a datapoint, so that they can be loaded in any order.
       known: labels that were already read, by field.
     """
 
     parents: tuple[Any, ...] = ()
-    pure = True
+    _pure = True  # the fields never receive the dict of a datapoint, so they can be loaded in any order
 
     def __init__(self) -> None:
         self.known: dict[str, filters.Labels] = {}
@@ -134,7 +133,7 @@ class Fields(abc.ABC):
         return self.fields is None or field in self.fields
 
     @abc.abstractmethod
-    async def load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
+    async def _load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
         """Return, for each field, its values in the order of the indices, which are integers >= 0."""
 
     @abc.abstractmethod
@@ -149,13 +148,13 @@ class Fields(abc.ABC):
         for parent in self.parents:
             await parent.release()
 
-    async def labels(self, field: str) -> filters.Labels:
+    async def _labels(self, field: str) -> filters.Labels:
         """Return the labels of all datapoints, which are read once, in bulk."""
         if field not in self.known:
             check_fields(self, [field])
 
             async def read(indices: Ints) -> list[Any]:
-                return (await self.load([field], indices, [{} for _ in indices]))[0]
+                return (await self._load([field], indices, [{} for _ in indices]))[0]
 
             self.known[field] = await read_labels(read, len(self), field)
         return self.known[field]
@@ -172,7 +171,7 @@ class Fields(abc.ABC):
     async def _load_many(self, field: str, indices: Any, ctxs: Sequence[Ctx] | None = None) -> list[Any]:
         places = indices_of(indices, len(self), self.describe())
         given = [{} for _ in places] if ctxs is None else ctxs
-        return (await self.load([field], places, given))[0]
+        return (await self._load([field], places, given))[0]
 
 
 class Keys(Fields):
@@ -194,7 +193,7 @@ class Keys(Fields):
     def fields(self) -> tuple[str, ...] | None:
         return self._names
 
-    async def load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
+    async def _load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
         keys = tuple(dict.fromkeys(fields))
         source = self._selected.get(keys)
         if source is None:
@@ -217,7 +216,7 @@ class Methods(Fields):
       own: name of the method for each field of the object itself, without those of a wrapped dataset.
     """
 
-    pure = False
+    _pure = False
 
     def __init__(self, dataset: Any) -> None:
         super().__init__()
@@ -241,17 +240,17 @@ class Methods(Fields):
             return super().has(field)
         return callable(getattr(self.dataset, _ONE + field, None))
 
-    async def load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
+    async def _load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
         below = self._below
         passed = [below is not None and field not in self.own for field in fields]
         places = list(range(len(fields)))
-        if below is not None and below.pure:
+        if below is not None and below._pure:
             places.sort(key=lambda place: not passed[place])  # pure fields first, in one load
         out: list[list[Any]] = [[] for _ in fields]
         for on, group in itertools.groupby(places, key=passed.__getitem__):
             its = list(group)
             if on and below is not None:
-                found = await below.load([fields[place] for place in its], indices, ctxs)
+                found = await below._load([fields[place] for place in its], indices, ctxs)
             else:
                 found = [await self._call(fields[place], indices, ctxs) for place in its]
             for place, column in zip(its, found, strict=True):

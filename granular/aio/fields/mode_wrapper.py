@@ -94,7 +94,7 @@ class ModeWrapper:
         """
         places = indices_of(indices, len(self), 'ModeWrapper')
         ctxs: list[Ctx] = [{} for _ in places]
-        found = iter(await self._fields.load(self._loaded, places, ctxs) if self._loaded else [])
+        found = iter(await self._fields._load(self._loaded, places, ctxs) if self._loaded else [])
         columns = [
             places.tolist() if item == _INDEX else _kept(item, ctxs) if item.startswith(_CTX) else next(found)
             for item in self._items

@@ -31,7 +31,7 @@ class _Applied(Element):
         self._random = any(name == 'random_map' for name, _ in steps)
         self.sparse = any(name == 'filter' for name, _ in steps)
 
-    def call(self, point: Any, index: int) -> Any:
+    def _call(self, point: Any, index: int) -> Any:
         metadata: RecordMetadata
         metadata, data = point
         if type(data) is Failure:

@@ -38,8 +38,8 @@ def format_pipeline(stage: Any) -> str:
 def times(stage: Any) -> list[tuple[str, int, float]]:
     """Return description, element count, and seconds summed over all threads for each stage that was timed."""
     found = [entry for parent in stage.parents for entry in times(parent)]
-    made = getattr(stage, 'made', 0)
-    return [*found, (stage.describe(), made, stage.spent)] if made else found
+    made = getattr(stage, '_made', 0)
+    return [*found, (stage.describe(), made, stage._spent)] if made else found
 
 
 def fingerprint(stage: Any) -> list[str]:

@@ -24,10 +24,10 @@ _NUMBERS: Final = (  # types for which np.array gives the result of np.stack in 
 class Element(Node):
     """A function of each datapoint. None passes through unchanged."""
 
-    doing = 'transforming'
+    _doing = 'transforming'
 
     @abc.abstractmethod
-    def call(self, point: Any, index: int) -> Any:
+    def _call(self, point: Any, index: int) -> Any:
         """Return the transformed datapoint."""
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
@@ -36,7 +36,7 @@ class Element(Node):
             chain.append(below)
         steps = np.asarray(indices).tolist()
         points = await below.fetch(indices)
-        return await map_in_threads([timed(node, node.call) for node in reversed(chain)], points, self.doing, steps)
+        return await map_in_threads([timed(node, node._call) for node in reversed(chain)], points, self._doing, steps)
 
 
 class Map(Element):
@@ -46,7 +46,7 @@ class Map(Element):
         super().__init__(parent)
         self._fn, self._label = method_of(fn, 'map'), label
 
-    def call(self, point: Any, index: int) -> Any:
+    def _call(self, point: Any, index: int) -> Any:
         return self._fn(point)
 
     def describe(self) -> str:
@@ -60,7 +60,7 @@ class MapWithIndex(Element):
         super().__init__(parent)
         self._fn = method_of(fn, 'map_with_index')
 
-    def call(self, point: Any, index: int) -> Any:
+    def _call(self, point: Any, index: int) -> Any:
         return self._fn(index, point)
 
     def describe(self) -> str:
@@ -78,7 +78,7 @@ class RandomMap(Element):
         self._seed = int(seed)
         self._key = np.random.Philox(self._seed).state['state']['key']
 
-    def call(self, point: Any, index: int) -> Any:
+    def _call(self, point: Any, index: int) -> Any:
         return self._fn(point, generator(self._key, index))
 
     def describe(self) -> str:
@@ -93,14 +93,14 @@ def generator(key: Any, index: int) -> np.random.Generator:
 class Filter(Element):
     """None for each datapoint for which ``fn(datapoint)`` is false."""
 
-    doing = 'filtering'
+    _doing = 'filtering'
 
     def __init__(self, parent: Source, fn: FilterTransform | Callable[[Any], bool]) -> None:
         super().__init__(parent)
         self._fn = method_of(fn, 'filter')
         self.sparse = True
 
-    def call(self, point: Any, index: int) -> Any:
+    def _call(self, point: Any, index: int) -> Any:
         return point if self._fn(point) else None
 
     def describe(self) -> str:
@@ -114,7 +114,7 @@ class Select(Element):
         super().__init__(parent)
         self._fields = tuple(fields)
 
-    def call(self, point: Any, index: int) -> Any:
+    def _call(self, point: Any, index: int) -> Any:
         try:
             return {field: point[field] for field in self._fields}
         except KeyError as error:
