@@ -8,13 +8,17 @@ RIVALS := aiohttp obstore s3fs gcsfs tensorstore grain webdataset streaming litd
 # A build for the CPU: the plain name brings gigabytes of CUDA.
 TORCH  ?= torch==2.13.0
 
-.PHONY: demo test lint bench bench-quick faults soak redis servers clean
+.PHONY: demo test test-full lint bench bench-quick faults soak redis servers clean
 
 demo: $(VENV)/demo
 	$(BIN)/granular demo
 
 test: $(VENV)/test $(ORACLES) redis
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+# The large tables of cases in full: otherwise tests run a cover of their pairs (tests/support/tables.py).
+test-full: export GRANULAR_FULL_TABLES = 1
+test-full: test
 
 # What mypy sees depends on what is installed, so it is given all of it.
 lint: $(VENV)/test $(VENV)/lint

@@ -21,6 +21,7 @@ from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.remote import RemoteStore
 from granular.errors import CorruptBagError, GranularError, ObjectChangedError, UnsupportedError
 from tests.support.faults import FaultServer, md5_etag
+from tests.support.tables import pairwise
 
 COUNT = 6
 SHARDS = 2
@@ -195,19 +196,29 @@ def listings(request, monkeypatch):
 
 
 OPTIONS = ({}, {'cache_index': False}, {'cache_keys': ('x',)})
+MODES = {'at once': True, 'step by step': False}
 # Writing to buckets takes its time: there, not all moments are tried.
-OPENINGS = [
-    *((store, kind, options, 1) for store in ('local', 'http with ETags') for kind in KINDS[:2] for options in OPTIONS),
-    *((store, kind, {}, 1) for store in ('local', 'http with ETags') for kind in KINDS[2:]),
-    *((store, kind, {}, 1) for store in ('memory', 'http with Last-Modified') for kind in KINDS[:2]),
-    *((store, kind, {}, 3) for store in ('moto', 'fakegcs') for kind in KINDS[:2]),
-    *((store, 'sharded refs', {}, 8) for store in ('moto', 'fakegcs')),
-]
+OPENINGS = pairwise(
+    (*opening, mode)
+    for mode in MODES
+    for opening in [
+        *(
+            (store, kind, options, 1)
+            for store in ('local', 'http with ETags')
+            for kind in KINDS[:2]
+            for options in OPTIONS
+        ),
+        *((store, kind, {}, 1) for store in ('local', 'http with ETags') for kind in KINDS[2:]),
+        *((store, kind, {}, 1) for store in ('memory', 'http with Last-Modified') for kind in KINDS[:2]),
+        *((store, kind, {}, 3) for store in ('moto', 'fakegcs') for kind in KINDS[:2]),
+        *((store, 'sharded refs', {}, 8) for store in ('moto', 'fakegcs')),
+    ]
+)
 
 
-@pytest.mark.parametrize('at_once', [True, False], ids=['at once', 'step by step'])
-@pytest.mark.parametrize(('store', 'kind', 'options', 'stride'), OPENINGS, ids=str)
-def test_a_dataset_replaced_while_it_is_opened_is_read_as_one(store, put, contents, kind, options, stride, at_once):
+@pytest.mark.parametrize(('store', 'kind', 'options', 'stride', 'mode'), OPENINGS, ids=str)
+def test_a_dataset_replaced_while_it_is_opened_is_read_as_one(store, put, contents, kind, options, stride, mode):
+    at_once = MODES[mode]
     before, after = contents[kind, 'a'], contents[kind, 'b']
     outcomes = []
     for moment in range(0, MOMENTS, stride):
@@ -261,9 +272,9 @@ def read_now(reader, read='fetch'):
         return 'ObjectChangedError'
 
 
-@pytest.mark.parametrize('count', [1, 3, 9])
-@pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize('store', ['local', 'http with ETags', 'memory'])
+@pytest.mark.parametrize(
+    ('store', 'kind', 'count'), pairwise(itertools.product(['local', 'http with ETags', 'memory'], KINDS, [1, 3, 9]))
+)
 def test_a_dataset_replaced_after_it_was_opened_is_read_as_it_was_or_not_at_all(store, put, contents, kind, count):
     fill(put, contents[kind, 'a'])
     for options in OPTIONS:
@@ -469,9 +480,10 @@ def test_local_files_that_are_written_in_place_are_noticed(tmp_path, contents, k
         assert asyncio.run(read_async(options, file)) == expected
 
 
-@pytest.mark.parametrize('begun', [False, True])
-@pytest.mark.parametrize('size', [0, 10, 100, 1000])
-@pytest.mark.parametrize('store', ['s3', 'http', 'memory', 'renamed', 'in place'])
+@pytest.mark.parametrize(
+    ('store', 'size', 'begun'),
+    pairwise(itertools.product(['s3', 'http', 'memory', 'renamed', 'in place'], [0, 10, 100, 1000], [False, True])),
+)
 def test_a_file_replaced_while_it_is_open_is_read_as_one(tmp_path, store, size, begun):
     before, after = b'a' * 100, b'b' * size
     with FaultServer(files={'file': before}) as server:

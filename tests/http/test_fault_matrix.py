@@ -26,6 +26,7 @@ from granular.errors import (
 )
 from tests.support.credentials import AmazonKeys, google_key
 from tests.support.faults import FaultServer
+from tests.support.tables import cover
 
 STORES, FACES = ('s3', 'gs'), ('path', 'opening', 'reader', 'loader', 'stream')
 COUNT, SIZE, BATCH = 24, 2000, 4
@@ -35,43 +36,56 @@ CONFIG = granular.IOConfig(
     attempts=4, hedge=0.0, max_gap=0,
 )  # fmt: skip
 
-# What passes, as it is written in the server's script, and what comes of it; None for the right bytes.
-PASSES = {
-    'a reset before the body': (['reset'], None),
-    'a reset before any of the body came': ([('truncate', 0)], None),
-    'a reset inside the body': ([('truncate', 100)], None),
-    'a reset after the body': (['then_reset'], None),
-    'a body that is cut off': ([('until_close', 100)], None),
-    'no reply': (['hang'], None),
-    'a stall': ([('stall', 100)], None),
-    'a slow drip': ([('drip', 0.002)], None),
-    'a storm of 503': ([('status', 503)] * 3, None),
-    'a body too short': (['short'], None),
-    'a body too long': (['long'], None),
-    'a wrong Content-Range': (['shifted'], None),
-    'no Content-Range': ([('ranged', None)], None),
-    'all of the object for a range': (['whole'] * 9, None),
-    'an error in a 200': (['document'], None),
-    '416': (['unsatisfiable'], {'path': OutOfRangeError, 'opening': None, 'reader': None}),
-    'chunks without a length': ([('chunked', 300)] * 9, None),
-    'chunks that end early': ([('chunked', 300, b'0\r\n\r\n')], None),
-    'all of it, compressed': ([('whole', 'gzip')], None),
-    'a part, compressed on the way': (['zipped'], None),
-    'another object': (
-        ['good', 'replaced'],
-        {'path': ObjectChangedError, 'opening': None, 'reader': ObjectChangedError},
-    ),
-    'another object, after a reset': (
-        [('truncate', 100), 'replaced'],
-        # Opened again, as it was replaced: by objects that are no dataset.
-        {'path': ObjectChangedError, 'opening': CorruptDatasetError, 'reader': ObjectChangedError},
-    ),
-    'expired credentials': (['expire'], None),
-    'a connection for each reply': (['then_close'] * 99, None),
-    'a connection for each reply, as is said': ([('then_close', 'close')] * 99, None),
-    'garbage': ([('raw', b'SSH-2.0-OpenSSH_9.2\r\n\r\n')], None),
-    'garbage, and the end': ([('raw', b'\x16\x03\x01' * 50, True)], None),
+# Faults that pass, by family: the lines of the server's script and the error; None for the right bytes.
+FAMILIES = {
+    'connection': {
+        'a reset before the body': (['reset'], None),
+        'a reset before any of the body came': ([('truncate', 0)], None),
+        'a reset inside the body': ([('truncate', 100)], None),
+        'a reset after the body': (['then_reset'], None),
+        'a body that is cut off': ([('until_close', 100)], None),
+        'a connection for each reply': (['then_close'] * 99, None),
+        'a connection for each reply, as is said': ([('then_close', 'close')] * 99, None),
+    },
+    'time': {
+        'no reply': (['hang'], None),
+        'a stall': ([('stall', 100)], None),
+        'a slow drip': ([('drip', 0.002)], None),
+        'a storm of 503': ([('status', 503)] * 3, None),
+    },
+    'range': {
+        'a body too short': (['short'], None),
+        'a body too long': (['long'], None),
+        'a wrong Content-Range': (['shifted'], None),
+        'no Content-Range': ([('ranged', None)], None),
+        'all of the object for a range': (['whole'] * 9, None),
+    },
+    'document': {
+        'an error in a 200': (['document'], None),
+        '416': (['unsatisfiable'], {'path': OutOfRangeError, 'opening': None, 'reader': None}),
+        'garbage': ([('raw', b'SSH-2.0-OpenSSH_9.2\r\n\r\n')], None),
+        'garbage, and the end': ([('raw', b'\x16\x03\x01' * 50, True)], None),
+    },
+    'coding': {
+        'chunks without a length': ([('chunked', 300)] * 9, None),
+        'chunks that end early': ([('chunked', 300, b'0\r\n\r\n')], None),
+        'all of it, compressed': ([('whole', 'gzip')], None),
+        'a part, compressed on the way': (['zipped'], None),
+    },
+    'version': {
+        'another object': (
+            ['good', 'replaced'],
+            {'path': ObjectChangedError, 'opening': None, 'reader': ObjectChangedError},
+        ),
+        'another object, after a reset': (
+            [('truncate', 100), 'replaced'],
+            # Opened again, as it was replaced: by objects that are no dataset.
+            {'path': ObjectChangedError, 'opening': CorruptDatasetError, 'reader': ObjectChangedError},
+        ),
+        'expired credentials': (['expire'], None),
+    },
 }
+PASSES = {name: fault for family in FAMILIES.values() for name, fault in family.items()}
 
 # What stays, and the error.
 STAYS = {
@@ -202,9 +216,14 @@ def check(face, place, fault, error):
     assert time.monotonic() - began < BOUND
 
 
-@pytest.mark.parametrize('store', STORES)
-@pytest.mark.parametrize('face', FACES)
-@pytest.mark.parametrize('fault', PASSES)
+# Ways to read of the same kind, each in both stores.
+GROUPS = [list(itertools.product(faces, STORES)) for faces in (['path'], ['opening'], ['reader', 'loader', 'stream'])]
+
+
+@pytest.mark.parametrize(
+    ('face', 'store', 'fault'),
+    [(*way, fault) for way, fault in cover(GROUPS, [list(family) for family in FAMILIES.values()])],
+)
 def test_a_fault_that_passes(server, place, store, face, fault):
     lines, errors = PASSES[fault]
     server.aim = 'data.idx' if face == 'opening' else 'data.bag'
@@ -213,9 +232,9 @@ def test_a_fault_that_passes(server, place, store, face, fault):
     assert len(server.script) < len(lines)
 
 
-@pytest.mark.parametrize('store', STORES)
 @pytest.mark.parametrize(
-    'fault', ['a reset inside the body', 'no reply', 'a wrong Content-Range', 'expired credentials']
+    ('store', 'fault'),
+    cover([STORES], [['a reset inside the body', 'no reply', 'a wrong Content-Range', 'expired credentials']]),
 )
 def test_faults_that_pass_do_not_reach_the_parent_of_a_worker(server, place, store, fault):
     server.aim = 'data.bag'
@@ -223,13 +242,15 @@ def test_faults_that_pass_do_not_reach_the_parent_of_a_worker(server, place, sto
     assert not server.script
 
 
-@pytest.mark.parametrize('store', STORES)
-@pytest.mark.parametrize(
-    ('face', 'line'),
+LASTING = (
     [('reader', line) for line in STAYS]
     + [('loader', ('stall', 0)), ('loader', ('status', 404)), ('path', 'document')]
-    + [('stream', ('stall', 0)), ('stream', ('status', 404)), ('workers', 'reset'), ('workers', ('status', 404))],
-    ids=str,
+    + [('stream', ('stall', 0)), ('stream', ('status', 404)), ('workers', 'reset'), ('workers', ('status', 404))]
+)
+
+
+@pytest.mark.parametrize(
+    ('face', 'line', 'store'), [(*row, store) for row, store in cover([LASTING], [STORES])], ids=str
 )
 def test_a_fault_that_stays(server, place, store, face, line):
     server.aim = 'data.bag'

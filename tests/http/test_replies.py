@@ -15,6 +15,7 @@ import granular
 from granular.aio.http.limits import Pauses
 from granular.errors import BadReplyError, GranularError, ObjectChangedError, StoreError
 from tests.support.faults import DATA, FaultServer, md5_etag
+from tests.support.tables import cover, pairwise
 
 CONFIG = granular.IOConfig(
     backoff=0.001, backoff_cap=0.02, connect_timeout=5.0, first_byte_timeout=2.0, read_timeout=2.0, attempts=4,
@@ -81,11 +82,14 @@ def survives(server, store, read, lines):
 
 
 # Nothing in HTTP tells of a part of an object that it is of another place: that is what checksums of records are for.
-CASES = [(fault, read) for fault in FAULTS for read in READS if fault != 'slid' or read in WHOLE]
+CASES = pairwise(
+    (store, fault, read)
+    for store, fault, read in itertools.product(STORES, FAULTS, READS)
+    if fault != 'slid' or read in WHOLE
+)
 
 
-@pytest.mark.parametrize(('fault', 'read'), CASES, ids=str)
-@pytest.mark.parametrize('store', STORES)
+@pytest.mark.parametrize(('store', 'fault', 'read'), CASES, ids=str)
 def test_a_wrong_reply_is_never_taken(server, store, read, fault):
     survives(server, store, read, [fault])
     survives(server, store, read, [fault, 'good', 'good', 'good', fault])
@@ -187,9 +191,10 @@ def test_the_checksum_that_s3_computes_by_itself_is_compared_where_it_can_be(ser
 # --- what is stored compressed
 
 
-@pytest.mark.parametrize('encoding', ['gzip', 'aws-chunked', 'aws-chunked,gzip', 'utf-8', 'identity', 'br'])
-@pytest.mark.parametrize('read', READS)
-@pytest.mark.parametrize('store', STORES)
+CODINGS = ('gzip', 'aws-chunked', 'aws-chunked,gzip', 'utf-8', 'identity', 'br')
+
+
+@pytest.mark.parametrize(('store', 'read', 'encoding'), pairwise(itertools.product(STORES, READS, CODINGS)))
 def test_an_object_that_is_stored_with_a_coding_is_given_as_it_is_stored(server, store, read, encoding):
     server.encoding = encoding
     survives(server, store, read, [])
@@ -277,12 +282,16 @@ class Talker:
 
 
 # Of a reply that comes late, when the next request was sent already, only its being the same tells.
+SECOND = [('same', 0.0), ('another', 0.0), ('same', 0.0005), ('same', 0.003), ('same', 0.02)]
+LOOPS = {'asyncio': asyncio.new_event_loop, 'uvloop': uvloop.new_event_loop}
+
+
 @pytest.mark.parametrize(
-    ('more', 'pause'), [('same', 0.0), ('another', 0.0), ('same', 0.0005), ('same', 0.003), ('same', 0.02)]
+    ('second', 'secure', 'loop'), pairwise(itertools.product(SECOND, [False, True], LOOPS)), ids=str
 )
-@pytest.mark.parametrize('secure', [False, True], ids=['plain', 'tls'])
-@pytest.mark.parametrize('factory', [asyncio.new_event_loop, uvloop.new_event_loop], ids=['asyncio', 'uvloop'])
-def test_a_second_reply_to_a_request_is_not_that_of_the_next(factory, secure, more, pause, tmp_path):
+def test_a_second_reply_to_a_request_is_not_that_of_the_next(loop, secure, second, tmp_path):
+    more, pause = second
+
     async def main():
         async with Talker(more, pause, tls(tmp_path) if secure else None) as server:
             options = {'tls_verify': str(tmp_path / 'authority.pem')} if secure else {}
@@ -292,7 +301,7 @@ def test_a_second_reply_to_a_request_is_not_that_of_the_next(factory, secure, mo
                 assert found == f'/file-{i}'.encode().ljust(100), i
             await granular.aio.aclose()
 
-    with asyncio.Runner(loop_factory=factory) as runner:
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
         runner.run(main())
 
 
@@ -513,8 +522,7 @@ async def test_odd_headers_bring_the_right_bytes_or_an_error_of_the_tree(store, 
 # --- progress, and throttling
 
 
-@pytest.mark.parametrize('store', STORES)
-@pytest.mark.parametrize('read', ['whole', 'range', 'suffix'])
+@pytest.mark.parametrize(('store', 'read'), cover([STORES], [['whole', 'range', 'suffix']]))
 def test_a_read_that_gains_ground_each_time_goes_on(server, store, read):
     """More breaks than there are attempts, one of which would use up the budget of retries."""
     server.files = {f'data/{name}': DATA * 10 for name in 'abcdefghijklmnopqrst'}

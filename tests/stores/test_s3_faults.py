@@ -7,6 +7,7 @@ reported as written or deleted is.
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import datetime
 import functools
 import hashlib
@@ -38,16 +39,15 @@ from granular.formats.checksums import crc32c
 from tests.support.credentials import AmazonKeys
 from tests.support.s3_faults import Answer, S3Proxy
 from tests.support.servers import TLSProxy
+from tests.support.tables import cover, each_value, pairwise
 
 BOUND = 15.0  # seconds, on a busy machine
 QUICK = granular.IOConfig(
     backoff=0.001, backoff_cap=0.02, connect_timeout=2.0, first_byte_timeout=5.0, read_timeout=5.0, attempts=4,
     hedge=0.0, part_size=5 << 20,
 )  # fmt: skip
-IMPATIENT = granular.IOConfig(
-    backoff=0.001, backoff_cap=0.02, connect_timeout=2.0, first_byte_timeout=0.3, read_timeout=0.3, attempts=2,
-    hedge=0.0, part_size=5 << 20,
-)  # fmt: skip
+TWO_ATTEMPTS = dataclasses.replace(QUICK, attempts=2)
+IMPATIENT = dataclasses.replace(TWO_ATTEMPTS, first_byte_timeout=0.1, read_timeout=0.1)
 FILES = {name: name.encode() for name in ('a0', 'a1', 'a2', 'a3', 'sub/b0', 'sub/b1')}
 SHARDS = 5
 PAGE = 2  # keys: each listing has several pages
@@ -276,12 +276,38 @@ OPERATIONS = {  # with the kinds of their requests
     a_bucket: ['list', 'bucket'],
 }
 CHANGING = {removing, unlinking, writing, writing_in_parts, publishing, publishing_in_parts}
-CASES = [(operation, kind) for operation, kinds in OPERATIONS.items() for kind in kinds]
-IDS = [f'{operation.__name__}-{kind}' for operation, kind in CASES]
-READING = ['empty', 'html', 'error', 'cut', 'reset', ('status', 500)]
-CARRIED_OUT = ['late_error', 'lost_html', 'lost']  # and answered wrongly, or not at all
-STAYING = ['hang', ('status', 404, b'<html>none</html>'), ('status', 200, b'<!DOCTYPE x [<!ENTITY y "z">]><x/>')]
+REQUESTS = [(operation, kind) for operation, kinds in OPERATIONS.items() for kind in kinds]
+LISTINGS = [request for request in REQUESTS if request[1] == 'list']
+LOOKUPS = [request for request in REQUESTS if request[1] in ('head', 'get')]
+CHANGES = [request for request in REQUESTS if request[1] not in ('list', 'head', 'get')]
+# Families of faults. Each fault is a script: its last line is the fault.
+UNUSABLE = [['empty'], ['html'], ['error'], ['cut']]
+INTERRUPTED = [['reset'], [('status', 500)]]
+CARRIED_OUT = [['late_error'], ['lost_html'], ['lost']]  # but with a wrong reply, or none
+STAYING = [
+    [['hang']],
+    [[('status', 404, b'<html>none</html>')], [('status', 200, b'<!DOCTYPE x [<!ENTITY y "z">]><x/>')]],
+]
 PAGED = ['first_page', 'same_token', 'no_token']
+
+
+def on_pages(faults):
+    """The faults on the first page of a listing, and on the second one."""
+    return [['good'] * page + fault for page in (0, 1) for fault in faults]
+
+
+FAULTS = [
+    *cover([LISTINGS], [on_pages(UNUSABLE), on_pages(INTERRUPTED)]),
+    *cover([LOOKUPS], [UNUSABLE, INTERRUPTED]),
+    *cover([CHANGES], [UNUSABLE, INTERRUPTED, CARRIED_OUT]),
+]
+
+
+def name_of(value):
+    """Return the name of a case: the operation and the kind of its request, or the last line of a script."""
+    if isinstance(value, tuple):
+        return f'{value[0].__name__}-{value[1]}'
+    return str(value[-1]) + (' on the second page' if len(value) > 1 else '')
 
 
 @pytest.fixture
@@ -290,35 +316,30 @@ def new_case(server, moto, shared, tmp_path):
     return functools.partial(Case, server, moto, shared, tmp_path, str(next(numbers)))
 
 
-def faults_of(kind):
-    """The faults of a request of a kind, each with the number of requests that are answered well before it."""
-    faults = READING + ([] if kind in ('list', 'head', 'get', 'uploads', 'parts') else CARRIED_OUT)
-    return [(fault, skipped) for fault in faults for skipped in ((0, 1) if kind == 'list' else (0,))]
+@pytest.mark.parametrize(('request_kind', 'script'), FAULTS, ids=name_of)
+def test_passing_fault_does_no_harm(server, new_case, request_kind, script):
+    operation, kind = request_kind
+    case = new_case(operation)
+    server.plan(kind, script)
+    operation(case)
 
 
-@pytest.mark.parametrize(('operation', 'kind'), CASES, ids=IDS)
-def test_a_fault_that_passes_does_no_harm(server, new_case, operation, kind):
-    for fault, skipped in faults_of(kind):
-        made = new_case(operation)
-        server.plan(kind, ['good'] * skipped + [fault])
-        operation(made)
-
-
-@pytest.mark.parametrize(('operation', 'kind'), CASES, ids=IDS)
-def test_a_fault_that_stays_is_an_error(server, new_case, operation, kind):
-    for fault, skipped in [*faults_of(kind), *((fault, 0) for fault in STAYING)]:
-        made = new_case(operation, config=IMPATIENT)
-        server.plan(kind, ['good'] * skipped, fault)
-        began = time.monotonic()
-        try:
-            operation(made)
-        except GranularError as error:
-            assert 's3://' in str(error), (fault, error)
-            assert 'TOKEN' not in f'{error} {getattr(error, "__notes__", "")}'
-            assert fault != 'hang' or isinstance(error, TimeoutError)
-        else:
-            assert fault != 'hang'
-        assert time.monotonic() - began < BOUND, fault
+@pytest.mark.parametrize(('request_kind', 'script'), FAULTS + cover([LISTINGS, LOOKUPS, CHANGES], STAYING), ids=name_of)
+def test_lasting_fault_is_an_error_in_bounded_time(server, new_case, request_kind, script):
+    operation, kind = request_kind
+    fault = script[-1]
+    case = new_case(operation, config=IMPATIENT if fault == 'hang' else TWO_ATTEMPTS)
+    server.plan(kind, script[:-1], fault)
+    began = time.monotonic()
+    try:
+        operation(case)
+    except GranularError as error:
+        assert 's3://' in str(error)
+        assert 'TOKEN' not in f'{error} {getattr(error, "__notes__", "")}'
+        assert fault != 'hang' or isinstance(error, TimeoutError)
+    else:
+        assert fault != 'hang'
+    assert time.monotonic() - began < BOUND
 
 
 @pytest.mark.parametrize('fault', PAGED)
@@ -331,7 +352,7 @@ def test_pages_that_do_not_go_on(server, new_case, operation, fault):
     assert server.seen.count('list') < 12
 
 
-@pytest.mark.parametrize(('operation', 'kind'), CASES, ids=IDS)
+@pytest.mark.parametrize(('operation', 'kind'), each_value(REQUESTS))
 def test_no_redirection_is_followed(server, other, new_case, operation, kind):
     made = new_case(operation)
     server.plan(kind, stays=('redirect', other.endpoint))
@@ -392,27 +413,33 @@ def test_a_byte_that_is_lost_once_is_sent_again(server, new_case):
 # --- publishing under a condition
 
 
-@pytest.mark.parametrize('store', ['moto', 'seaweed'])
-@pytest.mark.parametrize('data', [b'new', LARGE], ids=['put', 'parts'])
+CONTENT = {'put': b'new', 'join': LARGE}  # by the kind of the request that publishes it
+LOST = (['lost'], ['lost', 'lost'], ['lost_html'], ['late_error'], ['lost', 'reset', 'lost'])
+
+
 @pytest.mark.parametrize(
-    'faults', [['lost'], ['lost', 'lost'], ['lost_html'], ['late_error'], ['lost', 'reset', 'lost']]
+    ('store', 'kind', 'faults'), pairwise(itertools.product(['moto', 'seaweed'], CONTENT, LOST)), ids=str
 )
-def test_a_publish_whose_reply_is_lost(request, tmp_path, store, data, faults):
+def test_a_publish_whose_reply_is_lost(request, store, kind, faults):
+    data = CONTENT[kind]
     backend = request.getfixturevalue(store)
     with S3Proxy(backend.endpoint) as server:
         place = backend.place()
         mine = granular.Path(
             str(place / 'new'), **{**backend.options, 'endpoint_url': server.endpoint, 'config': QUICK}
         )
-        server.plan('put' if data == b'new' else 'join', faults)
+        server.plan(kind, faults)
         granular.aio.runtime.bridge.run(publish(mine, data))
         assert (place / 'new').read_bytes() == data
 
 
-@pytest.mark.parametrize('store', ['moto', 'seaweed'])
-@pytest.mark.parametrize('data', [b'new', LARGE], ids=['put', 'parts'])
-@pytest.mark.parametrize('faults', [[], ['lost'], ['reset', 'lost']])
-def test_what_another_writer_has_published_stays(request, tmp_path, store, data, faults):
+@pytest.mark.parametrize(
+    ('store', 'kind', 'faults'),
+    pairwise(itertools.product(['moto', 'seaweed'], CONTENT, [[], ['lost'], ['reset', 'lost']])),
+    ids=str,
+)
+def test_what_another_writer_has_published_stays(request, store, kind, faults):
+    data = CONTENT[kind]
     backend = request.getfixturevalue(store)
     with S3Proxy(backend.endpoint) as server:
         place = backend.place()
@@ -420,24 +447,25 @@ def test_what_another_writer_has_published_stays(request, tmp_path, store, data,
             str(place / 'new'), **{**backend.options, 'endpoint_url': server.endpoint, 'config': QUICK}
         )
         (place / 'new').write_bytes(b'theirs')
-        server.plan('put' if data == b'new' else 'join', faults)
+        server.plan(kind, faults)
         with pytest.raises(AlreadyExistsError):
             granular.aio.runtime.bridge.run(publish(mine, data))
         assert (place / 'new').read_bytes() == b'theirs'
         assert [path.name for path in place.iterdir()] == ['new']
 
 
-@pytest.mark.parametrize('layout', ['refs', 'columns'])
-def test_a_dataset_whose_replies_are_lost(server, moto, layout):
-    for kind in ('put', 'begin', 'part', 'join', 'head', 'list'):
-        place = moto.place()
-        mine = granular.Path(str(place), endpoint_url=server.endpoint, key='KEY', secret='x', config=QUICK)
-        server.plan(kind, ['lost', 'good'] * 20)
-        with granular.DatasetWriter(mine / 'ds', {'x': 'bytes'}, granular.encoders, layout=layout) as writer:
-            for i in range(2):
-                writer.append({'x': LARGE[i:]})
-        with granular.DatasetReader(place / 'ds', granular.decoders) as reader:
-            assert [point['x'] for point in reader] == [LARGE, LARGE[1:]]
+@pytest.mark.parametrize(
+    ('layout', 'kind'), cover([['refs', 'columns']], [['put', 'begin', 'part', 'join', 'head', 'list']])
+)
+def test_a_dataset_whose_replies_are_lost(server, moto, layout, kind):
+    place = moto.place()
+    mine = granular.Path(str(place), endpoint_url=server.endpoint, key='KEY', secret='x', config=QUICK)
+    server.plan(kind, ['lost', 'good'] * 20)
+    with granular.DatasetWriter(mine / 'ds', {'x': 'bytes'}, granular.encoders, layout=layout) as writer:
+        for i in range(2):
+            writer.append({'x': LARGE[i:]})
+    with granular.DatasetReader(place / 'ds', granular.decoders) as reader:
+        assert [point['x'] for point in reader] == [LARGE, LARGE[1:]]
 
 
 def test_an_object_that_is_replaced_after_it_was_written(server, new_case):
@@ -464,7 +492,15 @@ def test_an_object_that_is_replaced_after_it_was_written(server, new_case):
 # --- what a store says of a request
 
 
-@pytest.mark.parametrize(('operation', 'kind'), CASES, ids=IDS)
+RECOVERIES = cover([LISTINGS, LOOKUPS, CHANGES], [['credentials', 'clock', 'region']])
+
+
+def recovering(cause):
+    """The operations, with the kind of a request, that a cause of a recoverable error is tried with."""
+    return [request for request, word in RECOVERIES if word == cause]
+
+
+@pytest.mark.parametrize(('operation', 'kind'), recovering('credentials'))
 def test_credentials_that_expire_are_renewed(server, new_case, tmp_path, monkeypatch, operation, kind):
     keys = AmazonKeys(tmp_path / 'credentials')
     monkeypatch.setenv('AWS_SHARED_CREDENTIALS_FILE', str(keys.file))
@@ -475,14 +511,14 @@ def test_credentials_that_expire_are_renewed(server, new_case, tmp_path, monkeyp
     operation(case)
 
 
-@pytest.mark.parametrize('operation', OPERATIONS, ids=lambda operation: operation.__name__)
+@pytest.mark.parametrize('operation', dict(recovering('clock')))
 def test_a_clock_that_is_wrong_is_made_up_for(server, new_case, operation, monkeypatch):
     case = new_case(operation)
     monkeypatch.setattr(server, 'clock', datetime.timedelta(hours=-3))
     operation(case)
 
 
-@pytest.mark.parametrize('operation', OPERATIONS, ids=lambda operation: operation.__name__)
+@pytest.mark.parametrize('operation', dict(recovering('region')))
 def test_the_region_of_the_bucket_is_gone_to(server, moto, new_case, monkeypatch, operation):
     from granular.aio.stores.s3.client import S3Client
 
@@ -671,16 +707,15 @@ def test_without_botocore_the_extra_is_named(monkeypatch):
 # --- copies and uploads
 
 
-def test_large_objects_are_copied_in_parts(server, new_case, monkeypatch):
-    monkeypatch.setattr('granular.aio.stores.s3.copying._MAX_COPY', 5 << 20)
-    for fault in ('lost', 'error'):
-        for kind in ('begin', 'copy_part', 'join', 'head'):
-            case = new_case(writing)
-            (case.direct / 'large').write_bytes(LARGE)
-            server.plan(kind, [fault])
-            (case.root / 'large').copy(case.root / 'copy')
-            assert server.seen.count('copy_part') >= 2
-            assert (case.direct / 'copy').read_bytes() == LARGE
+@pytest.mark.parametrize(('kind', 'fault'), cover([['begin', 'copy_part', 'join', 'head']], [['lost', 'error']]))
+def test_large_objects_are_copied_in_parts(server, new_case, monkeypatch, kind, fault):
+    monkeypatch.setattr('granular.aio.stores.s3.copying._AT_ONCE', 5 << 20)
+    case = new_case(writing)
+    (case.direct / 'large').write_bytes(LARGE)
+    server.plan(kind, [fault])
+    (case.root / 'large').copy(case.root / 'copy')
+    assert server.seen.count('copy_part') >= 2
+    assert (case.direct / 'copy').read_bytes() == LARGE
 
 
 def test_a_source_that_is_replaced_while_it_is_copied(server, new_case, monkeypatch):
@@ -706,35 +741,48 @@ def uploads(path):
     return granular.aio.runtime.bridge.run(listed())
 
 
-async def left_behind(path, size):
+async def abandon_upload(path, size):
     writer = await path.store.open_writer(path.key)
     await writer.write(bytes(size))
     while writer._tasks:
         await writer._finish_one()
 
 
-@pytest.mark.parametrize('kind', ['uploads', 'parts', 'abort'])
-def test_uploads_that_are_listed_and_dropped(server, new_case, kind):
-    for fault in READING + (CARRIED_OUT if kind == 'abort' else []):
-        case = new_case(writing)
-        granular.aio.runtime.bridge.run(left_behind(case.place / 'x', 6 << 20))
-        server.plan(kind, [fault])
-        assert [(left.kind, left.size) for left in granular.clean(case.place, older=0, remove=True)] == [
-            ('upload', 5 << 20)
-        ]
-        assert uploads(case.direct) == []
-    for fault in READING + STAYING:
-        case = new_case(writing, config=IMPATIENT)
-        granular.aio.runtime.bridge.run(left_behind(case.place / 'x', 6 << 20))
-        server.plan(kind, stays=fault)
-        if kind == 'abort' and fault == 'cut':  # of no body
-            granular.clean(case.place, older=0, remove=True)
-        else:
-            with pytest.raises(StoreError):
-                granular.clean(case.place, older=0, remove=True)
-        server.plan(kind)
+CLEANING = [
+    *cover([['uploads', 'parts', 'abort']], [UNUSABLE, INTERRUPTED]),
+    *cover([['abort']], [CARRIED_OUT]),
+]
+
+
+@pytest.mark.parametrize(('kind', 'script'), CLEANING, ids=str)
+def test_passing_fault_does_not_keep_abandoned_uploads(server, new_case, kind, script):
+    case = new_case(writing)
+    granular.aio.runtime.bridge.run(abandon_upload(case.place / 'x', 6 << 20))
+    server.plan(kind, script)
+    removed = granular.clean(case.place, older=0, remove=True)
+    assert [(leftover.kind, leftover.size) for leftover in removed] == [('upload', 5 << 20)]
+    assert uploads(case.direct) == []
+
+
+@pytest.mark.parametrize(
+    ('kind', 'script'),
+    cover([['uploads', 'parts', 'abort']], [UNUSABLE, INTERRUPTED, *STAYING]),
+    ids=str,
+)
+def test_lasting_fault_of_cleaning_is_an_error(server, new_case, kind, script):
+    fault = script[-1]
+    case = new_case(writing)
+    granular.aio.runtime.bridge.run(abandon_upload(case.place / 'x', 6 << 20))
+    case.reopen(**{**case.options, 'config': IMPATIENT if fault == 'hang' else TWO_ATTEMPTS})
+    server.plan(kind, stays=fault)
+    if kind == 'abort' and fault == 'cut':  # the reply has no body
         granular.clean(case.place, older=0, remove=True)
-        assert uploads(case.direct) == []
+    else:
+        with pytest.raises(StoreError):
+            granular.clean(case.place, older=0, remove=True)
+    server.plan(kind)
+    granular.clean(case.direct, older=0, remove=True)
+    assert uploads(case.direct) == []
 
 
 # --- deleting

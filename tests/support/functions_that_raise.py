@@ -9,6 +9,7 @@ must name it as its cause, within ``BOUND`` seconds, and the next read of the pr
 import asyncio
 import concurrent.futures
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -25,6 +26,7 @@ from granular import IterDataset, MapDataset, MultiprocessingOptions, ReadOption
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.errors import GranularError, WorkerError
+from tests.support.tables import cover
 
 BOUND: Final = 10.0  # seconds: far more than any case takes, as the machine may be busy
 
@@ -52,6 +54,12 @@ ERRORS: Final[dict[str, Callable[[], BaseException]]] = {
     'OwnError': lambda: OwnError('mine'),
     'OddError': lambda: OddError(1, 2),
 }
+# Errors that should take the same way from a worker process to the caller.
+FAMILIES: Final = (
+    ['LookupError', 'OddError'],
+    ['SystemExit', 'KeyboardInterrupt', 'GeneratorExit', 'OwnError'],
+    ['StopIteration', 'StopAsyncIteration', 'CancelledError', 'futures.CancelledError'],
+)
 THEMSELVES: Final = ('LookupError', 'SystemExit', 'KeyboardInterrupt', 'OwnError', 'OddError')
 BAD: Final = 21  # the element whose function raises; those before it must come
 COUNT: Final = 40
@@ -513,13 +521,15 @@ def cases(way: str, folder: str) -> Iterator[tuple[str, str, Callable[[], Any]]]
                     yield operation, name, lambda called=called, name=name: called(Raises(name), folder)  # type: ignore[misc]
         return
     chosen = WAYS[way]
-    for operation, make in OPERATIONS.items():
-        for name in ERRORS:
-            yield (
-                operation,
-                name,
-                lambda make=make, name=name: chosen.take(make(Raises(name), chosen, folder)),  # type: ignore[misc]
-            )
+    for operation, name in (
+        cover([list(OPERATIONS)], FAMILIES) if chosen.workers.num_workers else itertools.product(OPERATIONS, ERRORS)
+    ):
+        make = OPERATIONS[operation]
+        yield (
+            operation,
+            name,
+            lambda make=make, name=name: chosen.take(make(Raises(name), chosen, folder)),  # type: ignore[misc]
+        )
 
 
 def main() -> None:

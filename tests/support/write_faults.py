@@ -25,6 +25,10 @@ class WriteProxy(FaultProxy):
 
     Args:
       server: the store's server. Buckets that it made are reached through ``place``.
+
+    Attributes:
+      writes: the number of write requests since the last ``arm``.
+      done: whether the fault has happened.
     """
 
     def __init__(self, server: Server) -> None:
@@ -42,7 +46,7 @@ class WriteProxy(FaultProxy):
           down: have all reads behind it fail, too.
         """
         self._fault, self._step, self._down = FAULTS.get(fault, fault), step, down
-        self._writes, self.done = 0, False
+        self.writes, self.done = 0, False
 
     def place(self, path: granular.Path, **config: Any) -> granular.Path:
         """The same place, reached through this proxy."""
@@ -52,7 +56,7 @@ class WriteProxy(FaultProxy):
     def _choose(self, call: Call) -> str:
         if call.method not in ('PUT', 'POST') or 'delete' in call.query:
             return 'reset' if self.done and self._down else ''
-        number, self._writes = self._writes, self._writes + 1
+        number, self.writes = self.writes, self.writes + 1
         if number != self._step:
             return ''
         self.done = True
