@@ -34,7 +34,7 @@ def whole(place, count):
             assert list(reader) == [point(i) for i in range(first, min(first + 5, count))]
 
 
-def test_every_store(root):
+def test_clean_removes_incomplete_shards_in_every_store(root):
     """The last shard has no spec.json: it goes; complete shards and foreign files stay."""
     write(root / 'ds')
     (root / 'ds' / 'notes.txt').write_text('mine')
@@ -66,7 +66,7 @@ class noop:
         pass
 
 
-def test_nothing_outside(root):
+def test_clean_stays_within_its_folder(root):
     for name in ('a', 'a-b', 'ab'):
         write(root / name, 2)
         (root / name / '000001' / 'spec.json').unlink()
@@ -87,7 +87,7 @@ async def left_behind(path, size):
 
 
 @pytest.mark.parametrize('store', ['moto', 'seaweed'])
-def test_uploads(request, store):
+def test_unfinished_uploads_are_removed(request, store):
     root = request.getfixturevalue(store).new_bucket()
     write(root / 'ds', 1)
     for name in ('ds/000001/x.bag', 'ds-2/x.bag', 'ds', 'ds/000000/y.bag'):
@@ -111,7 +111,7 @@ async def aio_upload(path):
     await left_behind(path, 9 << 20)
 
 
-def test_drafts_on_a_disk(tmp_path):
+def test_temporary_files_on_a_disk_are_removed(tmp_path):
     root = granular.Path(tmp_path)
     write(root / 'ds', 2)
     kept = names(root)
@@ -132,7 +132,7 @@ def test_drafts_on_a_disk(tmp_path):
     assert names(root) == sorted(kept + others)
 
 
-def test_a_living_writer_keeps_its_files(tmp_path):
+def test_files_of_an_open_writer_are_kept(tmp_path):
     root = granular.Path(tmp_path)
     for layout in ('refs', 'columns'):
         writer = granular.ShardedDatasetWriter(root / layout, SPEC, granular.encoders, 5, layout=layout)
@@ -145,7 +145,7 @@ def test_a_living_writer_keeps_its_files(tmp_path):
         (root / 'a.bag').unlink()
 
 
-def test_empty_folders_of_shards_and_links(tmp_path):
+def test_empty_shard_folders_are_removed_and_links_not_followed(tmp_path):
     root = granular.Path(tmp_path)
     write(root / 'ds', 1)
     write(root / 'elsewhere', 2)
@@ -163,14 +163,14 @@ def test_empty_folders_of_shards_and_links(tmp_path):
         granular.clean(root, older=-1)
 
 
-async def test_the_asynchronous_face(tmp_path):
+async def test_async_clean_lists_leftovers(tmp_path):
     write(granular.Path(tmp_path) / 'ds', 2)
     (tmp_path / 'ds' / '000001' / 'spec.json').unlink()
     left = await aio.clean(tmp_path / 'ds', older=0)
     assert [(os.path.basename(x.place), x.kind) for x in left] == [(f'{x}.bag', 'bag') for x in ('n', 'refs', 'x')]
 
 
-def test_the_command(tmp_path, monkeypatch, capsys):
+def test_clean_command(tmp_path, monkeypatch, capsys):
     def call(*args):
         monkeypatch.setattr('sys.argv', ['granular', 'clean', str(tmp_path), *args])
         with pytest.raises(SystemExit) as ended:

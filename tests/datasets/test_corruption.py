@@ -54,7 +54,7 @@ FILES = [
 @pytest.mark.parametrize('options', [{}, {'cache_index': False}, {'cache_keys': ('x', 'y')}], ids=str)
 @pytest.mark.parametrize(('layout', 'file'), FILES, ids=str)
 @pytest.mark.parametrize('store', STORES)
-def test_wrong_bytes_that_come_once_are_asked_for_again(contents, store, layout, file, options, monkeypatch):
+def test_wrong_bytes_received_once_are_requested_again(contents, store, layout, file, options, monkeypatch):
     with served(contents[layout], store, monkeypatch) as (server, place):
         server.aim = file
         server.script.append('garbled')
@@ -75,7 +75,7 @@ def test_wrong_bytes_that_come_once_are_asked_for_again(contents, store, layout,
 @pytest.mark.parametrize('options', [{}, {'cache_index': False}], ids=str)
 @pytest.mark.parametrize(('layout', 'file'), FILES, ids=str)
 @pytest.mark.parametrize('store', [*STORES, 'local'])
-def test_a_corrupt_file_is_an_error_that_names_it(contents, store, layout, file, options, tmp_path, monkeypatch):
+def test_corrupt_file_is_named_in_the_error(contents, store, layout, file, options, tmp_path, monkeypatch):
     files = dict(contents[layout])
     files[f'ds/{file}'] = bytes(255 - byte for byte in files[f'ds/{file}'])
     error = CorruptDatasetError if file == 'spec.json' else CorruptBagError
@@ -95,7 +95,7 @@ def test_a_corrupt_file_is_an_error_that_names_it(contents, store, layout, file,
                 read(place)
 
 
-def test_a_record_that_differs_from_its_checksum_once_is_read_again(tmp_path):
+def test_record_failing_its_checksum_once_is_read_again(tmp_path):
     with granular.DatasetWriter(tmp_path / 'ds', {'x': 'utf8'}, granular.encoders, checksums=True) as writer:
         for i in range(COUNT):
             writer.append({'x': f'text {i}'})
@@ -110,7 +110,7 @@ def test_a_record_that_differs_from_its_checksum_once_is_read_again(tmp_path):
                 reader.fetch(range(COUNT))
 
 
-def test_wrong_bytes_in_the_block_cache_do_not_outlive_a_read(contents, tmp_path):
+def test_wrong_bytes_in_the_block_cache_are_replaced(contents, tmp_path):
     config = granular.IOConfig(cache_dir=str(tmp_path / 'blocks'), backoff=0.001)
     with FaultServer(files=contents['refs']) as server:
         place = granular.Path(f'{server.endpoint}/b/ds', config=config)

@@ -54,7 +54,7 @@ CACHES = pytest.mark.parametrize('cache', [{}, {'cache_index': False}, {'cache_k
 
 @LAYOUTS
 @CACHES
-def test_every_store(root, layout, cache):
+def test_dataset_round_trips_in_every_store(root, layout, cache):
     spec = write(root / 'ds', layout=layout)
     expected = [datapoint(i, spec) for i in range(20)]
     with granular.DatasetReader(root / 'ds', granular.decoders, **cache) as reader:
@@ -74,7 +74,7 @@ def test_every_store(root, layout, cache):
 
 
 @LAYOUTS
-def test_files(tmp_path, layout):
+def test_files_of_each_layout(tmp_path, layout):
     write(tmp_path / 'ds', layout=layout)
     names = {'refs': ['refs.bag', 'frames.bag', 'times.bag'], 'columns': ['data.idx', 'label.idx', 'title.idx']}[layout]
     assert sorted(os.listdir(tmp_path / 'ds')) == sorted(['spec.json', 'data.bag', 'label.bag', 'title.bag', *names])
@@ -87,7 +87,7 @@ VALUES = st.fixed_dictionaries(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
 @given(st.lists(VALUES, max_size=12), st.booleans(), st.data())
-def test_any_datapoints(tmp_path, points, cache_index, data):
+def test_arbitrary_datapoints_round_trip(tmp_path, points, cache_index, data):
     place = tmp_path / str(len(os.listdir(tmp_path)))
     with granular.DatasetWriter(place, {'a': 'int', 'b': 'utf8', 'c': 'bytes[]'}, granular.encoders) as writer:
         for point in points:
@@ -110,7 +110,7 @@ def reader(tmp_path):
         yield reader
 
 
-def test_masks(reader):
+def test_masks_select_keys(reader):
     assert reader[9, {'title': True}] == {'title': 'title 9'}
     assert reader[9, ('label', 'title')] == reader[9, ['title', 'label']] == {'label': 9, 'title': 'title 9'}
     assert reader[9, {'title': True, 'label': False}] == {'title': 'title 9'}
@@ -134,7 +134,7 @@ def test_masks(reader):
     ]
 
 
-def test_available(reader):
+def test_available_reports_lengths_of_sequences(reader):
     assert reader.available(9) == {'data': True, 'frames': range(4), 'label': True, 'times': range(0), 'title': True}
     assert reader.available(-1)['frames'] == range(4)
     with pytest.raises(OutOfRangeError):
@@ -153,14 +153,14 @@ def test_available(reader):
         ({'frames': range(5, 7)}, OutOfRangeError, IndexError),
     ],
 )
-def test_masks_that_cannot_be(reader, mask, error, builtin):
+def test_invalid_masks_are_refused(reader, mask, error, builtin):
     for ask in (lambda: reader[9, mask], lambda: reader.fetch([9], mask)):
         with pytest.raises(error, match='nope|title|frames') as caught:
             ask()
         assert isinstance(caught.value, builtin)
 
 
-def test_the_range_of_a_sequence_is_one_request(http):
+def test_range_of_a_sequence_is_one_request(http):
     with granular.DatasetWriter(http.folder / 'ds', {'frames': 'bytes[]'}, granular.encoders) as writer:
         for _ in range(5):
             writer.append({'frames': [os.urandom(5000) for _ in range(60)]})
@@ -175,7 +175,7 @@ def test_the_range_of_a_sequence_is_one_request(http):
 
 
 @LAYOUTS
-def test_a_fetch_is_one_fan_out(http, layout):
+def test_fetch_is_one_fan_out(http, layout):
     spec = write(http.folder / 'ds', 200, layout)
     config = granular.IOConfig(max_gap=0)
     place = granular.Path(f'{http.endpoint}/ds', config=config)
@@ -193,7 +193,7 @@ def test_a_fetch_is_one_fan_out(http, layout):
 
 @pytest.mark.parametrize('age', [0, 60])
 @LAYOUTS
-def test_opening_asks_for_each_file_once_and_for_a_proof_that_they_are_one_dataset(http, layout, age):
+def test_open_requests_each_file_once_and_verifies_consistency(http, layout, age):
     write(http.folder / 'ds', 50, layout)
     spec = http.folder / 'ds' / 'spec.json'
     os.utime(spec, (spec.stat().st_mtime - age,) * 2)
@@ -210,7 +210,7 @@ def test_opening_asks_for_each_file_once_and_for_a_proof_that_they_are_one_datas
 
 
 @LAYOUTS
-def test_pickles_to_its_address_and_options(root, layout):
+def test_reader_pickles_to_its_path_and_options(root, layout):
     spec = write(root / 'ds', layout=layout)
     reader = granular.DatasetReader(root / 'ds', granular.decoders, cache_keys=('label',))
     content = pickle.dumps(reader)
@@ -226,7 +226,7 @@ def read_there(reader, connection):
     connection.send([point['label'] for point in reader.fetch([3, 1])])
 
 
-def test_a_reader_goes_to_a_spawned_process(tmp_path):
+def test_reader_works_in_a_spawned_process(tmp_path):
     write(tmp_path / 'ds')
     context = multiprocessing.get_context('spawn')
     ours, theirs = context.Pipe()
@@ -240,7 +240,7 @@ def test_a_reader_goes_to_a_spawned_process(tmp_path):
     theirs.close()
 
 
-def test_a_copy_has_a_life_of_its_own(reader):
+def test_copy_is_closed_independently(reader):
     twin = reader.copy()
     reader.close()
     assert twin[3] == datapoint(3)
@@ -251,7 +251,7 @@ def test_a_copy_has_a_life_of_its_own(reader):
         reader.fetch([1])
 
 
-def test_many_threads_read_at_once(root):
+def test_many_threads_read_concurrently(root):
     write(root / 'ds')
     failed = []
     with granular.DatasetReader(root / 'ds', granular.decoders) as reader:
@@ -269,7 +269,7 @@ def test_many_threads_read_at_once(root):
     assert not failed
 
 
-def test_indices(reader):
+def test_indices_follow_sequences(reader):
     assert reader[np.int64(3)] == reader[-17] == datapoint(3)
     assert reader[::7, 'label'] == {'label': [0, 7, 14]}
     assert reader[50:60, 'label'] == {'label': []}
@@ -289,7 +289,7 @@ def test_indices(reader):
 # --- encoders and decoders of the user's
 
 
-def test_types_of_the_users_own(tmp_path):
+def test_custom_types_are_encoded_and_decoded(tmp_path):
     spec = {'x': 'complex', 'y': 'complex[]'}
     encoders = {'complex': lambda value: repr(value).encode()}
     decoders = {'complex': lambda record: complex(record.decode())}
@@ -302,7 +302,7 @@ def test_types_of_the_users_own(tmp_path):
     assert isinstance(caught.value, KeyError)
 
 
-def test_raw_bytes(tmp_path):
+def test_reader_without_decoders_returns_bytes(tmp_path):
     with granular.DatasetWriter(tmp_path / 'ds', {'x': 'anything'}, None) as writer:
         writer.append({'x': b'raw'})
         with pytest.raises(EncodeError, match='expected bytes'):
@@ -311,7 +311,7 @@ def test_raw_bytes(tmp_path):
 
 
 @LAYOUTS
-def test_a_value_that_is_refused_leaves_nothing_in_any_column(tmp_path, layout):
+def test_refused_value_leaves_nothing_in_any_column(tmp_path, layout):
     with granular.DatasetWriter(tmp_path / 'ds', COLUMNS, granular.encoders, layout=layout) as writer:
         writer.append({'data': b'1', 'label': 1, 'title': 'one'})
         with pytest.raises(EncodeError, match="datapoint 1, key 'title'") as caught:
@@ -323,7 +323,7 @@ def test_a_value_that_is_refused_leaves_nothing_in_any_column(tmp_path, layout):
         assert {len(bag) for bag in reader.aio.bags.values()} == {2}
 
 
-def test_a_generator_that_fails_leaves_nothing(tmp_path):
+def test_failed_generator_leaves_nothing(tmp_path):
     def frames():
         yield b'1'
         raise OSError('the camera')
@@ -335,7 +335,7 @@ def test_a_generator_that_fails_leaves_nothing(tmp_path):
     assert list(granular.DatasetReader(tmp_path / 'ds', granular.decoders)) == [{'frames': [b'2', b'3']}]
 
 
-def test_a_record_that_is_refused(tmp_path):
+def test_refused_record_leaves_the_writer_usable(tmp_path):
     with granular.DatasetWriter(tmp_path / 'ds', {'x': 'utf8'}, {'utf8': lambda value: value}) as writer:
         writer.append({'x': b'fine'})
         writer.append({'x': b'\xff'})
@@ -354,19 +354,19 @@ def test_a_record_that_is_refused(tmp_path):
     [({}, 'refs'), ({'A': 'int'}, 'refs'), ({'a/b': 'int'}, 'refs'), ({'refs': 'int'}, 'refs'), ({'a': 3}, 'refs'),
      ({'a': 'int[]'}, 'columns'), ({'a': ''}, 'refs')],
 )  # fmt: skip
-def test_specs_that_cannot_be(tmp_path, spec, layout):
+def test_invalid_specs_are_refused(tmp_path, spec, layout):
     with pytest.raises(SpecError):
         granular.DatasetWriter(tmp_path / 'ds', spec, granular.encoders, layout=layout)
     assert not (tmp_path / 'ds').exists()
 
 
-def test_refs_is_a_key_like_others_in_the_columns_layout(tmp_path):
+def test_refs_is_an_ordinary_key_in_the_columns_layout(tmp_path):
     with granular.DatasetWriter(tmp_path / 'ds', {'refs': 'int'}, granular.encoders, layout='columns') as writer:
         writer.append({'refs': 7})
     assert list(granular.DatasetReader(tmp_path / 'ds', granular.decoders)) == [{'refs': 7}]
 
 
-def test_keys_that_do_not_match(tmp_path):
+def test_datapoints_with_wrong_keys_are_refused(tmp_path):
     with granular.DatasetWriter(tmp_path / 'ds', COLUMNS, granular.encoders) as writer:
         for point in ({'data': b''}, {**datapoint(0, COLUMNS), 'more': 1}, [1], None):
             with pytest.raises(DatapointError):
@@ -374,7 +374,7 @@ def test_keys_that_do_not_match(tmp_path):
         assert len(writer) == 0
 
 
-def test_a_folder_that_exists(root):
+def test_existing_folder_is_written_to(root):
     write(root / 'ds', 3)
     for layout in ('refs', 'columns'):
         with pytest.raises(FileExistsError, match='ds'):
@@ -382,14 +382,14 @@ def test_a_folder_that_exists(root):
     assert len(granular.DatasetReader(root / 'ds', granular.decoders)) == 3
 
 
-def test_an_unknown_type(tmp_path):
+def test_unknown_type_is_named_in_the_error(tmp_path):
     with pytest.raises(UnknownTypeError, match="'nope'"):
         granular.DatasetWriter(tmp_path / 'ds', {'x': 'nope'}, granular.encoders)
     assert not (tmp_path / 'ds').exists()
 
 
 @LAYOUTS
-def test_an_error_leaves_no_dataset(root, layout):
+def test_failed_writer_leaves_no_dataset(root, layout):
     with pytest.raises(RuntimeError, match='on purpose'):
         with granular.DatasetWriter(root / 'ds', COLUMNS, granular.encoders, layout=layout) as writer:
             for _ in range(3):
@@ -402,7 +402,7 @@ def test_an_error_leaves_no_dataset(root, layout):
     write(root / 'ds', 2, layout)
 
 
-def test_an_unfinished_dataset_is_none(root):
+def test_unfinished_dataset_is_not_a_dataset(root):
     writer = granular.DatasetWriter(root / 'ds', COLUMNS, granular.encoders)
     writer.append({'data': b'1', 'label': 1, 'title': 'x'})
     with pytest.raises(FileNotFoundError, match='not finished'):
@@ -414,7 +414,7 @@ def test_an_unfinished_dataset_is_none(root):
 # --- the columns layout goes on
 
 
-def test_appending(tmp_path):
+def test_writer_appends_to_an_existing_dataset(tmp_path):
     write(tmp_path / 'ds', 5, 'columns')
     with granular.DatasetWriter(tmp_path / 'ds', COLUMNS, granular.encoders, layout='columns') as writer:
         assert writer.append(datapoint(5, COLUMNS)) == 5
@@ -436,7 +436,7 @@ def test_uneven_columns_are_read_up_to_the_shortest(tmp_path):
     assert len(reader) == 5
 
 
-def test_uneven_columns_are_checked_when_they_are_written_again(tmp_path):
+def test_uneven_columns_are_verified_before_appending(tmp_path):
     uneven(tmp_path)
     writer = granular.DatasetWriter(tmp_path / 'ds', COLUMNS, granular.encoders, layout='columns')
     assert len(writer) == 5
@@ -453,7 +453,7 @@ def test_uneven_columns_are_checked_when_they_are_written_again(tmp_path):
 # --- corrupt datasets
 
 
-def test_a_missing_bag(tmp_path):
+def test_missing_bag_is_corruption(tmp_path):
     write(tmp_path / 'ds')
     (tmp_path / 'ds' / 'title.bag').unlink()
     with pytest.raises(CorruptDatasetError, match=r'title'):
@@ -461,7 +461,7 @@ def test_a_missing_bag(tmp_path):
 
 
 @pytest.mark.parametrize('content', [b'', b'nonsense', b'[]', b'{"a": 1}', b'{"../x": "int"}'])
-def test_a_spec_that_is_none(tmp_path, content):
+def test_invalid_spec_is_corruption(tmp_path, content):
     write(tmp_path / 'ds')
     (tmp_path / 'ds' / 'spec.json').write_bytes(content)
     with pytest.raises(CorruptDatasetError, match=r'spec\.json'):
@@ -469,7 +469,7 @@ def test_a_spec_that_is_none(tmp_path, content):
 
 
 @pytest.mark.parametrize('refs', [[99], [-1], ['x'], [[0, 1]], [0, 0], 7])
-def test_references_to_nowhere(tmp_path, refs):
+def test_references_beyond_the_bag_are_corruption(tmp_path, refs):
     with granular.DatasetWriter(tmp_path / 'ds', {'a': 'int'}, granular.encoders) as writer:
         writer.append({'a': 1})
     (tmp_path / 'ds' / 'refs.bag').unlink()
@@ -481,12 +481,12 @@ def test_references_to_nowhere(tmp_path, refs):
             ask()
 
 
-def test_a_missing_dataset(root):
+def test_missing_dataset_is_not_found(root):
     with pytest.raises(NotFoundError, match=r'spec\.json'):
         granular.DatasetReader(root / 'none', granular.decoders)
 
 
-def test_cache_keys_must_be_keys(tmp_path):
+def test_unknown_cache_keys_are_refused(tmp_path):
     write(tmp_path / 'ds')
     with pytest.raises(UnknownKeyError, match='nope'):
         granular.DatasetReader(tmp_path / 'ds', granular.decoders, cache_keys=['nope'])
@@ -498,7 +498,7 @@ def test_cache_keys_must_be_keys(tmp_path):
 
 
 @LAYOUTS
-async def test_the_asynchronous_face(root, layout):
+async def test_async_reader_and_writer(root, layout):
     spec = SPEC if layout == 'refs' else COLUMNS
     async with aio.DatasetWriter(root / 'ds', spec, granular.encoders, layout=layout) as writer:
         for i in range(20):
@@ -514,7 +514,7 @@ async def test_the_asynchronous_face(root, layout):
         await reader.fetch([1])
 
 
-async def test_decoding_of_images_leaves_the_loop_free(tmp_path):
+async def test_image_decoding_does_not_block_the_loop(tmp_path):
     names = set()
 
     def decode(record):
@@ -532,7 +532,7 @@ async def test_decoding_of_images_leaves_the_loop_free(tmp_path):
 
 @pytest.mark.parametrize('root', ['local', 'memory', 'moto', 'seaweed', 'fakegcs'], indirect=True)
 @LAYOUTS
-def test_a_dataset_with_an_empty_bag_opens(root, layout):
+def test_dataset_with_an_empty_bag_opens(root, layout):
     spec = {'note': 'utf8', 'tags': 'utf8[]' if layout == 'refs' else 'bytes'}
     points = [{'note': f'{i}', 'tags': [] if layout == 'refs' else b''} for i in range(3)]
     with granular.ShardedDatasetWriter(root / 'ds', spec, granular.encoders, shardlen=2, layout=layout) as writer:

@@ -75,7 +75,7 @@ SCENARIOS = {
 }
 
 
-def test_a_full_disk(tmp_path):
+def test_full_disk_is_an_error_and_leaves_no_dataset(tmp_path):
     root = granular.Path(tmp_path)
     for name in ('appended', 'summed'):
         with granular.DatasetWriter(
@@ -126,12 +126,12 @@ def test_a_full_disk(tmp_path):
         (errno.EIO, StoreError, 'failed'),
     ],
 )
-def test_what_the_system_says(number, kind, says):
+def test_system_error_is_quoted(number, kind, says):
     with pytest.raises(kind, match=rf'/x/y\.bag: .*{says}.*\({os.strerror(number)}\)'), translated('/x/y.bag'):
         raise OSError(number, os.strerror(number), '/x/y.bag')
 
 
-def test_a_place_that_may_not_be_written(tmp_path):
+def test_unwritable_folder_is_an_error(tmp_path):
     """Not even root may make files in sysfs."""
     root = granular.Path('/sys')
     (tmp_path / 'tree').mkdir()

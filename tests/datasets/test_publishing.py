@@ -48,7 +48,7 @@ def shard_writer(place, **kwargs):
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
-def test_one_of_two_racing_writers_of_shards_writes_all_of_them(shards, layout):
+def test_one_of_two_racing_shard_writers_writes_every_shard(shards, layout):
     for number in range(4):
         place, met, done, refused = shards / str(number), threading.Barrier(2), [], []
 
@@ -75,7 +75,7 @@ def test_one_of_two_racing_writers_of_shards_writes_all_of_them(shards, layout):
         assert read(place, sharded=True) == [point(i) for i in range(done[0], done[0] + 6)]
 
 
-def test_writers_of_disjoint_shards_work_side_by_side(shards):
+def test_writers_of_disjoint_shards_work_concurrently(shards):
     writers = [shard_writer(shards / 'ds', shardstart=i, shardstep=3) for i in range(3)]
     for step in range(2):
         for number, writer in enumerate(writers):
@@ -87,7 +87,7 @@ def test_writers_of_disjoint_shards_work_side_by_side(shards):
 
 
 @pytest.mark.parametrize('store', ['moto', 'fakegcs'])
-def test_writers_of_overlapping_series_of_shards_are_refused(request, store):
+def test_overlapping_shard_series_are_refused(request, store):
     place = request.getfixturevalue(store).place() / 'ds'
     with shard_writer(place, shardstart=1, shardstep=2):
         for start, step in ((1, 2), (0, 1), (0, 3), (1, 4)):
@@ -99,7 +99,7 @@ def test_writers_of_overlapping_series_of_shards_are_refused(request, store):
 
 
 @pytest.mark.parametrize('store', ['moto', 'fakegcs'])
-def test_a_writer_of_shards_that_is_taken_over_publishes_no_more(request, store):
+def test_superseded_shard_writer_publishes_no_more(request, store):
     place = request.getfixturevalue(store).place() / 'ds'
     first = shard_writer(place)
     fill(first, 3, 100)
@@ -115,7 +115,7 @@ def test_a_writer_of_shards_that_is_taken_over_publishes_no_more(request, store)
 
 
 @pytest.mark.parametrize('store', ['moto', 'fakegcs'])
-def test_claims_of_writers_that_are_gone(request, store):
+def test_claims_of_dead_writers_expire(request, store):
     """One on this machine is seen to be gone, of one elsewhere the caller must say so, or `clean` removes its claim."""
     server = request.getfixturevalue(store)
     place = server.place() / 'ds'
@@ -152,7 +152,7 @@ os._exit(0)
 
 
 @pytest.mark.parametrize('store', ['moto', 'fakegcs'])
-def test_the_second_of_two_conversions_is_refused(request, store):
+def test_second_of_two_conversions_is_refused(request, store):
     place = request.getfixturevalue(store).place() / 'ds'
     reached, go_on = threading.Event(), threading.Event()
 
@@ -189,7 +189,7 @@ def test_the_second_of_two_conversions_is_refused(request, store):
 
 
 @pytest.mark.parametrize('kind', [*LAYOUTS, 'shards'])
-async def test_concurrent_appends_are_written_once_each_in_order(root, kind):
+async def test_concurrent_appends_are_written_once_in_order(root, kind):
     if kind == 'shards':
         writer = await aio.ShardedDatasetWriter.open(root / 'ds', SPEC, granular.encoders, 30)
     else:
@@ -284,7 +284,7 @@ class DroppingPath(type(pathlib.Path())):
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
-def test_a_bag_that_lost_a_byte_is_not_published(layout):
+def test_truncated_bag_is_not_published(layout):
     fsspec.register_implementation('dropping', DroppingFileSystem, clobber=True)
     place = granular.Path(f'dropping://{layout}')
     with pytest.raises(StoreError, match=r'x\.bag: expected \d+ bytes after writing, got \d+'):
@@ -302,7 +302,7 @@ def test_a_bag_that_lost_a_byte_is_not_published(layout):
 
 @pytest.mark.parametrize('layout', LAYOUTS)
 @pytest.mark.parametrize('store', ['moto', 'fakegcs'])
-def test_bags_that_are_removed_while_a_writer_closes_are_not_published(request, store, layout, monkeypatch):
+def test_bags_removed_during_close_are_not_published(request, store, layout, monkeypatch):
     """Another writer was told that this one does not live, and discards what it has published so far."""
     place = request.getfixturevalue(store).place() / 'ds'
     verify = aio.DatasetWriter._verify_bags
@@ -321,7 +321,7 @@ def test_bags_that_are_removed_while_a_writer_closes_are_not_published(request, 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
 @pytest.mark.parametrize('store', ['moto', 'fakegcs'])
-def test_a_spec_of_which_nothing_is_known_stands_over_its_bags(request, store, layout):
+def test_ambiguous_spec_write_keeps_its_bags(request, store, layout):
     """The reply to the last request is lost, and reads fail: what was published is complete when they work again."""
     server = request.getfixturevalue(store)
     place = server.place() / 'ds'
@@ -336,7 +336,7 @@ def test_a_spec_of_which_nothing_is_known_stands_over_its_bags(request, store, l
 
 @pytest.mark.parametrize('fault', ['hang', 'after hang'])
 @pytest.mark.parametrize('store', ['moto', 'fakegcs'])
-def test_a_writer_that_is_cancelled_at_any_write_leaves_no_spec_over_missing_bags(request, store, fault):
+def test_cancelled_writer_leaves_no_spec_over_missing_bags(request, store, fault):
     server = request.getfixturevalue(store)
 
     async def close(place, proxy, step):
@@ -365,7 +365,7 @@ def test_a_writer_that_is_cancelled_at_any_write_leaves_no_spec_over_missing_bag
 
 
 @pytest.mark.parametrize('store', ['moto', 'fakegcs'])
-def test_another_writers_spec_keeps_its_bags(request, store):
+def test_spec_of_another_writer_keeps_its_bags(request, store):
     """Two writers of different keys in one folder, both of which have published their bags."""
     place = request.getfixturevalue(store).place() / 'ds'
     first = granular.DatasetWriter(place, {'a': 'bytes'}, granular.encoders, 'columns')
@@ -382,7 +382,7 @@ def test_another_writers_spec_keeps_its_bags(request, store):
 # --- disks
 
 
-def test_names_of_new_files_and_folders_outlive_a_power_cut(tmp_path, monkeypatch):
+def test_new_names_are_synced_to_disk(tmp_path, monkeypatch):
     """What is synced cannot be seen from outside without cutting the power: the calls of fsync are noted."""
     synced = set()
     fsync = os.fsync
@@ -413,9 +413,7 @@ def test_names_of_new_files_and_folders_outlive_a_power_cut(tmp_path, monkeypatc
 @pytest.mark.parametrize('layout', LAYOUTS)
 @pytest.mark.parametrize('after', [False, True])
 @pytest.mark.parametrize('call', ['fsync', 'link', 'unlink'])
-def test_a_disk_that_fails_once_at_any_call_leaves_a_complete_dataset_or_none(
-    tmp_path, monkeypatch, layout, call, after
-):
+def test_disk_failure_at_any_call_leaves_a_complete_dataset_or_none(tmp_path, monkeypatch, layout, call, after):
     real, calls = getattr(os, call), [0, -1]
 
     def failing(*args, **kwargs):
@@ -451,7 +449,7 @@ def test_a_disk_that_fails_once_at_any_call_leaves_a_complete_dataset_or_none(
 
 
 @pytest.mark.parametrize('store', ['local', 'seaweed', 'fakegcs'])
-def test_clean_goes_by_the_clock_of_the_store(request, store, tmp_path, monkeypatch):
+def test_clean_uses_the_clock_of_the_store(request, store, tmp_path, monkeypatch):
     """A machine whose clock is two hours ahead takes what was written a moment ago for what it is."""
     place = granular.Path(tmp_path) if store == 'local' else request.getfixturevalue(store).place()
     with shard_writer(place / 'ds') as writer:
@@ -468,7 +466,7 @@ def test_clean_goes_by_the_clock_of_the_store(request, store, tmp_path, monkeypa
 # --- home folders
 
 
-def test_a_tilde_is_the_home_folder_wherever_a_path_is_taken(tmp_path, monkeypatch, granular_cli, moto):
+def test_tilde_is_expanded_wherever_a_path_is_accepted(tmp_path, monkeypatch, granular_cli, moto):
     home = tmp_path / 'home'
     home.mkdir()
     monkeypatch.setenv('HOME', str(home))
@@ -503,7 +501,7 @@ def test_a_tilde_is_the_home_folder_wherever_a_path_is_taken(tmp_path, monkeypat
     assert granular.Path('s3://b/~/x', anon=True).key == '~/x'
 
 
-def test_names_that_begin_with_a_tilde_stay_names(tmp_path, monkeypatch):
+def test_names_beginning_with_a_tilde_are_unchanged(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     granular.Path('./~').mkdir()
     for path in (

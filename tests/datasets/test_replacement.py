@@ -217,7 +217,7 @@ OPENINGS = pairwise(
 
 
 @pytest.mark.parametrize(('store', 'kind', 'options', 'stride', 'mode'), OPENINGS, ids=str)
-def test_a_dataset_replaced_while_it_is_opened_is_read_as_one(store, put, contents, kind, options, stride, mode):
+def test_dataset_replaced_during_open_is_not_mixed(store, put, contents, kind, options, stride, mode):
     at_once = MODES[mode]
     before, after = contents[kind, 'a'], contents[kind, 'b']
     outcomes = []
@@ -275,7 +275,7 @@ def read_now(reader, read='fetch'):
 @pytest.mark.parametrize(
     ('store', 'kind', 'count'), pairwise(itertools.product(['local', 'http with ETags', 'memory'], KINDS, [1, 3, 9]))
 )
-def test_a_dataset_replaced_after_it_was_opened_is_read_as_it_was_or_not_at_all(store, put, contents, kind, count):
+def test_dataset_replaced_after_open_is_unchanged_or_an_error(store, put, contents, kind, count):
     fill(put, contents[kind, 'a'])
     for options in OPTIONS:
         fill(put, contents[kind, 'a'])
@@ -288,7 +288,7 @@ def test_a_dataset_replaced_after_it_was_opened_is_read_as_it_was_or_not_at_all(
 
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('store', ['local', 'moto', 'fakegcs', 'http with ETags', 'http with Last-Modified', 'memory'])
-def test_a_pickled_reader_opens_the_dataset_that_it_had(store, put, contents, kind, monkeypatch):
+def test_pickled_reader_opens_its_dataset_or_fails(store, put, contents, kind, monkeypatch):
     monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'test')  # a reader pickles without its credentials
     monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'test')
     fill(put, contents[kind, 'a'])
@@ -313,7 +313,7 @@ def test_a_pickled_reader_opens_the_dataset_that_it_had(store, put, contents, ki
         assert outcome == ('a' if store == 'local' else 'ObjectChangedError')
 
 
-def test_a_pickled_reader_of_another_machine_opens_a_copy(tmp_path, contents, monkeypatch):
+def test_pickled_reader_of_another_machine_opens_a_copy(tmp_path, contents, monkeypatch):
     put = Folder(granular.Path(tmp_path / 'ds'))
     fill(put, contents['refs', 'a'])
     with open_now('refs', put.place) as reader, granular.BagReader(put.place / 'x.bag') as bag:
@@ -331,7 +331,7 @@ def test_a_pickled_reader_of_another_machine_opens_a_copy(tmp_path, contents, mo
             pickle.loads(content)
 
 
-def test_a_snapshot_of_some_shards_is_not_mixed_with_others(bucket, tmp_path, contents):
+def test_index_cache_of_some_shards_is_not_mixed_with_others(bucket, tmp_path, contents):
     config = granular.IOConfig(index_cache=str(tmp_path / 'cache'))
     put = Folder(granular.Path(str(bucket), config=config, **bucket.aio.store.options) / 'ds')
     kind = 'sharded refs'
@@ -352,7 +352,7 @@ def test_a_snapshot_of_some_shards_is_not_mixed_with_others(bucket, tmp_path, co
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_a_snapshot_of_a_dataset_that_was_replaced_is_not_opened(moto, tmp_path, contents, kind):
+def test_index_cache_of_a_replaced_dataset_is_not_used(moto, tmp_path, contents, kind):
     config = granular.IOConfig(index_cache=str(tmp_path / 'cache'))
     place = moto.place()
     put = Folder(granular.Path(str(place), config=config, **place.aio.store.options) / 'ds')
@@ -366,7 +366,7 @@ def test_a_snapshot_of_a_dataset_that_was_replaced_is_not_opened(moto, tmp_path,
 
 
 @pytest.mark.parametrize('moment', ['between', 'behind'])
-def test_shards_that_come_while_the_dataset_is_opened(tmp_path, contents, moment, monkeypatch):
+def test_shards_added_during_open_are_read_or_ignored(tmp_path, contents, moment, monkeypatch):
     kind = 'sharded refs'
     put = Folder(granular.Path(tmp_path / 'ds'))
     first = {name: data for name, data in contents[kind, 'a'].items() if name.startswith('000000')}
@@ -387,7 +387,7 @@ def test_shards_that_come_while_the_dataset_is_opened(tmp_path, contents, moment
 
 
 @pytest.mark.parametrize('kind', ['refs', 'columns', 'bag'])
-def test_a_server_that_tells_no_versions_is_refused(contents, kind):
+def test_server_without_versions_is_refused(contents, kind):
     with FaultServer(files={}) as server:
         server.etag = None
         content = contents['refs' if kind == 'bag' else kind, 'a']
@@ -403,7 +403,7 @@ def test_a_server_that_tells_no_versions_is_refused(contents, kind):
 
 
 @pytest.mark.parametrize('cache_index', [True, False])
-def test_an_object_whose_last_modified_changes_was_replaced(contents, cache_index):
+def test_changed_last_modified_is_a_replacement(contents, cache_index):
     with FaultServer(files={'x.bag': contents['refs', 'a']['x.bag']}) as server:
         server.etag, server.modified[''] = None, email.utils.formatdate(0, usegmt=True)
         with granular.BagReader(f'{server.endpoint}/b/x.bag', cache_index) as reader:
@@ -414,7 +414,7 @@ def test_an_object_whose_last_modified_changes_was_replaced(contents, cache_inde
                 reader.fetch([1, 2])
 
 
-def test_versions_that_stand_in_are_kept_by_no_cache(contents, tmp_path):
+def test_substitute_versions_are_not_cached(contents, tmp_path):
     config = granular.IOConfig(index_cache=str(tmp_path / 'index'), cache_dir=str(tmp_path / 'blocks'))
     with FaultServer(files={}) as server:
         server.etag, server.modified[''] = None, email.utils.formatdate(0, usegmt=True)
@@ -454,7 +454,7 @@ HARMS = {
 
 @pytest.mark.parametrize('harm', HARMS)
 @pytest.mark.parametrize('kind', KINDS)
-def test_local_files_that_are_written_in_place_are_noticed(tmp_path, contents, kind, harm):
+def test_local_files_written_in_place_are_detected(tmp_path, contents, kind, harm):
     put = Folder(granular.Path(tmp_path / 'ds'))
     # Of what was replaced, the file that was opened is open still.
     expected = 'a' if harm in ('renamed over', 'removed') else 'ObjectChangedError'
@@ -484,7 +484,7 @@ def test_local_files_that_are_written_in_place_are_noticed(tmp_path, contents, k
     ('store', 'size', 'begun'),
     pairwise(itertools.product(['s3', 'http', 'memory', 'renamed', 'in place'], [0, 10, 100, 1000], [False, True])),
 )
-def test_a_file_replaced_while_it_is_open_is_read_as_one(tmp_path, store, size, begun):
+def test_file_replaced_while_open_is_not_mixed(tmp_path, store, size, begun):
     before, after = b'a' * 100, b'b' * size
     with FaultServer(files={'file': before}) as server:
         server.etag_of = md5_etag
@@ -515,7 +515,7 @@ def test_a_file_replaced_while_it_is_open_is_read_as_one(tmp_path, store, size, 
                 assert len(found) == 100
 
 
-def test_a_local_file_that_grows_while_it_is_open_is_read_to_the_end_that_it_had(tmp_path):
+def test_growing_local_file_is_read_to_its_initial_end(tmp_path):
     path = granular.Path(tmp_path / 'file')
     path.write_bytes(b'a' * 100)
     with path.open() as file:
@@ -524,7 +524,7 @@ def test_a_local_file_that_grows_while_it_is_open_is_read_to_the_end_that_it_had
         assert file.read() == b'a' * 100
 
 
-def test_a_local_bag_that_grows_is_read_on(tmp_path, contents):
+def test_growing_local_bag_stays_readable(tmp_path, contents):
     put = Folder(granular.Path(tmp_path / 'ds'))
     fill(put, contents['columns', 'a'])
     with open_now('columns', put.place) as reader:
@@ -544,7 +544,7 @@ def test_a_local_bag_that_grows_is_read_on(tmp_path, contents):
 
 @pytest.mark.parametrize('options', OPTIONS, ids=str)
 @pytest.mark.parametrize('kind', KINDS)
-def test_a_redis_cache_does_not_give_datapoints_of_the_dataset_before(tmp_path, contents, kind, options, redis_server):
+def test_redis_cache_does_not_return_datapoints_of_a_replaced_dataset(tmp_path, contents, kind, options, redis_server):
     put = Folder(granular.Path(tmp_path / 'ds'))
     for name in 'ab':
         fill(put, contents[kind, name])

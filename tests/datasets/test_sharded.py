@@ -27,7 +27,7 @@ def values(place, **kwargs):
         return [found['a'] for found in reader]
 
 
-def test_every_store(root):
+def test_sharded_dataset_round_trips_in_every_store(root):
     write(root / 'ds', range(25), shardlen=10)
     (root / 'ds' / 'notes.txt').write_text('ignored')
     with granular.ShardedDatasetReader(root / 'ds', granular.decoders, cache_keys=('refs',)) as reader:
@@ -47,7 +47,7 @@ def test_every_store(root):
         assert [found['a'] for found in reader] == list(range(10, 20))
 
 
-def test_shards_for_several_workers(tmp_path):
+def test_shards_are_divided_among_workers(tmp_path):
     for worker in range(3):
         writer = write(
             tmp_path / 'ds', range(worker * 100, worker * 100 + 20), shardlen=10, shardstart=worker, shardstep=3
@@ -60,7 +60,7 @@ def test_shards_for_several_workers(tmp_path):
         values(tmp_path / 'ds', shardstart=6)
 
 
-def test_one_fan_out_for_all_shards(http):
+def test_fetch_is_one_fan_out_for_all_shards(http):
     write(http.folder / 'ds', range(100), shardlen=10)
     path = granular.Path(f'{http.endpoint}/ds', config=granular.IOConfig(hedge=0.0))
     with granular.ShardedDatasetReader(path, granular.decoders, cache_keys=('refs',)) as reader:
@@ -71,7 +71,7 @@ def test_one_fan_out_for_all_shards(http):
         assert len(http.requests) == http.peak == 10
 
 
-def test_a_writer_that_is_opened_again_begins_a_new_shard(root):
+def test_reopened_writer_starts_a_new_shard(root):
     write(root / 'ds', range(15), shardlen=10)
     write(root / 'ds', range(15, 30), shardlen=10)
     assert values(root / 'ds') == list(range(30))
@@ -79,7 +79,7 @@ def test_a_writer_that_is_opened_again_begins_a_new_shard(root):
         assert [len(shard) for shard in reader.aio.readers] == [10, 5, 10, 5]
 
 
-def test_a_writer_that_is_opened_again_fills_a_shard_it_can_append_to(tmp_path):
+def test_reopened_writer_fills_an_appendable_shard(tmp_path):
     def write(numbers):
         with granular.ShardedDatasetWriter(tmp_path / 'ds', FLAT, granular.encoders, 10, layout='columns') as writer:
             for i in numbers:
@@ -95,7 +95,7 @@ def test_a_writer_that_is_opened_again_fills_a_shard_it_can_append_to(tmp_path):
         assert reader.layout == 'columns'
 
 
-def test_what_a_sharded_writer_refuses(tmp_path):
+def test_invalid_arguments_of_a_sharded_writer_are_refused(tmp_path):
     write(tmp_path / 'ds', range(5), shardlen=10)
     with pytest.raises(SpecError, match='not'):
         granular.ShardedDatasetWriter(tmp_path / 'ds', FLAT, granular.encoders, shardlen=10)
@@ -115,7 +115,7 @@ def test_what_a_sharded_writer_refuses(tmp_path):
         granular.ShardedDatasetWriter(tmp_path / 'ds', SPEC, granular.encoders, shardlen=10)
 
 
-def test_an_unfinished_shard_is_begun_anew(root):
+def test_unfinished_shard_is_rewritten(root):
     write(root / 'ds', range(15), shardlen=10)
     (root / 'ds' / '000001' / 'spec.json').unlink()
     if not root.store.local:
@@ -138,7 +138,7 @@ def test_an_unfinished_shard_is_begun_anew(root):
 
 
 @pytest.mark.parametrize('layout', ['refs', 'columns'])
-def test_a_shard_that_was_begun_and_is_not_needed(tmp_path, layout):
+def test_started_shard_that_is_not_needed_is_removed(tmp_path, layout):
     """The next shard is begun before one is published, so that what is there never looks like all."""
 
     def open_writer():
@@ -163,7 +163,7 @@ def test_a_shard_that_was_begun_and_is_not_needed(tmp_path, layout):
     assert values(tmp_path / 'ds') == list(range(5))
 
 
-def test_an_error_keeps_the_shards_that_are_full(root):
+def test_error_keeps_complete_shards(root):
     with pytest.raises(RuntimeError, match='on purpose'):
         with granular.ShardedDatasetWriter(root / 'ds', SPEC, granular.encoders, shardlen=10) as writer:
             for i in range(15):
@@ -172,14 +172,14 @@ def test_an_error_keeps_the_shards_that_are_full(root):
     assert values(root / 'ds') == list(range(10))
 
 
-def test_a_missing_shard(tmp_path):
+def test_missing_shard_is_corruption(tmp_path):
     write(tmp_path / 'ds', range(30), shardlen=10)
     granular.Path(tmp_path / 'ds' / '000001').rmtree()
     with pytest.raises(CorruptDatasetError, match='000001 is missing, of 3'):
         values(tmp_path / 'ds')
 
 
-def test_shards_that_differ(tmp_path):
+def test_shards_with_different_specs_are_corruption(tmp_path):
     write(tmp_path / 'ds', range(10), shardlen=10)
     with granular.DatasetWriter(tmp_path / 'ds' / '000001', FLAT, granular.encoders) as writer:
         writer.append({'a': 1, 'b': 'x'})
@@ -187,14 +187,14 @@ def test_shards_that_differ(tmp_path):
         values(tmp_path / 'ds')
 
 
-def test_no_shards(root):
+def test_folder_without_shards_is_not_found(root):
     root.mkdir(parents=True, exist_ok=True)
     (root / 'x').write_bytes(b'')
     with pytest.raises(NotFoundError, match='no shards|000000'):
         values(root)
 
 
-def test_pickling_and_copies(tmp_path):
+def test_sharded_reader_pickles_and_copies(tmp_path):
     write(tmp_path / 'ds', range(30), shardlen=10)
     reader = granular.ShardedDatasetReader(tmp_path / 'ds', granular.decoders, shardstart=1)
     twin, other = reader.copy(), pickle.loads(pickle.dumps(reader))
@@ -202,7 +202,7 @@ def test_pickling_and_copies(tmp_path):
     assert twin[0]['a'] == other[0]['a'] == 10
 
 
-async def test_the_asynchronous_face(root):
+async def test_async_sharded_reader_and_writer(root):
     async with aio.ShardedDatasetWriter(root / 'ds', SPEC, granular.encoders, shardlen=4) as writer:
         for i in range(10):
             assert await writer.append(point(i)) == i

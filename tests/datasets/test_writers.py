@@ -26,7 +26,7 @@ def fill(writer, count, first=0):
 
 
 @pytest.mark.parametrize('layout', ['refs', 'columns'])
-def test_the_second_of_two_writers_is_refused(tmp_path, layout):
+def test_second_of_two_writers_is_refused(tmp_path, layout):
     first = granular.DatasetWriter(tmp_path / 'data', SPEC, granular.encoders, layout=layout)
     fill(first, 3)
     with pytest.raises(AlreadyExistsError):
@@ -37,7 +37,7 @@ def test_the_second_of_two_writers_is_refused(tmp_path, layout):
         assert list(reader) == [point(i) for i in range(6)]
 
 
-def test_a_bag_that_is_being_appended_to(tmp_path):
+def test_bag_being_appended_to_is_locked(tmp_path):
     first = granular.BagWriter(tmp_path / 'a.bag', 3)
     first.append(b'x')
     with pytest.raises(AlreadyExistsError, match='another writer'):
@@ -50,7 +50,7 @@ def test_a_bag_that_is_being_appended_to(tmp_path):
 
 @pytest.mark.parametrize('size', [10, 9_000_000])
 @pytest.mark.parametrize('layout', ['refs', 'columns'])
-def test_the_writer_that_closes_first_publishes(bucket, layout, size):
+def test_first_writer_to_close_publishes(bucket, layout, size):
     """In a bucket a writer does not see that another has begun, so both begin; the second one changes nothing."""
     writers = [granular.DatasetWriter(bucket / 'data', SPEC, granular.encoders, layout=layout) for _ in range(2)]
     for number, writer in enumerate(writers):
@@ -62,7 +62,7 @@ def test_the_writer_that_closes_first_publishes(bucket, layout, size):
         assert list(reader) == [{'x': b'\1' * size, 'n': 1}]
 
 
-def test_a_file_that_appeared_meanwhile_is_not_replaced(tmp_path):
+def test_file_created_meanwhile_is_not_replaced(tmp_path):
     writer = granular.BagWriter(tmp_path / 'a.bag')
     writer.append(b'x')
     (tmp_path / 'a.bag').write_bytes(b'mine')
@@ -74,7 +74,7 @@ def test_a_file_that_appeared_meanwhile_is_not_replaced(tmp_path):
 
 @pytest.mark.parametrize('layout', ['refs', 'columns'])
 @pytest.mark.parametrize('published', [False, True])
-def test_the_second_of_two_writers_of_shards_is_refused(root, layout, published):
+def test_second_of_two_shard_writers_is_refused(root, layout, published):
     """Also if it begins after the first one has published a shard, behind which it would go on otherwise."""
     if str(root).startswith('memory'):  # which knows no conditions: what is published is not replaced
         published = False
@@ -96,7 +96,7 @@ def test_the_second_of_two_writers_of_shards_is_refused(root, layout, published)
             assert list(reader) == [point(i) for i in range(count + 2)]
 
 
-def test_a_child_does_not_hold_what_its_parent_held(tmp_path):
+def test_child_process_does_not_hold_the_lock_of_its_parent(tmp_path):
     """The lock of a writer whose process is gone, while a process that it forked lives on."""
     code = f"""
 import os, time, granular
@@ -125,7 +125,7 @@ def files_of(folder):
 
 
 @pytest.mark.parametrize(('checksums', 'resume'), [(True, 'check'), (False, 'discard')])
-def test_columns_are_gone_on_with_from_every_byte(tmp_path, checksums, resume):
+def test_columns_resume_from_every_byte(tmp_path, checksums, resume):
     """A crash between any two bytes: a torn table, a tail of records, columns of different lengths."""
     count, ends = 3, ('.bag', '.crc', '.idx') if checksums else ('.bag', '.idx')
 
@@ -161,7 +161,7 @@ def test_columns_are_gone_on_with_from_every_byte(tmp_path, checksums, resume):
 
 
 @pytest.mark.parametrize('layout', ['refs', 'columns'])
-def test_a_dataset_without_a_spec_is_begun_anew(root, layout):
+def test_dataset_without_a_spec_is_rewritten(root, layout):
     with granular.DatasetWriter(root / 'ds', SPEC, granular.encoders, layout) as writer:
         fill(writer, 4)
     (root / 'ds' / 'spec.json').unlink()
@@ -188,7 +188,7 @@ def test_a_dataset_without_a_spec_is_begun_anew(root, layout):
     [('local', 'columns', True, 4), ('local', 'refs', False, 4), ('moto', 'refs', True, 1)],
 )
 @pytest.mark.filterwarnings('ignore:.*columns differ in length')
-def test_killed_again_and_again(request, tmp_path, store, layout, checksums, times):
+def test_writer_killed_repeatedly_completes_the_dataset(request, tmp_path, store, layout, checksums, times):
     numbers = itertools.count()
     place = (lambda: granular.Path(tmp_path) / str(next(numbers))) if store == 'local' else None
     place = place or request.getfixturevalue(store).place

@@ -40,7 +40,7 @@ def retries(fn):
 @pytest.mark.parametrize(
     'line', [('chunked', 7), ('chunked', 5000), ('chunked', 10**6), 'slowly', 'informed', 'until_close'], ids=str
 )
-def test_every_framing_is_understood(server, line):
+def test_every_framing_is_parsed(server, line):
     server.script.extend([line] * 2)
     assert retries(lambda: path(server).read_range(10, 90_010)) == (DATA[10:90_010], 0)
     assert retries(lambda: path(server).read_range(5, 6)) == (DATA[5:6], 0)
@@ -48,7 +48,7 @@ def test_every_framing_is_understood(server, line):
 
 
 @pytest.mark.parametrize('line', [('chunked', 7), 'slowly', 'informed', 'good'], ids=str)
-def test_the_connection_is_used_again(server, line):
+def test_connection_is_reused(server, line):
     server.script.extend([line] * 3)
     place = path(server)
     for at in (10, 200, 99_000):
@@ -56,13 +56,13 @@ def test_the_connection_is_used_again(server, line):
     assert server.connections == 1
 
 
-def test_chunks_that_end_early_are_asked_for_again(server):
+def test_chunks_that_end_early_are_retried(server):
     server.script.append(('chunked', 100, b'3\r\nabc\r\n0\r\n\r\n'))
     assert path(server).read_range(10, 500) == DATA[10:500]
     assert len(server.asked) == 2
 
 
-def test_a_body_until_the_end_that_is_short_goes_on(server):
+def test_short_body_until_close_is_resumed(server):
     server.script.append(('until_close', 100))
     assert path(server).read_range(10, 500) == DATA[10:500]
     assert server.asked == ['bytes=10-499', 'bytes=110-499']
@@ -82,7 +82,7 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize('data', GARBAGE, ids=lambda data: data[:30].decode())
-def test_what_is_no_reply_is_asked_for_once_more(server, data):
+def test_garbage_in_place_of_a_reply_is_retried_once(server, data):
     server.script.append(('raw', data))
     assert path(server).read_range(10, 50) == DATA[10:50]
     server.script.extend([('raw', data)] * 2)
@@ -91,14 +91,14 @@ def test_what_is_no_reply_is_asked_for_once_more(server, data):
 
 
 @pytest.mark.parametrize('size', [b'x', b'-5', b'f' * 17, b'', b'1' * 5000])
-def test_chunks_of_no_size(server, size):
+def test_chunks_of_invalid_size_are_bad_replies(server, size):
     head = b'HTTP/1.1 206 X\r\nContent-Range: bytes 10-49/100000\r\nTransfer-Encoding: chunked\r\n\r\n'
     server.script.extend([('raw', head + size + b'\r\nabc')] * 2)
     with pytest.raises(BadReplyError, match='chunk'):
         path(server).read_range(10, 50)
 
 
-def test_what_comes_unasked_ends_the_connection(server):
+def test_unsolicited_bytes_end_the_connection(server):
     server.script.append(
         ('raw', b'HTTP/1.1 206 X\r\nContent-Range: bytes 10-12/100000\r\nContent-Length: 3\r\n\r\nabcHTTP')
     )
@@ -108,7 +108,7 @@ def test_what_comes_unasked_ends_the_connection(server):
     assert server.connections == 2
 
 
-def test_a_head_without_a_body(server):
+def test_head_request_has_no_body(server):
     server.script.append(('raw', b'HTTP/1.1 200 OK\r\nContent-Length: 7\r\nETag: x\r\n\r\n'))
     assert path(server).stat().size == 7
     assert server.methods == ['HEAD']
@@ -116,7 +116,7 @@ def test_a_head_without_a_body(server):
     assert server.connections == 1
 
 
-def test_an_empty_reason_and_old_servers(server):
+def test_empty_reason_and_http_1_0_are_accepted(server):
     server.script.append(('raw', b'HTTP/1.0 206\r\nContent-Range: bytes 0-2/9\r\nContent-Length: 3\r\n\r\nabc', True))
     assert path(server).read_range(0, 3) == b'abc'
 
@@ -128,7 +128,7 @@ async def pooled(server):
     return place, (await place.store.client()).transport.pool
 
 
-async def test_a_connection_that_is_lost_before_anything_was_asked(server, monkeypatch):
+async def test_connection_lost_before_its_first_request_is_replaced(server, monkeypatch):
     place, pool = await pooled(server)
     connect, lost = pool._connect, []
 
@@ -148,7 +148,7 @@ async def test_a_connection_that_is_lost_before_anything_was_asked(server, monke
     await granular.aio.aclose()
 
 
-async def test_a_server_is_watched_that_was_connected_to_when_nothing_was(server, monkeypatch):
+async def test_idle_connections_are_watched_after_a_connect(server, monkeypatch):
     place, pool = await pooled(server)
     look_up = pool._addresses
 
@@ -173,7 +173,7 @@ async def test_a_server_is_watched_that_was_connected_to_when_nothing_was(server
 # --- redirections
 
 
-def test_web_servers_may_redirect(server):
+def test_redirects_of_web_servers_are_followed(server):
     with FaultServer() as other:
         server.script.append(('redirect', f'{other.endpoint}/elsewhere'))
         place = path(server, headers={'Authorization': 'Bearer planted', 'X-Mine': 'kept'})
@@ -185,7 +185,7 @@ def test_web_servers_may_redirect(server):
         assert server.authorized == ['Bearer planted'] * 3
 
 
-def test_redirections_that_lead_in_circles(server):
+def test_circular_redirects_are_an_error(server):
     server.script.extend([('redirect', '/object')] * 30)
     with pytest.raises(BadReplyError, match='redirections'):
         path(server).read_range(10, 50)
@@ -207,7 +207,7 @@ async def pool_of(server):
 
 
 @pytest.mark.parametrize('loop', ['asyncio', 'uvloop'])
-def test_a_read_that_is_cancelled_leaves_a_connection_to_who_has_it_now(server, loop):
+def test_cancelled_read_does_not_touch_the_next_owner_of_its_connection(server, loop):
     async def main():
         pool, target = await pool_of(server)
         keep, later = pool.keep, []
@@ -230,7 +230,7 @@ def test_a_read_that_is_cancelled_leaves_a_connection_to_who_has_it_now(server, 
 
 
 @pytest.mark.parametrize('loop', ['asyncio', 'uvloop'])
-def test_connections_that_nobody_waits_for_are_forgotten(server, loop):
+def test_connects_of_cancelled_requests_are_dropped(server, loop):
     async def main():
         pool, target = await pool_of(server)
         for ticks in range(12):
@@ -247,7 +247,7 @@ def test_connections_that_nobody_waits_for_are_forgotten(server, loop):
 
 
 @pytest.mark.parametrize('loop', ['asyncio', 'uvloop'])
-def test_a_connection_that_ends_before_the_request(server, loop):
+def test_connection_closed_before_the_request_is_reset(server, loop):
     async def main():
         pool, target = await pool_of(server)
         connection = await pool._connect(target.origin)
@@ -281,7 +281,7 @@ def authority(tmp_path, monkeypatch):
     return authority
 
 
-def test_tls(authority):
+def test_reads_over_tls(authority):
     with FaultServer(tls(authority, '127.0.0.1')) as server:
         config = granular.IOConfig(max_gap=0)
         place = granular.Path(f'{server.endpoint}/object', config=config)
@@ -292,7 +292,7 @@ def test_tls(authority):
         assert place.read_bytes() == DATA
 
 
-async def test_tls_on_a_loop_of_the_standard_library(authority):
+async def test_reads_over_tls_on_a_standard_loop(authority):
     with FaultServer(tls(authority, '127.0.0.1')) as server:
         place = granular.aio.Path(f'{server.endpoint}/object')
         starts = list(range(0, 100_000, 20_000))
@@ -304,7 +304,7 @@ async def test_tls_on_a_loop_of_the_standard_library(authority):
 
 
 @given(st.binary(max_size=300), st.integers(1, 40), st.lists(st.integers(1, 60), min_size=1))
-def test_chunks_come_out_whole_however_they_are_cut(data, size, cuts):
+def test_chunks_are_parsed_however_they_arrive(data, size, cuts):
     pieces = [data[i : i + size] for i in range(0, len(data), size)]
     sent = b''.join(b'%X\r\n%b\r\n' % (len(piece), piece) for piece in pieces) + b'0\r\n\r\n'
     chunks, out, at = Chunks(), b'', 0
@@ -318,7 +318,7 @@ def test_chunks_come_out_whole_however_they_are_cut(data, size, cuts):
 
 
 @given(st.binary(max_size=200))
-def test_a_head_is_parsed_or_refused(data):
+def test_head_is_parsed_or_refused(data):
     with contextlib.suppress(ProtocolError):
         assert 0 <= parse(b'HTTP/1.1 ' + data).status <= 999
 
@@ -328,16 +328,16 @@ def test_a_head_is_parsed_or_refused(data):
     [('http://a.b/c?d=e', 'a.b', '/c?d=e'), ('https://[::1]:8443', '[::1]:8443', '/'), ('https://a:443/x', 'a', '/x'),
      ('http://bücher.example/', 'xn--bcher-kva.example', '/')],
 )  # fmt: skip
-def test_targets(url, host, path):
+def test_targets_of_urls(url, host, path):
     target = Target.of(url, {})
     assert target.request('GET').startswith(f'GET {path} HTTP/1.1\r\nHost: {host}\r\n'.encode())
 
 
-def test_a_user_in_the_address_is_sent_as_basic_authorization():
+def test_user_in_the_url_is_sent_as_basic_authorization():
     assert b'Authorization: Basic dTpwIDE=\r\n' in Target.of('http://u:p%201@host/', {}).request('GET')
 
 
 @pytest.mark.parametrize('headers', [{'X': 'a\r\nY: b'}, {'X\n': 'a'}, {'X': 'ü'}])
-def test_headers_that_would_be_two(headers):
+def test_headers_with_line_breaks_are_refused(headers):
     with pytest.raises(InvalidArgumentError, match='characters'):
         Target.of('http://host/', headers)

@@ -1,7 +1,7 @@
 """Every fault, in the middle of a dataset in either kind of bucket, through a path, a reader and a Loader.
 
 What comes of it is every byte right, or an error of its name, in a bounded time. What exactly is sent meanwhile is in
-``test_faults.py`` and ``test_wire.py``.
+``test_faults.py``.
 """
 
 import email.utils
@@ -224,7 +224,7 @@ GROUPS = [list(itertools.product(faces, STORES)) for faces in (['path'], ['openi
     ('face', 'store', 'fault'),
     [(*way, fault) for way, fault in cover(GROUPS, [list(family) for family in FAMILIES.values()])],
 )
-def test_a_fault_that_passes(server, place, store, face, fault):
+def test_passing_fault_is_survived(server, place, store, face, fault):
     lines, errors = PASSES[fault]
     server.aim = 'data.idx' if face == 'opening' else 'data.bag'
     error = None if errors is None else errors['reader' if face in ('loader', 'stream') else face]
@@ -236,7 +236,7 @@ def test_a_fault_that_passes(server, place, store, face, fault):
     ('store', 'fault'),
     cover([STORES], [['a reset inside the body', 'no reply', 'a wrong Content-Range', 'expired credentials']]),
 )
-def test_faults_that_pass_do_not_reach_the_parent_of_a_worker(server, place, store, fault):
+def test_passing_faults_do_not_reach_the_parent_of_a_worker(server, place, store, fault):
     server.aim = 'data.bag'
     check('workers', place, lambda: server.script.extend(PASSES[fault][0]), None)
     assert not server.script
@@ -252,12 +252,12 @@ LASTING = (
 @pytest.mark.parametrize(
     ('face', 'line', 'store'), [(*row, store) for row, store in cover([LASTING], [STORES])], ids=str
 )
-def test_a_fault_that_stays(server, place, store, face, line):
+def test_lasting_fault_is_an_error(server, place, store, face, line):
     server.aim = 'data.bag'
     check(face, place, lambda: server.script.extend([line] * 1000), STAYS[line])
 
 
-def test_who_gives_the_tokens_may_be_out_for_a_while(files, tmp_path, monkeypatch):
+def test_token_server_may_be_down_for_a_while(files, tmp_path, monkeypatch):
     with FaultServer(files=files) as server:
         server.tokenless = 2
         check('opening', bucket(server, 'gs', tmp_path, monkeypatch), int, None)
@@ -266,7 +266,7 @@ def test_who_gives_the_tokens_may_be_out_for_a_while(files, tmp_path, monkeypatc
 
 @pytest.mark.parametrize('store', STORES)
 @pytest.mark.parametrize('face', FACES)
-def test_a_redirection_is_not_followed(files, server, place, store, face):
+def test_redirect_is_not_followed(files, server, place, store, face):
     with FaultServer(files=files) as other:
         line = ('redirect', f'{other.endpoint}/b/data/data.bag')
         check(face, place, lambda: server.script.extend([line] * 1000), StoreError)
@@ -275,7 +275,7 @@ def test_a_redirection_is_not_followed(files, server, place, store, face):
 
 @pytest.mark.parametrize('store', STORES)
 @pytest.mark.parametrize('face', FACES)
-def test_a_server_that_ends(files, tmp_path, monkeypatch, store, face):
+def test_stopped_server_is_an_error(files, tmp_path, monkeypatch, store, face):
     with FaultServer(files=files) as server:
         place = bucket(server, store, tmp_path, monkeypatch)
         check(face, place, server.stop, StoreError)
@@ -283,7 +283,7 @@ def test_a_server_that_ends(files, tmp_path, monkeypatch, store, face):
 
 @pytest.mark.parametrize('store', STORES)
 @pytest.mark.parametrize('face', ['path', 'opening'])
-def test_a_host_that_is_unknown(store, face):
+def test_unknown_host_is_an_error(store, face):
     options = {'key': 'k', 'secret': 'x'} if store == 's3' else {'token': 'anon'}
     place = granular.Path(f'{store}://b/data', endpoint_url='http://no-such-host.invalid', config=CONFIG, **options)
     check(face, place, int, StoreError)
@@ -292,7 +292,7 @@ def test_a_host_that_is_unknown(store, face):
 @pytest.mark.parametrize('store', STORES)
 @pytest.mark.parametrize('face', ['path', 'opening'])
 @pytest.mark.parametrize('who', ['another name', 'unknown issuer'])
-def test_a_certificate_that_is_not_the_servers(files, tmp_path, monkeypatch, store, face, who):
+def test_wrong_certificate_is_an_error(files, tmp_path, monkeypatch, store, face, who):
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / 'authority.pem'))
     monkeypatch.setenv('SSL_CERT_FILE', str(tmp_path / 'authority.pem'))

@@ -34,7 +34,7 @@ def path(server, config=QUICK):
 
 
 @pytest.mark.parametrize('code', [408, 429, 500, 502, 503, 504])
-def test_what_passes_is_tried_again(server, code):
+def test_transient_statuses_are_retried(server, code):
     server.script.extend([('status', code)] * (1 if code in (429, 503) else 3))
     before = granular.io_stats()
     assert path(server).read_range(10, 50) == DATA[10:50]
@@ -47,7 +47,7 @@ def test_what_passes_is_tried_again(server, code):
     [(400, StoreError), (401, AccessDeniedError), (403, AccessDeniedError), (404, NotFoundError),
      (412, ObjectChangedError), (501, StoreError)],
 )  # fmt: skip
-def test_what_is_permanent_fails_at_once(server, code, error):
+def test_permanent_statuses_fail_at_once(server, code, error):
     server.script.append(('status', code))
     with pytest.raises(error, match='object') as caught:
         path(server).read_range(10, 50)
@@ -63,7 +63,7 @@ def expired(server, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize('code', ['401', 'ExpiredToken'])
-def test_credentials_that_expired_are_asked_for_again(server, monkeypatch, tmp_path, code):
+def test_expired_credentials_are_refreshed(server, monkeypatch, tmp_path, code):
     place, file = expired(server, monkeypatch, tmp_path)
     assert place.read_range(0, 10) == DATA[:10]
     file.write_text(file.read_text().replace('OLD', 'NEW'))
@@ -72,7 +72,7 @@ def test_credentials_that_expired_are_asked_for_again(server, monkeypatch, tmp_p
     assert [('OLD' in said, 'NEW' in said) for said in server.authorized] == [(True, False)] * 2 + [(False, True)]
 
 
-def test_they_are_asked_for_once_for_all_that_wait(server, monkeypatch, tmp_path):
+def test_concurrent_readers_refresh_credentials_once(server, monkeypatch, tmp_path):
     from granular.aio.stores.s3.client import S3Client
 
     place, _ = expired(server, monkeypatch, tmp_path)
@@ -94,7 +94,7 @@ def test_they_are_asked_for_once_for_all_that_wait(server, monkeypatch, tmp_path
     assert len(server.asked) == 80
 
 
-def test_credentials_that_stay_bad_are_an_error(server, monkeypatch, tmp_path):
+def test_credentials_refused_twice_are_an_error(server, monkeypatch, tmp_path):
     place, _ = expired(server, monkeypatch, tmp_path)
     server.script.extend([('status', 401)] * 2)
     with pytest.raises(AccessDeniedError, match='401') as caught:
@@ -103,7 +103,7 @@ def test_credentials_that_stay_bad_are_an_error(server, monkeypatch, tmp_path):
     assert 'OLD' not in str(caught.value)
 
 
-def test_attempts_end(server):
+def test_attempts_are_bounded(server):
     server.script.extend([('status', 500)] * 10)
     with pytest.raises(StoreError, match='status 500, Scripted') as caught:
         path(server).read_range(10, 50)
@@ -111,7 +111,7 @@ def test_attempts_end(server):
     assert 'gave up after 4 attempts' in caught.value.__notes__[0]
 
 
-def test_time_ends(server):
+def test_retry_time_is_bounded(server):
     server.script.extend([('status', 500)] * 100)
     config = granular.IOConfig(backoff=0.1, attempts=100, retry_time=0.5)
     began = time.monotonic()
@@ -120,7 +120,7 @@ def test_time_ends(server):
     assert time.monotonic() - began < 2
 
 
-def test_retry_after_is_waited_for(server):
+def test_retry_after_is_respected(server):
     server.script.append(('retry_after', 1))
     began = time.monotonic()
     assert path(server).read_range(10, 50) == DATA[10:50]
@@ -128,7 +128,7 @@ def test_retry_after_is_waited_for(server):
 
 
 @pytest.mark.parametrize('fault', ['truncate', 'stall'])
-def test_a_body_that_breaks_off_goes_on_where_it_ended(server, fault):
+def test_interrupted_body_is_resumed(server, fault):
     server.script.append((fault, 30_000))
     assert path(server).read_range(1000, 91_000) == DATA[1000:91_000]
     assert server.asked[0] == 'bytes=1000-90999'
@@ -137,7 +137,7 @@ def test_a_body_that_breaks_off_goes_on_where_it_ended(server, fault):
     assert last == '90999'
 
 
-def test_the_end_of_an_object_goes_on_too(server):
+def test_interrupted_suffix_is_resumed(server):
     server.script.append(('truncate', 5000))
     assert path(server).aio.store is not None
     with pytest.raises(granular.errors.CorruptBagError):
@@ -146,21 +146,21 @@ def test_the_end_of_an_object_goes_on_too(server):
     assert any(asked.endswith('-99999') and not asked.startswith('bytes=-') for asked in server.asked)
 
 
-def test_without_a_version_it_starts_over(server):
+def test_interrupted_body_without_a_version_is_restarted(server):
     server.etag = None
     server.script.append(('truncate', 30_000))
     assert path(server).read_range(1000, 91_000) == DATA[1000:91_000]
     assert server.asked == ['bytes=1000-90999'] * 2
 
 
-def test_a_pinned_object(server):
+def test_pinned_object_that_was_replaced_is_an_error(server):
     assert path(server).read_ranges([0], [10], version='"one"') == [DATA[:10]]
     server.etag = '"two"'
     with pytest.raises(ObjectChangedError, match='replaced'):
         path(server).read_ranges([0], [10], version='"one"')
 
 
-def test_a_store_that_ignores_ranges(server):
+def test_full_object_in_reply_to_a_range_is_accepted(server):
     server.script.append('whole')
     assert path(server).read_range(1000, 2000) == DATA[1000:2000]
     server.script.append('whole')
@@ -172,7 +172,7 @@ def test_a_store_that_ignores_ranges(server):
     assert path(server).read_bytes() == DATA
 
 
-def test_a_store_that_ignores_ranges_and_does_not_end(server):
+def test_endless_object_in_reply_to_a_range_is_refused(server):
     head = b'HTTP/1.1 200 X\r\nETag: "one"\r\nTransfer-Encoding: chunked\r\n\r\nfffffff\r\n'
     server.script.extend([('raw', head + bytes((64 << 20) + 10))] * 2)
     with pytest.raises(BadReplyError, match='all of its object'):
@@ -185,7 +185,7 @@ def test_a_store_that_ignores_ranges_and_does_not_end(server):
      ('ranged', 'nonsense'), 'long', ('whole', 'gzip')],
     ids=str,
 )  # fmt: skip
-def test_a_reply_that_is_no_answer_is_refused_after_a_second_one(server, fault):
+def test_bad_reply_is_an_error_when_repeated(server, fault):
     server.script.append(fault)
     assert path(server).read_range(10, 50) == DATA[10:50]
     assert len(server.asked) == 2
@@ -195,7 +195,7 @@ def test_a_reply_that_is_no_answer_is_refused_after_a_second_one(server, fault):
     assert len(server.asked) == 4
 
 
-def test_a_connection_that_was_closed_while_idle_costs_nothing(server):
+def test_connection_closed_while_idle_costs_no_retry(server):
     server.script.append('then_close')
     place = path(server)
     before = granular.io_stats()['retries']
@@ -205,12 +205,12 @@ def test_a_connection_that_was_closed_while_idle_costs_nothing(server):
     assert granular.io_stats()['retries'] == before
 
 
-def test_beyond_the_end(server):
+def test_range_beyond_the_end_is_an_error(server):
     with pytest.raises(OutOfRangeError, match='99990 to 100010 were asked for, but it has 100000'):
         path(server).read_range(99_990, 100_010)
 
 
-def test_one_bad_reply_among_many(server):
+def test_several_faults_among_many_ranges_are_survived(server):
     server.script.extend(['good', 'reset', ('status', 500), ('truncate', 100), 'good', ('ranged', None)])
     starts = list(range(0, 100_000, 10_000))
     config = granular.IOConfig(backoff=0.01, max_gap=0, max_request=4000)
@@ -218,7 +218,7 @@ def test_one_bad_reply_among_many(server):
     assert found == [DATA[start : start + 9000] for start in starts]
 
 
-async def test_cancelling_a_read_leaves_no_task(server):
+async def test_cancelled_read_leaves_no_task(server):
     import asyncio
 
     server.script.extend(['hang'] * 5)
@@ -233,7 +233,7 @@ async def test_cancelling_a_read_leaves_no_task(server):
 # --- what is slow
 
 
-def test_a_drip_is_given_up_and_gone_on_with(server):
+def test_read_below_min_rate_is_resumed(server):
     server.script.append(('drip', 0.01))
     config = granular.IOConfig(backoff=0.01, read_timeout=0.4, first_byte_timeout=0.4, min_rate=10_000)
     assert path(server, config).read_range(1000, 91_000) == DATA[1000:91_000]
@@ -241,7 +241,7 @@ def test_a_drip_is_given_up_and_gone_on_with(server):
     assert 1000 < int(server.asked[1].removeprefix('bytes=').split('-')[0]) < 2000
 
 
-def test_a_drip_is_borne_if_no_rate_is_asked_for(server):
+def test_slow_read_is_tolerated_without_min_rate(server):
     server.script.append(('drip', 0.005))
     config = granular.IOConfig(read_timeout=0.2, min_rate=0)
     assert path(server, config).read_range(1000, 1100) == DATA[1000:1100]
@@ -264,7 +264,7 @@ def hedges(fn):
     return fn(), granular.io_stats()['hedges'] - before, time.monotonic() - began
 
 
-def test_a_slow_reply_is_asked_for_again(server):
+def test_slow_reply_is_hedged(server):
     place = warmed(server)
     time.sleep(1.1)
     server.script.append(('late', 3))
@@ -279,26 +279,26 @@ def test_a_slow_reply_is_asked_for_again(server):
     assert place.read_range(5, 9) == DATA[5:9]
 
 
-def test_both_may_fail(server):
+def test_request_and_its_hedge_may_both_fail(server):
     place = warmed(server, attempts=2)
     server.script.extend([('late', 0.3), 'reset', 'reset', 'reset'])
     assert hedges(lambda: place.read_range(10, 500))[0] == DATA[10:500]
 
 
-def test_hedges_can_be_turned_off(server):
+def test_hedging_can_be_disabled(server):
     place = warmed(server, hedge=0.0)
     server.script.append(('late', 0.5))
     assert hedges(lambda: place.read_range(10, 500))[:2] == (DATA[10:500], 0)
 
 
-def test_a_store_that_throttles_is_asked_once(server):
+def test_throttled_requests_are_not_hedged(server):
     place = warmed(server)
     time.sleep(2.1)  # replies are counted over two seconds: the only one since is a refusal
     server.script.extend([('status', 503), ('late', 0.5)])
     assert hedges(lambda: place.read_range(10, 500))[:2] == (DATA[10:500], 0)
 
 
-def test_few_are_asked_for_twice(server):
+def test_hedges_are_bounded(server):
     place = warmed(server)
     server.script.extend([('late', 0.3)] * 40)
     starts = list(range(0, 80_000, 2000))
@@ -308,7 +308,7 @@ def test_few_are_asked_for_twice(server):
     assert count <= 5
 
 
-def test_a_storm_is_not_answered_by_a_storm(server):
+def test_retry_budget_bounds_retries(server):
     server.script.extend([('status', 500)] * 100_000)
     starts = list(range(0, 100_000, 250))
     config = granular.IOConfig(backoff=0.001, attempts=10, retry_time=2, max_gap=0)
@@ -339,7 +339,7 @@ def in_bucket(**options):
     return granular.Path(f's3://b{time.time_ns()}/object', key='AKIAPLANTED', secret='x', config=QUICK, **options)
 
 
-def test_the_right_region_is_gone_to_once(regions):
+def test_correct_region_is_looked_up_once(regions):
     wrong, right = regions
     wrong.script.append(('status', 301, 'PermanentRedirect', {'x-amz-bucket-region': 'eu-west-3'}))
     place = in_bucket()
@@ -354,7 +354,7 @@ def test_the_right_region_is_gone_to_once(regions):
 
 
 @pytest.mark.parametrize('name', ['evil.example/', 'eu-west-3.evil.example', '', 'us-east-1\tx', '../..'])
-def test_a_region_that_is_none_is_not_gone_to(regions, name):
+def test_invalid_region_is_not_followed(regions, name):
     wrong, right = regions
     wrong.script.extend([('status', 301, 'PermanentRedirect', {'x-amz-bucket-region': name})] * 2)
     with pytest.raises(StoreError, match='301'):
@@ -362,7 +362,7 @@ def test_a_region_that_is_none_is_not_gone_to(regions, name):
     assert not right.asked
 
 
-def test_a_clock_that_is_wrong_is_set_once_by_the_stores(server):
+def test_clock_skew_is_corrected_once(server):
     place = granular.Path('s3://bucket/object', key='A', secret='x', endpoint_url=server.endpoint, config=QUICK)
     skewed = ('status', 403, 'RequestTimeTooSkewed', {'Date': 'Sun, 01 Jan 2034 10:00:00 GMT'})
     server.script.append(skewed)
@@ -398,7 +398,7 @@ GOOD = {
 
 
 @pytest.mark.parametrize('header', GOOD)
-def test_a_whole_object_is_compared_with_its_checksum(server, header):
+def test_full_object_is_compared_with_its_checksum(server, header):
     server.script.append(hashed(header, GOOD[header]))
     assert path(server).read_bytes() == DATA[:1000]
     assert server.asked == [None]
@@ -410,7 +410,7 @@ def test_a_whole_object_is_compared_with_its_checksum(server, header):
         path(server).read_bytes()
 
 
-def test_checksums_of_parts_are_not_taken_for_those_of_the_object(server):
+def test_checksums_of_parts_are_not_compared_with_the_object(server):
     server.script.append(hashed('x-amz-checksum-crc32c', 'AAAAAA==-2'))
     assert path(server).read_bytes() == DATA[:1000]
     server.script.append(hashed('x-amz-checksum-type', 'COMPOSITE\r\nx-amz-checksum-crc32c: AAAAAA=='))
@@ -424,7 +424,7 @@ TWICE = (
 
 
 @pytest.mark.parametrize('first', TWICE, ids=str)
-def test_two_faults_of_one_read(server, first):
+def test_two_faults_of_one_read_are_survived(server, first):
     for second in TWICE:
         # A bucket for each, as the retries of one are limited.
         place = granular.Path(
@@ -439,14 +439,14 @@ def test_two_faults_of_one_read(server, first):
             server.script.clear()
 
 
-def test_a_whole_object_that_breaks_off_goes_on_too(server):
+def test_interrupted_full_object_is_resumed(server):
     server.script.append(('truncate', 30_000))
     assert path(server).read_bytes() == DATA
     assert server.asked[0] is None
     assert server.asked[1].endswith('-99999')
 
 
-def test_a_store_that_claims_to_have_more_than_there_is_memory_for(server):
+def test_claimed_size_beyond_memory_is_an_error(server):
     for claim in ('9' * 17, '9' * 19):
         server.script.append(('raw', f'HTTP/1.1 200 OK\r\nContent-Length: {claim}\r\nETag: x\r\n\r\nabc'.encode()))
         with pytest.raises(StoreError, match='object: no memory for 9999'):

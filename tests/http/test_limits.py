@@ -37,25 +37,25 @@ class Store:
         return rate
 
 
-async def test_a_far_store_gets_more_requests():
+async def test_distant_store_gets_more_concurrent_requests():
     limit = Limit(0, 1 << 30)
     assert await Store(limit, 0.1, 15_000).run(20) > 10_000
     assert limit.capacity > 1000
 
 
-async def test_a_busy_store_gets_no_more_than_it_answers():
+async def test_saturated_store_gets_no_more_requests_than_it_answers():
     limit = Limit(0, 1 << 30)
     await Store(limit, 0.001, 10_000).run(10)
     assert limit.capacity == 256
 
 
-async def test_a_number_is_a_limit():
+async def test_fixed_concurrency_is_a_limit():
     limit = Limit(100, 1 << 30)
     await Store(limit, 0.1, 15_000).run(10)
     assert limit.capacity == 100
 
 
-async def test_throttling_halves_and_success_adds_one_for_each_round():
+async def test_throttling_halves_the_limit_and_each_round_of_successes_adds_one():
     limit = Limit(100, 1 << 30)
     limit.throttled(10.0)
     assert limit.capacity == 50
@@ -72,7 +72,7 @@ async def test_throttling_halves_and_success_adds_one_for_each_round():
     assert limit.capacity == 100
 
 
-async def test_bytes_are_bounded_and_first_come_is_first_served():
+async def test_bytes_are_bounded_in_order_of_arrival():
     limit = Limit(100, 1000)
     held = [await limit.acquire(400), await limit.acquire(400)]
     large = asyncio.create_task(limit.acquire(5000))  # more than there is: alone
@@ -89,7 +89,7 @@ async def test_bytes_are_bounded_and_first_come_is_first_served():
     assert await small == 1
 
 
-async def test_whoever_gives_up_leaves_the_place_to_the_next():
+async def test_cancelled_waiter_is_skipped():
     limit = Limit(1, 1000)
     await limit.acquire(10)
     first, second = (asyncio.create_task(limit.acquire(10)) for _ in range(2))
@@ -103,7 +103,7 @@ async def test_whoever_gives_up_leaves_the_place_to_the_next():
 # --- retries
 
 
-async def test_a_hundred_retries_are_free_and_success_pays_for_more():
+async def test_budget_starts_with_a_hundred_retries_and_grows_with_successes():
     budget = Budget()
     for _ in range(100):
         await asyncio.wait_for(budget.take(5), 0.05)
@@ -118,7 +118,7 @@ async def test_a_hundred_retries_are_free_and_success_pays_for_more():
     assert asyncio.get_running_loop().time() - began < 1
 
 
-async def test_a_retry_that_is_given_up_takes_no_tokens():
+async def test_cancelled_retry_takes_no_tokens():
     budget = Budget()
     for _ in range(100):
         await budget.take(5)
@@ -130,7 +130,7 @@ async def test_a_retry_that_is_given_up_takes_no_tokens():
     await asyncio.wait_for(second, 0.05)
 
 
-async def test_a_refusal_now_and_then_is_not_throttling():
+async def test_rare_refusals_are_not_throttling():
     limit = Limit(100, 1 << 30)
     for i in range(20_000):
         limit.succeeded(10 + i / 5000)

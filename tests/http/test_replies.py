@@ -90,7 +90,7 @@ CASES = pairwise(
 
 
 @pytest.mark.parametrize(('store', 'fault', 'read'), CASES, ids=str)
-def test_a_wrong_reply_is_never_taken(server, store, read, fault):
+def test_wrong_reply_is_never_accepted(server, store, read, fault):
     survives(server, store, read, [fault])
     survives(server, store, read, [fault, 'good', 'good', 'good', fault])
     if FAULTS[fault] is None or (fault == 'partial' and read != 'whole'):
@@ -104,7 +104,7 @@ def test_a_wrong_reply_is_never_taken(server, store, read, fault):
 
 
 @pytest.mark.parametrize('read', WHOLE)
-def test_a_store_whose_etags_never_match_is_not_judged_by_them(server, read):
+def test_etags_that_never_match_are_ignored(server, read):
     server.etag_of, server.etag = None, f'"{"0123456789abcdef" * 2}"'
     survives(server, 's3', read, [])
     asked = len(server.asked)
@@ -113,7 +113,7 @@ def test_a_store_whose_etags_never_match_is_not_judged_by_them(server, read):
         survives(server, 's3', read, ['slid', 'good', 'good', 'slid', 'good', 'good'])
 
 
-def test_an_etag_that_matched_once_is_believed_from_there_on(server):
+def test_etags_are_compared_after_the_first_match(server):
     place = folder(server, 's3')
     assert (place / 'a').read_bytes() == FILES['data/a']
     asked = len(server.asked)
@@ -131,7 +131,7 @@ def test_an_etag_that_matched_once_is_believed_from_there_on(server):
      {'x-amz-server-side-encryption': 'AES256'}],
     ids=str,
 )  # fmt: skip
-def test_an_etag_is_an_md5_only_of_what_s3_says(server, header):
+def test_etag_is_compared_only_where_s3_documents_an_md5(server, header):
     judged = not header or header.get('x-amz-server-side-encryption') == 'AES256'
     place = folder(server, 's3')
     assert (place / 'a').read_bytes() == FILES['data/a']  # its ETags are MD5s
@@ -147,7 +147,7 @@ def test_an_etag_is_an_md5_only_of_what_s3_says(server, header):
     assert server.asked[-1] is None
 
 
-def test_s3_is_asked_for_its_checksums(server):
+def test_s3_reads_request_checksums(server):
     (folder(server, 's3') / 'a').read_bytes()
     assert server.heads[-1]['x-amz-checksum-mode'] == 'ENABLED'
 
@@ -162,7 +162,7 @@ def crc64nvme(data, before=0):
     return value ^ 0xFFFFFFFFFFFFFFFF
 
 
-def test_the_checksum_that_s3_computes_by_itself_is_compared_where_it_can_be(server, monkeypatch):
+def test_crc64nvme_is_compared_with_awscrt(server, monkeypatch):
     import sys
     import types
 
@@ -195,7 +195,7 @@ CODINGS = ('gzip', 'aws-chunked', 'aws-chunked,gzip', 'utf-8', 'identity', 'br')
 
 
 @pytest.mark.parametrize(('store', 'read', 'encoding'), pairwise(itertools.product(STORES, READS, CODINGS)))
-def test_an_object_that_is_stored_with_a_coding_is_given_as_it_is_stored(server, store, read, encoding):
+def test_object_stored_with_a_content_coding_is_returned_as_stored(server, store, read, encoding):
     server.encoding = encoding
     survives(server, store, read, [])
     # That it is stored so is found out once for each object, where its store does not say so.
@@ -203,7 +203,7 @@ def test_an_object_that_is_stored_with_a_coding_is_given_as_it_is_stored(server,
     assert len(proofs) == (3 if store != 'gs' and encoding not in ('aws-chunked', 'identity') else 0) or read in WHOLE
 
 
-def test_a_coding_that_comes_and_goes_is_refused(server):
+def test_content_coding_that_changes_is_refused(server):
     place = folder(server, 's3')
     body = FILES['data/a'][:1000]
     head = b'HTTP/1.1 206 X\r\nETag: "%b"\r\nContent-Range: bytes 0-2999/4000\r\nContent-Length: 3000\r\n'
@@ -213,7 +213,7 @@ def test_a_coding_that_comes_and_goes_is_refused(server):
     assert server.asked[-3:] == ['bytes=0-2999', 'bytes=1000-2999', 'bytes=0-2999']
 
 
-def test_the_length_of_a_whole_object_in_chunks_is_proven(server):
+def test_length_of_a_chunked_object_is_verified(server):
     server.etag_of = None
     place = folder(server, 's3')
     server.script.append(('chunked', 1000))
@@ -289,7 +289,7 @@ LOOPS = {'asyncio': asyncio.new_event_loop, 'uvloop': uvloop.new_event_loop}
 @pytest.mark.parametrize(
     ('second', 'secure', 'loop'), pairwise(itertools.product(SECOND, [False, True], LOOPS)), ids=str
 )
-def test_a_second_reply_to_a_request_is_not_that_of_the_next(loop, secure, second, tmp_path):
+def test_second_reply_is_not_taken_for_the_next_request(loop, secure, second, tmp_path):
     more, pause = second
 
     async def main():
@@ -316,7 +316,7 @@ class Echo(FaultServer):
         await super().good(writer, asked, cut)
 
 
-def test_a_second_reply_to_head_does_not_make_a_body_of_the_next(tmp_path):
+def test_second_reply_to_head_does_not_corrupt_the_next_body(tmp_path):
     with Echo(files={'data/a': bytes(range(250))}) as server:
         with (folder(server, 's3') / 'a').open() as file:
             file.seek(100)
@@ -326,7 +326,7 @@ def test_a_second_reply_to_head_does_not_make_a_body_of_the_next(tmp_path):
 
 
 @pytest.mark.parametrize('coding', ['', 'gzip'])
-def test_a_length_that_head_says_is_not_believed_of_a_reply(coding):
+def test_length_of_head_does_not_replace_the_length_of_a_reply(coding):
     class Squeezing(FaultServer):
         async def good(self, writer, asked, cut=None):
             if asked.method == 'HEAD':
@@ -346,7 +346,7 @@ def test_a_length_that_head_says_is_not_believed_of_a_reply(coding):
                     file.read()
 
 
-def test_a_reply_of_another_version_is_asked_for_once_more(server):
+def test_reply_of_another_version_is_retried_once(server):
     place = folder(server, 's3')
     version = f'"{hashlib.md5(FILES["data/a"]).hexdigest()}"'
     stray = b'HTTP/1.1 206 X\r\nETag: "other"\r\nContent-Range: bytes 0-9/4000\r\nContent-Length: 10\r\n\r\n0123456789'
@@ -368,7 +368,7 @@ def test_a_reply_of_another_version_is_asked_for_once_more(server):
      b'HTTP/1.1 100 Continue\r\n\r\n' * 4000],
     ids=lambda head: repr(head[:40]),
 )  # fmt: skip
-def test_heads_that_are_none_are_refused_at_once(server, head):
+def test_malformed_heads_are_refused_at_once(server, head):
     place = folder(server, 's3', granular.IOConfig(backoff=0.001, first_byte_timeout=60.0, read_timeout=60.0))
     if head == b'H':
         place = folder(server, 's3')  # which may go on
@@ -379,7 +379,7 @@ def test_heads_that_are_none_are_refused_at_once(server, head):
 
 
 @pytest.mark.parametrize('piece', [b'X-More: x\r\n', b'HTTP/1.1 100 Continue\r\n\r\n', b'x'])
-def test_a_head_that_drips_ends_in_time(server, piece):
+def test_slow_head_times_out(server, piece):
     async def drip(writer, asked):
         writer.write(
             b'HTTP/1.1 206 X\r\n'
@@ -403,12 +403,12 @@ def test_a_head_that_drips_ends_in_time(server, piece):
 @pytest.mark.parametrize(
     'end', [b'0\r\n' + b'x: y\r\n' * 20_000, b'1;' + b'x' * 5000 + b'\r\n', b'+3\r\nabc\r\n', b'0x3\r\nabc\r\n']
 )
-def test_chunks_without_end_are_refused(server, end):
+def test_endless_chunk_framing_is_refused(server, end):
     server.script.append(('chunked', 100, end))
     assert (folder(server, 's3') / 'a').read_range(5, 900) == FILES['data/a'][5:900]
 
 
-def test_small_chunks_do_not_hold_the_loop(server):
+def test_small_chunks_do_not_block_the_loop(server):
     server.files = {'data/a': DATA}
     server.script.append(('chunked', 1))
     assert (folder(server, 's3') / 'a').read_range(0, 100_000) == DATA
@@ -495,7 +495,7 @@ async def is_stat(path):
 
 @pytest.mark.parametrize('header', READ_HEADERS)
 @pytest.mark.parametrize('store', STORES)
-async def test_odd_headers_bring_the_right_bytes_or_an_error_of_the_tree(store, header):
+async def test_odd_headers_give_correct_bytes_or_a_granular_error(store, header):
     data = FILES['data/a']
     calls = [
         (lambda path: path.read_range(1000, 2500), data[1000:2500]),
@@ -523,7 +523,7 @@ async def test_odd_headers_bring_the_right_bytes_or_an_error_of_the_tree(store, 
 
 
 @pytest.mark.parametrize(('store', 'read'), cover([STORES], [['whole', 'range', 'suffix']]))
-def test_a_read_that_gains_ground_each_time_goes_on(server, store, read):
+def test_read_with_progress_renews_its_attempts(server, store, read):
     """More breaks than there are attempts, one of which would use up the budget of retries."""
     server.files = {f'data/{name}': DATA * 10 for name in 'abcdefghijklmnopqrst'}
     config = granular.IOConfig(backoff=0.001, attempts=3, hedge=0.0, max_gap=0)
@@ -549,7 +549,7 @@ def test_a_read_that_gains_ground_each_time_goes_on(server, store, read):
 
 
 @pytest.mark.parametrize(('least', 'ends'), [(0, False), (1 << 30, True)])
-def test_ground_that_is_gained_too_slowly_renews_attempts_but_not_the_time(server, least, ends):
+def test_slow_progress_renews_attempts_but_not_the_retry_time(server, least, ends):
     server.files = {'data/a': DATA}
     config = granular.IOConfig(backoff=0.2, attempts=3, hedge=0.0, min_rate=least, retry_time=0.3)
     server.script.extend(['half'] * 16)
@@ -562,7 +562,7 @@ def test_ground_that_is_gained_too_slowly_renews_attempts_but_not_the_time(serve
         assert path.read_range(0, 60_000) == DATA[:60_000]
 
 
-def test_a_byte_at_a_time_is_no_progress(server):
+def test_single_bytes_are_not_progress(server):
     server.files = {'data/a': DATA}
     server.script.extend([('truncate', 1)] * 100)
     with pytest.raises(StoreError, match='data/a'):
@@ -571,7 +571,7 @@ def test_a_byte_at_a_time_is_no_progress(server):
 
 
 @pytest.mark.parametrize('code', [429, 503])
-def test_reads_that_are_throttled_come_back_when_the_store_answers(server, code):
+def test_throttled_reads_resume_when_the_store_answers(server, code):
     server.files = {'data/a': DATA}
     server.each = [('status', code)] * 3
     config = granular.IOConfig(max_gap=0)
@@ -583,7 +583,7 @@ def test_reads_that_are_throttled_come_back_when_the_store_answers(server, code)
     assert len(server.asked) == 24 * 4
 
 
-async def test_a_success_wakes_the_one_that_waits_longest():
+async def test_success_wakes_the_longest_pause():
     pauses = Pauses()
     waiting = [asyncio.create_task(pauses.wait(seconds)) for seconds in (60, 60, 0.01, 60)]
     await asyncio.sleep(0)
@@ -597,7 +597,7 @@ async def test_a_success_wakes_the_one_that_waits_longest():
     pauses.succeeded()  # nothing waits
 
 
-def test_a_pause_that_is_asked_for_is_not_cut_short_by_successes(server):
+def test_retry_after_is_not_shortened_by_successes(server):
     server.files = {'data/a': DATA}
     path = folder(server, 's3', granular.IOConfig(max_gap=0, backoff_cap=1.0)) / 'a'
     server.script.extend([('retry_after', 1), ('retry_after', 10**9)] + ['good'] * 20)

@@ -69,7 +69,7 @@ async def send(server, method='GET', body=b'', path='/object', check=lambda answ
 
 
 @pytest.mark.parametrize('size', [0, 1, 65_536, 65_537, 20_000_000])
-async def test_bodies_arrive_whole(size):
+async def test_bodies_arrive_complete(size):
     body = bytes(range(256)) * (size // 256) + bytes(size % 256)
     async with Server() as server:
         assert await send(server, 'PUT', body) == b'ok'
@@ -78,14 +78,14 @@ async def test_bodies_arrive_whole(size):
 
 
 @pytest.mark.parametrize('status', [500, 503, 429, 408])
-async def test_refusals_that_pass_are_retried_with_the_whole_body(status):
+async def test_transient_refusals_are_retried_with_the_full_body(status):
     async with Server(b'HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n' % status) as server:
         assert await send(server, 'PUT', b'data') == b'ok'
         assert server.bodies == [hashlib.sha256(b'data').hexdigest()] * 2
 
 
 @pytest.mark.parametrize('status', [301, 302, 303, 307, 308])
-async def test_redirects_are_never_followed(status):
+async def test_redirects_are_not_followed(status):
     async with Server() as other, Server() as server:
         there = f'HTTP/1.1 {status} X\r\nLocation: {other.url}/\r\nContent-Length: 0\r\n\r\n'
         server.replies.append(there.encode())
@@ -104,7 +104,7 @@ async def test_redirects_are_never_followed(status):
         b'nonsense\r\n\r\n',
     ],
 )
-async def test_answers_that_are_none_are_asked_for_once_more(reply):
+async def test_bad_replies_are_retried_once(reply):
     def check(answer):
         if answer.body != b'ok':
             raise BadReplyError('not what was asked for')
@@ -118,7 +118,7 @@ async def test_answers_that_are_none_are_asked_for_once_more(reply):
             await send(server, check=check, limit=10)
 
 
-async def test_statuses_reach_the_check_when_they_are_expected():
+async def test_expected_statuses_reach_the_check():
     async with Server(b'HTTP/1.1 412 X\r\nContent-Length: 0\r\n\r\n', b'HTTP/1.1 204 X\r\n\r\n') as server:
         assert await send(server, 'PUT', check=lambda answer: answer.head.status, statuses=(200, 412)) == 412
         assert await send(server, 'DELETE', check=lambda answer: answer.head.status, statuses=(204,)) == 204
@@ -127,7 +127,7 @@ async def test_statuses_reach_the_check_when_they_are_expected():
             await send(server)
 
 
-async def test_servers_that_take_no_body_fail_in_time():
+async def test_servers_that_read_no_body_time_out():
     async with Server(reading=False) as server:
         with pytest.raises(StoreTimeoutError):
             await send(server, 'PUT', bytes(50_000_000))

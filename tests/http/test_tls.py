@@ -43,7 +43,7 @@ def place(server, kind, endpoint, **options):
 
 
 @pytest.mark.parametrize('kind', ['moto', 'fakegcs'])
-def test_buckets(kind, request, certified, bundle, monkeypatch):
+def test_buckets_accept_a_ca_bundle(kind, request, certified, bundle, monkeypatch):
     monkeypatch.delenv('SSL_CERT_FILE', raising=False)
     monkeypatch.delenv('REQUESTS_CA_BUNDLE', raising=False)
     server = request.getfixturevalue(kind)
@@ -64,7 +64,7 @@ def test_buckets(kind, request, certified, bundle, monkeypatch):
             assert [path.name for path in open_.parent.iterdir()] == ['file']
 
 
-def test_web_servers(certified, bundle, monkeypatch):
+def test_web_servers_accept_a_ca_bundle(certified, bundle, monkeypatch):
     monkeypatch.delenv('SSL_CERT_FILE', raising=False)
     with FaultServer(certified) as server:
         url = f'{server.endpoint}/object'
@@ -88,19 +88,19 @@ def test_web_servers(certified, bundle, monkeypatch):
 @pytest.mark.parametrize(
     'options', [{'tls_verify': None}, {'tls_verify': ''}, {'client_kwargs': {'verify': False}}, {'use_ssl': False}]
 )
-def test_there_is_no_other_way(scheme, options):
+def test_other_tls_options_are_refused(scheme, options):
     with pytest.raises(InvalidArgumentError, match='tls_verify'):
         granular.Path(f'{scheme}://place/x', **options)
 
 
-def test_a_bundle_that_is_none(tmp_path):
+def test_invalid_ca_bundle_is_an_error(tmp_path):
     (tmp_path / 'x.pem').write_text('nothing')
     for file in ('x.pem', 'missing.pem'):
         with pytest.raises(GranularError, match='CA bundle'):
             granular.Path('https://127.0.0.1:1/x', config=QUICK, tls_verify=str(tmp_path / file)).read_bytes()
 
 
-def test_a_pickle_keeps_it():
+def test_pickled_path_keeps_tls_verify():
     import pickle
 
     path = granular.Path('https://place.example/x', tls_verify='/a/bundle.pem')
@@ -112,7 +112,7 @@ def test_a_pickle_keeps_it():
 
 
 @pytest.mark.parametrize('header', ['Authorization', 'Cookie', 'X-Api-Key', 'PRIVATE-TOKEN'])
-def test_what_opens_one_host_is_not_told_to_another(header):
+def test_credentials_are_not_sent_to_a_redirected_host(header):
     with FaultServer() as one, FaultServer() as other:
         one.script.append(('redirect', f'{other.endpoint}/elsewhere'))
         path = granular.Path(f'{one.endpoint}/object', headers={header: 'planted', 'User-Agent': 'mine'})
@@ -128,7 +128,7 @@ def test_what_opens_one_host_is_not_told_to_another(header):
         assert header not in one.heads[-1]
 
 
-def test_a_listing_does_not_tell_it_either():
+def test_listing_does_not_send_credentials_to_a_redirected_host():
     page = b'<html><a href="/folder/x">x</a></html>'
     reply = b'HTTP/1.1 200 X\r\nContent-Type: text/html\r\nContent-Length: %d\r\n\r\n%b' % (len(page), page)
     with FaultServer() as one, FaultServer() as other:
@@ -139,7 +139,7 @@ def test_a_listing_does_not_tell_it_either():
         assert other.authorized == ['']
 
 
-def test_from_tls_to_none_is_not_gone(certified, bundle):
+def test_redirect_from_tls_to_plain_http_is_refused(certified, bundle):
     with FaultServer(certified) as server, FaultServer() as plain:
         server.script.extend([('redirect', f'{plain.endpoint}/elsewhere')] * 2)
         with pytest.raises(StoreError, match='from https to http://127'):
@@ -153,7 +153,7 @@ def test_from_tls_to_none_is_not_gone(certified, bundle):
      ('http://127.0.0.1:4443', True), ('http://[::1]:4443', True), ('http://localhost:4443', True),
      ('https://storage.example', True)],
 )  # fmt: skip
-def test_a_token_is_sent_over_tls_or_to_this_machine(endpoint, sent):
+def test_token_is_sent_only_over_tls_or_to_localhost(endpoint, sent):
     from google.oauth2.credentials import Credentials
 
     store = GCSStore('gs://bucket', QUICK, {'endpoint_url': endpoint, 'token': Credentials('ya29.planted')})

@@ -63,7 +63,7 @@ def contents(root):
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob('*') if path.is_file()}
 
 
-def test_what_is_there_is_not_copied_again(source, root, written):
+def test_existing_files_are_not_copied_again(source, root, written):
     target, back = root / 'target', root / 'back'
     seen = []
     source.copy(target, progress=seen.append)
@@ -96,7 +96,7 @@ def test_what_is_there_is_not_copied_again(source, root, written):
     assert len(written) == (0 if checked else count)
 
 
-def test_a_copy_that_breaks_off_looks_incomplete_and_is_gone_on_with(source, bucket, monkeypatch, written):
+def test_interrupted_copy_is_incomplete_and_resumes(source, bucket, monkeypatch, written):
     (bucket / '000000').mkdir(exist_ok=True)
     source.copy(bucket)
     (source / '000000' / 'x.bag').write_bytes((source / '000001' / 'x.bag').read_bytes() + b'more')
@@ -120,7 +120,7 @@ def test_a_copy_that_breaks_off_looks_incomplete_and_is_gone_on_with(source, buc
     assert contents(bucket) == contents(source)
 
 
-def test_what_a_store_did_not_keep_is_an_error(source, bucket, monkeypatch):
+def test_file_that_the_store_lost_is_an_error(source, bucket, monkeypatch):
     """A byte that is lost on the way to the store."""
     put = PartWriter.write
 
@@ -134,7 +134,7 @@ def test_what_a_store_did_not_keep_is_an_error(source, bucket, monkeypatch):
         assert not (bucket / 'target').exists()
 
 
-def test_what_a_store_does_not_give_is_an_error(source, bucket, monkeypatch, tmp_path):
+def test_file_that_the_store_does_not_return_is_an_error(source, bucket, monkeypatch, tmp_path):
     """A byte that is lost on the way from the store."""
     place = bucket / 'x'
     (source / '000000' / 'x.bag').copy(place)
@@ -152,7 +152,7 @@ def test_what_a_store_does_not_give_is_an_error(source, bucket, monkeypatch, tmp
 
 
 @pytest.mark.parametrize('key', ['../out', 'a/../../out', './out', '/etc/out', 'a//out', 'a/./out'])
-def test_names_that_lead_elsewhere(moto, tmp_path, key):
+def test_names_outside_of_the_target_are_refused(moto, tmp_path, key):
     root = moto.place()
     granular.Path.of(root.store, f'{root.key}/{key}').write_bytes(b'evil')
     (tmp_path / 'in').mkdir()
@@ -168,7 +168,7 @@ def test_names_that_lead_elsewhere(moto, tmp_path, key):
         assert granular.Path.of(other.store, f'{other.key}/{key}').read_bytes() == b'evil'
 
 
-def test_a_folder_that_is_a_link_to_elsewhere(source, tmp_path):
+def test_linked_folder_is_not_written_through(source, tmp_path):
     (tmp_path / 'target').mkdir()
     (tmp_path / 'elsewhere').mkdir()
     (tmp_path / 'target' / '000001').symlink_to(tmp_path / 'elsewhere')
@@ -177,7 +177,7 @@ def test_a_folder_that_is_a_link_to_elsewhere(source, tmp_path):
     assert os.listdir(tmp_path / 'elsewhere') == []
 
 
-def test_a_file_that_is_a_link_is_replaced_and_not_written_through(source, tmp_path):
+def test_linked_file_is_replaced_and_not_written_through(source, tmp_path):
     (tmp_path / 'mine').write_bytes(b'mine')
     (tmp_path / 'target').mkdir()
     (tmp_path / 'target' / 'large').symlink_to(tmp_path / 'mine')
@@ -186,14 +186,14 @@ def test_a_file_that_is_a_link_is_replaced_and_not_written_through(source, tmp_p
     assert contents(granular.Path(tmp_path) / 'target') == contents(source)
 
 
-def test_from_a_web_server(source, tmp_path):
+def test_copy_from_a_web_server(source, tmp_path):
     with served(str(source)) as server:
         granular.Path(f'{server.endpoint}/000001').copy(granular.Path(tmp_path) / 'copy')
     with granular.DatasetReader(tmp_path / 'copy', granular.decoders) as reader:
         assert list(reader) == [point(i) for i in range(5, 10)]
 
 
-def test_a_single_file(source, root, written):
+def test_copy_of_a_single_file(source, root, written):
     assert (source / 'large').copy(root / 'file') == root / 'file'
     written.clear()
     (source / 'large').copy(root / 'file')
@@ -209,7 +209,7 @@ def test_a_single_file(source, root, written):
 
 
 @pytest.mark.parametrize('change', ['grows', 'shrinks', 'is rewritten'])
-def test_a_file_that_changes_while_it_is_copied_is_not_copied(tmp_path, bucket, change):
+def test_file_changed_while_it_is_copied_is_an_error(tmp_path, bucket, change):
     source, size = tmp_path / 'file', 20 << 20
     source.write_bytes(bytes(size))
     times = []
@@ -242,7 +242,7 @@ def test_a_file_that_changes_while_it_is_copied_is_not_copied(tmp_path, bucket, 
     ],
     ids=['another layout', 'checksums', 'more shards'],
 )
-def test_a_copy_is_not_mixed_with_another_dataset(root, tmp_path, older, newer, stray):
+def test_copy_is_not_mixed_with_another_dataset(root, tmp_path, older, newer, stray):
     target, source = root / 'target', granular.Path(tmp_path) / 'source'
     writer = granular.ShardedDatasetWriter if 'shardlen' in older else granular.DatasetWriter
     reader = granular.ShardedDatasetReader if 'shardlen' in older else granular.DatasetReader
@@ -258,7 +258,7 @@ def test_a_copy_is_not_mixed_with_another_dataset(root, tmp_path, older, newer, 
         assert list(copied) == [point(i) for i in range(100, 105)]
 
 
-def test_shards_are_copied_beside_those_of_other_copies(tmp_path):
+def test_shards_are_copied_beside_other_shards(tmp_path):
     target = granular.Path(tmp_path) / 'target'
     for start in (0, 1):
         source = granular.Path(tmp_path) / f'source-{start}'
@@ -270,7 +270,7 @@ def test_shards_are_copied_beside_those_of_other_copies(tmp_path):
         assert list(reader) == [point(i) for i in (0, 1, 100, 101, 2, 3, 102, 103)]
 
 
-def test_a_dataset_that_is_replaced_while_it_is_copied_is_not_completed(root, tmp_path):
+def test_dataset_replaced_while_it_is_copied_is_not_completed(root, tmp_path):
     """Bags of both would be a dataset that never was."""
     if str(root).startswith('memory'):
         root = granular.Path(tmp_path) / 'source'  # the listings of which tell times

@@ -39,7 +39,7 @@ NAMES = st.text(string.ascii_letters + string.digits + '._- ', min_size=1, max_s
 
 
 @given(st.lists(NAMES, min_size=1, max_size=4), st.booleans())
-def test_local_paths_are_those_of_pathlib(names, absolute):
+def test_local_paths_match_pathlib(names, absolute):
     text = ('/' if absolute else '') + '/'.join(names)
     ours, theirs = granular.Path(text), pathlib.PurePosixPath(text)
     assert str(ours) == str(theirs)
@@ -53,7 +53,7 @@ def test_local_paths_are_those_of_pathlib(names, absolute):
 
 
 @pytest.mark.parametrize('root', ['s3://bucket', 'gs://bucket', 'http://host:80', 'memory://place'])
-def test_addresses(root):
+def test_remote_paths_have_the_parts_of_pathlib(root):
     path = granular.Path(f'{root}/some/data.tar.gz')
     assert str(path) == f'{root}/some/data.tar.gz'
     assert repr(path) == f"Path('{root}/some/data.tar.gz')"
@@ -73,19 +73,19 @@ def test_addresses(root):
         os.fspath(path)
 
 
-def test_the_root_of_a_bucket():
+def test_bucket_root_is_its_own_parent():
     root = granular.Path('s3://bucket/')
     assert (str(root), root.name, root.parent, root.parts) == ('s3://bucket', 'bucket', root, ('s3://bucket',))
     assert (root / 'a').parts == ('s3://bucket', 'a')
 
 
-def test_uris():
+def test_as_uri_quotes_the_path():
     assert granular.Path('s3://b/a b').as_uri() == 's3://b/a%20b'
     assert granular.Path('/tmp/a b').as_uri() == 'file:///tmp/a%20b'
     assert str(granular.Path('file:///tmp/x')) == '/tmp/x'
 
 
-def test_pickles_without_credentials():
+def test_pickled_path_has_no_credentials():
     options = {'endpoint_url': 'http://localhost:1', 'key': 'MYKEY', 'secret': 'MYSECRET', 'token': 'MYTOKEN'}
     path = granular.Path('s3://bucket/x', client_kwargs={'aws_secret_access_key': 'MYOTHER'}, **options)
     content = pickle.dumps(path)
@@ -103,18 +103,18 @@ def test_pickles_without_credentials():
     [('nosuch://x/y', UnknownSchemeError), ('s3://', InvalidArgumentError), ('s3:///key', InvalidArgumentError),
      ('https://user:pass@host/x', InvalidArgumentError), (7, InvalidArgumentError), (None, InvalidArgumentError)],
 )  # fmt: skip
-def test_addresses_that_mean_nothing(place, error):
+def test_invalid_addresses_are_refused(place, error):
     with pytest.raises(error) as caught:
         granular.Path(place)
     assert 'user:pass' not in str(caught.value)
 
 
-def test_options_that_nobody_knows(bucket):
+def test_unknown_options_are_refused(bucket):
     with pytest.raises(InvalidArgumentError, match='endpoint_uri'):
         granular.Path(str(bucket), **bucket.store.options, endpoint_uri='x').read_bytes()
 
 
-def test_a_local_path_takes_no_options():
+def test_local_path_takes_no_options():
     with pytest.raises(InvalidArgumentError, match='anon'):
         granular.Path('/tmp', anon=True)
 
@@ -122,7 +122,7 @@ def test_a_local_path_takes_no_options():
 # --- what every store does
 
 
-def test_files(root):
+def test_files_are_written_read_and_removed(root):
     path = root / 'folder' / 'file.bin'
     assert not path.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def test_files(root):
     path.unlink(missing_ok=True)
 
 
-def test_ranges(root):
+def test_ranges_are_read(root):
     data = os.urandom(100_000)
     root.mkdir(parents=True, exist_ok=True)
     path = root / 'x'
@@ -164,7 +164,7 @@ def test_ranges(root):
             path.read_range(start, end)
 
 
-def test_an_empty_file(root):
+def test_empty_file_is_read(root):
     root.mkdir(parents=True, exist_ok=True)
     path = root / 'empty'
     path.write_bytes(b'')
@@ -175,7 +175,7 @@ def test_an_empty_file(root):
         assert file.read() == b''
 
 
-def test_open(root):
+def test_open_reads_writes_and_seeks(root):
     root.mkdir(parents=True, exist_ok=True)
     path = root / 'x'
     with path.open('wb') as file:
@@ -198,7 +198,7 @@ def test_open(root):
         path.open('r+b')
 
 
-def test_a_file_that_is_given_up_leaves_the_one_before(root):
+def test_failed_write_leaves_the_previous_file(root):
     root.mkdir(parents=True, exist_ok=True)
     (root / 'x').write_bytes(b'before')
     with pytest.raises(RuntimeError, match='on purpose'), (root / 'x').open('wb') as file:
@@ -209,7 +209,7 @@ def test_a_file_that_is_given_up_leaves_the_one_before(root):
 
 
 @pytest.mark.parametrize('root', ['memory'], indirect=True)
-def test_a_folder_of_fsspec_is_no_file_and_a_file_no_folder(root):
+def test_fsspec_folders_and_files_are_distinguished(root):
     (root / 'folder' / 'x').write_bytes(b'content')
     with pytest.raises(StoreError, match='is a folder'):
         (root / 'folder').read_bytes()
@@ -218,7 +218,7 @@ def test_a_folder_of_fsspec_is_no_file_and_a_file_no_folder(root):
     assert (root / 'folder' / 'x').read_bytes() == b'content'
 
 
-def test_a_large_file_goes_in_parts(root):
+def test_large_file_is_uploaded_in_parts(root):
     data = os.urandom(5 << 20) * 4
     root.mkdir(parents=True, exist_ok=True)
     path = root / 'large'
@@ -239,7 +239,7 @@ def names(root, paths):
     return sorted(str(path.relative_to(root)) for path in paths)
 
 
-def test_listing(root):
+def test_iterdir_glob_and_walk_list_a_tree(root):
     tree(root)
     assert names(root, root.iterdir()) == ['a.txt', 'b.bin', 'other', 'sub', 'sub-2']
     assert names(root, root.glob('*.txt')) == ['a.txt']
@@ -259,7 +259,7 @@ def test_listing(root):
         list((root / 'nothing').iterdir())
 
 
-def test_removing(root):
+def test_rmtree_removes_only_its_folder(root):
     tree(root)
     (root / 'sub').rmtree()
     # SeaweedFS shows a folder that has become empty for a while.
@@ -271,7 +271,7 @@ def test_removing(root):
         granular.Path.of(root.store, '').rmtree()
 
 
-def test_folders(root):
+def test_mkdir_follows_pathlib(root):
     tree(root)
     with pytest.raises(AlreadyExistsError):
         (root / 'sub').mkdir()
@@ -280,7 +280,7 @@ def test_folders(root):
         (root / 'sub').unlink()
 
 
-def test_copying(root, tmp_path_factory):
+def test_copy_copies_files_and_folders(root, tmp_path_factory):
     tree(root)
     assert (root / 'a.txt').copy(root / 'copy.txt') == root / 'copy.txt'
     assert (root / 'copy.txt').read_bytes() == b'a.txt'
@@ -296,7 +296,7 @@ def test_copying(root, tmp_path_factory):
         root.copy(root / 'inside')
 
 
-def test_a_bucket(bucket):
+def test_bucket_is_a_folder(bucket):
     root = granular.Path.of(bucket.store, '')
     assert root.is_dir()
     with pytest.raises(AlreadyExistsError):
@@ -304,7 +304,7 @@ def test_a_bucket(bucket):
     root.mkdir(exist_ok=True)
 
 
-def test_a_missing_bucket(bucket):
+def test_missing_bucket_is_not_found(bucket):
     options = bucket.store.options
     missing = granular.Path(f'{bucket.store.root}-not', **options)
     for ask in (missing.stat, (missing / 'x').read_bytes, lambda: list(missing.iterdir())):
@@ -312,7 +312,7 @@ def test_a_missing_bucket(bucket):
             ask()
 
 
-def test_writing_to_a_missing_bucket(moto, fakegcs):
+def test_write_to_a_missing_bucket_is_not_found(moto, fakegcs):
     # SeaweedFS makes the bucket.
     for server in (moto, fakegcs):
         missing = granular.Path(f'{server.place().store.root}-not', **server.options)
@@ -321,7 +321,7 @@ def test_writing_to_a_missing_bucket(moto, fakegcs):
 
 
 @pytest.mark.parametrize('key', ['a b', 'a+b', 'a%20b', 'ä/ö', 'a#b?c=d&e', "it's", 'a//b', '(x)~!@$*'])
-def test_odd_keys(bucket, key):
+def test_odd_keys_are_written_read_and_listed(bucket, key):
     path = bucket / key
     path.write_bytes(key.encode())
     assert path.read_bytes() == key.encode()
@@ -348,7 +348,7 @@ def test_listing_is_lazy(moto, monkeypatch):
     assert pages == [2, 2, 1]
 
 
-def test_wrong_credentials(seaweed):
+def test_wrong_credentials_are_denied(seaweed):
     place = seaweed.place()
     place.write_bytes(b'mine')
     wrong = granular.Path(str(place), **{**seaweed.options, 'secret': 'not-the-secret'})
@@ -361,7 +361,7 @@ def test_wrong_credentials(seaweed):
     assert place.read_bytes() == b'mine'
 
 
-def test_no_credentials(seaweed, monkeypatch, tmp_path):
+def test_missing_credentials_are_denied(seaweed, monkeypatch, tmp_path):
     monkeypatch.setenv('AWS_SHARED_CREDENTIALS_FILE', str(tmp_path / 'none'))
     monkeypatch.setenv('AWS_CONFIG_FILE', str(tmp_path / 'none'))
     options = {'endpoint_url': seaweed.endpoint}
@@ -369,7 +369,7 @@ def test_no_credentials(seaweed, monkeypatch, tmp_path):
         granular.Path('s3://bucket/x', **options).read_bytes()
 
 
-def test_the_environment_speaks_where_arguments_are_silent(seaweed, fakegcs, monkeypatch):
+def test_environment_supplies_missing_options(seaweed, fakegcs, monkeypatch):
     place = seaweed.place()
     place.write_bytes(b'mine')
     monkeypatch.setenv('AWS_ENDPOINT_URL', seaweed.endpoint)
@@ -383,7 +383,7 @@ def test_the_environment_speaks_where_arguments_are_silent(seaweed, fakegcs, mon
     assert granular.Path(str(place)).read_bytes() == b'yours'
 
 
-def test_a_pinned_version(bucket):
+def test_read_of_a_pinned_version_fails_after_replacement(bucket):
     path = bucket / 'x'
     path.write_bytes(b'one')
     version = path.stat().version
@@ -396,7 +396,7 @@ def test_a_pinned_version(bucket):
 # --- HTTP
 
 
-def test_http_reads_and_lists(http):
+def test_http_server_is_read_and_listed(http):
     folder = granular.Path(http.folder)
     tree(folder)
     (folder / 'range.bin').write_bytes(bytes(range(200)))
@@ -414,7 +414,7 @@ def test_http_reads_and_lists(http):
             refused()
 
 
-def test_neighbouring_ranges_share_a_request(http):
+def test_close_ranges_share_a_request(http):
     (http.folder / 'x').write_bytes(bytes(1000) * 1000)
     config = granular.IOConfig(max_gap=100, max_request=400_000)
     path = granular.Path(f'{http.endpoint}/x', config=config)
@@ -438,7 +438,7 @@ def test_requests_in_flight_are_bounded(tmp_path):
 # --- asynchronous files
 
 
-async def test_asynchronous_files(root):
+async def test_async_files_read_and_write(root):
     path = aio.Path(root)
     await path.mkdir(parents=True, exist_ok=True)
     async with await (path / 'x').open('wb') as file:
@@ -456,7 +456,7 @@ async def test_asynchronous_files(root):
     assert [found.name async for found in path.iterdir()] == ['x']
 
 
-async def test_writes_of_several_tasks_to_a_file_take_turns(root):
+async def test_concurrent_writes_to_a_file_are_serialized(root):
     path = aio.Path(root)
     await path.mkdir(parents=True, exist_ok=True)
     parts = [os.urandom(size) for size in (3 << 20, 100, 17 << 20, 9 << 20)]
@@ -488,7 +488,7 @@ class BufferingFileSystem(MemoryFileSystem):
         return AppearingFile(self, path, mode) if mode == 'wb' else super()._open(path, mode, **options)
 
 
-def test_a_file_of_fsspec_that_is_given_up_is_not_uploaded():
+def test_failed_fsspec_write_is_not_uploaded():
     fsspec.register_implementation('buffering', BufferingFileSystem, clobber=True)
     place = granular.Path('buffering://given-up')
     (place / 'x').write_bytes(b'before')
@@ -502,7 +502,7 @@ def test_a_file_of_fsspec_that_is_given_up_is_not_uploaded():
 # --- paths of others
 
 
-def test_a_path_of_elements(tmp_path):
+def test_path_of_elements_is_accepted(tmp_path):
     import elements
 
     tree(granular.Path(tmp_path))
@@ -516,7 +516,7 @@ def test_a_path_of_elements(tmp_path):
     assert (tmp_path / 'new').read_bytes() == b'written'
 
 
-def test_an_upload_that_is_dropped_leaves_no_parts(moto):
+def test_aborted_upload_leaves_no_parts(moto):
     place = moto.place()
     with pytest.raises(RuntimeError, match='on purpose'), place.open('wb') as file:
         file.write(bytes(20 << 20))
@@ -562,7 +562,7 @@ class Foreign:
         self._path.unlink()
 
 
-def test_a_foreign_path(tmp_path):
+def test_foreign_path_is_accepted(tmp_path):
     tree(granular.Path(tmp_path))
     root = granular.Path(Foreign(tmp_path))
     assert str(root) == f'foreign:{tmp_path}'
@@ -583,7 +583,7 @@ def test_a_foreign_path(tmp_path):
     assert not (tmp_path / 'new').exists()
 
 
-def test_a_dataset_at_a_foreign_path(tmp_path):
+def test_dataset_at_a_foreign_path(tmp_path):
     place = Foreign(tmp_path / 'ds')
     with granular.ShardedDatasetWriter(place, {'a': 'int', 'b': 'utf8[]'}, granular.encoders, shardlen=4) as writer:
         for i in range(10):

@@ -296,17 +296,17 @@ def test_dropped_iterators_leave_nothing(program, data):
 
 
 @pytest.mark.parametrize('kind', ['asyncio', 'uvloop'])
-def test_dropped_asynchronous_iterators_leave_nothing(kind, data):
+def test_dropped_async_iterators_leave_nothing(kind, data):
     runs(ASYNC, data, kind)
 
 
 @pytest.mark.parametrize('program', [EXIT, EXIT + SLOW, NOTEBOOK_EXIT], ids=['script', 'slow', 'notebook'])
-def test_the_interpreter_ends_with_iterators_in_the_middle(program, data):
+def test_interpreter_exits_with_unfinished_iterators(program, data):
     assert runs(program, data) < 10  # 2 s on a machine that has nothing else to do
     assert not [path for path in (data[0] / 'files').iterdir() if not path.name.isdigit()]
 
 
-def test_a_forked_child_drops_the_iterators_of_its_parent(data):
+def test_forked_child_drops_the_iterators_of_its_parent(data):
     runs(FORKED, data)
 
 

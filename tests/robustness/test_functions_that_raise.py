@@ -24,7 +24,7 @@ from tests.support.functions_that_raise import BAD, COUNT, ERRORS, FAMILIES, OPE
     ['calls', 'threads', 'async', 'fork', 'spawn map'],
     ids=lambda words: words.replace(' ', '-'),
 )
-def test_what_a_function_raises_reaches_the_caller(arguments):
+def test_exception_of_a_user_function_reaches_the_caller(arguments):
     # In a process of its own, as a fault may take that with it.
     command = [
         sys.executable,
@@ -44,7 +44,7 @@ def test_what_a_function_raises_reaches_the_caller(arguments):
 
 @pytest.mark.parametrize('name', ERRORS)
 @pytest.mark.parametrize('make', ['iterator', 'loader'])
-def test_skipping_passes_over_exceptions_alone(name, make):
+def test_on_error_skip_applies_to_exceptions_only(name, make):
     made = ERRORS[name]()
     fn = Raises(name)
     if make == 'iterator':
@@ -64,7 +64,7 @@ def test_skipping_passes_over_exceptions_alone(name, make):
 
 
 @pytest.mark.parametrize('operation', ['map', 'iter.map', 'prefetch'])
-def test_an_iterator_stays_at_the_element_that_failed(operation):
+def test_iterator_stays_at_the_failed_element(operation):
     class Once(Raises):
         raised = False
 
@@ -81,12 +81,12 @@ def test_an_iterator_stays_at_the_element_that_failed(operation):
         assert len(before) + len(list(iterator)) == COUNT
 
 
-def test_an_end_of_an_iterator_of_the_users_is_its_end(tmp_path):
+def test_end_of_a_user_iterator_ends_a_conversion(tmp_path):
     done = granular.convert(({'x': i} for i in range(5)), tmp_path / 'data')
     assert done.records == 5
 
 
-def test_batches_that_are_not_converted_are_no_end():
+def test_stop_iteration_in_a_batch_conversion_is_an_error():
     class Batches(batches.Batches):
         def _convert(self, batch):
             if batch == 3:
@@ -108,7 +108,7 @@ async def raises(error):
     raise error
 
 
-async def test_tasks_hand_on_what_would_end_their_loop():
+async def test_tasks_forward_exceptions_that_would_end_their_loop():
     for error in (SystemExit(3), KeyboardInterrupt()):
         with pytest.raises(type(error)) as caught:
             await outcome(start_task(raises(error)))
@@ -120,14 +120,14 @@ async def test_tasks_hand_on_what_would_end_their_loop():
             await start_task(raises(error))
 
 
-async def test_a_task_that_is_cancelled_before_it_begins_says_nothing():
+async def test_task_cancelled_before_its_start_logs_nothing():
     task = start_task(raises(LookupError()))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await outcome(task)
 
 
-async def test_a_cancellation_of_the_caller_is_no_error_of_a_function():
+async def test_cancellation_of_the_caller_is_not_a_function_error():
     began = asyncio.Event()
 
     async def waits():
@@ -147,13 +147,13 @@ async def test_a_cancellation_of_the_caller_is_no_error_of_a_function():
         assert caught.value.__cause__ is error
 
 
-def test_a_coroutine_that_is_closed_says_nothing():
+def test_closed_coroutine_logs_nothing():
     coro = await_user(raises(LookupError()))
     coro.send(None)
     coro.close()
 
 
-async def test_a_reader_that_is_cancelled_can_be_asked_again(tmp_path):
+async def test_cancelled_reader_can_be_read_again(tmp_path):
     class Waits:
         async def fetch(self, indices):
             if not go.is_set():
@@ -176,7 +176,7 @@ async def test_a_reader_that_is_cancelled_can_be_asked_again(tmp_path):
     assert [item async for item in aio.MapDataset.source(Waits()).to_iter_dataset()] == list(range(8))
 
 
-def test_errors_name_what_was_raised():
+def test_function_error_names_the_exception():
     with pytest.raises(
         GranularError, match='a function that was given to granular raised StopIteration: mine'
     ) as caught:

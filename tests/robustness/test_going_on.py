@@ -42,7 +42,7 @@ CHAINS = {
 
 
 @pytest.mark.parametrize('name', CHAINS)
-def test_a_function_that_fails_behind_a_restored_state_shifts_nothing(name):
+def test_failure_after_a_restored_state_skips_no_element(name):
     fn, chain = CHAINS[name]
     function = Failing(fn)
     dataset = chain(MapDataset.range(20).to_iter_dataset(ReadOptions(prefetch_buffer_size=0)), function)
@@ -67,7 +67,7 @@ def test_a_function_that_fails_behind_a_restored_state_shifts_nothing(name):
             assert found == whole[at:]
 
 
-def test_a_state_that_does_not_fit_leaves_the_iterator_where_it_is():
+def test_invalid_state_leaves_the_iterator_unchanged():
     ranges = [MapDataset.range(20).to_iter_dataset() for _ in range(2)]
     with iter(granular.IterDataset.mix([ranges[0].flat_map(lambda x: [x, x]), ranges[1]])) as iterator:
         found = [next(iterator) for _ in range(5)]
@@ -80,7 +80,7 @@ def test_a_state_that_does_not_fit_leaves_the_iterator_where_it_is():
 
 
 @pytest.mark.parametrize('change', [lambda d: d, lambda d: d.prefetch(1)])
-def test_waiting_again_after_a_cancellation_goes_on_with_what_was_begun(change):
+def test_next_after_a_cancellation_continues_the_started_work(change):
     calls, begun, release = [], threading.Event(), threading.Event()
 
     def function(x):
@@ -139,13 +139,13 @@ def taken(iterator):
             found.append(element)
 
 
-def test_an_interrupt_does_not_lose_the_element_that_was_waited_for(interruptible):
+def test_interrupt_does_not_lose_an_element(interruptible):
     with iter(MapDataset.range(30).map(Once()).to_iter_dataset(ReadOptions(prefetch_buffer_size=0))) as iterator:
         found, interrupts = taken(iterator)
     assert (found, interrupts) == (list(range(30)), 10)
 
 
-def test_an_interrupt_does_not_lose_the_batch_that_was_waited_for(interruptible):
+def test_interrupt_does_not_lose_a_batch(interruptible):
     source = granular.sources.Transform(MapDataset.range(30), Once())
     with granular.Loader(source, 1, prefetch=0) as loader:
         found, interrupts = taken(loader)
@@ -154,7 +154,7 @@ def test_an_interrupt_does_not_lose_the_batch_that_was_waited_for(interruptible)
     assert interrupts == 10
 
 
-def test_a_lock_is_free_after_an_interrupt_within_it():
+def test_interrupt_releases_the_lock():
     lock = Lock()
     held = []  # as a notebook holds the frames of the last error
 
@@ -187,7 +187,7 @@ def forked(function):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_lock_that_a_thread_holds_is_free_in_a_forked_child():
+def test_forked_child_does_not_inherit_locks_of_threads():
     lock, within, release = Lock(), threading.Event(), threading.Event()
 
     async def hold():
@@ -209,7 +209,7 @@ def test_a_lock_that_a_thread_holds_is_free_in_a_forked_child():
         thread.join()
 
 
-def test_a_forked_child_leaves_the_workers_to_its_parent():
+def test_forked_child_does_not_stop_the_workers_of_its_parent():
     dataset = MapDataset.range(600).map(np.sqrt).to_iter_dataset()
     with iter(dataset.mp_prefetch(MultiprocessingOptions(2, start_method='fork'))) as iterator:
         found = [next(iterator) for _ in range(70)]

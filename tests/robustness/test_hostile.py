@@ -64,7 +64,7 @@ def harmed(draw, valid):
 
 
 @pytest.mark.parametrize('name', targets)
-def test_anything(name):
+def test_arbitrary_bytes_are_decoded_or_refused(name):
     target, valid = targets[name], seeds().get(name, [])
     for data in valid:
         target(data)
@@ -87,7 +87,7 @@ packable = st.recursive(
 
 @settings(quick)
 @given(st.lists(packable, min_size=3, max_size=3) | packable)
-def test_references_of_any_shape(value):
+def test_arbitrary_references_are_decoded_or_refused(value):
     targets['refs'](msgpack.packb(value))
 
 
@@ -98,21 +98,21 @@ shapes = st.lists(st.integers(-2, 5) | st.sampled_from([2**31, 2**62, 2**64 - 1]
 
 @settings(quick, max_examples=500)
 @given(dtypes, shapes | packable, st.binary(max_size=50) | packable)
-def test_arrays_of_any_shape(dtype, shape, data):
+def test_arbitrary_arrays_are_decoded_or_refused(dtype, shape, data):
     targets['array'](msgpack.packb([dtype, shape, data]))
     targets['tree'](msgpack.packb({'a': [['_', dtype, shape, data]]}))
 
 
 @settings(quick)
 @given(packable)
-def test_specs_of_any_shape(value):
+def test_arbitrary_specs_are_read_or_refused(value):
     with contextlib.suppress(TypeError):  # bytes
         targets['spec'](json.dumps(value).encode())
 
 
 @settings(quick)
 @given(st.text(max_size=8))
-def test_keys_stay_in_the_folder(key):
+def test_arbitrary_keys_stay_in_the_folder(key):
     targets['spec'](json.dumps({key: 'int'}).encode())
 
 
@@ -120,7 +120,7 @@ def test_keys_stay_in_the_folder(key):
     'key',
     ['../x', '/etc/x', 'a/b', 'a\\b', 'a\0b', '', '.', '..', '.x', 'a\n', 'A', 'é', '٠', '-x', 'a b', '~x', 'C:x'],
 )
-def test_keys_that_are_no_names(tmp_path, key):
+def test_keys_that_are_not_file_names_are_refused(tmp_path, key):
     (tmp_path / 'spec.json').write_text(json.dumps({key: 'int'}))
     with pytest.raises(CorruptDatasetError, match='cannot be file names'):
         granular.DatasetReader(tmp_path, None)
@@ -129,7 +129,7 @@ def test_keys_that_are_no_names(tmp_path, key):
 @pytest.mark.parametrize(
     'content', [b'[' * 100_000, b'{"a":' * 100_000, b'\xff', b'', b'{}', b'[]', b'{"a": 1}', b'9' * 9999]
 )
-def test_specs_that_are_none(tmp_path, content):
+def test_invalid_specs_are_refused(tmp_path, content):
     (tmp_path / 'spec.json').write_bytes(content)
     with pytest.raises(CorruptDatasetError):
         granular.DatasetReader(tmp_path, None)
@@ -157,7 +157,7 @@ def refused(kind, record):
 
 
 @pytest.mark.parametrize('kind', ['msgpack', 'tree', 'array'])
-def test_nested_lists_that_claim_to_be_long(kind):
+def test_nested_lists_of_false_length_take_no_memory(kind):
     size = 100_000
     record = (b'\xdd' + struct.pack('>I', size)) * 1000 + bytes(size)
     assert refused(kind, record) < 4 * len(record)
@@ -167,7 +167,7 @@ def test_nested_lists_that_claim_to_be_long(kind):
     assert refused(kind, b'\xc6\xff\xff\xff\xff' + bytes(100)) < MiB
 
 
-def test_what_is_nested_deep_is_read_or_refused():
+def test_deep_nesting_is_decoded_or_refused():
     for depth in (50, 400, 1000, 3000):
         for kind in ('msgpack', 'tree'):
             try:
@@ -190,12 +190,12 @@ def test_what_is_nested_deep_is_read_or_refused():
         ({'names': ['a'], 'formats': ['O']}, [1], bytes(8)), ('<f8', [1] * 65, bytes(8)), ('<M8[0s]', [1], bytes(8)),
     ],
 )  # fmt: skip
-def test_arrays_that_lie(dtype, shape, data):
+def test_arrays_of_false_shape_take_no_memory(dtype, shape, data):
     assert refused('array', msgpack.packb([dtype, shape, data])) < MiB
     assert refused('tree', msgpack.packb(['_', dtype, shape, data])) < MiB
 
 
-def test_a_billion_items_of_no_bytes_take_none():
+def test_billion_empty_items_take_no_memory():
     with Peak() as peak:
         value = formats.decode_array(msgpack.packb(['|S0', [2**30], b'']))
     assert value.shape == (2**30,)
@@ -214,18 +214,18 @@ def png(width, height):
 
 @pytest.mark.filterwarnings('ignore::PIL.Image.DecompressionBombWarning')
 @pytest.mark.parametrize(('width', 'height'), [(60_000, 60_000), (10_000, 10_000), (2**31 - 1, 1), (0, 5)])
-def test_images_that_would_fill_the_memory(width, height):
+def test_oversized_images_are_refused(width, height):
     # Pillow warns above its limit, and refuses above twice that.
     assert refused('png', png(width, height)) < 8 * MiB
 
 
-def test_images_of_formats_that_run_programs():
+def test_postscript_images_are_refused():
     eps = b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n'
     with pytest.raises(DecodeError, match='cannot identify'):
         formats.decode_image(eps)
 
 
-def test_videos_that_would_fill_the_memory():
+def test_oversized_videos_are_refused():
     video = formats.encode_video(np.zeros((30, 64, 64, 3), np.uint8))
     assert formats.decode_video(video, max_bytes=30 * 64 * 64 * 3).shape == (30, 64, 64, 3)
     with pytest.raises(DecodeError, match='more than 29 frames of 64 by 64'):
@@ -234,7 +234,7 @@ def test_videos_that_would_fill_the_memory():
         formats.decode_video(video, max_bytes=64 * 64)
 
 
-def test_videos_that_are_lists_of_addresses():
+def test_playlists_are_refused_and_not_fetched():
     with FaultServer() as server:
         for text in (
             f'#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{server.endpoint}/x.ts\n#EXT-X-ENDLIST\n',
@@ -271,7 +271,7 @@ BAD = [
 
 
 @pytest.mark.parametrize('bad', BAD, ids=repr)
-def test_references_that_lead_nowhere(tmp_path, bad):
+def test_invalid_references_are_corruption(tmp_path, bad):
     place = dataset(tmp_path, [[0, [0, 2]], bad])
     with pytest.raises(CorruptDatasetError):
         with granular.DatasetReader(place, granular.decoders, cache_keys=('refs',)) as reader:
@@ -290,7 +290,7 @@ def test_references_that_lead_nowhere(tmp_path, bad):
     assert granular.verify(place).problems
 
 
-def test_sequences_that_share_their_records(tmp_path):
+def test_overlapping_sequences_are_refused(tmp_path):
     # Each has all of them: 5,000 datapoints of 5,000 values, in 60 kB.
     count = 5000
     place = dataset(tmp_path, [[0, [0, count]]] * count, count=count, body=b'')
@@ -303,7 +303,7 @@ def test_sequences_that_share_their_records(tmp_path):
 
 
 @pytest.mark.parametrize('options', [{}, {'cache_index': False}, {'cache_data': True}])
-def test_a_record_that_is_wanted_often_is_kept_once(tmp_path, options):
+def test_record_fetched_repeatedly_is_in_memory_once(tmp_path, options):
     records = [bytes(MiB), b'x', b'yy']
     (tmp_path / 'x.bag').write_bytes(b''.join(records) + layout.table_of(np.cumsum([len(r) for r in records]), 2))
     with granular.BagReader(tmp_path / 'x.bag', **options) as reader, Peak() as peak:
@@ -312,7 +312,7 @@ def test_a_record_that_is_wanted_often_is_kept_once(tmp_path, options):
     assert peak.bytes < 6 * MiB
 
 
-def test_limits_that_lead_back(tmp_path):
+def test_decreasing_limits_are_corruption(tmp_path):
     # Each record lies in the data, but all of them together are more than it.
     table = np.array([100, 0, 100, 0, 100])
     (tmp_path / 'x.bag').write_bytes(bytes(100) + layout.table_of(table, 3))
@@ -333,7 +333,7 @@ def claiming(size, tail):
 
 @pytest.mark.parametrize('cached', [True, False])
 @pytest.mark.parametrize('size', [2**62, 2**63 + 2**17, 10**18])
-def test_tables_of_more_limits_than_there_can_be(size, cached):
+def test_impossible_table_sizes_are_refused(size, cached):
     tail = 64 * 1024
     with FaultServer() as server:
         server.script.extend([claiming(size, bytes(tail)), ('status', 404)] * 2)  # as it is asked for once more
@@ -347,7 +347,7 @@ def test_tables_of_more_limits_than_there_can_be(size, cached):
 # --- names
 
 
-def test_names_of_shards(tmp_path):
+def test_shard_names_are_parsed(tmp_path):
     assert [layout.shard_number(name) for name in ('000007', '1000000', '0000007', '٠٠٠٠٠٠', '1' * 5000, '', '..')] == [
         7, 1_000_000, None, None, None, None, None,
     ]  # fmt: skip
@@ -363,14 +363,14 @@ def test_names_of_shards(tmp_path):
     ]  # fmt: skip
 
 
-def test_shards_of_seven_digits_count_behind_a_full_million():
+def test_shards_of_seven_digits_count_after_a_full_million():
     padded = [layout.shard_name(number) for number in range(10**6)]
     assert layout.shard_numbers(['1000000', *padded[:5]]) == [0, 1, 2, 3, 4]
     assert layout.shard_numbers(['1000000', '1000001', '1000003', *padded]) == list(range(10**6 + 2))
 
 
 @pytest.mark.parametrize('name', ['20240101120000', '20240101', '1234567', 'notes'])
-def test_other_folders_beside_the_shards_cost_no_memory(tmp_path, name):
+def test_unrelated_folders_cost_no_memory(tmp_path, name):
     def write(numbers):
         with granular.ShardedDatasetWriter(tmp_path, {'n': 'int'}, granular.encoders, shardlen=2) as writer:
             for number in numbers:
@@ -386,7 +386,7 @@ def test_other_folders_beside_the_shards_cost_no_memory(tmp_path, name):
     assert peak.bytes < 16 * MiB
 
 
-def test_a_shard_far_behind_the_others_costs_no_memory(tmp_path):
+def test_distant_shard_number_costs_no_memory(tmp_path):
     for name in ('000000', '999999'):
         (tmp_path / name).mkdir()
     with Peak() as peak, pytest.raises(CorruptDatasetError, match='000001 is missing, but 999999 exists'):
@@ -395,7 +395,7 @@ def test_a_shard_far_behind_the_others_costs_no_memory(tmp_path):
 
 
 @pytest.mark.parametrize('kind', ['x[/red]', 'x\x1b[2J', 'x\u202e', '[bold]'])
-def test_a_terminal_is_not_written_to_by_others(tmp_path, kind, monkeypatch, capsys):
+def test_control_characters_do_not_reach_the_terminal(tmp_path, kind, monkeypatch, capsys):
     place = dataset(tmp_path, [[0, [0, 1]]], {'n': kind, 'text': 'utf8[]'}, body=b'\x1b[31m\x07')
     for command in (['info', place], ['cat', place, '0'], ['ls', place], ['verify', place], ['cat', place, '9']):
         monkeypatch.setattr(sys, 'argv', ['granular', *map(str, command)])
@@ -405,7 +405,7 @@ def test_a_terminal_is_not_written_to_by_others(tmp_path, kind, monkeypatch, cap
         assert not {'\x1b', '\x07', '\u202e'} & {*out, *err}
 
 
-def test_nothing_is_unpickled():
+def test_pickles_are_never_loaded():
     class Harm:
         def __reduce__(self):
             return exec, ('raise SystemExit(3)',)

@@ -69,13 +69,13 @@ def peak_of(way, root):
 
 
 @pytest.mark.parametrize('way', WAYS)
-def test_a_huge_local_record_takes_its_own_size_of_memory(huge, way):
+def test_huge_local_record_takes_its_own_size_of_memory(huge, way):
     # Of neighbours in one request each is cut out of it, so that one does not keep the other alive.
     assert peak_of(way, huge) < MOST + (SIZE if way in ('neighbours', 'iteration') else 0)
 
 
 @pytest.mark.parametrize('way', ['get', 'cache_data', 'asynchronous'])
-def test_a_huge_remote_record_takes_its_own_size_of_memory(huge, way):
+def test_huge_remote_record_takes_its_own_size_of_memory(huge, way):
     from tests.support.servers import HTTPServer
 
     with HTTPServer(huge) as server:

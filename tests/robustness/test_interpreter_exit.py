@@ -23,7 +23,7 @@ def s3(moto):
 
 
 @pytest.mark.parametrize('program', ['loader', 'unclosed', 'writes', 'careless', 'local'])
-def test_ctrl_c(program, s3):
+def test_ctrl_c_ends_the_program(program, s3):
     assert program in PROGRAMS
     wrong, seconds, said = interrupt(program, *s3, random.random() / 2)
     assert wrong is None, said
@@ -36,7 +36,7 @@ def ends(code, dataset):
     assert (done.returncode, done.stdout, done.stderr) == (0, 'ready\n', ''), done.stderr
 
 
-def test_exit_with_work_in_flight(dataset):
+def test_exit_with_work_in_flight_is_clean(dataset):
     ends(
         """
         reader = granular.DatasetReader(data, granular.decoders)
@@ -55,7 +55,7 @@ def test_exit_with_work_in_flight(dataset):
     )
 
 
-def test_a_loop_that_ends_while_reads_are_pending(dataset):
+def test_loop_may_end_with_pending_reads(dataset):
     ends(
         """
         async def main(keep):
@@ -79,7 +79,7 @@ def test_a_loop_that_ends_while_reads_are_pending(dataset):
     )
 
 
-def test_fork_while_a_loader_runs(dataset):
+def test_fork_while_a_loader_runs_is_safe(dataset):
     ends(
         """
         reader = granular.DatasetReader(data, granular.decoders)
@@ -101,7 +101,7 @@ def test_fork_while_a_loader_runs(dataset):
     )
 
 
-def test_spawn(dataset, tmp_path):
+def test_spawned_processes_read(dataset, tmp_path):
     (tmp_path / 'worker.py').write_text(
         textwrap.dedent(
             """
@@ -134,7 +134,7 @@ def test_spawn(dataset, tmp_path):
     )
 
 
-def test_many_threads_each_with_a_loop_of_its_own_or_none(dataset):
+def test_threads_with_and_without_loops_read_concurrently(dataset):
     ends(
         """
         reader = granular.DatasetReader(data, granular.decoders)
@@ -167,7 +167,7 @@ def test_many_threads_each_with_a_loop_of_its_own_or_none(dataset):
     )
 
 
-def test_a_loop_that_is_closed_without_a_word(dataset):
+def test_loop_closed_without_shutdown_leaves_no_warning(dataset):
     # A socket cannot be closed before its loop lets go of it; but nothing hangs, and the next loop works.
     ends(
         """

@@ -96,7 +96,7 @@ KINDS = ('presigned', 'headers', 's3', 'gs')
 
 @pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('fault', FAULTS)
-def test_failing_requests(fault, kind, logged):
+def test_failing_requests_reveal_no_secrets(fault, kind, logged):
     with FaultServer() as server:
         path = places(server.endpoint)[kind]
         calls = [
@@ -125,7 +125,7 @@ def test_failing_requests(fault, kind, logged):
     clean(str(granular.io_stats()))
 
 
-def test_reprs_states_and_pickles(tmp_path):
+def test_reprs_states_and_pickles_reveal_no_secrets(tmp_path):
     with FaultServer() as server:
         for kind, path in places(server.endpoint).items():
             path.read_range(1, 5)
@@ -157,7 +157,7 @@ async def client_of(path):
     return await path.aio.store.client()
 
 
-def test_loaders(moto, tmp_path, logged):
+def test_loaders_reveal_no_secrets(moto, tmp_path, logged):
     options = {**moto.options, 'key': KEY, 'secret': SECRET, 'token': TOKEN}
     config = granular.IOConfig(index_cache=str(tmp_path / 'cache'))
     place = granular.Path(str(moto.place()), config=config, **options)
@@ -185,7 +185,7 @@ def test_loaders(moto, tmp_path, logged):
     [f's3://{USER}:{PASSWORD}@bucket/x', f'https://{USER}:{PASSWORD}@host/x', f'gs://{PASSWORD}@bucket/x',
      f'nothing://{USER}:{PASSWORD}@host/x', f'ftp://{USER}:{PASSWORD}@127.0.0.1:1/x', f'sftp://{USER}:{PASSWORD}@host/x'],
 )  # fmt: skip
-def test_users_and_passwords_in_addresses(url, logged):
+def test_passwords_in_urls_are_not_revealed(url, logged):
     try:
         path = granular.Path(url)
     except GranularError as error:
@@ -197,7 +197,7 @@ def test_users_and_passwords_in_addresses(url, logged):
 
 
 @pytest.mark.parametrize('scheme', ['s3', 'gs'])
-def test_users_and_passwords_in_endpoints(scheme):
+def test_passwords_in_endpoints_are_not_revealed(scheme):
     options = {'key': KEY, 'secret': SECRET} if scheme == 's3' else {}
     options['endpoint_url'] = f'http://{USER}:{PASSWORD}@127.0.0.1:1'
     path = granular.Path(f'{scheme}://bucket/x', config=QUICK, **options)
@@ -208,7 +208,7 @@ def test_users_and_passwords_in_endpoints(scheme):
 
 
 @pytest.mark.parametrize('command', [['info'], ['ls'], ['ls', '--json'], ['cat', '0'], ['verify'], ['copy', 'there']])
-def test_the_command_line(command, monkeypatch, capsys, tmp_path, logged):
+def test_command_line_reveals_no_secrets(command, monkeypatch, capsys, tmp_path, logged):
     monkeypatch.setenv('AWS_ACCESS_KEY_ID', KEY)
     monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', SECRET)
     monkeypatch.setenv('AWS_SESSION_TOKEN', TOKEN)
@@ -231,7 +231,7 @@ def test_the_command_line(command, monkeypatch, capsys, tmp_path, logged):
     clean(logged.text)
 
 
-async def test_the_asynchronous_face(logged):
+async def test_async_api_reveals_no_secrets(logged):
     with FaultServer() as server:
         path = aio.Path(str(places(server.endpoint)['presigned']), config=QUICK)
         server.script.extend([('status', 500)] * 9)
@@ -248,7 +248,7 @@ async def asyncio_gathered(path):
     return await asyncio.gather(*(path.read_range(i, i + 5) for i in range(3)))
 
 
-def test_what_is_hidden():
+def test_hidden_removes_users_and_query_values():
     assert hidden(f'https://{USER}:{PASSWORD}@host:1/a?x=1&{QUERY}#f') == (
         'https://...@host:1/a?x=...&X-Amz-Algorithm=...&X-Amz-Credential=...&X-Amz-Security-Token=...'
         '&X-Amz-Signature=...'
@@ -279,7 +279,7 @@ QUOTED = {
 
 @pytest.mark.parametrize('custom', CUSTOM, ids=['text', 'word'])
 @pytest.mark.parametrize('how', QUOTED)
-def test_custom_headers_that_a_server_quotes(how, custom, logged):
+def test_custom_headers_quoted_by_a_server_are_not_revealed(how, custom, logged):
     status, headers, body = QUOTED[how](custom)
     lines = {'Content-Length': str(len(body)), **headers}
     reply = f'HTTP/1.1 {status} {custom if how == "page" else "X"}\r\n'
@@ -303,7 +303,7 @@ def test_custom_headers_that_a_server_quotes(how, custom, logged):
     clean(logged.text)
 
 
-def test_redacting():
+def test_redact_removes_secrets_only():
     text = 'a "b c" and b%20c, b&amp;c, bc; 12 true'
     assert redact('key=s3cret s3cretary s3cret/x', ['s3cret']) == 'key=... s3cretary .../x'
     assert redact('<i>to&lt;ken-1</i> to%3Cken-1', ['Bearer to<ken-1']) == '<i>...</i> ...'

@@ -84,7 +84,7 @@ READERS = {
 
 
 @pytest.mark.parametrize('kind', READERS)
-def test_one_reader_serves_many_loops_at_once(kind, place):
+def test_reader_serves_many_loops_concurrently(kind, place):
     reader = READERS[kind](place)
     expected = [value_of(p) for p in asyncio.run(READERS[kind](place).fetch(range(COUNT)))]
     assert sorted(expected) == list(range(COUNT))
@@ -102,7 +102,7 @@ def test_one_reader_serves_many_loops_at_once(kind, place):
 
 
 @pytest.mark.parametrize('kind', ['loader', 'stream'])
-def test_one_asynchronous_iterator_belongs_to_one_loop(kind, place):
+def test_async_iterator_belongs_to_one_loop(kind, place):
     async def main():
         reader = await aio.DatasetReader.open(place.aio / 'data', granular.decoders)
         items = aio.Loader(reader, 8) if kind == 'loader' else aiter(aio.MapDataset.source(reader))
@@ -116,7 +116,7 @@ def test_one_asynchronous_iterator_belongs_to_one_loop(kind, place):
     assert (value_of(second) if kind == 'stream' else int(second['x'][0, 0])) == (1 if kind == 'stream' else 8)
 
 
-def test_an_opening_that_is_cancelled_leaves_the_reader_to_the_next(place):
+def test_reader_opens_after_a_cancelled_opening(place):
     reader = aio.DatasetReader(place.aio / 'data', granular.decoders)
 
     async def given_up():
@@ -129,7 +129,7 @@ def test_an_opening_that_is_cancelled_leaves_the_reader_to_the_next(place):
     assert value_of(asyncio.run(reader.get(3))) == 3
 
 
-def test_a_lock_over_loops_is_fair_and_outlives_loops_that_end():
+def test_lock_across_loops_is_fair_and_survives_closed_loops():
     lock, order = Lock(), []
 
     async def enter(i):
@@ -208,7 +208,7 @@ SHARED = {
 
 
 @pytest.mark.parametrize('kind', SHARED)
-def test_threads_that_share_an_iterator_get_each_element_once(kind, place):
+def test_threads_sharing_an_iterator_get_each_element_once(kind, place):
     items = SHARED[kind](place)
     found = [value for item in taken(items) for value in np.ravel(values_of(item)).tolist()]
     width = 10 if kind in ('loader', 'stream', 'batches', 'reader') else 1
@@ -216,7 +216,7 @@ def test_threads_that_share_an_iterator_get_each_element_once(kind, place):
     items.close()
 
 
-def test_threads_that_share_a_listing_get_each_path_once(place):
+def test_threads_sharing_a_listing_get_each_path_once(place):
     found, paths = [], (place / 'shards').rglob('*')
     in_threads(lambda i: found.extend(paths), 4)
     assert sorted(map(str, found)) == sorted(map(str, (place / 'shards').rglob('*')))
@@ -224,7 +224,7 @@ def test_threads_that_share_a_listing_get_each_path_once(place):
 
 
 @pytest.mark.parametrize('kind', ['stream', 'batches', 'loader'])
-def test_tasks_that_share_an_iterator_get_its_elements_in_order(kind, place):
+def test_tasks_sharing_an_iterator_get_elements_in_order(kind, place):
     async def main():
         reader = await aio.DatasetReader.open(place.aio / 'data', granular.decoders)
         stream = aio.MapDataset.source(reader).to_iter_dataset()
@@ -241,7 +241,7 @@ def test_tasks_that_share_an_iterator_get_its_elements_in_order(kind, place):
 
 
 @pytest.mark.parametrize('kind', ['stream', 'batches', 'prefetch', 'parquet', 'loader'])
-def test_states_that_are_saved_while_others_iterate_are_whole(kind, place):
+def test_states_saved_during_iteration_are_consistent(kind, place):
     items = SHARED[kind](place)
     lock, handed, states = threading.Lock(), [0], []
     save = items.save if kind == 'loader' else items.get_state
@@ -268,7 +268,7 @@ def test_states_that_are_saved_while_others_iterate_are_whole(kind, place):
         again.close()
 
 
-def test_closing_ends_a_next_that_waits_in_another_thread():
+def test_close_wakes_a_next_waiting_in_another_thread():
     begun, go = threading.Event(), threading.Event()
 
     def wait(x):
@@ -347,7 +347,7 @@ print('done')
 
 
 @pytest.mark.parametrize('kind', ['asyncio', 'uvloop'])
-def test_loops_that_are_closed_are_collected_with_their_sockets(kind, place):
+def test_closed_loops_are_collected_with_their_sockets(kind, place):
     options = dict(place.aio.store.options)
     command = [sys.executable, '-X', 'dev', '-W', 'error', '-c', textwrap.dedent(LOOPS), f'{place}']
     command += [json.dumps(options), kind]
@@ -356,7 +356,7 @@ def test_loops_that_are_closed_are_collected_with_their_sockets(kind, place):
     assert (done.returncode, done.stdout, lines) == (0, 'done\n', []), done.stderr
 
 
-def test_a_loop_that_was_closed_does_not_close_readers(place):
+def test_closed_loop_does_not_close_readers(place):
     reader = granular.DatasetReader(place / 'data', granular.decoders)
     loop = asyncio.new_event_loop()
     assert value_of(loop.run_until_complete(reader.aio.get(3))) == 3

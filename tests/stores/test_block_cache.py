@@ -57,7 +57,7 @@ def size_of(folder):
     return sum(file.stat().st_blocks * 512 for file in files)
 
 
-def test_the_second_epoch_makes_no_request(bucket, tmp_path):
+def test_second_epoch_makes_no_request(bucket, tmp_path):
     points = write(bucket / 'ds')
     with granular.ShardedDatasetReader(cached(bucket / 'ds', tmp_path), granular.decoders) as reader:
         first, requests, _, misses = taken(lambda: reader.fetch(range(60)))
@@ -83,7 +83,7 @@ print(total, granular.io_stats()['requests'])
 """
 
 
-def test_another_process_asks_for_one_byte_of_each_object(moto, tmp_path):
+def test_second_process_requests_one_byte_per_object(moto, tmp_path):
     place = moto.place()
     total = sum(len(point['data']) for point in write(place))
 
@@ -97,7 +97,7 @@ def test_another_process_asks_for_one_byte_of_each_object(moto, tmp_path):
     assert run() == [str(total), str(1 + len(bags))]
 
 
-def test_an_object_that_was_replaced_is_read_anew(moto, tmp_path):
+def test_replaced_object_is_read_again(moto, tmp_path):
     place = moto.place()
     write(place)
     with granular.ShardedDatasetReader(cached(place, tmp_path), granular.decoders) as old:
@@ -112,7 +112,7 @@ def test_an_object_that_was_replaced_is_read_anew(moto, tmp_path):
             old.fetch(old_rest)
 
 
-def test_the_folder_stays_within_its_limit(moto, tmp_path):
+def test_cache_folder_stays_within_its_limit(moto, tmp_path):
     place = moto.place()
     points = write(place, count=200, size=200_000)
     assert sum(len(point['data']) for point in points) > 16 * MB
@@ -126,7 +126,7 @@ def test_the_folder_stays_within_its_limit(moto, tmp_path):
         assert taken(lambda: reader.fetch(range(10)))[1] > 0
 
 
-def test_damage_is_noticed_and_mended(moto, tmp_path, caplog):
+def test_damaged_block_is_detected_and_replaced(moto, tmp_path, caplog):
     place = moto.place()
     points = write(place)
     with granular.ShardedDatasetReader(cached(place, tmp_path), granular.decoders) as reader:
@@ -176,7 +176,7 @@ def threading_kill():
     threading.Thread(target=kill, daemon=True).start()
 
 
-def test_processes_fetch_each_block_once(moto, tmp_path):
+def test_concurrent_processes_fetch_each_block_once(moto, tmp_path):
     place = moto.place()
     points = write(place)
     context = multiprocessing.get_context('fork')
@@ -198,7 +198,7 @@ def test_processes_fetch_each_block_once(moto, tmp_path):
         assert found[1] == 0
 
 
-async def test_tasks_fetch_each_block_once(tmp_path):
+async def test_concurrent_tasks_fetch_each_block_once(tmp_path):
     with FaultServer() as server:
         config = granular.IOConfig(cache_dir=str(tmp_path), hedge=0)
         path = granular.aio.Path(f'{server.endpoint}/file', config=config)
@@ -221,8 +221,8 @@ async def test_tasks_fetch_each_block_once(tmp_path):
             await path.read_ranges([0], [1], version='"another"')
 
 
-def test_a_process_that_keeps_the_lock_does_not_stop_others(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(cache_folder, '_LOCK_TIMEOUT', 0.1)
+def test_stopped_lock_owner_does_not_block_other_processes(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(packs, '_PATIENCE', 0.1)
     with FaultServer() as server:
         config = granular.IOConfig(cache_dir=str(tmp_path), hedge=0)
         path = granular.Path('s3://bucket/file', config=config, endpoint_url=server.endpoint, anon=True)
@@ -237,9 +237,9 @@ def test_a_process_that_keeps_the_lock_does_not_stop_others(tmp_path, monkeypatc
                 Blocks(str(tmp_path), 8 * MB).packs.trim(0)
 
 
-def test_a_child_that_is_forked_while_the_lock_is_held_does_not_keep_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache_folder, '_LOCK_TIMEOUT', 0.1)
-    one, another = Blocks(str(tmp_path), 8 * MB), Blocks(str(tmp_path), 8 * MB)
+def test_forked_child_does_not_inherit_the_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(packs, '_PATIENCE', 0.1)
+    one, another = Packs(str(tmp_path), 8 * MB), Packs(str(tmp_path), 8 * MB)
     waits, wakes = os.pipe()
     with one.folder.exclusive():
         child = os.fork()
@@ -255,7 +255,7 @@ def test_a_child_that_is_forked_while_the_lock_is_held_does_not_keep_it(tmp_path
         os.close(waits)
 
 
-def test_loops_that_wait_for_blocks_of_each_other_end(tmp_path, monkeypatch):
+def test_loops_waiting_for_blocks_of_each_other_do_not_deadlock(tmp_path, monkeypatch):
     content = np.random.default_rng(0).bytes(3 * BLOCK)
     with FaultServer(files={'file': content}) as server:
         config = granular.IOConfig(cache_dir=str(tmp_path), hedge=0)
@@ -293,7 +293,7 @@ def test_loops_that_wait_for_blocks_of_each_other_end(tmp_path, monkeypatch):
 
 @settings(deadline=None, max_examples=30)
 @given(st.data())
-def test_any_ranges(data):
+def test_arbitrary_ranges_match_the_file(data):
     size = data.draw(st.sampled_from([1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 300_000]))
     content = np.random.default_rng(size).bytes(size)
     with tempfile.TemporaryDirectory() as folder, FaultServer(files={'file': content}) as server:
@@ -306,7 +306,7 @@ def test_any_ranges(data):
             assert path.read_ranges(starts, stops, version='"one"') == wanted
 
 
-def test_a_folder_that_cannot_be_had(moto, tmp_path, caplog):
+def test_unusable_cache_folder_disables_the_block_cache(moto, tmp_path, caplog):
     place = moto.place()
     points = write(place)
     (tmp_path / 'file').write_text('no folder')
@@ -330,7 +330,7 @@ with granular.ShardedDatasetReader(place, granular.decoders) as reader:
 """
 
 
-def test_a_full_disk_is_no_error(moto, tmp_path):
+def test_full_disk_is_not_an_error(moto, tmp_path):
     place = moto.place()
     total = sum(len(point['data']) for point in write(place))
     command = [sys.executable, '-c', FULL, str(place), str(tmp_path), repr(moto.options)]
@@ -339,7 +339,7 @@ def test_a_full_disk_is_no_error(moto, tmp_path):
     assert 'adding to the block cache is disabled for 30 s: [Errno 27] File too large' in ended.stderr
 
 
-def test_it_is_shown_and_trimmed(moto, tmp_path, granular_cli):
+def test_cache_command_shows_and_trims_the_cache(moto, tmp_path, granular_cli):
     place = moto.place()
     write(place)
     with granular.ShardedDatasetReader(cached(place, tmp_path), granular.decoders) as reader:

@@ -196,7 +196,7 @@ def kinds(folder):
 
 
 @pytest.mark.parametrize('seed', range(24))
-def test_a_damaged_block_cache_never_gives_other_bytes(caches, tmp_path, seed):
+def test_damaged_block_cache_never_returns_wrong_bytes(caches, tmp_path, seed):
     dice = random.Random(seed)
     with FaultServer(files=contents(1)) as server:
         # The identity of the server is part of that of objects: so the folder is filled anew, once for these.
@@ -220,7 +220,7 @@ def test_a_damaged_block_cache_never_gives_other_bytes(caches, tmp_path, seed):
 
 @pytest.mark.parametrize('name', ['table', 'objects', 'packs'])
 @pytest.mark.parametrize('node', NODES)
-def test_other_things_than_files(caches, tmp_path, node, name, caplog):
+def test_other_file_types_in_the_cache_are_survived(caches, tmp_path, node, name, caplog):
     with FaultServer(files=contents(1)) as server:
         folder = tmp_path / 'cache'
         read_blocks(server, folder)
@@ -235,7 +235,7 @@ def test_other_things_than_files(caches, tmp_path, node, name, caplog):
 
 
 @pytest.mark.parametrize('cut', ['deleted', 'zeroed', 'first page unwritten', 'records of another area'])
-def test_tables_that_were_not_written(tmp_path, cut):
+def test_unwritten_tables_are_detected(tmp_path, cut):
     with FaultServer(files=contents(1)) as server:
         folder, target, keys = tmp_path / 'cache', tmp_path / 'cut', list(server.files)
         read_blocks(server, folder, keys[::2])
@@ -257,7 +257,7 @@ def test_tables_that_were_not_written(tmp_path, cut):
         assert read_blocks(server, target, keys) == server.files
 
 
-def test_two_objects_at_one_place_in_a_table_are_told_apart(tmp_path):
+def test_objects_with_the_same_table_slot_are_distinguished(tmp_path):
     files = {name: bytes([i]) * 300_000 for i, name in enumerate('ab')}
     with FaultServer(files=files) as server:
         config = granular.IOConfig(cache_dir=str(tmp_path), hedge=0)
@@ -304,7 +304,7 @@ def read_datasets(server, folder, names):
 
 
 @pytest.mark.parametrize('seed', range(6))
-def test_a_damaged_index_cache_never_gives_other_datapoints(tmp_path, seed):
+def test_damaged_index_cache_never_returns_wrong_datapoints(tmp_path, seed):
     dice = random.Random(seed)
     files, points = write_datasets(tmp_path / 'local')
     with FaultServer(files=files) as server:

@@ -81,7 +81,7 @@ def read(place):
 
 @pytest.mark.parametrize('cache', CACHES)
 @pytest.mark.parametrize('choice', CHOICES)
-def test_each_server_gives_its_own_bytes(servers, choice, cache, monkeypatch, tmp_path):
+def test_servers_with_equal_paths_do_not_share_blocks(servers, choice, cache, monkeypatch, tmp_path):
     config = granular.IOConfig(**{name: str(tmp_path / 'cache') for name in CACHES[cache]})
     make, places = opened(choice, config), []
     for server, points in servers:
@@ -106,7 +106,7 @@ class ByHeader(FaultServer):
 
 
 @pytest.mark.parametrize('cache', CACHES)
-def test_headers_that_choose_content(cache, tmp_path):
+def test_headers_that_select_content_separate_the_cache(cache, tmp_path):
     config = granular.IOConfig(**{name: str(tmp_path / 'cache') for name in CACHES[cache]})
     (files, one), (others, two) = (dataset(tmp_path / f'ds-{seed}', seed) for seed in (1, 2))
     with ByHeader(files=files) as server:
@@ -131,7 +131,7 @@ def test_stores_without_versions_are_not_cached(tmp_path):
 
 
 @pytest.mark.parametrize('cache', ['block', 'both'])
-def test_a_version_of_another_size_is_another_object(cache, tmp_path):
+def test_same_version_with_another_size_is_another_object(cache, tmp_path):
     config = granular.IOConfig(**{name: str(tmp_path / 'cache') for name in CACHES[cache]})
     with FaultServer(files={'file': b'a' * 100_000}) as server:
         place = granular.Path('s3://bucket/file', config=config, endpoint_url=server.endpoint, anon=True)
@@ -141,7 +141,7 @@ def test_a_version_of_another_size_is_another_object(cache, tmp_path):
         assert place.read_ranges([5], [10], version='"one"') == [b'bbbbb']
 
 
-def test_a_dataset_that_was_replaced_is_noticed_with_both_caches(moto, tmp_path):
+def test_replaced_dataset_is_detected_with_both_caches(moto, tmp_path):
     place = moto.place()
     config = granular.IOConfig(cache_dir=str(tmp_path), index_cache=str(tmp_path))
     cached = granular.Path(str(place), config=config, **place.aio.store.options)
@@ -219,7 +219,7 @@ ENVIRONMENTS = (
 )
 
 
-def test_s3_endpoints_are_those_of_botocore(tmp_path, monkeypatch):
+def test_s3_endpoints_match_botocore(tmp_path, monkeypatch):
     (tmp_path / 'config').write_text(CONFIG)
     (tmp_path / 'credentials').write_text(CREDENTIALS)
     files = {'AWS_CONFIG_FILE': '$HERE/config', 'AWS_SHARED_CREDENTIALS_FILE': f'{tmp_path}/credentials'}
@@ -253,12 +253,12 @@ def test_s3_endpoints_are_those_of_botocore(tmp_path, monkeypatch):
         ({'STORAGE_EMULATOR_HOST': 'https://two', 'GOOGLE_CLOUD_UNIVERSE_DOMAIN': 'example.com'}, 'https://two'),
     ],
 )
-def test_gcs_endpoints_come_from_the_environment(environment, endpoint):
+def test_gcs_endpoint_comes_from_the_environment(environment, endpoint):
     assert endpoints.gcs({}, environment) == endpoint
     assert endpoints.gcs({'endpoint_url': 'http://given'}, environment) == 'http://given'
 
 
-def test_spaces_of_names():
+def test_namespaces_separate_caches():
     def identity(environment=None, **options):
         return endpoints.s3(options, {'AWS_CONFIG_FILE': '/none', **(environment or {})}).identity
 
@@ -273,14 +273,14 @@ def test_spaces_of_names():
     assert 'secret-id' not in identity(**mine, key='secret-id')
 
 
-def test_a_configuration_file_that_is_none(tmp_path, monkeypatch):
+def test_invalid_configuration_file_is_an_error(tmp_path, monkeypatch):
     configured(monkeypatch, tmp_path, 'no section, and a secret')
     with pytest.raises(InvalidArgumentError, match=r'config-\d+: is not an AWS configuration file') as failed:
         granular.Path('s3://bucket/key')
     assert 'secret' not in str(failed.value)
 
 
-def test_fingerprints_of_caches_hold_the_server(servers, redis_server, tmp_path):
+def test_cache_fingerprints_include_the_server(servers, redis_server, tmp_path):
     """Two readers of the same bucket, keys and versions, of different servers, and bags in memory of the same size."""
     sources = []
     for server, points in servers:

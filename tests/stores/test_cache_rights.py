@@ -48,7 +48,7 @@ def usual_mask():
 
 
 @pytest.mark.parametrize('cache', CACHES)
-def test_folders_and_files_are_their_users_alone(server, tmp_path, cache):
+def test_cache_files_are_private_to_their_user(server, tmp_path, cache):
     folder = tmp_path / 'a' / 'cache'
     for _ in range(2):
         assert read(server, **{cache: folder}) == list(range(5))
@@ -73,7 +73,7 @@ def test_wide_permissions_are_tightened(server, tmp_path, cache):
 
 
 @pytest.mark.parametrize('cache', CACHES)
-def test_a_folder_with_other_things_keeps_its_mode(server, tmp_path, cache):
+def test_folder_with_unrelated_files_keeps_its_mode(server, tmp_path, cache):
     folder = tmp_path / 'shared'
     folder.mkdir(mode=0o755)
     (folder / 'notes.txt').write_text('of others')
@@ -85,7 +85,7 @@ def test_a_folder_with_other_things_keeps_its_mode(server, tmp_path, cache):
 
 
 @pytest.mark.parametrize('cache', CACHES)
-def test_a_folder_of_another_user_is_refused(server, tmp_path, cache, monkeypatch):
+def test_folder_of_another_user_is_refused(server, tmp_path, cache, monkeypatch):
     folder = tmp_path / 'cache'
     read(server, **{cache: folder})
     os.rename(folder, tmp_path / 'moved')
@@ -122,7 +122,7 @@ def test_files_of_another_user_are_not_read(server, tmp_path, cache, monkeypatch
         assert read(server, index_cache=tmp_path / 'moved') == list(range(5))
 
 
-def test_a_link_in_the_way_to_a_folder_is_followed(server, tmp_path):
+def test_link_in_a_parent_folder_is_followed(server, tmp_path):
     (tmp_path / 'disk').mkdir()
     (tmp_path / 'link').symlink_to(tmp_path / 'disk')
     for cache in CACHES:
@@ -132,7 +132,7 @@ def test_a_link_in_the_way_to_a_folder_is_followed(server, tmp_path):
 
 @pytest.mark.parametrize('hard', [False, True], ids=['symbolic', 'hard'])
 @pytest.mark.parametrize('name', ['table', 'flights', 'lock'])
-def test_a_planted_link_is_refused_and_its_file_left_alone(server, tmp_path, name, hard):
+def test_planted_link_is_refused_and_its_target_unchanged(server, tmp_path, name, hard):
     victim = tmp_path / 'victim'
     victim.write_text('precious')
     victim.chmod(0o644)
@@ -147,7 +147,7 @@ def test_a_planted_link_is_refused_and_its_file_left_alone(server, tmp_path, nam
 
 
 @pytest.mark.parametrize('name', ['blocks-2', 'blocks-2/objects', 'blocks-2/packs'])
-def test_a_planted_link_at_a_folder_is_refused(server, tmp_path, name):
+def test_planted_link_to_a_folder_is_refused(server, tmp_path, name):
     (tmp_path / 'elsewhere').mkdir()
     place = tmp_path / 'cache' / name
     place.parent.mkdir(parents=True)
@@ -157,7 +157,7 @@ def test_a_planted_link_at_a_folder_is_refused(server, tmp_path, name):
     assert not any((tmp_path / 'elsewhere').iterdir())
 
 
-def test_a_planted_link_at_an_index_is_not_followed(server, tmp_path):
+def test_planted_link_at_an_index_is_not_followed(server, tmp_path):
     read(server, index_cache=tmp_path / 'cache')
     (file,) = (tmp_path / 'cache').iterdir()
     victim = tmp_path / 'victim'

@@ -146,7 +146,7 @@ def turns(requests, faults):
 
 
 @pytest.mark.parametrize('name', [*READS, *WRITES])
-def test_operations_survive_a_fault_of_any_request(proxy, fakegcs, monkeypatch, tmp_path, name):
+def test_operations_survive_one_fault_of_any_request(proxy, fakegcs, monkeypatch, tmp_path, name):
     monkeypatch.setattr(gcs, '_PAGE', 2)
     call, expected = (READS | WRITES)[name]
     direct = filled(fakegcs.place())
@@ -177,7 +177,7 @@ STAYING = (
 
 @pytest.mark.parametrize('fault', STAYING)
 @pytest.mark.parametrize('name', [*READS, *WRITES])
-def test_a_fault_that_stays_is_an_error_or_does_no_harm(proxy, fakegcs, tmp_path, other, name, fault):
+def test_lasting_fault_is_an_error_and_loses_nothing(proxy, fakegcs, tmp_path, other, name, fault):
     call, expected = (READS | WRITES)[name]
     direct = filled(fakegcs.place())
     place = through(proxy, direct, SILENT if fault == 'hang' else CONFIG)
@@ -209,7 +209,7 @@ def many(fakegcs):
 
 
 @pytest.mark.parametrize('fault', ['page empty', 'page html', 'page json', 'cut'])
-def test_the_second_page_is_not_taken_for_the_end(proxy, many, fault):
+def test_broken_second_page_is_not_the_end_of_a_listing(proxy, many, fault):
     place = through(proxy, many)
     assert len(list(place.iterdir())) == len(list(place.rglob('*'))) == 1003
     proxy.plan = lambda call: fault if 'pageToken' in call.query else ''
@@ -220,7 +220,7 @@ def test_the_second_page_is_not_taken_for_the_end(proxy, many, fault):
 
 @pytest.mark.parametrize('fault', ['page empty', 'page html', 'page json', 'cut'])
 @pytest.mark.parametrize('name', ['iterdir', 'glob', 'rglob', 'copy', 'copy to a disk', 'rmtree'])
-def test_no_operation_takes_a_later_page_for_the_end(proxy, fakegcs, monkeypatch, tmp_path, name, fault):
+def test_no_operation_takes_a_broken_page_for_the_last(proxy, fakegcs, monkeypatch, tmp_path, name, fault):
     monkeypatch.setattr(gcs, '_PAGE', 2)
     place = through(proxy, filled(fakegcs.place()))
     proxy.plan = lambda call: fault if 'pageToken' in call.query else ''
@@ -242,8 +242,8 @@ def edited(change):
 
 
 @pytest.mark.parametrize('token', ['the same', 'another'])
-def test_the_same_page_for_ever_is_an_error(proxy, place, monkeypatch, token):
-    monkeypatch.setattr(gcslisting, '_MAX_EMPTY_PAGES', 50)
+def test_endlessly_repeated_page_is_an_error(proxy, place, monkeypatch, token):
+    monkeypatch.setattr(gcsreplies, '_FRUITLESS', 50)
     filled(place)
     count = itertools.count()
     proxy.edit = edited(lambda page: page.update(nextPageToken='x' if token == 'the same' else f'x{next(count)}'))
@@ -261,14 +261,14 @@ def test_the_same_page_for_ever_is_an_error(proxy, place, monkeypatch, token):
      lambda page: page.update(nextPageToken=7), lambda page: page.update(items='none'), lambda page: page.clear(),
      lambda page: page.update(kind='storage#object')],
 )  # fmt: skip
-def test_odd_fields_of_a_listing_are_errors(proxy, place, change):
+def test_invalid_fields_of_a_listing_are_errors(proxy, place, change):
     filled(place)
     proxy.edit = edited(change)
     with pytest.raises(BadReplyError, match=str(place.store.root)):
         list(place.rglob('*'))
 
 
-def test_objects_that_appear_while_a_folder_is_deleted_are_deleted_too(proxy, fakegcs):
+def test_objects_written_during_rmtree_are_deleted_too(proxy, fakegcs):
     direct = filled(fakegcs.place())
     place = through(proxy, direct)
     late = iter(range(3))
@@ -316,7 +316,7 @@ def during(part, fault, again=()):
      ['status 308'], ['status 308', 'status 308'], ['after status 308']],
     ids=str,
 )  # fmt: skip
-def test_uploads_go_on_where_they_broke_off(proxy, place, faults, part, new):
+def test_interrupted_uploads_resume(proxy, place, faults, part, new):
     proxy.plan = during(part, faults[0], faults[1:])
     (publish if new else Path.write_bytes)(place / 'x', LARGE)
     assert (place / 'x').read_bytes() == LARGE
@@ -324,7 +324,7 @@ def test_uploads_go_on_where_they_broke_off(proxy, place, faults, part, new):
 
 
 @pytest.mark.parametrize('interrupted', ['cancelled', 'refused'])
-async def test_a_file_whose_write_did_not_end_is_not_published(proxy, place, interrupted):
+async def test_file_with_a_failed_write_is_not_published(proxy, place, interrupted):
     path = aio.Path(place) / 'x'
     await path.write_bytes(SMALL)
     file = await path.open('wb')
@@ -353,7 +353,7 @@ async def test_a_file_whose_write_did_not_end_is_not_published(proxy, place, int
     assert await path.read_bytes() == SMALL
 
 
-def test_an_upload_goes_on_with_a_new_token(proxy, fakegcs, tmp_path):
+def test_upload_resumes_with_a_renewed_token(proxy, fakegcs, tmp_path):
     tokens = []
     expired = iter(['', 'status 401'])
 
@@ -395,7 +395,7 @@ def parts_edited(change, until=10**9):
          'taken', 'refused'],
 )  # fmt: skip
 @pytest.mark.parametrize('new', [False, True])
-def test_uploads_that_do_not_go_on_are_errors(proxy, fakegcs, place, change, error, new):
+def test_uploads_without_progress_are_errors(proxy, fakegcs, place, change, error, new):
     forward = proxy._continue
 
     async def lost(method, *args):
@@ -415,7 +415,7 @@ def test_uploads_that_do_not_go_on_are_errors(proxy, fakegcs, place, change, err
                rewritten(404), rewritten(410), rewritten(412), rewritten(500)],
     ids=['308', 'no number', 'empty', 'error', '404', '410', '412', '500'],
 )  # fmt: skip
-def test_uploads_that_are_complete_whatever_the_replies_say_are_no_errors(proxy, place, change):
+def test_complete_upload_succeeds_despite_wrong_replies(proxy, place, change):
     """The last part is stored, and each reply of its upload says otherwise."""
 
     def edit(method, target, reply):
@@ -429,7 +429,7 @@ def test_uploads_that_are_complete_whatever_the_replies_say_are_no_errors(proxy,
 
 @pytest.mark.parametrize('data', [SMALL, LARGE], ids=['one request', 'parts'])
 @pytest.mark.parametrize('field', ['size', 'crc32c', 'name', 'generation', 'kind'])
-def test_what_the_store_says_of_a_new_object_must_agree(proxy, place, data, field):
+def test_metadata_of_a_new_object_must_match(proxy, place, data, field):
     def edit(method, target, reply):
         if (
             ' 200 ' in reply[:15].decode()
@@ -448,7 +448,7 @@ def test_what_the_store_says_of_a_new_object_must_agree(proxy, place, data, fiel
 
 
 @pytest.mark.parametrize('data', [SMALL, LARGE], ids=['one request', 'parts'])
-def test_a_byte_that_is_lost_on_the_way_is_an_error(proxy, fakegcs, data):
+def test_byte_changed_in_transit_is_an_error(proxy, fakegcs, data):
     """Below the checks that the store makes itself: the emulator makes none."""
     direct = fakegcs.place()
     place = through(proxy, direct)
@@ -466,14 +466,14 @@ def test_a_byte_that_is_lost_on_the_way_is_an_error(proxy, fakegcs, data):
     assert not (direct / 'x').exists()
 
 
-def test_many_attempts_without_progress_are_bounded(proxy, place):
+def test_attempts_without_progress_are_bounded(proxy, place):
     proxy.edit = parts_edited(rewritten(308))
     with pytest.raises(StoreError, match='no progress after 4 attempts'):
         (place / 'x').write_bytes(LARGE)
     assert len(proxy.calls) < 20
 
 
-def test_an_upload_without_a_place_is_an_error(proxy, place):
+def test_upload_without_a_location_is_an_error(proxy, place):
     def edit(method, target, reply):
         return rewritten(200)(method, target, reply) if 'uploadType=resumable' in target else reply
 
@@ -488,7 +488,7 @@ def test_an_upload_without_a_place_is_an_error(proxy, place):
 
 @pytest.mark.parametrize('data', [SMALL, LARGE], ids=['one request', 'parts'])
 @pytest.mark.parametrize('fault', ['after reset', 'after page html', 'after page empty', 'after status 503'])
-def test_a_publication_whose_reply_is_lost_is_a_success_and_another_is_not(proxy, fakegcs, data, fault):
+def test_publication_with_a_lost_reply_succeeds_once(proxy, fakegcs, data, fault):
     direct = fakegcs.place()
     place = through(proxy, direct)
 
@@ -513,7 +513,7 @@ def test_a_publication_whose_reply_is_lost_is_a_success_and_another_is_not(proxy
 
 
 @pytest.mark.parametrize('data', [SMALL, LARGE], ids=['one request', 'parts'])
-def test_of_writers_that_race_for_a_key_one_succeeds(proxy, fakegcs, data):
+def test_one_of_several_racing_writers_succeeds(proxy, fakegcs, data):
     direct = fakegcs.place()
     started = threading.Barrier(4)
     done = []
@@ -534,7 +534,7 @@ def test_of_writers_that_race_for_a_key_one_succeeds(proxy, fakegcs, data):
     assert (direct / 'x').read_bytes() == done[0]
 
 
-def test_aborting_an_ambiguous_publication_leaves_the_object_of_another_writer(proxy, fakegcs):
+def test_aborted_publication_keeps_the_object_of_another_writer(proxy, fakegcs):
     direct = fakegcs.place()
     place = through(proxy, direct)
 
@@ -554,7 +554,7 @@ def test_aborting_an_ambiguous_publication_leaves_the_object_of_another_writer(p
 # --- copies and buckets
 
 
-def test_a_copy_in_many_steps_goes_on_with_its_token(proxy, place):
+def test_copy_in_several_steps_sends_its_token(proxy, place):
     filled(place)
     tokens = []
 
@@ -573,7 +573,7 @@ def test_a_copy_in_many_steps_goes_on_with_its_token(proxy, place):
     assert (place / 'd').read_bytes() == b'five'
 
 
-def test_a_copy_that_makes_no_progress_is_an_error(proxy, place):
+def test_copy_without_progress_is_an_error(proxy, place):
     filled(place)
     said = {'kind': 'storage#rewriteResponse', 'totalBytesRewritten': '1', 'done': False, 'rewriteToken': 'x'}
     proxy.edit = lambda method, target, reply: (
@@ -584,7 +584,7 @@ def test_a_copy_that_makes_no_progress_is_an_error(proxy, place):
     assert len(proxy.calls) < 30
 
 
-def test_an_object_that_is_replaced_while_it_is_copied_is_an_error(proxy, fakegcs):
+def test_object_replaced_while_it_is_copied_is_an_error(proxy, fakegcs):
     direct = filled(fakegcs.place())
 
     def plan(call):
@@ -600,7 +600,7 @@ def test_an_object_that_is_replaced_while_it_is_copied_is_an_error(proxy, fakegc
 
 
 @pytest.mark.parametrize('fault', STAYING)
-def test_a_bucket_that_cannot_be_made_is_an_error(proxy, fakegcs, other, fault):
+def test_failed_bucket_creation_is_an_error(proxy, fakegcs, other, fault):
     options = {**fakegcs.options, 'endpoint_url': proxy.endpoint}
     bucket = granular.Path(f'gs://test-unmade-{time.time_ns()}', config=SILENT, **options)
     word = f'redirect {other.endpoint}/x' if fault == 'redirect' else fault
@@ -611,7 +611,7 @@ def test_a_bucket_that_cannot_be_made_is_an_error(proxy, fakegcs, other, fault):
 
 
 @pytest.mark.parametrize('fault', ['after reset', 'after page html', 'after status 503', 'reset', 'page empty'])
-def test_a_bucket_is_made_whatever_becomes_of_the_reply(proxy, fakegcs, fault):
+def test_bucket_is_created_despite_a_lost_reply(proxy, fakegcs, fault):
     options = {**fakegcs.options, 'endpoint_url': proxy.endpoint}
     bucket = granular.Path(f'gs://test-made-{time.time_ns()}', config=CONFIG, **options)
     lost = iter([fault])
@@ -623,7 +623,7 @@ def test_a_bucket_is_made_whatever_becomes_of_the_reply(proxy, fakegcs, fault):
         bucket.mkdir()
 
 
-def test_a_missing_bucket_is_named(fakegcs):
+def test_missing_bucket_is_named_in_the_error(fakegcs):
     place = granular.Path('gs://test-none-at-all/x', config=CONFIG, **fakegcs.options)
     for call in (
         place.stat, place.read_bytes, lambda: list(place.iterdir()), place.rmtree,
@@ -634,7 +634,7 @@ def test_a_missing_bucket_is_named(fakegcs):
     place.unlink(missing_ok=True)
 
 
-def test_unknown_options_are_named(fakegcs):
+def test_unknown_options_are_named_in_the_error(fakegcs):
     place = granular.Path('gs://bucket/x', block_size=5, retries=1, **fakegcs.options)
     with pytest.raises(
         InvalidArgumentError, match=r"unknown options \['block_size', 'retries'\]: expected some of \['anon', "
@@ -642,7 +642,7 @@ def test_unknown_options_are_named(fakegcs):
         place.stat()
 
 
-def test_requests_name_the_project_that_pays(proxy, fakegcs):
+def test_requester_pays_project_is_sent_with_every_request(proxy, fakegcs):
     place = through(proxy, filled(fakegcs.place()))
     options = {**place.store.options, 'requester_pays': 'payer'}
     path = granular.Path(str(place), config=CONFIG, **options)

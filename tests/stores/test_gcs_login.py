@@ -63,7 +63,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize('way', WAYS)
-def test_credentials_are_given_in_many_ways(server, tmp_path, way):
+def test_every_form_of_the_token_option_is_accepted(server, tmp_path, way):
     make, sent = WAYS[way]
     assert path(server, **make(*account(tmp_path, server))).read_range(1, 5) == DATA[1:5]
     assert server.authorized == [sent]
@@ -77,13 +77,13 @@ def test_credentials_come_from_the_environment(server, tmp_path, monkeypatch):
     assert server.authorized == ['Bearer token-1', 'Bearer token-2', '']
 
 
-def test_a_users_login_is_taken():
+def test_login_of_gcloud_is_used():
     for token in (USER, {name: value for name, value in USER.items() if name != 'type'}):
         login = log_in('gs://bucket', {'token': token, 'project': 'mine'}, False, 1.0)
         assert (login.credentials.refresh_token, login.project, login.stale) == ('planted', 'mine', True)
 
 
-def test_the_project_of_an_account_is_its_own_unless_one_is_given(server, tmp_path, monkeypatch):
+def test_project_option_overrides_the_project_of_the_account(server, tmp_path, monkeypatch):
     held = {**account(tmp_path, server)[1], 'project_id': 'its'}
     assert log_in('gs://bucket', {'token': held}, False, 1.0).project == 'its'
     assert log_in('gs://bucket', {'token': held, 'project': 'mine'}, False, 1.0).project == 'mine'
@@ -105,7 +105,7 @@ def test_the_project_of_an_account_is_its_own_unless_one_is_given(server, tmp_pa
      ({'requester_pays': True}, InvalidArgumentError, 'project='), ({'access': 'x'}, InvalidArgumentError, 'unknown')],
     ids=str,
 )  # fmt: skip
-def test_credentials_that_are_none_are_named(server, tmp_path, monkeypatch, options, error, says):
+def test_invalid_credentials_are_named_in_the_error(server, tmp_path, monkeypatch, options, error, says):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'odd.json').write_text('{"type": "planted')
     (tmp_path / 'list.json').write_text('["planted"]')
@@ -117,7 +117,7 @@ def test_credentials_that_are_none_are_named(server, tmp_path, monkeypatch, opti
     assert server.connections == 0
 
 
-def test_no_credentials_are_an_error_and_not_anonymous(monkeypatch, tmp_path):
+def test_missing_credentials_are_an_error_and_not_anonymous(monkeypatch, tmp_path):
     monkeypatch.setenv('CLOUDSDK_CONFIG', str(tmp_path))
     monkeypatch.setattr('google.auth.compute_engine._metadata._NO_GCE_CHECK', True)
     with pytest.raises(AccessDeniedError, match='(?s)no Google credentials.*GOOGLE_APPLICATION_CREDENTIALS.*anon=True'):
@@ -128,7 +128,7 @@ def test_no_credentials_are_an_error_and_not_anonymous(monkeypatch, tmp_path):
         log_in('gs://bucket', {}, True, 1.0)
 
 
-def test_a_missing_google_auth_is_named(monkeypatch):
+def test_missing_google_auth_is_named_in_the_error(monkeypatch):
     monkeypatch.setitem(sys.modules, 'google.auth', None)
     with pytest.raises(MissingExtraError, match=r'granular-stream\[gcs\]'):
         log_in('gs://bucket', {}, False, 1.0)
@@ -149,7 +149,7 @@ def test_concurrent_requests_fetch_one_token(tmp_path, server, method):
     assert server.tokens == 1
 
 
-def test_a_token_is_renewed_before_its_end(server, tmp_path):
+def test_token_is_renewed_before_it_expires(server, tmp_path):
     file, _ = account(tmp_path, server)
     login = log_in('gs://bucket', {'token': str(file)}, False, 5.0)
     assert login.stale
@@ -169,7 +169,7 @@ def test_a_token_is_renewed_before_its_end(server, tmp_path):
     ('status', 'error'),
     [(400, AccessDeniedError), (503, StoreError), (302, AccessDeniedError), (307, AccessDeniedError)],
 )
-def test_refused_tokens_are_errors_of_the_tree(tmp_path, server, status, error):
+def test_refused_token_is_a_granular_error(tmp_path, server, status, error):
     class Refuses(http.server.BaseHTTPRequestHandler):
         def do_POST(self):
             self.rfile.read(int(self.headers['Content-Length']))
@@ -251,7 +251,7 @@ def test_credentials_come_from_the_metadata_server(server, tmp_path, token):
     assert server.authorized == ['Bearer machine-token']
 
 
-def test_no_library_of_google_is_needed_to_be_anonymous(fakegcs):
+def test_anonymous_access_needs_no_google_library(fakegcs):
     code = """
     import json, sys
     for name in ('gcsfs', 'google.auth', 'requests', 'aiohttp', 's3fs', 'botocore', 'fsspec'):
@@ -289,7 +289,7 @@ def test_no_library_of_google_is_needed_to_be_anonymous(fakegcs):
      ('http://127.0.0.1:1', {}, ('http://127.0.0.1:1', True))],
     ids=str,
 )  # fmt: skip
-def test_endpoints(monkeypatch, option, environment, expected):
+def test_endpoints_of_options_and_environment(monkeypatch, option, environment, expected):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     endpoint = endpoints.gcs({} if option is None else {'endpoint_url': option}, os.environ)
@@ -300,13 +300,13 @@ def test_endpoints(monkeypatch, option, environment, expected):
     'url', ['ftp://host', 'https://', 'https://[', 'https://host:port', 'https://user:planted@host', 'x', 5, b'http://x',
             'https://host?x=planted', 'https://host:99999']
 )  # fmt: skip
-def test_endpoints_that_are_none_are_named(url):
-    with pytest.raises(InvalidArgumentError, match='gs://bucket: expected an endpoint_url') as caught:
+def test_invalid_endpoints_are_named_in_the_error(url):
+    with pytest.raises(InvalidArgumentError, match='gs://bucket: endpoint_url') as caught:
         granular.Path('gs://bucket/x', endpoint_url=url).stat()
     assert 'planted' not in str(caught.value)
 
 
-def test_an_emulator_is_found_by_either_form_of_its_address(fakegcs, monkeypatch):
+def test_emulator_address_with_or_without_a_scheme(fakegcs, monkeypatch):
     place = fakegcs.place()
     place.write_bytes(b'content')
     for host in (fakegcs.endpoint, fakegcs.endpoint.removeprefix('http://')):

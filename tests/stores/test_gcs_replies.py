@@ -59,13 +59,13 @@ RIGHT = {
 
 
 @pytest.mark.parametrize('kind', PARSERS)
-def test_right_answers_are_taken(kind):
+def test_valid_replies_are_accepted(kind):
     PARSERS[kind](answer(RIGHT[kind]))
 
 
 @pytest.mark.parametrize('kind', PARSERS)
 @pytest.mark.parametrize('body', NO_DOCUMENT, ids=lambda body: repr(body[:20]))
-def test_other_bodies_are_bad_replies(kind, body):
+def test_unexpected_bodies_are_bad_replies(kind, body):
     if kind == 'deletion' and body == b'null':
         return
     with pytest.raises(BadReplyError, match='^gs://bucket'):
@@ -81,12 +81,12 @@ def test_other_bodies_are_bad_replies(kind, body):
      {'crc32c': 'x'}, {'crc32c': 'mnG7'}, {'crc32c': None}, {'md5Hash': 'mnG7TA=='}, {'crc32c': 7}],
     ids=str,
 )  # fmt: skip
-def test_objects_with_other_fields_are_bad_replies(change):
+def test_objects_with_invalid_fields_are_bad_replies(change):
     with pytest.raises(BadReplyError, match='^gs://bucket'):
         parse_object(answer({**OBJECT, **change}))
 
 
-def test_objects_have_their_fields():
+def test_object_fields_are_parsed():
     resource = parse_object(answer(OBJECT))
     assert (resource.size, resource.generation, resource.writer) == (5, '17', 'token')
     assert resource.digests == {'crc32c': '9a71bb4c', 'md5': '5d41402abc4b2a76b9719d911017c592'}
@@ -104,7 +104,7 @@ def test_objects_have_their_fields():
      {'prefixes': ['a/d/', 'a/c/']}, {'items': [{**OBJECT, 'size': 'x'}]}],
     ids=str,
 )  # fmt: skip
-def test_pages_with_other_fields_are_bad_replies(page):
+def test_pages_with_invalid_fields_are_bad_replies(page):
     with pytest.raises(BadReplyError, match='^gs://bucket/a'):
         parse_page(answer(page))
 
@@ -112,7 +112,7 @@ def test_pages_with_other_fields_are_bad_replies(page):
 @pytest.mark.parametrize(
     'page', [{'kind': 'storage#objects'}, {'items': []}, {'kind': 'storage#objects', 'nextPageToken': ''}]
 )
-def test_empty_listings_are_taken(page):
+def test_empty_listings_are_accepted(page):
     listing = Listing('gs://bucket/a', 'a/', '/')
     assert listing.next_page(answer(page)) == ([], [], '')
     assert listing.ended
@@ -122,7 +122,7 @@ def items(*names, **more):
     return answer({'kind': 'storage#objects', 'items': [{**OBJECT, 'name': name} for name in names], **more})
 
 
-def test_a_page_is_not_taken_twice():
+def test_repeated_page_is_a_bad_reply():
     listing = Listing('gs://bucket/a', 'a/', '')
     listing.next_page(items('a/1', 'a/2', nextPageToken='x'))
     for again in (
@@ -138,7 +138,7 @@ def test_a_page_is_not_taken_twice():
     assert listing.ended
 
 
-def test_a_listing_ends_that_brings_nothing_new_with_ever_new_tokens():
+def test_listing_of_empty_pages_with_new_tokens_ends():
     listing = Listing('gs://bucket/a', 'a/', '/')
     page = {'kind': 'storage#objects', 'prefixes': ['a/c/']}
     assert listing.next_page(answer({**page, 'nextPageToken': 'first'})).folders == ['a/c/']
@@ -150,25 +150,25 @@ def test_a_listing_ends_that_brings_nothing_new_with_ever_new_tokens():
 @pytest.mark.parametrize(
     'said', ['x', '', 'bytes=x', 'bytes=0-x', 'bytes=0-', 'bytes=5-9', 'bytes=0--1', 'bytes=0-' + '9' * 30, '0-5']
 )
-def test_ranges_that_are_none_are_bad_replies(said):
+def test_invalid_ranges_are_bad_replies(said):
     with pytest.raises(BadReplyError, match='^gs://bucket/x'):
         gcsreplies.persisted_size(answer(b'', 308, range=said), 'gs://bucket/x')
 
 
-def test_the_range_says_how_much_is_stored():
-    assert gcsreplies.persisted_size(answer(b'', 308, range='bytes=0-262143'), 'x') == 262144
-    assert gcsreplies.persisted_size(answer(b'', 308), 'x') == 0
+def test_range_header_gives_the_stored_size():
+    assert gcsreplies.persisted(answer(b'', 308, range='bytes=0-262143'), 'x') == 262144
+    assert gcsreplies.persisted(answer(b'', 308), 'x') == 0
 
 
 @pytest.mark.parametrize(
     'location', ['', 'x', '/upload', 'http://[/x?upload_id=1', 'https://host', 'https://host/x?upload_id=', '//']
 )
-def test_locations_that_are_no_upload_are_bad_replies(location):
+def test_invalid_upload_locations_are_bad_replies(location):
     with pytest.raises(BadReplyError, match='^gs://bucket/x'):
         gcsreplies.session_of(answer(b'', 200, location=location), 'gs://bucket/x')
 
 
-def test_the_host_of_an_upload_is_left_out():
+def test_host_of_an_upload_location_is_ignored():
     session = gcsreplies.session_of(answer(b'', 200, location='https://elsewhere/upload/b?upload_id=7&name=x'), 'x')
     assert session == '/upload/b?upload_id=7&name=x'
 
@@ -179,6 +179,6 @@ def test_the_host_of_an_upload_is_left_out():
      {'resource': None}, {'resource': {**OBJECT, 'name': 'a/c'}}, {'totalBytesRewritten': None}],
     ids=str,
 )  # fmt: skip
-def test_copies_in_other_states_are_bad_replies(change):
+def test_copies_in_unknown_states_are_bad_replies(change):
     with pytest.raises(BadReplyError, match='^gs://bucket'):
         PARSERS['rewrite'](answer({**REWRITE, **change}))

@@ -58,7 +58,7 @@ OPERATIONS = {
 
 @pytest.mark.parametrize('status', [301, 302, 303, 307, 308])
 @pytest.mark.parametrize('name', OPERATIONS)
-def test_no_operation_tells_another_host_what_opens_the_first(server, name, status):
+def test_no_operation_sends_credentials_to_another_host(server, name, status):
     call, line = OPERATIONS[name]
     with FaultServer() as other:
         server.script.append(('status', status, 'X', {'Location': f'{other.endpoint}/object'}))
@@ -70,7 +70,7 @@ def test_no_operation_tells_another_host_what_opens_the_first(server, name, stat
 
 
 @pytest.mark.parametrize('name', OPERATIONS)
-def test_no_operation_leaves_tls(name, tmp_path):
+def test_no_operation_follows_a_redirect_from_tls_to_plain_http(name, tmp_path):
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / 'authority.pem'))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -85,14 +85,14 @@ def test_no_operation_leaves_tls(name, tmp_path):
 
 
 @pytest.mark.parametrize('name', OPERATIONS)
-def test_every_operation_ends_where_redirections_go_in_circles(server, name):
+def test_every_operation_ends_at_circular_redirects(server, name):
     server.script.extend([('redirect', '/object')] * 99)
     with pytest.raises(BadReplyError, match='redirections'):
         OPERATIONS[name][0](granular.Path(f'{server.endpoint}/object', config=QUICK))
 
 
 @pytest.mark.parametrize('name', ['list', 'glob', 'walk', 'stat', 'exists', 'is_dir'])
-def test_listings_and_stats_are_bounded_in_time_and_tried_again(server, name):
+def test_listing_and_stat_time_out_and_are_retried(server, name):
     call, line = OPERATIONS[name]
     path = granular.Path(f'{server.endpoint}/object', config=QUICK)
     for fault in ('reset', ('status', 503), 'hang', ('raw', b'HTTP/1.1 200 OK\n\n')):
@@ -127,7 +127,7 @@ def test_links_of_a_page_are_its_listing(server, links):
     assert [str(entry) for entry in entries] == [f'{server.endpoint}/folder/{name}' for name in LISTED]
 
 
-def test_a_redirected_page_lists_the_folder_that_was_asked_for(server):
+def test_redirected_page_lists_the_requested_folder(server):
     with FaultServer() as other:
         server.script.append(('redirect', f'{other.endpoint}/folder/'))
         other.script.append(page('a', f'{other.endpoint}/folder/b'))
@@ -159,19 +159,19 @@ NO_LISTINGS = {
 
 
 @pytest.mark.parametrize('name', NO_LISTINGS)
-def test_what_is_no_listing_is_an_error(server, name):
+def test_page_that_is_not_a_listing_is_an_error(server, name):
     line, error = NO_LISTINGS[name]
     server.script.extend([line] * 3)
     with pytest.raises(error, match='folder'):
         list(granular.Path(f'{server.endpoint}/folder', config=QUICK).iterdir())
 
 
-def test_the_size_of_what_is_compressed_on_its_way_is_that_of_the_file(server):
+def test_stat_gives_the_uncompressed_size(server):
     server.script.append(('raw', b'HTTP/1.1 200 OK\r\nContent-Length: 7\r\nContent-Encoding: gzip\r\n\r\n'))
     assert granular.Path(f'{server.endpoint}/object', config=QUICK).stat().size == len(DATA)
 
 
-async def test_large_pages_do_not_hold_the_loop(server):
+async def test_large_pages_do_not_block_the_loop(server):
     server.script.append(page(*(f'file-{i:06}' for i in range(60_000))))
     path = granular.aio.Path(f'{server.endpoint}/folder', config=QUICK)
     ticks = 0

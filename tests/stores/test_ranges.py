@@ -18,13 +18,13 @@ def ask(ranges, gap):
 
 
 @given(RANGES, st.integers(0, 50))
-def test_what_is_cut_is_what_was_asked(ranges, gap):
+def test_cut_returns_the_requested_ranges(ranges, gap):
     planned, replies = ask(ranges, gap)
     assert cut(planned, replies) == [DATA[a : a + n] for a, n in ranges]
 
 
 @given(RANGES, st.integers(0, 50))
-def test_spans_are_apart_and_needed(ranges, gap):
+def test_spans_are_disjoint_and_needed(ranges, gap):
     planned, _ = ask(ranges, gap)
     spans = planned.spans
     assert all(a < b for a, b in spans)
@@ -44,7 +44,7 @@ def test_no_more_spans_than_ranges(ranges, gap):
 
 
 @given(st.integers(0, 1000), st.integers(0, 1000), st.integers(1, 300))
-def test_requests_of_a_span_are_bounded_even_and_whole(start, length, most):
+def test_requests_of_a_span_are_bounded_even_and_complete(start, length, most):
     requests = split(start, start + length, most)
     sizes = [b - a for a, b in requests]
     assert all(0 < size <= most for size in sizes)
@@ -52,23 +52,23 @@ def test_requests_of_a_span_are_bounded_even_and_whole(start, length, most):
     assert len(requests) == -(-length // most)
 
 
-def test_neighbours_share_a_request_and_strangers_do_not():
+def test_close_ranges_share_a_request_and_distant_ranges_do_not():
     near = plan([0, 110], [100, 200], max_gap=10)
     assert near.spans == [(0, 200)]
     far = plan([0, 111], [100, 200], max_gap=10)
     assert far.spans == [(0, 100), (111, 200)]
 
 
-def test_a_large_range_is_split_evenly():
+def test_large_range_is_split_evenly():
     assert split(0, 1000, 400) == [(0, 334), (334, 668), (668, 1000)]
 
 
-def test_a_huge_range_beyond_32_bits():
+def test_range_beyond_32_bits():
     planned = plan([2**40], [2**40 + 5], max_gap=0)
     assert planned.spans == [(2**40, 2**40 + 5)]
 
 
-def test_a_small_piece_does_not_keep_its_reply_alive():
+def test_small_range_does_not_keep_its_reply_alive():
     planned, replies = ask([(0, 500), (10, 5)], 0)
     whole, piece = cut(planned, replies)
     assert whole is replies[0]
@@ -77,11 +77,11 @@ def test_a_small_piece_does_not_keep_its_reply_alive():
 
 
 @pytest.mark.parametrize(('starts', 'stops'), [([-1], [1]), ([2], [1]), ([0, 1], [1]), ([0.5], [1.5]), ([[0]], [[1]])])
-def test_ranges_that_cannot_be(starts, stops):
+def test_invalid_ranges_are_refused(starts, stops):
     with pytest.raises(InvalidArgumentError, match='range|starts'):
         plan(starts, stops, max_gap=0)
 
 
-def test_a_gap_that_cannot_be():
+def test_invalid_gap_is_refused():
     with pytest.raises(InvalidArgumentError, match='max_gap'):
         plan([0], [1], max_gap=-1)

@@ -344,7 +344,7 @@ def test_lasting_fault_is_an_error_in_bounded_time(server, new_case, request_kin
 
 @pytest.mark.parametrize('fault', PAGED)
 @pytest.mark.parametrize('operation', [listing, globbing_all, walking, opening_shards, copying, copying_here, removing])
-def test_pages_that_do_not_go_on(server, new_case, operation, fault):
+def test_listing_without_progress_is_an_error(server, new_case, operation, fault):
     made = new_case(operation)
     server.plan('list', stays=fault)
     with pytest.raises(BadReplyError):
@@ -353,7 +353,7 @@ def test_pages_that_do_not_go_on(server, new_case, operation, fault):
 
 
 @pytest.mark.parametrize(('operation', 'kind'), each_value(REQUESTS))
-def test_no_redirection_is_followed(server, other, new_case, operation, kind):
+def test_redirect_is_not_followed(server, other, new_case, operation, kind):
     made = new_case(operation)
     server.plan(kind, stays=('redirect', other.endpoint))
     with pytest.raises(StoreError):
@@ -370,7 +370,7 @@ def test_no_redirection_is_followed(server, other, new_case, operation, kind):
     [(writing, 'put'), (publishing, 'put'), (writing_in_parts, 'part'), (publishing_in_parts, 'part'),
      (copying_there, 'part'), (copying_there, 'put')],
 )  # fmt: skip
-def test_what_the_store_does_not_keep_is_an_error(server, new_case, operation, kind, fault):
+def test_upload_that_the_store_lost_or_damaged_is_an_error(server, new_case, operation, kind, fault):
     case = new_case(operation)
     server.aged = fault == 'forgets'
     server.plan(kind, stays=fault)
@@ -381,7 +381,7 @@ def test_what_the_store_does_not_keep_is_an_error(server, new_case, operation, k
     assert not (case.direct / 'copy' / 'y').exists()
 
 
-def test_a_join_that_did_nothing_is_an_error(server, new_case):
+def test_completion_without_effect_is_an_error(server, new_case):
     for operation in (writing_in_parts, publishing_in_parts):
         case = new_case(operation)
         server.plan('join', stays='forgets')
@@ -393,7 +393,7 @@ def test_a_join_that_did_nothing_is_an_error(server, new_case):
 @pytest.mark.parametrize(
     'operation', [writing, publishing, writing_in_parts, publishing_in_parts, copying, copying_there]
 )
-def test_a_store_whose_etags_are_no_md5s_is_judged_by_what_it_gives_back(server, new_case, operation):
+def test_upload_without_md5_etags_is_verified_by_reading_back(server, new_case, operation):
     case = new_case(operation)
     server.odd_etags = True
     operation(case)
@@ -404,7 +404,7 @@ def test_a_store_whose_etags_are_no_md5s_is_judged_by_what_it_gives_back(server,
             operation(new_case(operation))
 
 
-def test_a_byte_that_is_lost_once_is_sent_again(server, new_case):
+def test_byte_damaged_once_is_sent_again(server, new_case):
     for operation, kind in ((writing, 'put'), (writing_in_parts, 'part'), (publishing_in_parts, 'part')):
         server.plan(kind, ['flips_byte'])
         operation(new_case(operation))
@@ -420,7 +420,7 @@ LOST = (['lost'], ['lost', 'lost'], ['lost_html'], ['late_error'], ['lost', 'res
 @pytest.mark.parametrize(
     ('store', 'kind', 'faults'), pairwise(itertools.product(['moto', 'seaweed'], CONTENT, LOST)), ids=str
 )
-def test_a_publish_whose_reply_is_lost(request, store, kind, faults):
+def test_publication_with_a_lost_reply_succeeds(request, store, kind, faults):
     data = CONTENT[kind]
     backend = request.getfixturevalue(store)
     with S3Proxy(backend.endpoint) as server:
@@ -438,7 +438,7 @@ def test_a_publish_whose_reply_is_lost(request, store, kind, faults):
     pairwise(itertools.product(['moto', 'seaweed'], CONTENT, [[], ['lost'], ['reset', 'lost']])),
     ids=str,
 )
-def test_what_another_writer_has_published_stays(request, store, kind, faults):
+def test_publication_of_another_writer_is_kept(request, store, kind, faults):
     data = CONTENT[kind]
     backend = request.getfixturevalue(store)
     with S3Proxy(backend.endpoint) as server:
@@ -457,7 +457,7 @@ def test_what_another_writer_has_published_stays(request, store, kind, faults):
 @pytest.mark.parametrize(
     ('layout', 'kind'), cover([['refs', 'columns']], [['put', 'begin', 'part', 'join', 'head', 'list']])
 )
-def test_a_dataset_whose_replies_are_lost(server, moto, layout, kind):
+def test_dataset_is_written_despite_lost_replies(server, moto, layout, kind):
     place = moto.place()
     mine = granular.Path(str(place), endpoint_url=server.endpoint, key='KEY', secret='x', config=QUICK)
     server.plan(kind, ['lost', 'good'] * 20)
@@ -468,7 +468,7 @@ def test_a_dataset_whose_replies_are_lost(server, moto, layout, kind):
         assert [point['x'] for point in reader] == [LARGE, LARGE[1:]]
 
 
-def test_an_object_that_is_replaced_after_it_was_written(server, new_case):
+def test_last_writer_wins_without_an_error(server, new_case):
     """The last writer wins, and the one before is not told of a fault."""
     case = new_case(writing)
     forward = server.forward
@@ -501,7 +501,7 @@ def recovering(cause):
 
 
 @pytest.mark.parametrize(('operation', 'kind'), recovering('credentials'))
-def test_credentials_that_expire_are_renewed(server, new_case, tmp_path, monkeypatch, operation, kind):
+def test_expired_credentials_are_renewed(server, new_case, tmp_path, monkeypatch, operation, kind):
     keys = AmazonKeys(tmp_path / 'credentials')
     monkeypatch.setenv('AWS_SHARED_CREDENTIALS_FILE', str(keys.file))
     case = new_case(operation)
@@ -512,14 +512,14 @@ def test_credentials_that_expire_are_renewed(server, new_case, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize('operation', dict(recovering('clock')))
-def test_a_clock_that_is_wrong_is_made_up_for(server, new_case, operation, monkeypatch):
+def test_clock_skew_is_corrected(server, new_case, operation, monkeypatch):
     case = new_case(operation)
     monkeypatch.setattr(server, 'clock', datetime.timedelta(hours=-3))
     operation(case)
 
 
 @pytest.mark.parametrize('operation', dict(recovering('region')))
-def test_the_region_of_the_bucket_is_gone_to(server, moto, new_case, monkeypatch, operation):
+def test_region_of_the_bucket_is_followed(server, moto, new_case, monkeypatch, operation):
     from granular.aio.stores.s3.client import S3Client
 
     with S3Proxy(moto.endpoint) as wrong:
@@ -538,7 +538,7 @@ def test_the_region_of_the_bucket_is_gone_to(server, moto, new_case, monkeypatch
         assert wrong.seen
 
 
-def test_denied_is_denied(server, new_case):
+def test_denied_access_is_an_error_of_every_operation(server, new_case):
     denied = ('status', 403, b'<Error><Code>AccessDenied</Code></Error>')
     for operation, kinds in OPERATIONS.items():
         case = new_case(operation)
@@ -559,7 +559,7 @@ def test_objects_without_an_etag_have_no_version(server, new_case):
 
 
 @pytest.mark.parametrize('data', [b'new', LARGE], ids=['put', 'parts'])
-def test_who_may_only_write_is_told_by_the_etag(server, new_case, data):
+def test_write_only_upload_is_verified_by_its_etag(server, new_case, data):
     denied = ('status', 403, b'<Error><Code>AccessDenied</Code></Error>')
     case = new_case(publishing)
     server.plan('head', stays=denied)
@@ -571,7 +571,7 @@ def test_who_may_only_write_is_told_by_the_etag(server, new_case, data):
 
 
 @pytest.mark.parametrize('data', [b'new', LARGE], ids=['put', 'parts'])
-def test_a_server_without_conditions_is_asked_first(server, new_case, data):
+def test_existence_is_checked_first_without_conditional_writes(server, new_case, data):
     for kind in ('put', 'join'):
         server.plan(kind, stays='conditions_unknown')
     publishing(new_case(publishing), data)
@@ -583,7 +583,7 @@ def test_a_server_without_conditions_is_asked_first(server, new_case, data):
 
 
 @pytest.mark.parametrize('code', [409, 412])
-def test_a_conflict_with_what_is_gone_is_tried_again(server, new_case, code):
+def test_conflict_without_an_object_is_retried(server, new_case, code):
     conflict = ('status', code, b'<Error><Code>ConditionalRequestConflict</Code></Error>')
     server.plan('put', [conflict])
     publishing(new_case(publishing))
@@ -595,12 +595,12 @@ def test_a_conflict_with_what_is_gone_is_tried_again(server, new_case, code):
 
 @pytest.mark.parametrize('code', ['BadDigest', 'RequestTimeout', 'IncompleteBody'])
 @pytest.mark.parametrize(('operation', 'kind'), [(writing, 'put'), (writing_in_parts, 'part')])
-def test_a_body_that_was_damaged_on_the_way_is_sent_again(server, new_case, operation, kind, code):
+def test_body_that_the_server_rejects_as_damaged_is_sent_again(server, new_case, operation, kind, code):
     server.plan(kind, [('status', 400, f'<Error><Code>{code}</Code></Error>'.encode())])
     operation(new_case(operation))
 
 
-def test_a_server_is_told_the_checksums(server, new_case):
+def test_writes_carry_checksums(server, new_case):
     for operation, kind in ((writing, 'put'), (writing_in_parts, 'part'), (removing, 'deletes')):
         operation(new_case(operation))
         for asked in server.asked:
@@ -629,7 +629,7 @@ def test_options_reach_every_request(server, new_case):
         assert not any({'authorization', 'x-amz-security-token'} & request.headers.keys() for request in asked)
 
 
-def test_headers_of_what_is_written(server, new_case):
+def test_write_headers_come_from_s3_additional_kwargs(server, new_case):
     given = {
         'ServerSideEncryption': 'aws:kms',
         'SSEKMSKeyId': 'mine',
@@ -649,14 +649,14 @@ def test_headers_of_what_is_written(server, new_case):
 
 
 @pytest.mark.parametrize('option', [{'key_id': 'x'}, {'client_kwargs': {'timeout': 3}}, {'config_kwargs': {'x': 1}}])
-def test_unknown_options_are_named(moto, option):
+def test_unknown_options_are_named_in_the_error(moto, option):
     place = granular.Path(str(moto.place()), **{**moto.options, **option})
     for ask in (place.exists, lambda: place.write_bytes(b'x'), place.read_bytes):
         with pytest.raises(InvalidArgumentError, match='unknown .*expected some of'):
             ask()
 
 
-def test_signed_bodies_over_tls(seaweed, tmp_path):
+def test_signatures_and_checksums_over_tls(seaweed, tmp_path):
     """A server that verifies signatures, and Content-MD5: over TLS, the body is not part of the signature."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / 'authority.pem'))
@@ -675,7 +675,7 @@ def test_signed_bodies_over_tls(seaweed, tmp_path):
     assert not direct.exists()
 
 
-def test_nothing_but_botocore_is_imported(moto):
+def test_no_other_s3_library_is_imported(moto):
     """Neither s3fs nor aiobotocore, whatever is done in a bucket, and botocore not for what is on a disk."""
     code = f"""
 import sys
@@ -698,7 +698,7 @@ assert not root.exists()
     subprocess.run([sys.executable, '-c', code], check=True, timeout=50)
 
 
-def test_without_botocore_the_extra_is_named(monkeypatch):
+def test_missing_botocore_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, 'botocore.session', None)
     with pytest.raises(MissingExtraError, match=r'granular-stream\[s3\]'):
         granular.Path(f's3://bucket-{next(numbers)}/x', key='k', secret='x').read_bytes()
@@ -708,7 +708,7 @@ def test_without_botocore_the_extra_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize(('kind', 'fault'), cover([['begin', 'copy_part', 'join', 'head']], [['lost', 'error']]))
-def test_large_objects_are_copied_in_parts(server, new_case, monkeypatch, kind, fault):
+def test_large_objects_are_copied_in_parts_despite_faults(server, new_case, monkeypatch, kind, fault):
     monkeypatch.setattr('granular.aio.stores.s3.copying._AT_ONCE', 5 << 20)
     case = new_case(writing)
     (case.direct / 'large').write_bytes(LARGE)
@@ -718,7 +718,7 @@ def test_large_objects_are_copied_in_parts(server, new_case, monkeypatch, kind, 
     assert (case.direct / 'copy').read_bytes() == LARGE
 
 
-def test_a_source_that_is_replaced_while_it_is_copied(server, new_case, monkeypatch):
+def test_source_replaced_while_it_is_copied_is_an_error(server, new_case, monkeypatch):
     changed = ('status', 412, b'<Error><Code>PreconditionFailed</Code></Error>')
     case = new_case(copying)
     server.plan('copy', stays=changed)
@@ -788,7 +788,7 @@ def test_lasting_fault_of_cleaning_is_an_error(server, new_case, kind, script):
 # --- deleting
 
 
-def test_objects_that_come_while_a_folder_is_deleted(server, new_case):
+def test_objects_written_during_rmtree_are_deleted_too(server, new_case):
     case = new_case(removing)
     forward, late = server.forward, ['late1', 'late2']
 
@@ -805,7 +805,7 @@ def test_objects_that_come_while_a_folder_is_deleted(server, new_case):
     assert late == []
 
 
-def test_a_store_that_does_not_delete_is_an_error(server, new_case):
+def test_deletion_without_effect_is_an_error(server, new_case):
     def reply(keys):
         return (
             b'<DeleteResult>' + b''.join(b'<Deleted><Key>%b</Key></Deleted>' % key for key in keys) + b'</DeleteResult>'
@@ -832,7 +832,7 @@ def test_a_store_that_does_not_delete_is_an_error(server, new_case):
         removing(case)
 
 
-def test_a_folder_that_is_not_there(server, new_case):
+def test_missing_folder_is_not_found(server, new_case):
     case = new_case(listing)
     for ask in (
         lambda: list((case.root / 'none').iterdir()), (case.root / 'none').rmtree, (case.root / 'none').stat,
@@ -843,7 +843,7 @@ def test_a_folder_that_is_not_there(server, new_case):
     assert list((case.root / 'none').glob('*')) == []
 
 
-def test_a_bucket_that_vanishes_while_it_is_listed(server, new_case):
+def test_bucket_removed_while_it_is_listed_is_an_error(server, new_case):
     case = new_case(listing)
     for operation in (listing, globbing_all, walking):
         server.plan('list', ['good'], ('status', 404, b'<Error><Code>NoSuchBucket</Code></Error>'))

@@ -45,7 +45,7 @@ def listed(*bodies, prefix='in/', delimiter='', ordered=True):
     return names
 
 
-def test_pages_are_read():
+def test_pages_are_parsed():
     assert listed(page(contents('in/a', 'in/b'), 't', 2), page(contents('in/c'), None, 1)) == ['in/a', 'in/b', 'in/c']
     folder = '<CommonPrefixes><Prefix>in/sub/</Prefix></CommonPrefixes>'
     assert listed(page(contents('in/', 'in/a') + folder, None, 3), delimiter='/') == ['in/', 'in/a', 'in/sub/']
@@ -98,7 +98,7 @@ BAD_PAGES = {
 
 
 @pytest.mark.parametrize('pages', BAD_PAGES.values(), ids=BAD_PAGES)
-def test_pages_that_are_none(pages):
+def test_invalid_pages_are_bad_replies(pages):
     with pytest.raises(BadReplyError, match=NAME):
         listed(*pages)
 
@@ -109,18 +109,18 @@ def test_pages_that_are_none(pages):
      '<CommonPrefixes><Prefix>in/a/b/</Prefix></CommonPrefixes>',
      '<CommonPrefixes><Prefix>a/</Prefix></CommonPrefixes>'],
 )  # fmt: skip
-def test_names_that_lie_deeper_than_was_asked(inner):
+def test_names_below_the_delimiter_are_bad_replies(inner):
     with pytest.raises(BadReplyError, match=NAME):
         listed(page(inner), delimiter='/')
 
 
-def test_a_store_without_an_order_may_have_none():
+def test_directory_buckets_may_list_in_any_order():
     pages = page(contents('in/c', 'in/b'), 't'), page(contents('in/a'))
     assert listed(*pages, ordered=False) == ['in/c', 'in/b', 'in/a']
 
 
-def test_empty_pages_end(monkeypatch):
-    monkeypatch.setattr(s3listing, '_EMPTY_PAGES', 50)
+def test_endless_empty_pages_are_an_error(monkeypatch):
+    monkeypatch.setattr(s3replies, '_EMPTY_PAGES', 50)
     assert listed(*(page('', f't{i}') for i in range(40)), page(contents('in/a'))) == ['in/a']
     with pytest.raises(BadReplyError, match='50 pages'):
         listed(*(page('', f't{i}') for i in range(99)))
@@ -131,7 +131,7 @@ def test_empty_pages_end(monkeypatch):
     [('<Error><Code>NoSuchBucket</Code></Error>', NotFoundError), ('<html>404</html>', BadReplyError),
      ('', BadReplyError)],
 )  # fmt: skip
-def test_a_listing_of_nothing(body, error):
+def test_status_404_of_a_listing_is_not_found_only_for_a_missing_bucket(body, error):
     listing = Listing(NAME, 'in/', '', True)
     with pytest.raises(error):
         listing.check(answer(body, 404))
@@ -145,7 +145,7 @@ ETAG = '"' + 'a' * 32 + '"'
 DATE = 'Sat, 21 Nov 2026 20:26:37 GMT'
 
 
-def test_heads_are_read():
+def test_heads_are_parsed():
     head = Head(200, 'OK', {'content-length': '5', 'etag': ETAG, 'last-modified': DATE})
     time = datetime.datetime(2026, 11, 21, 20, 26, 37, tzinfo=datetime.UTC).timestamp()
     assert s3replies.metadata_of(head, NAME)[:3] == (5, time, ETAG)
@@ -158,7 +158,7 @@ def test_heads_are_read():
      *({'content-length': '5', 'etag': ETAG, 'last-modified': date} for date in
        ('', 'soon', '2026', 'Sat, 21 Nov 99999999999 20:26:37 GMT', 'Sat, 99 Nov 2026 20:26:37 GMT'))],
 )  # fmt: skip
-def test_heads_of_nothing(headers):
+def test_invalid_heads_are_bad_replies(headers):
     with pytest.raises(BadReplyError, match=NAME):
         s3replies.metadata_of(Head(200, 'OK', headers), NAME)
 
@@ -166,11 +166,11 @@ def test_heads_of_nothing(headers):
 @pytest.mark.parametrize(
     'date', ['', 'x', 'Sat, 21 Nov 99999999999 20:26:37 GMT', '1 2 3', 'Sat, 21 Nov 2026 20:26:37 -9999']
 )
-def test_times_that_are_none(date):
+def test_invalid_times_are_ignored(date):
     assert http_date(date) is None or http_date(date).tzinfo is not None
 
 
-def test_a_date_without_a_zone_is_of_utc():
+def test_date_without_a_zone_is_utc():
     assert http_date('Sat, 21 Nov 2026 20:26:37 -0000') == http_date(DATE)
 
 
@@ -189,10 +189,10 @@ def test_a_date_without_a_zone_is_of_utc():
         ({'etag': '"x"', 'x-amz-checksum-crc32c': 'nonsense'}, {}),
     ],
 )
-def test_checksums_that_an_object_has(headers, digests):
-    metadata = s3replies.metadata_of(Head(200, 'OK', {'content-length': '1', **headers}), NAME)
-    assert dict(metadata.content_info(True).digests) == digests
-    assert 'md5' not in metadata.content_info(False).digests
+def test_checksums_of_an_object(headers, digests):
+    found = s3replies.found_of(Head(200, 'OK', {'content-length': '1', **headers}), NAME)
+    assert dict(found.kept(True).digests) == digests
+    assert 'md5' not in found.kept(False).digests
 
 
 @pytest.mark.parametrize(
@@ -219,12 +219,12 @@ def test_checksums_that_an_object_has(headers, digests):
      '<DeleteResult><Deleted><Key>other</Key></Deleted></DeleteResult>',
      '<CopyObjectResult><ETag/></CopyObjectResult>'],
 )  # fmt: skip
-def test_documents_that_do_not_answer(take, body):
+def test_unexpected_documents_are_bad_replies(take, body):
     with pytest.raises(BadReplyError, match=NAME):
         take(answer(body))
 
 
-def test_markers_of_uploads_go_on():
+def test_upload_markers_must_advance():
     body = (
         '<ListMultipartUploadsResult><IsTruncated>true</IsTruncated><NextKeyMarker>in/b</NextKeyMarker>'
         '<NextUploadIdMarker>7</NextUploadIdMarker></ListMultipartUploadsResult>'
@@ -234,7 +234,7 @@ def test_markers_of_uploads_go_on():
         uploads.uploads_page(answer(body), NAME, 'in', ('in/b', '7'))
 
 
-def test_keys_that_xml_cannot_hold():
+def test_keys_that_xml_cannot_represent_are_refused():
     for key in ('a', 'ä/ö', 'a&b<c>', 'a\tb', 'a\nb', '\U0001f600'):
         assert documents.is_writable(key)
     for key in ('a\x01', 'a\rb', 'a\0', '\ufffe', '\ud800'):
@@ -256,13 +256,13 @@ def test_keys_that_xml_cannot_hold():
         ({'endpoint_url': 'https://host', 'config_kwargs': {'s3': {'addressing_style': 'virtual'}}}, 'https://bucket.host'),
     ],
 )  # fmt: skip
-def test_addresses_of_buckets(options, base):
+def test_bucket_addresses_follow_the_options(options, base):
     s3options.check('s3://bucket', options)
     endpoint = endpoints.s3(options, {'AWS_CONFIG_FILE': '/none'})
     assert s3options.address('s3://bucket', endpoint.url, endpoint.region, s3options.addressing(options)) == base
 
 
-def test_a_bucket_with_dots_stands_in_the_path():
+def test_bucket_with_dots_is_addressed_by_path():
     assert s3options.address('s3://a.b', None, 'us-east-1', 'auto') == 'https://s3.us-east-1.amazonaws.com/a.b'
 
 
@@ -270,7 +270,7 @@ def test_a_bucket_with_dots_stands_in_the_path():
     'endpoint',
     ['host:9', 'ftp://host', 'http://', 'https://user:pass@host', 'http://[::1', 'http://host:99999', 'http://host:x'],
 )
-def test_endpoints_that_are_none(endpoint):
+def test_invalid_endpoints_are_refused(endpoint):
     with pytest.raises(InvalidArgumentError, match='endpoint_url'):
         s3options.address('s3://bucket', endpoint, 'us-east-1', 'auto')
 
@@ -292,18 +292,7 @@ def test_unknown_options_are_refused(options, known):
         s3options.check('s3://bucket', options)
 
 
-@pytest.mark.parametrize('name', ['key', 'secret'])
-def test_key_and_secret_without_the_other_are_refused(name, monkeypatch):
-    monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'of the environment')
-    monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'of the environment')
-    path = granular.Path('s3://bucket/key', endpoint_url='http://127.0.0.1:1', **{name: 'x'})
-    with pytest.raises(InvalidArgumentError, match=r's3://bucket: expected key= and secret= together, got'):
-        path.read_bytes()
-    s3options.check('s3://bucket', {'key': 'x', 'secret': 'y'})
-    s3options.check('s3://bucket', {'key': None, 'secret': None})
-
-
-def test_a_program_that_gives_no_credentials(tmp_path, monkeypatch):
+def test_credential_process_that_fails_is_an_error(tmp_path, monkeypatch):
     (tmp_path / 'config').write_text('[default]\ncredential_process = echo none\n')
     for name in ('AWS_CONFIG_FILE', 'AWS_SHARED_CREDENTIALS_FILE'):
         monkeypatch.setenv(name, str(tmp_path / 'config'))

@@ -89,7 +89,7 @@ def local(tmp_path):
 
 
 @pytest.mark.parametrize('store', ['local', 'moto', 'fakegcs'])
-def test_the_promise(store, request, tmp_path, local):
+def test_copy_is_complete_and_not_repeated(store, request, tmp_path, local):
     root = granular.Path(tmp_path / 'root') if store == 'local' else request.getfixturevalue(store).place()
     source = root / 'data'
     for name, data in FILES.items():
@@ -122,7 +122,7 @@ def test_the_promise(store, request, tmp_path, local):
     assert contents(target) == {'new': b'new'}
 
 
-def test_what_others_put_there_is_left(tmp_path, local):
+def test_folder_of_the_user_is_left_unchanged(tmp_path, local):
     (tmp_path / 'source').mkdir()
     (tmp_path / 'source' / 'x').write_bytes(b'1')
     (local / 'mine').mkdir(parents=True)
@@ -141,7 +141,7 @@ def test_what_others_put_there_is_left(tmp_path, local):
     assert json.loads((local / 'again' / MARKER).read_text())['source'] == str(local / 'empty')
 
 
-def test_arguments(tmp_path, moto):
+def test_invalid_arguments_are_refused(tmp_path, moto):
     (tmp_path / 'source').mkdir()
     with pytest.raises(InvalidArgumentError, match='not on a local disk'):
         granular.copy_to_local(tmp_path / 'source', moto.place())
@@ -155,7 +155,7 @@ def test_arguments(tmp_path, moto):
     assert os.listdir(tmp_path) == ['source']
 
 
-async def test_the_asynchronous_face_and_a_single_file(moto, local):
+async def test_async_copy_of_a_single_file(moto, local):
     bucket = moto.place()
     await (bucket / 'file').aio.write_bytes(b'12345')
     local.mkdir()
@@ -167,7 +167,7 @@ async def test_the_asynchronous_face_and_a_single_file(moto, local):
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_archives(kind, tmp_path, local):
+def test_archives_are_unpacked(kind, tmp_path, local):
     (tmp_path / f'train.{kind}').write_bytes(archived(kind, FILES))
     seen = []
     done = granular.copy_to_local(tmp_path / f'train.{kind}', local / f'train.{kind}', progress=seen.append)
@@ -186,7 +186,7 @@ def test_archives(kind, tmp_path, local):
 
 
 @pytest.mark.parametrize('store', ['moto', 'fakegcs'])
-def test_a_folder_of_archives_and_files_in_a_bucket(store, request, local):
+def test_folder_of_archives_and_files_is_unpacked(store, request, local):
     """Each is unpacked beside its name; windows of 8 MiB are read of the large one."""
     bucket = request.getfixturevalue(store).place()
     large = {f'{i:03}': os.urandom(200_000) for i in range(60)}
@@ -206,7 +206,7 @@ def test_a_folder_of_archives_and_files_in_a_bucket(store, request, local):
     assert done.bytes == sum(map(len, contents(local).values()))
 
 
-def test_from_a_web_server(tmp_path, local):
+def test_archive_of_a_web_server_is_unpacked(tmp_path, local):
     """A zip over HTTP, which has no listings."""
     (tmp_path / 'x.zip').write_bytes(zipped(FILES))
     with served(str(tmp_path)) as server:
@@ -214,7 +214,7 @@ def test_from_a_web_server(tmp_path, local):
     assert contents(local / 'x') == FILES
 
 
-def test_names_that_are_taken_twice(tmp_path, local):
+def test_conflicting_names_are_refused(tmp_path, local):
     for number, names in enumerate([('x.zip', 'x/file'), ('x.zip', 'x.tar'), ('x.zip', 'x'), ('x.zip', 'x/y/z')]):
         source = tmp_path / f'source{number}'
         for name in names:
@@ -252,7 +252,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize('name', HOSTILE)
-def test_hostile_tars(name, tmp_path):
+def test_hostile_tars_are_refused(name, tmp_path):
     (tmp_path / 'secret').write_bytes(b'secret')
     (tmp_path / 'evil.tar').write_bytes(tarred(HOSTILE[name]))
     (tmp_path / 'in').mkdir()
@@ -281,7 +281,7 @@ def special(name, mode, content=b''):
      dict([special('d', stat.S_IFCHR)]),
      dict([special('l', stat.S_IFLNK, b'x' * 5000)])],
 )  # fmt: skip
-def test_hostile_zips(files, tmp_path):
+def test_hostile_zips_are_refused(files, tmp_path):
     (tmp_path / 'evil.zip').write_bytes(zipped(files))
     with pytest.raises(InvalidArgumentError, match=r'evil.zip: member .* is not unpacked'):
         granular.copy_to_local(tmp_path / 'evil.zip', tmp_path / 'in' / 'data')
@@ -289,7 +289,7 @@ def test_hostile_zips(files, tmp_path):
     assert not os.path.exists('/tmp/granular-out')
 
 
-def test_links_within(tmp_path, local):
+def test_links_within_the_archive_are_unpacked(tmp_path, local):
     members = [
         ('r/a/file', b'1'), member('r/link', LINK, 'a/file'), member('r/a/up', LINK, '../b/../link'),
         member('r/hard', HARD, 'r/a/file'), member('r/dir', LINK, 'a'),
@@ -337,7 +337,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize('name', BROKEN)
-def test_broken_archives(name, tmp_path, local):
+def test_broken_archives_are_corrupt(name, tmp_path, local):
     (tmp_path / name).write_bytes(BROKEN[name])
     with pytest.raises(CorruptArchiveError, match=name) as broken:
         granular.copy_to_local(tmp_path / name, local / 'x')
@@ -345,7 +345,7 @@ def test_broken_archives(name, tmp_path, local):
     assert json.loads((local / 'x' / MARKER).read_text())['state'] == 'copying'
 
 
-def test_encrypted_and_unknown(tmp_path, local):
+def test_encrypted_and_unknown_archives_are_unsupported(tmp_path, local):
     data = bytearray(zipped({'x': b'y'}))
     for flag in (data.index(b'PK\x03\x04') + 6, data.index(b'PK\x01\x02') + 8):
         data[flag] |= 1
@@ -360,7 +360,7 @@ def test_encrypted_and_unknown(tmp_path, local):
         granular.copy_to_local(tmp_path, local, 'y')
 
 
-def test_bombs_and_full_disks(tmp_path, local):
+def test_archive_larger_than_the_disk_is_refused(tmp_path, local):
     """A terabyte that is declared, and a disk on which it has no place."""
     sparse = tarfile.TarInfo('zeros')
     sparse.size = 1 << 50
@@ -401,7 +401,7 @@ def start(source, target):
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def test_two_processes_at_once_and_one_that_is_killed(tmp_path, local):
+def test_concurrent_processes_copy_once_despite_a_kill(tmp_path, local):
     """One copies, the other waits and finds it complete. If the first is killed, the next one copies."""
     files = {f'{i:04}': os.urandom(20_000) for i in range(1000)}
     (tmp_path / 'x.tar').write_bytes(tarred(files))
@@ -422,7 +422,7 @@ def test_two_processes_at_once_and_one_that_is_killed(tmp_path, local):
     assert contents(local / 'x') == files
 
 
-async def test_a_copy_that_is_cancelled_leaves_no_thread(tmp_path, local):
+async def test_cancelled_copy_leaves_no_thread(tmp_path, local):
     data = await asyncio.to_thread(tarred, {str(i): bytes(1 << 20) for i in range(40)})
     await asyncio.to_thread((tmp_path / 'x.tar').write_bytes, data)
     loop, seen = asyncio.get_running_loop(), []
@@ -444,7 +444,7 @@ async def test_a_copy_that_is_cancelled_leaves_no_thread(tmp_path, local):
     assert len(os.listdir(local / 'x')) == 41
 
 
-def test_an_archive_that_is_replaced_while_it_is_read(tmp_path, local):
+def test_archive_replaced_while_it_is_read_is_an_error(tmp_path, local):
     place = tmp_path / 'x.tar'
     place.write_bytes(tarred({str(i): bytes(1 << 20) for i in range(24)}))
 
