@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import granular
+from tests.support.tables import cover
 
 HEAD = """
 import asyncio, gc, json, logging, multiprocessing, os, resource, socket, sys, threading, time, weakref
@@ -23,6 +24,7 @@ from granular import aio
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.bridge import run
 
+gc.freeze()  # collections look at objects of the program only, and not at those of the imports
 place = granular.Path(sys.argv[1], **json.loads(sys.argv[2]))
 small = granular.ReadOptions(2, 16)
 
@@ -231,6 +233,7 @@ for items in keep:
     next(items)
 """
 
+STORES = ('bucket', 'local')
 MEMORY = """
 def make(i):
     return np.full(1 << 20, i % 100, np.uint8)
@@ -254,7 +257,7 @@ assert rss() - before <= 100 << 20, (rss() - before) >> 20
 """
 
 
-@pytest.fixture(scope='module', params=['local', 'bucket'])
+@pytest.fixture(scope='module', params=STORES)
 def data(request, tmp_path_factory):
     server = None if request.param == 'local' else request.getfixturevalue('fakegcs')
     place = granular.Path(tmp_path_factory.mktemp('data')) if server is None else server.place()
@@ -290,22 +293,27 @@ def runs(code, data, *args):
     return seconds
 
 
-@pytest.mark.parametrize('program', [SYNC, NOTEBOOK, OWN_LOOP], ids=['script', 'notebook', 'collector'])
+DROPPING = {'script': SYNC, 'notebook': NOTEBOOK, 'collector': OWN_LOOP}
+EXITING = {'slow': EXIT + SLOW, 'script': EXIT, 'notebook': NOTEBOOK_EXIT}
+
+
+@pytest.mark.parametrize(('program', 'data'), cover([list(DROPPING)], [STORES]), indirect=['data'])
 def test_dropped_iterators_leave_nothing(program, data):
-    runs(program, data)
+    runs(DROPPING[program], data)
 
 
-@pytest.mark.parametrize('kind', ['asyncio', 'uvloop'])
+@pytest.mark.parametrize(('kind', 'data'), cover([['uvloop', 'asyncio']], [STORES]), indirect=['data'])
 def test_dropped_async_iterators_leave_nothing(kind, data):
     runs(ASYNC, data, kind)
 
 
-@pytest.mark.parametrize('program', [EXIT, EXIT + SLOW, NOTEBOOK_EXIT], ids=['script', 'slow', 'notebook'])
+@pytest.mark.parametrize(('program', 'data'), cover([list(EXITING)], [STORES]), indirect=['data'])
 def test_interpreter_exits_with_unfinished_iterators(program, data):
-    assert runs(program, data) < 10  # 2 s on a machine that has nothing else to do
+    assert runs(EXITING[program], data) < 10  # 2 s on a machine that has nothing else to do
     assert not [path for path in (data[0] / 'files').iterdir() if not path.name.isdigit()]
 
 
+@pytest.mark.parametrize('data', ['bucket'], indirect=True)
 def test_forked_child_drops_the_iterators_of_its_parent(data):
     runs(FORKED, data)
 

@@ -19,11 +19,15 @@ from granular import aio
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.lock import Lock
 from granular.errors import GranularError
+from tests.support.tables import cover
 
 COUNT = 640
 
 
-@pytest.fixture(scope='module', params=['local', 'bucket'])
+STORES = ('bucket', 'local')
+
+
+@pytest.fixture(scope='module', params=STORES)
 def place(request, tmp_path_factory):
     server = None if request.param == 'local' else request.getfixturevalue('fakegcs')
     place = granular.Path(tmp_path_factory.mktemp('data')) if server is None else server.place()
@@ -207,7 +211,7 @@ SHARED = {
 }
 
 
-@pytest.mark.parametrize('kind', SHARED)
+@pytest.mark.parametrize(('kind', 'place'), cover([list(SHARED)], [STORES]), indirect=['place'])
 def test_threads_sharing_an_iterator_get_each_element_once(kind, place):
     items = SHARED[kind](place)
     found = [value for item in taken(items) for value in np.ravel(values_of(item)).tolist()]
@@ -240,7 +244,9 @@ def test_tasks_sharing_an_iterator_get_elements_in_order(kind, place):
     assert asyncio.run(main()) == list(range(0, 100 if kind == 'stream' else 200, 1 if kind == 'stream' else 2))
 
 
-@pytest.mark.parametrize('kind', ['stream', 'batches', 'prefetch', 'parquet', 'loader'])
+@pytest.mark.parametrize(
+    ('kind', 'place'), cover([['stream', 'prefetch', 'parquet', 'batches', 'loader']], [STORES]), indirect=['place']
+)
 def test_states_saved_during_iteration_are_consistent(kind, place):
     items = SHARED[kind](place)
     lock, handed, states = threading.Lock(), [0], []
@@ -252,7 +258,7 @@ def test_states_saved_during_iteration_are_consistent(kind, place):
                 with lock:
                     handed[0] += 1
             return
-        while handed[0] < 100:
+        while handed[0] < 50:
             least = handed[0]
             states.append((least, save()))
 
@@ -330,8 +336,9 @@ def once(i):
 
 once(0)
 gc.collect()
+gc.freeze()
 before = len(os.listdir('/proc/self/fd'))
-loops = [once(i) for i in range(200)]
+loops = [once(i) for i in range(100)]
 gc.collect()
 assert sum(loop() is not None for loop in loops) <= 1, sum(loop() is not None for loop in loops)
 assert len(os.listdir('/proc/self/fd')) <= before + 2, (before, len(os.listdir('/proc/self/fd')))
@@ -346,7 +353,7 @@ print('done')
 """
 
 
-@pytest.mark.parametrize('kind', ['asyncio', 'uvloop'])
+@pytest.mark.parametrize(('kind', 'place'), cover([['asyncio', 'uvloop']], [STORES]), indirect=['place'])
 def test_closed_loops_are_collected_with_their_sockets(kind, place):
     options = dict(place.aio.store.options)
     command = [sys.executable, '-X', 'dev', '-W', 'error', '-c', textwrap.dedent(LOOPS), f'{place}']
