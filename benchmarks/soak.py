@@ -30,7 +30,7 @@ from granular.errors import GranularError, NotFoundError
 from granular.formats.checksums import crc32c
 from tests.support.credentials import AmazonKeys, google_key
 from tests.support.fault_proxy import Call, FaultProxy
-from tests.support.faults import Asked, FaultServer
+from tests.support.faults import FaultServer, Request
 from tests.support.gcs_faults import GCSFaultProxy
 from tests.support.servers import FakeGCSServer, SeaweedServer
 
@@ -74,7 +74,7 @@ class Faulty(FaultServer):
         self._dice = random.Random(0)
         self._expired = 0.0
 
-    def note(self, asked: Asked, lines: Mapping[str, str]) -> None:
+    def record(self, request: Request, lines: Mapping[str, str]) -> None:
         self.count += 1  # and nothing is kept, for an hour's requests
 
     def next_line(self) -> Any:

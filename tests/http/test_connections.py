@@ -59,13 +59,13 @@ def test_connection_is_reused(server, line):
 def test_chunks_that_end_early_are_retried(server):
     server.script.append(('chunked', 100, b'3\r\nabc\r\n0\r\n\r\n'))
     assert path(server).read_range(10, 500) == DATA[10:500]
-    assert len(server.asked) == 2
+    assert len(server.ranges) == 2
 
 
 def test_short_body_until_close_is_resumed(server):
     server.script.append(('until_close', 100))
     assert path(server).read_range(10, 500) == DATA[10:500]
-    assert server.asked == ['bytes=10-499', 'bytes=110-499']
+    assert server.ranges == ['bytes=10-499', 'bytes=110-499']
 
 
 GARBAGE = [
@@ -189,7 +189,7 @@ def test_circular_redirects_are_an_error(server):
     server.script.extend([('redirect', '/object')] * 30)
     with pytest.raises(BadReplyError, match='redirections'):
         path(server).read_range(10, 50)
-    assert len(server.asked) == 20
+    assert len(server.ranges) == 20
 
 
 # --- connections

@@ -304,4 +304,4 @@ def test_wrong_certificate_is_an_error(files, tmp_path, monkeypatch, store, face
         place = granular.Path(f'{store}://b/data', endpoint_url=server.endpoint, config=CONFIG, **options)
         with pytest.raises(StoreError, match='(?i)certificate'):
             through(face, place, int)
-        assert server.asked == []
+        assert server.ranges == []

@@ -38,8 +38,8 @@ def test_transient_statuses_are_retried(server, code):
     server.script.extend([('status', code)] * (1 if code in (429, 503) else 3))
     before = granular.io_stats()
     assert path(server).read_range(10, 50) == DATA[10:50]
-    assert granular.io_stats()['retries'] - before['retries'] == len(server.asked) - 1
-    assert set(server.asked) == {'bytes=10-49'}
+    assert granular.io_stats()['retries'] - before['retries'] == len(server.ranges) - 1
+    assert set(server.ranges) == {'bytes=10-49'}
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_permanent_statuses_fail_at_once(server, code, error):
     server.script.append(('status', code))
     with pytest.raises(error, match='object') as caught:
         path(server).read_range(10, 50)
-    assert len(server.asked) == 1
+    assert len(server.ranges) == 1
     assert f'{code}' in str(caught.value) or code == 412
 
 
@@ -91,7 +91,7 @@ def test_concurrent_readers_refresh_credentials_once(server, monkeypatch, tmp_pa
     )
     assert path.read_ranges(starts, [start + 1000 for start in starts]) == [DATA[s : s + 1000] for s in starts]
     assert len(calls) == 1
-    assert len(server.asked) == 80
+    assert len(server.ranges) == 80
 
 
 def test_credentials_refused_twice_are_an_error(server, monkeypatch, tmp_path):
@@ -99,7 +99,7 @@ def test_credentials_refused_twice_are_an_error(server, monkeypatch, tmp_path):
     server.script.extend([('status', 401)] * 2)
     with pytest.raises(AccessDeniedError, match='401') as caught:
         place.read_range(0, 10)
-    assert len(server.asked) == 2
+    assert len(server.ranges) == 2
     assert 'OLD' not in str(caught.value)
 
 
@@ -107,7 +107,7 @@ def test_attempts_are_bounded(server):
     server.script.extend([('status', 500)] * 10)
     with pytest.raises(StoreError, match='status 500, Scripted') as caught:
         path(server).read_range(10, 50)
-    assert len(server.asked) == 4
+    assert len(server.ranges) == 4
     assert 'gave up after 4 attempts' in caught.value.__notes__[0]
 
 
@@ -131,8 +131,8 @@ def test_retry_after_is_respected(server):
 def test_interrupted_body_is_resumed(server, fault):
     server.script.append((fault, 30_000))
     assert path(server).read_range(1000, 91_000) == DATA[1000:91_000]
-    assert server.asked[0] == 'bytes=1000-90999'
-    first, last = server.asked[1].removeprefix('bytes=').split('-')
+    assert server.ranges[0] == 'bytes=1000-90999'
+    first, last = server.ranges[1].removeprefix('bytes=').split('-')
     assert 1000 < int(first) <= 31_000
     assert last == '90999'
 
@@ -142,15 +142,15 @@ def test_interrupted_suffix_is_resumed(server):
     assert path(server).aio.store is not None
     with pytest.raises(granular.errors.CorruptBagError):
         granular.BagReader(path(server))  # its bytes are no bag, but all of them came
-    assert any(asked.startswith('bytes=-') for asked in server.asked)
-    assert any(asked.endswith('-99999') and not asked.startswith('bytes=-') for asked in server.asked)
+    assert any(asked.startswith('bytes=-') for asked in server.ranges)
+    assert any(asked.endswith('-99999') and not asked.startswith('bytes=-') for asked in server.ranges)
 
 
 def test_interrupted_body_without_a_version_is_restarted(server):
     server.etag = None
     server.script.append(('truncate', 30_000))
     assert path(server).read_range(1000, 91_000) == DATA[1000:91_000]
-    assert server.asked == ['bytes=1000-90999'] * 2
+    assert server.ranges == ['bytes=1000-90999'] * 2
 
 
 def test_pinned_object_that_was_replaced_is_an_error(server):
@@ -188,11 +188,11 @@ def test_endless_object_in_reply_to_a_range_is_refused(server):
 def test_bad_reply_is_an_error_when_repeated(server, fault):
     server.script.append(fault)
     assert path(server).read_range(10, 50) == DATA[10:50]
-    assert len(server.asked) == 2
+    assert len(server.ranges) == 2
     server.script.extend([fault] * 2)
     with pytest.raises(BadReplyError, match='object'):
         path(server).read_range(10, 50)
-    assert len(server.asked) == 4
+    assert len(server.ranges) == 4
 
 
 def test_connection_closed_while_idle_costs_no_retry(server):
@@ -237,15 +237,15 @@ def test_read_below_min_rate_is_resumed(server):
     server.script.append(('drip', 0.01))
     config = granular.IOConfig(backoff=0.01, read_timeout=0.4, first_byte_timeout=0.4, min_rate=10_000)
     assert path(server, config).read_range(1000, 91_000) == DATA[1000:91_000]
-    assert len(server.asked) == 2
-    assert 1000 < int(server.asked[1].removeprefix('bytes=').split('-')[0]) < 2000
+    assert len(server.ranges) == 2
+    assert 1000 < int(server.ranges[1].removeprefix('bytes=').split('-')[0]) < 2000
 
 
 def test_slow_read_is_tolerated_without_min_rate(server):
     server.script.append(('drip', 0.005))
     config = granular.IOConfig(read_timeout=0.2, min_rate=0)
     assert path(server, config).read_range(1000, 1100) == DATA[1000:1100]
-    assert len(server.asked) == 1
+    assert len(server.ranges) == 1
 
 
 def warmed(server, **knobs):
@@ -272,7 +272,7 @@ def test_slow_reply_is_hedged(server):
     assert found == DATA[10:50_000]
     assert count == 1
     assert seconds < 1.5
-    assert server.asked[-2:] == ['bytes=10-49999'] * 2
+    assert server.ranges[-2:] == ['bytes=10-49999'] * 2
     server.script.extend([('late', 0.4), ('late', 0.01)])  # the one that comes second is not taken for another's
     assert hedges(lambda: place.read_range(60_000, 90_000))[:2] == (DATA[60_000:90_000], 1)
     time.sleep(0.5)
@@ -315,7 +315,7 @@ def test_retry_budget_bounds_retries(server):
     with pytest.raises(StoreError, match='500'):
         path(server, config).read_ranges(starts, [start + 10 for start in starts])
     # 400 of them, 100 retries that the tokens allow, and those that drip in.
-    assert len(server.asked) < 400 + 100 + 40
+    assert len(server.ranges) < 400 + 100 + 40
 
 
 # --- what a store says of a request
@@ -345,7 +345,7 @@ def test_correct_region_is_looked_up_once(regions):
     place = in_bucket()
     assert place.read_range(10, 50) == DATA[10:50]
     assert place.read_range(10, 50) == DATA[10:50]
-    assert (len(wrong.asked), len(right.asked)) == (1, 2)
+    assert (len(wrong.ranges), len(right.ranges)) == (1, 2)
     assert '/eu-west-3/s3/' in right.authorized[0]
     right.script.append(('status', 301, 'PermanentRedirect', {'x-amz-bucket-region': 'us-east-1'}))
     wrong.script.append(('status', 301, 'PermanentRedirect', {'x-amz-bucket-region': 'eu-west-3'}))
@@ -359,7 +359,7 @@ def test_invalid_region_is_not_followed(regions, name):
     wrong.script.extend([('status', 301, 'PermanentRedirect', {'x-amz-bucket-region': name})] * 2)
     with pytest.raises(StoreError, match='301'):
         in_bucket().read_range(10, 50)
-    assert not right.asked
+    assert not right.ranges
 
 
 def test_clock_skew_is_corrected_once(server):
@@ -401,7 +401,7 @@ GOOD = {
 def test_full_object_is_compared_with_its_checksum(server, header):
     server.script.append(hashed(header, GOOD[header]))
     assert path(server).read_bytes() == DATA[:1000]
-    assert server.asked == [None]
+    assert server.ranges == [None]
     wrong = hashed(header, GOOD[header], DATA[1:1001])
     server.script.extend([wrong, hashed(header, GOOD[header])])
     assert path(server).read_bytes() == DATA[:1000]
@@ -442,8 +442,8 @@ def test_two_faults_of_one_read_are_survived(server, first):
 def test_interrupted_full_object_is_resumed(server):
     server.script.append(('truncate', 30_000))
     assert path(server).read_bytes() == DATA
-    assert server.asked[0] is None
-    assert server.asked[1].endswith('-99999')
+    assert server.ranges[0] is None
+    assert server.ranges[1].endswith('-99999')
 
 
 def test_claimed_size_beyond_memory_is_an_error(server):

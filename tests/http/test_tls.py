@@ -144,7 +144,7 @@ def test_redirect_from_tls_to_plain_http_is_refused(certified, bundle):
         server.script.extend([('redirect', f'{plain.endpoint}/elsewhere')] * 2)
         with pytest.raises(StoreError, match='from https to http://127'):
             granular.Path(f'{server.endpoint}/object', config=QUICK, tls_verify=bundle).read_bytes()
-        assert not plain.asked
+        assert not plain.ranges
 
 
 @pytest.mark.parametrize(

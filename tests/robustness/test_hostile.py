@@ -243,7 +243,7 @@ def test_playlists_are_refused_and_not_fetched():
         ):
             with pytest.raises(DecodeError):
                 formats.decode_video(text.encode())
-        assert not server.asked
+        assert not server.ranges
 
 
 # --- tables and references

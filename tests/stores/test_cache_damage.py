@@ -12,6 +12,7 @@ import pytest
 import granular
 from granular.aio.stores.base import Request
 from tests.support.faults import FaultServer
+from tests.support.tables import FULL_TABLES
 
 KiB, PAGE = 1024, 4096
 TABLE = 64 * KiB  # bytes of the table that have entries of these objects; behind them is a hole
@@ -195,7 +196,7 @@ def kinds(folder):
     return [[file for file in files if file.parent == parent] for parent in {file.parent for file in files}]
 
 
-@pytest.mark.parametrize('seed', range(24))
+@pytest.mark.parametrize('seed', range(24 if FULL_TABLES else 6))
 def test_damaged_block_cache_never_returns_wrong_bytes(caches, tmp_path, seed):
     dice = random.Random(seed)
     with FaultServer(files=contents(1)) as server:
@@ -303,7 +304,7 @@ def read_datasets(server, folder, names):
     return out
 
 
-@pytest.mark.parametrize('seed', range(6))
+@pytest.mark.parametrize('seed', range(6 if FULL_TABLES else 3))
 def test_damaged_index_cache_never_returns_wrong_datapoints(tmp_path, seed):
     dice = random.Random(seed)
     files, points = write_datasets(tmp_path / 'local')

@@ -29,12 +29,14 @@ from granular.errors import (
 from tests.support.credentials import google_key
 from tests.support.faults import FaultServer
 from tests.support.gcs_faults import GCSFaultProxy, contents, rewritten
+from tests.support.tables import cover
 
 CONFIG = granular.IOConfig(
     backoff=0.001, backoff_cap=0.01, attempts=4, part_size=5 << 20, first_byte_timeout=20, read_timeout=20
 )
 SILENT = granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=2, first_byte_timeout=0.1, read_timeout=0.1)
 SMALL, LARGE = b'content', bytes(range(256)) * (11 << 12)  # one request, three parts
+CONTENT = {'one request': SMALL, 'parts': LARGE}
 FILES = {'a/1': b'one', 'a/2': b'two', 'a/3': b'three', 'a/b/4': b'four', 'c': b'five'}
 BOUND = 20.0  # seconds
 
@@ -139,12 +141,6 @@ MISSING = ('status 404', 'after status 404')
 UNCHECKED = ('read', 'copy to a disk', 'write in parts', 'publish in parts')
 
 
-def turns(requests, faults):
-    """Positions and faults: each position, and each fault, comes at least once."""
-    for turn in range(max(requests, len(faults))):
-        yield turn % requests, faults[(turn + turn // requests) % len(faults)]
-
-
 @pytest.mark.parametrize('name', [*READS, *WRITES])
 def test_operations_survive_one_fault_of_any_request(proxy, fakegcs, monkeypatch, tmp_path, name):
     monkeypatch.setattr(gcs, '_PAGE', 2)
@@ -152,7 +148,7 @@ def test_operations_survive_one_fault_of_any_request(proxy, fakegcs, monkeypatch
     direct = filled(fakegcs.place())
     call(through(proxy, direct), tmp_path / 'none')
     faults = PASSING if name in UNCHECKED else PASSING + MISSING
-    for number, (position, fault) in enumerate(turns(len(proxy.calls), faults)):
+    for number, (position, fault) in enumerate(cover([range(len(proxy.calls))], [faults])):
         direct = direct if name in READS else filled(fakegcs.place())
         proxy.plan, proxy.faults = hit(position, fault), []
         result = call(through(proxy, direct), tmp_path / str(number))
@@ -160,23 +156,12 @@ def test_operations_survive_one_fault_of_any_request(proxy, fakegcs, monkeypatch
         assert (result if name in READS else tree(direct)) == expected, (position, fault)
 
 
-STAYING = (
-    'page empty',
-    'page html',
-    'page json',
-    'after page html',
-    'cut',
-    'reset',
-    'after reset',
-    'status 500',
-    'status 404',
-    'redirect',
-    'hang',
-)
+# Families of faults that stay.
+UNUSABLE = ('page empty', 'page html', 'page json', 'after page html', 'cut')
+LASTING = (UNUSABLE, ('reset', 'after reset', 'status 500'), ('status 404', 'redirect'), ('hang',))
 
 
-@pytest.mark.parametrize('fault', STAYING)
-@pytest.mark.parametrize('name', [*READS, *WRITES])
+@pytest.mark.parametrize(('name', 'fault'), cover([list(READS), list(WRITES)], LASTING))
 def test_lasting_fault_is_an_error_and_loses_nothing(proxy, fakegcs, tmp_path, other, name, fault):
     call, expected = (READS | WRITES)[name]
     direct = filled(fakegcs.place())
@@ -218,8 +203,13 @@ def test_broken_second_page_is_not_the_end_of_a_listing(proxy, many, fault):
             list(listing)
 
 
-@pytest.mark.parametrize('fault', ['page empty', 'page html', 'page json', 'cut'])
-@pytest.mark.parametrize('name', ['iterdir', 'glob', 'rglob', 'copy', 'copy to a disk', 'rmtree'])
+@pytest.mark.parametrize(
+    ('name', 'fault'),
+    cover(
+        [['iterdir', 'glob', 'rglob'], ['copy', 'copy to a disk', 'rmtree']],
+        [['page empty', 'page html', 'page json', 'cut']],
+    ),
+)
 def test_no_operation_takes_a_broken_page_for_the_last(proxy, fakegcs, monkeypatch, tmp_path, name, fault):
     monkeypatch.setattr(gcs, '_PAGE', 2)
     place = through(proxy, filled(fakegcs.place()))
@@ -308,15 +298,18 @@ def during(part, fault, again=()):
     return plan
 
 
-@pytest.mark.parametrize(('part', 'new'), [(0, False), (1, True), (2, False), (2, True)])
-@pytest.mark.parametrize(
-    'faults',
-    [['reset'], ['after reset'], ['after reset', 'reset', 'after reset'], ['dropped'], ['after status 503'],
-     ['status 500', 'status 503'], ['page empty'], ['page html'], ['after page json', '', 'after page html'],
-     ['status 308'], ['status 308', 'status 308'], ['after status 308']],
-    ids=str,
+INTERRUPTIONS = (
+    ['reset'], ['after reset'], ['after reset', 'reset', 'after reset'], ['dropped'], ['after status 503'],
+    ['status 500', 'status 503'], ['page empty'], ['page html'], ['after page json', '', 'after page html'],
+    ['status 308'], ['status 308', 'status 308'], ['after status 308'],
 )  # fmt: skip
-def test_interrupted_uploads_resume(proxy, place, faults, part, new):
+
+
+@pytest.mark.parametrize(
+    ('upload', 'faults'), cover([[(0, False), (2, False)], [(1, True), (2, True)]], [INTERRUPTIONS]), ids=str
+)
+def test_interrupted_uploads_resume(proxy, place, upload, faults):
+    part, new = upload
     proxy.plan = during(part, faults[0], faults[1:])
     (publish if new else Path.write_bytes)(place / 'x', LARGE)
     assert (place / 'x').read_bytes() == LARGE
@@ -427,9 +420,10 @@ def test_complete_upload_succeeds_despite_wrong_replies(proxy, place, change):
     assert (place / 'x').read_bytes() == LARGE
 
 
-@pytest.mark.parametrize('data', [SMALL, LARGE], ids=['one request', 'parts'])
-@pytest.mark.parametrize('field', ['size', 'crc32c', 'name', 'generation', 'kind'])
-def test_metadata_of_a_new_object_must_match(proxy, place, data, field):
+@pytest.mark.parametrize(('field', 'size'), cover([['size', 'crc32c', 'name', 'generation', 'kind']], [list(CONTENT)]))
+def test_metadata_of_a_new_object_must_match(proxy, place, field, size):
+    data = CONTENT[size]
+
     def edit(method, target, reply):
         if (
             ' 200 ' in reply[:15].decode()
@@ -486,9 +480,12 @@ def test_upload_without_a_location_is_an_error(proxy, place):
 # --- publishing
 
 
-@pytest.mark.parametrize('data', [SMALL, LARGE], ids=['one request', 'parts'])
-@pytest.mark.parametrize('fault', ['after reset', 'after page html', 'after page empty', 'after status 503'])
-def test_publication_with_a_lost_reply_succeeds_once(proxy, fakegcs, data, fault):
+@pytest.mark.parametrize(
+    ('size', 'fault'),
+    cover([list(CONTENT)], [['after reset', 'after page html', 'after page empty', 'after status 503']]),
+)
+def test_publication_with_a_lost_reply_succeeds_once(proxy, fakegcs, size, fault):
+    data = CONTENT[size]
     direct = fakegcs.place()
     place = through(proxy, direct)
 
@@ -599,7 +596,7 @@ def test_object_replaced_while_it_is_copied_is_an_error(proxy, fakegcs):
     assert not (direct / 'd').exists()
 
 
-@pytest.mark.parametrize('fault', STAYING)
+@pytest.mark.parametrize('fault', list(itertools.chain(*LASTING)))
 def test_failed_bucket_creation_is_an_error(proxy, fakegcs, other, fault):
     options = {**fakegcs.options, 'endpoint_url': proxy.endpoint}
     bucket = granular.Path(f'gs://test-unmade-{time.time_ns()}', config=SILENT, **options)

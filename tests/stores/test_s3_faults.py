@@ -82,8 +82,8 @@ def calm(server, other):
     yield
     server._once.clear()
     server._stays.clear()
-    server.odd_etags = server.no_etags = server.aged = False
-    assert other.seen == []
+    server.opaque_etags = server.no_etags = server.aged = False
+    assert other.kinds == []
 
 
 @pytest.fixture(scope='module')
@@ -124,8 +124,8 @@ class Case:
         self.root = granular.Path(str(self.direct), **options)
         place = self.direct if operation in CHANGING else shared
         self.place = granular.Path(str(place), **options) / ('shards' if operation is opening_shards else 'in')
-        server.seen.clear()
-        server.asked.clear()
+        server.kinds.clear()
+        server.requests.clear()
 
     def reopen(self, **options):
         """See the folder with other options."""
@@ -349,7 +349,7 @@ def test_listing_without_progress_is_an_error(server, new_case, operation, fault
     server.plan('list', stays=fault)
     with pytest.raises(BadReplyError):
         operation(made)
-    assert server.seen.count('list') < 12
+    assert server.kinds.count('list') < 12
 
 
 @pytest.mark.parametrize(('operation', 'kind'), each_value(REQUESTS))
@@ -358,7 +358,7 @@ def test_redirect_is_not_followed(server, other, new_case, operation, kind):
     server.plan(kind, stays=('redirect', other.endpoint))
     with pytest.raises(StoreError):
         operation(made)
-    assert other.seen == []
+    assert other.kinds == []
 
 
 # --- what is written is there
@@ -395,7 +395,7 @@ def test_completion_without_effect_is_an_error(server, new_case):
 )
 def test_upload_without_md5_etags_is_verified_by_reading_back(server, new_case, operation):
     case = new_case(operation)
-    server.odd_etags = True
+    server.opaque_etags = True
     operation(case)
     server.plan('part', stays='flips_byte')
     server.plan('put', stays='flips_byte')
@@ -473,11 +473,11 @@ def test_last_writer_wins_without_an_error(server, new_case):
     case = new_case(writing)
     forward = server.forward
 
-    async def overwritten(asked):
-        answer = await forward(asked)
-        if asked.kind == 'put':
-            await forward(asked._replace(body=b'theirs', headers={
-                **asked.headers, 'content-length': '6', 'x-amz-meta-granular-writer': 'theirs', 'content-md5': '',
+    async def overwritten(request):
+        answer = await forward(request)
+        if request.kind == 'put':
+            await forward(request._replace(body=b'theirs', headers={
+                **request.headers, 'content-length': '6', 'x-amz-meta-granular-writer': 'theirs', 'content-md5': '',
             }))  # fmt: skip
         return answer
 
@@ -534,8 +534,8 @@ def test_region_of_the_bucket_is_followed(server, moto, new_case, monkeypatch, o
         case = new_case(operation)
         case.reopen(key='KEY', secret=str(next(numbers)), config=QUICK)
         operation(case)
-        assert '/eu-west-3/s3/' in server.asked[-1].headers['authorization']
-        assert wrong.seen
+        assert '/eu-west-3/s3/' in server.requests[-1].headers['authorization']
+        assert wrong.kinds
 
 
 def test_denied_access_is_an_error_of_every_operation(server, new_case):
@@ -565,7 +565,7 @@ def test_write_only_upload_is_verified_by_its_etag(server, new_case, data):
     server.plan('head', stays=denied)
     server.plan('get', stays=denied)
     publishing(case, data)
-    server.odd_etags = True
+    server.opaque_etags = True
     with pytest.raises(AccessDeniedError):
         publishing(new_case(publishing), data)
 
@@ -590,7 +590,7 @@ def test_conflict_without_an_object_is_retried(server, new_case, code):
     server.plan('put', stays=conflict)
     with pytest.raises(AlreadyExistsError):
         publishing(new_case(publishing))
-    assert server.seen.count('put') < 10
+    assert server.kinds.count('put') < 10
 
 
 @pytest.mark.parametrize('code', ['BadDigest', 'RequestTimeout', 'IncompleteBody'])
@@ -603,9 +603,9 @@ def test_body_that_the_server_rejects_as_damaged_is_sent_again(server, new_case,
 def test_writes_carry_checksums(server, new_case):
     for operation, kind in ((writing, 'put'), (writing_in_parts, 'part'), (removing, 'deletes')):
         operation(new_case(operation))
-        for asked in server.asked:
-            if asked.kind == kind:
-                assert asked.headers['content-md5'] == base64.b64encode(hashlib.md5(asked.body).digest()).decode()
+        for request in server.requests:
+            if request.kind == kind:
+                assert request.headers['content-md5'] == base64.b64encode(hashlib.md5(request.body).digest()).decode()
 
 
 # --- options
@@ -617,16 +617,16 @@ def every_operation(new_case, **options):
         case.reopen(**{**case.options, **options})
         with contextlib.suppress(AccessDeniedError):  # moto refuses access to private objects
             operation(case)
-        yield case.server.asked
+        yield case.server.requests
 
 
 def test_options_reach_every_request(server, new_case):
-    for asked in every_operation(new_case, requester_pays=True, region='eu-west-3'):
-        assert {request.headers['x-amz-request-payer'] for request in asked} == {'requester'}
-        assert all('/eu-west-3/s3/' in request.headers['authorization'] for request in asked)
-        assert {request.headers['x-amz-security-token'] for request in asked} == {'TOKEN'}
-    for asked in every_operation(new_case, anon=True):
-        assert not any({'authorization', 'x-amz-security-token'} & request.headers.keys() for request in asked)
+    for requests in every_operation(new_case, requester_pays=True, region='eu-west-3'):
+        assert {request.headers['x-amz-request-payer'] for request in requests} == {'requester'}
+        assert all('/eu-west-3/s3/' in request.headers['authorization'] for request in requests)
+        assert {request.headers['x-amz-security-token'] for request in requests} == {'TOKEN'}
+    for requests in every_operation(new_case, anon=True):
+        assert not any({'authorization', 'x-amz-security-token'} & request.headers.keys() for request in requests)
 
 
 def test_write_headers_come_from_s3_additional_kwargs(server, new_case):
@@ -640,12 +640,12 @@ def test_write_headers_come_from_s3_additional_kwargs(server, new_case):
         case = new_case(operation)
         case.reopen(**case.options, s3_additional_kwargs=given)
         operation(case)
-        for asked in [asked for asked in server.asked if asked.kind == kind]:
-            assert asked.headers['x-amz-server-side-encryption'] == 'aws:kms'
-            assert asked.headers['x-amz-server-side-encryption-aws-kms-key-id'] == 'mine'
-            assert asked.headers['x-amz-server-side-encryption-bucket-key-enabled'] == 'true'
-            assert asked.headers['x-amz-storage-class'] == 'GLACIER_IR'
-            assert asked.headers['authorization'].count('x-amz-storage-class') == 1
+        for request in [request for request in server.requests if request.kind == kind]:
+            assert request.headers['x-amz-server-side-encryption'] == 'aws:kms'
+            assert request.headers['x-amz-server-side-encryption-aws-kms-key-id'] == 'mine'
+            assert request.headers['x-amz-server-side-encryption-bucket-key-enabled'] == 'true'
+            assert request.headers['x-amz-storage-class'] == 'GLACIER_IR'
+            assert request.headers['authorization'].count('x-amz-storage-class') == 1
 
 
 @pytest.mark.parametrize('option', [{'key_id': 'x'}, {'client_kwargs': {'timeout': 3}}, {'config_kwargs': {'x': 1}}])
@@ -714,7 +714,7 @@ def test_large_objects_are_copied_in_parts_despite_faults(server, new_case, monk
     (case.direct / 'large').write_bytes(LARGE)
     server.plan(kind, [fault])
     (case.root / 'large').copy(case.root / 'copy')
-    assert server.seen.count('copy_part') >= 2
+    assert server.kinds.count('copy_part') >= 2
     assert (case.direct / 'copy').read_bytes() == LARGE
 
 
@@ -724,8 +724,8 @@ def test_source_replaced_while_it_is_copied_is_an_error(server, new_case, monkey
     server.plan('copy', stays=changed)
     with pytest.raises(ObjectChangedError):
         copying(case)
-    assert all('x-amz-copy-source-if-match' in asked.headers for asked in server.asked if asked.kind == 'copy')
-    monkeypatch.setattr('granular.aio.stores.s3.copying._MAX_COPY', 5 << 20)
+    assert all('x-amz-copy-source-if-match' in request.headers for request in server.requests if request.kind == 'copy')
+    monkeypatch.setattr('granular.aio.stores.s3.copying._AT_ONCE', 5 << 20)
     (case.direct / 'large').write_bytes(LARGE)
     server.plan('copy_part', stays=changed)
     with pytest.raises(ObjectChangedError):
@@ -792,10 +792,10 @@ def test_objects_written_during_rmtree_are_deleted_too(server, new_case):
     case = new_case(removing)
     forward, late = server.forward, ['late1', 'late2']
 
-    async def adding(asked):
-        if asked.kind == 'deletes' and late:
+    async def adding(request):
+        if request.kind == 'deletes' and late:
             await asyncio.to_thread((case.direct / 'in' / late.pop()).write_bytes, b'x')
-        return await forward(asked)
+        return await forward(request)
 
     server.forward = adding
     try:
@@ -813,14 +813,14 @@ def test_deletion_without_effect_is_an_error(server, new_case):
 
     case = new_case(removing)
 
-    async def lying(asked):
-        return Answer(200, {}, reply(re.findall(rb'<Key>([^<]*)</Key>', asked.body)))
+    async def lying(request):
+        return Answer(200, {}, reply(re.findall(rb'<Key>([^<]*)</Key>', request.body)))
 
     server.lying = lying
     server.plan('deletes', stays='lying')
     with pytest.raises(StoreError, match='does not delete them'):
         removing(case)
-    assert server.seen.count('list') < 40
+    assert server.kinds.count('list') < 40
     del server.lying
     for body in (b'<DeleteResult></DeleteResult>', reply([b'in/a0']), reply([b'other'])):
         server.plan('deletes', stays=('status', 200, body))

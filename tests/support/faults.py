@@ -21,12 +21,12 @@ _GIVING = ('drip', 'whole', 'document', 'ranged', 'shifted', 'long', 'short', 't
 _GIVING += ('until_close', 'slowly', 'slid', 'squeezed', 'partial', 'twice', 'bare', 'half', 'garbled')
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """A request for an object."""
 
     method: str
     key: str
-    wanted: str | None
+    range_header: str | None
     google: bool
     data: bytes | None
     number: int = 0
@@ -37,26 +37,26 @@ class Asked(NamedTuple):
         return self.data or b''
 
     @property
-    def span(self) -> tuple[int, int]:
+    def byte_range(self) -> tuple[int, int]:
         """The bytes that are asked for."""
         size = len(self.body)
-        if self.wanted is None:
+        if self.range_header is None:
             return 0, size
-        left, right = self.wanted.removeprefix('bytes=').split('-')
+        left, right = self.range_header.removeprefix('bytes=').split('-')
         if not left:
             return max(0, size - int(right)), size
         return int(left), min(int(right) + 1, size) if right else size
 
     @property
-    def said(self) -> str:
+    def content_range(self) -> str:
         """The Content-Range of its answer."""
-        start, stop = self.span
+        start, stop = self.byte_range
         return f'bytes {start}-{stop - 1}/{len(self.body)}'
 
     @property
-    def piece(self) -> bytes:
+    def content(self) -> bytes:
         """The body of its answer."""
-        return self.body[slice(*self.span)]
+        return self.body[slice(*self.byte_range)]
 
 
 def md5_etag(data: bytes) -> str:
@@ -79,7 +79,7 @@ class FaultServer(LoopServer):
         self.files = files
         self.script: collections.deque[Any] = collections.deque()
         self.aim = ''  # how the keys end whose requests the script is for
-        self.asked: list[str | None] = []
+        self.ranges: list[str | None] = []
         self.methods: list[str] = []
         self.authorized: list[str] = []
         self.dates: list[str] = []
@@ -89,7 +89,7 @@ class FaultServer(LoopServer):
         self.encoding = ''  # the Content-Encoding that objects are stored with
         self.each: list[Any] = []  # the lines that each object and range meets before it is answered well
         self._number = 0  # of requests, as stores name each in its reply
-        self._met: collections.Counter[tuple[str, str | None]] = collections.Counter()
+        self._scripted: collections.Counter[tuple[str, str | None]] = collections.Counter()
         self.etag_of: Callable[[bytes], str] | None = None  # in place of ``etag``, that of an object's content
         self.modified: dict[str, str] = {}  # the Last-Modified header of objects, by key; '' is that of all others
         self.date = ''  # the Date header
@@ -114,38 +114,38 @@ class FaultServer(LoopServer):
                     writer.transport.abort()
                     return
                 token = {'access_token': f'token-{self.tokens}', 'expires_in': 3600}
-                _say(writer, 'application/json', json.dumps(token))
-            elif self.files is not None and (listed := self._listed(path, query)) is not None:
+                _send(writer, 'application/json', json.dumps(token))
+            elif self.files is not None and (listed := self._parse_listing(path, query)) is not None:
                 self._list(writer, *listed)
             else:
-                await self._answer(writer, lines, self._asked(method, path, lines))
+                await self._answer(writer, lines, self._parse(method, path, lines))
             await writer.drain()
 
-    async def _answer(self, writer: asyncio.StreamWriter, lines: Mapping[str, str], asked: Asked) -> None:
-        self.note(asked, lines)
+    async def _answer(self, writer: asyncio.StreamWriter, lines: Mapping[str, str], request: Request) -> None:
+        self.record(request, lines)
         self._number += 1
-        asked = asked._replace(number=self._number)
+        request = request._replace(number=self._number)
         credential = _credential(lines)
         if credential in self._revoked:
-            await self.status(writer, asked, 403, 'ExpiredToken')
+            await self.status(writer, request, 403, 'ExpiredToken')
             return
-        line = self.next_line() if asked.key.endswith(self.aim) else 'good'
-        count = self._met[asked.key, asked.wanted]
+        line = self.next_line() if request.key.endswith(self.aim) else 'good'
+        count = self._scripted[request.key, request.range_header]
         if count < len(self.each):
-            line, self._met[asked.key, asked.wanted] = self.each[count], count + 1
+            line, self._scripted[request.key, request.range_header] = self.each[count], count + 1
         name, *args = (line,) if isinstance(line, str) else line
         if name == 'expire':
             self._revoked.add(credential)
             self.renew()
-            name, args = 'status', [401] if asked.google else [403, 'ExpiredToken']
-        if asked.data is None and name in _GIVING:
+            name, args = 'status', [401] if request.google else [403, 'ExpiredToken']
+        if request.data is None and name in _GIVING:
             name, args = 'good', []
-        await getattr(self, name)(writer, asked, *args)
+        await getattr(self, name)(writer, request, *args)
 
-    def note(self, asked: Asked, lines: Mapping[str, str]) -> None:
+    def record(self, request: Request, lines: Mapping[str, str]) -> None:
         """Keep what was asked for."""
-        self.methods.append(asked.method)
-        self.asked.append(asked.wanted)
+        self.methods.append(request.method)
+        self.ranges.append(request.range_header)
         self.authorized.append(lines.get('authorization', ''))
         self.dates.append(lines.get('x-amz-date', ''))
 
@@ -153,20 +153,24 @@ class FaultServer(LoopServer):
         """What becomes of a request."""
         return self.script.popleft() if self.script else 'good'
 
-    def _asked(self, method: str, path: str, lines: Mapping[str, str]) -> Asked:
+    def _parse(self, method: str, path: str, lines: Mapping[str, str]) -> Request:
         google = '/storage/v1/b/' in path
         key = path.partition('/o/')[2] if google else path.lstrip('/').partition('/')[2]
         key = urllib.parse.unquote(key)
         data = DATA if self.files is None else self.files.get(key)
-        return Asked(method, key, lines.get('range'), google, data)
+        return Request(method, key, lines.get('range'), google, data)
 
     # --- what buckets have beside objects
 
-    def _listed(self, path: str, query: str) -> tuple[bool, str, str] | None:
+    def _parse_listing(self, path: str, query: str) -> tuple[bool, str, str] | None:
         """Which kind of store is asked for a list, its prefix and delimiter."""
-        said = dict(urllib.parse.parse_qsl(query))
+        arguments = dict(urllib.parse.parse_qsl(query))
         google = path.startswith('/storage/v1/b/') and path.endswith('/o')
-        return (google, said.get('prefix', ''), said.get('delimiter', '')) if google or 'list-type' in said else None
+        return (
+            (google, arguments.get('prefix', ''), arguments.get('delimiter', ''))
+            if google or 'list-type' in arguments
+            else None
+        )
 
     def _list(self, writer: asyncio.StreamWriter, google: bool, prefix: str, delimiter: str) -> None:
         objects, folders = {}, {}
@@ -179,233 +183,239 @@ class FaultServer(LoopServer):
                     objects[key] = len(data)
         if google:
             items = [{'name': key, 'size': str(size), 'generation': '1'} for key, size in objects.items()]
-            said = {'kind': 'storage#objects', 'items': items, 'prefixes': list(folders)}
-            _say(writer, 'application/json', json.dumps(said))
+            page = {'kind': 'storage#objects', 'items': items, 'prefixes': list(folders)}
+            _send(writer, 'application/json', json.dumps(page))
             return
         body = '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult><IsTruncated>false</IsTruncated>'
         body += ''.join(f'<Contents><Key>{key}</Key><Size>{size}</Size></Contents>' for key, size in objects.items())
         body += ''.join(f'<CommonPrefixes><Prefix>{folder}</Prefix></CommonPrefixes>' for folder in folders)
         body += '</ListBucketResult>'
-        _say(writer, 'application/xml', body)
+        _send(writer, 'application/xml', body)
 
-    def _head(self, asked: Asked, status: int, length: int | None, **more: str) -> bytes:
+    def _head(self, request: Request, status: int, length: int | None, **more: str) -> bytes:
         lines = [f'HTTP/1.1 {status} X'] + ([] if length is None else [f'Content-Length: {length}'])
-        etag = self.etag if self.etag_of is None or status not in (200, 206) else self.etag_of(asked.body)
+        etag = self.etag if self.etag_of is None or status not in (200, 206) else self.etag_of(request.body)
         if etag:
-            lines += [f'X-Goog-Generation: {etag}'] if asked.google else [f'ETag: {etag}']
-        if modified := self.modified.get(asked.key, self.modified.get('')):
+            lines += [f'X-Goog-Generation: {etag}'] if request.google else [f'ETag: {etag}']
+        if modified := self.modified.get(request.key, self.modified.get('')):
             lines.append(f'Last-Modified: {modified}')
         if self.date:
             lines.append(f'Date: {self.date}')
-        lines.append(f'X-Request-Id: {asked.number}')
-        if self.encoding and asked.google:
+        lines.append(f'X-Request-Id: {request.number}')
+        if self.encoding and request.google:
             lines.append(f'X-Goog-Stored-Content-Encoding: {self.encoding}')
         if self.encoding and 'Content_Encoding' not in more:
             lines.append(f'Content-Encoding: {self.encoding}')
-        if asked.google:
-            digest = base64.b64encode(crc32c(asked.body).to_bytes(4, 'big')).decode()
+        if request.google:
+            digest = base64.b64encode(crc32c(request.body).to_bytes(4, 'big')).decode()
             lines.append(f'X-Goog-Hash: crc32c={digest}')
         lines += [f'{key.replace("_", "-")}: {value}' for key, value in more.items()]
         return '\r\n'.join([*lines, '', '']).encode()
 
-    def _part(self, asked: Asked, length: int | None = None, **more: str) -> bytes:
+    def _good_head(self, request: Request, length: int | None = None, **more: str) -> bytes:
         """The head of a good answer."""
-        if asked.wanted is None:
-            return self._head(asked, 200, length, **more)
-        return self._head(asked, 206, length, Content_Range=asked.said, **more)
+        if request.range_header is None:
+            return self._head(request, 200, length, **more)
+        return self._head(request, 206, length, Content_Range=request.content_range, **more)
 
     # --- the lines of a script
 
-    async def good(self, writer: asyncio.StreamWriter, asked: Asked, cut: int | None = None) -> None:
-        if asked.data is None:
-            await self.status(writer, asked, 404, 'NoSuchKey')
-        elif asked.wanted is not None and not asked.piece:
-            await self.unsatisfiable(writer, asked, f'bytes */{len(asked.data)}')
+    async def good(self, writer: asyncio.StreamWriter, request: Request, cut: int | None = None) -> None:
+        if request.data is None:
+            await self.status(writer, request, 404, 'NoSuchKey')
+        elif request.range_header is not None and not request.content:
+            await self.unsatisfiable(writer, request, f'bytes */{len(request.data)}')
         else:
-            body = b'' if asked.method == 'HEAD' else asked.piece[:cut]
-            writer.write(self._part(asked, len(asked.piece)) + body)
+            body = b'' if request.method == 'HEAD' else request.content[:cut]
+            writer.write(self._good_head(request, len(request.content)) + body)
 
     async def status(
         self,
         writer: asyncio.StreamWriter,
-        asked: Asked,
+        request: Request,
         code: int,
-        says: str = 'Scripted',
+        code_name: str = 'Scripted',
         more: Mapping[str, str] = {},
     ) -> None:
-        body = f'<Error><Code>{says}</Code></Error>'.encode()
-        writer.write(self._head(asked, code, len(body), **more) + body)
+        body = f'<Error><Code>{code_name}</Code></Error>'.encode()
+        writer.write(self._head(request, code, len(body), **more) + body)
 
-    async def retry_after(self, writer: asyncio.StreamWriter, asked: Asked, seconds: int) -> None:
-        await self.status(writer, asked, 503, 'Scripted', {'Retry-After': str(seconds)})
+    async def retry_after(self, writer: asyncio.StreamWriter, request: Request, seconds: int) -> None:
+        await self.status(writer, request, 503, 'Scripted', {'Retry-After': str(seconds)})
 
-    async def unsatisfiable(self, writer: asyncio.StreamWriter, asked: Asked, said: str | None = None) -> None:
-        await self.status(writer, asked, 416, 'InvalidRange', {'Content-Range': said} if said else {})
+    async def unsatisfiable(
+        self, writer: asyncio.StreamWriter, request: Request, content_range: str | None = None
+    ) -> None:
+        await self.status(
+            writer, request, 416, 'InvalidRange', {'Content-Range': content_range} if content_range else {}
+        )
 
-    async def reset(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+    async def reset(self, writer: asyncio.StreamWriter, request: Request) -> None:
         writer.transport.abort()
 
-    async def hang(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+    async def hang(self, writer: asyncio.StreamWriter, request: Request) -> None:
         await asyncio.sleep(60)
 
-    async def truncate(self, writer: asyncio.StreamWriter, asked: Asked, after: int) -> None:
-        await self.good(writer, asked, after)
+    async def truncate(self, writer: asyncio.StreamWriter, request: Request, after: int) -> None:
+        await self.good(writer, request, after)
         await writer.drain()
         await asyncio.sleep(0.05)
         writer.transport.abort()
 
-    async def then_reset(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
-        await self.good(writer, asked)
+    async def then_reset(self, writer: asyncio.StreamWriter, request: Request) -> None:
+        await self.good(writer, request)
         await writer.drain()
         await asyncio.sleep(0.02)
         writer.transport.abort()
 
-    async def stall(self, writer: asyncio.StreamWriter, asked: Asked, after: int) -> None:
-        await self.good(writer, asked, after)
+    async def stall(self, writer: asyncio.StreamWriter, request: Request, after: int) -> None:
+        await self.good(writer, request, after)
         await writer.drain()
         await asyncio.sleep(60)
 
-    async def late(self, writer: asyncio.StreamWriter, asked: Asked, seconds: float) -> None:
+    async def late(self, writer: asyncio.StreamWriter, request: Request, seconds: float) -> None:
         await asyncio.sleep(seconds)
-        await self.good(writer, asked)
+        await self.good(writer, request)
 
-    async def drip(self, writer: asyncio.StreamWriter, asked: Asked, pause: float) -> None:
-        writer.write(self._part(asked, len(asked.piece)))
-        for i in range(len(asked.piece)):
-            writer.write(asked.piece[i : i + 1])
+    async def drip(self, writer: asyncio.StreamWriter, request: Request, pause: float) -> None:
+        writer.write(self._good_head(request, len(request.content)))
+        for i in range(len(request.content)):
+            writer.write(request.content[i : i + 1])
             await writer.drain()
             await asyncio.sleep(pause)
 
-    async def whole(self, writer: asyncio.StreamWriter, asked: Asked, encoding: str = '') -> None:
+    async def whole(self, writer: asyncio.StreamWriter, request: Request, encoding: str = '') -> None:
         more = {'Content_Encoding': encoding} if encoding else {}
-        writer.write(self._head(asked, 200, len(asked.body), **more) + asked.body)
+        writer.write(self._head(request, 200, len(request.body), **more) + request.body)
 
-    async def document(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+    async def document(self, writer: asyncio.StreamWriter, request: Request) -> None:
         """An error in a reply of success, just as long as what was asked for."""
-        body = b'<?xml version="1.0"?><Error><Code>InternalError</Code></Error>'.ljust(len(asked.piece))
+        body = b'<?xml version="1.0"?><Error><Code>InternalError</Code></Error>'.ljust(len(request.content))
         writer.write(f'HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n'.encode() + body)
 
-    async def ranged(self, writer: asyncio.StreamWriter, asked: Asked, said: str | None) -> None:
-        more = {} if said is None else {'Content_Range': said}
-        writer.write(self._head(asked, 206, len(asked.piece), **more) + asked.piece)
+    async def ranged(self, writer: asyncio.StreamWriter, request: Request, content_range: str | None) -> None:
+        more = {} if content_range is None else {'Content_Range': content_range}
+        writer.write(self._head(request, 206, len(request.content), **more) + request.content)
 
-    async def shifted(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+    async def shifted(self, writer: asyncio.StreamWriter, request: Request) -> None:
         """Another range than was asked for, and said so."""
-        start, stop = asked.span
-        await self.ranged(writer, asked, f'bytes {start + 1}-{stop}/{len(asked.body)}')
+        start, stop = request.byte_range
+        await self.ranged(writer, request, f'bytes {start + 1}-{stop}/{len(request.body)}')
 
-    async def long(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+    async def long(self, writer: asyncio.StreamWriter, request: Request) -> None:
         # Of an object that comes whole, nothing but its length says how long it is.
-        more = 10 if asked.wanted else 0
-        writer.write(self._part(asked, len(asked.piece) + more) + asked.piece + b'0123456789')
+        more = 10 if request.range_header else 0
+        writer.write(self._good_head(request, len(request.content) + more) + request.content + b'0123456789')
 
-    async def short(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+    async def short(self, writer: asyncio.StreamWriter, request: Request) -> None:
         """Less than was asked for, and no word of it but the length."""
-        half = len(asked.piece) // 2
-        writer.write(self._part(asked, half if asked.wanted else len(asked.piece)) + asked.piece[:half])
-        if asked.wanted is None:
+        half = len(request.content) // 2
+        writer.write(
+            self._good_head(request, half if request.range_header else len(request.content)) + request.content[:half]
+        )
+        if request.range_header is None:
             await writer.drain()
             writer.close()
 
-    async def then_close(self, writer: asyncio.StreamWriter, asked: Asked, said: str = '') -> None:
-        more = {'Connection': said} if said else {}
-        writer.write(self._part(asked, len(asked.piece), **more) + asked.piece)
+    async def then_close(self, writer: asyncio.StreamWriter, request: Request, connection: str = '') -> None:
+        more = {'Connection': connection} if connection else {}
+        writer.write(self._good_head(request, len(request.content), **more) + request.content)
         await writer.drain()
         writer.close()
 
-    async def replaced(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+    async def replaced(self, writer: asyncio.StreamWriter, request: Request) -> None:
         """From here on each object is another one of the same size."""
         self.etag = '"two"'
         if self.files is not None:
             self.files = {key: data.translate(_OTHER) for key, data in self.files.items()}
-            asked = asked._replace(data=self.files.get(asked.key))
-        await self.good(writer, asked)
+            request = request._replace(data=self.files.get(request.key))
+        await self.good(writer, request)
 
-    async def garbled(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+    async def garbled(self, writer: asyncio.StreamWriter, request: Request) -> None:
         """Other bytes than the object has, and no word of it."""
-        writer.write(self._part(asked, len(asked.piece)) + asked.piece.translate(_OTHER))
+        writer.write(self._good_head(request, len(request.content)) + request.content.translate(_OTHER))
 
-    async def chunked(self, writer: asyncio.StreamWriter, asked: Asked, size: int, end: bytes = b'') -> None:
-        writer.write(self._part(asked, Transfer_Encoding='chunked'))
-        for at in range(0, len(asked.piece), size):
-            piece = asked.piece[at : at + size]
-            writer.write(b'%x;a=b\r\n%b\r\n' % (len(piece), piece))
+    async def chunked(self, writer: asyncio.StreamWriter, request: Request, size: int, end: bytes = b'') -> None:
+        writer.write(self._good_head(request, Transfer_Encoding='chunked'))
+        for at in range(0, len(request.content), size):
+            chunk = request.content[at : at + size]
+            writer.write(b'%x;a=b\r\n%b\r\n' % (len(chunk), chunk))
         writer.write(end or b'0\r\nTrailer: x\r\n\r\n')
 
-    async def zipped(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+    async def zipped(self, writer: asyncio.StreamWriter, request: Request) -> None:
         """What was asked for, compressed on the way."""
-        body = gzip.compress(asked.piece)
-        head = self._part(asked, Transfer_Encoding='chunked', Content_Encoding='gzip')
+        body = gzip.compress(request.content)
+        head = self._good_head(request, Transfer_Encoding='chunked', Content_Encoding='gzip')
         writer.write(head + b'%x\r\n%b\r\n0\r\n\r\n' % (len(body), body))
 
-    async def until_close(self, writer: asyncio.StreamWriter, asked: Asked, length: int | None = None) -> None:
-        writer.write(self._part(asked) + asked.piece[:length])
+    async def until_close(self, writer: asyncio.StreamWriter, request: Request, length: int | None = None) -> None:
+        writer.write(self._good_head(request) + request.content[:length])
         await writer.drain()
         writer.close()
 
-    async def slowly(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
-        head = self._part(asked, len(asked.piece))
+    async def slowly(self, writer: asyncio.StreamWriter, request: Request) -> None:
+        head = self._good_head(request, len(request.content))
         for i in range(len(head)):
             writer.write(head[i : i + 1])
             await writer.drain()
             await asyncio.sleep(0)
-        writer.write(asked.piece)
+        writer.write(request.content)
 
-    async def raw(self, writer: asyncio.StreamWriter, asked: Asked, data: bytes, close: bool = False) -> None:
+    async def raw(self, writer: asyncio.StreamWriter, request: Request, data: bytes, close: bool = False) -> None:
         writer.write(data)
         await writer.drain()
         if close:
             writer.close()
 
-    async def informed(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+    async def informed(self, writer: asyncio.StreamWriter, request: Request) -> None:
         writer.write(b'HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n')
-        await self.good(writer, asked)
+        await self.good(writer, request)
 
-    async def slid(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+    async def slid(self, writer: asyncio.StreamWriter, request: Request) -> None:
         """Bytes of another place, as many as were asked for, under a head that does not say so."""
-        writer.write(self._part(asked, len(asked.piece)) + asked.piece[1:] + asked.piece[:1])
+        writer.write(self._good_head(request, len(request.content)) + request.content[1:] + request.content[:1])
 
-    async def squeezed(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+    async def squeezed(self, writer: asyncio.StreamWriter, request: Request) -> None:
         """What was asked for, compressed on the way to just as many bytes, if it can be."""
-        body = gzip.compress(asked.piece)
-        if 2 <= len(asked.piece) - len(body) < 60_000:
-            extra = len(asked.piece) - len(body) - 2
+        body = gzip.compress(request.content)
+        if 2 <= len(request.content) - len(body) < 60_000:
+            extra = len(request.content) - len(body) - 2
             body = body[:3] + bytes([4]) + body[4:10] + extra.to_bytes(2, 'little') + bytes(extra) + body[10:]
-            assert gzip.decompress(body) == asked.piece
-        writer.write(self._part(asked, len(body), Content_Encoding='gzip') + body)
+            assert gzip.decompress(body) == request.content
+        writer.write(self._good_head(request, len(body), Content_Encoding='gzip') + body)
 
-    async def partial(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+    async def partial(self, writer: asyncio.StreamWriter, request: Request) -> None:
         """A part of an object where all of it was asked for."""
-        if asked.wanted is not None:
-            await self.good(writer, asked)
+        if request.range_header is not None:
+            await self.good(writer, request)
             return
-        size = len(asked.body)
-        head = self._head(asked, 206, size - 1, Content_Range=f'bytes 0-{size - 2}/{size}')
-        writer.write(head + asked.body[:-1])
+        size = len(request.body)
+        head = self._head(request, 206, size - 1, Content_Range=f'bytes 0-{size - 2}/{size}')
+        writer.write(head + request.body[:-1])
 
-    async def twice(self, writer: asyncio.StreamWriter, asked: Asked, pause: float = 0.0) -> None:
+    async def twice(self, writer: asyncio.StreamWriter, request: Request, pause: float = 0.0) -> None:
         """Two replies to one request; the second after a pause."""
         for _ in range(2):
-            await self.good(writer, asked)
+            await self.good(writer, request)
             await writer.drain()
             await asyncio.sleep(pause)
 
-    async def bare(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+    async def bare(self, writer: asyncio.StreamWriter, request: Request) -> None:
         """A head whose lines end in line feeds alone."""
-        writer.write(self._part(asked, len(asked.piece)).replace(b'\r\n', b'\n') + asked.piece)
+        writer.write(self._good_head(request, len(request.content)).replace(b'\r\n', b'\n') + request.content)
 
-    async def half(self, writer: asyncio.StreamWriter, asked: Asked) -> None:
+    async def half(self, writer: asyncio.StreamWriter, request: Request) -> None:
         """The connection breaks at the half of what was asked for."""
-        if len(asked.piece) < 2:
-            await self.good(writer, asked)
+        if len(request.content) < 2:
+            await self.good(writer, request)
             return
-        writer.write(self._part(asked, len(asked.piece)) + asked.piece[: len(asked.piece) // 2])
+        writer.write(self._good_head(request, len(request.content)) + request.content[: len(request.content) // 2])
         await writer.drain()
         await asyncio.sleep(0.01)
         writer.transport.abort()
 
-    async def redirect(self, writer: asyncio.StreamWriter, asked: Asked, location: str) -> None:
-        writer.write(self._head(asked, 307, 0, Location=location))
+    async def redirect(self, writer: asyncio.StreamWriter, request: Request, location: str) -> None:
+        writer.write(self._head(request, 307, 0, Location=location))
 
 
 def _credential(lines: Mapping[str, str]) -> str:
@@ -413,6 +423,6 @@ def _credential(lines: Mapping[str, str]) -> str:
     return lines.get('authorization', '').partition('/')[0]
 
 
-def _say(writer: asyncio.StreamWriter, kind: str, body: str) -> None:
+def _send(writer: asyncio.StreamWriter, kind: str, body: str) -> None:
     head = f'HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n'
     writer.write((head + body).encode())

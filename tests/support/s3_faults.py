@@ -21,7 +21,7 @@ _MOVED = b'<?xml version="1.0"?><Error><Code>PermanentRedirect</Code></Error>'
 _TOKEN = re.compile(rb'<NextContinuationToken>([^<]*)</NextContinuationToken>')
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """A request. ``kind`` is the operation that it is part of."""
 
     kind: str
@@ -83,23 +83,23 @@ class S3Proxy(LoopServer):
       page: the keys that a page of a listing has at most; 0 for as many as the server gives.
     """
 
-    def __init__(self, behind: str, page: int = 0) -> None:
+    def __init__(self, upstream: str, page: int = 0) -> None:
         super().__init__()
-        parts = urllib.parse.urlsplit(behind)
+        parts = urllib.parse.urlsplit(upstream)
         self._host, self._port, self._page = parts.hostname or '', parts.port, page
         self._once: dict[str, collections.deque[Any]] = {}
         self._stays: dict[str, Any] = {}
-        self.seen: list[str] = []  # the kinds of the requests
-        self.asked: list[Asked] = []
-        self.odd_etags = False  # whether ETags are no MD5s
+        self.kinds: list[str] = []  # the kinds of the requests
+        self.requests: list[Request] = []
+        self.opaque_etags = False  # whether ETags are no MD5s
         self.no_etags = False  # whether HEAD and GET say none
         self.aged = False  # whether objects are said to be a year old
         self.clock = datetime.timedelta()  # how far the server's is ahead
         self.region = ''  # where the bucket is, if elsewhere
         self.revoked: set[str] = set()
         self.renew: Callable[[], object] = int
-        self._first: dict[str, bytes] = {}
-        self._real: dict[str, str] = {}  # the server's ETags by the odd ones
+        self._first_pages: dict[str, bytes] = {}
+        self._real_etags: dict[str, str] = {}  # the server's ETags by the odd ones
 
     def plan(self, kind: str, faults: Iterable[Any] = (), stays: Any = 'good') -> None:
         """The next requests of a kind meet these faults, and all behind them the one that stays."""
@@ -112,29 +112,29 @@ class S3Proxy(LoopServer):
             method, target, _ = first.split(' ')
             headers = {name.lower(): value for name, value in (line.split(': ', 1) for line in rest if line)}
             body = await reader.readexactly(int(headers.get('content-length', 0)))
-            asked = Asked(kind_of(method, target, headers), method, target, headers, body)
-            self.seen.append(asked.kind)
-            self.asked.append(asked)
-            answer = self._refusal(asked) or await self._meet(asked)
+            request = Request(kind_of(method, target, headers), method, target, headers, body)
+            self.kinds.append(request.kind)
+            self.requests.append(request)
+            answer = self._refusal(request) or await self._carry_out(request)
             if answer is None:
                 writer.transport.abort()
                 return
-            writer.write(_written(asked, answer))
+            writer.write(_written(request, answer))
             await writer.drain()
 
-    async def _meet(self, asked: Asked) -> Answer | None:
-        once = self._once.get(asked.kind)
-        line = once.popleft() if once else self._stays.get(asked.kind, 'good')
+    async def _carry_out(self, request: Request) -> Answer | None:
+        once = self._once.get(request.kind)
+        line = once.popleft() if once else self._stays.get(request.kind, 'good')
         name, *args = (line,) if isinstance(line, str) else line
-        answer: Answer | None = await getattr(self, name)(asked, *args)
+        answer: Answer | None = await getattr(self, name)(request, *args)
         return answer
 
-    def _refusal(self, asked: Asked) -> Answer | None:
+    def _refusal(self, request: Request) -> Answer | None:
         """What stays wrong until the client mends it: its credentials, its clock, its region."""
-        if asked.credential in self.revoked:
-            return Answer(400 if asked.method == 'HEAD' else 403, {}, _EXPIRED)
+        if request.credential in self.revoked:
+            return Answer(400 if request.method == 'HEAD' else 403, {}, _EXPIRED)
         now = datetime.datetime.now(datetime.UTC) + self.clock
-        date = asked.headers.get('x-amz-date')
+        date = request.headers.get('x-amz-date')
         if date and abs((now - datetime.datetime.fromisoformat(date)).total_seconds()) > 900:
             return Answer(403, {'Date': email.utils.format_datetime(now, usegmt=True)}, _SKEWED)
         if self.region:
@@ -143,161 +143,163 @@ class S3Proxy(LoopServer):
 
     # --- the server behind
 
-    async def forward(self, asked: Asked) -> Answer:
+    async def forward(self, request: Request) -> Answer:
         """The answer of the server behind."""
-        asked = self._changed(asked)
-        answer = await asyncio.get_running_loop().run_in_executor(None, self._ask, asked)
+        request = self._edited(request)
+        answer = await asyncio.get_running_loop().run_in_executor(None, self._send, request)
         headers = dict(answer.headers)
         body = answer.body
-        if self.no_etags and asked.kind in ('head', 'get'):
+        if self.no_etags and request.kind in ('head', 'get'):
             headers.pop('etag', None)
         if self.aged and 'last-modified' in headers:
             headers['last-modified'] = 'Fri, 21 Nov 2025 20:00:00 GMT'
-        if self.odd_etags:
+        if self.opaque_etags:
             if 'etag' in headers:
-                headers['etag'] = self._odd(headers['etag'])
-            body = re.sub(rb'"[0-9a-f]{32}(-\d+)?"|&quot;[0-9a-f]{32}(-\d+)?&quot;', self._odd_bytes, body)
+                headers['etag'] = self._opaque(headers['etag'])
+            body = re.sub(rb'"[0-9a-f]{32}(-\d+)?"|&quot;[0-9a-f]{32}(-\d+)?&quot;', self._opaque_bytes, body)
         return Answer(answer.status, headers, body)
 
-    def _changed(self, asked: Asked) -> Asked:
-        if asked.kind == 'list' and self._page:
-            limit = '' if 'max-keys' in asked.target else f'&max-keys={self._page}'
-            asked = asked._replace(target=asked.target + limit)
-        if self.odd_etags:
-            body, headers = asked.body, dict(asked.headers)
-            for odd, real in self._real.items():
-                if asked.kind == 'join':
-                    body = body.replace(odd.strip('"').encode(), real.strip('"').encode())
-                headers = {name: value.replace(odd, real) for name, value in headers.items()}
-            asked = asked._replace(body=body, headers=headers | {'content-length': str(len(body))})
-        return asked
+    def _edited(self, request: Request) -> Request:
+        if request.kind == 'list' and self._page:
+            limit = '' if 'max-keys' in request.target else f'&max-keys={self._page}'
+            request = request._replace(target=request.target + limit)
+        if self.opaque_etags:
+            body, headers = request.body, dict(request.headers)
+            for opaque, real in self._real_etags.items():
+                if request.kind == 'join':
+                    body = body.replace(opaque.strip('"').encode(), real.strip('"').encode())
+                headers = {name: value.replace(opaque, real) for name, value in headers.items()}
+            request = request._replace(body=body, headers=headers | {'content-length': str(len(body))})
+        return request
 
-    def _ask(self, asked: Asked) -> Answer:
+    def _send(self, request: Request) -> Answer:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=30)
         try:
-            connection.request(asked.method, asked.target, asked.body or None, asked.headers)
+            connection.request(request.method, request.target, request.body or None, request.headers)
             reply = connection.getresponse()
-            kept = {k.lower(): v for k, v in reply.getheaders() if k.lower() not in ('connection', 'transfer-encoding')}
-            return Answer(reply.status, kept, reply.read())
+            headers = {
+                k.lower(): v for k, v in reply.getheaders() if k.lower() not in ('connection', 'transfer-encoding')
+            }
+            return Answer(reply.status, headers, reply.read())
         finally:
             connection.close()
 
-    def _odd(self, etag: str) -> str:
-        odd = f'"{hashlib.sha256(etag.encode()).hexdigest()[:32]}"'
-        self._real[odd] = etag
-        return odd
+    def _opaque(self, etag: str) -> str:
+        opaque = f'"{hashlib.sha256(etag.encode()).hexdigest()[:32]}"'
+        self._real_etags[opaque] = etag
+        return opaque
 
-    def _odd_bytes(self, match: re.Match[bytes]) -> bytes:
+    def _opaque_bytes(self, match: re.Match[bytes]) -> bytes:
         mark = '"' if match[0].startswith(b'"') else '&quot;'
-        return self._odd(match[0].decode().replace(mark, '"')).replace('"', mark).encode()
+        return self._opaque(match[0].decode().replace(mark, '"')).replace('"', mark).encode()
 
     # --- faults
 
-    async def good(self, asked: Asked) -> Answer | None:
-        return await self.forward(asked)
+    async def good(self, request: Request) -> Answer | None:
+        return await self.forward(request)
 
-    async def empty(self, asked: Asked) -> Answer | None:
+    async def empty(self, request: Request) -> Answer | None:
         return Answer(200, {}, b'')
 
-    async def html(self, asked: Asked) -> Answer | None:
+    async def html(self, request: Request) -> Answer | None:
         return Answer(200, {'Content-Type': 'text/html'}, _HTML)
 
-    async def error(self, asked: Asked) -> Answer | None:
+    async def error(self, request: Request) -> Answer | None:
         """An error document in a reply of success."""
         return Answer(200, {'Content-Type': 'application/xml'}, _ERROR)
 
-    async def late_error(self, asked: Asked) -> Answer | None:
+    async def late_error(self, request: Request) -> Answer | None:
         """The same, after the request was carried out."""
-        await self.forward(asked)
+        await self.forward(request)
         return Answer(200, {'Content-Type': 'application/xml'}, _ERROR)
 
-    async def lost_html(self, asked: Asked) -> Answer | None:
+    async def lost_html(self, request: Request) -> Answer | None:
         """A page of HTML, after the request was carried out."""
-        await self.forward(asked)
+        await self.forward(request)
         return Answer(200, {'Content-Type': 'text/html'}, _HTML)
 
-    async def cut(self, asked: Asked) -> Answer | None:
+    async def cut(self, request: Request) -> Answer | None:
         """Half of the document, and a length that fits."""
-        answer = await self.forward(asked)
+        answer = await self.forward(request)
         return answer._replace(body=answer.body[: len(answer.body) // 2])
 
-    async def redirect(self, asked: Asked, location: str) -> Answer | None:
-        return Answer(307, {'Location': location + asked.target}, b'')
+    async def redirect(self, request: Request, location: str) -> Answer | None:
+        return Answer(307, {'Location': location + request.target}, b'')
 
-    async def lost(self, asked: Asked) -> Answer | None:
+    async def lost(self, request: Request) -> Answer | None:
         """The request is carried out, and the connection ends before the reply."""
-        await self.forward(asked)
+        await self.forward(request)
         return None
 
-    async def reset(self, asked: Asked) -> Answer | None:
+    async def reset(self, request: Request) -> Answer | None:
         return None
 
-    async def hang(self, asked: Asked) -> Answer | None:
+    async def hang(self, request: Request) -> Answer | None:
         await asyncio.sleep(60)
         return None
 
-    async def status(self, asked: Asked, code: int, body: bytes = b'') -> Answer | None:
+    async def status(self, request: Request, code: int, body: bytes = b'') -> Answer | None:
         return Answer(code, {}, body)
 
-    async def first_page(self, asked: Asked) -> Answer | None:
+    async def first_page(self, request: Request) -> Answer | None:
         """The first page of a listing, whichever is asked for."""
-        listing = re.sub('&continuation-token=[^&]*', '', asked.target)
-        if 'continuation-token' not in asked.target:
-            answer = await self.forward(asked)
-            self._first[listing] = answer.body
+        listing = re.sub('&continuation-token=[^&]*', '', request.target)
+        if 'continuation-token' not in request.target:
+            answer = await self.forward(request)
+            self._first_pages[listing] = answer.body
             return answer
-        return Answer(200, {'Content-Type': 'application/xml'}, self._first[listing])
+        return Answer(200, {'Content-Type': 'application/xml'}, self._first_pages[listing])
 
-    async def same_token(self, asked: Asked) -> Answer | None:
+    async def same_token(self, request: Request) -> Answer | None:
         """The token that a page gives is the one that it was asked for by."""
-        answer = await self.forward(asked)
-        if match := re.search('continuation-token=([^&]*)', asked.target):
+        answer = await self.forward(request)
+        if match := re.search('continuation-token=([^&]*)', request.target):
             again = urllib.parse.unquote(match[1]).encode()
             answer = answer._replace(
                 body=_TOKEN.sub(b'<NextContinuationToken>%b</NextContinuationToken>' % again, answer.body)
             )
         return answer
 
-    async def no_token(self, asked: Asked) -> Answer | None:
-        answer = await self.forward(asked)
+    async def no_token(self, request: Request) -> Answer | None:
+        answer = await self.forward(request)
         return answer._replace(body=_TOKEN.sub(b'', answer.body))
 
-    async def drops_byte(self, asked: Asked) -> Answer | None:
+    async def drops_byte(self, request: Request) -> Answer | None:
         """The server keeps one byte less than was sent, and says so in its ETag."""
-        return await self._damaged(asked, asked.body[:-1])
+        return await self._damaged(request, request.body[:-1])
 
-    async def flips_byte(self, asked: Asked) -> Answer | None:
+    async def flips_byte(self, request: Request) -> Answer | None:
         """The server keeps another byte than was sent, and says so in its ETag."""
-        return await self._damaged(asked, bytes([asked.body[0] ^ 1]) + asked.body[1:])
+        return await self._damaged(request, bytes([request.body[0] ^ 1]) + request.body[1:])
 
-    async def _damaged(self, asked: Asked, body: bytes) -> Answer | None:
-        headers = {**asked.headers, 'content-length': str(len(body))}
+    async def _damaged(self, request: Request, body: bytes) -> Answer | None:
+        headers = {**request.headers, 'content-length': str(len(body))}
         headers.pop('content-md5', None)
-        return await self.forward(asked._replace(body=body, headers=headers))
+        return await self.forward(request._replace(body=body, headers=headers))
 
-    async def forgets(self, asked: Asked) -> Answer | None:
+    async def forgets(self, request: Request) -> Answer | None:
         """The server says that it has kept what was sent, and has nothing."""
-        if asked.kind == 'join':
-            key = urllib.parse.unquote(asked.target.partition('?')[0].lstrip('/').partition('/')[2])
+        if request.kind == 'join':
+            key = urllib.parse.unquote(request.target.partition('?')[0].lstrip('/').partition('/')[2])
             body = f'<CompleteMultipartUploadResult><Key>{key}</Key><ETag>"{"0" * 32}-2"</ETag>'
             return Answer(200, {}, f'{body}</CompleteMultipartUploadResult>'.encode())
-        return Answer(200, {'ETag': f'"{hashlib.md5(asked.body).hexdigest()}"'}, b'')
+        return Answer(200, {'ETag': f'"{hashlib.md5(request.body).hexdigest()}"'}, b'')
 
-    async def conditions_unknown(self, asked: Asked) -> Answer | None:
+    async def conditions_unknown(self, request: Request) -> Answer | None:
         """The server has no conditional requests."""
-        if 'if-none-match' in asked.headers:
+        if 'if-none-match' in request.headers:
             return Answer(501, {}, b'<Error><Code>NotImplemented</Code></Error>')
-        return await self.forward(asked)
+        return await self.forward(request)
 
-    async def expire(self, asked: Asked) -> Answer | None:
+    async def expire(self, request: Request) -> Answer | None:
         """The credentials of this request are not good any more; the program that renews them does."""
-        self.revoked.add(asked.credential)
+        self.revoked.add(request.credential)
         self.renew()
-        return self._refusal(asked)
+        return self._refusal(request)
 
 
-def _written(asked: Asked, answer: Answer) -> bytes:
-    length = answer.headers.get('content-length', '0') if asked.method == 'HEAD' else str(len(answer.body))
+def _written(request: Request, answer: Answer) -> bytes:
+    length = answer.headers.get('content-length', '0') if request.method == 'HEAD' else str(len(answer.body))
     lines = [f'{name}: {value}' for name, value in answer.headers.items() if name.lower() != 'content-length']
     head = '\r\n'.join([f'HTTP/1.1 {answer.status} X', f'Content-Length: {length}', *lines, '', ''])
-    return head.encode() + (b'' if asked.method == 'HEAD' else answer.body)
+    return head.encode() + (b'' if request.method == 'HEAD' else answer.body)

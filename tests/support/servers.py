@@ -11,15 +11,12 @@ import ssl
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.parse
 import uuid
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
-
-from aiohttp import web
 
 import granular
 from granular import testing
@@ -185,88 +182,80 @@ class TLSProxy(LoopServer):
             outer.transport.abort()
 
 
-class HTTPServer(Server):
-    """A folder over HTTP, with ranges, ETags, a page of links for folders, a delay, and a list of what was asked.
+class HTTPServer(LoopServer, Server):
+    """A folder over HTTP, with ranges, ETags, a page of links for folders, a delay, and a list of the requests.
 
     Args:
-      folder: what is served.
+      folder: the folder that is served.
       delay: seconds before each reply.
+
+    Attributes:
+      requests: method, path and Range header of each request.
+      peak: the largest number of requests in flight.
     """
 
     scheme = 'http'
 
     def __init__(self, folder: str | os.PathLike[str], delay: float = 0.0) -> None:
+        super().__init__()
         self.folder = pathlib.Path(folder)
         self.delay = delay
         self.requests: list[tuple[str, str, str | None]] = []
-        self.peak = self._now = 0
+        self.peak = self._in_flight = 0
         self.options = {}
 
-    def start(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
-        self._thread.start()
-        ready.wait(10)
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            first, *lines = (await reader.readuntil(b'\r\n\r\n')).decode('latin-1').split('\r\n')
+            method, target, _ = first.split(' ')
+            headers = {name.lower(): value.strip() for name, _, value in (line.partition(':') for line in lines)}
+            await reader.readexactly(int(headers.get('content-length', 0)))
+            path = urllib.parse.unquote(target.partition('?')[0])
+            self.requests.append((method, path, headers.get('range')))
+            self._in_flight += 1
+            self.peak = max(self.peak, self._in_flight)
+            try:
+                if self.delay:
+                    await asyncio.sleep(self.delay)
+                status, fields, body = self._reply(path, headers.get('range'))
+            finally:
+                self._in_flight -= 1
+            fields = {**fields, 'Content-Length': str(len(body))}
+            head = f'HTTP/1.1 {status} X\r\n' + ''.join(f'{name}: {value}\r\n' for name, value in fields.items())
+            writer.write(head.encode('latin-1') + b'\r\n' + (b'' if method == 'HEAD' else body))
+            await writer.drain()
 
-    def _run(self, ready: threading.Event) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._serve())
-        ready.set()
-        self._loop.run_forever()
-        self._loop.run_until_complete(self._runner.cleanup())
-        self._loop.close()
-
-    async def _serve(self) -> None:
-        app = web.Application()
-        app.router.add_route('*', '/{path:.*}', self._answer)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, '127.0.0.1', 0, backlog=1024)
-        await site.start()
-        self.endpoint = f'http://127.0.0.1:{self._runner.addresses[0][1]}'
-
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        self.requests.append((request.method, request.path, request.headers.get('Range')))
-        self._now += 1
-        self.peak = max(self.peak, self._now)
-        try:
-            if self.delay:
-                await asyncio.sleep(self.delay)
-            return self._reply(request)
-        finally:
-            self._now -= 1
-
-    def _reply(self, request: web.Request) -> web.Response:
-        place = self.folder / request.path.strip('/')
-        if place.is_dir():
-            links = [f'<a href="{p.name}{"/" if p.is_dir() else ""}">{p.name}</a>' for p in sorted(place.iterdir())]
-            return web.Response(text='\n'.join(links), content_type='text/html')
-        if not place.is_file():
-            return web.Response(status=404, text='not found')
-        size, etag = place.stat().st_size, f'"{place.stat().st_mtime_ns:x}-{place.stat().st_size:x}"'
-        headers = {'ETag': etag, 'Accept-Ranges': 'bytes', 'Content-Type': 'application/octet-stream'}
-        headers['Last-Modified'] = email.utils.formatdate(place.stat().st_mtime, usegmt=True)
-        if 'Range' not in request.headers:
-            return web.Response(body=place.read_bytes(), headers=headers)
-        first, last = request.headers['Range'].removeprefix('bytes=').split('-')
+    def _reply(self, path: str, wanted: str | None) -> tuple[int, dict[str, str], bytes]:
+        """Return the status, the headers and the body of a reply."""
+        file = self.folder / path.strip('/')
+        if file.is_dir():
+            links = [f'<a href="{p.name}{"/" if p.is_dir() else ""}">{p.name}</a>' for p in sorted(file.iterdir())]
+            return 200, {'Content-Type': 'text/html; charset=utf-8'}, '\n'.join(links).encode()
+        if not file.is_file():
+            return 404, {'Content-Type': 'text/plain'}, b'not found'
+        stat = file.stat()
+        size = stat.st_size
+        headers = {
+            'ETag': f'"{stat.st_mtime_ns:x}-{size:x}"',
+            'Accept-Ranges': 'bytes',
+            'Content-Type': 'application/octet-stream',
+            'Last-Modified': email.utils.formatdate(stat.st_mtime, usegmt=True),
+        }
+        if wanted is None:
+            return 200, headers, file.read_bytes()
+        first, last = wanted.removeprefix('bytes=').split('-')
         start = max(0, size - int(last)) if not first else int(first)
         stop = size if not first or not last else min(int(last) + 1, size)
         if start >= stop:
-            return web.Response(status=416, headers={'Content-Range': f'bytes */{size}'})
-        headers['Content-Range'] = f'bytes {start}-{stop - 1}/{size}'
-        with open(place, 'rb') as file:
-            file.seek(start)
-            return web.Response(status=206, body=file.read(stop - start), headers=headers)
+            return 416, {'Content-Range': f'bytes */{size}'}, b''
+        with open(file, 'rb') as opened:
+            opened.seek(start)
+            return 206, {**headers, 'Content-Range': f'bytes {start}-{stop - 1}/{size}'}, opened.read(stop - start)
 
     def new_bucket(self) -> granular.Path:
         folder = self.folder / f'test-{uuid.uuid4().hex[:12]}'
         folder.mkdir()
         return granular.Path(f'{self.endpoint}/{folder.name}')
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
 
 
 class RedisServer:
