@@ -1,4 +1,4 @@
-"""What killed writers leave, and that nothing else is ever removed."""
+"""Cleaning removes leftovers of killed writers, and nothing else."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def whole(place, count):
 
 
 def test_clean_removes_incomplete_shards_in_every_store(root):
-    """The last shard has no spec.json: it goes; complete shards and foreign files stay."""
+    """The last shard has no spec.json and is removed; complete shards and foreign files stay."""
     write(root / 'ds')
     (root / 'ds' / 'notes.txt').write_text('mine')
     with granular.DatasetWriter(root / 'one', SPEC, granular.encoders, layout='columns') as writer:
@@ -79,7 +79,7 @@ def test_clean_stays_within_its_folder(root):
 
 
 async def left_behind(path, size):
-    """An upload that is not resumed, such as that of a process that ended."""
+    """Start an upload that is never finished, like a process that was killed."""
     writer = await path.store.open_writer(path.key)
     await writer.write(bytes(size))
     while writer._tasks:

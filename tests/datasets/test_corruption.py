@@ -1,4 +1,4 @@
-"""Wrong bytes that come once are asked for again; files that are corrupt are an error that names them."""
+"""Wrong bytes received once are requested again; a corrupt file is an error that names it."""
 
 import contextlib
 import os

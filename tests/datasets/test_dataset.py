@@ -286,7 +286,7 @@ def test_indices_follow_sequences(reader):
     assert reader.fetch([]) == []
 
 
-# --- encoders and decoders of the user's
+# --- custom encoders and decoders
 
 
 def test_custom_types_are_encoded_and_decoded(tmp_path):
@@ -411,7 +411,7 @@ def test_unfinished_dataset_is_not_a_dataset(root):
     assert len(granular.DatasetReader(root / 'ds', granular.decoders)) == 1
 
 
-# --- the columns layout goes on
+# --- appending in the columns layout
 
 
 def test_writer_appends_to_an_existing_dataset(tmp_path):

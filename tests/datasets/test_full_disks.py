@@ -1,4 +1,4 @@
-"""Disks that are full, quotas that are used up, and places that may not be written."""
+"""Full disks, exhausted quotas and unwritable folders."""
 
 import errno
 import json
@@ -132,7 +132,7 @@ def test_system_error_is_quoted(number, kind, says):
 
 
 def test_unwritable_folder_is_an_error(tmp_path):
-    """Not even root may make files in sysfs."""
+    """Even root cannot create files in sysfs."""
     root = granular.Path('/sys')
     (tmp_path / 'tree').mkdir()
     (tmp_path / 'tree' / 'x').write_bytes(b'x')

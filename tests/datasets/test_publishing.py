@@ -1,4 +1,4 @@
-"""Publishing datasets: by one of several writers, verified, and never a spec over missing bags."""
+"""Publishing of datasets: by one of several writers, verified, and never a spec over missing bags."""
 
 import asyncio
 import gc
@@ -33,7 +33,7 @@ def names(place):
     return sorted(str(path.relative_to(place)) for path in place.rglob('*') if path.is_file())
 
 
-# --- one at a time
+# --- one writer at a time
 
 
 @pytest.fixture(params=['local', 'moto', 'fakegcs'])
@@ -116,7 +116,7 @@ def test_superseded_shard_writer_publishes_no_more(request, store):
 
 @pytest.mark.parametrize('store', ['moto', 'fakegcs'])
 def test_claims_of_dead_writers_expire(request, store):
-    """One on this machine is seen to be gone, of one elsewhere the caller must say so, or `clean` removes its claim."""
+    """A dead writer on this machine is detected; the claim of one elsewhere is released by the caller or by `clean`."""
     server = request.getfixturevalue(store)
     place = server.place() / 'ds'
     program = f"""
@@ -241,7 +241,7 @@ def test_threads_append_to_one_writer(root, kind):
         ]
 
 
-# --- verified before they are published
+# --- verification before publication
 
 
 class DroppingFile:
@@ -303,7 +303,7 @@ def test_truncated_bag_is_not_published(layout):
 @pytest.mark.parametrize('layout', LAYOUTS)
 @pytest.mark.parametrize('store', ['moto', 'fakegcs'])
 def test_bags_removed_during_close_are_not_published(request, store, layout, monkeypatch):
-    """Another writer was told that this one does not live, and discards what it has published so far."""
+    """Another writer is told that this one is dead, and discards the bags that it has published."""
     place = request.getfixturevalue(store).place() / 'ds'
     verify = aio.DatasetWriter._verify_bags
 
@@ -322,7 +322,7 @@ def test_bags_removed_during_close_are_not_published(request, store, layout, mon
 @pytest.mark.parametrize('layout', LAYOUTS)
 @pytest.mark.parametrize('store', ['moto', 'fakegcs'])
 def test_ambiguous_spec_write_keeps_its_bags(request, store, layout):
-    """The reply to the last request is lost, and reads fail: what was published is complete when they work again."""
+    """The reply to the last request is lost and reads fail: the dataset is complete once they work again."""
     server = request.getfixturevalue(store)
     place = server.place() / 'ds'
     with WriteProxy(server) as proxy:
@@ -383,7 +383,7 @@ def test_spec_of_another_writer_keeps_its_bags(request, store):
 
 
 def test_new_names_are_synced_to_disk(tmp_path, monkeypatch):
-    """What is synced cannot be seen from outside without cutting the power: the calls of fsync are noted."""
+    """Only a power cut would show what is synced, so the calls of fsync are recorded."""
     synced = set()
     fsync = os.fsync
 
@@ -450,7 +450,7 @@ def test_disk_failure_at_any_call_leaves_a_complete_dataset_or_none(tmp_path, mo
 
 @pytest.mark.parametrize('store', ['local', 'seaweed', 'fakegcs'])
 def test_clean_uses_the_clock_of_the_store(request, store, tmp_path, monkeypatch):
-    """A machine whose clock is two hours ahead takes what was written a moment ago for what it is."""
+    """A machine whose clock is two hours ahead keeps files that were just written."""
     place = granular.Path(tmp_path) if store == 'local' else request.getfixturevalue(store).place()
     with shard_writer(place / 'ds') as writer:
         fill(writer, 4)

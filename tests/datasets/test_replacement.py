@@ -1,4 +1,4 @@
-"""A dataset that is replaced while it is opened or read: what is read is all of one dataset, or it is an error."""
+"""Datasets replaced while they are opened or read: all datapoints are of one dataset, or it is an error."""
 
 import asyncio
 import concurrent.futures
@@ -34,13 +34,13 @@ def point(name, index):
 
 
 def name_of(points):
-    """The dataset that datapoints are of. All of them are there, in their order, or it is none."""
+    """Return the name of the dataset that has exactly these datapoints."""
     return next((name for name in ('a', 'b') if points == [point(name, i) for i in range(COUNT)]), f'mixed: {points}')
 
 
 @pytest.fixture(scope='module')
 def contents(tmp_path_factory):
-    """By kind and name the files of a dataset. Those of two names differ in nothing but the bytes of the records."""
+    """The files of a dataset, by kind and name. Datasets of two names differ only in the bytes of their records."""
 
     def make(kind, name):
         place = tmp_path_factory.mktemp('contents') / 'ds'
@@ -61,7 +61,7 @@ def contents(tmp_path_factory):
 
 
 class Server:
-    """Files on a web server, replaced in place of a bucket's."""
+    """Files on a web server."""
 
     def __init__(self, server, place):
         self.server, self.place, self.clock = server, place, time.time() - 3600
@@ -91,7 +91,7 @@ class Folder:
 
 @pytest.fixture
 def put(request, tmp_path, store):
-    """A place of the store, and what writes and removes files there."""
+    """A folder in the store, with methods that write and remove its files."""
     if store == 'local':
         yield Folder(granular.Path(tmp_path / 'ds'))
     elif store == 'memory':
@@ -113,7 +113,7 @@ def fill(put, content):
 
 
 def steps(put, before, after):
-    """The replacement of a dataset as this library does it: specs go first and come last."""
+    """Return the steps by which granular replaces a dataset: specs are removed first and written last."""
     specs = [name for name in before if name.endswith('spec.json')]
     bags = [name for name in after if not name.endswith('spec.json')]
     return [
@@ -124,7 +124,7 @@ def steps(put, before, after):
 
 
 class Interruption:
-    """Something that happens right before the n-th request of a store, and before those that follow.
+    """Steps that run right before the n-th request of a store and before the following ones.
 
     Requests go one after the other, so that it is the same each time.
 

@@ -139,7 +139,7 @@ def test_unfinished_shard_is_rewritten(root):
 
 @pytest.mark.parametrize('layout', ['refs', 'columns'])
 def test_started_shard_that_is_not_needed_is_removed(tmp_path, layout):
-    """The next shard is begun before one is published, so that what is there never looks like all."""
+    """The next shard is started before one is published, so that an incomplete dataset never looks complete."""
 
     def open_writer():
         return granular.ShardedDatasetWriter(tmp_path / 'ds', FLAT, granular.encoders, 5, layout=layout)

@@ -1,4 +1,4 @@
-"""Every fault at every write request of a dataset: it is complete, or an error and nothing that looks complete."""
+"""Faults at every write request of a dataset: it is complete, or an error and nothing that looks complete."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def read(place, kind):
 
 
 def check(place, kind, size, failed):
-    """Check what one writer left, and that another one completes it."""
+    """Check the files that one writer left, and that another one completes them."""
     expected = [point(i, size) for i in range(COUNT)]
     folders = [place / f'{i:06}' for i in range(COUNT // SHARDLEN)] if kind == 'shards' else [place]
     for number, folder in enumerate(folders):

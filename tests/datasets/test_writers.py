@@ -1,4 +1,4 @@
-"""Two writers on one place, and writers that are killed."""
+"""Two writers of one dataset, and writers that are killed."""
 
 import itertools
 import os
@@ -51,7 +51,7 @@ def test_bag_being_appended_to_is_locked(tmp_path):
 @pytest.mark.parametrize('size', [10, 9_000_000])
 @pytest.mark.parametrize('layout', ['refs', 'columns'])
 def test_first_writer_to_close_publishes(bucket, layout, size):
-    """In a bucket a writer does not see that another has begun, so both begin; the second one changes nothing."""
+    """In a bucket, writers do not see each other until one publishes; the second one then changes nothing."""
     writers = [granular.DatasetWriter(bucket / 'data', SPEC, granular.encoders, layout=layout) for _ in range(2)]
     for number, writer in enumerate(writers):
         writer.append({'x': bytes([number]) * size, 'n': number})
@@ -75,7 +75,7 @@ def test_file_created_meanwhile_is_not_replaced(tmp_path):
 @pytest.mark.parametrize('layout', ['refs', 'columns'])
 @pytest.mark.parametrize('published', [False, True])
 def test_second_of_two_shard_writers_is_refused(root, layout, published):
-    """Also if it begins after the first one has published a shard, behind which it would go on otherwise."""
+    """Also if it starts after the first one has published a shard, where it would otherwise continue."""
     if str(root).startswith('memory'):  # which knows no conditions: what is published is not replaced
         published = False
     first = granular.ShardedDatasetWriter(root / 'ds', SPEC, granular.encoders, 3, layout=layout)
@@ -97,7 +97,7 @@ def test_second_of_two_shard_writers_is_refused(root, layout, published):
 
 
 def test_child_process_does_not_hold_the_lock_of_its_parent(tmp_path):
-    """The lock of a writer whose process is gone, while a process that it forked lives on."""
+    """The process of a writer has ended, while a process that it forked still runs."""
     code = f"""
 import os, time, granular
 writer = granular.DatasetWriter({str(tmp_path / 'data')!r}, {SPEC!r}, granular.encoders)
@@ -117,7 +117,7 @@ time.sleep(30)
     assert sorted(os.listdir(tmp_path / 'data')) == ['n.bag', 'refs.bag', 'spec.json', 'x.bag']
 
 
-# --- left by a writer that was killed
+# --- leftovers of a killed writer
 
 
 def files_of(folder):

@@ -1,4 +1,4 @@
-"""What HTTP/1.1 allows a server to say, and what it does not."""
+"""Replies that HTTP/1.1 allows, and replies that it does not."""
 
 import asyncio
 import contextlib
@@ -122,7 +122,7 @@ def test_empty_reason_and_http_1_0_are_accepted(server):
 
 
 async def pooled(server):
-    """The pool of an open client."""
+    """Return the pool of an open client."""
     place = granular.aio.Path(f'{server.endpoint}/object', config=QUICK)
     await place.read_range(1, 5)
     return place, (await place.store.client()).transport.pool

@@ -1,7 +1,6 @@
-"""Every fault, in the middle of a dataset in either kind of bucket, through a path, a reader and a Loader.
+"""Every fault in the middle of a dataset in an S3 or GCS bucket, through a path, a reader, a Loader and a stream.
 
-What comes of it is every byte right, or an error of its name, in a bounded time. What exactly is sent meanwhile is in
-``test_faults.py``.
+The result is correct, or a specific error, in bounded time. ``test_faults.py`` checks the requests that are sent.
 """
 
 import email.utils
@@ -158,7 +157,7 @@ def bucket(server, store, tmp_path, monkeypatch, config=CONFIG):
 
 
 def through(face, place, fault):
-    """Reads through one of the faces; ``fault`` is called when it is to begin. Whether all was right."""
+    """Read through one of the interfaces, and call ``fault`` in the middle. Returns whether the result is correct."""
     if face == 'path':
         starts = [SIZE * i for i in range(0, COUNT, 3)]
         fault()

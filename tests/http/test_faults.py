@@ -1,4 +1,4 @@
-"""What a store may do to a read, and what comes of it."""
+"""Faults of a store during a read: retries, resumption, hedged requests and errors."""
 
 import base64
 import hashlib
@@ -56,7 +56,7 @@ def test_permanent_statuses_fail_at_once(server, code, error):
 
 
 def expired(server, monkeypatch, tmp_path):
-    """A bucket whose credentials come from a file, as a program that renews them keeps it."""
+    """Return a path whose credentials come from a file, and that file."""
     (tmp_path / 'credentials').write_text('[default]\naws_access_key_id=OLD\naws_secret_access_key=x\n')
     monkeypatch.setenv('AWS_SHARED_CREDENTIALS_FILE', str(tmp_path / 'credentials'))
     return granular.Path('s3://bucket/object', endpoint_url=server.endpoint, config=QUICK), tmp_path / 'credentials'
@@ -230,7 +230,7 @@ async def test_cancelled_read_leaves_no_task(server):
     assert await place.read_range(5, 9) == DATA[5:9]
 
 
-# --- what is slow
+# --- slow replies
 
 
 def test_read_below_min_rate_is_resumed(server):
@@ -249,7 +249,7 @@ def test_slow_read_is_tolerated_without_min_rate(server):
 
 
 def warmed(server, **knobs):
-    """A path to a store whose pace is known."""
+    """Return a path to a store whose latency is known."""
     place = path(server, granular.IOConfig(**{'backoff': 0.01, 'concurrency': 8, **knobs}))
     for at in range(100):
         place.read_range(at, at + 10)
@@ -318,12 +318,12 @@ def test_retry_budget_bounds_retries(server):
     assert len(server.ranges) < 400 + 100 + 40
 
 
-# --- what a store says of a request
+# --- recoverable errors
 
 
 @pytest.fixture
 def regions(server, monkeypatch):
-    """Two servers, as two regions of one bucket that is in the second."""
+    """Two servers as two regions: the bucket is in the second one."""
     from granular.aio.stores.s3.client import S3Client
 
     with FaultServer() as other:
@@ -375,7 +375,7 @@ def test_clock_skew_is_corrected_once(server):
         place.read_range(60, 90)
 
 
-# --- whole objects
+# --- full objects
 
 
 def hashed(header, value, data=DATA[:1000]):

@@ -1,4 +1,4 @@
-"""How many requests are in flight, against a store that is simulated by its latency and its most replies a second."""
+"""Limits of requests in flight, against a store that is simulated by its latency and throughput."""
 
 import asyncio
 
@@ -8,13 +8,13 @@ from granular.aio.http.limits import Budget, Limit
 
 
 class Store:
-    """Answers after a time, and never more than so many in a second. Time is counted, not waited for."""
+    """A simulated store of fixed latency and throughput. Its clock is advanced, not waited for."""
 
     def __init__(self, limit, latency, most):
         self.limit, self.latency, self.most, self.now = limit, latency, most, 100.0
 
     async def run(self, seconds):
-        """Keep more asked for than is let out; returns the replies a second at the end."""
+        """Request more than the limit admits; returns the replies per second at the end."""
         held = [asyncio.create_task(self.limit.acquire(1)) for _ in range(5000)]
         await asyncio.sleep(0)
         end, rate = self.now + seconds, 0.0

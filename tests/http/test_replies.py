@@ -1,4 +1,4 @@
-"""Replies that do not answer what was asked, over stores and ways to read: the right bytes, or an error of its name."""
+"""Replies that do not match their request, for every store and kind of read: correct bytes or a specific error."""
 
 import asyncio
 import base64
@@ -36,7 +36,7 @@ def server():
 
 
 def folder(server, store, config=CONFIG, **options):
-    """The folder of the files, in a bucket of its own."""
+    """Return the folder of the files, in a bucket of its own."""
     if store == 'http':
         return granular.Path(f'{server.endpoint}/bucket/data', config=config, **options)
     options |= {'key': 'k', 'secret': 'x'} if store == 's3' else {'token': 'anon'}
@@ -44,7 +44,7 @@ def folder(server, store, config=CONFIG, **options):
 
 
 def suffix(path, size=700):
-    """The end of an object, as readers of bags ask for it."""
+    """Read the end of an object, as bag readers do."""
 
     async def read():
         return (await path.aio.store.read(path.aio.key, -size)).data
@@ -73,7 +73,7 @@ FAULTS = {
 
 
 def survives(server, store, read, lines):
-    """Reads every file, and compares."""
+    """Read every file and compare."""
     call, part = READS[read]
     place = folder(server, store)
     server.script.extend(lines)
@@ -100,7 +100,7 @@ def test_wrong_reply_is_never_accepted(server, store, read, fault):
             survives(server, store, read, [fault] * 200)
 
 
-# --- all of an object
+# --- full objects
 
 
 @pytest.mark.parametrize('read', WHOLE)
@@ -153,7 +153,7 @@ def test_s3_reads_request_checksums(server):
 
 
 def crc64nvme(data, before=0):
-    """By the definition, for a few bytes."""
+    """Compute a CRC64NVME by its definition."""
     value = before ^ 0xFFFFFFFFFFFFFFFF
     for byte in data:
         value ^= byte
@@ -188,7 +188,7 @@ def test_crc64nvme_is_compared_with_awscrt(server, monkeypatch):
     digests._find_crc64nvme.cache_clear()
 
 
-# --- what is stored compressed
+# --- content codings
 
 
 CODINGS = ('gzip', 'aws-chunked', 'aws-chunked,gzip', 'utf-8', 'identity', 'br')
@@ -228,7 +228,7 @@ def test_length_of_a_chunked_object_is_verified(server):
     assert suffix(place / 'a') == FILES['data/a'][-700:]
 
 
-# --- bytes that lie unread on a connection
+# --- unsolicited bytes on a connection
 
 
 def tls(tmp_path):
@@ -240,7 +240,7 @@ def tls(tmp_path):
 
 
 class Talker:
-    """Answers each request with a range of its own path, and then says more than was asked for."""
+    """A server that answers each request with a range of its own path, and then sends an unsolicited reply."""
 
     def __init__(self, more, pause=0.0, context=None):
         self.more, self.pause, self.context = more, pause, context
@@ -306,7 +306,7 @@ def test_second_reply_is_not_taken_for_the_next_request(loop, secure, second, tm
 
 
 class Echo(FaultServer):
-    """Sends the reply to HEAD once more, when the connection's next request has come."""
+    """A server that repeats its reply to HEAD when the next request of the connection arrives."""
 
     async def good(self, writer, request, cut=None):
         if request.method == 'HEAD':
@@ -357,7 +357,7 @@ def test_reply_of_another_version_is_retried_once(server):
         (place / 'a').read_ranges([0], [10], version=version)
 
 
-# --- heads without end
+# --- malformed and endless heads
 
 
 @pytest.mark.parametrize(
@@ -439,7 +439,7 @@ STATUSES = {
 
 
 class Odd(FaultServer):
-    """Answers well but for one header of each reply, by the key: ``data/<status>-<number of the value>``."""
+    """A server whose replies have one odd header, chosen by the key: ``data/<status>-<number of the value>``."""
 
     header = ''
 
@@ -476,7 +476,7 @@ ODD_CONFIG = granular.IOConfig(
 
 
 async def check_odd(path, call, wanted, value):
-    """Read, and compare; the value is named if it fails."""
+    """Read and compare; a failure names the header value."""
     began = time.monotonic()
     try:
         found = await call(path.aio)
@@ -523,7 +523,7 @@ async def test_odd_headers_give_correct_bytes_or_a_granular_error(store, header)
 
 @pytest.mark.parametrize(('store', 'read'), cover([STORES], [['whole', 'range', 'suffix']]))
 def test_read_with_progress_renews_its_attempts(server, store, read):
-    """More breaks than there are attempts, one of which would use up the budget of retries."""
+    """The connection breaks more often than attempts are allowed, and often enough to exhaust the retry budget."""
     names = 'abcdefghijklmnopqrst'
     server.files = {f'data/{name}': DATA * 4 for name in names}
     config = granular.IOConfig(backoff=0.001, attempts=3, hedge=0.0, max_gap=0)

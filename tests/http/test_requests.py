@@ -1,4 +1,4 @@
-"""Requests other than range reads: their bodies, answers, retries and bounds in time."""
+"""Requests other than range reads: their bodies, replies, retries and timeouts."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ OK = b'HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok'
 
 
 class Server:
-    """Gives scripted replies, and remembers what it was asked and the digests of the bodies."""
+    """A server of scripted replies that records request lines and body digests."""
 
     def __init__(self, *replies: bytes, reading: bool = True) -> None:
         self.replies, self.reading = list(replies), reading

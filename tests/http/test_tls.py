@@ -1,4 +1,4 @@
-"""Certificates are verified unless one option says not to, which is warned of once; no token travels in the clear."""
+"""Certificates are verified unless an option disables that, with one warning; no token is sent unencrypted."""
 
 import ssl
 import warnings
@@ -37,7 +37,7 @@ def bundle(authority, tmp_path):
 
 
 def place(server, kind, endpoint, **options):
-    """A file in a bucket of this server, reached through another endpoint."""
+    """Return the path of a file in a bucket of this server, reached through another endpoint."""
     address = str(server.place() / 'file')
     return granular.Path(address, config=QUICK, **{**server.options, 'endpoint_url': endpoint, **options})
 

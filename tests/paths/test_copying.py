@@ -1,4 +1,4 @@
-"""Copies: gone on with, checked, whole or not at all, and nowhere else."""
+"""Copies are resumed, verified, complete or absent, and stay within their target."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ def source(tmp_path):
 
 @pytest.fixture
 def written(monkeypatch):
-    """The keys that were written, in whatever store."""
+    """The keys that were written, in any store."""
     keys = []
     for store in (granular.aio.stores.local.store.LocalStore, *stores()):
         monkeypatch.setattr(store, 'open_writer', noting(store.open_writer, keys, 0))
@@ -121,7 +121,7 @@ def test_interrupted_copy_is_incomplete_and_resumes(source, bucket, monkeypatch,
 
 
 def test_file_that_the_store_lost_is_an_error(source, bucket, monkeypatch):
-    """A byte that is lost on the way to the store."""
+    """A byte is lost on the way to the store."""
     put = PartWriter.write
 
     async def write(self, data):
@@ -135,7 +135,7 @@ def test_file_that_the_store_lost_is_an_error(source, bucket, monkeypatch):
 
 
 def test_file_that_the_store_does_not_return_is_an_error(source, bucket, monkeypatch, tmp_path):
-    """A byte that is lost on the way from the store."""
+    """A byte is lost on the way from the store."""
     place = bucket / 'x'
     (source / '000000' / 'x.bag').copy(place)
     read = type(place.store).read
@@ -271,7 +271,7 @@ def test_shards_are_copied_beside_other_shards(tmp_path):
 
 
 def test_dataset_replaced_while_it_is_copied_is_not_completed(root, tmp_path):
-    """Bags of both would be a dataset that never was."""
+    """Bags of both datasets would make one that never existed."""
     if str(root).startswith('memory'):
         root = granular.Path(tmp_path) / 'source'  # the listings of which tell times
 

@@ -35,7 +35,7 @@ NAMES = st.text(string.ascii_letters + string.digits + '._- ', min_size=1, max_s
 )
 
 
-# --- pure
+# --- paths without a store
 
 
 @given(st.lists(NAMES, min_size=1, max_size=4), st.booleans())
@@ -119,7 +119,7 @@ def test_local_path_takes_no_options():
         granular.Path('/tmp', anon=True)
 
 
-# --- what every store does
+# --- every store
 
 
 def test_files_are_written_read_and_removed(root):
@@ -469,7 +469,7 @@ async def test_concurrent_writes_to_a_file_are_serialized(root):
 
 
 class AppearingFile(AbstractBufferedFile):
-    """A file that appears when it is closed, as those of object stores do."""
+    """A file that appears when it is closed, as in object stores."""
 
     def _upload_chunk(self, final=False):
         if final:
@@ -499,7 +499,7 @@ def test_failed_fsspec_write_is_not_uploaded():
     assert (place / 'x').read_bytes() == b'before'
 
 
-# --- paths of others
+# --- path objects of other libraries
 
 
 def test_path_of_elements_is_accepted(tmp_path):
@@ -530,7 +530,7 @@ def test_aborted_upload_leaves_no_parts(moto):
 
 
 class Foreign:
-    """A path object that is no ``os.PathLike``, with just what is asked of one."""
+    """A path object that is not an ``os.PathLike``, with the methods that granular needs."""
 
     def __init__(self, path):
         self._path = pathlib.Path(path)

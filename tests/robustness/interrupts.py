@@ -153,7 +153,7 @@ COMPLAINTS = re.compile(
 
 
 def judged(code: int | None, stderr: str, seconds: float) -> str | None:
-    """What is wrong with the end of a process; None for nothing."""
+    """Return the problem with the end of a process, or None."""
     if code is None:
         return f'did not end in {seconds:.0f} s'
     if code not in (1, -signal.SIGINT):
@@ -167,7 +167,7 @@ def judged(code: int | None, stderr: str, seconds: float) -> str | None:
 def interrupt(
     program: str, place: granular.Path, options: dict[str, object], after: float
 ) -> tuple[str | None, float, str]:
-    """Interrupt a program some seconds after it was ready: what is wrong, seconds until it ended, and what it said."""
+    """Interrupt a program some seconds after it was ready; returns the problem, the seconds it took, and its output."""
     code = textwrap.dedent(HEAD) + textwrap.dedent(PROGRAMS[program])
     command = [sys.executable, '-W', 'error::ResourceWarning', '-c', code, str(place), json.dumps(options)]
     before = set(os.listdir('/dev/shm'))

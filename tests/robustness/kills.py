@@ -48,7 +48,7 @@ print('done', flush=True)
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is written, and where."""
+    """A dataset to write, and its path."""
 
     store: str
     layout: str
@@ -62,7 +62,7 @@ class Case:
         return {'x': bytes([i % 251]) * (i * 7919 % self.scale), 'n': i * i}
 
     def start(self, root: granular.Path) -> subprocess.Popen[str]:
-        """A process that goes on with the dataset, from the time that it has imported what it needs."""
+        """Start a process that resumes the dataset, and wait until its imports are done."""
         options = root.store.options
         resume = 'discard' if options else 'check'
         args = json.dumps(
@@ -74,7 +74,7 @@ class Case:
         return process
 
     def finish(self, process: subprocess.Popen[str]) -> None:
-        """Let it come to its end."""
+        """Wait for the process to end."""
         out, _ = process.communicate()
         assert (out, process.returncode) == ('done\n', 0), f'{self}: the writer failed: {out}'
 
@@ -86,7 +86,7 @@ def small(store: str, layout: str, checksums: bool) -> Case:
 
 
 def look(case: Case, root: granular.Path) -> None:
-    """That whatever can be read is what was written, and that what looks complete is complete."""
+    """Check that readable datapoints are correct, and that complete shards are complete."""
     for number in range(-(-case.count // case.shardlen)):
         folder, first = root / f'{number:06}', number * case.shardlen
         whole = min(case.shardlen, case.count - first)
@@ -106,12 +106,12 @@ def look(case: Case, root: granular.Path) -> None:
 
 
 def contents(root: granular.Path) -> dict[str, bytes]:
-    """All files below a folder."""
+    """Return all files below a folder."""
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob('*') if path.is_file()}
 
 
 def kill_one(case: Case, root: granular.Path, rng: random.Random, seconds: float, lives: int) -> int:
-    """Write a dataset by processes that are killed and one that is not; how many were."""
+    """Write a dataset by processes that are killed and a last one that is not; returns the number of kills."""
     for kills in range(lives):
         process = case.start(root)
         try:
@@ -128,7 +128,7 @@ def kill_one(case: Case, root: granular.Path, rng: random.Random, seconds: float
 
 
 def run(case: Case, place: Any, times: int, rng: random.Random, lives: int = LIVES) -> tuple[int, int]:
-    """Kill so many writers; the number of kills and of datasets.
+    """Kill that many writers; returns the number of kills and of datasets.
 
     Args:
       place: gives an empty place.
@@ -159,7 +159,7 @@ def run(case: Case, place: Any, times: int, rng: random.Random, lives: int = LIV
 
 @contextlib.contextmanager
 def places(store: str) -> Iterator[Any]:
-    """What gives empty places in a store."""
+    """Return a function that creates empty folders in a store."""
     if store == 'local':
         with tempfile.TemporaryDirectory(prefix='granular-kills-') as folder:
             yield lambda: granular.Path(tempfile.mkdtemp(dir=folder)) / 'data'

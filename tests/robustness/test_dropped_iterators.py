@@ -1,4 +1,4 @@
-"""Iterators that are left in the middle: they take their tasks, threads, processes and memory with them, in silence."""
+"""Iterators dropped in the middle: their tasks, threads, processes and memory end with them, without warnings."""
 
 import io
 import json
@@ -275,7 +275,7 @@ def data(request, tmp_path_factory):
 
 
 def runs(code, data, *args):
-    """Seconds that a program took to end, once it had nothing more to do; it says nothing."""
+    """Run a program that must print no warning; returns the seconds that its exit took."""
     place, options = data
     text = HEAD + textwrap.dedent(code) + "\nprint('done', flush=True)\n"
     command = [sys.executable, '-X', 'dev', '-W', 'error', '-c', text, f'{place}', json.dumps(options), *args]

@@ -1,4 +1,4 @@
-"""Functions of the user's that raise whatever they like: it reaches the caller, and the next read works."""
+"""User functions that raise any exception: it reaches the caller, and the next read works."""
 
 import asyncio
 import json
@@ -100,7 +100,7 @@ def test_stop_iteration_in_a_batch_conversion_is_an_error():
     assert list(converted) == [4]
 
 
-# --- what the loop is spared
+# --- exceptions that would end the loop
 
 
 async def raises(error):

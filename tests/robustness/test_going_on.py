@@ -1,4 +1,4 @@
-"""Iterators that go on: after errors, cancellations, interrupts and forks, with the element that is next."""
+"""Iterators continue with the next element after errors, cancellations, interrupts and forks."""
 
 import _thread
 import asyncio
@@ -20,7 +20,7 @@ from tests.pipeline.test_map_dataset import plain
 
 
 class Failing:
-    """A function that fails at some of its calls, once for each time that it is told to."""
+    """A function that fails at selected calls."""
 
     def __init__(self, fn):
         self.fn, self.failures = fn, 0
@@ -114,7 +114,7 @@ def interruptible():
 
 
 class Once:
-    """Interrupts at some elements, at each of them once."""
+    """A function that interrupts once at each of some elements."""
 
     def __init__(self):
         self.done = set()
@@ -174,7 +174,7 @@ def test_interrupt_releases_the_lock():
 
 
 def forked(function):
-    """The exit code of a forked child that calls a function: 0 if that gave True."""
+    """Call a function in a forked child; returns the exit code: 0 for True."""
     child = os.fork()
     if not child:
         sys.unraisablehook = lambda _: os._exit(3)

@@ -1,4 +1,4 @@
-"""Bytes of others: a right answer or an error of granular's tree, and no more memory than they have."""
+"""Untrusted bytes: a correct result or a granular error, without more memory than their own size."""
 
 import contextlib
 import io
@@ -45,7 +45,7 @@ def quiet():
 
 @st.composite
 def harmed(draw, valid):
-    """Bytes that are valid but for a few changes."""
+    """Return valid bytes with a few changes."""
     data = bytearray(draw(st.sampled_from(valid)))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(data)))
@@ -139,7 +139,7 @@ def test_invalid_specs_are_refused(tmp_path, content):
 
 
 class Peak:
-    """The most memory that Python and numpy had at a time within a block, beyond what they had before."""
+    """The peak of memory that Python and numpy allocated within a block."""
 
     def __enter__(self):
         tracemalloc.start()
@@ -253,7 +253,7 @@ SPEC = {'n': 'int', 'text': 'utf8[]'}
 
 
 def dataset(tmp_path, refs, spec=SPEC, count=4, body=b'abcd'):
-    """A dataset in the refs layout with these references, to bags of so many records."""
+    """Write a dataset in the refs layout with these references."""
     (tmp_path / 'spec.json').write_text(json.dumps(spec))
     packed = [msgpack.packb(ref) for ref in refs]
     for name, records in (('refs', packed), ('n', [b'\x05'] * count), ('text', [body] * count)):
@@ -325,7 +325,7 @@ def test_decreasing_limits_are_corruption(tmp_path):
 
 
 def claiming(size, tail):
-    """The reply of a store whose object has so many bytes, of which these are the last."""
+    """Return a reply that claims an object of that size with these last bytes."""
     head = f'HTTP/1.1 206 X\r\nContent-Length: {len(tail)}\r\nETag: x\r\n'
     span = f'Content-Range: bytes {size - len(tail)}-{size - 1}/{size}\r\n\r\n'
     return ('raw', f'{head}{span}'.encode() + tail)

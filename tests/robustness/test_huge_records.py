@@ -1,4 +1,4 @@
-"""The memory that a huge record takes: about its own size, however it is read."""
+"""Reading a huge record takes about its own size of memory, however it is read."""
 
 import subprocess
 import sys
@@ -49,7 +49,7 @@ print(peak() - before)
 
 @pytest.fixture(scope='module')
 def huge(tmp_path_factory):
-    """A bag of a record of zeros, which takes no room on the disk, and one of a byte."""
+    """A bag of a sparse record of zeros and a record of one byte."""
     folder = tmp_path_factory.mktemp('huge')
     for name, size in (('huge', SIZE), ('small', 1)):
         with open(folder / f'{name}.bag', 'wb') as file:

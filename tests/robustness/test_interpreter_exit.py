@@ -1,4 +1,4 @@
-"""However a process ends, and wherever it is: no hang, no complaint, nothing left behind."""
+"""A process ends at any moment without hanging, warnings or leftovers."""
 
 import json
 import random

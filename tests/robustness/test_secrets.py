@@ -1,4 +1,4 @@
-"""Credentials are planted wherever they may be given, and looked for in all that the library shows or keeps."""
+"""Planted credentials appear in nothing that the library shows or stores."""
 
 import contextlib
 import json
@@ -51,7 +51,7 @@ FAULTS = {
 
 
 class Seen(logging.Handler):
-    """All that is logged, as a file would have it."""
+    """A log handler that collects formatted records."""
 
     def __init__(self):
         super().__init__()
@@ -74,14 +74,14 @@ def logged():
 
 
 def clean(text):
-    """A text, if none of what was planted is in it."""
+    """Return a text after checking that it holds no planted secret."""
     found = [text[max(0, text.index(word) - 80) :][:200] for word in PLANTED if word in text]
     assert not found, found
     return text
 
 
 def places(endpoint):
-    """A file of each kind of store that is asked with credentials."""
+    """Return a path with credentials for each kind of store."""
     s3 = {'key': KEY, 'secret': SECRET, 'token': TOKEN, 'endpoint_url': endpoint}
     return {
         'presigned': granular.Path(f'{endpoint}/object?{QUERY}', config=QUICK),

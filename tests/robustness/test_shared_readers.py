@@ -1,4 +1,4 @@
-"""One reader for many event loops, one iterator for many threads, and loops that end without a word."""
+"""Readers shared by event loops, iterators shared by threads, and loops closed without shutdown."""
 
 import asyncio
 import collections
@@ -44,7 +44,7 @@ def place(request, tmp_path_factory):
 
 
 def in_threads(work, count):
-    """Call a function in threads at once, and raise what one of them raised; none hangs."""
+    """Call a function in concurrent threads, and raise the first exception of any."""
     barrier, errors = threading.Barrier(count), []
 
     def call(i):
@@ -169,7 +169,7 @@ def half(x):
 
 
 def taken(items):
-    """What several threads take of one iterator."""
+    """Return the elements that several threads take from one iterator."""
     found = collections.defaultdict(list)
 
     def work(i):
@@ -303,7 +303,7 @@ def test_close_wakes_a_next_waiting_in_another_thread():
     go.set()
 
 
-# --- loops that end without a word
+# --- loops closed without shutdown
 
 LOOPS = """
 import asyncio, gc, json, os, sys, weakref

@@ -39,13 +39,13 @@ def write(place, count=60, seed=0, size=20_000):
 
 
 def cached(place, folder, **knobs):
-    """The same place, with a block cache."""
+    """Return the same path with a block cache."""
     config = granular.IOConfig(cache_dir=str(folder), **knobs)
     return granular.Path(str(place), config=config, **place.aio.store.options)
 
 
 def taken(fn):
-    """What a call gives, and the requests, hits and misses that it takes."""
+    """Return the result of a call, and its requests, cache hits and misses."""
     before = granular.io_stats()
     found = fn()
     after = granular.io_stats()
@@ -262,8 +262,8 @@ def test_loops_waiting_for_blocks_of_each_other_do_not_deadlock(tmp_path, monkey
         path = granular.aio.Path('s3://bucket/file', config=config, endpoint_url=server.endpoint, anon=True)
         meet, seen, has = threading.Barrier(2, timeout=20), threading.local(), Blocks.has
 
-        def there(blocks, cached, block):
-            """That another process has brought each block when it is looked for a second time."""
+        def there(packs, cached, block):
+            """Pretend that another process fetched each block before its second lookup."""
             if not hasattr(seen, 'blocks'):
                 return has(blocks, cached, block)
             if block in seen.blocks:

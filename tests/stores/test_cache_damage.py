@@ -1,4 +1,4 @@
-"""Folders of caches after a power cut: damaged at random, they cost time and never give other bytes."""
+"""Cache folders after a power cut: random damage costs time and never returns wrong bytes."""
 
 import asyncio
 import os
@@ -22,12 +22,12 @@ SPEC = {'x': 'int', 'data': 'bytes'}
 
 
 def contents(seed):
-    """Objects of the same keys and sizes for any seed."""
+    """Return objects whose keys and sizes are the same for every seed."""
     return {f'file-{i}': random.Random(f'{seed} {i}').randbytes(size) for i, size in enumerate(SIZES)}
 
 
 def read_blocks(server, folder, keys=None):
-    """The objects, through a block cache in a folder; in reads of all kinds of lengths."""
+    """Read the objects through a block cache in a folder, in reads of different lengths."""
     config = granular.IOConfig(cache_dir=str(folder), hedge=0)
     bucket = granular.Path('s3://bucket', config=config, endpoint_url=server.endpoint, anon=True)
     out = {}
@@ -39,7 +39,7 @@ def read_blocks(server, folder, keys=None):
 
 
 def copied(folder, target):
-    """A copy of a cache's folder, without the hole of its table."""
+    """Copy a cache folder, without the hole in its table."""
     for file in sorted(folder.rglob('*')):
         place = target / file.relative_to(folder)
         if file.is_dir():
@@ -55,7 +55,7 @@ def copied(folder, target):
 
 
 def filled(tmp_path, name, seed):
-    """A folder as it was when half of the objects were read, and when all were."""
+    """Return a cache folder after half of the objects were read, and after all of them."""
     with FaultServer(files=contents(seed)) as server:
         read_blocks(server, tmp_path / name, list(server.files)[:4])
         early = copied(tmp_path / name, tmp_path / f'{name}-early')
@@ -65,7 +65,7 @@ def filled(tmp_path, name, seed):
 
 @pytest.fixture(scope='module')
 def caches(tmp_path_factory):
-    """Folders of a cache, early and late, and those of another cache of the same keys and versions."""
+    """Early and late folders of two caches of the same keys and versions."""
     tmp_path = tmp_path_factory.mktemp('caches')
     return [*filled(tmp_path, 'one', 1), *filled(tmp_path, 'two', 2)]
 
@@ -80,7 +80,7 @@ def body_of(file):
 
 
 def put(file, body, size=None):
-    """Give a file other bytes, in place."""
+    """Overwrite a file in place."""
     size = file.stat().st_size if size is None else size
     with open(file, 'r+b') as opened:
         opened.write(body)
@@ -140,7 +140,7 @@ def swap_pages(dice, file, others):
 
 
 def of_another_time(dice, file, others):
-    """A file or some pages of it as they were earlier, or of another cache: of any file of that kind."""
+    """Restore a file, or pages of it, from an earlier folder or from another cache."""
     other = dice.choice(others)
     kin = [found for found in files_of(other) if found.parent.name == file.parent.name and found.name not in NAMELESS]
     same = [found for found in kin if found.name == file.name]
@@ -191,7 +191,7 @@ NODES = (link, folder_instead, fifo)  # which no power cut leaves, and of which 
 
 
 def kinds(folder):
-    """The files of a cache, by the folder that they are in."""
+    """Return the files of a cache, grouped by folder."""
     files = [file for file in files_of(folder) if file.name not in NAMELESS]
     return [[file for file in files if file.parent == parent] for parent in {file.parent for file in files}]
 

@@ -1,4 +1,4 @@
-"""The identity of what caches keep: all that leads to an object, however its server is chosen."""
+"""Cache identities include everything that selects an object, however its server is chosen."""
 
 import itertools
 import os
@@ -17,7 +17,7 @@ CACHES = {'block': ('cache_dir',), 'index': ('index_cache',), 'both': ('cache_di
 
 
 def dataset(folder, seed):
-    """The files of a dataset by key, and its datapoints: of any seed with the same names and sizes."""
+    """Return the files of a dataset by key, and its datapoints; names and sizes do not depend on the seed."""
     points = [{'x': seed + i, 'data': bytes([seed]) * 30_000} for i in range(6)]
     with granular.DatasetWriter(folder, SPEC, granular.encoders) as writer:
         for point in points:
@@ -66,7 +66,7 @@ CHOICES = {
 
 
 def opened(choice, config):
-    """A place in the bucket, of the server that the choice leads to."""
+    """Return a path in the bucket of the server that the choice selects."""
     scheme = choice.partition('-')[0]
     options = {'anon': True} if scheme == 's3' else {}
     return lambda chosen: granular.Path(
@@ -96,7 +96,7 @@ def test_servers_with_equal_paths_do_not_share_blocks(servers, choice, cache, mo
 
 
 class ByHeader(FaultServer):
-    """A server that gives other files by a header, with the same ETags."""
+    """A server whose files depend on a request header, with the same ETags."""
 
     others: dict[str, bytes]
 

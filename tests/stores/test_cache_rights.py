@@ -1,4 +1,4 @@
-"""Who may read the folders of caches, and what they may lead to."""
+"""Permissions of cache folders, and links planted in them."""
 
 import os
 import stat
@@ -31,7 +31,7 @@ def read(server, **caches):
 
 
 def modes(folder):
-    """The permission bits of a folder and all in it that are not its user's alone."""
+    """Return the permission bits of a folder and its contents that other users have."""
     wide = {}
     for place in [folder, *folder.rglob('*')]:
         mode = stat.S_IMODE(place.lstat().st_mode)

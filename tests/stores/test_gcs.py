@@ -1,4 +1,4 @@
-"""Google Cloud Storage by hostile answers: each operation gives the right result or an error, in bounded time."""
+"""Google Cloud Storage under faults: each operation gives the correct result or an error, in bounded time."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ BOUND = 20.0  # seconds
 
 @pytest.fixture(scope='module')
 def other():
-    """A host that no request may reach."""
+    """Another host, which no request may reach."""
     with FaultServer() as server:
         yield server
         assert server.connections == 0
@@ -61,7 +61,7 @@ def place(proxy, fakegcs):
 
 
 def through(proxy, place, config=CONFIG):
-    """A place in the emulator, reached through the proxy."""
+    """Return a path in the emulator, reached through the proxy."""
     options = {**place.store.options, 'endpoint_url': proxy.endpoint}
     return granular.Path(str(place), config=config, **options)
 
@@ -115,7 +115,7 @@ PASSING = (
 
 
 def publish(path, data):
-    """Write a new object, which another writer may not have written."""
+    """Write a new object on the condition that it does not exist."""
 
     async def write():
         await ensure_event_loop()
@@ -131,7 +131,7 @@ def publish(path, data):
 
 
 def hit(number, fault):
-    """A plan by which the request of that number fails."""
+    """Return a plan that fails the request of that number."""
     count = itertools.count()
     return lambda call: fault if next(count) == number else ''
 
@@ -219,7 +219,7 @@ def test_no_operation_takes_a_broken_page_for_the_last(proxy, fakegcs, monkeypat
 
 
 def edited(change):
-    """An edit of the pages of listings."""
+    """Return an edit of listing pages."""
 
     def edit(method, target, reply):
         if method == 'GET' and '/o?' in target:
@@ -283,7 +283,7 @@ def test_objects_written_during_rmtree_are_deleted_too(proxy, fakegcs):
 
 
 def during(part, fault, again=()):
-    """A plan by which a part of an upload fails, and the requests after it as given."""
+    """Return a plan that fails a part of an upload, and then the following requests."""
     faults = iter([fault, *again])
     parts = itertools.count()
     hit = False
@@ -366,7 +366,7 @@ def test_upload_resumes_with_a_renewed_token(proxy, fakegcs, tmp_path):
 
 
 def parts_edited(change, until=10**9):
-    """An edit of the replies to parts."""
+    """Return an edit of the replies to upload parts."""
     count = itertools.count()
 
     def edit(method, target, reply):
@@ -409,7 +409,7 @@ def test_uploads_without_progress_are_errors(proxy, fakegcs, place, change, erro
     ids=['308', 'no number', 'empty', 'error', '404', '410', '412', '500'],
 )  # fmt: skip
 def test_complete_upload_succeeds_despite_wrong_replies(proxy, place, change):
-    """The last part is stored, and each reply of its upload says otherwise."""
+    """The last part is stored, but each reply to its upload denies it."""
 
     def edit(method, target, reply):
         complete = any(session.reply for session in proxy.sessions.values())
@@ -443,7 +443,7 @@ def test_metadata_of_a_new_object_must_match(proxy, place, field, size):
 
 @pytest.mark.parametrize('data', [SMALL, LARGE], ids=['one request', 'parts'])
 def test_byte_changed_in_transit_is_an_error(proxy, fakegcs, data):
-    """Below the checks that the store makes itself: the emulator makes none."""
+    """The emulator verifies no checksums, so that granular must."""
     direct = fakegcs.place()
     place = through(proxy, direct)
 

@@ -1,4 +1,4 @@
-"""Credentials of Google, in all the ways in which they are given, and the addresses that they are sent to."""
+"""Google credentials from every source, and the endpoints that they are sent to."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ def path(server, **options):
 
 
 def account(tmp_path, server):
-    """A service account: its file, and what that holds."""
+    """A service account: its file and the content."""
     file = pathlib.Path(google_key(tmp_path, server))
     return file, json.loads(file.read_text())
 
@@ -193,7 +193,7 @@ def test_refused_token_is_a_granular_error(tmp_path, server, status, error):
 
 @contextlib.contextmanager
 def served(handler):
-    """A server on a free port."""
+    """Serve HTTP on a free port."""
     with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as running:
         thread = threading.Thread(target=running.serve_forever, daemon=True)
         thread.start()
@@ -203,7 +203,7 @@ def served(handler):
 
 
 class Metadata(http.server.BaseHTTPRequestHandler):
-    """The metadata server of a machine of Google's."""
+    """The metadata server of a Google Cloud machine."""
 
     def do_GET(self):
         place = self.path.partition('?')[0].removeprefix('/computeMetadata/v1/')
@@ -228,7 +228,7 @@ class Metadata(http.server.BaseHTTPRequestHandler):
 
 
 def python(code, *args, **environment):
-    """A program, with errors for warnings."""
+    """Run a program in which warnings are errors."""
     command = [sys.executable, '-W', 'error', '-c', textwrap.dedent(code), *args]
     kept = {name: value for name, value in os.environ.items() if name != 'NO_GCE_CHECK'}
     return subprocess.run(command, capture_output=True, text=True, timeout=50, env={**kept, **environment}, check=False)

@@ -1,4 +1,4 @@
-"""Answers of the JSON API of Google Cloud Storage: what is none of them is an error, never a shorter result."""
+"""Replies of the Google Cloud Storage JSON API: anything unexpected is an error, never a shorter result."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Listings and stats of web servers: by their own requests, with the rules that reads have."""
+"""Listings and stats of web servers follow the rules of reads: redirects, timeouts, retries."""
 
 import asyncio
 import contextlib

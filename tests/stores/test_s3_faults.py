@@ -1,7 +1,7 @@
-"""Every operation on a bucket of S3, against answers that are none, and against replies that are lost.
+"""Every operation on an S3 bucket, under wrong and lost replies.
 
-Each operation gives the right result, or an error of the tree, in a bounded time; a listing is never short, and what is
-reported as written or deleted is.
+Each operation gives the correct result, or a granular error, in bounded time; listings are never short, and objects that
+are reported as written or deleted are.
 """
 
 import asyncio
@@ -64,14 +64,14 @@ def server(moto):
 
 @pytest.fixture(scope='module')
 def other():
-    """Another host, to which nothing may be sent."""
+    """Another host, which no request may reach."""
     with S3Proxy('http://127.0.0.1:9') as server:
         yield server
 
 
 @pytest.fixture(autouse=True)
 def checksums(monkeypatch):
-    """What moto takes for a CRC32C, which is a CRC32 without this package."""
+    """Provide moto with CRC32C: without this package it computes a CRC32."""
     module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec('crc32c', None))
     monkeypatch.setattr(module, 'crc32c', crc32c, raising=False)
     monkeypatch.setitem(sys.modules, 'crc32c', module)
@@ -88,7 +88,7 @@ def calm(server, other):
 
 @pytest.fixture(scope='module')
 def shared(moto):
-    """A folder of some files that nothing writes to."""
+    """A folder of files that no test changes."""
     return filled(moto.place())
 
 
@@ -104,7 +104,7 @@ def filled(place):
 
 
 class Case:
-    """A folder, seen through the server of faults and directly.
+    """A folder, seen through the fault proxy and directly.
 
     Args:
       secret: of a client of its own.
@@ -128,13 +128,13 @@ class Case:
         server.requests.clear()
 
     def reopen(self, **options):
-        """See the folder with other options."""
+        """Replace the options of the folder."""
         self.options = options
         self.root, self.place = (granular.Path(str(path), **options) for path in (self.root, self.place))
 
 
 def contents(root):
-    """The files of a folder, by its listing."""
+    """Return the files of a folder by its listing."""
     return {
         str((folder / name).relative_to(root)): (folder / name).read_bytes()
         for folder, _, names in root.walk()
@@ -150,7 +150,7 @@ def relative(case, paths):
     return sorted(str(path.relative_to(case.place)) for path in paths)
 
 
-# --- the operations: each is done, and then looked at
+# --- the operations: each is carried out and then verified
 
 
 def stat(case):
@@ -292,7 +292,7 @@ PAGED = ['first_page', 'same_token', 'no_token']
 
 
 def on_pages(faults):
-    """The faults on the first page of a listing, and on the second one."""
+    """Return the faults on the first page of a listing, and on the second one."""
     return [['good'] * page + fault for page in (0, 1) for fault in faults]
 
 
@@ -312,7 +312,7 @@ def name_of(value):
 
 @pytest.fixture
 def new_case(server, moto, shared, tmp_path):
-    """Makes a case for an operation."""
+    """Create the case of an operation."""
     return functools.partial(Case, server, moto, shared, tmp_path, str(next(numbers)))
 
 
@@ -361,7 +361,7 @@ def test_redirect_is_not_followed(server, other, new_case, operation, kind):
     assert other.kinds == []
 
 
-# --- what is written is there
+# --- verification of writes
 
 
 @pytest.mark.parametrize('fault', ['drops_byte', 'flips_byte', 'forgets'])
@@ -410,7 +410,7 @@ def test_byte_damaged_once_is_sent_again(server, new_case):
         operation(new_case(operation))
 
 
-# --- publishing under a condition
+# --- conditional writes
 
 
 CONTENT = {'put': b'new', 'join': LARGE}  # by the kind of the request that publishes it
@@ -469,7 +469,7 @@ def test_dataset_is_written_despite_lost_replies(server, moto, layout, kind):
 
 
 def test_last_writer_wins_without_an_error(server, new_case):
-    """The last writer wins, and the one before is not told of a fault."""
+    """The first writer reports success although its object is replaced at once."""
     case = new_case(writing)
     forward = server.forward
 
@@ -489,14 +489,14 @@ def test_last_writer_wins_without_an_error(server, new_case):
     assert (case.direct / 'in' / 'a1').read_bytes() == b'theirs'
 
 
-# --- what a store says of a request
+# --- recoverable errors and refusals
 
 
 RECOVERIES = cover([LISTINGS, LOOKUPS, CHANGES], [['credentials', 'clock', 'region']])
 
 
 def recovering(cause):
-    """The operations, with the kind of a request, that a cause of a recoverable error is tried with."""
+    """Return the operations, each with the kind of a request, that a recoverable error is tried with."""
     return [request for request, word in RECOVERIES if word == cause]
 
 
@@ -676,7 +676,7 @@ def test_signatures_and_checksums_over_tls(seaweed, tmp_path):
 
 
 def test_no_other_s3_library_is_imported(moto):
-    """Neither s3fs nor aiobotocore, whatever is done in a bucket, and botocore not for what is on a disk."""
+    """Buckets need neither s3fs nor aiobotocore, and local disks no botocore."""
     code = f"""
 import sys
 for name in ('s3fs', 'aiobotocore', 'boto3', 'fsspec'):

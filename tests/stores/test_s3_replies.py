@@ -1,4 +1,4 @@
-"""What counts as a reply of S3: pages, heads and documents, without a server."""
+"""Parsing of S3 replies: pages, heads and documents, without a server."""
 
 import datetime
 
@@ -36,7 +36,7 @@ def page(inner, more=None, count=None, tag='ListBucketResult'):
 
 
 def listed(*bodies, prefix='in/', delimiter='', ordered=True):
-    """The keys and folders of some pages."""
+    """Return the keys and folders of pages."""
     listing, names = Listing(NAME, prefix, delimiter, ordered), []
     for body in bodies:
         found = listing.check(answer(body))

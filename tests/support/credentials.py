@@ -12,7 +12,7 @@ from tests.support.faults import FaultServer
 
 
 def google_key(folder: pathlib.Path, server: FaultServer) -> str:
-    """The file of a service account whose tokens the server gives."""
+    """Write the file of a service account whose tokens the server issues; returns its path."""
     said = {
         'type': 'service_account',
         'client_email': 'tests@tests.iam.gserviceaccount.com',
@@ -34,14 +34,14 @@ _count = itertools.count(1)
 
 
 class AmazonKeys:
-    """A file of credentials, as a program that renews them keeps it."""
+    """A file of S3 credentials that can be renewed."""
 
     def __init__(self, file: pathlib.Path) -> None:
         self.file = file
         self.renew()
 
     def renew(self) -> None:
-        """Others, in place of those that were there."""
+        """Replace the credentials by new ones."""
         draft = self.file.with_suffix('.draft')
         draft.write_text(f'[default]\naws_access_key_id=KEY{next(_count)}\naws_secret_access_key=x\n')
         draft.replace(self.file)

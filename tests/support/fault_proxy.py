@@ -1,4 +1,4 @@
-"""A proxy in front of a real store that lets single requests fail, before or after the store has carried them out."""
+"""A proxy in front of a real store that fails single requests, before or after the store has carried them out."""
 
 import asyncio
 import urllib.parse
@@ -16,7 +16,7 @@ _DOCUMENTS: Final = {
 
 
 class Call(NamedTuple):
-    """A request as it came.
+    """A request as it was received.
 
     Attributes:
       number: the count of requests before it.
@@ -40,7 +40,7 @@ Plan = Callable[[Call], str]
 
 
 class FaultProxy(LoopServer):
-    """Forwards requests to a store, and does to each of them what a plan says.
+    """A proxy that forwards requests to a store, except for the faults of a plan.
 
     The faults are words, of which the first may be ``after``: then the store has carried the request out before.
 

@@ -1,4 +1,4 @@
-"""A server that answers each request as the next line of its script says: every fault of a store, on demand."""
+"""A server that answers each request by the next line of its script: every fault of a store, on demand."""
 
 import asyncio
 import base64
@@ -33,12 +33,12 @@ class Request(NamedTuple):
 
     @property
     def body(self) -> bytes:
-        """All of the object."""
+        """The full object."""
         return self.data or b''
 
     @property
     def byte_range(self) -> tuple[int, int]:
-        """The bytes that are asked for."""
+        """The requested bytes: start and stop."""
         size = len(self.body)
         if self.range_header is None:
             return 0, size
@@ -49,23 +49,23 @@ class Request(NamedTuple):
 
     @property
     def content_range(self) -> str:
-        """The Content-Range of its answer."""
+        """The Content-Range of the correct reply."""
         start, stop = self.byte_range
         return f'bytes {start}-{stop - 1}/{len(self.body)}'
 
     @property
     def content(self) -> bytes:
-        """The body of its answer."""
+        """The body of the correct reply."""
         return self.body[slice(*self.byte_range)]
 
 
 def md5_etag(data: bytes) -> str:
-    """The ETag that S3 gives to an object of one part."""
+    """Return the ETag that S3 gives to an object of one part."""
     return f'"{hashlib.md5(data).hexdigest()}"'
 
 
 class FaultServer(LoopServer):
-    """Objects as S3, GCS and web servers give them, whatever the bucket. What is not scripted is answered well.
+    """A server of objects as S3, GCS and the web have them, in any bucket. Requests without a script line succeed.
 
     A line of the script is the name of a method, or a tuple of it and its arguments.
 
@@ -143,14 +143,14 @@ class FaultServer(LoopServer):
         await getattr(self, name)(writer, request, *args)
 
     def record(self, request: Request, lines: Mapping[str, str]) -> None:
-        """Keep what was asked for."""
+        """Record a request."""
         self.methods.append(request.method)
         self.ranges.append(request.range_header)
         self.authorized.append(lines.get('authorization', ''))
         self.dates.append(lines.get('x-amz-date', ''))
 
     def next_line(self) -> Any:
-        """What becomes of a request."""
+        """Return the script line for the next request."""
         return self.script.popleft() if self.script else 'good'
 
     def _parse(self, method: str, path: str, lines: Mapping[str, str]) -> Request:
@@ -160,10 +160,10 @@ class FaultServer(LoopServer):
         data = DATA if self.files is None else self.files.get(key)
         return Request(method, key, lines.get('range'), google, data)
 
-    # --- what buckets have beside objects
+    # --- listings
 
     def _parse_listing(self, path: str, query: str) -> tuple[bool, str, str] | None:
-        """Which kind of store is asked for a list, its prefix and delimiter."""
+        """Return whether a listing is of GCS, its prefix and delimiter; None for other requests."""
         arguments = dict(urllib.parse.parse_qsl(query))
         google = path.startswith('/storage/v1/b/') and path.endswith('/o')
         return (
@@ -213,7 +213,7 @@ class FaultServer(LoopServer):
         return '\r\n'.join([*lines, '', '']).encode()
 
     def _good_head(self, request: Request, length: int | None = None, **more: str) -> bytes:
-        """The head of a good answer."""
+        """Return the head of a correct reply."""
         if request.range_header is None:
             return self._head(request, 200, length, **more)
         return self._head(request, 206, length, Content_Range=request.content_range, **more)
@@ -289,7 +289,7 @@ class FaultServer(LoopServer):
         writer.write(self._head(request, 200, len(request.body), **more) + request.body)
 
     async def document(self, writer: asyncio.StreamWriter, request: Request) -> None:
-        """An error in a reply of success, just as long as what was asked for."""
+        """An error document in a reply of success, as long as the requested range."""
         body = b'<?xml version="1.0"?><Error><Code>InternalError</Code></Error>'.ljust(len(request.content))
         writer.write(f'HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n'.encode() + body)
 
@@ -298,7 +298,7 @@ class FaultServer(LoopServer):
         writer.write(self._head(request, 206, len(request.content), **more) + request.content)
 
     async def shifted(self, writer: asyncio.StreamWriter, request: Request) -> None:
-        """Another range than was asked for, and said so."""
+        """Another range than requested, with a matching Content-Range."""
         start, stop = request.byte_range
         await self.ranged(writer, request, f'bytes {start + 1}-{stop}/{len(request.body)}')
 
@@ -308,7 +308,7 @@ class FaultServer(LoopServer):
         writer.write(self._good_head(request, len(request.content) + more) + request.content + b'0123456789')
 
     async def short(self, writer: asyncio.StreamWriter, request: Request) -> None:
-        """Less than was asked for, and no word of it but the length."""
+        """Fewer bytes than requested; only the length tells."""
         half = len(request.content) // 2
         writer.write(
             self._good_head(request, half if request.range_header else len(request.content)) + request.content[:half]
@@ -324,7 +324,7 @@ class FaultServer(LoopServer):
         writer.close()
 
     async def replaced(self, writer: asyncio.StreamWriter, request: Request) -> None:
-        """From here on each object is another one of the same size."""
+        """Replace each object, from now on, by another one of the same size."""
         self.etag = '"two"'
         if self.files is not None:
             self.files = {key: data.translate(_OTHER) for key, data in self.files.items()}
@@ -332,7 +332,7 @@ class FaultServer(LoopServer):
         await self.good(writer, request)
 
     async def garbled(self, writer: asyncio.StreamWriter, request: Request) -> None:
-        """Other bytes than the object has, and no word of it."""
+        """Wrong bytes under a correct head."""
         writer.write(self._good_head(request, len(request.content)) + request.content.translate(_OTHER))
 
     async def chunked(self, writer: asyncio.StreamWriter, request: Request, size: int, end: bytes = b'') -> None:
@@ -343,7 +343,7 @@ class FaultServer(LoopServer):
         writer.write(end or b'0\r\nTrailer: x\r\n\r\n')
 
     async def zipped(self, writer: asyncio.StreamWriter, request: Request) -> None:
-        """What was asked for, compressed on the way."""
+        """The requested bytes, compressed in transit."""
         body = gzip.compress(request.content)
         head = self._good_head(request, Transfer_Encoding='chunked', Content_Encoding='gzip')
         writer.write(head + b'%x\r\n%b\r\n0\r\n\r\n' % (len(body), body))
@@ -372,11 +372,11 @@ class FaultServer(LoopServer):
         await self.good(writer, request)
 
     async def slid(self, writer: asyncio.StreamWriter, request: Request) -> None:
-        """Bytes of another place, as many as were asked for, under a head that does not say so."""
+        """The requested number of bytes from another position, under a correct head."""
         writer.write(self._good_head(request, len(request.content)) + request.content[1:] + request.content[:1])
 
     async def squeezed(self, writer: asyncio.StreamWriter, request: Request) -> None:
-        """What was asked for, compressed on the way to just as many bytes, if it can be."""
+        """The requested bytes, compressed in transit to exactly as many bytes where possible."""
         body = gzip.compress(request.content)
         if 2 <= len(request.content) - len(body) < 60_000:
             extra = len(request.content) - len(body) - 2
@@ -385,7 +385,7 @@ class FaultServer(LoopServer):
         writer.write(self._good_head(request, len(body), Content_Encoding='gzip') + body)
 
     async def partial(self, writer: asyncio.StreamWriter, request: Request) -> None:
-        """A part of an object where all of it was asked for."""
+        """A part of an object in reply to a request for all of it."""
         if request.range_header is not None:
             await self.good(writer, request)
             return
@@ -405,7 +405,7 @@ class FaultServer(LoopServer):
         writer.write(self._good_head(request, len(request.content)).replace(b'\r\n', b'\n') + request.content)
 
     async def half(self, writer: asyncio.StreamWriter, request: Request) -> None:
-        """The connection breaks at the half of what was asked for."""
+        """The connection breaks after half of the requested bytes."""
         if len(request.content) < 2:
             await self.good(writer, request)
             return
@@ -419,7 +419,7 @@ class FaultServer(LoopServer):
 
 
 def _credential(lines: Mapping[str, str]) -> str:
-    """Who asks: the token, or the key of a signature."""
+    """Return the token, or the key of the signature."""
     return lines.get('authorization', '').partition('/')[0]
 
 

@@ -32,7 +32,7 @@ BOUND: Final = 10.0  # seconds: far more than any case takes, as the machine may
 
 
 class OwnError(BaseException):
-    """An error of the user's that is no Exception."""
+    """A user exception that is not an Exception."""
 
 
 class OddError(Exception):
@@ -66,7 +66,7 @@ COUNT: Final = 40
 
 
 class Raises:
-    """A function of the user's that raises for one value. It pickles, for worker processes."""
+    """A user function that raises for one value. It pickles, for worker processes."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -105,7 +105,7 @@ class Raises:
 
 
 class Indexed:
-    """A data source of the user's."""
+    """A user data source."""
 
     def __init__(self, fn: Callable[[int], Any]) -> None:
         self._fn = fn
@@ -118,14 +118,14 @@ class Indexed:
 
 
 class Fetched(Indexed):
-    """One that takes many indices."""
+    """A user data source that fetches many indices."""
 
     def fetch(self, indices: Any) -> list[Any]:
         return [self._fn(index) for index in indices]
 
 
 class Awaited(Indexed):
-    """One that takes many indices, and is asynchronous."""
+    """An asynchronous user data source that fetches many indices."""
 
     async def fetch(self, indices: Any) -> list[Any]:
         await ensure_event_loop()
@@ -134,21 +134,21 @@ class Awaited(Indexed):
 
 
 class Sampler(Indexed):
-    """A sampler of the user's."""
+    """A user sampler."""
 
     def __getitem__(self, index: int) -> granular.RecordMetadata:
         return granular.RecordMetadata(self._fn(index), index)
 
 
 class Selected(Indexed):
-    """A selection map of the user's."""
+    """A user selection map."""
 
     def __getitem__(self, index: int) -> tuple[int, int]:
         return 0, self._fn(index)
 
 
 class Replaced:
-    """An ``on_error`` of the user's that raises."""
+    """A user ``on_error`` function that raises."""
 
     def __init__(self, fn: Raises) -> None:
         self._fn = fn
@@ -235,7 +235,7 @@ OPERATIONS: Final[dict[str, Callable[[Raises, 'Way', str], Any]]] = {
 
 
 class Methods(granular.FieldDataset):
-    """A dataset of the user's with a method for each field."""
+    """A user dataset with a method for each field."""
 
     def __init__(self, fn: Raises) -> None:
         self._fn = fn
@@ -336,7 +336,7 @@ async def append(fn: Raises, folder: str) -> None:
 
 
 class _Given:
-    """An iterable of the user's. Its own StopIteration is its end."""
+    """A user iterable. Its own StopIteration is its end."""
 
     def __init__(self, fn: Raises) -> None:
         self._fn, self._numbers = fn, iter(range(COUNT))
@@ -393,7 +393,7 @@ ENDS: Final = {('convert', 'StopIteration'), ('convert async', 'StopAsyncIterati
 
 
 class Long:
-    """A data source whose length cannot be told."""
+    """A data source whose length raises."""
 
     def __init__(self, fn: Raises) -> None:
         self._fn = fn
@@ -405,7 +405,7 @@ class Long:
         return {'x': index}
 
 
-# --- ways to have an operation's elements
+# --- ways to iterate over an operation
 
 
 def iterate(made: Any) -> None:
@@ -435,7 +435,7 @@ async def _iterate_async(made: Any) -> None:
 
 
 def within(coro: Any) -> Any:
-    """Await it under a loop of its own, and catch what it raises there: the loop must not see it before."""
+    """Await a coroutine on its own loop, and re-raise its exception outside of the loop."""
 
     async def main() -> None:
         try:
@@ -451,7 +451,7 @@ def within(coro: Any) -> Any:
 
 
 class Way:
-    """How the elements of an operation are had."""
+    """A way to iterate over the elements of an operation."""
 
     def __init__(
         self, take: Callable[[Any], None], processes: int, method: str = 'spawn', face: Any = granular
@@ -469,7 +469,7 @@ WAYS: Final = {
 
 
 def judged(error: BaseException, name: str) -> str | None:
-    """The fault of an error that reached the caller."""
+    """Return the problem with an error that reached the caller, or None."""
     wanted = ERRORS[name]()
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__) is not None:
@@ -484,7 +484,7 @@ def judged(error: BaseException, name: str) -> str | None:
 
 
 def limited(work: Callable[[], Any]) -> tuple[BaseException | None, str | None]:
-    """What a thread raised, and the fault if it did not end in time."""
+    """Run work in a thread; returns its exception, and the problem if it did not end in time."""
     caught: list[BaseException] = []
 
     def target() -> None:
@@ -500,7 +500,7 @@ def limited(work: Callable[[], Any]) -> tuple[BaseException | None, str | None]:
 
 
 def probe() -> None:
-    """Read something that needs the loop, threads, and a task of its own."""
+    """Read a stream that needs the loop, threads and tasks."""
     dataset = MapDataset.range(8).map(str).to_iter_dataset().flat_map(list).prefetch(2)
     with iter(dataset) as iterator:
         assert list(iterator) == list('01234567')
@@ -513,7 +513,7 @@ async def ensure_event_loop_and_return() -> None:
 
 
 def cases(way: str, folder: str) -> Iterator[tuple[str, str, Callable[[], Any]]]:
-    """Names of operation and error, and what is to raise."""
+    """Yield the names of operation and error, and the function that raises."""
     if way == 'calls':
         for operation, called in CALLS.items():
             for name in ERRORS:

@@ -133,7 +133,7 @@ _BINARY = 'application/octet-stream'
 
 
 def contents(reply: bytes) -> dict:
-    """The JSON object in the body of a reply."""
+    """Return the JSON object in the body of a reply."""
     head, _, body = reply.partition(b'\r\n\r\n')
     if b'chunked' in head.lower():
         joined = b''
@@ -145,7 +145,7 @@ def contents(reply: bytes) -> dict:
 
 
 def rewritten(status: int, document: object = None, **headers: str) -> Callable[[str, str, bytes], bytes]:
-    """An edit that replaces each reply by another one."""
+    """Return an edit that replaces each reply."""
     return lambda method, target, reply: _reply(status, document, **headers)
 
 

@@ -1,4 +1,4 @@
-"""Published packages, each in an environment of its own: they read what we write, and we read theirs."""
+"""Published packages, each in its own environment: they read our files, and we read theirs."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ HOME = ROOT / '.oracles'
 
 
 class Oracle:
-    """A package.
+    """A package in its own environment.
 
     Args:
       name: of its environment, which is made if it is not there.
@@ -43,8 +43,11 @@ class Oracle:
         return cls('grain', ['grain==0.2.18'], 'grain')
 
     def run(self, script: str, *args: str) -> Any:
-        """Run a script there; what it prints is JSON."""
-        done = self._interpreter.run(self._prelude + script, *args)
+        """Run a script in the environment, and return the JSON that it prints."""
+        done = subprocess.run(
+            [self._python, '-I', '-c', self._prelude + script, *args],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
         if done.returncode:
             raise RuntimeError(f'{self.name}: {done.stderr[-3000:]}')
         return json.loads(done.stdout) if done.stdout.strip() else None

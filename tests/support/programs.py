@@ -14,7 +14,7 @@ INTERRUPTIBLE = 'import signal; signal.signal(signal.SIGINT, signal.default_int_
 
 @contextlib.contextmanager
 def program(command: Sequence[Any], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A program with pipes for its output. It is killed at the end, and so is whatever it has started."""
+    """Start a program with pipes for its output. It is killed at the end, with all processes that it has started."""
     pipes: dict[str, Any] = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True}
     # In a group of its own, which outlives it while any process that it started does.
     with subprocess.Popen(command, start_new_session=True, **pipes, **options) as process:

@@ -1,4 +1,4 @@
-"""A server in front of an S3 server that carries requests out, except for those that are to meet a fault."""
+"""A proxy in front of an S3 server that forwards requests, except for planned faults."""
 
 import asyncio
 import collections
@@ -22,7 +22,7 @@ _TOKEN = re.compile(rb'<NextContinuationToken>([^<]*)</NextContinuationToken>')
 
 
 class Request(NamedTuple):
-    """A request. ``kind`` is the operation that it is part of."""
+    """A request. ``kind`` is its S3 operation."""
 
     kind: str
     method: str
@@ -45,7 +45,7 @@ class Answer(NamedTuple):
 
 
 def kind_of(method: str, target: str, headers: dict[str, str]) -> str:
-    """The operation of S3 that a request is part of."""
+    """Return the S3 operation of a request."""
     path, _, query = target.partition('?')
     names = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
     in_bucket = path.strip('/').count('/') == 0
@@ -74,7 +74,7 @@ def kind_of(method: str, target: str, headers: dict[str, str]) -> str:
 
 
 class S3Proxy(LoopServer):
-    """Every request goes on to the server behind, unless a fault is planned for its kind.
+    """A proxy that forwards each request to the upstream server, unless a fault is planned for its kind.
 
     A fault is the name of a method, or a tuple of it and its arguments.
 
@@ -102,7 +102,7 @@ class S3Proxy(LoopServer):
         self._real_etags: dict[str, str] = {}  # the server's ETags by the odd ones
 
     def plan(self, kind: str, faults: Iterable[Any] = (), stays: Any = 'good') -> None:
-        """The next requests of a kind meet these faults, and all behind them the one that stays."""
+        """Plan faults for the next requests of a kind, and one for all following requests."""
         self._once[kind], self._stays[kind] = collections.deque(faults), stays
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -130,7 +130,7 @@ class S3Proxy(LoopServer):
         return answer
 
     def _refusal(self, request: Request) -> Answer | None:
-        """What stays wrong until the client mends it: its credentials, its clock, its region."""
+        """Refuse a request until the client corrects its credentials, clock or region."""
         if request.credential in self.revoked:
             return Answer(400 if request.method == 'HEAD' else 403, {}, _EXPIRED)
         now = datetime.datetime.now(datetime.UTC) + self.clock
@@ -141,10 +141,10 @@ class S3Proxy(LoopServer):
             return Answer(301, {'x-amz-bucket-region': self.region}, _MOVED)
         return None
 
-    # --- the server behind
+    # --- the upstream server
 
     async def forward(self, request: Request) -> Answer:
-        """The answer of the server behind."""
+        """Return the reply of the upstream server."""
         request = self._edited(request)
         answer = await asyncio.get_running_loop().run_in_executor(None, self._send, request)
         headers = dict(answer.headers)
@@ -219,7 +219,7 @@ class S3Proxy(LoopServer):
         return Answer(200, {'Content-Type': 'text/html'}, _HTML)
 
     async def cut(self, request: Request) -> Answer | None:
-        """Half of the document, and a length that fits."""
+        """Half of the document, with a matching length."""
         answer = await self.forward(request)
         return answer._replace(body=answer.body[: len(answer.body) // 2])
 
@@ -227,7 +227,7 @@ class S3Proxy(LoopServer):
         return Answer(307, {'Location': location + request.target}, b'')
 
     async def lost(self, request: Request) -> Answer | None:
-        """The request is carried out, and the connection ends before the reply."""
+        """The connection ends before the reply, after the request was carried out."""
         await self.forward(request)
         return None
 
@@ -242,7 +242,7 @@ class S3Proxy(LoopServer):
         return Answer(code, {}, body)
 
     async def first_page(self, request: Request) -> Answer | None:
-        """The first page of a listing, whichever is asked for."""
+        """The first page of a listing, in reply to each request for a page."""
         listing = re.sub('&continuation-token=[^&]*', '', request.target)
         if 'continuation-token' not in request.target:
             answer = await self.forward(request)
@@ -251,7 +251,7 @@ class S3Proxy(LoopServer):
         return Answer(200, {'Content-Type': 'application/xml'}, self._first_pages[listing])
 
     async def same_token(self, request: Request) -> Answer | None:
-        """The token that a page gives is the one that it was asked for by."""
+        """A page whose next token is the token of its request."""
         answer = await self.forward(request)
         if match := re.search('continuation-token=([^&]*)', request.target):
             again = urllib.parse.unquote(match[1]).encode()
@@ -265,11 +265,11 @@ class S3Proxy(LoopServer):
         return answer._replace(body=_TOKEN.sub(b'', answer.body))
 
     async def drops_byte(self, request: Request) -> Answer | None:
-        """The server keeps one byte less than was sent, and says so in its ETag."""
+        """The server stores one byte fewer than it received; its ETag is of the stored bytes."""
         return await self._damaged(request, request.body[:-1])
 
     async def flips_byte(self, request: Request) -> Answer | None:
-        """The server keeps another byte than was sent, and says so in its ETag."""
+        """The server stores a changed byte; its ETag is of the stored bytes."""
         return await self._damaged(request, bytes([request.body[0] ^ 1]) + request.body[1:])
 
     async def _damaged(self, request: Request, body: bytes) -> Answer | None:
@@ -278,7 +278,7 @@ class S3Proxy(LoopServer):
         return await self.forward(request._replace(body=body, headers=headers))
 
     async def forgets(self, request: Request) -> Answer | None:
-        """The server says that it has kept what was sent, and has nothing."""
+        """The server reports success and stores nothing."""
         if request.kind == 'join':
             key = urllib.parse.unquote(request.target.partition('?')[0].lstrip('/').partition('/')[2])
             body = f'<CompleteMultipartUploadResult><Key>{key}</Key><ETag>"{"0" * 32}-2"</ETag>'
@@ -286,13 +286,13 @@ class S3Proxy(LoopServer):
         return Answer(200, {'ETag': f'"{hashlib.md5(request.body).hexdigest()}"'}, b'')
 
     async def conditions_unknown(self, request: Request) -> Answer | None:
-        """The server has no conditional requests."""
+        """The server does not implement conditional requests."""
         if 'if-none-match' in request.headers:
             return Answer(501, {}, b'<Error><Code>NotImplemented</Code></Error>')
         return await self.forward(request)
 
     async def expire(self, request: Request) -> Answer | None:
-        """The credentials of this request are not good any more; the program that renews them does."""
+        """The credentials of this request expire, and are renewed."""
         self.revoked.add(request.credential)
         self.renew()
         return self._refusal(request)

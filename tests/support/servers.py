@@ -26,7 +26,7 @@ KEY, SECRET = 'granular-key', 'granular-secret'
 
 
 def free_ports(count: int, within: range = range(20000, 50000)) -> list[int]:
-    """Return free ports, of which those 10000 above, used for gRPC, are free too."""
+    """Return free ports whose gRPC ports, 10000 above, are free as well."""
     found: list[int] = []
     # Those who run tests beside this look elsewhere, as a port is free until a server has come up there.
     worker = int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0').removeprefix('gw'))
@@ -60,13 +60,13 @@ class Server:
         raise NotImplementedError
 
     def place(self) -> granular.Path:
-        """An empty place in a bucket that all share, which costs nothing."""
+        """Return an empty folder in a bucket that tests share."""
         if self._bucket is None:
             self._bucket = self.new_bucket()
         return self._bucket / uuid.uuid4().hex[:12]
 
     def new_bucket(self) -> granular.Path:
-        """A bucket of its own."""
+        """Create a bucket."""
         bucket = granular.Path(f'{self.scheme}://test-{uuid.uuid4().hex[:12]}', **self.options)
         bucket.mkdir()
         return bucket
@@ -82,7 +82,7 @@ class Server:
 
 
 class ContextServer(Server):
-    """A server that is a context, which gives its options."""
+    """A server that wraps a context manager of its options."""
 
     def context(self) -> contextlib.AbstractContextManager[dict[str, Any]]:
         raise NotImplementedError
@@ -97,7 +97,7 @@ class ContextServer(Server):
 
 
 class MotoServer(ContextServer):
-    """S3 in memory, which checks no signature."""
+    """S3 in memory, without verification of signatures."""
 
     scheme = 's3'
     context = staticmethod(testing.s3_server)
@@ -154,7 +154,7 @@ class SeaweedServer(ContextServer):
 
 
 class TLSProxy(LoopServer):
-    """TLS in front of a server that has none. ``endpoint`` is its address.
+    """A TLS proxy in front of a plain server. ``endpoint`` is its address.
 
     Args:
       context: with its certificate.
@@ -259,7 +259,7 @@ class HTTPServer(LoopServer, Server):
 
 
 class RedisServer:
-    """Redis on a free port, which keeps nothing on a disk. ``url`` is its address, with the password if it has one.
+    """Redis on a free port, in memory only. ``url`` is its address, with the password if it has one.
 
     Args:
       password: which clients must tell.
@@ -279,7 +279,7 @@ class RedisServer:
         self.kill()
 
     def start(self) -> None:
-        """Begin, empty, and wait until it answers."""
+        """Start an empty server, and wait until it answers."""
         command = ['/usr/bin/redis-server', '--port', str(self.port), '--dir', tempfile.gettempdir()]
         for name, value in self._options.items():
             command += [f'--{name}', value]
@@ -299,6 +299,6 @@ class RedisServer:
 
 @contextlib.contextmanager
 def served(folder: str | os.PathLike[str], delay: float = 0.0) -> Iterator[HTTPServer]:
-    """A folder over HTTP."""
+    """Serve a folder over HTTP."""
     with HTTPServer(folder, delay) as server:
         yield server

@@ -1,4 +1,4 @@
-"""A proxy that spoils one of the write requests of a test."""
+"""A proxy that fails one of the write requests of a test."""
 
 import re
 from typing import Any, Final
@@ -21,7 +21,7 @@ _END: Final = re.compile(rb'\r\n--[0-9a-zA-Z=_-]+--\s*\Z')  # of a multipart/rel
 
 
 class WriteProxy(FaultProxy):
-    """Forwards all requests, but for the write of number ``step``, to which a fault happens.
+    """A proxy that forwards all requests, except for a fault of the write of number ``step``.
 
     Args:
       server: the store's server. Buckets that it made are reached through ``place``.
@@ -38,7 +38,7 @@ class WriteProxy(FaultProxy):
         self.arm('lost', -1)
 
     def arm(self, fault: str, step: int, down: bool = False) -> None:
-        """Have a fault happen to the write of that number from now on.
+        """Plan a fault for the write of that number, counted from now on.
 
         Args:
           fault: one of ``FAULTS``, or one of ``FaultProxy``.
@@ -49,7 +49,7 @@ class WriteProxy(FaultProxy):
         self.writes, self.done = 0, False
 
     def place(self, path: granular.Path, **config: Any) -> granular.Path:
-        """The same place, reached through this proxy."""
+        """Return the same path, reached through this proxy."""
         options = {**self._server.options, 'endpoint_url': self.endpoint}
         return granular.Path(str(path), config=granular.IOConfig(**config), **options)
 
@@ -73,7 +73,7 @@ class WriteProxy(FaultProxy):
 
 
 def _without_last_byte(request: bytes) -> bytes:
-    """The request without the last byte of its data, which lies before the end of a body in several parts."""
+    """Return the request without the last byte of its data; a multipart body has more after it."""
     head, gap, body = request.partition(b'\r\n\r\n')
     end = match.start() if (match := _END.search(body)) else len(body)
     body = body[: max(0, end - 1)] + body[end:]

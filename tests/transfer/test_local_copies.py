@@ -1,4 +1,4 @@
-"""Copies on the local disk: made once, whole, with archives unpacked and kept within their folder."""
+"""Local copies are made once, complete, with archives unpacked within their folder."""
 
 import asyncio
 import concurrent.futures
@@ -310,7 +310,7 @@ def test_links_within_the_archive_are_unpacked(tmp_path, local):
 
 
 def declared(data, size):
-    """A zip whose one member says that it has another size, in its header and in the directory."""
+    """Return a zip whose only member declares a wrong size, in its header and in the directory."""
     old = data.index(b'PK\x03\x04') + 22, data.index(b'PK\x01\x02') + 24
     out = bytearray(data)
     for at in old:
@@ -361,7 +361,7 @@ def test_encrypted_and_unknown_archives_are_unsupported(tmp_path, local):
 
 
 def test_archive_larger_than_the_disk_is_refused(tmp_path, local):
-    """A terabyte that is declared, and a disk on which it has no place."""
+    """An archive may declare more bytes than the disk has."""
     sparse = tarfile.TarInfo('zeros')
     sparse.size = 1 << 50
     (tmp_path / 'x.tar').write_bytes(sparse.tobuf(tarfile.GNU_FORMAT))

@@ -193,7 +193,7 @@ def columns(data: bytes) -> None:
         pass
 
 
-# --- what is kept beside them
+# --- index caches and block caches
 
 
 def sums(data: bytes) -> None:
@@ -241,7 +241,7 @@ def decoder(kind: str, data: bytes) -> None:
         assert value.dtype == np.uint8 and value.ndim == 4
 
 
-# --- what a server says
+# --- replies of servers
 
 
 def http(data: bytes) -> None:
@@ -266,7 +266,7 @@ targets: dict[str, Target] = {
 }
 
 
-# --- what is valid, to begin with
+# --- valid seeds
 
 
 @functools.cache
