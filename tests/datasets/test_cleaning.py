@@ -82,6 +82,7 @@ async def left_behind(path, size):
     """Start an upload that is never finished, like a process that was killed."""
     writer = await path.store.open_writer(path.key)
     await writer.write(bytes(size))
+    # Parts are uploaded in the background: only the writer's tasks tell when one has arrived.
     while writer._tasks:
         await writer._finish_one()
 
@@ -114,7 +115,7 @@ async def aio_upload(path):
 def test_temporary_files_on_a_disk_are_removed(tmp_path):
     root = granular.Path(tmp_path)
     write(root / 'ds', 2)
-    kept = names(root)
+    remaining = names(root)
     drafts = ['ds/.a.bag.0123abcd.part', 'ds/000000/.x.bag.00000000.part', f'{"0" * 40}.index.01234567.tmp']
     others = ['.hidden.part', 'ds/x.part', 'ds/000000/.x.bag.0000000.part']
     for name in drafts + others:
@@ -129,7 +130,7 @@ def test_temporary_files_on_a_disk_are_removed(tmp_path):
         assert lock(file.fileno())  # a living writer's, however old
         assert found(root) == sorted((name, 'draft') for name in drafts[1:])
     assert len(granular.clean(root, remove=True)) == 3
-    assert names(root) == sorted(kept + others)
+    assert names(root) == sorted(remaining + others)
 
 
 def test_files_of_an_open_writer_are_kept(tmp_path):

@@ -22,14 +22,14 @@ def point(layout, index):
 
 @pytest.fixture(scope='module')
 def contents(tmp_path_factory):
-    found = {}
+    result = {}
     for layout, spec in LAYOUTS.items():
         place = tmp_path_factory.mktemp('contents') / layout
         with granular.DatasetWriter(place, spec, granular.encoders, layout=layout) as writer:
             for i in range(COUNT):
                 writer.append(point(layout, i))
-        found[layout] = {f'ds/{path.name}': path.read_bytes() for path in place.iterdir()}
-    return found
+        result[layout] = {f'ds/{path.name}': path.read_bytes() for path in place.iterdir()}
+    return result
 
 
 @contextlib.contextmanager

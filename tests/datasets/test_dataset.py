@@ -222,22 +222,22 @@ def test_reader_pickles_to_its_path_and_options(root, layout):
     reader.close()
 
 
-def read_there(reader, connection):
+def read_in_process(reader, connection):
     connection.send([point['label'] for point in reader.fetch([3, 1])])
 
 
 def test_reader_works_in_a_spawned_process(tmp_path):
     write(tmp_path / 'ds')
     context = multiprocessing.get_context('spawn')
-    ours, theirs = context.Pipe()
+    parent, child = context.Pipe()
     with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
-        process = context.Process(target=read_there, args=(reader, theirs))
+        process = context.Process(target=read_in_process, args=(reader, child))
         process.start()
-        assert ours.poll(30)
-        assert ours.recv() == [3, 1]
+        assert parent.poll(30)
+        assert parent.recv() == [3, 1]
         process.join()
-    ours.close()
-    theirs.close()
+    parent.close()
+    child.close()
 
 
 def test_copy_is_closed_independently(reader):

@@ -305,7 +305,7 @@ def test_truncated_bag_is_not_published(layout):
 def test_bags_removed_during_close_are_not_published(request, store, layout, monkeypatch):
     """Another writer is told that this one is dead, and discards the bags that it has published."""
     place = request.getfixturevalue(store).place() / 'ds'
-    verify = aio.DatasetWriter._verify_bags
+    verify = aio.DatasetWriter._verify_bags  # the moment between verification and publication has no public name
 
     async def removed_before(self):
         (name,) = [name for name in self._names if name == 'x.bag']
@@ -513,7 +513,7 @@ def test_names_beginning_with_a_tilde_are_unchanged(tmp_path, monkeypatch):
         assert path.name == 'x'
         assert (tmp_path / '~' / 'x').read_bytes() == b'1'
         path.unlink()
-    (found,) = granular.Path('.').iterdir()
-    assert found.name == '~'
-    assert granular.Path(str(found)).is_dir()
+    (created,) = granular.Path('.').iterdir()
+    assert created.name == '~'
+    assert granular.Path(str(created)).is_dir()
     assert (granular.Path(tmp_path) / '~' / 'y').parent.is_dir()

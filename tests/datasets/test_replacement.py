@@ -183,8 +183,8 @@ def listed(server):
 
     async def entries(self, key):
         folder = key.partition('/')[2]
-        found = {name.removeprefix(f'{folder}/').partition('/') for name in server.files if name.startswith(folder)}
-        return [Entry(f'{key}/{first}', bool(slash)) for first, slash, _ in sorted(found)]
+        entries = {name.removeprefix(f'{folder}/').partition('/') for name in server.files if name.startswith(folder)}
+        return [Entry(f'{key}/{first}', bool(slash)) for first, slash, _ in sorted(entries)]
 
     return entries
 
@@ -499,7 +499,7 @@ def test_file_replaced_while_open_is_not_mixed(tmp_path, store, size, begun):
         if store in ('memory', 'renamed', 'in place'):
             path.write_bytes(before)
         with path.open() as file:
-            found = file.raw.read(5) if begun else b''
+            result = file.raw.read(5) if begun else b''
             if store == 'in place':
                 overwrite(pathlib.Path(str(path)), after)
             elif store in ('memory', 'renamed'):
@@ -507,12 +507,12 @@ def test_file_replaced_while_open_is_not_mixed(tmp_path, store, size, begun):
             else:
                 server.files = {'file': after}
             try:
-                found += file.read()
+                result += file.read()
             except ObjectChangedError:
                 assert store != 'renamed'
             else:
-                assert found == (before if store == 'renamed' else after)
-                assert len(found) == 100
+                assert result == (before if store == 'renamed' else after)
+                assert len(result) == 100
 
 
 def test_growing_local_file_is_read_to_its_initial_end(tmp_path):

@@ -24,7 +24,7 @@ def write(place, numbers, **kwargs):
 
 def values(place, **kwargs):
     with granular.ShardedDatasetReader(place, granular.decoders, **kwargs) as reader:
-        return [found['a'] for found in reader]
+        return [datapoint['a'] for datapoint in reader]
 
 
 def test_sharded_dataset_round_trips_in_every_store(root):
@@ -44,7 +44,7 @@ def test_sharded_dataset_round_trips_in_every_store(root):
         with pytest.raises(IndexError, match='25'):
             reader[25]
     with granular.DatasetReader(root / 'ds' / '000001', granular.decoders) as reader:
-        assert [found['a'] for found in reader] == list(range(10, 20))
+        assert [datapoint['a'] for datapoint in reader] == list(range(10, 20))
 
 
 def test_shards_are_divided_among_workers(tmp_path):
@@ -207,7 +207,7 @@ async def test_async_sharded_reader_and_writer(root):
         for i in range(10):
             assert await writer.append(point(i)) == i
     async with aio.ShardedDatasetReader(root / 'ds', granular.decoders) as reader:
-        assert [found async for found in reader] == [point(i) for i in range(10)]
+        assert [datapoint async for datapoint in reader] == [point(i) for i in range(10)]
         assert await reader.get(-1) == point(9)
         assert await reader.fetch([9, 0, 4]) == [point(9), point(0), point(4)]
         assert await reader.get(slice(3, 5), 'a') == {'a': [3, 4]}

@@ -1,4 +1,7 @@
-"""Replies that HTTP/1.1 allows, and replies that it does not."""
+"""Replies that HTTP/1.1 allows, and replies that it does not.
+
+Tests of races look inside the pool: which connection it opens, keeps or watches cannot be timed from outside.
+"""
 
 import asyncio
 import contextlib

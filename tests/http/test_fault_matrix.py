@@ -161,8 +161,8 @@ def through(face, place, fault):
     if face == 'path':
         starts = [SIZE * i for i in range(0, COUNT, 3)]
         fault()
-        found = (place / 'data.bag').read_ranges(starts, [start + SIZE for start in starts])
-        return found == [point(i)['data'] for i in range(0, COUNT, 3)]
+        result = (place / 'data.bag').read_ranges(starts, [start + SIZE for start in starts])
+        return result == [point(i)['data'] for i in range(0, COUNT, 3)]
     if face == 'opening':
         fault()
     with granular.DatasetReader(place, granular.decoders) as reader:
@@ -177,30 +177,30 @@ def through(face, place, fault):
 
 def batches(reader, fault):
     source = granular.sources.Transform(
-        reader, lambda found, seed: {'data': np.frombuffer(found['data'], np.uint8), 'label': found['label']}
+        reader, lambda point, seed: {'data': np.frombuffer(point['data'], np.uint8), 'label': point['label']}
     )
-    found = []
+    result = []
     with granular.Loader(source, BATCH, prefetch=0) as loader:
         for batch in loader:
-            found += [{'data': d.tobytes(), 'label': x} for d, x in zip(batch['data'], batch['label'], strict=True)]
-            if len(found) == BATCH:
+            result += [{'data': d.tobytes(), 'label': x} for d, x in zip(batch['data'], batch['label'], strict=True)]
+            if len(result) == BATCH:
                 fault()
-    return found == [point(i) for i in range(COUNT)]
+    return result == [point(i) for i in range(COUNT)]
 
 
 def elements(reader, fault, worker):
     stream = granular.MapDataset.source(reader).to_iter_dataset(granular.ReadOptions(prefetch_buffer_size=BATCH))
     if worker:
         stream = stream.mp_prefetch(granular.MultiprocessingOptions(num_workers=1, start_method='fork'))
-    found = []
+    result = []
     with iter(stream) as iterator:
         if worker:
             fault()
         for element in iterator:
-            found.append(element)
-            if len(found) == BATCH and not worker:
+            result.append(element)
+            if len(result) == BATCH and not worker:
                 fault()
-    return found == [point(i) for i in range(COUNT)]
+    return result == [point(i) for i in range(COUNT)]
 
 
 def check(face, place, fault, error):

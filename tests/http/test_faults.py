@@ -214,8 +214,8 @@ def test_several_faults_among_many_ranges_are_survived(server):
     server.script.extend(['good', 'reset', ('status', 500), ('truncate', 100), 'good', ('ranged', None)])
     starts = list(range(0, 100_000, 10_000))
     config = granular.IOConfig(backoff=0.01, max_gap=0, max_request=4000)
-    found = path(server, config).read_ranges(starts, [start + 9000 for start in starts])
-    assert found == [DATA[start : start + 9000] for start in starts]
+    result = path(server, config).read_ranges(starts, [start + 9000 for start in starts])
+    assert result == [DATA[start : start + 9000] for start in starts]
 
 
 async def test_cancelled_read_leaves_no_task(server):
@@ -268,8 +268,8 @@ def test_slow_reply_is_hedged(server):
     place = warmed(server)
     time.sleep(1.1)
     server.script.append(('late', 3))
-    found, count, seconds = hedges(lambda: place.read_range(10, 50_000))
-    assert found == DATA[10:50_000]
+    result, count, seconds = hedges(lambda: place.read_range(10, 50_000))
+    assert result == DATA[10:50_000]
     assert count == 1
     assert seconds < 1.5
     assert server.ranges[-2:] == ['bytes=10-49999'] * 2

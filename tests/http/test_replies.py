@@ -173,7 +173,7 @@ def test_crc64nvme_is_compared_with_awscrt(server, monkeypatch):
     module.crc64nvme = crc64nvme
     monkeypatch.setitem(sys.modules, 'awscrt', types.ModuleType('awscrt'))
     monkeypatch.setitem(sys.modules, 'awscrt.checksums', module)
-    monkeypatch.setattr(digests, '_DIGESTS', dict(digests._DIGESTS))
+    monkeypatch.setattr(digests, '_DIGESTS', dict(digests._DIGESTS))  # what is found out about awscrt is cached
     digests._find_crc64nvme.cache_clear()
     value = base64.b64encode(crc64nvme(FILES['data/a']).to_bytes(8, 'big')).decode()
     head = (
@@ -297,8 +297,8 @@ def test_second_reply_is_not_taken_for_the_next_request(loop, secure, second, tm
             options = {'tls_verify': str(tmp_path / 'authority.pem')} if secure else {}
             place = granular.aio.Path(f'{server.endpoint}/', config=CONFIG, **options)
             for i in range(40):
-                found = await (place / f'file-{i}').read_range(0, 100)
-                assert found == f'/file-{i}'.encode().ljust(100), i
+                result = await (place / f'file-{i}').read_range(0, 100)
+                assert result == f'/file-{i}'.encode().ljust(100), i
             await granular.aio.aclose()
 
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
@@ -479,13 +479,13 @@ async def check_odd(path, call, wanted, value):
     """Read and compare; a failure names the header value."""
     began = time.monotonic()
     try:
-        found = await call(path.aio)
+        result = await call(path.aio)
     except GranularError as error:
         assert len(str(error)) < 2000, value[:50]
     except Exception as error:
         raise AssertionError(f'{value[:50]!r}: {error!r}') from error
     else:
-        assert found == wanted, value[:50]
+        assert result == wanted, value[:50]
     assert time.monotonic() - began < 10, value[:50]
 
 
@@ -510,9 +510,9 @@ async def test_odd_headers_give_correct_bytes_or_a_granular_error(store, header)
         place = folder(server, store, ODD_CONFIG)
         await asyncio.gather(
             *(
-                check_odd(place / f'{status}-{number}', call, wanted, value)
+                check_odd(place / f'{status}-{number}', call, expected, value)
                 for status in (0, *STATUSES.get(header, ()))
-                for (number, value), (call, wanted) in cover([list(enumerate(ODD))], [calls])
+                for (number, value), (call, expected) in cover([list(enumerate(ODD))], [calls])
             )
         )
         await granular.aio.aclose()

@@ -87,8 +87,8 @@ async def test_transient_refusals_are_retried_with_the_full_body(status):
 @pytest.mark.parametrize('status', [301, 302, 303, 307, 308])
 async def test_redirects_are_not_followed(status):
     async with Server() as other, Server() as server:
-        there = f'HTTP/1.1 {status} X\r\nLocation: {other.url}/\r\nContent-Length: 0\r\n\r\n'
-        server.replies.append(there.encode())
+        redirect = f'HTTP/1.1 {status} X\r\nLocation: {other.url}/\r\nContent-Length: 0\r\n\r\n'
+        server.replies.append(redirect.encode())
         with pytest.raises(StoreError, match=str(status)):
             await send(server, 'PUT', b'data')
         assert other.asked == []

@@ -41,15 +41,15 @@ NAMES = st.text(string.ascii_letters + string.digits + '._- ', min_size=1, max_s
 @given(st.lists(NAMES, min_size=1, max_size=4), st.booleans())
 def test_local_paths_match_pathlib(names, absolute):
     text = ('/' if absolute else '') + '/'.join(names)
-    ours, theirs = granular.Path(text), pathlib.PurePosixPath(text)
-    assert str(ours) == str(theirs)
-    assert os.fspath(ours) == os.fspath(theirs)
+    path, expected = granular.Path(text), pathlib.PurePosixPath(text)
+    assert str(path) == str(expected)
+    assert os.fspath(path) == os.fspath(expected)
     for name in ('name', 'stem', 'suffix', 'parts'):
-        assert getattr(ours, name) == getattr(theirs, name), name
-    assert str(ours.parent) == str(theirs.parent)
-    assert str(ours / 'x') == str(theirs / 'x')
-    assert str(ours.with_suffix('.y')) == str(theirs.with_suffix('.y'))
-    assert str(ours.with_name('z')) == str(theirs.with_name('z'))
+        assert getattr(path, name) == getattr(expected, name), name
+    assert str(path.parent) == str(expected.parent)
+    assert str(path / 'x') == str(expected / 'x')
+    assert str(path.with_suffix('.y')) == str(expected.with_suffix('.y'))
+    assert str(path.with_name('z')) == str(expected.with_name('z'))
 
 
 @pytest.mark.parametrize('root', ['s3://bucket', 'gs://bucket', 'http://host:80', 'memory://place'])
@@ -453,7 +453,7 @@ async def test_async_files_read_and_write(root):
         assert await file.read() == b''
     with pytest.raises(ClosedError):
         await file.read()
-    assert [found.name async for found in path.iterdir()] == ['x']
+    assert [entry.name async for entry in path.iterdir()] == ['x']
 
 
 async def test_concurrent_writes_to_a_file_are_serialized(root):

@@ -158,8 +158,8 @@ def judged(code: int | None, stderr: str, seconds: float) -> str | None:
         return f'did not end in {seconds:.0f} s'
     if code not in (1, -signal.SIGINT):
         return f'ended with {code}'
-    if found := COMPLAINTS.search(stderr):
-        return f'said {found[0][-60:]!r}'
+    if complaint := COMPLAINTS.search(stderr):
+        return f'printed {complaint[0][-60:]!r}'
     last = stderr.strip().splitlines()[-1:] or ['nothing']
     return None if last[0].startswith('KeyboardInterrupt') else f'ended with {last[0]!r}'
 
@@ -180,15 +180,15 @@ def interrupt(
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         try:
-            _, said = process.communicate(timeout=TIMEOUT)
+            _, output = process.communicate(timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
             return judged(None, '', TIMEOUT), TIMEOUT, ''
         seconds = time.monotonic() - began
-    wrong = judged(process.returncode, said, seconds)
+    wrong = judged(process.returncode, output, seconds)
     own = re.compile(rf'(?<!\d){process.pid}(?!\d)')
     if left := {name for name in set(os.listdir('/dev/shm')) - before if own.search(name)}:
         wrong = wrong or f'left {left} in shared memory'
-    return wrong, seconds, said
+    return wrong, seconds, output
 
 
 @contextlib.contextmanager
@@ -218,11 +218,11 @@ def main() -> int:
                     names[i % len(names)],
                     rng.choice([rng.random() * 0.05, rng.random() * 0.5, rng.random() * 2]),
                 )
-                found, seconds, said = interrupt(name, *(first, second)[i // len(names) % 2], after)
+                problem, seconds, output = interrupt(name, *(first, second)[i // len(names) % 2], after)
                 longest[name] = max(longest[name], round(1000 * seconds))  # type: ignore[assignment]
-                if found is not None:
-                    wrong.append(f'{name} after {after:.3f} s: {found}')
-                    print(f'{wrong[-1]}\n{said}\n', flush=True)
+                if problem is not None:
+                    wrong.append(f'{name} after {after:.3f} s: {problem}')
+                    print(f'{wrong[-1]}\n{output}\n', flush=True)
     print(f'{args.times} interrupts, {len(wrong)} that did not end as they should')
     print('longest ends in ms:', dict(longest))
     return 1 if wrong else 0

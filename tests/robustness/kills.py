@@ -137,22 +137,22 @@ def run(case: Case, place: Any, times: int, rng: random.Random, lives: int = LIV
     with tempfile.TemporaryDirectory() as folder:
         whole = granular.Path(folder) / 'whole'
         case.finish(case.start(whole))
-        wanted = contents(whole)
+        expected = contents(whole)
         look(case, whole)
     process = case.start(root := place())
     began = time.monotonic()
     case.finish(process)
     seconds = time.monotonic() - began
-    assert contents(root) == wanted
+    assert contents(root) == expected
     kills = datasets = 0
     while kills < times:
         root = place()
         kills += kill_one(case, root, rng, seconds, lives)
         datasets += 1
-        assert contents(root) == wanted, f'{root} is not what an uninterrupted run writes'
+        assert contents(root) == expected, f'{root} is not what an uninterrupted run writes'
         granular.clean(root, remove=True, older=0)
         assert granular.clean(root, older=0) == []
-        assert contents(root) == wanted, f'{root}: a file of a complete dataset was removed'
+        assert contents(root) == expected, f'{root}: a file of a complete dataset was removed'
         root.rmtree()
     return kills, datasets
 

@@ -53,30 +53,30 @@ def test_failure_after_a_restored_state_skips_no_element(name):
             states.append(json.loads(json.dumps(iterator.get_state())))
     with iter(dataset) as iterator:
         for at in (1, 2, 4):
-            found = []
+            result = []
             function.failures = 4  # the first of them where what came before the state is made again
             iterator.set_state(states[at])
             for _ in range(100):
                 try:
-                    found.append(plain(next(iterator)))
+                    result.append(plain(next(iterator)))
                 except KeyError:
-                    assert iterator.get_state() == states[at + len(found)]
+                    assert iterator.get_state() == states[at + len(result)]
                 except StopIteration:
                     break
             assert function.failures == 0
-            assert found == whole[at:]
+            assert result == whole[at:]
 
 
 def test_invalid_state_leaves_the_iterator_unchanged():
     ranges = [MapDataset.range(20).to_iter_dataset() for _ in range(2)]
     with iter(granular.IterDataset.mix([ranges[0].flat_map(lambda x: [x, x]), ranges[1]])) as iterator:
-        found = [next(iterator) for _ in range(5)]
+        result = [next(iterator) for _ in range(5)]
         state = iterator.get_state()
         with pytest.raises(granular.errors.StateError):
             iterator.set_state({'state': {'parents': [{'parent': 9, 'place': 0}, 'none'], 'count': 0}})
         assert iterator.get_state() == state
-        found += [next(iterator) for _ in range(3)]
-    assert found == [0, 0, 0, 1, 1, 2, 1, 3]
+        result += [next(iterator) for _ in range(3)]
+    assert result == [0, 0, 0, 1, 1, 2, 1, 3]
 
 
 @pytest.mark.parametrize('change', [lambda d: d, lambda d: d.prefetch(1)])
@@ -98,9 +98,9 @@ def test_next_after_a_cancellation_continues_the_started_work(change):
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
         release.set()
-        found = [element async for element in iterator]
+        result = [element async for element in iterator]
         await iterator.aclose()
-        return found
+        return result
 
     assert asyncio.run(main()) == [0, 1, 2]
     assert sorted(calls) == [0, 1, 2]
@@ -127,30 +127,30 @@ class Once:
 
 
 def taken(iterator):
-    found, interrupts = [], 0
+    result, interrupts = [], 0
     while True:
         try:
             element = next(iterator)
         except KeyboardInterrupt:
             interrupts += 1
         except StopIteration:
-            return found, interrupts
+            return result, interrupts
         else:
-            found.append(element)
+            result.append(element)
 
 
 def test_interrupt_does_not_lose_an_element(interruptible):
     with iter(MapDataset.range(30).map(Once()).to_iter_dataset(ReadOptions(prefetch_buffer_size=0))) as iterator:
-        found, interrupts = taken(iterator)
-    assert (found, interrupts) == (list(range(30)), 10)
+        result, interrupts = taken(iterator)
+    assert (result, interrupts) == (list(range(30)), 10)
 
 
 def test_interrupt_does_not_lose_a_batch(interruptible):
     source = granular.sources.Transform(MapDataset.range(30), Once())
     with granular.Loader(source, 1, prefetch=0) as loader:
-        found, interrupts = taken(loader)
+        result, interrupts = taken(loader)
         assert loader.stats()['batches'] == 30
-    assert [int(batch['x'][0]) for batch in found] == list(range(30))
+    assert [int(batch['x'][0]) for batch in result] == list(range(30))
     assert interrupts == 10
 
 
@@ -212,7 +212,7 @@ def test_forked_child_does_not_inherit_locks_of_threads():
 def test_forked_child_does_not_stop_the_workers_of_its_parent():
     dataset = MapDataset.range(600).map(np.sqrt).to_iter_dataset()
     with iter(dataset.mp_prefetch(MultiprocessingOptions(2, start_method='fork'))) as iterator:
-        found = [next(iterator) for _ in range(70)]
+        result = [next(iterator) for _ in range(70)]
 
         def leave():
             nonlocal iterator
@@ -224,5 +224,5 @@ def test_forked_child_does_not_stop_the_workers_of_its_parent():
             return True
 
         assert forked(leave) == 0
-        found += list(iterator)
-    assert found == [np.sqrt(i) for i in range(600)]
+        result += list(iterator)
+    assert result == [np.sqrt(i) for i in range(600)]

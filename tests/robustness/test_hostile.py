@@ -307,8 +307,8 @@ def test_record_fetched_repeatedly_is_in_memory_once(tmp_path, options):
     records = [bytes(MiB), b'x', b'yy']
     (tmp_path / 'x.bag').write_bytes(b''.join(records) + layout.table_of(np.cumsum([len(r) for r in records]), 2))
     with granular.BagReader(tmp_path / 'x.bag', **options) as reader, Peak() as peak:
-        found = reader.fetch([0, 1, 2] * 300 + [-1])
-        assert found == records * 300 + [b'yy']
+        result = reader.fetch([0, 1, 2] * 300 + [-1])
+        assert result == records * 300 + [b'yy']
     assert peak.bytes < 6 * MiB
 
 

@@ -75,8 +75,8 @@ def logged():
 
 def clean(text):
     """Return a text after checking that it holds no planted secret."""
-    found = [text[max(0, text.index(word) - 80) :][:200] for word in PLANTED if word in text]
-    assert not found, found
+    leaked = [text[max(0, text.index(word) - 80) :][:200] for word in PLANTED if word in text]
+    assert not leaked, leaked
     return text
 
 
@@ -139,15 +139,15 @@ def test_reprs_states_and_pickles_reveal_no_secrets(tmp_path):
             ):  # fmt: skip
                 clean(repr(thing))
             clean(''.join(map(repr, client.transport.pool.connections)))
-            kept = pickle.dumps((path, path.store, reader))
-            back = pickle.loads(kept)[0]
+            content = pickle.dumps((path, path.store, reader))
+            back = pickle.loads(content)[0]
             if kind == 'presigned':
                 # It is the address, and all that there is to open it with.
                 assert str(back) == str(path) == f'{server.endpoint}/object?{QUERY}'
                 assert back.read_range(1, 5) == path.read_range(1, 5)
                 assert path.as_uri() == str(path)
             else:
-                clean(repr(kept))
+                clean(repr(content))
                 clean(str(back.as_uri()))
             assert (back == path) == (kind == 'presigned')
 

@@ -170,16 +170,16 @@ def half(x):
 
 def taken(items):
     """Return the elements that several threads take from one iterator."""
-    found = collections.defaultdict(list)
+    result = collections.defaultdict(list)
 
     def work(i):
         for item in items:
-            found[i].append(item)
+            result[i].append(item)
 
     in_threads(work, 4)
-    for got in found.values():
+    for got in result.values():
         assert got == sorted(got, key=values_of)  # each thread has its items in order
-    return [item for got in found.values() for item in got]
+    return [item for got in result.values() for item in got]
 
 
 def values_of(item):
@@ -214,17 +214,17 @@ SHARED = {
 @pytest.mark.parametrize(('kind', 'place'), cover([list(SHARED)], [STORES]), indirect=['place'])
 def test_threads_sharing_an_iterator_get_each_element_once(kind, place):
     items = SHARED[kind](place)
-    found = [value for item in taken(items) for value in np.ravel(values_of(item)).tolist()]
+    result = [value for item in taken(items) for value in np.ravel(values_of(item)).tolist()]
     width = 10 if kind in ('loader', 'stream', 'batches', 'reader') else 1
-    assert sorted(found) == [i for i in range(COUNT) for _ in range(width)]
+    assert sorted(result) == [i for i in range(COUNT) for _ in range(width)]
     items.close()
 
 
 def test_threads_sharing_a_listing_get_each_path_once(place):
-    found, paths = [], (place / 'shards').rglob('*')
-    in_threads(lambda i: found.extend(paths), 4)
-    assert sorted(map(str, found)) == sorted(map(str, (place / 'shards').rglob('*')))
-    assert len(found) > 8
+    result, paths = [], (place / 'shards').rglob('*')
+    in_threads(lambda i: result.extend(paths), 4)
+    assert sorted(map(str, result)) == sorted(map(str, (place / 'shards').rglob('*')))
+    assert len(result) > 8
 
 
 @pytest.mark.parametrize('kind', ['stream', 'batches', 'loader'])
@@ -237,9 +237,9 @@ def test_tasks_sharing_an_iterator_get_elements_in_order(kind, place):
             'batches': lambda: aiter(stream.batch(2).prefetch(2)),
             'loader': lambda: aio.Loader(reader, 2),
         }[kind]()
-        found = await asyncio.gather(*(anext(items) for _ in range(100)))
+        result = await asyncio.gather(*(anext(items) for _ in range(100)))
         await items.aclose()
-        return [int(item['x'].flat[0]) for item in found]
+        return [int(item['x'].flat[0]) for item in result]
 
     assert asyncio.run(main()) == list(range(0, 100 if kind == 'stream' else 200, 1 if kind == 'stream' else 2))
 

@@ -47,9 +47,9 @@ def cached(place, folder, **knobs):
 def taken(fn):
     """Return the result of a call, and its requests, cache hits and misses."""
     before = granular.io_stats()
-    found = fn()
+    result = fn()
     after = granular.io_stats()
-    return found, *(after[name] - before[name] for name in ('requests', 'block_hits', 'block_misses'))
+    return result, *(after[name] - before[name] for name in ('requests', 'block_hits', 'block_misses'))
 
 
 def size_of(folder):
@@ -139,8 +139,8 @@ def test_damaged_block_is_detected_and_replaced(moto, tmp_path, caplog):
 
     def child(queue):
         with granular.ShardedDatasetReader(cached(place, tmp_path), granular.decoders) as reader:
-            found, _, _, misses = taken(lambda: reader.fetch(range(60)))
-        queue.put((found == points, misses))
+            result, _, _, misses = taken(lambda: reader.fetch(range(60)))
+        queue.put((result == points, misses))
 
     context = multiprocessing.get_context('fork')
     queue = context.SimpleQueue()
@@ -162,8 +162,8 @@ def fetch_all(url, options, folder, barrier, queue, die=False):
         barrier.wait()
         if die:
             threading_kill()
-        found, _, _, misses = taken(lambda: reader.fetch(range(60)))
-    queue.put((misses, [point['label'] for point in found], sum(len(point['data']) for point in found)))
+        result, _, _, misses = taken(lambda: reader.fetch(range(60)))
+    queue.put((misses, [point['label'] for point in result], sum(len(point['data']) for point in result)))
 
 
 def threading_kill():
@@ -186,16 +186,16 @@ def test_concurrent_processes_fetch_each_block_once(moto, tmp_path):
     processes = [context.Process(target=fetch_all, args=(*arguments, i == 3)) for i in range(4)]
     for process in processes:
         process.start()
-    found = [queue.get() for _ in range(3)]
+    result = [queue.get() for _ in range(3)]
     for process in processes:
         process.join()
-    for _, labels, total in found:
+    for _, labels, total in result:
         assert labels == list(range(60))
         assert total == sum(len(point['data']) for point in points)
     with granular.ShardedDatasetReader(cached(place, tmp_path), granular.decoders) as reader:
-        found = taken(lambda: reader.fetch(range(60)))
-        assert found[0] == points
-        assert found[1] == 0
+        result = taken(lambda: reader.fetch(range(60)))
+        assert result[0] == points
+        assert result[1] == 0
 
 
 async def test_concurrent_tasks_fetch_each_block_once(tmp_path):
@@ -210,9 +210,9 @@ async def test_concurrent_tasks_fetch_each_block_once(tmp_path):
         reads = [asyncio.create_task(path.read_ranges([i], [i + 70_000], version=version)) for i in range(8)]
         await asyncio.sleep(0.2)
         reads[0].cancel()  # who fetches is cancelled, and the others go on
-        found = await asyncio.gather(*reads, return_exceptions=True)
-        assert isinstance(found[0], asyncio.CancelledError)
-        assert [data for (data,) in found[1:]] == [DATA[i : i + 70_000] for i in range(1, 8)]
+        result = await asyncio.gather(*reads, return_exceptions=True)
+        assert isinstance(result[0], asyncio.CancelledError)
+        assert [data for (data,) in result[1:]] == [DATA[i : i + 70_000] for i in range(1, 8)]
         assert granular.io_stats()['block_misses'] - before <= 4
         assert await path.read_ranges([99_000, 5], [100_000, 6], version=version) == [DATA[99_000:], DATA[5:6]]
         with pytest.raises(OutOfRangeError, match='100000'):
@@ -222,7 +222,7 @@ async def test_concurrent_tasks_fetch_each_block_once(tmp_path):
 
 
 def test_stopped_lock_owner_does_not_block_other_processes(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(packs, '_PATIENCE', 0.1)
+    monkeypatch.setattr(packs, '_PATIENCE', 0.1)  # otherwise the test waits for seconds
     with FaultServer() as server:
         config = granular.IOConfig(cache_dir=str(tmp_path), hedge=0)
         path = granular.Path('s3://bucket/file', config=config, endpoint_url=server.endpoint, anon=True)
@@ -238,10 +238,10 @@ def test_stopped_lock_owner_does_not_block_other_processes(tmp_path, monkeypatch
 
 
 def test_forked_child_does_not_inherit_the_lock(tmp_path, monkeypatch):
-    monkeypatch.setattr(packs, '_PATIENCE', 0.1)
+    monkeypatch.setattr(packs, '_PATIENCE', 0.1)  # otherwise the test waits for seconds
     one, another = Packs(str(tmp_path), 8 * MB), Packs(str(tmp_path), 8 * MB)
     waits, wakes = os.pipe()
-    with one.folder.exclusive():
+    with one._alone():  # the lock has no public name
         child = os.fork()
         if not child:
             os.close(wakes)
@@ -286,9 +286,9 @@ def test_loops_waiting_for_blocks_of_each_other_do_not_deadlock(tmp_path, monkey
         monkeypatch.setattr(Blocks, 'has', there)
         spans = [(BLOCK, BLOCK + 10), (2 * BLOCK, 2 * BLOCK + 10)]
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            found = list(pool.map(read, [spans, spans[::-1]]))
-        wanted = [content[start:stop] for start, stop in spans]
-        assert found == [wanted, wanted[::-1]]
+            result = list(pool.map(read, [spans, spans[::-1]]))
+        expected = [content[start:stop] for start, stop in spans]
+        assert result == [expected, expected[::-1]]
 
 
 @settings(deadline=None, max_examples=30)
@@ -302,8 +302,8 @@ def test_arbitrary_ranges_match_the_file(data):
         for _ in range(3):
             starts = data.draw(st.lists(st.integers(0, size), min_size=1, max_size=8))
             stops = [data.draw(st.integers(start, size)) for start in starts]
-            wanted = [content[start:stop] for start, stop in zip(starts, stops, strict=True)]
-            assert path.read_ranges(starts, stops, version='"one"') == wanted
+            expected = [content[start:stop] for start, stop in zip(starts, stops, strict=True)]
+            assert path.read_ranges(starts, stops, version='"one"') == expected
 
 
 def test_unusable_cache_folder_disables_the_block_cache(moto, tmp_path, caplog):

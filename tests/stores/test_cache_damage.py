@@ -142,9 +142,10 @@ def swap_pages(dice, file, others):
 def of_another_time(dice, file, others):
     """Restore a file, or pages of it, from an earlier folder or from another cache."""
     other = dice.choice(others)
-    kin = [found for found in files_of(other) if found.parent.name == file.parent.name and found.name not in NAMELESS]
-    same = [found for found in kin if found.name == file.name]
-    source = dice.choice(same if same and dice.random() < 0.7 else kin or [file])
+    siblings = [item for item in files_of(other) if item.parent.name == file.parent.name]
+    siblings = [item for item in siblings if item.name not in NAMELESS]
+    same = [item for item in siblings if item.name == file.name]
+    source = dice.choice(same if same and dice.random() < 0.7 else siblings or [file])
     body = body_of(source)
     if dice.random() < 0.5:
         put(file, body, source.stat().st_size)
@@ -226,8 +227,8 @@ def test_other_file_types_in_the_cache_are_survived(caches, tmp_path, node, name
         folder = tmp_path / 'cache'
         read_blocks(server, folder)
         target = copied(folder, tmp_path / 'damaged')
-        (found, *_) = (file for file in files_of(target) if name in (file.name, file.parent.name))
-        node(random.Random(1), found, caches)
+        (damaged, *_) = (file for file in files_of(target) if name in (file.name, file.parent.name))
+        node(random.Random(1), damaged, caches)
         if name == 'table' and node is not folder_instead:
             with pytest.raises(granular.errors.AccessDeniedError, match='table'):
                 read_blocks(server, target)
@@ -314,8 +315,8 @@ def test_damaged_index_cache_never_returns_wrong_datapoints(tmp_path, seed):
             target = copied(tmp_path / 'cache', tmp_path / f'damaged-{i}')
             done = []
             for _ in range(dice.randint(1, 3)):
-                if found := files_of(target):
-                    file, damage = dice.choice(found), dice.choice((*DAMAGES[:8], *NODES))
+                if files := files_of(target):
+                    file, damage = dice.choice(files), dice.choice((*DAMAGES[:8], *NODES))
                     done.append((damage.__name__, file.name))
                     damage(dice, file, [tmp_path / 'cache'])
             for _ in range(2):

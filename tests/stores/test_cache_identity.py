@@ -234,14 +234,14 @@ def test_s3_endpoints_match_botocore(tmp_path, monkeypatch):
             for name, value in all_of_it.items():
                 patch.setenv(name, value)
             options = {'profile': profile} if profile and not by_variable else {}
-            found = endpoints.s3(options, os.environ)
+            endpoint = endpoints.s3(options, os.environ)
             session = Session(profile=options.get('profile'))
             session.register_component('data_loader', loader)
-            client = session.create_client('s3', **keys, region_name=found.region)
+            client = session.create_client('s3', **keys, region_name=endpoint.region)
             url = client.meta.endpoint_url
-            assert found.url == (None if url.endswith('.amazonaws.com') else url), (environment, profile)
+            assert endpoint.url == (None if url.endswith('.amazonaws.com') else url), (environment, profile)
             variable = environment.get('AWS_DEFAULT_REGION')
-            assert found.region == (variable or session.get_config_variable('region') or 'us-east-1')
+            assert endpoint.region == (variable or session.get_config_variable('region') or 'us-east-1')
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ UNCHECKED = ('read', 'copy to a disk', 'write in parts', 'publish in parts')
 
 @pytest.mark.parametrize('name', [*READS, *WRITES])
 def test_operations_survive_one_fault_of_any_request(proxy, fakegcs, monkeypatch, tmp_path, name):
-    monkeypatch.setattr(gcs, '_PAGE', 2)
+    monkeypatch.setattr(gcs, '_PAGE', 2)  # otherwise a second page needs 1,001 objects
     call, expected = (READS | WRITES)[name]
     direct = filled(fakegcs.place())
     call(through(proxy, direct), tmp_path / 'none')
@@ -211,7 +211,7 @@ def test_broken_second_page_is_not_the_end_of_a_listing(proxy, many, fault):
     ),
 )
 def test_no_operation_takes_a_broken_page_for_the_last(proxy, fakegcs, monkeypatch, tmp_path, name, fault):
-    monkeypatch.setattr(gcs, '_PAGE', 2)
+    monkeypatch.setattr(gcs, '_PAGE', 2)  # otherwise a second page needs 1,001 objects
     place = through(proxy, filled(fakegcs.place()))
     proxy.plan = lambda call: fault if 'pageToken' in call.query else ''
     with pytest.raises(BadReplyError):
@@ -233,7 +233,7 @@ def edited(change):
 
 @pytest.mark.parametrize('token', ['the same', 'another'])
 def test_endlessly_repeated_page_is_an_error(proxy, place, monkeypatch, token):
-    monkeypatch.setattr(gcsreplies, '_FRUITLESS', 50)
+    monkeypatch.setattr(gcsreplies, '_FRUITLESS', 50)  # otherwise thousands of pages are requested
     filled(place)
     count = itertools.count()
     proxy.edit = edited(lambda page: page.update(nextPageToken='x' if token == 'the same' else f'x{next(count)}'))
@@ -389,12 +389,12 @@ def parts_edited(change, until=10**9):
 )  # fmt: skip
 @pytest.mark.parametrize('new', [False, True])
 def test_uploads_without_progress_are_errors(proxy, fakegcs, place, change, error, new):
-    forward = proxy._continue
+    forward = proxy.continue_upload
 
     async def lost(method, *args):
         return await forward(method, *args) if method == 'DELETE' else b'HTTP/1.1 500 X\r\n\r\n'
 
-    proxy._continue = lost  # nothing arrives, whatever the replies say
+    proxy.continue_upload = lost  # nothing arrives, whatever the replies say
     proxy.edit = parts_edited(change)
     with pytest.raises(error, match=f'{place}/x'):
         (publish if new else Path.write_bytes)(place / 'x', LARGE)

@@ -159,7 +159,7 @@ def test_token_is_renewed_before_it_expires(server, tmp_path):
     login.credentials.expiry = now + datetime.timedelta(seconds=200)
     # It was fetched just now: the next one would be the same.
     assert not login.stale
-    login._renewed -= 60
+    login._renewed -= 60  # instead of waiting for a minute
     assert login.stale
     login.credentials.expiry = now - datetime.timedelta(seconds=1)
     assert login.stale
@@ -230,8 +230,10 @@ class Metadata(http.server.BaseHTTPRequestHandler):
 def python(code, *args, **environment):
     """Run a program in which warnings are errors."""
     command = [sys.executable, '-W', 'error', '-c', textwrap.dedent(code), *args]
-    kept = {name: value for name, value in os.environ.items() if name != 'NO_GCE_CHECK'}
-    return subprocess.run(command, capture_output=True, text=True, timeout=50, env={**kept, **environment}, check=False)
+    inherited = {name: value for name, value in os.environ.items() if name != 'NO_GCE_CHECK'}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=50, env={**inherited, **environment}, check=False
+    )
 
 
 @pytest.mark.parametrize('token', ['cloud', 'google_default'])

@@ -29,12 +29,12 @@ def test_spans_are_disjoint_and_needed(ranges, gap):
     spans = planned.spans
     assert all(a < b for a, b in spans)
     assert all(left[1] + gap < right[0] for left, right in zip(spans, spans[1:], strict=False))
-    wanted = {i for a, n in ranges for i in range(a, a + n)}
+    expected = {i for a, n in ranges for i in range(a, a + n)}
     brought = [i for a, b in spans for i in range(a, b)]
-    assert wanted <= set(brought)
+    assert expected <= set(brought)
     assert len(brought) == len(set(brought))
     if gap == 0:
-        assert wanted == set(brought)
+        assert expected == set(brought)
 
 
 @given(RANGES, st.integers(0, 50))

@@ -1,7 +1,7 @@
 """Every operation on an S3 bucket, under wrong and lost replies.
 
-Each operation gives the correct result, or a granular error, in bounded time; listings are never short, and objects that
-are reported as written or deleted are.
+Each operation gives the correct result, or a granular error, in bounded time. Listings are never short, and objects
+that are reported as written or deleted are.
 """
 
 import asyncio
@@ -80,8 +80,7 @@ def checksums(monkeypatch):
 @pytest.fixture(autouse=True)
 def calm(server, other):
     yield
-    server._once.clear()
-    server._stays.clear()
+    server.clear()
     server.opaque_etags = server.no_etags = server.aged = False
     assert other.kinds == []
 
@@ -195,9 +194,9 @@ def copying(case):
 def copying_here(case):
     target = case.tmp_path / 'copy'
     granular.copy_to_local(case.place, target)
-    found = local_contents(target)
-    found.pop('.granular-copy.json')
-    assert found == FILES
+    copied = local_contents(target)
+    copied.pop('.granular-copy.json')
+    assert copied == FILES
 
 
 def copying_there(case):
@@ -525,11 +524,11 @@ def test_region_of_the_bucket_is_followed(server, moto, new_case, monkeypatch, o
     with S3Proxy(moto.endpoint) as wrong:
         wrong.region = 'eu-west-3'
         places = {'us-east-1': wrong, 'eu-west-3': server}
-        given = S3Client._address
+        original = S3Client._address  # the address of a region is not configurable: only AWS has several
         monkeypatch.setattr(
             S3Client,
             '_address',
-            lambda self: given(self) if self._endpoint else f'{places[self.region].endpoint}/{self._store.bucket}',
+            lambda self: original(self) if self._endpoint else f'{places[self.region].endpoint}/{self._store.bucket}',
         )
         case = new_case(operation)
         case.reopen(key='KEY', secret=str(next(numbers)), config=QUICK)
@@ -546,7 +545,7 @@ def test_denied_access_is_an_error_of_every_operation(server, new_case):
             server.plan(kind, stays=denied)
         with pytest.raises(AccessDeniedError, match='denied'):
             operation(case)
-        server._stays.clear()
+        server.clear()
 
 
 def test_objects_without_an_etag_have_no_version(server, new_case):
@@ -630,7 +629,7 @@ def test_options_reach_every_request(server, new_case):
 
 
 def test_write_headers_come_from_s3_additional_kwargs(server, new_case):
-    given = {
+    extra = {
         'ServerSideEncryption': 'aws:kms',
         'SSEKMSKeyId': 'mine',
         'BucketKeyEnabled': True,
@@ -638,7 +637,7 @@ def test_write_headers_come_from_s3_additional_kwargs(server, new_case):
     }
     for operation, kind in ((writing, 'put'), (writing_in_parts, 'begin'), (copying, 'copy')):
         case = new_case(operation)
-        case.reopen(**case.options, s3_additional_kwargs=given)
+        case.reopen(**case.options, s3_additional_kwargs=extra)
         operation(case)
         for request in [request for request in server.requests if request.kind == kind]:
             assert request.headers['x-amz-server-side-encryption'] == 'aws:kms'
@@ -709,7 +708,7 @@ def test_missing_botocore_names_the_extra(monkeypatch):
 
 @pytest.mark.parametrize(('kind', 'fault'), cover([['begin', 'copy_part', 'join', 'head']], [['lost', 'error']]))
 def test_large_objects_are_copied_in_parts_despite_faults(server, new_case, monkeypatch, kind, fault):
-    monkeypatch.setattr('granular.aio.stores.s3.copying._AT_ONCE', 5 << 20)
+    monkeypatch.setattr('granular.aio.stores.s3.copying._AT_ONCE', 5 << 20)  # otherwise the object needs 5 GiB
     case = new_case(writing)
     (case.direct / 'large').write_bytes(LARGE)
     server.plan(kind, [fault])
@@ -744,6 +743,7 @@ def uploads(path):
 async def abandon_upload(path, size):
     writer = await path.store.open_writer(path.key)
     await writer.write(bytes(size))
+    # Parts are uploaded in the background: only the writer's tasks tell when one has arrived.
     while writer._tasks:
         await writer._finish_one()
 

@@ -39,9 +39,9 @@ def listed(*bodies, prefix='in/', delimiter='', ordered=True):
     """Return the keys and folders of pages."""
     listing, names = Listing(NAME, prefix, delimiter, ordered), []
     for body in bodies:
-        found = listing.check(answer(body))
-        listing.advance(found)
-        names += [item.key for item in found.items] + list(found.folders)
+        page = listing.check(answer(body))
+        listing.advance(page)
+        names += [item.key for item in page.items] + list(page.folders)
     return names
 
 
@@ -120,7 +120,7 @@ def test_directory_buckets_may_list_in_any_order():
 
 
 def test_endless_empty_pages_are_an_error(monkeypatch):
-    monkeypatch.setattr(s3replies, '_EMPTY_PAGES', 50)
+    monkeypatch.setattr(s3replies, '_EMPTY_PAGES', 50)  # otherwise thousands of pages are parsed
     assert listed(*(page('', f't{i}') for i in range(40)), page(contents('in/a'))) == ['in/a']
     with pytest.raises(BadReplyError, match='50 pages'):
         listed(*(page('', f't{i}') for i in range(99)))
@@ -190,9 +190,9 @@ def test_date_without_a_zone_is_utc():
     ],
 )
 def test_checksums_of_an_object(headers, digests):
-    found = s3replies.found_of(Head(200, 'OK', {'content-length': '1', **headers}), NAME)
-    assert dict(found.kept(True).digests) == digests
-    assert 'md5' not in found.kept(False).digests
+    stat = s3replies.found_of(Head(200, 'OK', {'content-length': '1', **headers}), NAME)
+    assert dict(stat.kept(True).digests) == digests
+    assert 'md5' not in stat.kept(False).digests
 
 
 @pytest.mark.parametrize(

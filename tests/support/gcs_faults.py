@@ -52,7 +52,7 @@ class GCSFaultProxy(FaultProxy):
         path, _, query = target.partition('?')
         arguments = dict(urllib.parse.parse_qsl(query))
         if 'upload_id' in arguments:
-            reply = await self._continue(method, path, arguments, headers, body)
+            reply = await self.continue_upload(method, path, arguments, headers, body)
         elif arguments.get('uploadType') == 'resumable':
             reply = self._begin(path, arguments, body)
         elif '/rewriteTo/' in path and await self._differs(path, arguments.get('ifSourceGenerationMatch')):
@@ -80,7 +80,7 @@ class GCSFaultProxy(FaultProxy):
         location = f'https://storage.invalid{path}?uploadType=resumable&upload_id={name}'
         return _reply(200, None, Location=location)
 
-    async def _continue(
+    async def continue_upload(
         self, method: str, path: str, arguments: dict[str, str], headers: dict[str, str], body: bytes
     ) -> bytes:
         session = self.sessions.get(arguments['upload_id'])

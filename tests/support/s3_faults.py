@@ -105,6 +105,11 @@ class S3Proxy(LoopServer):
         """Plan faults for the next requests of a kind, and one for all following requests."""
         self._once[kind], self._stays[kind] = collections.deque(faults), stays
 
+    def clear(self) -> None:
+        """Forget all planned faults."""
+        self._once.clear()
+        self._stays.clear()
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             head = (await reader.readuntil(b'\r\n\r\n')).decode()
