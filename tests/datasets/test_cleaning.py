@@ -14,8 +14,8 @@ from tests.datasets.test_writers import SPEC, fill, point
 OLD = time.time() - 7200
 
 
-def write(place, shards=3):
-    with granular.ShardedDatasetWriter(place, SPEC, granular.encoders, shardlen=5) as writer:
+def write(folder, shards=3):
+    with granular.ShardedDatasetWriter(folder, SPEC, granular.encoders, shardlen=5) as writer:
         fill(writer, 5 * shards)
 
 
@@ -23,14 +23,14 @@ def names(root):
     return sorted(str(path.relative_to(root)) for path in root.rglob('*') if path.is_file())
 
 
-def found(place, **kwargs):
-    return sorted((os.path.relpath(x.place, str(place)), x.kind) for x in granular.clean(place, **kwargs))
+def found(folder, **kwargs):
+    return sorted((os.path.relpath(x.place, str(folder)), x.kind) for x in granular.clean(folder, **kwargs))
 
 
-def whole(place, count):
+def whole(folder, count):
     # Shard by shard, as SeaweedFS goes on listing folders from which all was deleted.
     for first in range(0, count, 5):
-        with granular.DatasetReader(place / f'{first // 5:06}', granular.decoders) as reader:
+        with granular.DatasetReader(folder / f'{first // 5:06}', granular.decoders) as reader:
             assert list(reader) == [point(i) for i in range(first, min(first + 5, count))]
 
 
@@ -70,9 +70,9 @@ def test_clean_stays_within_its_folder(root):
     for name in ('a', 'a-b', 'ab'):
         write(root / name, 2)
         (root / name / '000001' / 'spec.json').unlink()
-    assert {place.split('/')[0] for place, _ in found(root, older=0)} == {'a', 'a-b', 'ab'}
+    assert {folder.split('/')[0] for folder, _ in found(root, older=0)} == {'a', 'a-b', 'ab'}
     granular.clean(root / 'a', remove=True, older=0)
-    assert {place.split('/')[0] for place, _ in found(root, older=0)} == {'a-b', 'ab'}
+    assert {folder.split('/')[0] for folder, _ in found(root, older=0)} == {'a-b', 'ab'}
     whole(root / 'a', 5)
     with pytest.raises(InvalidArgumentError, match='file'):
         granular.clean(root / 'a' / '000000' / 'x.bag')

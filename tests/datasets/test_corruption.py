@@ -24,11 +24,11 @@ def point(layout, index):
 def contents(tmp_path_factory):
     result = {}
     for layout, spec in LAYOUTS.items():
-        place = tmp_path_factory.mktemp('contents') / layout
-        with granular.DatasetWriter(place, spec, granular.encoders, layout=layout) as writer:
+        folder = tmp_path_factory.mktemp('contents') / layout
+        with granular.DatasetWriter(folder, spec, granular.encoders, layout=layout) as writer:
             for i in range(COUNT):
                 writer.append(point(layout, i))
-        result[layout] = {f'ds/{path.name}': path.read_bytes() for path in place.iterdir()}
+        result[layout] = {f'ds/{path.name}': path.read_bytes() for path in folder.iterdir()}
     return result
 
 
@@ -55,10 +55,10 @@ FILES = [
 @pytest.mark.parametrize(('layout', 'file'), FILES, ids=str)
 @pytest.mark.parametrize('store', STORES)
 def test_wrong_bytes_received_once_are_requested_again(contents, store, layout, file, options, monkeypatch):
-    with served(contents[layout], store, monkeypatch) as (server, place):
+    with served(contents[layout], store, monkeypatch) as (server, folder):
         server.aim = file
         server.script.append('garbled')
-        with granular.DatasetReader(place, granular.decoders, **options) as reader:
+        with granular.DatasetReader(folder, granular.decoders, **options) as reader:
             assert not server.script
             assert list(reader) == [point(layout, i) for i in range(COUNT)]
             if file == 'spec.json':
@@ -80,8 +80,8 @@ def test_corrupt_file_is_named_in_the_error(contents, store, layout, file, optio
     files[f'ds/{file}'] = bytes(255 - byte for byte in files[f'ds/{file}'])
     error = CorruptDatasetError if file == 'spec.json' else CorruptBagError
 
-    def read(place):
-        with granular.DatasetReader(place, granular.decoders, **options) as reader:
+    def read(folder):
+        with granular.DatasetReader(folder, granular.decoders, **options) as reader:
             return list(reader)
 
     with pytest.raises(error, match=re.escape(file.partition('.')[0])):
@@ -91,8 +91,8 @@ def test_corrupt_file_is_named_in_the_error(contents, store, layout, file, optio
                 (tmp_path / name).write_bytes(data)
             read(tmp_path / 'ds')
         else:
-            with served(files, store, monkeypatch) as (_, place):
-                read(place)
+            with served(files, store, monkeypatch) as (_, folder):
+                read(folder)
 
 
 def test_record_failing_its_checksum_once_is_read_again(tmp_path):
@@ -113,9 +113,9 @@ def test_record_failing_its_checksum_once_is_read_again(tmp_path):
 def test_wrong_bytes_in_the_block_cache_are_replaced(contents, tmp_path):
     config = granular.IOConfig(cache_dir=str(tmp_path / 'blocks'), backoff=0.001)
     with FaultServer(files=contents['refs']) as server:
-        place = granular.Path(f'{server.endpoint}/b/ds', config=config)
+        folder = granular.Path(f'{server.endpoint}/b/ds', config=config)
         for _ in range(2):
-            with granular.DatasetReader(place, granular.decoders) as reader:
+            with granular.DatasetReader(folder, granular.decoders) as reader:
                 server.aim = 'refs.bag'
                 server.script.append('garbled')
                 assert list(reader) == [point('refs', i) for i in range(COUNT)]

@@ -39,9 +39,9 @@ def datapoint(i, spec=SPEC):
     return {key: whole[key] for key in sorted(spec)}
 
 
-def write(place, count=20, layout='refs', **kwargs):
+def write(folder, count=20, layout='refs', **kwargs):
     spec = SPEC if layout == 'refs' else COLUMNS
-    with granular.DatasetWriter(place, spec, granular.encoders, layout=layout, **kwargs) as writer:
+    with granular.DatasetWriter(folder, spec, granular.encoders, layout=layout, **kwargs) as writer:
         for i in range(count):
             assert writer.append(datapoint(i, spec), flush=i % 4 == 0) == i
         assert len(writer) == count
@@ -88,11 +88,11 @@ VALUES = st.fixed_dictionaries(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
 @given(st.lists(VALUES, max_size=12), st.booleans(), st.data())
 def test_arbitrary_datapoints_round_trip(tmp_path, points, cache_index, data):
-    place = tmp_path / str(len(os.listdir(tmp_path)))
-    with granular.DatasetWriter(place, {'a': 'int', 'b': 'utf8', 'c': 'bytes[]'}, granular.encoders) as writer:
+    folder = tmp_path / str(len(os.listdir(tmp_path)))
+    with granular.DatasetWriter(folder, {'a': 'int', 'b': 'utf8', 'c': 'bytes[]'}, granular.encoders) as writer:
         for point in points:
             writer.append(point)
-    with granular.DatasetReader(place, granular.decoders, cache_index=cache_index) as reader:
+    with granular.DatasetReader(folder, granular.decoders, cache_index=cache_index) as reader:
         assert list(reader) == points
         if points:
             picks = data.draw(st.lists(st.integers(-len(points), len(points) - 1), max_size=8))
@@ -178,8 +178,8 @@ def test_range_of_a_sequence_is_one_request(http):
 def test_fetch_is_one_fan_out(http, layout):
     spec = write(http.folder / 'ds', 200, layout)
     config = granular.IOConfig(max_gap=0)
-    place = granular.Path(f'{http.endpoint}/ds', config=config)
-    with granular.DatasetReader(place, granular.decoders, cache_keys=['refs', 'label']) as reader:
+    folder = granular.Path(f'{http.endpoint}/ds', config=config)
+    with granular.DatasetReader(folder, granular.decoders, cache_keys=['refs', 'label']) as reader:
         http.requests.clear()
         picks = np.random.default_rng(0).permutation(200)[:50]
         assert reader.fetch(picks, tuple(COLUMNS)) == [datapoint(i, COLUMNS) for i in picks]

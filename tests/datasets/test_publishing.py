@@ -24,13 +24,13 @@ CONFIG = {'backoff': 0.001, 'backoff_cap': 0.02, 'attempts': 3}
 LAYOUTS = ('refs', 'columns')
 
 
-def read(place, sharded=False):
-    with (granular.ShardedDatasetReader if sharded else granular.DatasetReader)(place, granular.decoders) as reader:
+def read(folder, sharded=False):
+    with (granular.ShardedDatasetReader if sharded else granular.DatasetReader)(folder, granular.decoders) as reader:
         return list(reader)
 
 
-def names(place):
-    return sorted(str(path.relative_to(place)) for path in place.rglob('*') if path.is_file())
+def names(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob('*') if path.is_file())
 
 
 # --- one writer at a time
@@ -43,21 +43,21 @@ def shards(request, tmp_path):
     return request.getfixturevalue(request.param).place()
 
 
-def shard_writer(place, **kwargs):
-    return granular.ShardedDatasetWriter(place, SPEC, granular.encoders, kwargs.pop('shardlen', 2), **kwargs)
+def shard_writer(folder, **kwargs):
+    return granular.ShardedDatasetWriter(folder, SPEC, granular.encoders, kwargs.pop('shardlen', 2), **kwargs)
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
 def test_one_of_two_racing_shard_writers_writes_every_shard(shards, layout):
     for number in range(4):
-        place, met, done, refused = shards / str(number), threading.Barrier(2), [], []
+        folder, met, done, refused = shards / str(number), threading.Barrier(2), [], []
 
-        def race(first, place=place, met=met, done=done, refused=refused):
+        def race(first, folder=folder, met=met, done=done, refused=refused):
             writer = None
             try:
                 met.wait()
                 try:
-                    writer = shard_writer(place, layout=layout)
+                    writer = shard_writer(folder, layout=layout)
                 finally:
                     met.wait()  # so that neither has ended before the other one begins
                 with writer:
@@ -72,7 +72,7 @@ def test_one_of_two_racing_shard_writers_writes_every_shard(shards, layout):
         for thread in threads:
             thread.join()
         assert (len(done), len(refused)) == (1, 1)
-        assert read(place, sharded=True) == [point(i) for i in range(done[0], done[0] + 6)]
+        assert read(folder, sharded=True) == [point(i) for i in range(done[0], done[0] + 6)]
 
 
 def test_writers_of_disjoint_shards_work_concurrently(shards):
@@ -88,72 +88,72 @@ def test_writers_of_disjoint_shards_work_concurrently(shards):
 
 @pytest.mark.parametrize('store', ['moto', 'fakegcs'])
 def test_overlapping_shard_series_are_refused(request, store):
-    place = request.getfixturevalue(store).place() / 'ds'
-    with shard_writer(place, shardstart=1, shardstep=2):
+    folder = request.getfixturevalue(store).place() / 'ds'
+    with shard_writer(folder, shardstart=1, shardstep=2):
         for start, step in ((1, 2), (0, 1), (0, 3), (1, 4)):
             with pytest.raises(AlreadyExistsError, match=f'{os.getpid()}.*discard'):
-                shard_writer(place, shardstart=start, shardstep=step)
-        shard_writer(place, shardstart=0, shardstep=4).close()
-    shard_writer(place).close()
-    assert not place.exists()
+                shard_writer(folder, shardstart=start, shardstep=step)
+        shard_writer(folder, shardstart=0, shardstep=4).close()
+    shard_writer(folder).close()
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize('store', ['moto', 'fakegcs'])
 def test_superseded_shard_writer_publishes_no_more(request, store):
-    place = request.getfixturevalue(store).place() / 'ds'
-    first = shard_writer(place)
+    folder = request.getfixturevalue(store).place() / 'ds'
+    first = shard_writer(folder)
     fill(first, 3, 100)
-    with shard_writer(place, resume='discard') as second:
+    with shard_writer(folder, resume='discard') as second:
         assert second.found == 2
         with pytest.raises(AlreadyExistsError, match='took over'):
             fill(first, 1, 103)
         fill(second, 2, 102)
     with pytest.raises(GranularError):
         first.close()
-    assert read(place, sharded=True) == [point(i) for i in range(100, 104)]
-    assert len(names(place)) == 8
+    assert read(folder, sharded=True) == [point(i) for i in range(100, 104)]
+    assert len(names(folder)) == 8
 
 
 @pytest.mark.parametrize('store', ['moto', 'fakegcs'])
 def test_claims_of_dead_writers_expire(request, store):
     """A dead writer on this machine is detected; the claim of one elsewhere is released by the caller or by `clean`."""
     server = request.getfixturevalue(store)
-    place = server.place() / 'ds'
+    folder = server.place() / 'ds'
     program = f"""
 import os, granular
-place = granular.Path({str(place)!r}, **{server.options!r})
+place = granular.Path({str(folder)!r}, **{server.options!r})
 writer = granular.ShardedDatasetWriter(place, {SPEC!r}, granular.encoders, 2)
 for i in range(3):
     writer.append({{'x': b'', 'n': i}})
 os._exit(0)
 """
     subprocess.run([sys.executable, '-c', program], check=True)
-    [claim] = [name for name in names(place) if name.startswith('.')]
-    with shard_writer(place) as writer:
+    [claim] = [name for name in names(folder) if name.startswith('.')]
+    with shard_writer(folder) as writer:
         assert writer.found == 2
-    dropped = shard_writer(place)
+    dropped = shard_writer(folder)
     del dropped
     gc.collect()
-    shard_writer(place).close()
+    shard_writer(folder).close()
 
-    (place / claim).write_text(json.dumps({'token': 'x', 'system': 'elsewhere', 'host': 'elsewhere', 'pid': 7}))
+    (folder / claim).write_text(json.dumps({'token': 'x', 'system': 'elsewhere', 'host': 'elsewhere', 'pid': 7}))
     with pytest.raises(AlreadyExistsError, match=r"process 7 on 'elsewhere'.*discard"):
-        shard_writer(place)
-    assert granular.clean(place) == []
-    assert [(left.kind, left.size > 0) for left in granular.clean(place, older=0, remove=True)] == [('claim', True)]
-    shard_writer(place).close()
-    (place / claim).write_text('not JSON')
+        shard_writer(folder)
+    assert granular.clean(folder) == []
+    assert [(left.kind, left.size > 0) for left in granular.clean(folder, older=0, remove=True)] == [('claim', True)]
+    shard_writer(folder).close()
+    (folder / claim).write_text('not JSON')
     with pytest.raises(AlreadyExistsError):
-        shard_writer(place)
-    with shard_writer(place, resume='discard') as writer:
+        shard_writer(folder)
+    with shard_writer(folder, resume='discard') as writer:
         fill(writer, 2, 2)
-    assert len(read(place, sharded=True)) == 4
-    assert not [name for name in names(place) if name.startswith('.')]
+    assert len(read(folder, sharded=True)) == 4
+    assert not [name for name in names(folder) if name.startswith('.')]
 
 
 @pytest.mark.parametrize('store', ['moto', 'fakegcs'])
 def test_second_of_two_conversions_is_refused(request, store):
-    place = request.getfixturevalue(store).place() / 'ds'
+    folder = request.getfixturevalue(store).place() / 'ds'
     reached, go_on = threading.Event(), threading.Event()
 
     def records():
@@ -167,7 +167,7 @@ def test_second_of_two_conversions_is_refused(request, store):
 
     def convert():
         try:
-            granular.convert(records(), place, shardlen=2, sample=1)
+            granular.convert(records(), folder, shardlen=2, sample=1)
         except GranularError as error:
             errors.append(error)
 
@@ -176,13 +176,13 @@ def test_second_of_two_conversions_is_refused(request, store):
     try:
         assert reached.wait(30)
         with pytest.raises(AlreadyExistsError, match='another writer is writing these shards: process .*: wait'):
-            granular.convert([{'n': 7}], place, shardlen=2)
+            granular.convert([{'n': 7}], folder, shardlen=2)
     finally:
         go_on.set()
         thread.join()
     assert errors == []
-    assert [point['n'] for point in read(place, sharded=True)] == list(range(6))
-    assert [name for name in names(place) if '/' not in name] == ['conversion.json']
+    assert [point['n'] for point in read(folder, sharded=True)] == list(range(6))
+    assert [name for name in names(folder) if '/' not in name] == ['conversion.json']
 
 
 # --- concurrent appends
@@ -286,25 +286,25 @@ class DroppingPath(type(pathlib.Path())):
 @pytest.mark.parametrize('layout', LAYOUTS)
 def test_truncated_bag_is_not_published(layout):
     fsspec.register_implementation('dropping', DroppingFileSystem, clobber=True)
-    place = granular.Path(f'dropping://{layout}')
+    folder = granular.Path(f'dropping://{layout}')
     with pytest.raises(StoreError, match=r'x\.bag: expected \d+ bytes after writing, got \d+'):
-        with granular.DatasetWriter(place, SPEC, granular.encoders, layout) as writer:
+        with granular.DatasetWriter(folder, SPEC, granular.encoders, layout) as writer:
             fill(writer, 3)
-    assert not (place / 'spec.json').exists()
-    assert not (place / 'n.bag').exists()
+    assert not (folder / 'spec.json').exists()
+    assert not (folder / 'n.bag').exists()
     with pytest.raises(StoreError, match=r'x\.bag: expected \d+ bytes after writing, got \d+'):
-        with granular.BagWriter(place / 'x.bag') as writer:
+        with granular.BagWriter(folder / 'x.bag') as writer:
             writer.append(b'123')
     with pytest.raises(StoreError, match=r'x\.bag: expected 3 bytes after writing, got 2'):
-        (place / 'x.bag').write_bytes(b'123')
-    assert not (place / 'x.bag').exists()
+        (folder / 'x.bag').write_bytes(b'123')
+    assert not (folder / 'x.bag').exists()
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
 @pytest.mark.parametrize('store', ['moto', 'fakegcs'])
 def test_bags_removed_during_close_are_not_published(request, store, layout, monkeypatch):
     """Another writer is told that this one is dead, and discards the bags that it has published."""
-    place = request.getfixturevalue(store).place() / 'ds'
+    folder = request.getfixturevalue(store).place() / 'ds'
     verify = aio.DatasetWriter._verify_bags  # the moment between verification and publication has no public name
 
     async def removed_before(self):
@@ -314,9 +314,9 @@ def test_bags_removed_during_close_are_not_published(request, store, layout, mon
 
     monkeypatch.setattr(aio.DatasetWriter, '_verify_bags', removed_before)  # the moment cannot be met otherwise
     with pytest.raises(StoreError, match=r'x\.bag: \d+ bytes were written, but there is no such file'):
-        with granular.DatasetWriter(place, SPEC, granular.encoders, layout) as writer:
+        with granular.DatasetWriter(folder, SPEC, granular.encoders, layout) as writer:
             fill(writer, 3)
-    assert not place.exists()
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
@@ -324,14 +324,14 @@ def test_bags_removed_during_close_are_not_published(request, store, layout, mon
 def test_ambiguous_spec_write_keeps_its_bags(request, store, layout):
     """The reply to the last request is lost and reads fail: the dataset is complete once they work again."""
     server = request.getfixturevalue(store)
-    place = server.place() / 'ds'
+    folder = server.place() / 'ds'
     with WriteProxy(server) as proxy:
-        writer = granular.DatasetWriter(proxy.place(place, **CONFIG), SPEC, granular.encoders, layout)
+        writer = granular.DatasetWriter(proxy.place(folder, **CONFIG), SPEC, granular.encoders, layout)
         fill(writer, 3)
         proxy.arm('lost', 3 if layout == 'refs' else 4, down=True)
         with pytest.raises(StoreError, match=r'spec\.json: not known to be published.*bags were left.*discard'):
             writer.close()
-    assert read(place) == [point(i) for i in range(3)]
+    assert read(folder) == [point(i) for i in range(3)]
 
 
 @pytest.mark.parametrize('fault', ['hang', 'after hang'])
@@ -339,8 +339,8 @@ def test_ambiguous_spec_write_keeps_its_bags(request, store, layout):
 def test_cancelled_writer_leaves_no_spec_over_missing_bags(request, store, fault):
     server = request.getfixturevalue(store)
 
-    async def close(place, proxy, step):
-        writer = await aio.DatasetWriter.open(place, SPEC, granular.encoders)
+    async def close(folder, proxy, step):
+        writer = await aio.DatasetWriter.open(folder, SPEC, granular.encoders)
         for i in range(3):
             await writer.append(point(i))
         proxy.arm(fault, step)
@@ -353,12 +353,12 @@ def test_cancelled_writer_leaves_no_spec_over_missing_bags(request, store, fault
 
     with WriteProxy(server) as proxy:
         for step in range(9):
-            place = server.place() / 'ds'
-            asyncio.run(close(proxy.place(place, **CONFIG), proxy, step))
-            if not (place / 'spec.json').exists():
-                with granular.DatasetWriter(place, SPEC, granular.encoders, resume='discard') as writer:
+            folder = server.place() / 'ds'
+            asyncio.run(close(proxy.place(folder, **CONFIG), proxy, step))
+            if not (folder / 'spec.json').exists():
+                with granular.DatasetWriter(folder, SPEC, granular.encoders, resume='discard') as writer:
                     fill(writer, 3)
-            assert read(place) == [point(i) for i in range(3)]
+            assert read(folder) == [point(i) for i in range(3)]
             if not proxy.done:
                 break
         assert step == 4
@@ -367,16 +367,16 @@ def test_cancelled_writer_leaves_no_spec_over_missing_bags(request, store, fault
 @pytest.mark.parametrize('store', ['moto', 'fakegcs'])
 def test_spec_of_another_writer_keeps_its_bags(request, store):
     """Two writers of different keys in one folder, both of which have published their bags."""
-    place = request.getfixturevalue(store).place() / 'ds'
-    first = granular.DatasetWriter(place, {'a': 'bytes'}, granular.encoders, 'columns')
-    second = granular.DatasetWriter(place, {'b': 'bytes'}, granular.encoders, 'refs')
+    folder = request.getfixturevalue(store).place() / 'ds'
+    first = granular.DatasetWriter(folder, {'a': 'bytes'}, granular.encoders, 'columns')
+    second = granular.DatasetWriter(folder, {'b': 'bytes'}, granular.encoders, 'refs')
     first.append({'a': b'1'})
     second.append({'b': b'2'})
     first.close()
     with pytest.raises(AlreadyExistsError, match=r"spec\.json: another writer.*'a'"):
         second.close()
-    assert names(place) == ['a.bag', 'a.idx', 'spec.json']
-    assert read(place) == [{'a': b'1'}]
+    assert names(folder) == ['a.bag', 'a.idx', 'spec.json']
+    assert read(folder) == [{'a': b'1'}]
 
 
 # --- disks
@@ -393,8 +393,8 @@ def test_new_names_are_synced_to_disk(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, 'fsync', noting)
     for kind, write in {
-        'refs': lambda place: granular.DatasetWriter(place, SPEC, granular.encoders, 'refs'),
-        'columns': lambda place: granular.DatasetWriter(place, SPEC, granular.encoders, 'columns'),
+        'refs': lambda folder: granular.DatasetWriter(folder, SPEC, granular.encoders, 'refs'),
+        'columns': lambda folder: granular.DatasetWriter(folder, SPEC, granular.encoders, 'columns'),
         'shards': shard_writer,
     }.items():
         synced.clear()
@@ -427,19 +427,19 @@ def test_disk_failure_at_any_call_leaves_a_complete_dataset_or_none(tmp_path, mo
 
     monkeypatch.setattr(os, call, failing)
     for step in range(100):
-        place = tmp_path / str(step)
+        folder = tmp_path / str(step)
         calls[:], failed = [0, step], None
         try:
-            with granular.DatasetWriter(place, SPEC, granular.encoders, layout) as writer:
+            with granular.DatasetWriter(folder, SPEC, granular.encoders, layout) as writer:
                 fill(writer, 3)
         except StoreError as error:
             failed = error
         used = calls[0] > step
         calls[1] = -1
-        if failed is not None and not (place / 'spec.json').exists():
-            with granular.DatasetWriter(place, SPEC, granular.encoders, layout) as writer:
+        if failed is not None and not (folder / 'spec.json').exists():
+            with granular.DatasetWriter(folder, SPEC, granular.encoders, layout) as writer:
                 fill(writer, 3 - writer.found, writer.found)
-        assert read(place) == [point(i) for i in range(3)]
+        assert read(folder) == [point(i) for i in range(3)]
         if not used:
             break
     assert step >= (1 if call == 'unlink' or layout == 'columns' else 3)
@@ -451,14 +451,14 @@ def test_disk_failure_at_any_call_leaves_a_complete_dataset_or_none(tmp_path, mo
 @pytest.mark.parametrize('store', ['local', 'seaweed', 'fakegcs'])
 def test_clean_uses_the_clock_of_the_store(request, store, tmp_path, monkeypatch):
     """A machine whose clock is two hours ahead keeps files that were just written."""
-    place = granular.Path(tmp_path) if store == 'local' else request.getfixturevalue(store).place()
-    with shard_writer(place / 'ds') as writer:
+    folder = granular.Path(tmp_path) if store == 'local' else request.getfixturevalue(store).place()
+    with shard_writer(folder / 'ds') as writer:
         fill(writer, 4)
-    (place / 'ds' / '000001' / 'spec.json').unlink()
+    (folder / 'ds' / '000001' / 'spec.json').unlink()
     clock = time.time
     monkeypatch.setattr(time, 'time', lambda: clock() + 7200)
-    assert granular.clean(place, remove=True) == []
-    left = granular.clean(place, older=0)
+    assert granular.clean(folder, remove=True) == []
+    left = granular.clean(folder, older=0)
     assert len(left) == 3
     assert all(0 <= leftover.age < 600 for leftover in left)
 

@@ -43,19 +43,19 @@ def contents(tmp_path_factory):
     """The files of a dataset, by kind and name. Datasets of two names differ only in the bytes of their records."""
 
     def make(kind, name):
-        place = tmp_path_factory.mktemp('contents') / 'ds'
+        root = tmp_path_factory.mktemp('contents') / 'ds'
         spec, layout = dict.fromkeys('xy', 'utf8'), kind.rpartition(' ')[2]
         if kind.startswith('sharded'):
             writer = granular.ShardedDatasetWriter(
-                place, spec, granular.encoders, shardlen=COUNT // SHARDS, layout=layout
+                root, spec, granular.encoders, shardlen=COUNT // SHARDS, layout=layout
             )
         else:
-            writer = granular.DatasetWriter(place, spec, granular.encoders, layout=layout)
+            writer = granular.DatasetWriter(root, spec, granular.encoders, layout=layout)
         with writer:
             for i in range(COUNT):
                 writer.append(point(name, i))
-        files = [path for path in sorted(place.rglob('*')) if path.is_file()]
-        return {str(path.relative_to(place)): path.read_bytes() for path in files}
+        files = [path for path in sorted(root.rglob('*')) if path.is_file()]
+        return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
     return {(kind, name): make(kind, name) for kind in KINDS for name in ('a', 'b')}
 
@@ -63,8 +63,8 @@ def contents(tmp_path_factory):
 class Server:
     """Files on a web server."""
 
-    def __init__(self, server, place):
-        self.server, self.place, self.clock = server, place, time.time() - 3600
+    def __init__(self, server, root):
+        self.server, self.root, self.clock = server, root, time.time() - 3600
 
     def put(self, name, data):
         self.clock += 10
@@ -78,15 +78,15 @@ class Server:
 class Folder:
     """Files on a disk or in a bucket."""
 
-    def __init__(self, place):
-        self.place = place
+    def __init__(self, root):
+        self.root = root
 
     def put(self, name, data):
-        (self.place / name).parent.mkdir(parents=True, exist_ok=True)
-        (self.place / name).write_bytes(data)
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / name).write_bytes(data)
 
     def remove(self, name):
-        (self.place / name).unlink()
+        (self.root / name).unlink()
 
 
 @pytest.fixture
@@ -173,9 +173,9 @@ class Interruption:
                 break
 
 
-async def opened(kind, place, **options):
+async def opened(kind, root, **options):
     reader = granular.aio.ShardedDatasetReader if kind.startswith('sharded') else granular.aio.DatasetReader
-    return await reader.open(Path(place.aio), granular.decoders, **options)
+    return await reader.open(Path(root.aio), granular.decoders, **options)
 
 
 def listed(server):
@@ -227,7 +227,7 @@ def test_dataset_replaced_during_open_is_not_mixed(store, put, contents, kind, o
             interruption = Interruption(patch, moment, steps(put, before, after), at_once)
 
             async def read():
-                async with await opened(kind, put.place, **options) as reader:
+                async with await opened(kind, put.root, **options) as reader:
                     return await reader.fetch(range(len(reader)))
 
             try:
@@ -260,9 +260,9 @@ def columns_as_points(columns):
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def open_now(kind, place, **options):
+def open_now(kind, root, **options):
     reader = granular.ShardedDatasetReader if kind.startswith('sharded') else granular.DatasetReader
-    return reader(place, granular.decoders, **options)
+    return reader(root, granular.decoders, **options)
 
 
 def read_now(reader, read='fetch'):
@@ -279,7 +279,7 @@ def test_dataset_replaced_after_open_is_unchanged_or_an_error(store, put, conten
     fill(put, contents[kind, 'a'])
     for options in OPTIONS:
         fill(put, contents[kind, 'a'])
-        with open_now(kind, put.place, **options) as reader:
+        with open_now(kind, put.root, **options) as reader:
             for fn, *args in steps(put, contents[kind, 'a'], contents[kind, 'b'])[:count]:
                 fn(*args)
             for read in READS:
@@ -294,7 +294,7 @@ def test_pickled_reader_opens_its_dataset_or_fails(store, put, contents, kind, m
     fill(put, contents[kind, 'a'])
     sent = []
     for options in OPTIONS:
-        with open_now(kind, put.place, **options) as reader:
+        with open_now(kind, put.root, **options) as reader:
             sent.append(pickle.dumps(reader))
             token = sharing.set(True)
             sent.append(pickle.dumps(reader))  # as for a worker process, with its index
@@ -316,7 +316,7 @@ def test_pickled_reader_opens_its_dataset_or_fails(store, put, contents, kind, m
 def test_pickled_reader_of_another_machine_opens_a_copy(tmp_path, contents, monkeypatch):
     put = Folder(granular.Path(tmp_path / 'ds'))
     fill(put, contents['refs', 'a'])
-    with open_now('refs', put.place) as reader, granular.BagReader(put.place / 'x.bag') as bag:
+    with open_now('refs', put.root) as reader, granular.BagReader(put.root / 'x.bag') as bag:
         sent = [pickle.dumps(reader), pickle.dumps(bag)]
     fill(put, contents['refs', 'a'])
     for content in sent:
@@ -337,31 +337,31 @@ def test_index_cache_of_some_shards_is_not_mixed_with_others(bucket, tmp_path, c
     kind = 'sharded refs'
     for steps_first, steps_then in itertools.permutations([(0, 1), (0, 2), (1, 2)], 2):
         fill(put, contents[kind, 'a'])
-        open_now(kind, put.place, shardstart=steps_first[0], shardstep=steps_first[1]).close()
+        open_now(kind, put.root, shardstart=steps_first[0], shardstep=steps_first[1]).close()
         for fn, *args in steps(put, contents[kind, 'a'], contents[kind, 'b']):
             fn(*args)
-        open_now(kind, put.place, shardstart=steps_then[0], shardstep=steps_then[1]).close()
+        open_now(kind, put.root, shardstart=steps_then[0], shardstep=steps_then[1]).close()
         outcomes = []
         for _ in range(2):
-            with open_now(kind, put.place) as reader:
+            with open_now(kind, put.root) as reader:
                 outcomes.append(read_now(reader))
         assert outcomes in (['b', 'b'], ['ObjectChangedError', 'b'])
         # Not one value of another dataset either.
-        with open_now(kind, put.place) as reader:
+        with open_now(kind, put.root) as reader:
             assert [reader[i] for i in range(COUNT)] == [point('b', i) for i in range(COUNT)]
 
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_index_cache_of_a_replaced_dataset_is_not_used(moto, tmp_path, contents, kind):
     config = granular.IOConfig(index_cache=str(tmp_path / 'cache'))
-    place = moto.place()
-    put = Folder(granular.Path(str(place), config=config, **place.aio.store.options) / 'ds')
+    root = moto.place()
+    put = Folder(granular.Path(str(root), config=config, **root.aio.store.options) / 'ds')
     fill(put, contents[kind, 'a'])
-    open_now(kind, put.place).close()
+    open_now(kind, put.root).close()
     for fn, *args in steps(put, contents[kind, 'a'], contents[kind, 'b']):
         fn(*args)
     for _ in range(2):
-        with open_now(kind, put.place, cache_keys=('x', 'y')) as reader:  # which reads them when it is opened
+        with open_now(kind, put.root, cache_keys=('x', 'y')) as reader:  # which reads them when it is opened
             assert read_now(reader) == 'b'
 
 
@@ -376,7 +376,7 @@ def test_shards_added_during_open_are_read_or_ignored(tmp_path, contents, moment
         interruption = Interruption(patch, 1 if moment == 'between' else MOMENTS, more, True)
 
         async def read():
-            async with await opened(kind, put.place) as reader:
+            async with await opened(kind, put.root) as reader:
                 return len(reader)
 
         assert asyncio.run(read()) == (COUNT if moment == 'between' else COUNT // SHARDS)
@@ -392,14 +392,14 @@ def test_server_without_versions_is_refused(contents, kind):
         server.etag = None
         content = contents['refs' if kind == 'bag' else kind, 'a']
         server.files = {f'ds/{name}': data for name, data in content.items()}
-        place = granular.Path(f'{server.endpoint}/b/ds')
+        root = granular.Path(f'{server.endpoint}/b/ds')
         with pytest.raises(UnsupportedError, match='neither an ETag nor a Last-Modified'):
             if kind == 'bag':
-                granular.BagReader(place / 'x.bag')
+                granular.BagReader(root / 'x.bag')
             else:
-                granular.DatasetReader(place, granular.decoders)
+                granular.DatasetReader(root, granular.decoders)
         server.modified[''] = email.utils.formatdate(0, usegmt=True)
-        assert read_now(open_now(kind, place) if kind != 'bag' else open_now('refs', place)) == 'a'
+        assert read_now(open_now(kind, root) if kind != 'bag' else open_now('refs', root)) == 'a'
 
 
 @pytest.mark.parametrize('cache_index', [True, False])
@@ -463,7 +463,7 @@ def test_local_files_written_in_place_are_detected(tmp_path, contents, kind, har
         HARMS[harm](tmp_path / 'ds' / file, contents[kind, 'b'][file])
 
     async def read_async(options, file):
-        async with await opened(kind, put.place, **options) as reader:
+        async with await opened(kind, put.root, **options) as reader:
             break_it(file)
             try:
                 return name_of([await reader.get(i) for i in range(COUNT)])
@@ -473,7 +473,7 @@ def test_local_files_written_in_place_are_detected(tmp_path, contents, kind, har
     files = [name for name in contents[kind, 'a'] if name.endswith('x.bag')]
     for options, file in itertools.product(({}, {'cache_index': False}), files):
         fill(put, contents[kind, 'a'])
-        with open_now(kind, put.place, **options) as reader:
+        with open_now(kind, put.root, **options) as reader:
             break_it(file)
             assert {read_now(reader, read) for read in READS} == {expected}
         fill(put, contents[kind, 'a'])
@@ -527,15 +527,13 @@ def test_growing_local_file_is_read_to_its_initial_end(tmp_path):
 def test_growing_local_bag_stays_readable(tmp_path, contents):
     put = Folder(granular.Path(tmp_path / 'ds'))
     fill(put, contents['columns', 'a'])
-    with open_now('columns', put.place) as reader:
-        with granular.DatasetWriter(
-            put.place, dict.fromkeys('xy', 'utf8'), granular.encoders, layout='columns'
-        ) as more:
+    with open_now('columns', put.root) as reader:
+        with granular.DatasetWriter(put.root, dict.fromkeys('xy', 'utf8'), granular.encoders, layout='columns') as more:
             for i in range(3):
                 more.append(point('a', COUNT + i))
                 assert [read_now(reader, read) for read in READS] == ['a'] * len(READS)
         assert len(reader) == COUNT
-    with open_now('columns', put.place) as reader:
+    with open_now('columns', put.root) as reader:
         assert len(reader) == COUNT + 3
 
 
@@ -548,6 +546,6 @@ def test_redis_cache_does_not_return_datapoints_of_a_replaced_dataset(tmp_path, 
     put = Folder(granular.Path(tmp_path / 'ds'))
     for name in 'ab':
         fill(put, contents[kind, name])
-        with open_now(kind, put.place, **options) as reader:
+        with open_now(kind, put.root, **options) as reader:
             with granular.RedisCache(reader, redis_server.url, namespace=f'test-{tmp_path.name}') as cache:
                 assert name_of(cache.fetch(range(COUNT))) == name

@@ -15,15 +15,15 @@ def point(i):
     return {'a': i, 'b': [str(i)] * (i % 3)}
 
 
-def write(place, numbers, **kwargs):
-    with granular.ShardedDatasetWriter(place, SPEC, granular.encoders, **kwargs) as writer:
+def write(folder, numbers, **kwargs):
+    with granular.ShardedDatasetWriter(folder, SPEC, granular.encoders, **kwargs) as writer:
         for i in numbers:
             writer.append(point(i))
         return writer
 
 
-def values(place, **kwargs):
-    with granular.ShardedDatasetReader(place, granular.decoders, **kwargs) as reader:
+def values(folder, **kwargs):
+    with granular.ShardedDatasetReader(folder, granular.decoders, **kwargs) as reader:
         return [datapoint['a'] for datapoint in reader]
 
 

@@ -27,34 +27,34 @@ def point(i, size):
     return {'x': bytes([i]) * (size + i), 'n': i}
 
 
-def write(place, kind, size, resume='check'):
+def write(target, kind, size, resume='check'):
     if kind == 'shards':
-        writer = granular.ShardedDatasetWriter(place, SPEC, granular.encoders, SHARDLEN, resume=resume)
+        writer = granular.ShardedDatasetWriter(target, SPEC, granular.encoders, SHARDLEN, resume=resume)
     else:
-        writer = granular.DatasetWriter(place, SPEC, granular.encoders, kind, resume)
+        writer = granular.DatasetWriter(target, SPEC, granular.encoders, kind, resume)
     with writer:
         for i in range(writer.found, COUNT):
             writer.append(point(i, size))
 
 
-def read(place, kind):
+def read(target, kind):
     reader = granular.ShardedDatasetReader if kind == 'shards' else granular.DatasetReader
-    with reader(place, granular.decoders) as dataset:
+    with reader(target, granular.decoders) as dataset:
         return list(dataset)
 
 
-def check(place, kind, size, failed):
+def check(target, kind, size, failed):
     """Check the files that one writer left, and that another one completes them."""
     expected = [point(i, size) for i in range(COUNT)]
-    folders = [place / f'{i:06}' for i in range(COUNT // SHARDLEN)] if kind == 'shards' else [place]
+    folders = [target / f'{i:06}' for i in range(COUNT // SHARDLEN)] if kind == 'shards' else [target]
     for number, folder in enumerate(folders):
         if (folder / 'spec.json').exists():
             first = number * SHARDLEN
             whole = expected[first : first + SHARDLEN] if kind == 'shards' else expected
             assert read(folder, 'refs') == whole, f'{folder}: spec.json stands over other bags'
     if failed and not all((folder / 'spec.json').exists() for folder in folders):
-        write(place, kind, size, 'discard')
-    assert read(place, kind) == expected
+        write(target, kind, size, 'discard')
+    assert read(target, kind) == expected
 
 
 @pytest.mark.parametrize(('store', 'kind', 'family'), CASES, ids=str)

@@ -129,9 +129,9 @@ def test_columns_resume_from_every_byte(tmp_path, checksums, resume):
     """A crash between any two bytes: a torn table, a tail of records, columns of different lengths."""
     count, ends = 3, ('.bag', '.crc', '.idx') if checksums else ('.bag', '.idx')
 
-    def write(place, count):
+    def write(path, count):
         args = granular.encoders, 'columns', resume, checksums
-        with granular.DatasetWriter(place, {'x': 'bytes', 'n': 'utf8'}, *args) as writer:
+        with granular.DatasetWriter(path, {'x': 'bytes', 'n': 'utf8'}, *args) as writer:
             for i in range(writer.found, count):
                 writer.append({'x': b'abc'[: i % 4], 'n': 'n' * (3 - i % 3)})
             return writer.found
@@ -147,15 +147,15 @@ def test_columns_resume_from_every_byte(tmp_path, checksums, resume):
         for name in [f'{key}{end}' for key in ('n', 'x') for end in ends]:
             for size in range(len(before[name]), len(after[name]) + 1):
                 now[name] = after[name][:size]
-                place = tmp_path / 'torn'
-                place.mkdir()
+                path = tmp_path / 'torn'
+                path.mkdir()
                 for file, data in now.items():
-                    (place / file).write_bytes(data)
+                    (path / file).write_bytes(data)
                 with pytest.raises(GranularError, match=r'spec\.json'):
-                    granular.DatasetReader(place, None)
-                assert len(after['n.idx']) // 8 - 1 <= write(place, count) <= len(after['n.idx']) // 8
-                assert files_of(place) == whole
-                granular.Path(place).rmtree()
+                    granular.DatasetReader(path, None)
+                assert len(after['n.idx']) // 8 - 1 <= write(path, count) <= len(after['n.idx']) // 8
+                assert files_of(path) == whole
+                granular.Path(path).rmtree()
                 tried += 1
     assert tried > 60
 
@@ -190,7 +190,7 @@ def test_dataset_without_a_spec_is_rewritten(root, layout):
 @pytest.mark.filterwarnings('ignore:.*columns differ in length')
 def test_writer_killed_repeatedly_completes_the_dataset(request, tmp_path, store, layout, checksums, times):
     numbers = itertools.count()
-    place = (lambda: granular.Path(tmp_path) / str(next(numbers))) if store == 'local' else None
-    place = place or request.getfixturevalue(store).place
-    kills, _ = run(small(store, layout, checksums), place, times, random.Random(times), times + 1)
+    path = (lambda: granular.Path(tmp_path) / str(next(numbers))) if store == 'local' else None
+    path = path or request.getfixturevalue(store).place
+    kills, _ = run(small(store, layout, checksums), path, times, random.Random(times), times + 1)
     assert kills >= times

@@ -53,9 +53,9 @@ def test_every_framing_is_parsed(server, line):
 @pytest.mark.parametrize('line', [('chunked', 7), 'slowly', 'informed', 'good'], ids=str)
 def test_connection_is_reused(server, line):
     server.script.extend([line] * 3)
-    place = path(server)
+    remote = path(server)
     for at in (10, 200, 99_000):
-        assert place.read_range(at, at + 900) == DATA[at : at + 900]
+        assert remote.read_range(at, at + 900) == DATA[at : at + 900]
     assert server.connections == 1
 
 
@@ -105,9 +105,9 @@ def test_unsolicited_bytes_end_the_connection(server):
     server.script.append(
         ('raw', b'HTTP/1.1 206 X\r\nContent-Range: bytes 10-12/100000\r\nContent-Length: 3\r\n\r\nabcHTTP')
     )
-    place = path(server)
-    assert place.read_range(10, 13) == b'abc'
-    assert place.read_range(10, 13) == DATA[10:13]
+    remote = path(server)
+    assert remote.read_range(10, 13) == b'abc'
+    assert remote.read_range(10, 13) == DATA[10:13]
     assert server.connections == 2
 
 
@@ -126,13 +126,13 @@ def test_empty_reason_and_http_1_0_are_accepted(server):
 
 async def pooled(server):
     """Return the pool of an open client."""
-    place = granular.aio.Path(f'{server.endpoint}/object', config=QUICK)
-    await place.read_range(1, 5)
-    return place, (await place.store.client()).transport.pool
+    remote = granular.aio.Path(f'{server.endpoint}/object', config=QUICK)
+    await remote.read_range(1, 5)
+    return remote, (await remote.store.client()).transport.pool
 
 
 async def test_connection_lost_before_its_first_request_is_replaced(server, monkeypatch):
-    place, pool = await pooled(server)
+    remote, pool = await pooled(server)
     connect, lost = pool._connect, []
 
     async def unlucky(origin):
@@ -146,13 +146,13 @@ async def test_connection_lost_before_its_first_request_is_replaced(server, monk
     monkeypatch.setattr(pool, '_connect', unlucky)
     pool._idle.clear()
     async with asyncio.timeout(5):
-        assert await place.read_range(10, 50) == DATA[10:50]
+        assert await remote.read_range(10, 50) == DATA[10:50]
     assert lost
     await granular.aio.aclose()
 
 
 async def test_idle_connections_are_watched_after_a_connect(server, monkeypatch):
-    place, pool = await pooled(server)
+    remote, pool = await pooled(server)
     look_up = pool._addresses
 
     async def slowly(origin):
@@ -169,7 +169,7 @@ async def test_idle_connections_are_watched_after_a_connect(server, monkeypatch)
     server.script.extend(['hang'] * 9)
     async with asyncio.timeout(20):
         with pytest.raises(StoreTimeoutError):
-            await place.read_range(10, 50)
+            await remote.read_range(10, 50)
     await granular.aio.aclose()
 
 
@@ -179,12 +179,12 @@ async def test_idle_connections_are_watched_after_a_connect(server, monkeypatch)
 def test_redirects_of_web_servers_are_followed(server):
     with FaultServer() as other:
         server.script.append(('redirect', f'{other.endpoint}/elsewhere'))
-        place = path(server, headers={'Authorization': 'Bearer planted', 'X-Mine': 'kept'})
-        assert place.read_range(10, 50) == DATA[10:50]
+        remote = path(server, headers={'Authorization': 'Bearer planted', 'X-Mine': 'kept'})
+        assert remote.read_range(10, 50) == DATA[10:50]
         assert server.authorized == ['Bearer planted']
         assert other.authorized == ['']
         server.script.append(('redirect', f'{server.endpoint}/elsewhere'))
-        assert place.read_range(10, 50) == DATA[10:50]
+        assert remote.read_range(10, 50) == DATA[10:50]
         assert server.authorized == ['Bearer planted'] * 3
 
 
@@ -287,19 +287,19 @@ def authority(tmp_path, monkeypatch):
 def test_reads_over_tls(authority):
     with FaultServer(tls(authority, '127.0.0.1')) as server:
         config = granular.IOConfig(max_gap=0)
-        place = granular.Path(f'{server.endpoint}/object', config=config)
+        remote = granular.Path(f'{server.endpoint}/object', config=config)
         starts = list(range(0, 100_000, 10_000))
-        assert place.read_ranges(starts, [s + 9000 for s in starts]) == [DATA[s : s + 9000] for s in starts]
+        assert remote.read_ranges(starts, [s + 9000 for s in starts]) == [DATA[s : s + 9000] for s in starts]
         server.script.extend([('truncate', 3000), 'then_close'])
-        assert place.read_range(0, 50_000) == DATA[:50_000]
-        assert place.read_bytes() == DATA
+        assert remote.read_range(0, 50_000) == DATA[:50_000]
+        assert remote.read_bytes() == DATA
 
 
 async def test_reads_over_tls_on_a_standard_loop(authority):
     with FaultServer(tls(authority, '127.0.0.1')) as server:
-        place = granular.aio.Path(f'{server.endpoint}/object')
+        remote = granular.aio.Path(f'{server.endpoint}/object')
         starts = list(range(0, 100_000, 20_000))
-        assert await place.read_ranges(starts, [s + 10_000 for s in starts]) == [DATA[s : s + 10_000] for s in starts]
+        assert await remote.read_ranges(starts, [s + 10_000 for s in starts]) == [DATA[s : s + 10_000] for s in starts]
         await granular.aio.aclose()
 
 

@@ -114,13 +114,11 @@ def point(i):
 
 @pytest.fixture(scope='module')
 def files(tmp_path_factory):
-    place = tmp_path_factory.mktemp('faults') / 'data'
-    with granular.DatasetWriter(
-        place, {'data': 'bytes', 'label': 'int'}, granular.encoders, layout='columns'
-    ) as writer:
+    path = tmp_path_factory.mktemp('faults') / 'data'
+    with granular.DatasetWriter(path, {'data': 'bytes', 'label': 'int'}, granular.encoders, layout='columns') as writer:
         for i in range(COUNT):
             writer.append(point(i), flush=False)
-    return {f'data/{file.name}': file.read_bytes() for file in place.iterdir()}
+    return {f'data/{file.name}': file.read_bytes() for file in path.iterdir()}
 
 
 @pytest.fixture(scope='module')
@@ -140,7 +138,7 @@ def server(running, files):
 
 
 @pytest.fixture
-def place(server, request, tmp_path, monkeypatch):
+def path(server, request, tmp_path, monkeypatch):
     """The dataset in a bucket of its own, whose credentials the server renews."""
     return bucket(server, request.getfixturevalue('store'), tmp_path, monkeypatch)
 
@@ -156,16 +154,16 @@ def bucket(server, store, tmp_path, monkeypatch, config=CONFIG):
     return granular.Path(f'{store}://b{next(buckets)}/data', endpoint_url=server.endpoint, config=config, **options)
 
 
-def through(face, place, fault):
+def through(face, path, fault):
     """Read through one of the interfaces, and call ``fault`` in the middle. Returns whether the result is correct."""
     if face == 'path':
         starts = [SIZE * i for i in range(0, COUNT, 3)]
         fault()
-        result = (place / 'data.bag').read_ranges(starts, [start + SIZE for start in starts])
+        result = (path / 'data.bag').read_ranges(starts, [start + SIZE for start in starts])
         return result == [point(i)['data'] for i in range(0, COUNT, 3)]
     if face == 'opening':
         fault()
-    with granular.DatasetReader(place, granular.decoders) as reader:
+    with granular.DatasetReader(path, granular.decoders) as reader:
         if face == 'loader':
             return batches(reader, fault)
         if face in ('stream', 'workers'):
@@ -203,15 +201,15 @@ def elements(reader, fault, worker):
     return result == [point(i) for i in range(COUNT)]
 
 
-def check(face, place, fault, error):
+def check(face, path, fault, error):
     began = time.monotonic()
     if error is None:
-        assert through(face, place, fault)
+        assert through(face, path, fault)
     else:
         with pytest.raises(error) as caught:
-            through(face, place, fault)
+            through(face, path, fault)
         assert isinstance(caught.value, error)
-        assert str(place.parent) in str(caught.value)
+        assert str(path.parent) in str(caught.value)
     assert time.monotonic() - began < BOUND
 
 
@@ -223,11 +221,11 @@ GROUPS = [list(itertools.product(faces, STORES)) for faces in (['path'], ['openi
     ('face', 'store', 'fault'),
     [(*way, fault) for way, fault in cover(GROUPS, [list(family) for family in FAMILIES.values()])],
 )
-def test_passing_fault_is_survived(server, place, store, face, fault):
+def test_passing_fault_is_survived(server, path, store, face, fault):
     lines, errors = PASSES[fault]
     server.aim = 'data.idx' if face == 'opening' else 'data.bag'
     error = None if errors is None else errors['reader' if face in ('loader', 'stream') else face]
-    check(face, place, lambda: server.script.extend(lines), error)
+    check(face, path, lambda: server.script.extend(lines), error)
     assert len(server.script) < len(lines)
 
 
@@ -235,9 +233,9 @@ def test_passing_fault_is_survived(server, place, store, face, fault):
     ('store', 'fault'),
     cover([STORES], [['a reset inside the body', 'no reply', 'a wrong Content-Range', 'expired credentials']]),
 )
-def test_passing_faults_do_not_reach_the_parent_of_a_worker(server, place, store, fault):
+def test_passing_faults_do_not_reach_the_parent_of_a_worker(server, path, store, fault):
     server.aim = 'data.bag'
-    check('workers', place, lambda: server.script.extend(PASSES[fault][0]), None)
+    check('workers', path, lambda: server.script.extend(PASSES[fault][0]), None)
     assert not server.script
 
 
@@ -251,9 +249,9 @@ LASTING = (
 @pytest.mark.parametrize(
     ('face', 'line', 'store'), [(*row, store) for row, store in cover([LASTING], [STORES])], ids=str
 )
-def test_lasting_fault_is_an_error(server, place, store, face, line):
+def test_lasting_fault_is_an_error(server, path, store, face, line):
     server.aim = 'data.bag'
-    check(face, place, lambda: server.script.extend([line] * 1000), STAYS[line])
+    check(face, path, lambda: server.script.extend([line] * 1000), STAYS[line])
 
 
 def test_token_server_may_be_down_for_a_while(files, tmp_path, monkeypatch):
@@ -265,10 +263,10 @@ def test_token_server_may_be_down_for_a_while(files, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('store', STORES)
 @pytest.mark.parametrize('face', FACES)
-def test_redirect_is_not_followed(files, server, place, store, face):
+def test_redirect_is_not_followed(files, server, path, store, face):
     with FaultServer(files=files) as other:
         line = ('redirect', f'{other.endpoint}/b/data/data.bag')
-        check(face, place, lambda: server.script.extend([line] * 1000), StoreError)
+        check(face, path, lambda: server.script.extend([line] * 1000), StoreError)
         assert other.connections == 0
 
 
@@ -276,16 +274,16 @@ def test_redirect_is_not_followed(files, server, place, store, face):
 @pytest.mark.parametrize('face', FACES)
 def test_stopped_server_is_an_error(files, tmp_path, monkeypatch, store, face):
     with FaultServer(files=files) as server:
-        place = bucket(server, store, tmp_path, monkeypatch)
-        check(face, place, server.stop, StoreError)
+        path = bucket(server, store, tmp_path, monkeypatch)
+        check(face, path, server.stop, StoreError)
 
 
 @pytest.mark.parametrize('store', STORES)
 @pytest.mark.parametrize('face', ['path', 'opening'])
 def test_unknown_host_is_an_error(store, face):
     options = {'key': 'k', 'secret': 'x'} if store == 's3' else {'token': 'anon'}
-    place = granular.Path(f'{store}://b/data', endpoint_url='http://no-such-host.invalid', config=CONFIG, **options)
-    check(face, place, int, StoreError)
+    path = granular.Path(f'{store}://b/data', endpoint_url='http://no-such-host.invalid', config=CONFIG, **options)
+    check(face, path, int, StoreError)
 
 
 @pytest.mark.parametrize('store', STORES)
@@ -300,7 +298,7 @@ def test_wrong_certificate_is_an_error(files, tmp_path, monkeypatch, store, face
     issuer.issue_cert(name).configure_cert(context)
     options = {'key': 'k', 'secret': 'x'} if store == 's3' else {'token': 'anon'}
     with FaultServer(context, files) as server:
-        place = granular.Path(f'{store}://b/data', endpoint_url=server.endpoint, config=CONFIG, **options)
+        path = granular.Path(f'{store}://b/data', endpoint_url=server.endpoint, config=CONFIG, **options)
         with pytest.raises(StoreError, match='(?i)certificate'):
-            through(face, place, int)
+            through(face, path, int)
         assert server.ranges == []

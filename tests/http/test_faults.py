@@ -64,18 +64,18 @@ def expired(server, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize('code', ['401', 'ExpiredToken'])
 def test_expired_credentials_are_refreshed(server, monkeypatch, tmp_path, code):
-    place, file = expired(server, monkeypatch, tmp_path)
-    assert place.read_range(0, 10) == DATA[:10]
+    remote, file = expired(server, monkeypatch, tmp_path)
+    assert remote.read_range(0, 10) == DATA[:10]
     file.write_text(file.read_text().replace('OLD', 'NEW'))
     server.script.append(('status', 401) if code == '401' else ('status', 403, code))
-    assert place.read_range(10, 50) == DATA[10:50]
+    assert remote.read_range(10, 50) == DATA[10:50]
     assert [('OLD' in said, 'NEW' in said) for said in server.authorized] == [(True, False)] * 2 + [(False, True)]
 
 
 def test_concurrent_readers_refresh_credentials_once(server, monkeypatch, tmp_path):
     from granular.aio.stores.s3.client import S3Client
 
-    place, _ = expired(server, monkeypatch, tmp_path)
+    remote, _ = expired(server, monkeypatch, tmp_path)
     calls = []
     find = S3Client.find_credentials
 
@@ -87,7 +87,7 @@ def test_concurrent_readers_refresh_credentials_once(server, monkeypatch, tmp_pa
     server.script.extend([('status', 401)] * 40)
     starts = list(range(0, 80_000, 2000))
     path = granular.Path(
-        str(place), endpoint_url=server.endpoint, config=granular.IOConfig(max_gap=0, max_request=2000)
+        str(remote), endpoint_url=server.endpoint, config=granular.IOConfig(max_gap=0, max_request=2000)
     )
     assert path.read_ranges(starts, [start + 1000 for start in starts]) == [DATA[s : s + 1000] for s in starts]
     assert len(calls) == 1
@@ -95,10 +95,10 @@ def test_concurrent_readers_refresh_credentials_once(server, monkeypatch, tmp_pa
 
 
 def test_credentials_refused_twice_are_an_error(server, monkeypatch, tmp_path):
-    place, _ = expired(server, monkeypatch, tmp_path)
+    remote, _ = expired(server, monkeypatch, tmp_path)
     server.script.extend([('status', 401)] * 2)
     with pytest.raises(AccessDeniedError, match='401') as caught:
-        place.read_range(0, 10)
+        remote.read_range(0, 10)
     assert len(server.ranges) == 2
     assert 'OLD' not in str(caught.value)
 
@@ -197,11 +197,11 @@ def test_bad_reply_is_an_error_when_repeated(server, fault):
 
 def test_connection_closed_while_idle_costs_no_retry(server):
     server.script.append('then_close')
-    place = path(server)
+    remote = path(server)
     before = granular.io_stats()['retries']
-    assert place.read_range(10, 50) == DATA[10:50]
+    assert remote.read_range(10, 50) == DATA[10:50]
     time.sleep(0.2)
-    assert place.read_range(10, 50) == DATA[10:50]
+    assert remote.read_range(10, 50) == DATA[10:50]
     assert granular.io_stats()['retries'] == before
 
 
@@ -222,12 +222,12 @@ async def test_cancelled_read_leaves_no_task(server):
     import asyncio
 
     server.script.extend(['hang'] * 5)
-    place = granular.aio.Path(path(server))
+    remote = granular.aio.Path(path(server))
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(place.read_ranges([0, 50_000], [10, 50_010]), 0.1)
+        await asyncio.wait_for(remote.read_ranges([0, 50_000], [10, 50_010]), 0.1)
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
     server.script.clear()
-    assert await place.read_range(5, 9) == DATA[5:9]
+    assert await remote.read_range(5, 9) == DATA[5:9]
 
 
 # --- slow replies
@@ -250,12 +250,12 @@ def test_slow_read_is_tolerated_without_min_rate(server):
 
 def warmed(server, **knobs):
     """Return a path to a store whose latency is known."""
-    place = path(server, granular.IOConfig(**{'backoff': 0.01, 'concurrency': 8, **knobs}))
+    remote = path(server, granular.IOConfig(**{'backoff': 0.01, 'concurrency': 8, **knobs}))
     for at in range(100):
-        place.read_range(at, at + 10)
+        remote.read_range(at, at + 10)
     time.sleep(1.1)  # it is judged once a second
-    place.read_range(0, 10)
-    return place
+    remote.read_range(0, 10)
+    return remote
 
 
 def hedges(fn):
@@ -265,46 +265,46 @@ def hedges(fn):
 
 
 def test_slow_reply_is_hedged(server):
-    place = warmed(server)
+    remote = warmed(server)
     time.sleep(1.1)
     server.script.append(('late', 3))
-    result, count, seconds = hedges(lambda: place.read_range(10, 50_000))
+    result, count, seconds = hedges(lambda: remote.read_range(10, 50_000))
     assert result == DATA[10:50_000]
     assert count == 1
     assert seconds < 1.5
     assert server.ranges[-2:] == ['bytes=10-49999'] * 2
     server.script.extend([('late', 0.4), ('late', 0.01)])  # the one that comes second is not taken for another's
-    assert hedges(lambda: place.read_range(60_000, 90_000))[:2] == (DATA[60_000:90_000], 1)
+    assert hedges(lambda: remote.read_range(60_000, 90_000))[:2] == (DATA[60_000:90_000], 1)
     time.sleep(0.5)
-    assert place.read_range(5, 9) == DATA[5:9]
+    assert remote.read_range(5, 9) == DATA[5:9]
 
 
 def test_request_and_its_hedge_may_both_fail(server):
-    place = warmed(server, attempts=2)
+    remote = warmed(server, attempts=2)
     server.script.extend([('late', 0.3), 'reset', 'reset', 'reset'])
-    assert hedges(lambda: place.read_range(10, 500))[0] == DATA[10:500]
+    assert hedges(lambda: remote.read_range(10, 500))[0] == DATA[10:500]
 
 
 def test_hedging_can_be_disabled(server):
-    place = warmed(server, hedge=0.0)
+    remote = warmed(server, hedge=0.0)
     server.script.append(('late', 0.5))
-    assert hedges(lambda: place.read_range(10, 500))[:2] == (DATA[10:500], 0)
+    assert hedges(lambda: remote.read_range(10, 500))[:2] == (DATA[10:500], 0)
 
 
 def test_throttled_requests_are_not_hedged(server):
-    place = warmed(server)
+    remote = warmed(server)
     time.sleep(2.1)  # replies are counted over two seconds: the only one since is a refusal
     server.script.extend([('status', 503), ('late', 0.5)])
-    assert hedges(lambda: place.read_range(10, 500))[:2] == (DATA[10:500], 0)
+    assert hedges(lambda: remote.read_range(10, 500))[:2] == (DATA[10:500], 0)
 
 
 def test_hedges_are_bounded(server):
-    place = warmed(server)
+    remote = warmed(server)
     server.script.extend([('late', 0.3)] * 40)
     starts = list(range(0, 80_000, 2000))
     config = granular.IOConfig(max_gap=0, concurrency=8)
-    place = granular.Path(str(place), config=config)
-    _, count, _ = hedges(lambda: place.read_ranges(starts, [start + 10 for start in starts]))
+    remote = granular.Path(str(remote), config=config)
+    _, count, _ = hedges(lambda: remote.read_ranges(starts, [start + 10 for start in starts]))
     assert count <= 5
 
 
@@ -342,15 +342,15 @@ def in_bucket(**options):
 def test_correct_region_is_looked_up_once(regions):
     wrong, right = regions
     wrong.script.append(('status', 301, 'PermanentRedirect', {'x-amz-bucket-region': 'eu-west-3'}))
-    place = in_bucket()
-    assert place.read_range(10, 50) == DATA[10:50]
-    assert place.read_range(10, 50) == DATA[10:50]
+    remote = in_bucket()
+    assert remote.read_range(10, 50) == DATA[10:50]
+    assert remote.read_range(10, 50) == DATA[10:50]
     assert (len(wrong.ranges), len(right.ranges)) == (1, 2)
     assert '/eu-west-3/s3/' in right.authorized[0]
     right.script.append(('status', 301, 'PermanentRedirect', {'x-amz-bucket-region': 'us-east-1'}))
     wrong.script.append(('status', 301, 'PermanentRedirect', {'x-amz-bucket-region': 'eu-west-3'}))
     with pytest.raises(StoreError, match='is in region eu-west-3'):
-        place.read_range(10, 50)
+        remote.read_range(10, 50)
 
 
 @pytest.mark.parametrize('name', ['evil.example/', 'eu-west-3.evil.example', '', 'us-east-1\tx', '../..'])
@@ -363,16 +363,16 @@ def test_invalid_region_is_not_followed(regions, name):
 
 
 def test_clock_skew_is_corrected_once(server):
-    place = granular.Path('s3://bucket/object', key='A', secret='x', endpoint_url=server.endpoint, config=QUICK)
+    remote = granular.Path('s3://bucket/object', key='A', secret='x', endpoint_url=server.endpoint, config=QUICK)
     skewed = ('status', 403, 'RequestTimeTooSkewed', {'Date': 'Sun, 01 Jan 2034 10:00:00 GMT'})
     server.script.append(skewed)
-    assert place.read_range(10, 50) == DATA[10:50]
+    assert remote.read_range(10, 50) == DATA[10:50]
     assert not server.dates[0].startswith('2034')
     assert server.dates[1].startswith('20340101T1000')
-    assert place.read_range(10, 50) == DATA[10:50]
+    assert remote.read_range(10, 50) == DATA[10:50]
     server.script.extend([skewed] * 2)
     with pytest.raises(AccessDeniedError, match='Skewed'):
-        place.read_range(60, 90)
+        remote.read_range(60, 90)
 
 
 # --- full objects
@@ -427,13 +427,13 @@ TWICE = (
 def test_two_faults_of_one_read_are_survived(server, first):
     for second in TWICE:
         # A bucket for each, as the retries of one are limited.
-        place = granular.Path(
+        remote = granular.Path(
             f's3://b{time.time_ns()}/object', key='k', secret='x', endpoint_url=server.endpoint, config=HASTY
         )
         for start, stop in ((10, 90_000), (0, None)):
             server.script.extend([first, second])
             try:
-                assert place.read_range(start, stop) == DATA[start:stop], (first, second)
+                assert remote.read_range(start, stop) == DATA[start:stop], (first, second)
             except BadReplyError:
                 assert TWICE.index(first) > 6 and TWICE.index(second) > 6
             server.script.clear()

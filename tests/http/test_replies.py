@@ -75,10 +75,10 @@ FAULTS = {
 def survives(server, store, read, lines):
     """Read every file and compare."""
     call, part = READS[read]
-    place = folder(server, store)
+    root = folder(server, store)
     server.script.extend(lines)
     for name in 'abcab':
-        assert call(place / name) == FILES[f'data/{name}'][part], name
+        assert call(root / name) == FILES[f'data/{name}'][part], name
 
 
 # Nothing in HTTP tells of a part of an object that it is of another place: that is what checksums of records are for.
@@ -114,12 +114,12 @@ def test_etags_that_never_match_are_ignored(server, read):
 
 
 def test_etags_are_compared_after_the_first_match(server):
-    place = folder(server, 's3')
-    assert (place / 'a').read_bytes() == FILES['data/a']
+    root = folder(server, 's3')
+    assert (root / 'a').read_bytes() == FILES['data/a']
     count = len(server.ranges)
     server.etag_of, server.etag = None, f'"{"0123456789abcdef" * 2}"'
     with pytest.raises(BadReplyError, match='data/b.*MD5'):
-        (place / 'b').read_bytes()
+        (root / 'b').read_bytes()
     assert len(server.ranges) == count + 2
 
 
@@ -133,17 +133,17 @@ def test_etags_are_compared_after_the_first_match(server):
 )  # fmt: skip
 def test_etag_is_compared_only_where_s3_documents_an_md5(server, header):
     judged = not header or header.get('x-amz-server-side-encryption') == 'AES256'
-    place = folder(server, 's3')
-    assert (place / 'a').read_bytes() == FILES['data/a']  # its ETags are MD5s
+    root = folder(server, 's3')
+    assert (root / 'a').read_bytes() == FILES['data/a']  # its ETags are MD5s
     server.etag_of = None
     lines = {'ETag': f'"{"0123456789abcdef" * 2}"', **header, 'Content-Length': '4000'}
     head = 'HTTP/1.1 200 OK\r\n' + ''.join(f'{name}: {value}\r\n' for name, value in lines.items()) + '\r\n'
     server.script.extend([('raw', head.encode() + FILES['data/b'])] * 2)
     if judged:
         with pytest.raises(BadReplyError, match='MD5'):
-            (place / 'b').read_bytes()
+            (root / 'b').read_bytes()
     else:
-        assert (place / 'b').read_bytes() == FILES['data/b']
+        assert (root / 'b').read_bytes() == FILES['data/b']
     assert server.ranges[-1] is None
 
 
@@ -179,12 +179,12 @@ def test_crc64nvme_is_compared_with_awscrt(server, monkeypatch):
     head = (
         f'HTTP/1.1 200 OK\r\nContent-Length: 4000\r\nETag: "x-2"\r\nx-amz-checksum-crc64nvme: {value}\r\n\r\n'.encode()
     )
-    place = folder(server, 's3')
+    root = folder(server, 's3')
     server.script.append(('raw', head + FILES['data/a']))
-    assert (place / 'a').read_bytes() == FILES['data/a']
+    assert (root / 'a').read_bytes() == FILES['data/a']
     server.script.extend([('raw', head + FILES['data/b'])] * 2)
     with pytest.raises(BadReplyError, match='crc64nvme'):
-        (place / 'a').read_bytes()
+        (root / 'a').read_bytes()
     digests._find_crc64nvme.cache_clear()
 
 
@@ -204,28 +204,28 @@ def test_object_stored_with_a_content_coding_is_returned_as_stored(server, store
 
 
 def test_content_coding_that_changes_is_refused(server):
-    place = folder(server, 's3')
+    root = folder(server, 's3')
     body = FILES['data/a'][:1000]
     head = b'HTTP/1.1 206 X\r\nETag: "%b"\r\nContent-Range: bytes 0-2999/4000\r\nContent-Length: 3000\r\n'
     head %= hashlib.md5(FILES['data/a']).hexdigest().encode()
     server.script.append(('raw', head + b'Content-Encoding: gzip\r\n\r\n' + body, True))
-    assert (place / 'a').read_range(0, 3000) == FILES['data/a'][:3000]
+    assert (root / 'a').read_range(0, 3000) == FILES['data/a'][:3000]
     assert server.ranges[-3:] == ['bytes=0-2999', 'bytes=1000-2999', 'bytes=0-2999']
 
 
 def test_length_of_a_chunked_object_is_verified(server):
     server.etag_of = None
-    place = folder(server, 's3')
+    root = folder(server, 's3')
     server.script.append(('chunked', 1000))
-    assert (place / 'a').read_bytes() == FILES['data/a']
+    assert (root / 'a').read_bytes() == FILES['data/a']
     assert server.ranges == [None, 'bytes=3999-3999']
     server.script.append(('chunked', 1000, b'0\r\n\r\n'))
-    assert (place / 'a').read_bytes() == FILES['data/a']
+    assert (root / 'a').read_bytes() == FILES['data/a']
     short = b'HTTP/1.1 200 X\r\nETag: "one"\r\nTransfer-Encoding: chunked\r\n\r\n3e8\r\n%b\r\n0\r\n\r\n'
     server.script.append(('raw', short % FILES['data/a'][:1000]))
-    assert (place / 'a').read_bytes() == FILES['data/a']
+    assert (root / 'a').read_bytes() == FILES['data/a']
     server.script.append(('raw', short % FILES['data/a'][:1000]))
-    assert suffix(place / 'a') == FILES['data/a'][-700:]
+    assert suffix(root / 'a') == FILES['data/a'][-700:]
 
 
 # --- unsolicited bytes on a connection
@@ -295,9 +295,9 @@ def test_second_reply_is_not_taken_for_the_next_request(loop, secure, second, tm
     async def main():
         async with Talker(more, pause, tls(tmp_path) if secure else None) as server:
             options = {'tls_verify': str(tmp_path / 'authority.pem')} if secure else {}
-            place = granular.aio.Path(f'{server.endpoint}/', config=CONFIG, **options)
+            root = granular.aio.Path(f'{server.endpoint}/', config=CONFIG, **options)
             for i in range(40):
-                result = await (place / f'file-{i}').read_range(0, 100)
+                result = await (root / f'file-{i}').read_range(0, 100)
                 assert result == f'/file-{i}'.encode().ljust(100), i
             await granular.aio.aclose()
 
@@ -347,14 +347,14 @@ def test_length_of_head_does_not_replace_the_length_of_a_reply(coding):
 
 
 def test_reply_of_another_version_is_retried_once(server):
-    place = folder(server, 's3')
+    root = folder(server, 's3')
     version = f'"{hashlib.md5(FILES["data/a"]).hexdigest()}"'
     stray = b'HTTP/1.1 206 X\r\nETag: "other"\r\nContent-Range: bytes 0-9/4000\r\nContent-Length: 10\r\n\r\n0123456789'
     server.script.append(('raw', stray))
-    assert (place / 'a').read_ranges([0], [10], version=version) == [FILES['data/a'][:10]]
+    assert (root / 'a').read_ranges([0], [10], version=version) == [FILES['data/a'][:10]]
     server.script.extend([('raw', stray)] * 2)
     with pytest.raises(ObjectChangedError, match='data/a'):
-        (place / 'a').read_ranges([0], [10], version=version)
+        (root / 'a').read_ranges([0], [10], version=version)
 
 
 # --- malformed and endless heads
@@ -369,12 +369,12 @@ def test_reply_of_another_version_is_retried_once(server):
     ids=lambda head: repr(head[:40]),
 )  # fmt: skip
 def test_malformed_heads_are_refused_at_once(server, head):
-    place = folder(server, 's3', granular.IOConfig(backoff=0.001, first_byte_timeout=60.0, read_timeout=60.0))
+    root = folder(server, 's3', granular.IOConfig(backoff=0.001, first_byte_timeout=60.0, read_timeout=60.0))
     if head == b'H':
-        place = folder(server, 's3')  # which may go on
+        root = folder(server, 's3')  # which may go on
     server.script.append(('raw', head))
     began = time.monotonic()
-    assert (place / 'a').read_range(5, 9) == FILES['data/a'][5:9]
+    assert (root / 'a').read_range(5, 9) == FILES['data/a'][5:9]
     assert time.monotonic() - began < 30
 
 
@@ -507,10 +507,10 @@ async def test_odd_headers_give_correct_bytes_or_a_granular_error(store, header)
     with Odd(files={}) as server:
         server.header = header
         server._parse = lambda *args: FaultServer._parse(server, *args)._replace(data=b'')
-        place = folder(server, store, ODD_CONFIG)
+        root = folder(server, store, ODD_CONFIG)
         await asyncio.gather(
             *(
-                check_odd(place / f'{status}-{number}', call, expected, value)
+                check_odd(root / f'{status}-{number}', call, expected, value)
                 for status in (0, *STATUSES.get(header, ()))
                 for (number, value), (call, expected) in cover([list(enumerate(ODD))], [calls])
             )
@@ -527,12 +527,12 @@ def test_read_with_progress_renews_its_attempts(server, store, read):
     names = 'abcdefghijklmnopqrst'
     server.files = {f'data/{name}': DATA * 4 for name in names}
     config = granular.IOConfig(backoff=0.001, attempts=3, hedge=0.0, max_gap=0)
-    place, part = folder(server, store, config), READS[read][1]
+    root, part = folder(server, store, config), READS[read][1]
     server.script.extend(['half'] * 100_000)
 
     async def all_of_them():
         async def one(name):
-            path = (place / name).aio
+            path = (root / name).aio
             if read == 'suffix':
                 return (await path.store.read(path.key, -700)).data
             return await (path.read_bytes() if read == 'whole' else path.read_range(1000, 2500))

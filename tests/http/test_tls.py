@@ -36,7 +36,7 @@ def bundle(authority, tmp_path):
     return str(tmp_path / 'authority.pem')
 
 
-def place(server, kind, endpoint, **options):
+def remote(server, kind, endpoint, **options):
     """Return the path of a file in a bucket of this server, reached through another endpoint."""
     address = str(server.place() / 'file')
     return granular.Path(address, config=QUICK, **{**server.options, 'endpoint_url': endpoint, **options})
@@ -49,7 +49,7 @@ def test_buckets_accept_a_ca_bundle(kind, request, certified, bundle, monkeypatc
     server = request.getfixturevalue(kind)
     with TLSProxy(certified, server.endpoint) as proxy:
         few = {'config_kwargs': {'retries': {'total_max_attempts': 1}}} if kind == 'moto' else {}
-        refused = place(server, kind, proxy.endpoint, **few)
+        refused = remote(server, kind, proxy.endpoint, **few)
         with pytest.raises(StoreError, match='(?i)certificate'):
             refused.read_bytes()
         with pytest.raises(StoreError, match='(?i)certificate'):
@@ -57,7 +57,7 @@ def test_buckets_accept_a_ca_bundle(kind, request, certified, bundle, monkeypatc
         for option in (bundle, False):
             with warnings.catch_warnings():
                 warnings.simplefilter('ignore')
-                open_ = place(server, kind, proxy.endpoint, tls_verify=option)
+                open_ = remote(server, kind, proxy.endpoint, tls_verify=option)
             open_.write_bytes(b'content')
             assert open_.read_bytes() == b'content'
             assert open_.stat().size == 7

@@ -25,12 +25,12 @@ from tests.support.servers import served
 
 @pytest.fixture
 def source(tmp_path):
-    place = granular.Path(tmp_path) / 'source'
-    with granular.ShardedDatasetWriter(place, SPEC, granular.encoders, shardlen=5) as writer:
+    folder = granular.Path(tmp_path) / 'source'
+    with granular.ShardedDatasetWriter(folder, SPEC, granular.encoders, shardlen=5) as writer:
         fill(writer, 15)
-    (place / 'large').write_bytes(os.urandom(1 << 20) * 9)  # an upload in parts
-    (place / 'empty').write_bytes(b'')
-    return place
+    (folder / 'large').write_bytes(os.urandom(1 << 20) * 9)  # an upload in parts
+    (folder / 'empty').write_bytes(b'')
+    return folder
 
 
 @pytest.fixture
@@ -51,9 +51,9 @@ def stores():
     return S3Store, GCSStore, FsspecStore
 
 
-def noting(method, keys, place):
+def noting(method, keys, folder):
     def noted(self, *args, **kwargs):
-        keys.append(args[place].rpartition('/')[2])
+        keys.append(args[folder].rpartition('/')[2])
         return method(self, *args, **kwargs)
 
     return noted
@@ -136,17 +136,17 @@ def test_file_that_the_store_lost_is_an_error(source, bucket, monkeypatch):
 
 def test_file_that_the_store_does_not_return_is_an_error(source, bucket, monkeypatch, tmp_path):
     """A byte is lost on the way from the store."""
-    place = bucket / 'x'
-    (source / '000000' / 'x.bag').copy(place)
-    read = type(place.store).read
+    folder = bucket / 'x'
+    (source / '000000' / 'x.bag').copy(folder)
+    read = type(folder.store).read
 
     async def wrong(self, *args):
         reply = await read(self, *args)
         return reply._replace(data=bytes([reply.data[0] ^ 1]) + reply.data[1:])
 
-    monkeypatch.setattr(type(place.store), 'read', wrong)
-    with pytest.raises(BadReplyError, match='as the store reports'):
-        place.copy(granular.Path(tmp_path) / 'copy')
+    monkeypatch.setattr(type(folder.store), 'read', wrong)
+    with pytest.raises(BadReplyError, match='the store says'):
+        folder.copy(granular.Path(tmp_path) / 'copy')
     assert not (tmp_path / 'copy').exists()
     assert os.listdir(tmp_path) == ['source']
 
@@ -198,9 +198,9 @@ def test_copy_of_a_single_file(source, root, written):
     written.clear()
     (source / 'large').copy(root / 'file')
     assert len(written) == (1 if str(root).startswith('memory') else 0)
-    for place in (source / 'large', root / 'file'):
+    for folder in (source / 'large', root / 'file'):
         with pytest.raises(InvalidArgumentError, match='itself'):
-            place.copy(place)
+            folder.copy(folder)
     with contextlib.suppress(GranularError):
         (source / 'nothing').copy(root / 'other')
     assert not (root / 'other').exists()
@@ -246,8 +246,8 @@ def test_copy_is_not_mixed_with_another_dataset(root, tmp_path, older, newer, st
     target, source = root / 'target', granular.Path(tmp_path) / 'source'
     writer = granular.ShardedDatasetWriter if 'shardlen' in older else granular.DatasetWriter
     reader = granular.ShardedDatasetReader if 'shardlen' in older else granular.DatasetReader
-    for place, options, first in ((target, older, 0), (source, newer, 100)):
-        with writer(place, SPEC, granular.encoders, **options) as writing:
+    for folder, options, first in ((target, older, 0), (source, newer, 100)):
+        with writer(folder, SPEC, granular.encoders, **options) as writing:
             fill(writing, 5, first)
     for _ in range(2):  # nor when it is begun once more
         with pytest.raises(AlreadyExistsError, match=stray):

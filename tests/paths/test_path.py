@@ -99,13 +99,13 @@ def test_pickled_path_has_no_credentials():
 
 
 @pytest.mark.parametrize(
-    ('place', 'error'),
+    ('remote', 'error'),
     [('nosuch://x/y', UnknownSchemeError), ('s3://', InvalidArgumentError), ('s3:///key', InvalidArgumentError),
      ('https://user:pass@host/x', InvalidArgumentError), (7, InvalidArgumentError), (None, InvalidArgumentError)],
 )  # fmt: skip
-def test_invalid_addresses_are_refused(place, error):
+def test_invalid_addresses_are_refused(remote, error):
     with pytest.raises(error) as caught:
-        granular.Path(place)
+        granular.Path(remote)
     assert 'user:pass' not in str(caught.value)
 
 
@@ -349,16 +349,16 @@ def test_listing_is_lazy(moto, monkeypatch):
 
 
 def test_wrong_credentials_are_denied(seaweed):
-    place = seaweed.place()
-    place.write_bytes(b'mine')
-    wrong = granular.Path(str(place), **{**seaweed.options, 'secret': 'not-the-secret'})
+    remote = seaweed.place()
+    remote.write_bytes(b'mine')
+    wrong = granular.Path(str(remote), **{**seaweed.options, 'secret': 'not-the-secret'})
     for ask in (wrong.read_bytes, wrong.stat, lambda: wrong.write_bytes(b'x')):
         with pytest.raises(PermissionError) as caught:
             ask()
         assert isinstance(caught.value, AccessDeniedError)
         assert 'credentials' in str(caught.value)
         assert 'not-the-secret' not in str(caught.value)
-    assert place.read_bytes() == b'mine'
+    assert remote.read_bytes() == b'mine'
 
 
 def test_missing_credentials_are_denied(seaweed, monkeypatch, tmp_path):
@@ -370,17 +370,17 @@ def test_missing_credentials_are_denied(seaweed, monkeypatch, tmp_path):
 
 
 def test_environment_supplies_missing_options(seaweed, fakegcs, monkeypatch):
-    place = seaweed.place()
-    place.write_bytes(b'mine')
+    remote = seaweed.place()
+    remote.write_bytes(b'mine')
     monkeypatch.setenv('AWS_ENDPOINT_URL', seaweed.endpoint)
     monkeypatch.setenv('AWS_ACCESS_KEY_ID', seaweed.options['key'])
     monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', seaweed.options['secret'])
     monkeypatch.setenv('AWS_REGION', 'us-east-1')
-    assert granular.Path(str(place)).read_bytes() == b'mine'
-    place = fakegcs.place()
-    place.write_bytes(b'yours')
+    assert granular.Path(str(remote)).read_bytes() == b'mine'
+    remote = fakegcs.place()
+    remote.write_bytes(b'yours')
     monkeypatch.setenv('STORAGE_EMULATOR_HOST', fakegcs.endpoint.removeprefix('http://'))
-    assert granular.Path(str(place)).read_bytes() == b'yours'
+    assert granular.Path(str(remote)).read_bytes() == b'yours'
 
 
 def test_read_of_a_pinned_version_fails_after_replacement(bucket):
@@ -490,13 +490,13 @@ class BufferingFileSystem(MemoryFileSystem):
 
 def test_failed_fsspec_write_is_not_uploaded():
     fsspec.register_implementation('buffering', BufferingFileSystem, clobber=True)
-    place = granular.Path('buffering://given-up')
-    (place / 'x').write_bytes(b'before')
-    with pytest.raises(RuntimeError, match='on purpose'), (place / 'x').open('wb') as file:
+    remote = granular.Path('buffering://given-up')
+    (remote / 'x').write_bytes(b'before')
+    with pytest.raises(RuntimeError, match='on purpose'), (remote / 'x').open('wb') as file:
         file.write(bytes(2 << 20))
         raise RuntimeError('on purpose')
     gc.collect()
-    assert (place / 'x').read_bytes() == b'before'
+    assert (remote / 'x').read_bytes() == b'before'
 
 
 # --- path objects of other libraries
@@ -517,16 +517,16 @@ def test_path_of_elements_is_accepted(tmp_path):
 
 
 def test_aborted_upload_leaves_no_parts(moto):
-    place = moto.place()
-    with pytest.raises(RuntimeError, match='on purpose'), place.open('wb') as file:
+    remote = moto.place()
+    with pytest.raises(RuntimeError, match='on purpose'), remote.open('wb') as file:
         file.write(bytes(20 << 20))
         raise RuntimeError('on purpose')
 
     async def uploads():
-        return [upload async for upload in place.store.uploads(place.key)]
+        return [upload async for upload in remote.store.uploads(remote.key)]
 
     assert granular.aio.runtime.bridge.run(uploads()) == []
-    assert not place.exists()
+    assert not remote.exists()
 
 
 class Foreign:
@@ -584,11 +584,11 @@ def test_foreign_path_is_accepted(tmp_path):
 
 
 def test_dataset_at_a_foreign_path(tmp_path):
-    place = Foreign(tmp_path / 'ds')
-    with granular.ShardedDatasetWriter(place, {'a': 'int', 'b': 'utf8[]'}, granular.encoders, shardlen=4) as writer:
+    remote = Foreign(tmp_path / 'ds')
+    with granular.ShardedDatasetWriter(remote, {'a': 'int', 'b': 'utf8[]'}, granular.encoders, shardlen=4) as writer:
         for i in range(10):
             writer.append({'a': i, 'b': ['x'] * i})
-    with granular.ShardedDatasetReader(place, granular.decoders) as reader:
+    with granular.ShardedDatasetReader(remote, granular.decoders) as reader:
         assert [point['a'] for point in reader.fetch([9, 0, 4])] == [9, 0, 4]
         assert len(reader[7]['b']) == 7
     with granular.BagReader(Foreign(tmp_path / 'ds' / '000001' / 'a.bag')) as bag:

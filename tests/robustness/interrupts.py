@@ -165,11 +165,11 @@ def judged(code: int | None, stderr: str, seconds: float) -> str | None:
 
 
 def interrupt(
-    program: str, place: granular.Path, options: dict[str, object], after: float
+    program: str, path: granular.Path, options: dict[str, object], after: float
 ) -> tuple[str | None, float, str]:
     """Interrupt a program some seconds after it was ready; returns the problem, the seconds it took, and its output."""
     code = textwrap.dedent(HEAD) + textwrap.dedent(PROGRAMS[program])
-    command = [sys.executable, '-W', 'error::ResourceWarning', '-c', code, str(place), json.dumps(options)]
+    command = [sys.executable, '-W', 'error::ResourceWarning', '-c', code, str(path), json.dumps(options)]
     before = set(os.listdir('/dev/shm'))
     with programs.program(command) as process:
         assert process.stdout is not None
@@ -194,11 +194,11 @@ def interrupt(
 @contextlib.contextmanager
 def bucket(server: Server, delay: float = 0.0) -> Iterator[tuple[granular.Path, dict[str, object]]]:
     """A dataset in a bucket, and the options that open it."""
-    place = server.place()
-    with granular.DatasetWriter(place / 'data', {'x': 'array'}, granular.encoders) as writer:
+    path = server.place()
+    with granular.DatasetWriter(path / 'data', {'x': 'array'}, granular.encoders) as writer:
         for i in range(64):
             writer.append({'x': np.full(2000, i)})
-    yield place, server.options
+    yield path, server.options
 
 
 def main() -> int:

@@ -127,11 +127,11 @@ def kill_one(case: Case, root: granular.Path, rng: random.Random, seconds: float
     return lives
 
 
-def run(case: Case, place: Any, times: int, rng: random.Random, lives: int = LIVES) -> tuple[int, int]:
+def run(case: Case, target: Any, times: int, rng: random.Random, lives: int = LIVES) -> tuple[int, int]:
     """Kill that many writers; returns the number of kills and of datasets.
 
     Args:
-      place: gives an empty place.
+      target: creates an empty folder.
       lives: kills of one dataset, after which a writer may come to its end.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -139,14 +139,14 @@ def run(case: Case, place: Any, times: int, rng: random.Random, lives: int = LIV
         case.finish(case.start(whole))
         expected = contents(whole)
         look(case, whole)
-    process = case.start(root := place())
+    process = case.start(root := target())
     began = time.monotonic()
     case.finish(process)
     seconds = time.monotonic() - began
     assert contents(root) == expected
     kills = datasets = 0
     while kills < times:
-        root = place()
+        root = target()
         kills += kill_one(case, root, rng, seconds, lives)
         datasets += 1
         assert contents(root) == expected, f'{root} is not what an uninterrupted run writes'
@@ -180,8 +180,8 @@ def main() -> None:
     total = 0
     for i, case in enumerate(cases):
         began = time.monotonic()
-        with places(case.store) as place:
-            kills, datasets = run(case, place, -(-args.times // len(cases)), random.Random(args.seed + i))
+        with places(case.store) as target:
+            kills, datasets = run(case, target, -(-args.times // len(cases)), random.Random(args.seed + i))
         total += kills
         said = f'{case.store}, {case.layout}, checksums {case.checksums}: {kills} kills, {datasets} datasets, all exact'
         sys.stdout.write(f'{said}, {time.monotonic() - began:.0f} s\n')

@@ -260,25 +260,25 @@ assert rss() - before <= 100 << 20, (rss() - before) >> 20
 @pytest.fixture(scope='module', params=STORES)
 def data(request, tmp_path_factory):
     server = None if request.param == 'local' else request.getfixturevalue('fakegcs')
-    place = granular.Path(tmp_path_factory.mktemp('data')) if server is None else server.place()
-    with granular.DatasetWriter(place / 'data', {'x': 'array'}, granular.encoders) as writer:
+    root = granular.Path(tmp_path_factory.mktemp('data')) if server is None else server.place()
+    with granular.DatasetWriter(root / 'data', {'x': 'array'}, granular.encoders) as writer:
         for i in range(64):
             writer.append({'x': np.full(2000, i)})
     rows = io.BytesIO()
     pq.write_table(pa.table({'id': list(range(400)), 'text': ['x' * 400] * 400}), rows, row_group_size=20)
-    (place / 'rows.parquet').write_bytes(rows.getvalue())
+    (root / 'rows.parquet').write_bytes(rows.getvalue())
     if server is None:
-        (place / 'files').mkdir()
+        (root / 'files').mkdir()
     for i in range(20):
-        (place / 'files' / f'{i}').write_bytes(b'some\nlines\n')
-    return place, {} if server is None else server.options
+        (root / 'files' / f'{i}').write_bytes(b'some\nlines\n')
+    return root, {} if server is None else server.options
 
 
 def runs(code, data, *args):
     """Run a program that must print no warning; returns the seconds that its exit took."""
-    place, options = data
+    root, options = data
     text = HEAD + textwrap.dedent(code) + "\nprint('done', flush=True)\n"
-    command = [sys.executable, '-X', 'dev', '-W', 'error', '-c', text, f'{place}', json.dumps(options), *args]
+    command = [sys.executable, '-X', 'dev', '-W', 'error', '-c', text, f'{root}', json.dumps(options), *args]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             first = process.stdout.readline()

@@ -272,12 +272,12 @@ BAD = [
 
 @pytest.mark.parametrize('bad', BAD, ids=repr)
 def test_invalid_references_are_corruption(tmp_path, bad):
-    place = dataset(tmp_path, [[0, [0, 2]], bad])
+    path = dataset(tmp_path, [[0, [0, 2]], bad])
     with pytest.raises(CorruptDatasetError):
-        with granular.DatasetReader(place, granular.decoders, cache_keys=('refs',)) as reader:
+        with granular.DatasetReader(path, granular.decoders, cache_keys=('refs',)) as reader:
             reader[1]
     for options in ({}, {'cache_index': False}):
-        with granular.DatasetReader(place, granular.decoders, **options) as reader:
+        with granular.DatasetReader(path, granular.decoders, **options) as reader:
             assert reader[0] == {'n': 5, 'text': ['abcd', 'abcd']}
             for call in (
                 lambda: reader[1],
@@ -287,14 +287,14 @@ def test_invalid_references_are_corruption(tmp_path, bad):
             ):
                 with pytest.raises(CorruptDatasetError):
                     call()
-    assert granular.verify(place).problems
+    assert granular.verify(path).problems
 
 
 def test_overlapping_sequences_are_refused(tmp_path):
     # Each has all of them: 5,000 datapoints of 5,000 values, in 60 kB.
     count = 5000
-    place = dataset(tmp_path, [[0, [0, count]]] * count, count=count, body=b'')
-    with granular.DatasetReader(place, granular.decoders) as reader:
+    path = dataset(tmp_path, [[0, [0, count]]] * count, count=count, body=b'')
+    with granular.DatasetReader(path, granular.decoders) as reader:
         assert reader[7]['text'] == [''] * count
         assert len(reader.fetch([3] * 20)) == 20  # what was asked for repeatedly is given
         with Peak() as peak, pytest.raises(CorruptDatasetError, match='5000 datapoints refer to 25000000 records'):
@@ -396,8 +396,8 @@ def test_distant_shard_number_costs_no_memory(tmp_path):
 
 @pytest.mark.parametrize('kind', ['x[/red]', 'x\x1b[2J', 'x\u202e', '[bold]'])
 def test_control_characters_do_not_reach_the_terminal(tmp_path, kind, monkeypatch, capsys):
-    place = dataset(tmp_path, [[0, [0, 1]]], {'n': kind, 'text': 'utf8[]'}, body=b'\x1b[31m\x07')
-    for command in (['info', place], ['cat', place, '0'], ['ls', place], ['verify', place], ['cat', place, '9']):
+    path = dataset(tmp_path, [[0, [0, 1]]], {'n': kind, 'text': 'utf8[]'}, body=b'\x1b[31m\x07')
+    for command in (['info', path], ['cat', path, '0'], ['ls', path], ['verify', path], ['cat', path, '9']):
         monkeypatch.setattr(sys, 'argv', ['granular', *map(str, command)])
         with pytest.raises(SystemExit):
             cli.main()

@@ -12,14 +12,14 @@ from tests.runtime.test_bridge import python
 
 @pytest.fixture(scope='module')
 def dataset(fakegcs):
-    with bucket(fakegcs) as (place, options):
-        yield place, options
+    with bucket(fakegcs) as (path, options):
+        yield path, options
 
 
 @pytest.fixture(scope='module')
 def s3(moto):
-    with bucket(moto) as (place, options):
-        yield place, options
+    with bucket(moto) as (path, options):
+        yield path, options
 
 
 @pytest.mark.parametrize('program', ['loader', 'unclosed', 'writes', 'careless', 'local'])
@@ -31,8 +31,8 @@ def test_ctrl_c_ends_the_program(program, s3):
 
 
 def ends(code, dataset):
-    place, options = dataset
-    done = python(textwrap.dedent(HEAD) + textwrap.dedent(code), str(place), json.dumps(options))
+    path, options = dataset
+    done = python(textwrap.dedent(HEAD) + textwrap.dedent(code), str(path), json.dumps(options))
     assert (done.returncode, done.stdout, done.stderr) == (0, 'ready\n', ''), done.stderr
 
 

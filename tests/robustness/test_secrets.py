@@ -160,11 +160,11 @@ async def client_of(path):
 def test_loaders_reveal_no_secrets(moto, tmp_path, logged):
     options = {**moto.options, 'key': KEY, 'secret': SECRET, 'token': TOKEN}
     config = granular.IOConfig(index_cache=str(tmp_path / 'cache'))
-    place = granular.Path(str(moto.place()), config=config, **options)
-    with granular.DatasetWriter(place, {'x': 'array'}, granular.encoders) as writer:
+    root = granular.Path(str(moto.place()), config=config, **options)
+    with granular.DatasetWriter(root, {'x': 'array'}, granular.encoders) as writer:
         for i in range(8):
             writer.append({'x': np.arange(i, i + 3)})
-    with granular.DatasetReader(place, granular.decoders) as reader:
+    with granular.DatasetReader(root, granular.decoders) as reader:
         source = granular.sources.Epochs(reader, seed=3)
         with granular.Loader(source, 2) as loader:
             next(loader)

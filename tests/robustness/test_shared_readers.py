@@ -28,19 +28,19 @@ STORES = ('bucket', 'local')
 
 
 @pytest.fixture(scope='module', params=STORES)
-def place(request, tmp_path_factory):
+def path(request, tmp_path_factory):
     server = None if request.param == 'local' else request.getfixturevalue('fakegcs')
-    place = granular.Path(tmp_path_factory.mktemp('data')) if server is None else server.place()
-    with granular.DatasetWriter(place / 'data', {'x': 'array'}, granular.encoders) as writer:
+    path = granular.Path(tmp_path_factory.mktemp('data')) if server is None else server.place()
+    with granular.DatasetWriter(path / 'data', {'x': 'array'}, granular.encoders) as writer:
         for i in range(COUNT):
             writer.append({'x': np.full(10, i)})
-    with granular.ShardedDatasetWriter(place / 'shards', {'x': 'array'}, granular.encoders, shardlen=160) as writer:
+    with granular.ShardedDatasetWriter(path / 'shards', {'x': 'array'}, granular.encoders, shardlen=160) as writer:
         for i in range(COUNT):
             writer.append({'x': np.full(10, i)})
     rows = pa.BufferOutputStream()
     pq.write_table(pa.table({'x': list(range(COUNT))}), rows, row_group_size=40)
-    (place / 'rows.parquet').write_bytes(rows.getvalue().to_pybytes())
-    return place
+    (path / 'rows.parquet').write_bytes(rows.getvalue().to_pybytes())
+    return path
 
 
 def in_threads(work, count):
@@ -76,21 +76,21 @@ def value_of(point):
 
 
 READERS = {
-    'dataset': lambda place: aio.DatasetReader(place.aio / 'data', granular.decoders),
-    'dataset without tables': lambda place: aio.DatasetReader(place.aio / 'data', granular.decoders, False),
-    'shards': lambda place: aio.ShardedDatasetReader(place.aio / 'shards', granular.decoders),
-    'bag': lambda place: aio.BagReader(place.aio / 'data' / 'x.bag'),
-    'parquet': lambda place: aio.ParquetDataSource(place.aio / 'rows.parquet'),
-    'blocks': lambda place: aio.sources.Epochs(
-        aio.DatasetReader(place.aio / 'data', granular.decoders), COUNT, granular.shuffle.Blocks(16, 4)
+    'dataset': lambda path: aio.DatasetReader(path.aio / 'data', granular.decoders),
+    'dataset without tables': lambda path: aio.DatasetReader(path.aio / 'data', granular.decoders, False),
+    'shards': lambda path: aio.ShardedDatasetReader(path.aio / 'shards', granular.decoders),
+    'bag': lambda path: aio.BagReader(path.aio / 'data' / 'x.bag'),
+    'parquet': lambda path: aio.ParquetDataSource(path.aio / 'rows.parquet'),
+    'blocks': lambda path: aio.sources.Epochs(
+        aio.DatasetReader(path.aio / 'data', granular.decoders), COUNT, granular.shuffle.Blocks(16, 4)
     ),
 }
 
 
 @pytest.mark.parametrize('kind', READERS)
-def test_reader_serves_many_loops_concurrently(kind, place):
-    reader = READERS[kind](place)
-    expected = [value_of(p) for p in asyncio.run(READERS[kind](place).fetch(range(COUNT)))]
+def test_reader_serves_many_loops_concurrently(kind, path):
+    reader = READERS[kind](path)
+    expected = [value_of(p) for p in asyncio.run(READERS[kind](path).fetch(range(COUNT)))]
     assert sorted(expected) == list(range(COUNT))
 
     async def main(i):
@@ -106,9 +106,9 @@ def test_reader_serves_many_loops_concurrently(kind, place):
 
 
 @pytest.mark.parametrize('kind', ['loader', 'stream'])
-def test_async_iterator_belongs_to_one_loop(kind, place):
+def test_async_iterator_belongs_to_one_loop(kind, path):
     async def main():
-        reader = await aio.DatasetReader.open(place.aio / 'data', granular.decoders)
+        reader = await aio.DatasetReader.open(path.aio / 'data', granular.decoders)
         items = aio.Loader(reader, 8) if kind == 'loader' else aiter(aio.MapDataset.source(reader))
         first = await anext(items)
         with pytest.raises(GranularError, match='another event loop'):
@@ -120,8 +120,8 @@ def test_async_iterator_belongs_to_one_loop(kind, place):
     assert (value_of(second) if kind == 'stream' else int(second['x'][0, 0])) == (1 if kind == 'stream' else 8)
 
 
-def test_reader_opens_after_a_cancelled_opening(place):
-    reader = aio.DatasetReader(place.aio / 'data', granular.decoders)
+def test_reader_opens_after_a_cancelled_opening(path):
+    reader = aio.DatasetReader(path.aio / 'data', granular.decoders)
 
     async def given_up():
         task = asyncio.ensure_future(reader.get(0))
@@ -187,50 +187,50 @@ def values_of(item):
 
 
 SHARED = {
-    'loader': lambda place: granular.Loader(granular.DatasetReader(place / 'data', granular.decoders), 2),
-    'loader with workers': lambda place: granular.Loader(
+    'loader': lambda path: granular.Loader(granular.DatasetReader(path / 'data', granular.decoders), 2),
+    'loader with workers': lambda path: granular.Loader(
         granular.MapDataset.source(range(COUNT)).map(lambda i: {'x': i}), 2, mp='fork', workers=2
     ),
-    'dataset': lambda place: iter(granular.MapDataset.source(range(COUNT)).map(half)),
-    'stream': lambda place: iter(
-        granular.MapDataset.source(granular.DatasetReader(place / 'data', granular.decoders)).to_iter_dataset()
+    'dataset': lambda path: iter(granular.MapDataset.source(range(COUNT)).map(half)),
+    'stream': lambda path: iter(
+        granular.MapDataset.source(granular.DatasetReader(path / 'data', granular.decoders)).to_iter_dataset()
     ),
-    'batches': lambda place: iter(
-        granular.MapDataset.source(granular.DatasetReader(place / 'data', granular.decoders)).to_iter_dataset().batch(4)
+    'batches': lambda path: iter(
+        granular.MapDataset.source(granular.DatasetReader(path / 'data', granular.decoders)).to_iter_dataset().batch(4)
     ),
-    'prefetch': lambda place: iter(
+    'prefetch': lambda path: iter(
         granular.MapDataset.source(range(COUNT)).to_iter_dataset().batch(4).map(lambda x: {'x': x}).prefetch(2)
     ),
-    'data loader': lambda place: iter(
+    'data loader': lambda path: iter(
         granular.DataLoader(
             data_source=range(COUNT), sampler=granular.SequentialSampler(COUNT), operations=[lambda i: {'x': i}]
         )
     ),
-    'parquet': lambda place: iter(granular.ParquetIterDataset(place / 'rows.parquet')),
-    'reader': lambda place: iter(granular.DatasetReader(place / 'data', granular.decoders)),
+    'parquet': lambda path: iter(granular.ParquetIterDataset(path / 'rows.parquet')),
+    'reader': lambda path: iter(granular.DatasetReader(path / 'data', granular.decoders)),
 }
 
 
-@pytest.mark.parametrize(('kind', 'place'), cover([list(SHARED)], [STORES]), indirect=['place'])
-def test_threads_sharing_an_iterator_get_each_element_once(kind, place):
-    items = SHARED[kind](place)
+@pytest.mark.parametrize(('kind', 'path'), cover([list(SHARED)], [STORES]), indirect=['path'])
+def test_threads_sharing_an_iterator_get_each_element_once(kind, path):
+    items = SHARED[kind](path)
     result = [value for item in taken(items) for value in np.ravel(values_of(item)).tolist()]
     width = 10 if kind in ('loader', 'stream', 'batches', 'reader') else 1
     assert sorted(result) == [i for i in range(COUNT) for _ in range(width)]
     items.close()
 
 
-def test_threads_sharing_a_listing_get_each_path_once(place):
-    result, paths = [], (place / 'shards').rglob('*')
+def test_threads_sharing_a_listing_get_each_path_once(path):
+    result, paths = [], (path / 'shards').rglob('*')
     in_threads(lambda i: result.extend(paths), 4)
-    assert sorted(map(str, result)) == sorted(map(str, (place / 'shards').rglob('*')))
+    assert sorted(map(str, result)) == sorted(map(str, (path / 'shards').rglob('*')))
     assert len(result) > 8
 
 
 @pytest.mark.parametrize('kind', ['stream', 'batches', 'loader'])
-def test_tasks_sharing_an_iterator_get_elements_in_order(kind, place):
+def test_tasks_sharing_an_iterator_get_elements_in_order(kind, path):
     async def main():
-        reader = await aio.DatasetReader.open(place.aio / 'data', granular.decoders)
+        reader = await aio.DatasetReader.open(path.aio / 'data', granular.decoders)
         stream = aio.MapDataset.source(reader).to_iter_dataset()
         items = {
             'stream': lambda: aiter(stream),
@@ -245,10 +245,10 @@ def test_tasks_sharing_an_iterator_get_elements_in_order(kind, place):
 
 
 @pytest.mark.parametrize(
-    ('kind', 'place'), cover([['stream', 'prefetch', 'parquet', 'batches', 'loader']], [STORES]), indirect=['place']
+    ('kind', 'path'), cover([['stream', 'prefetch', 'parquet', 'batches', 'loader']], [STORES]), indirect=['path']
 )
-def test_states_saved_during_iteration_are_consistent(kind, place):
-    items = SHARED[kind](place)
+def test_states_saved_during_iteration_are_consistent(kind, path):
+    items = SHARED[kind](path)
     lock, handed, states = threading.Lock(), [0], []
     save = items.save if kind == 'loader' else items.get_state
 
@@ -265,7 +265,7 @@ def test_states_saved_during_iteration_are_consistent(kind, place):
     in_threads(work, 3)
     items.close()
     for least, state in states[:: max(1, len(states) // 10)]:
-        again = SHARED[kind](place)
+        again = SHARED[kind](path)
         (again.load if kind == 'loader' else again.set_state)(state)
         item = next(again)
         first = int(np.ravel(values_of(item))[0])
@@ -353,18 +353,18 @@ print('done')
 """
 
 
-@pytest.mark.parametrize(('kind', 'place'), cover([['asyncio', 'uvloop']], [STORES]), indirect=['place'])
-def test_closed_loops_are_collected_with_their_sockets(kind, place):
-    options = dict(place.aio.store.options)
-    command = [sys.executable, '-X', 'dev', '-W', 'error', '-c', textwrap.dedent(LOOPS), f'{place}']
+@pytest.mark.parametrize(('kind', 'path'), cover([['asyncio', 'uvloop']], [STORES]), indirect=['path'])
+def test_closed_loops_are_collected_with_their_sockets(kind, path):
+    options = dict(path.aio.store.options)
+    command = [sys.executable, '-X', 'dev', '-W', 'error', '-c', textwrap.dedent(LOOPS), f'{path}']
     command += [json.dumps(options), kind]
     done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)
     lines = [line for line in done.stderr.splitlines() if not line.startswith('Executing <')]
     assert (done.returncode, done.stdout, lines) == (0, 'done\n', []), done.stderr
 
 
-def test_closed_loop_does_not_close_readers(place):
-    reader = granular.DatasetReader(place / 'data', granular.decoders)
+def test_closed_loop_does_not_close_readers(path):
+    reader = granular.DatasetReader(path / 'data', granular.decoders)
     loop = asyncio.new_event_loop()
     assert value_of(loop.run_until_complete(reader.aio.get(3))) == 3
     loop.close()

@@ -29,19 +29,19 @@ MB = 1 << 20
 BLOCK = 65536
 
 
-def write(place, count=60, seed=0, size=20_000):
+def write(root, count=60, seed=0, size=20_000):
     rng = np.random.default_rng(seed)
     points = [{'data': rng.bytes(int(rng.integers(1, size))), 'label': seed + i} for i in range(count)]
-    with granular.ShardedDatasetWriter(place, SPEC, granular.encoders, shardlen=25) as writer:
+    with granular.ShardedDatasetWriter(root, SPEC, granular.encoders, shardlen=25) as writer:
         for point in points:
             writer.append(point, flush=False)
     return points
 
 
-def cached(place, folder, **knobs):
+def cached(root, folder, **knobs):
     """Return the same path with a block cache."""
     config = granular.IOConfig(cache_dir=str(folder), **knobs)
-    return granular.Path(str(place), config=config, **place.aio.store.options)
+    return granular.Path(str(root), config=config, **root.aio.store.options)
 
 
 def taken(fn):
@@ -84,28 +84,28 @@ print(total, granular.io_stats()['requests'])
 
 
 def test_second_process_requests_one_byte_per_object(moto, tmp_path):
-    place = moto.place()
-    total = sum(len(point['data']) for point in write(place))
+    root = moto.place()
+    total = sum(len(point['data']) for point in write(root))
 
     def run():
-        command = [sys.executable, '-c', RESTARTED, str(place), str(tmp_path), repr(moto.options)]
+        command = [sys.executable, '-c', RESTARTED, str(root), str(tmp_path), repr(moto.options)]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
 
     assert run()[0] == str(total)
-    bags = [name for name in place.glob('*/*') if name.suffix == '.bag']
+    bags = [name for name in root.glob('*/*') if name.suffix == '.bag']
     # The listing, and one byte of each bag, to know that it is the same.
     assert run() == [str(total), str(1 + len(bags))]
 
 
 def test_replaced_object_is_read_again(moto, tmp_path):
-    place = moto.place()
-    write(place)
-    with granular.ShardedDatasetReader(cached(place, tmp_path), granular.decoders) as old:
+    root = moto.place()
+    write(root)
+    with granular.ShardedDatasetReader(cached(root, tmp_path), granular.decoders) as old:
         before = old.fetch(range(30))
         old_rest = range(30, 60)
-        place.rmtree()
-        after = write(place, seed=1)
-        with granular.ShardedDatasetReader(cached(place, tmp_path), granular.decoders) as new:
+        root.rmtree()
+        after = write(root, seed=1)
+        with granular.ShardedDatasetReader(cached(root, tmp_path), granular.decoders) as new:
             assert new.fetch(range(60)) == after
         assert old.fetch(range(20)) == before[:20]  # of the version that it opened
         with pytest.raises(ObjectChangedError):
@@ -113,10 +113,10 @@ def test_replaced_object_is_read_again(moto, tmp_path):
 
 
 def test_cache_folder_stays_within_its_limit(moto, tmp_path):
-    place = moto.place()
-    points = write(place, count=200, size=200_000)
+    root = moto.place()
+    points = write(root, count=200, size=200_000)
     assert sum(len(point['data']) for point in points) > 16 * MB
-    with granular.ShardedDatasetReader(cached(place, tmp_path, cache_bytes=8 * MB), granular.decoders) as reader:
+    with granular.ShardedDatasetReader(cached(root, tmp_path, cache_bytes=8 * MB), granular.decoders) as reader:
         for _ in range(2):
             for at in range(0, 200, 20):
                 assert reader.fetch(range(at, at + 20)) == points[at : at + 20]
@@ -127,9 +127,9 @@ def test_cache_folder_stays_within_its_limit(moto, tmp_path):
 
 
 def test_damaged_block_is_detected_and_replaced(moto, tmp_path, caplog):
-    place = moto.place()
-    points = write(place)
-    with granular.ShardedDatasetReader(cached(place, tmp_path), granular.decoders) as reader:
+    root = moto.place()
+    points = write(root)
+    with granular.ShardedDatasetReader(cached(root, tmp_path), granular.decoders) as reader:
         reader.fetch(range(60))
     (pack,) = (tmp_path / 'blocks-2' / 'packs').iterdir()
     damaged = bytearray(pack.read_bytes())
@@ -138,7 +138,7 @@ def test_damaged_block_is_detected_and_replaced(moto, tmp_path, caplog):
     pack.write_bytes(damaged)
 
     def child(queue):
-        with granular.ShardedDatasetReader(cached(place, tmp_path), granular.decoders) as reader:
+        with granular.ShardedDatasetReader(cached(root, tmp_path), granular.decoders) as reader:
             result, _, _, misses = taken(lambda: reader.fetch(range(60)))
         queue.put((result == points, misses))
 
@@ -157,8 +157,8 @@ def test_damaged_block_is_detected_and_replaced(moto, tmp_path, caplog):
 
 
 def fetch_all(url, options, folder, barrier, queue, die=False):
-    place = granular.Path(url, config=granular.IOConfig(cache_dir=folder), **options)
-    with granular.ShardedDatasetReader(place, granular.decoders) as reader:
+    root = granular.Path(url, config=granular.IOConfig(cache_dir=folder), **options)
+    with granular.ShardedDatasetReader(root, granular.decoders) as reader:
         barrier.wait()
         if die:
             threading_kill()
@@ -177,11 +177,11 @@ def threading_kill():
 
 
 def test_concurrent_processes_fetch_each_block_once(moto, tmp_path):
-    place = moto.place()
-    points = write(place)
+    root = moto.place()
+    points = write(root)
     context = multiprocessing.get_context('fork')
     barrier, queue = context.Barrier(4), context.SimpleQueue()
-    arguments = (str(place), moto.options, str(tmp_path), barrier, queue)
+    arguments = (str(root), moto.options, str(tmp_path), barrier, queue)
     # One of them is killed in the middle, and leaves nothing locked.
     processes = [context.Process(target=fetch_all, args=(*arguments, i == 3)) for i in range(4)]
     for process in processes:
@@ -192,7 +192,7 @@ def test_concurrent_processes_fetch_each_block_once(moto, tmp_path):
     for _, labels, total in result:
         assert labels == list(range(60))
         assert total == sum(len(point['data']) for point in points)
-    with granular.ShardedDatasetReader(cached(place, tmp_path), granular.decoders) as reader:
+    with granular.ShardedDatasetReader(cached(root, tmp_path), granular.decoders) as reader:
         result = taken(lambda: reader.fetch(range(60)))
         assert result[0] == points
         assert result[1] == 0
@@ -307,11 +307,11 @@ def test_arbitrary_ranges_match_the_file(data):
 
 
 def test_unusable_cache_folder_disables_the_block_cache(moto, tmp_path, caplog):
-    place = moto.place()
-    points = write(place)
+    root = moto.place()
+    points = write(root)
     (tmp_path / 'file').write_text('no folder')
     with caplog.at_level(logging.WARNING, 'granular'):
-        with granular.ShardedDatasetReader(cached(place, tmp_path / 'file'), granular.decoders) as reader:
+        with granular.ShardedDatasetReader(cached(root, tmp_path / 'file'), granular.decoders) as reader:
             assert reader.fetch(range(60)) == points
     assert 'continuing without a block cache' in caplog.text
     with pytest.raises(InvalidArgumentError, match='cache_bytes is 1000: want 8388608 or more'):
@@ -331,23 +331,23 @@ with granular.ShardedDatasetReader(place, granular.decoders) as reader:
 
 
 def test_full_disk_is_not_an_error(moto, tmp_path):
-    place = moto.place()
-    total = sum(len(point['data']) for point in write(place))
-    command = [sys.executable, '-c', FULL, str(place), str(tmp_path), repr(moto.options)]
+    root = moto.place()
+    total = sum(len(point['data']) for point in write(root))
+    command = [sys.executable, '-c', FULL, str(root), str(tmp_path), repr(moto.options)]
     ended = subprocess.run(command, check=True, capture_output=True, text=True)
     assert ended.stdout.strip() == str(total)
     assert 'adding to the block cache is disabled for 30 s: [Errno 27] File too large' in ended.stderr
 
 
 def test_cache_command_shows_and_trims_the_cache(moto, tmp_path, granular_cli):
-    place = moto.place()
-    write(place)
-    with granular.ShardedDatasetReader(cached(place, tmp_path), granular.decoders) as reader:
+    root = moto.place()
+    write(root)
+    with granular.ShardedDatasetReader(cached(root, tmp_path), granular.decoders) as reader:
         reader.fetch(range(30))
     code, out, err = granular_cli('cache', tmp_path)
     assert code == 0
-    assert f'100%  {place}/000000' in out
-    assert f'{place}/000001' in out
+    assert f'100%  {root}/000000' in out
+    assert f'{root}/000001' in out
     code, out, err = granular_cli('cache', tmp_path, '--trim', 0)
     assert err.startswith('0 bytes, ')
     assert granular_cli('cache', tmp_path, '--json')[1].startswith('{"bytes": 0, "removed": 0, "places": {"s3://')

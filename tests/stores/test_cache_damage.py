@@ -41,16 +41,16 @@ def read_blocks(server, folder, keys=None):
 def copied(folder, target):
     """Copy a cache folder, without the hole in its table."""
     for file in sorted(folder.rglob('*')):
-        place = target / file.relative_to(folder)
+        path = target / file.relative_to(folder)
         if file.is_dir():
-            place.mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
         elif file.name == 'table':
             with open(file, 'rb') as opened:
-                place.write_bytes(opened.read(TABLE))
-            os.truncate(place, file.stat().st_size)
+                path.write_bytes(opened.read(TABLE))
+            os.truncate(path, file.stat().st_size)
         else:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(file, place)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, path)
     return target
 
 

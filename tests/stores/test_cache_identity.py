@@ -74,8 +74,8 @@ def opened(choice, config):
     )
 
 
-def read(place):
-    with granular.DatasetReader(place, granular.decoders) as reader:
+def read(root):
+    with granular.DatasetReader(root, granular.decoders) as reader:
         return list(reader)
 
 
@@ -115,17 +115,17 @@ def test_headers_that_select_content_separate_the_cache(cache, tmp_path):
         for tenant in ('one', 'two'):
             places.append(granular.Path(f'{server.endpoint}/bucket/ds', config=config, headers={'x-tenant': tenant}))
         for _ in range(2):
-            assert [read(place) for place in places] == [one, one, two]
+            assert [read(root) for root in places] == [one, one, two]
 
 
 def test_stores_without_versions_are_not_cached(tmp_path):
     config = granular.IOConfig(cache_dir=str(tmp_path / 'blocks'), index_cache=str(tmp_path / 'indices'))
-    place = granular.Path(f'memory://{tmp_path.name}/ds', config=config)
+    root = granular.Path(f'memory://{tmp_path.name}/ds', config=config)
     for seed in (1, 2):
-        with granular.DatasetWriter(place, SPEC, granular.encoders) as writer:
+        with granular.DatasetWriter(root, SPEC, granular.encoders) as writer:
             writer.append({'x': seed, 'data': b'1234'})
-        assert [point['x'] for point in read(place)] == [seed]
-        place.rmtree()
+        assert [point['x'] for point in read(root)] == [seed]
+        root.rmtree()
     assert not any(file.is_file() and file.stat().st_blocks for file in tmp_path.rglob('*.index'))
     assert not (tmp_path / 'blocks').exists()
 
@@ -134,20 +134,20 @@ def test_stores_without_versions_are_not_cached(tmp_path):
 def test_same_version_with_another_size_is_another_object(cache, tmp_path):
     config = granular.IOConfig(**{name: str(tmp_path / 'cache') for name in CACHES[cache]})
     with FaultServer(files={'file': b'a' * 100_000}) as server:
-        place = granular.Path('s3://bucket/file', config=config, endpoint_url=server.endpoint, anon=True)
-        assert place.read_ranges([5], [10], version='"one"') == [b'aaaaa']
+        root = granular.Path('s3://bucket/file', config=config, endpoint_url=server.endpoint, anon=True)
+        assert root.read_ranges([5], [10], version='"one"') == [b'aaaaa']
         server.files['file'] = b'b' * 99_999
-        assert len(place.read_bytes()) == 99_999
-        assert place.read_ranges([5], [10], version='"one"') == [b'bbbbb']
+        assert len(root.read_bytes()) == 99_999
+        assert root.read_ranges([5], [10], version='"one"') == [b'bbbbb']
 
 
 def test_replaced_dataset_is_detected_with_both_caches(moto, tmp_path):
-    place = moto.place()
+    root = moto.place()
     config = granular.IOConfig(cache_dir=str(tmp_path), index_cache=str(tmp_path))
-    cached = granular.Path(str(place), config=config, **place.aio.store.options)
+    cached = granular.Path(str(root), config=config, **root.aio.store.options)
 
     def write(seed):
-        with granular.DatasetWriter(place, SPEC, granular.encoders) as writer:
+        with granular.DatasetWriter(root, SPEC, granular.encoders) as writer:
             for i in range(4):
                 writer.append({'x': seed + i, 'data': bytes([seed]) * 1000})
 
@@ -158,7 +158,7 @@ def test_replaced_dataset_is_detected_with_both_caches(moto, tmp_path):
     write(1)
     for _ in range(2):
         assert in_a_new_process() == [1, 2, 3, 4]
-    place.rmtree()
+    root.rmtree()
     write(7)
     with pytest.raises(ObjectChangedError):
         read(cached)
@@ -286,9 +286,9 @@ def test_cache_fingerprints_include_the_server(servers, redis_server, tmp_path):
     """Two readers of the same bucket, keys and versions, of different servers, and bags in memory of the same size."""
     sources = []
     for server, points in servers:
-        place = granular.Path('s3://bucket/ds', endpoint_url=server.endpoint, anon=True)
-        sources.append((granular.DatasetReader(place, granular.decoders), points))
-        bag = place / 'data.bag'
+        root = granular.Path('s3://bucket/ds', endpoint_url=server.endpoint, anon=True)
+        sources.append((granular.DatasetReader(root, granular.decoders), points))
+        bag = root / 'data.bag'
         sources.append((granular.BagReader(bag), [point['data'] for point in points]))
         sources.append((granular.BagReader(bag.read_bytes()), [point['data'] for point in points]))
     for source, points in sources:

@@ -25,18 +25,18 @@ def server(tmp_path):
 
 def read(server, **caches):
     config = granular.IOConfig(**{name: str(folder) for name, folder in caches.items()})
-    place = granular.Path('s3://bucket/ds', config=config, endpoint_url=server.endpoint, anon=True)
-    with granular.DatasetReader(place, granular.decoders) as reader:
+    root = granular.Path('s3://bucket/ds', config=config, endpoint_url=server.endpoint, anon=True)
+    with granular.DatasetReader(root, granular.decoders) as reader:
         return [point['x'] for point in reader]
 
 
 def modes(folder):
     """Return the permission bits of a folder and its contents that other users have."""
     wide = {}
-    for place in [folder, *folder.rglob('*')]:
-        mode = stat.S_IMODE(place.lstat().st_mode)
-        if mode != (0o700 if place.is_dir() else 0o600):
-            wide[f'{place.relative_to(folder)}'] = oct(mode)
+    for root in [folder, *folder.rglob('*')]:
+        mode = stat.S_IMODE(root.lstat().st_mode)
+        if mode != (0o700 if root.is_dir() else 0o600):
+            wide[f'{root.relative_to(folder)}'] = oct(mode)
     return wide
 
 
@@ -63,8 +63,8 @@ def test_wide_permissions_are_tightened(server, tmp_path, cache):
     folder.chmod(0o777)
     read(server, **{cache: folder})
     assert modes(folder) == {}
-    for place in folder.rglob('*'):
-        place.chmod(0o777)
+    for root in folder.rglob('*'):
+        root.chmod(0o777)
     folder.chmod(0o755)
     os.rename(folder, tmp_path / 'moved')  # as a process opens a folder once
     assert read(server, **{cache: tmp_path / 'moved'}) == list(range(5))
@@ -149,9 +149,9 @@ def test_planted_link_is_refused_and_its_target_unchanged(server, tmp_path, name
 @pytest.mark.parametrize('name', ['blocks-2', 'blocks-2/objects', 'blocks-2/packs'])
 def test_planted_link_to_a_folder_is_refused(server, tmp_path, name):
     (tmp_path / 'elsewhere').mkdir()
-    place = tmp_path / 'cache' / name
-    place.parent.mkdir(parents=True)
-    place.symlink_to(tmp_path / 'elsewhere')
+    root = tmp_path / 'cache' / name
+    root.parent.mkdir(parents=True)
+    root.symlink_to(tmp_path / 'elsewhere')
     with pytest.raises(AccessDeniedError, match='is a symbolic link inside a cache folder'):
         read(server, cache_dir=tmp_path / 'cache')
     assert not any((tmp_path / 'elsewhere').iterdir())

@@ -206,7 +206,7 @@ class Metadata(http.server.BaseHTTPRequestHandler):
     """The metadata server of a Google Cloud machine."""
 
     def do_GET(self):
-        place = self.path.partition('?')[0].removeprefix('/computeMetadata/v1/')
+        root = self.path.partition('?')[0].removeprefix('/computeMetadata/v1/')
         account = {'aliases': ['default'], 'email': 'machine@example.org', 'scopes': []}
         token = {'access_token': 'machine-token', 'expires_in': 3600, 'token_type': 'Bearer'}
         said = {
@@ -215,7 +215,7 @@ class Metadata(http.server.BaseHTTPRequestHandler):
             'instance/service-accounts/default/token': json.dumps(token),
             'instance/service-accounts/machine@example.org/token': json.dumps(token),
         }
-        body = said.get(place, '').encode()
+        body = said.get(root, '').encode()
         self.send_response(200)
         self.send_header('Metadata-Flavor', 'Google')
         self.send_header('Content-Type', 'application/json' if body[:1] == b'{' else 'text/plain')
@@ -309,10 +309,10 @@ def test_invalid_endpoints_are_named_in_the_error(url):
 
 
 def test_emulator_address_with_or_without_a_scheme(fakegcs, monkeypatch):
-    place = fakegcs.place()
-    place.write_bytes(b'content')
+    root = fakegcs.place()
+    root.write_bytes(b'content')
     for host in (fakegcs.endpoint, fakegcs.endpoint.removeprefix('http://')):
         monkeypatch.setenv('STORAGE_EMULATOR_HOST', host)
-        assert granular.Path(str(place)).read_bytes() == b'content'
+        assert granular.Path(str(root)).read_bytes() == b'content'
         with pytest.raises(NotFoundError):
-            granular.Path(f'{place}-none').stat()
+            granular.Path(f'{root}-none').stat()

@@ -91,15 +91,15 @@ def shared(moto):
     return filled(moto.place())
 
 
-def filled(place):
+def filled(folder):
     for name, data in FILES.items():
-        (place / 'in' / name).write_bytes(data)
+        (folder / 'in' / name).write_bytes(data)
     with granular.ShardedDatasetWriter(
-        place / 'shards', {'n': 'int'}, granular.encoders, 1, layout='columns'
+        folder / 'shards', {'n': 'int'}, granular.encoders, 1, layout='columns'
     ) as writer:
         for i in range(SHARDS):
             writer.append({'n': i})
-    return place
+    return folder
 
 
 class Case:
@@ -121,15 +121,15 @@ class Case:
         options = {'endpoint_url': server.endpoint, 'key': 'KEY', 'secret': secret, 'token': 'TOKEN', 'config': config}
         self.options = options
         self.root = granular.Path(str(self.direct), **options)
-        place = self.direct if operation in CHANGING else shared
-        self.place = granular.Path(str(place), **options) / ('shards' if operation is opening_shards else 'in')
+        folder = self.direct if operation in CHANGING else shared
+        self.folder = granular.Path(str(folder), **options) / ('shards' if operation is opening_shards else 'in')
         server.kinds.clear()
         server.requests.clear()
 
     def reopen(self, **options):
         """Replace the options of the folder."""
         self.options = options
-        self.root, self.place = (granular.Path(str(path), **options) for path in (self.root, self.place))
+        self.root, self.folder = (granular.Path(str(path), **options) for path in (self.root, self.folder))
 
 
 def contents(root):
@@ -146,54 +146,54 @@ def local_contents(folder):
 
 
 def relative(case, paths):
-    return sorted(str(path.relative_to(case.place)) for path in paths)
+    return sorted(str(path.relative_to(case.folder)) for path in paths)
 
 
 # --- the operations: each is carried out and then verified
 
 
 def stat(case):
-    assert (case.place / 'a1').stat().size == len(FILES['a1'])
+    assert (case.folder / 'a1').stat().size == len(FILES['a1'])
 
 
 def stat_of_a_folder(case):
-    assert case.place.stat().is_dir
+    assert case.folder.stat().is_dir
 
 
 def exists(case):
-    assert (case.place / 'a1').exists()
-    assert not (case.place / 'none').exists()
+    assert (case.folder / 'a1').exists()
+    assert not (case.folder / 'none').exists()
 
 
 def listing(case):
-    assert relative(case, case.place.iterdir()) == ['a0', 'a1', 'a2', 'a3', 'sub']
+    assert relative(case, case.folder.iterdir()) == ['a0', 'a1', 'a2', 'a3', 'sub']
 
 
 def globbing(case):
-    assert relative(case, case.place.glob('s*/b*')) == ['sub/b0', 'sub/b1']
+    assert relative(case, case.folder.glob('s*/b*')) == ['sub/b0', 'sub/b1']
 
 
 def globbing_all(case):
-    assert relative(case, case.place.rglob('*')) == sorted([*FILES, 'sub'])
+    assert relative(case, case.folder.rglob('*')) == sorted([*FILES, 'sub'])
 
 
 def walking(case):
-    assert [(len(folders), len(files)) for _, folders, files in case.place.walk()] == [(1, 4), (0, 2)]
+    assert [(len(folders), len(files)) for _, folders, files in case.folder.walk()] == [(1, 4), (0, 2)]
 
 
 def opening_shards(case):
-    with granular.ShardedDatasetReader(case.place, granular.decoders) as reader:
+    with granular.ShardedDatasetReader(case.folder, granular.decoders) as reader:
         assert [point['n'] for point in reader] == list(range(SHARDS))
 
 
 def copying(case):
-    case.place.copy(case.root / 'copy')
+    case.folder.copy(case.root / 'copy')
     assert contents(case.direct / 'copy') == FILES
 
 
 def copying_here(case):
     target = case.tmp_path / 'copy'
-    granular.copy_to_local(case.place, target)
+    granular.copy_to_local(case.folder, target)
     copied = local_contents(target)
     copied.pop('.granular-copy.json')
     assert copied == FILES
@@ -208,23 +208,23 @@ def copying_there(case):
 
 
 def removing(case):
-    case.place.rmtree()
+    case.folder.rmtree()
     assert not (case.direct / 'in').exists()
 
 
 def unlinking(case):
-    (case.place / 'a1').unlink()
+    (case.folder / 'a1').unlink()
     assert not (case.direct / 'in' / 'a1').exists()
     assert (case.direct / 'in' / 'a0').exists()
 
 
 def writing(case):
-    (case.place / 'a1').write_bytes(b'another')
+    (case.folder / 'a1').write_bytes(b'another')
     assert (case.direct / 'in' / 'a1').read_bytes() == b'another'
 
 
 def writing_in_parts(case):
-    (case.place / 'a1').write_bytes(LARGE)
+    (case.folder / 'a1').write_bytes(LARGE)
     assert (case.direct / 'in' / 'a1').read_bytes() == LARGE
 
 
@@ -240,7 +240,7 @@ async def publish(path, data, mine=True):
 
 
 def publishing(case, data=b'new'):
-    granular.aio.runtime.bridge.run(publish(case.place / 'new', data))
+    granular.aio.runtime.bridge.run(publish(case.folder / 'new', data))
     assert (case.direct / 'in' / 'new').read_bytes() == data
 
 
@@ -423,13 +423,13 @@ def test_publication_with_a_lost_reply_succeeds(request, store, kind, faults):
     data = CONTENT[kind]
     backend = request.getfixturevalue(store)
     with S3Proxy(backend.endpoint) as server:
-        place = backend.place()
+        folder = backend.place()
         mine = granular.Path(
-            str(place / 'new'), **{**backend.options, 'endpoint_url': server.endpoint, 'config': QUICK}
+            str(folder / 'new'), **{**backend.options, 'endpoint_url': server.endpoint, 'config': QUICK}
         )
         server.plan(kind, faults)
         granular.aio.runtime.bridge.run(publish(mine, data))
-        assert (place / 'new').read_bytes() == data
+        assert (folder / 'new').read_bytes() == data
 
 
 @pytest.mark.parametrize(
@@ -441,29 +441,29 @@ def test_publication_of_another_writer_is_kept(request, store, kind, faults):
     data = CONTENT[kind]
     backend = request.getfixturevalue(store)
     with S3Proxy(backend.endpoint) as server:
-        place = backend.place()
+        folder = backend.place()
         mine = granular.Path(
-            str(place / 'new'), **{**backend.options, 'endpoint_url': server.endpoint, 'config': QUICK}
+            str(folder / 'new'), **{**backend.options, 'endpoint_url': server.endpoint, 'config': QUICK}
         )
-        (place / 'new').write_bytes(b'theirs')
+        (folder / 'new').write_bytes(b'theirs')
         server.plan(kind, faults)
         with pytest.raises(AlreadyExistsError):
             granular.aio.runtime.bridge.run(publish(mine, data))
-        assert (place / 'new').read_bytes() == b'theirs'
-        assert [path.name for path in place.iterdir()] == ['new']
+        assert (folder / 'new').read_bytes() == b'theirs'
+        assert [path.name for path in folder.iterdir()] == ['new']
 
 
 @pytest.mark.parametrize(
     ('layout', 'kind'), cover([['refs', 'columns']], [['put', 'begin', 'part', 'join', 'head', 'list']])
 )
 def test_dataset_is_written_despite_lost_replies(server, moto, layout, kind):
-    place = moto.place()
-    mine = granular.Path(str(place), endpoint_url=server.endpoint, key='KEY', secret='x', config=QUICK)
+    folder = moto.place()
+    mine = granular.Path(str(folder), endpoint_url=server.endpoint, key='KEY', secret='x', config=QUICK)
     server.plan(kind, ['lost', 'good'] * 20)
     with granular.DatasetWriter(mine / 'ds', {'x': 'bytes'}, granular.encoders, layout=layout) as writer:
         for i in range(2):
             writer.append({'x': LARGE[i:]})
-    with granular.DatasetReader(place / 'ds', granular.decoders) as reader:
+    with granular.DatasetReader(folder / 'ds', granular.decoders) as reader:
         assert [point['x'] for point in reader] == [LARGE, LARGE[1:]]
 
 
@@ -482,7 +482,7 @@ def test_last_writer_wins_without_an_error(server, new_case):
 
     server.forward = overwritten
     try:
-        (case.place / 'a1').write_bytes(b'mine')
+        (case.folder / 'a1').write_bytes(b'mine')
     finally:
         del server.forward
     assert (case.direct / 'in' / 'a1').read_bytes() == b'theirs'
@@ -551,8 +551,8 @@ def test_denied_access_is_an_error_of_every_operation(server, new_case):
 def test_objects_without_an_etag_have_no_version(server, new_case):
     case = new_case(writing)
     server.no_etags = True
-    assert (case.place / 'a1').stat().version is None
-    assert (case.place / 'a1').stat().modified == (case.direct / 'in' / 'a1').stat().modified
+    assert (case.folder / 'a1').stat().version is None
+    assert (case.folder / 'a1').stat().modified == (case.direct / 'in' / 'a1').stat().modified
     writing(case)
     writing_in_parts(case)
 
@@ -649,9 +649,9 @@ def test_write_headers_come_from_s3_additional_kwargs(server, new_case):
 
 @pytest.mark.parametrize('option', [{'key_id': 'x'}, {'client_kwargs': {'timeout': 3}}, {'config_kwargs': {'x': 1}}])
 def test_unknown_options_are_named_in_the_error(moto, option):
-    place = granular.Path(str(moto.place()), **{**moto.options, **option})
-    for ask in (place.exists, lambda: place.write_bytes(b'x'), place.read_bytes):
-        with pytest.raises(InvalidArgumentError, match='unknown .*expected some of'):
+    folder = granular.Path(str(moto.place()), **{**moto.options, **option})
+    for ask in (folder.exists, lambda: folder.write_bytes(b'x'), folder.read_bytes):
+        with pytest.raises(InvalidArgumentError, match='unknown .*there are'):
             ask()
 
 
@@ -664,13 +664,13 @@ def test_signatures_and_checksums_over_tls(seaweed, tmp_path):
     direct = seaweed.place()
     with TLSProxy(context, seaweed.endpoint) as tls:
         options = {**seaweed.options, 'endpoint_url': tls.endpoint, 'tls_verify': str(tmp_path / 'authority.pem')}
-        place = granular.Path(str(direct), **options, config=QUICK)
+        folder = granular.Path(str(direct), **options, config=QUICK)
         for name, data in {**FILES, 'large': LARGE}.items():
-            (place / name).write_bytes(data)
-        (place / 'large').copy(place / 'copy')
+            (folder / name).write_bytes(data)
+        (folder / 'large').copy(folder / 'copy')
         assert (direct / 'copy').read_bytes() == LARGE
-        assert contents(place) == contents(direct)
-        place.rmtree()
+        assert contents(folder) == contents(direct)
+        folder.rmtree()
     assert not direct.exists()
 
 
@@ -757,9 +757,9 @@ CLEANING = [
 @pytest.mark.parametrize(('kind', 'script'), CLEANING, ids=str)
 def test_passing_fault_does_not_keep_abandoned_uploads(server, new_case, kind, script):
     case = new_case(writing)
-    granular.aio.runtime.bridge.run(abandon_upload(case.place / 'x', 6 << 20))
+    granular.aio.runtime.bridge.run(abandon_upload(case.folder / 'x', 6 << 20))
     server.plan(kind, script)
-    removed = granular.clean(case.place, older=0, remove=True)
+    removed = granular.clean(case.folder, older=0, remove=True)
     assert [(leftover.kind, leftover.size) for leftover in removed] == [('upload', 5 << 20)]
     assert uploads(case.direct) == []
 
@@ -772,14 +772,14 @@ def test_passing_fault_does_not_keep_abandoned_uploads(server, new_case, kind, s
 def test_lasting_fault_of_cleaning_is_an_error(server, new_case, kind, script):
     fault = script[-1]
     case = new_case(writing)
-    granular.aio.runtime.bridge.run(abandon_upload(case.place / 'x', 6 << 20))
+    granular.aio.runtime.bridge.run(abandon_upload(case.folder / 'x', 6 << 20))
     case.reopen(**{**case.options, 'config': IMPATIENT if fault == 'hang' else TWO_ATTEMPTS})
     server.plan(kind, stays=fault)
     if kind == 'abort' and fault == 'cut':  # the reply has no body
-        granular.clean(case.place, older=0, remove=True)
+        granular.clean(case.folder, older=0, remove=True)
     else:
         with pytest.raises(StoreError):
-            granular.clean(case.place, older=0, remove=True)
+            granular.clean(case.folder, older=0, remove=True)
     server.plan(kind)
     granular.clean(case.direct, older=0, remove=True)
     assert uploads(case.direct) == []
@@ -827,7 +827,7 @@ def test_deletion_without_effect_is_an_error(server, new_case):
         with pytest.raises(BadReplyError):
             removing(case)
     refused = b'<DeleteResult><Error><Key>%b</Key><Code>AccessDenied</Code></Error></DeleteResult>'
-    server.plan('deletes', stays=('status', 200, refused % f'{case.place.key}/a0'.encode()))
+    server.plan('deletes', stays=('status', 200, refused % f'{case.folder.key}/a0'.encode()))
     with pytest.raises(StoreError, match='AccessDenied'):
         removing(case)
 

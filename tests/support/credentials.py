@@ -19,9 +19,9 @@ def google_key(folder: pathlib.Path, server: FaultServer) -> str:
         'private_key': _private_key(),
         'token_uri': f'{server.endpoint}/token',
     }
-    place = folder / 'account.json'
-    place.write_text(json.dumps(said))
-    return str(place)
+    path = folder / 'account.json'
+    path.write_text(json.dumps(said))
+    return str(path)
 
 
 @functools.cache

@@ -298,8 +298,8 @@ def converted(fn: Raises, folder: str) -> None:
 
 def encoded(fn: Raises, folder: str) -> None:
     records = [{'x': value} for value in range(COUNT)]
-    place = tempfile.mkdtemp(dir=folder) + '/data'
-    granular.convert(records, place, spec={'x': 'raw'}, encoders={'raw': fn.encode}, shardlen=8)
+    path = tempfile.mkdtemp(dir=folder) + '/data'
+    granular.convert(records, path, spec={'x': 'raw'}, encoders={'raw': fn.encode}, shardlen=8)
 
 
 def awaited(fn: Raises, folder: str) -> None:
@@ -321,8 +321,8 @@ def awaited(fn: Raises, folder: str) -> None:
 
 
 def told(fn: Raises, folder: str) -> None:
-    place = tempfile.mkdtemp(dir=folder) + '/data'
-    granular.convert([{'x': value} for value in range(COUNT)], place, progress=lambda count: fn(BAD))
+    path = tempfile.mkdtemp(dir=folder) + '/data'
+    granular.convert([{'x': value} for value in range(COUNT)], path, progress=lambda count: fn(BAD))
 
 
 def copied(fn: Raises, folder: str) -> None:

@@ -445,15 +445,15 @@ async def test_cancelled_copy_leaves_no_thread(tmp_path, local):
 
 
 def test_archive_replaced_while_it_is_read_is_an_error(tmp_path, local):
-    place = tmp_path / 'x.tar'
-    place.write_bytes(tarred({str(i): bytes(1 << 20) for i in range(24)}))
+    archive = tmp_path / 'x.tar'
+    archive.write_bytes(tarred({str(i): bytes(1 << 20) for i in range(24)}))
 
     def replace(size):
         other = tmp_path / 'other'
         other.write_bytes(tarred({'x': bytes(30 << 20)}))
-        os.replace(other, place)
-        os.utime(place, ns=(1, 1))
-        granular.aio.stores.local.files.files.forget(str(place))
+        os.replace(other, archive)
+        os.utime(archive, ns=(1, 1))
+        granular.aio.stores.local.files.files.forget(str(archive))
 
     with pytest.raises(GranularError):
-        granular.copy_to_local(place, local / 'x', progress=replace)
+        granular.copy_to_local(archive, local / 'x', progress=replace)

@@ -157,8 +157,8 @@ def refs(data: bytes) -> None:
 
 def dataset(data: bytes) -> None:
     """A whole folder in the refs layout."""
-    place = os.path.join(folder(), 'dataset')
-    os.makedirs(place, exist_ok=True)
+    root = os.path.join(folder(), 'dataset')
+    os.makedirs(root, exist_ok=True)
     content, references, *bags = parts(data, 5)
     write('dataset/spec.json', content)
     write('dataset/refs.bag', references)
@@ -166,7 +166,7 @@ def dataset(data: bytes) -> None:
         write(f'dataset/{key}.bag', piece)
     for options in ({}, {'cache_keys': ('refs',)}, {'cache_index': False}):
         try:
-            with granular.DatasetReader(place, granular.decoders, **options) as reader:
+            with granular.DatasetReader(root, granular.decoders, **options) as reader:
                 points = reader.fetch(range(len(reader)))
                 assert points == [reader[i] for i in range(len(reader))]
                 for i in range(len(reader)):
@@ -177,14 +177,14 @@ def dataset(data: bytes) -> None:
 
 def columns(data: bytes) -> None:
     """A whole folder in the columns layout."""
-    place = os.path.join(folder(), 'columns')
-    os.makedirs(place, exist_ok=True)
+    root = os.path.join(folder(), 'columns')
+    os.makedirs(root, exist_ok=True)
     content, *files = parts(data, 5)
     write('columns/spec.json', content)
     for name, piece in zip(('a.bag', 'a.idx', 'c.bag', 'c.idx'), files, strict=True):
         write(f'columns/{name}', piece)
     try:
-        with granular.DatasetReader(place, None) as reader:
+        with granular.DatasetReader(root, None) as reader:
             if reader.layout == 'columns':
                 assert reader.fetch(range(len(reader))) == [reader[i] for i in range(len(reader))]
     except GranularError:
@@ -289,13 +289,13 @@ def seeds() -> dict[str, list[bytes]]:
             )
         ],
     }
-    place = os.path.join(folder(), 'seed')
-    with granular.DatasetWriter(place, TYPES, granular.encoders) as writer:
+    root = os.path.join(folder(), 'seed')
+    with granular.DatasetWriter(root, TYPES, granular.encoders) as writer:
         for i in range(3):
             writer.append({'a': i, 'b': ['x'] * i, 'c': bytes(i)})
     out['dataset'] = [join(*(_read(f'seed/{name}') for name in ('spec.json', 'refs.bag', 'a.bag', 'b.bag', 'c.bag')))]
-    place = os.path.join(folder(), 'seed3')
-    with granular.DatasetWriter(place, {'a': 'int', 'c': 'bytes'}, granular.encoders, layout='columns') as writer:
+    root = os.path.join(folder(), 'seed3')
+    with granular.DatasetWriter(root, {'a': 'int', 'c': 'bytes'}, granular.encoders, layout='columns') as writer:
         for i in range(3):
             writer.append({'a': i, 'c': bytes(i)})
     names = ('spec.json', 'a.bag', 'a.idx', 'c.bag', 'c.idx')
