@@ -257,7 +257,7 @@ def test_many_threads_read_concurrently(root):
     with granular.DatasetReader(root / 'ds', granular.decoders) as reader:
 
         def work(seed):
-            for i in np.random.default_rng(seed).integers(0, 20, 20).tolist():
+            for i in np.random.default_rng(seed).integers(0, 20, 8).tolist():
                 if reader[i] != datapoint(i) or reader.fetch([i, 0]) != [datapoint(i), datapoint(0)]:
                     failed.append(i)
 
