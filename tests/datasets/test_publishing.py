@@ -400,8 +400,8 @@ def test_new_names_are_synced_to_disk(tmp_path, monkeypatch):
         synced.clear()
         with write(tmp_path / kind / 'new' / 'ds') as writer:
             fill(writer, 3)
-        made = [path for path in (tmp_path / kind).rglob('*') if path.is_dir()]
-        assert synced >= {str(path.parent) for path in [tmp_path / kind, *made]}
+        folders = [path for path in (tmp_path / kind).rglob('*') if path.is_dir()]
+        assert synced >= {str(path.parent) for path in [tmp_path / kind, *folders]}
         assert synced >= {str(path.parent) for path in (tmp_path / kind).rglob('*.bag')}
     (tmp_path / 'bags').mkdir()
     synced.clear()

@@ -27,7 +27,7 @@ from tests.support.credentials import AmazonKeys, google_key
 from tests.support.faults import FaultServer
 from tests.support.tables import cover
 
-STORES, FACES = ('s3', 'gs'), ('path', 'opening', 'reader', 'loader', 'stream')
+STORES, INTERFACES = ('s3', 'gs'), ('path', 'opening', 'reader', 'loader', 'stream')
 COUNT, SIZE, BATCH = 24, 2000, 4
 BOUND = 3.0  # seconds; it takes those of the timeouts below, and the attempts
 CONFIG = granular.IOConfig(
@@ -44,7 +44,7 @@ FAMILIES = {
         'a reset after the body': (['then_reset'], None),
         'a body that is cut off': ([('until_close', 100)], None),
         'a connection for each reply': (['then_close'] * 99, None),
-        'a connection for each reply, as is said': ([('then_close', 'close')] * 99, None),
+        'a connection for each reply, with Connection: close': ([('then_close', 'close')] * 99, None),
     },
     'time': {
         'no reply': (['hang'], None),
@@ -154,21 +154,21 @@ def bucket(server, store, tmp_path, monkeypatch, config=CONFIG):
     return granular.Path(f'{store}://b{next(buckets)}/data', endpoint_url=server.endpoint, config=config, **options)
 
 
-def through(face, path, fault):
+def through(interface, path, fault):
     """Read through one of the interfaces, and call ``fault`` in the middle. Returns whether the result is correct."""
-    if face == 'path':
+    if interface == 'path':
         starts = [SIZE * i for i in range(0, COUNT, 3)]
         fault()
         result = (path / 'data.bag').read_ranges(starts, [start + SIZE for start in starts])
         return result == [point(i)['data'] for i in range(0, COUNT, 3)]
-    if face == 'opening':
+    if interface == 'opening':
         fault()
     with granular.DatasetReader(path, granular.decoders) as reader:
-        if face == 'loader':
+        if interface == 'loader':
             return batches(reader, fault)
-        if face in ('stream', 'workers'):
-            return elements(reader, fault, worker=face == 'workers')
-        if face == 'reader':
+        if interface in ('stream', 'workers'):
+            return elements(reader, fault, worker=interface == 'workers')
+        if interface == 'reader':
             fault()
         return reader.fetch(range(0, COUNT, 3)) == [point(i) for i in range(0, COUNT, 3)]
 
@@ -201,31 +201,31 @@ def elements(reader, fault, worker):
     return result == [point(i) for i in range(COUNT)]
 
 
-def check(face, path, fault, error):
+def check(interface, path, fault, error):
     began = time.monotonic()
     if error is None:
-        assert through(face, path, fault)
+        assert through(interface, path, fault)
     else:
         with pytest.raises(error) as caught:
-            through(face, path, fault)
+            through(interface, path, fault)
         assert isinstance(caught.value, error)
         assert str(path.parent) in str(caught.value)
     assert time.monotonic() - began < BOUND
 
 
 # Ways to read of the same kind, each in both stores.
-GROUPS = [list(itertools.product(faces, STORES)) for faces in (['path'], ['opening'], ['reader', 'loader', 'stream'])]
+GROUPS = [list(itertools.product(choice, STORES)) for choice in (['path'], ['opening'], ['reader', 'loader', 'stream'])]
 
 
 @pytest.mark.parametrize(
-    ('face', 'store', 'fault'),
+    ('interface', 'store', 'fault'),
     [(*way, fault) for way, fault in cover(GROUPS, [list(family) for family in FAMILIES.values()])],
 )
-def test_passing_fault_is_survived(server, path, store, face, fault):
+def test_passing_fault_is_survived(server, path, store, interface, fault):
     lines, errors = PASSES[fault]
-    server.aim = 'data.idx' if face == 'opening' else 'data.bag'
-    error = None if errors is None else errors['reader' if face in ('loader', 'stream') else face]
-    check(face, path, lambda: server.script.extend(lines), error)
+    server.aim = 'data.idx' if interface == 'opening' else 'data.bag'
+    error = None if errors is None else errors['reader' if interface in ('loader', 'stream') else interface]
+    check(interface, path, lambda: server.script.extend(lines), error)
     assert len(server.script) < len(lines)
 
 
@@ -247,11 +247,11 @@ LASTING = (
 
 
 @pytest.mark.parametrize(
-    ('face', 'line', 'store'), [(*row, store) for row, store in cover([LASTING], [STORES])], ids=str
+    ('interface', 'line', 'store'), [(*row, store) for row, store in cover([LASTING], [STORES])], ids=str
 )
-def test_lasting_fault_is_an_error(server, path, store, face, line):
+def test_lasting_fault_is_an_error(server, path, store, interface, line):
     server.aim = 'data.bag'
-    check(face, path, lambda: server.script.extend([line] * 1000), STAYS[line])
+    check(interface, path, lambda: server.script.extend([line] * 1000), STAYS[line])
 
 
 def test_token_server_may_be_down_for_a_while(files, tmp_path, monkeypatch):
@@ -262,34 +262,34 @@ def test_token_server_may_be_down_for_a_while(files, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('store', STORES)
-@pytest.mark.parametrize('face', FACES)
-def test_redirect_is_not_followed(files, server, path, store, face):
+@pytest.mark.parametrize('interface', INTERFACES)
+def test_redirect_is_not_followed(files, server, path, store, interface):
     with FaultServer(files=files) as other:
         line = ('redirect', f'{other.endpoint}/b/data/data.bag')
-        check(face, path, lambda: server.script.extend([line] * 1000), StoreError)
+        check(interface, path, lambda: server.script.extend([line] * 1000), StoreError)
         assert other.connections == 0
 
 
 @pytest.mark.parametrize('store', STORES)
-@pytest.mark.parametrize('face', FACES)
-def test_stopped_server_is_an_error(files, tmp_path, monkeypatch, store, face):
+@pytest.mark.parametrize('interface', INTERFACES)
+def test_stopped_server_is_an_error(files, tmp_path, monkeypatch, store, interface):
     with FaultServer(files=files) as server:
         path = bucket(server, store, tmp_path, monkeypatch)
-        check(face, path, server.stop, StoreError)
+        check(interface, path, server.stop, StoreError)
 
 
 @pytest.mark.parametrize('store', STORES)
-@pytest.mark.parametrize('face', ['path', 'opening'])
-def test_unknown_host_is_an_error(store, face):
+@pytest.mark.parametrize('interface', ['path', 'opening'])
+def test_unknown_host_is_an_error(store, interface):
     options = {'key': 'k', 'secret': 'x'} if store == 's3' else {'token': 'anon'}
     path = granular.Path(f'{store}://b/data', endpoint_url='http://no-such-host.invalid', config=CONFIG, **options)
-    check(face, path, int, StoreError)
+    check(interface, path, int, StoreError)
 
 
 @pytest.mark.parametrize('store', STORES)
-@pytest.mark.parametrize('face', ['path', 'opening'])
+@pytest.mark.parametrize('interface', ['path', 'opening'])
 @pytest.mark.parametrize('who', ['another name', 'unknown issuer'])
-def test_wrong_certificate_is_an_error(files, tmp_path, monkeypatch, store, face, who):
+def test_wrong_certificate_is_an_error(files, tmp_path, monkeypatch, store, interface, who):
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / 'authority.pem'))
     monkeypatch.setenv('SSL_CERT_FILE', str(tmp_path / 'authority.pem'))
@@ -300,5 +300,5 @@ def test_wrong_certificate_is_an_error(files, tmp_path, monkeypatch, store, face
     with FaultServer(context, files) as server:
         path = granular.Path(f'{store}://b/data', endpoint_url=server.endpoint, config=CONFIG, **options)
         with pytest.raises(StoreError, match='(?i)certificate'):
-            through(face, path, int)
+            through(interface, path, int)
         assert server.ranges == []

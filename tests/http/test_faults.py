@@ -70,7 +70,7 @@ def test_expired_credentials_are_refreshed(server, monkeypatch, tmp_path, code):
     file.write_text(file.read_text().replace('OLD', 'NEW'))
     server.script.append(('status', 401) if code == '401' else ('status', 403, code))
     assert remote.read_range(10, 50) == DATA[10:50]
-    assert [('OLD' in said, 'NEW' in said) for said in server.authorized] == [(True, False)] * 2 + [(False, True)]
+    assert [('OLD' in header, 'NEW' in header) for header in server.authorized] == [(True, False)] * 2 + [(False, True)]
 
 
 def test_concurrent_readers_refresh_credentials_once(server, monkeypatch, tmp_path):
@@ -249,9 +249,9 @@ def test_slow_read_is_tolerated_without_min_rate(server):
     assert len(server.ranges) == 1
 
 
-def warmed(server, **knobs):
+def warmed(server, **settings):
     """Return a path to a store whose latency is known."""
-    remote = path(server, granular.IOConfig(**{'backoff': 0.01, 'concurrency': 8, **knobs}))
+    remote = path(server, granular.IOConfig(**{'backoff': 0.01, 'concurrency': 8, **settings}))
     for at in range(100):
         remote.read_range(at, at + 10)
     time.sleep(1.1)  # it is judged once a second

@@ -183,8 +183,10 @@ def main() -> None:
         with places(case.store) as target:
             kills, datasets = run(case, target, -(-args.times // len(cases)), random.Random(args.seed + i))
         total += kills
-        said = f'{case.store}, {case.layout}, checksums {case.checksums}: {kills} kills, {datasets} datasets, all exact'
-        sys.stdout.write(f'{said}, {time.monotonic() - began:.0f} s\n')
+        summary = (
+            f'{case.store}, {case.layout}, checksums {case.checksums}: {kills} kills, {datasets} datasets, all exact'
+        )
+        sys.stdout.write(f'{summary}, {time.monotonic() - began:.0f} s\n')
         sys.stdout.flush()
     sys.stdout.write(f'{total} kills in all, nothing lost\n')
 

@@ -33,31 +33,31 @@ def sampler():
     return granular.IndexSampler(64, seed=0, shuffle=True, num_epochs=50)
 
 
-def streams(face, reader):
-    # The faces have the same names.
-    source = face.MapDataset.source(reader).repeat(50)
+def streams(api, reader):
+    # Both APIs have the same names.
+    source = api.MapDataset.source(reader).repeat(50)
     forked = granular.MultiprocessingOptions(2, start_method='fork')
-    yield 'loader', lambda: face.Loader(face.sources.Epochs(reader), 2)
-    yield 'loader with workers', lambda: face.Loader(face.sources.Epochs(reader), 2, workers=2, mp='fork')
+    yield 'loader', lambda: api.Loader(api.sources.Epochs(reader), 2)
+    yield 'loader with workers', lambda: api.Loader(api.sources.Epochs(reader), 2, workers=2, mp='fork')
     yield 'dataset', lambda: source.map(len)
-    yield 'blocks', lambda: face.MapDataset.source(face.sources.Epochs(reader)).slice(slice(0, 6400))
+    yield 'blocks', lambda: api.MapDataset.source(api.sources.Epochs(reader)).slice(slice(0, 6400))
     yield 'stream', lambda: source.to_iter_dataset(small).batch(2)
     yield 'prefetch', lambda: source.to_iter_dataset(small).batch(2).prefetch(3)
-    yield 'mixture', lambda: face.IterDataset.mix([source.to_iter_dataset(small).prefetch(2)] * 2).prefetch(2)
+    yield 'mixture', lambda: api.IterDataset.mix([source.to_iter_dataset(small).prefetch(2)] * 2).prefetch(2)
     yield 'workers', lambda: source.to_iter_dataset().mp_prefetch(forked)
-    if face is granular:  # as spawning takes a second
+    if api is granular:  # as spawning takes a second
         yield 'spawned workers', lambda: source.to_iter_dataset().mp_prefetch(1).batch(2).prefetch(2)
-    yield 'data loader', lambda: face.DataLoader(data_source=reader, sampler=sampler())
-    yield 'data loader with workers', lambda: face.DataLoader(
+    yield 'data loader', lambda: api.DataLoader(data_source=reader, sampler=sampler())
+    yield 'data loader with workers', lambda: api.DataLoader(
         data_source=reader, sampler=sampler(), worker_count=2, start_method='fork'
     )
-    yield 'parquet', lambda: face.ParquetIterDataset(face.Path(f'{place}/rows.parquet', **json.loads(sys.argv[2])))
+    yield 'parquet', lambda: api.ParquetIterDataset(api.Path(f'{place}/rows.parquet', **json.loads(sys.argv[2])))
 
 
-def places(face):
-    path = face.Path(f'{place}', **json.loads(sys.argv[2]))
-    yield 'bag', lambda: face.BagReader(path / 'data' / 'x.bag')
-    yield 'parquet source', lambda: face.ParquetDataSource(path / 'rows.parquet')
+def places(api):
+    path = api.Path(f'{place}', **json.loads(sys.argv[2]))
+    yield 'bag', lambda: api.BagReader(path / 'data' / 'x.bag')
+    yield 'parquet source', lambda: api.ParquetDataSource(path / 'rows.parquet')
     yield 'iterdir', lambda: (path / 'files').iterdir()
     yield 'glob', lambda: path.glob('**')
     yield 'rglob', lambda: path.rglob('*')
@@ -283,13 +283,13 @@ def runs(code, data, *args):
         try:
             first = process.stdout.readline()
             began = time.monotonic()
-            rest, said = process.communicate(timeout=60)
+            rest, stderr = process.communicate(timeout=60)
             seconds = time.monotonic() - began
         finally:
             process.kill()
     # Python's development mode names callbacks that take long, as they do on a busy machine.
-    said = re.sub(r'(?m)^Executing <.* took [\d.]+ seconds\n', '', said)
-    assert (process.returncode, first + rest, said) == (0, 'done\n', ''), said
+    stderr = re.sub(r'(?m)^Executing <.* took [\d.]+ seconds\n', '', stderr)
+    assert (process.returncode, first + rest, stderr) == (0, 'done\n', ''), stderr
     return seconds
 
 

@@ -45,21 +45,21 @@ def test_exception_of_a_user_function_reaches_the_caller(arguments):
 @pytest.mark.parametrize('name', ERRORS)
 @pytest.mark.parametrize('make', ['iterator', 'loader'])
 def test_on_error_skip_applies_to_exceptions_only(name, make):
-    made = ERRORS[name]()
+    error = ERRORS[name]()
     fn = Raises(name)
     if make == 'iterator':
         stream = MapDataset.range(COUNT).map(fn).to_iter_dataset(on_error='skip')
     else:
         stream = granular.Loader(granular.sources.Transform(range(COUNT), fn.dicts), 4, on_error='skip')
     with iter(stream) as iterator:
-        if isinstance(made, Exception):
+        if isinstance(error, Exception):
             assert sum(1 if make == 'iterator' else len(batch['x']) for batch in iterator) == COUNT - 1
             assert [step for step, _ in iterator.errors] == [BAD]
-            assert type(made).__name__ in iterator.errors[0][1]
+            assert type(error).__name__ in iterator.errors[0][1]
         else:
-            with pytest.raises((type(made), FunctionError)) as caught:
+            with pytest.raises((type(error), FunctionError)) as caught:
                 list(iterator)
-            assert type(made) in (caught.type, type(caught.value.__cause__))
+            assert type(error) in (caught.type, type(caught.value.__cause__))
             assert iterator.errors == []
 
 

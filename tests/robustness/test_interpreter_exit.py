@@ -25,8 +25,8 @@ def s3(moto):
 @pytest.mark.parametrize('program', ['loader', 'unclosed', 'writes', 'careless', 'local'])
 def test_ctrl_c_ends_the_program(program, s3):
     assert program in PROGRAMS
-    wrong, seconds, said = interrupt(program, *s3, random.random() / 2)
-    assert wrong is None, said
+    wrong, seconds, output = interrupt(program, *s3, random.random() / 2)
+    assert wrong is None, output
     assert seconds < 10
 
 

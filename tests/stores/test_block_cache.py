@@ -38,9 +38,9 @@ def write(root, count=60, seed=0, size=20_000):
     return points
 
 
-def cached(root, folder, **knobs):
+def cached(root, folder, **settings):
     """Return the same path with a block cache."""
-    config = granular.IOConfig(cache_dir=str(folder), **knobs)
+    config = granular.IOConfig(cache_dir=str(folder), **settings)
     return granular.Path(str(root), config=config, **root.aio.store.options)
 
 

@@ -430,9 +430,9 @@ def test_metadata_of_a_new_object_must_match(proxy, root, field, size):
             and method in ('PUT', 'POST', 'GET')
             and '"storage#object"' in reply.decode('latin-1')
         ):
-            said = contents(reply)
-            said[field] = {'size': '3', 'crc32c': 'AAAAAA=='}.get(field, 'x')
-            return rewritten(200, said)(method, target, reply)
+            document = contents(reply)
+            document[field] = {'size': '3', 'crc32c': 'AAAAAA=='}.get(field, 'x')
+            return rewritten(200, document)(method, target, reply)
         return reply
 
     proxy.edit = edit
@@ -516,11 +516,11 @@ def test_one_of_several_racing_writers_succeeds(proxy, fakegcs, data):
     done = []
 
     def write(number):
-        mine = bytes([number]) + data
+        content = bytes([number]) + data
         started.wait(20)
         with contextlib.suppress(AlreadyExistsError):
-            publish(through(proxy, direct) / 'x', mine)
-            done.append(mine)
+            publish(through(proxy, direct) / 'x', content)
+            done.append(content)
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -560,8 +560,8 @@ def test_copy_in_several_steps_sends_its_token(proxy, root):
             return reply
         tokens.append(target.partition('rewriteToken=')[2])
         if len(tokens) < 3:
-            said = {'kind': 'storage#rewriteResponse', 'totalBytesRewritten': str(len(tokens)), 'done': False}
-            return rewritten(200, {**said, 'rewriteToken': f'token{len(tokens)}'})(method, target, reply)
+            document = {'kind': 'storage#rewriteResponse', 'totalBytesRewritten': str(len(tokens)), 'done': False}
+            return rewritten(200, {**document, 'rewriteToken': f'token{len(tokens)}'})(method, target, reply)
         return reply
 
     proxy.edit = edit
@@ -572,9 +572,9 @@ def test_copy_in_several_steps_sends_its_token(proxy, root):
 
 def test_copy_without_progress_is_an_error(proxy, root):
     filled(root)
-    said = {'kind': 'storage#rewriteResponse', 'totalBytesRewritten': '1', 'done': False, 'rewriteToken': 'x'}
+    document = {'kind': 'storage#rewriteResponse', 'totalBytesRewritten': '1', 'done': False, 'rewriteToken': 'x'}
     proxy.edit = lambda method, target, reply: (
-        rewritten(200, said)(method, target, reply) if '/rewriteTo/' in target else reply
+        rewritten(200, document)(method, target, reply) if '/rewriteTo/' in target else reply
     )
     with pytest.raises(StoreError, match='no more after'):
         (root / 'c').copy(root / 'd')

@@ -209,13 +209,13 @@ class Metadata(http.server.BaseHTTPRequestHandler):
         root = self.path.partition('?')[0].removeprefix('/computeMetadata/v1/')
         account = {'aliases': ['default'], 'email': 'machine@example.org', 'scopes': []}
         token = {'access_token': 'machine-token', 'expires_in': 3600, 'token_type': 'Bearer'}
-        said = {
+        values = {
             'project/project-id': 'machine-project',
             'instance/service-accounts/default/': json.dumps(account),
             'instance/service-accounts/default/token': json.dumps(token),
             'instance/service-accounts/machine@example.org/token': json.dumps(token),
         }
-        body = said.get(root, '').encode()
+        body = values.get(root, '').encode()
         self.send_response(200)
         self.send_header('Metadata-Flavor', 'Google')
         self.send_header('Content-Type', 'application/json' if body[:1] == b'{' else 'text/plain')

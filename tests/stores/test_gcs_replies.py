@@ -148,11 +148,12 @@ def test_listing_of_empty_pages_with_new_tokens_ends():
 
 
 @pytest.mark.parametrize(
-    'said', ['x', '', 'bytes=x', 'bytes=0-x', 'bytes=0-', 'bytes=5-9', 'bytes=0--1', 'bytes=0-' + '9' * 30, '0-5']
+    'range_header',
+    ['x', '', 'bytes=x', 'bytes=0-x', 'bytes=0-', 'bytes=5-9', 'bytes=0--1', 'bytes=0-' + '9' * 30, '0-5'],
 )
-def test_invalid_ranges_are_bad_replies(said):
+def test_invalid_ranges_are_bad_replies(range_header):
     with pytest.raises(BadReplyError, match='^gs://bucket/x'):
-        gcsreplies.persisted_size(answer(b'', 308, range=said), 'gs://bucket/x')
+        gcsreplies.persisted(answer(b'', 308, range=range_header), 'gs://bucket/x')
 
 
 def test_range_header_gives_the_stored_size():

@@ -107,7 +107,7 @@ class Case:
 
     Args:
       secret: of a client of its own.
-      operation: made for; one that only reads has the files of all, others have some of their own.
+      operation: the operation of the case; operations that only read share files, others have their own.
     """
 
     def __init__(self, server, moto, shared, tmp_path, secret, operation, config=QUICK):
@@ -228,7 +228,7 @@ def writing_in_parts(case):
     assert (case.direct / 'in' / 'a1').read_bytes() == LARGE
 
 
-async def publish(path, data, mine=True):
+async def publish(path, data):
     await granular.aio.runtime.loops.ensure_event_loop()
     writer = await path.store.open_writer(path.key, new=True)
     try:
@@ -344,19 +344,19 @@ def test_lasting_fault_is_an_error_in_bounded_time(server, new_case, request_kin
 @pytest.mark.parametrize('fault', PAGED)
 @pytest.mark.parametrize('operation', [listing, globbing_all, walking, opening_shards, copying, copying_here, removing])
 def test_listing_without_progress_is_an_error(server, new_case, operation, fault):
-    made = new_case(operation)
+    case = new_case(operation)
     server.plan('list', stays=fault)
     with pytest.raises(BadReplyError):
-        operation(made)
+        operation(case)
     assert server.kinds.count('list') < 12
 
 
 @pytest.mark.parametrize(('operation', 'kind'), each_value(REQUESTS))
 def test_redirect_is_not_followed(server, other, new_case, operation, kind):
-    made = new_case(operation)
+    case = new_case(operation)
     server.plan(kind, stays=('redirect', other.endpoint))
     with pytest.raises(StoreError):
-        operation(made)
+        operation(case)
     assert other.kinds == []
 
 
@@ -424,11 +424,11 @@ def test_publication_with_a_lost_reply_succeeds(request, store, kind, faults):
     backend = request.getfixturevalue(store)
     with S3Proxy(backend.endpoint) as server:
         folder = backend.place()
-        mine = granular.Path(
+        proxied = granular.Path(
             str(folder / 'new'), **{**backend.options, 'endpoint_url': server.endpoint, 'config': QUICK}
         )
         server.plan(kind, faults)
-        granular.aio.runtime.bridge.run(publish(mine, data))
+        granular.aio.runtime.bridge.run(publish(proxied, data))
         assert (folder / 'new').read_bytes() == data
 
 
@@ -442,13 +442,13 @@ def test_publication_of_another_writer_is_kept(request, store, kind, faults):
     backend = request.getfixturevalue(store)
     with S3Proxy(backend.endpoint) as server:
         folder = backend.place()
-        mine = granular.Path(
+        proxied = granular.Path(
             str(folder / 'new'), **{**backend.options, 'endpoint_url': server.endpoint, 'config': QUICK}
         )
         (folder / 'new').write_bytes(b'theirs')
         server.plan(kind, faults)
         with pytest.raises(AlreadyExistsError):
-            granular.aio.runtime.bridge.run(publish(mine, data))
+            granular.aio.runtime.bridge.run(publish(proxied, data))
         assert (folder / 'new').read_bytes() == b'theirs'
         assert [path.name for path in folder.iterdir()] == ['new']
 
@@ -458,9 +458,9 @@ def test_publication_of_another_writer_is_kept(request, store, kind, faults):
 )
 def test_dataset_is_written_despite_lost_replies(server, moto, layout, kind):
     folder = moto.place()
-    mine = granular.Path(str(folder), endpoint_url=server.endpoint, key='KEY', secret='x', config=QUICK)
+    proxied = granular.Path(str(folder), endpoint_url=server.endpoint, key='KEY', secret='x', config=QUICK)
     server.plan(kind, ['lost', 'good'] * 20)
-    with granular.DatasetWriter(mine / 'ds', {'x': 'bytes'}, granular.encoders, layout=layout) as writer:
+    with granular.DatasetWriter(proxied / 'ds', {'x': 'bytes'}, granular.encoders, layout=layout) as writer:
         for i in range(2):
             writer.append({'x': LARGE[i:]})
     with granular.DatasetReader(folder / 'ds', granular.decoders) as reader:

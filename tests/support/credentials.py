@@ -13,14 +13,14 @@ from tests.support.faults import FaultServer
 
 def google_key(folder: pathlib.Path, server: FaultServer) -> str:
     """Write the file of a service account whose tokens the server issues; returns its path."""
-    said = {
+    account = {
         'type': 'service_account',
         'client_email': 'tests@tests.iam.gserviceaccount.com',
         'private_key': _private_key(),
         'token_uri': f'{server.endpoint}/token',
     }
     path = folder / 'account.json'
-    path.write_text(json.dumps(said))
+    path.write_text(json.dumps(account))
     return str(path)
 
 

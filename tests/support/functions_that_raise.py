@@ -214,11 +214,11 @@ OPERATIONS: Final[dict[str, Callable[[Raises, 'Way', str], Any]]] = {
     'waiting map': lambda fn, way, _: stream(MapDataset.source(Awaited(same)).map(fn), way),
     'waiting flat_map': lambda fn, way, _: stream(MapDataset.source(Awaited(same)), way).flat_map(fn.several),
     'waiting Transform': lambda fn, way, _: loader(granular.sources.Transform(Awaited(same), fn.dicts), way),
-    'DataLoader': lambda fn, way, _: way.face.DataLoader(
+    'DataLoader': lambda fn, way, _: way.api.DataLoader(
         data_source=range(COUNT), sampler=granular.SequentialSampler(COUNT), operations=[fn],
         worker_count=way.workers.num_workers, start_method=way.workers.start_method,
     ),
-    'sampler': lambda fn, way, _: way.face.DataLoader(
+    'sampler': lambda fn, way, _: way.api.DataLoader(
         data_source=range(COUNT), sampler=Sampler(fn), operations=[],
         worker_count=way.workers.num_workers, start_method=way.workers.start_method,
     ),
@@ -408,10 +408,10 @@ class Long:
 # --- ways to iterate over an operation
 
 
-def iterate(made: Any) -> None:
+def iterate(items: Any) -> None:
     before = 0
     with contextlib.ExitStack() as stack:
-        iterator = iter(made)
+        iterator = iter(items)
         if hasattr(iterator, 'close'):
             stack.callback(iterator.close)
         for _ in iterator:
@@ -419,13 +419,13 @@ def iterate(made: Any) -> None:
     raise AssertionError(f'no error, but {before} elements of {COUNT}')
 
 
-def iterate_async(made: Any) -> None:
-    within(_iterate_async(made))
+def iterate_async(items: Any) -> None:
+    within(_iterate_async(items))
 
 
-async def _iterate_async(made: Any) -> None:
+async def _iterate_async(items: Any) -> None:
     before = 0
-    iterator = aiter(made.aio if hasattr(made, 'aio') else made)
+    iterator = aiter(items.aio if hasattr(items, 'aio') else items)
     try:
         async for _ in iterator:
             before += 1
@@ -453,16 +453,14 @@ def within(coro: Any) -> Any:
 class Way:
     """A way to iterate over the elements of an operation."""
 
-    def __init__(
-        self, take: Callable[[Any], None], processes: int, method: str = 'spawn', face: Any = granular
-    ) -> None:
-        self.take, self.face = take, face
+    def __init__(self, take: Callable[[Any], None], processes: int, method: str = 'spawn', api: Any = granular) -> None:
+        self.take, self.api = take, api
         self.workers = MultiprocessingOptions(processes, start_method=method)
 
 
 WAYS: Final = {
     'threads': Way(iterate, 0),
-    'async': Way(iterate_async, 0, face=aio),
+    'async': Way(iterate_async, 0, api=aio),
     'fork': Way(iterate, 1, 'fork'),
     'spawn': Way(iterate, 1, 'spawn'),
 }
@@ -470,13 +468,13 @@ WAYS: Final = {
 
 def judged(error: BaseException, name: str) -> str | None:
     """Return the problem with an error that reached the caller, or None."""
-    wanted = ERRORS[name]()
+    raised = ERRORS[name]()
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)
-    if name in THEMSELVES and type(error) is type(wanted) and str(error) == str(wanted):
+    if name in THEMSELVES and type(error) is type(raised) and str(error) == str(raised):
         return None
-    if isinstance(error, GranularError) and any(type(link) is type(wanted) for link in chain):
+    if isinstance(error, GranularError) and any(type(link) is type(raised) for link in chain):
         return None
     if name == 'OddError' and any(isinstance(link, WorkerError) and 'OddError' in str(link) for link in chain):
         return None  # it does not pickle

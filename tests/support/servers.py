@@ -225,7 +225,7 @@ class HTTPServer(LoopServer, Server):
             writer.write(head.encode('latin-1') + b'\r\n' + (b'' if method == 'HEAD' else body))
             await writer.drain()
 
-    def _reply(self, path: str, wanted: str | None) -> tuple[int, dict[str, str], bytes]:
+    def _reply(self, path: str, range_header: str | None) -> tuple[int, dict[str, str], bytes]:
         """Return the status, the headers and the body of a reply."""
         file = self.folder / path.strip('/')
         if file.is_dir():
@@ -241,9 +241,9 @@ class HTTPServer(LoopServer, Server):
             'Content-Type': 'application/octet-stream',
             'Last-Modified': email.utils.formatdate(stat.st_mtime, usegmt=True),
         }
-        if wanted is None:
+        if range_header is None:
             return 200, headers, file.read_bytes()
-        first, last = wanted.removeprefix('bytes=').split('-')
+        first, last = range_header.removeprefix('bytes=').split('-')
         start = max(0, size - int(last)) if not first else int(first)
         stop = size if not first or not last else min(int(last) + 1, size)
         if start >= stop:

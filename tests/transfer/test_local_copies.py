@@ -417,8 +417,8 @@ def test_concurrent_processes_copy_once_despite_a_kill(tmp_path, local):
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
     with concurrent.futures.ThreadPoolExecutor() as threads:  # at once, as each waits for its input to end
-        said = sorted(out.splitlines()[-1] for out, _ in threads.map(subprocess.Popen.communicate, (second, third)))
-    assert said == ['False False 0', 'True True 1000']
+        outcomes = sorted(out.splitlines()[-1] for out, _ in threads.map(subprocess.Popen.communicate, (second, third)))
+    assert outcomes == ['False False 0', 'True True 1000']
     assert contents(local / 'x') == files
 
 
