@@ -20,7 +20,7 @@ class Server:
 
     def __init__(self, *replies: bytes, reading: bool = True) -> None:
         self.replies, self.reading = list(replies), reading
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.bodies: list[str] = []
 
     async def __aenter__(self):
@@ -39,16 +39,16 @@ class Server:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = (await reader.readuntil(b'\r\n\r\n')).decode()
-                self.asked.append(head.partition(' HTTP')[0])
+                self.requests.append(head.partition(' HTTP')[0])
                 lengths = [line[16:] for line in head.split('\r\n') if line.startswith('Content-Length: ')]
                 if not self.reading:
                     return
                 if lengths:
                     digest, left = hashlib.sha256(), int(lengths[0])
                     while left:
-                        piece = await reader.read(min(left, 1 << 20))
-                        digest.update(piece)
-                        left -= len(piece)
+                        chunk = await reader.read(min(left, 1 << 20))
+                        digest.update(chunk)
+                        left -= len(chunk)
                     self.bodies.append(digest.hexdigest())
                 writer.write(self.replies.pop(0) if self.replies else OK)
                 await writer.drain()
@@ -91,7 +91,7 @@ async def test_redirects_are_not_followed(status):
         server.replies.append(redirect.encode())
         with pytest.raises(StoreError, match=str(status)):
             await send(server, 'PUT', b'data')
-        assert other.asked == []
+        assert other.requests == []
 
 
 @pytest.mark.parametrize(
@@ -131,4 +131,4 @@ async def test_servers_that_read_no_body_time_out():
     async with Server(reading=False) as server:
         with pytest.raises(StoreTimeoutError):
             await send(server, 'PUT', bytes(50_000_000))
-        assert len(server.asked) == QUICK.attempts
+        assert len(server.requests) == QUICK.attempts

@@ -206,7 +206,7 @@ class Metadata(http.server.BaseHTTPRequestHandler):
     """The metadata server of a Google Cloud machine."""
 
     def do_GET(self):
-        root = self.path.partition('?')[0].removeprefix('/computeMetadata/v1/')
+        key = self.path.partition('?')[0].removeprefix('/computeMetadata/v1/')
         account = {'aliases': ['default'], 'email': 'machine@example.org', 'scopes': []}
         token = {'access_token': 'machine-token', 'expires_in': 3600, 'token_type': 'Bearer'}
         values = {
@@ -215,7 +215,7 @@ class Metadata(http.server.BaseHTTPRequestHandler):
             'instance/service-accounts/default/token': json.dumps(token),
             'instance/service-accounts/machine@example.org/token': json.dumps(token),
         }
-        body = values.get(root, '').encode()
+        body = values.get(key, '').encode()
         self.send_response(200)
         self.send_header('Metadata-Flavor', 'Google')
         self.send_header('Content-Type', 'application/json' if body[:1] == b'{' else 'text/plain')
