@@ -173,12 +173,12 @@ class Interruption:
                 break
 
 
-async def opened(kind, root, **options):
+async def open_async(kind, root, **options):
     reader = granular.aio.ShardedDatasetReader if kind.startswith('sharded') else granular.aio.DatasetReader
     return await reader.open(Path(root.aio), granular.decoders, **options)
 
 
-def listed(server):
+def folder_entries(server):
     """Let a web server list the folder of its dataset."""
 
     async def entries(self, key):
@@ -192,7 +192,7 @@ def listed(server):
 @pytest.fixture(autouse=True)
 def listings(request, monkeypatch):
     if 'put' in request.fixturenames and isinstance(put := request.getfixturevalue('put'), Server):
-        monkeypatch.setattr(granular.aio.stores.http.HTTPStore, '_entries', listed(put.server))
+        monkeypatch.setattr(granular.aio.stores.http.HTTPStore, '_entries', folder_entries(put.server))
 
 
 OPTIONS = ({}, {'cache_index': False}, {'cache_keys': ('x',)})
@@ -227,7 +227,7 @@ def test_dataset_replaced_during_open_is_not_mixed(store, put, contents, kind, o
             interruption = Interruption(patch, moment, steps(put, before, after), at_once)
 
             async def read():
-                async with await opened(kind, put.root, **options) as reader:
+                async with await open_async(kind, put.root, **options) as reader:
                     return await reader.fetch(range(len(reader)))
 
             try:
@@ -260,12 +260,12 @@ def columns_as_points(columns):
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def open_now(kind, root, **options):
+def open_reader(kind, root, **options):
     reader = granular.ShardedDatasetReader if kind.startswith('sharded') else granular.DatasetReader
     return reader(root, granular.decoders, **options)
 
 
-def read_now(reader, read='fetch'):
+def read_name(reader, read='fetch'):
     try:
         return name_of(READS[read](reader))
     except ObjectChangedError:
@@ -279,11 +279,11 @@ def test_dataset_replaced_after_open_is_unchanged_or_an_error(store, put, conten
     fill(put, contents[kind, 'a'])
     for options in OPTIONS:
         fill(put, contents[kind, 'a'])
-        with open_now(kind, put.root, **options) as reader:
+        with open_reader(kind, put.root, **options) as reader:
             for fn, *args in steps(put, contents[kind, 'a'], contents[kind, 'b'])[:count]:
                 fn(*args)
             for read in READS:
-                assert read_now(reader, read) in ('a', 'ObjectChangedError')
+                assert read_name(reader, read) in ('a', 'ObjectChangedError')
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -294,19 +294,19 @@ def test_pickled_reader_opens_its_dataset_or_fails(store, put, contents, kind, m
     fill(put, contents[kind, 'a'])
     sent = []
     for options in OPTIONS:
-        with open_now(kind, put.root, **options) as reader:
+        with open_reader(kind, put.root, **options) as reader:
             sent.append(pickle.dumps(reader))
             token = sharing.set(True)
             sent.append(pickle.dumps(reader))  # as for a worker process, with its index
             sharing.reset(token)
     for content in sent:
         with pickle.loads(content) as twin:
-            assert read_now(twin) == 'a'
+            assert read_name(twin) == 'a'
     for fn, *args in steps(put, contents[kind, 'a'], contents[kind, 'b']):
         fn(*args)
     for content in sent:
         try:
-            outcome = read_now(pickle.loads(content))
+            outcome = read_name(pickle.loads(content))
         except ObjectChangedError:
             continue
         # With its index, a file of a disk that this process has open still is what it was.
@@ -316,14 +316,14 @@ def test_pickled_reader_opens_its_dataset_or_fails(store, put, contents, kind, m
 def test_pickled_reader_of_another_machine_opens_a_copy(tmp_path, contents, monkeypatch):
     put = Folder(granular.Path(tmp_path / 'ds'))
     fill(put, contents['refs', 'a'])
-    with open_now('refs', put.root) as reader, granular.BagReader(put.root / 'x.bag') as bag:
+    with open_reader('refs', put.root) as reader, granular.BagReader(put.root / 'x.bag') as bag:
         sent = [pickle.dumps(reader), pickle.dumps(bag)]
     fill(put, contents['refs', 'a'])
     for content in sent:
         with pytest.raises(ObjectChangedError, match='replaced since the reader was pickled'):
             pickle.loads(content)
     monkeypatch.setattr('platform.node', lambda: 'another')
-    assert read_now(pickle.loads(sent[0])) == 'a'
+    assert read_name(pickle.loads(sent[0])) == 'a'
     assert len(pickle.loads(sent[1])) == COUNT
     put.put('x.bag', contents['refs', 'a']['x.bag'] + bytes(8))
     for content in sent:
@@ -337,17 +337,17 @@ def test_index_cache_of_some_shards_is_not_mixed_with_others(bucket, tmp_path, c
     kind = 'sharded refs'
     for steps_first, steps_then in itertools.permutations([(0, 1), (0, 2), (1, 2)], 2):
         fill(put, contents[kind, 'a'])
-        open_now(kind, put.root, shardstart=steps_first[0], shardstep=steps_first[1]).close()
+        open_reader(kind, put.root, shardstart=steps_first[0], shardstep=steps_first[1]).close()
         for fn, *args in steps(put, contents[kind, 'a'], contents[kind, 'b']):
             fn(*args)
-        open_now(kind, put.root, shardstart=steps_then[0], shardstep=steps_then[1]).close()
+        open_reader(kind, put.root, shardstart=steps_then[0], shardstep=steps_then[1]).close()
         outcomes = []
         for _ in range(2):
-            with open_now(kind, put.root) as reader:
-                outcomes.append(read_now(reader))
+            with open_reader(kind, put.root) as reader:
+                outcomes.append(read_name(reader))
         assert outcomes in (['b', 'b'], ['ObjectChangedError', 'b'])
         # Not one value of another dataset either.
-        with open_now(kind, put.root) as reader:
+        with open_reader(kind, put.root) as reader:
             assert [reader[i] for i in range(COUNT)] == [point('b', i) for i in range(COUNT)]
 
 
@@ -357,12 +357,12 @@ def test_index_cache_of_a_replaced_dataset_is_not_used(moto, tmp_path, contents,
     root = moto.place()
     put = Folder(granular.Path(str(root), config=config, **root.aio.store.options) / 'ds')
     fill(put, contents[kind, 'a'])
-    open_now(kind, put.root).close()
+    open_reader(kind, put.root).close()
     for fn, *args in steps(put, contents[kind, 'a'], contents[kind, 'b']):
         fn(*args)
     for _ in range(2):
-        with open_now(kind, put.root, cache_keys=('x', 'y')) as reader:  # which reads them when it is opened
-            assert read_now(reader) == 'b'
+        with open_reader(kind, put.root, cache_keys=('x', 'y')) as reader:  # which reads them when it is opened
+            assert read_name(reader) == 'b'
 
 
 @pytest.mark.parametrize('moment', ['between', 'behind'])
@@ -376,7 +376,7 @@ def test_shards_added_during_open_are_read_or_ignored(tmp_path, contents, moment
         interruption = Interruption(patch, 1 if moment == 'between' else MOMENTS, more, True)
 
         async def read():
-            async with await opened(kind, put.root) as reader:
+            async with await open_async(kind, put.root) as reader:
                 return len(reader)
 
         assert asyncio.run(read()) == (COUNT if moment == 'between' else COUNT // SHARDS)
@@ -399,7 +399,7 @@ def test_server_without_versions_is_refused(contents, kind):
             else:
                 granular.DatasetReader(root, granular.decoders)
         server.modified[''] = email.utils.formatdate(0, usegmt=True)
-        assert read_now(open_now(kind, root) if kind != 'bag' else open_now('refs', root)) == 'a'
+        assert read_name(open_reader(kind, root) if kind != 'bag' else open_reader('refs', root)) == 'a'
 
 
 @pytest.mark.parametrize('cache_index', [True, False])
@@ -421,8 +421,8 @@ def test_substitute_versions_are_not_cached(contents, tmp_path):
         for name in ('a', 'b'):  # of the same time and size
             server.files = {f'ds/{file}': data for file, data in contents['refs', name].items()}
             for _ in range(2):
-                with open_now('refs', granular.Path(f'{server.endpoint}/b/ds', config=config)) as reader:
-                    assert read_now(reader) == name
+                with open_reader('refs', granular.Path(f'{server.endpoint}/b/ds', config=config)) as reader:
+                    assert read_name(reader) == name
 
 
 # --- local files that are written in place
@@ -463,7 +463,7 @@ def test_local_files_written_in_place_are_detected(tmp_path, contents, kind, har
         HARMS[harm](tmp_path / 'ds' / file, contents[kind, 'b'][file])
 
     async def read_async(options, file):
-        async with await opened(kind, put.root, **options) as reader:
+        async with await open_async(kind, put.root, **options) as reader:
             break_it(file)
             try:
                 return name_of([await reader.get(i) for i in range(COUNT)])
@@ -473,9 +473,9 @@ def test_local_files_written_in_place_are_detected(tmp_path, contents, kind, har
     files = [name for name in contents[kind, 'a'] if name.endswith('x.bag')]
     for options, file in itertools.product(({}, {'cache_index': False}), files):
         fill(put, contents[kind, 'a'])
-        with open_now(kind, put.root, **options) as reader:
+        with open_reader(kind, put.root, **options) as reader:
             break_it(file)
-            assert {read_now(reader, read) for read in READS} == {expected}
+            assert {read_name(reader, read) for read in READS} == {expected}
         fill(put, contents[kind, 'a'])
         assert asyncio.run(read_async(options, file)) == expected
 
@@ -527,13 +527,13 @@ def test_growing_local_file_is_read_to_its_initial_end(tmp_path):
 def test_growing_local_bag_stays_readable(tmp_path, contents):
     put = Folder(granular.Path(tmp_path / 'ds'))
     fill(put, contents['columns', 'a'])
-    with open_now('columns', put.root) as reader:
+    with open_reader('columns', put.root) as reader:
         with granular.DatasetWriter(put.root, dict.fromkeys('xy', 'utf8'), granular.encoders, layout='columns') as more:
             for i in range(3):
                 more.append(point('a', COUNT + i))
-                assert [read_now(reader, read) for read in READS] == ['a'] * len(READS)
+                assert [read_name(reader, read) for read in READS] == ['a'] * len(READS)
         assert len(reader) == COUNT
-    with open_now('columns', put.root) as reader:
+    with open_reader('columns', put.root) as reader:
         assert len(reader) == COUNT + 3
 
 
@@ -546,6 +546,6 @@ def test_redis_cache_does_not_return_datapoints_of_a_replaced_dataset(tmp_path, 
     put = Folder(granular.Path(tmp_path / 'ds'))
     for name in 'ab':
         fill(put, contents[kind, name])
-        with open_now(kind, put.root, **options) as reader:
+        with open_reader(kind, put.root, **options) as reader:
             with granular.RedisCache(reader, redis_server.url, namespace=f'test-{tmp_path.name}') as cache:
                 assert name_of(cache.fetch(range(COUNT))) == name

@@ -56,7 +56,7 @@ def test_permanent_statuses_fail_at_once(server, code, error):
     assert f'{code}' in str(caught.value) or code == 412
 
 
-def expired(server, monkeypatch, tmp_path):
+def path_and_credentials(server, monkeypatch, tmp_path):
     """Return a path whose credentials come from a file, and that file."""
     (tmp_path / 'credentials').write_text('[default]\naws_access_key_id=OLD\naws_secret_access_key=x\n')
     monkeypatch.setenv('AWS_SHARED_CREDENTIALS_FILE', str(tmp_path / 'credentials'))
@@ -65,7 +65,7 @@ def expired(server, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize('code', ['401', 'ExpiredToken'])
 def test_expired_credentials_are_refreshed(server, monkeypatch, tmp_path, code):
-    remote, file = expired(server, monkeypatch, tmp_path)
+    remote, file = path_and_credentials(server, monkeypatch, tmp_path)
     assert remote.read_range(0, 10) == DATA[:10]
     file.write_text(file.read_text().replace('OLD', 'NEW'))
     server.script.append(('status', 401) if code == '401' else ('status', 403, code))
@@ -76,7 +76,7 @@ def test_expired_credentials_are_refreshed(server, monkeypatch, tmp_path, code):
 def test_concurrent_readers_refresh_credentials_once(server, monkeypatch, tmp_path):
     from granular.aio.stores.s3.client import S3Client
 
-    remote, _ = expired(server, monkeypatch, tmp_path)
+    remote, _ = path_and_credentials(server, monkeypatch, tmp_path)
     calls = []
     find = S3Client.find_credentials
 
@@ -96,7 +96,7 @@ def test_concurrent_readers_refresh_credentials_once(server, monkeypatch, tmp_pa
 
 
 def test_credentials_refused_twice_are_an_error(server, monkeypatch, tmp_path):
-    remote, _ = expired(server, monkeypatch, tmp_path)
+    remote, _ = path_and_credentials(server, monkeypatch, tmp_path)
     server.script.extend([('status', 401)] * 2)
     with pytest.raises(AccessDeniedError, match='401') as caught:
         remote.read_range(0, 10)
@@ -249,7 +249,7 @@ def test_slow_read_is_tolerated_without_min_rate(server):
     assert len(server.ranges) == 1
 
 
-def warmed(server, **settings):
+def warm_path(server, **settings):
     """Return a path to a store whose latency is known."""
     remote = path(server, granular.IOConfig(**{'backoff': 0.01, 'concurrency': 8, **settings}))
     for at in range(100):
@@ -259,53 +259,53 @@ def warmed(server, **settings):
     return remote
 
 
-def hedges(fn):
+def count_hedges(fn):
     before = granular.io_stats()['hedges']
     began = time.monotonic()
     return fn(), granular.io_stats()['hedges'] - before, time.monotonic() - began
 
 
 def test_slow_reply_is_hedged(server):
-    remote = warmed(server)
+    remote = warm_path(server)
     time.sleep(1.1)
     server.script.append(('late', 3))
-    result, count, seconds = hedges(lambda: remote.read_range(10, 50_000))
+    result, count, seconds = count_hedges(lambda: remote.read_range(10, 50_000))
     assert result == DATA[10:50_000]
     assert count == 1
     assert seconds < 1.5
     assert server.ranges[-2:] == ['bytes=10-49999'] * 2
     server.script.extend([('late', 0.4), ('late', 0.01)])  # the one that comes second is not taken for another's
-    assert hedges(lambda: remote.read_range(60_000, 90_000))[:2] == (DATA[60_000:90_000], 1)
+    assert count_hedges(lambda: remote.read_range(60_000, 90_000))[:2] == (DATA[60_000:90_000], 1)
     time.sleep(0.5)
     assert remote.read_range(5, 9) == DATA[5:9]
 
 
 def test_request_and_its_hedge_may_both_fail(server):
-    remote = warmed(server, attempts=2)
+    remote = warm_path(server, attempts=2)
     server.script.extend([('late', 0.3), 'reset', 'reset', 'reset'])
-    assert hedges(lambda: remote.read_range(10, 500))[0] == DATA[10:500]
+    assert count_hedges(lambda: remote.read_range(10, 500))[0] == DATA[10:500]
 
 
 def test_hedging_can_be_disabled(server):
-    remote = warmed(server, hedge=0.0)
+    remote = warm_path(server, hedge=0.0)
     server.script.append(('late', 0.5))
-    assert hedges(lambda: remote.read_range(10, 500))[:2] == (DATA[10:500], 0)
+    assert count_hedges(lambda: remote.read_range(10, 500))[:2] == (DATA[10:500], 0)
 
 
 def test_throttled_requests_are_not_hedged(server):
-    remote = warmed(server)
+    remote = warm_path(server)
     time.sleep(2.1)  # replies are counted over two seconds: the only one since is a refusal
     server.script.extend([('status', 503), ('late', 0.5)])
-    assert hedges(lambda: remote.read_range(10, 500))[:2] == (DATA[10:500], 0)
+    assert count_hedges(lambda: remote.read_range(10, 500))[:2] == (DATA[10:500], 0)
 
 
 def test_hedges_are_bounded(server):
-    remote = warmed(server)
+    remote = warm_path(server)
     server.script.extend([('late', 0.3)] * 40)
     starts = list(range(0, 80_000, 2000))
     config = granular.IOConfig(max_gap=0, concurrency=8)
     remote = granular.Path(str(remote), config=config)
-    _, count, _ = hedges(lambda: remote.read_ranges(starts, [start + 10 for start in starts]))
+    _, count, _ = count_hedges(lambda: remote.read_ranges(starts, [start + 10 for start in starts]))
     assert count <= 5
 
 
@@ -379,7 +379,7 @@ def test_clock_skew_is_corrected_once(server):
 # --- full objects
 
 
-def hashed(header, value, data=DATA[:1000]):
+def reply_with_checksum(header, value, data=DATA[:1000]):
     head = f'HTTP/1.1 200 OK\r\nContent-Length: {len(data)}\r\nETag: x\r\n{header}: {value}\r\n\r\n'
     return ('raw', head.encode() + data)
 
@@ -400,11 +400,11 @@ GOOD = {
 
 @pytest.mark.parametrize('header', GOOD)
 def test_full_object_is_compared_with_its_checksum(server, header):
-    server.script.append(hashed(header, GOOD[header]))
+    server.script.append(reply_with_checksum(header, GOOD[header]))
     assert path(server).read_bytes() == DATA[:1000]
     assert server.ranges == [None]
-    wrong = hashed(header, GOOD[header], DATA[1:1001])
-    server.script.extend([wrong, hashed(header, GOOD[header])])
+    wrong = reply_with_checksum(header, GOOD[header], DATA[1:1001])
+    server.script.extend([wrong, reply_with_checksum(header, GOOD[header])])
     assert path(server).read_bytes() == DATA[:1000]
     server.script.extend([wrong] * 2)
     with pytest.raises(BadReplyError, match='1000 bytes came with .* the store says'):
@@ -412,9 +412,9 @@ def test_full_object_is_compared_with_its_checksum(server, header):
 
 
 def test_checksums_of_parts_are_not_compared_with_the_object(server):
-    server.script.append(hashed('x-amz-checksum-crc32c', 'AAAAAA==-2'))
+    server.script.append(reply_with_checksum('x-amz-checksum-crc32c', 'AAAAAA==-2'))
     assert path(server).read_bytes() == DATA[:1000]
-    server.script.append(hashed('x-amz-checksum-type', 'COMPOSITE\r\nx-amz-checksum-crc32c: AAAAAA=='))
+    server.script.append(reply_with_checksum('x-amz-checksum-type', 'COMPOSITE\r\nx-amz-checksum-crc32c: AAAAAA=='))
     assert path(server).read_bytes() == DATA[:1000]
 
 

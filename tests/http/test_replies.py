@@ -72,7 +72,7 @@ FAULTS = {
 }
 
 
-def survives(server, store, read, lines):
+def read_files(server, store, read, lines):
     """Read every file and compare."""
     call, part = READS[read]
     root = folder(server, store)
@@ -91,13 +91,13 @@ CASES = pairwise(
 
 @pytest.mark.parametrize(('store', 'fault', 'read'), CASES, ids=str)
 def test_wrong_reply_is_never_accepted(server, store, read, fault):
-    survives(server, store, read, [fault])
-    survives(server, store, read, [fault, 'good', 'good', 'good', fault])
+    read_files(server, store, read, [fault])
+    read_files(server, store, read, [fault, 'good', 'good', 'good', fault])
     if FAULTS[fault] is None or (fault == 'partial' and read != 'whole'):
-        survives(server, store, read, [fault] * 200)
+        read_files(server, store, read, [fault] * 200)
     else:
         with pytest.raises(FAULTS[fault], match='data/a'):
-            survives(server, store, read, [fault] * 200)
+            read_files(server, store, read, [fault] * 200)
 
 
 # --- full objects
@@ -106,11 +106,11 @@ def test_wrong_reply_is_never_accepted(server, store, read, fault):
 @pytest.mark.parametrize('read', WHOLE)
 def test_etags_that_never_match_are_ignored(server, read):
     server.etag_of, server.etag = None, f'"{"0123456789abcdef" * 2}"'
-    survives(server, 's3', read, [])
+    read_files(server, 's3', read, [])
     count = len(server.ranges)
     assert count == 5 + 2  # two halves, once
     with pytest.raises(BadReplyError, match='the ETag says 0123456789abcdef'):
-        survives(server, 's3', read, ['slid', 'good', 'good', 'slid', 'good', 'good'])
+        read_files(server, 's3', read, ['slid', 'good', 'good', 'slid', 'good', 'good'])
 
 
 def test_etags_are_compared_after_the_first_match(server):
@@ -197,7 +197,7 @@ CODINGS = ('gzip', 'aws-chunked', 'aws-chunked,gzip', 'utf-8', 'identity', 'br')
 @pytest.mark.parametrize(('store', 'read', 'encoding'), pairwise(itertools.product(STORES, READS, CODINGS)))
 def test_object_stored_with_a_content_coding_is_returned_as_stored(server, store, read, encoding):
     server.encoding = encoding
-    survives(server, store, read, [])
+    read_files(server, store, read, [])
     # That it is stored so is found out once for each object, where its store does not say so.
     proofs = [request for request in server.ranges if request == 'bytes=3999-3999' or request == 'bytes=2499-2499']
     assert len(proofs) == (3 if store != 'gs' and encoding not in ('aws-chunked', 'identity') else 0) or read in WHOLE

@@ -152,7 +152,7 @@ COMPLAINTS = re.compile(
 )
 
 
-def judged(code: int | None, stderr: str, seconds: float) -> str | None:
+def find_problem(code: int | None, stderr: str, seconds: float) -> str | None:
     """Return the problem with the end of a process, or None."""
     if code is None:
         return f'did not end in {seconds:.0f} s'
@@ -182,9 +182,9 @@ def interrupt(
         try:
             _, output = process.communicate(timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
-            return judged(None, '', TIMEOUT), TIMEOUT, ''
+            return find_problem(None, '', TIMEOUT), TIMEOUT, ''
         seconds = time.monotonic() - began
-    wrong = judged(process.returncode, output, seconds)
+    wrong = find_problem(process.returncode, output, seconds)
     own = re.compile(rf'(?<!\d){process.pid}(?!\d)')
     if left := {name for name in set(os.listdir('/dev/shm')) - before if own.search(name)}:
         wrong = wrong or f'left {left} in shared memory'

@@ -85,7 +85,7 @@ def small(store: str, layout: str, checksums: bool) -> Case:
     return Case(store, layout, checksums, *size)
 
 
-def look(case: Case, root: granular.Path) -> None:
+def verify(case: Case, root: granular.Path) -> None:
     """Check that readable datapoints are correct, and that complete shards are complete."""
     for number in range(-(-case.count // case.shardlen)):
         folder, first = root / f'{number:06}', number * case.shardlen
@@ -119,7 +119,7 @@ def kill_one(case: Case, root: granular.Path, rng: random.Random, seconds: float
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-            look(case, root)
+            verify(case, root)
             continue
         case.finish(process)
         return kills
@@ -138,7 +138,7 @@ def run(case: Case, target: Any, times: int, rng: random.Random, lives: int = LI
         whole = granular.Path(folder) / 'whole'
         case.finish(case.start(whole))
         expected = contents(whole)
-        look(case, whole)
+        verify(case, whole)
     process = case.start(root := target())
     began = time.monotonic()
     case.finish(process)

@@ -274,7 +274,7 @@ def data(request, tmp_path_factory):
     return root, {} if server is None else server.options
 
 
-def runs(code, data, *args):
+def run_program(code, data, *args):
     """Run a program that must print no warning; returns the seconds that its exit took."""
     root, options = data
     text = HEAD + textwrap.dedent(code) + "\nprint('done', flush=True)\n"
@@ -299,24 +299,24 @@ EXITING = {'slow': EXIT + SLOW, 'script': EXIT, 'notebook': NOTEBOOK_EXIT}
 
 @pytest.mark.parametrize(('program', 'data'), cover([list(DROPPING)], [STORES]), indirect=['data'])
 def test_dropped_iterators_leave_nothing(program, data):
-    runs(DROPPING[program], data)
+    run_program(DROPPING[program], data)
 
 
 @pytest.mark.parametrize(('kind', 'data'), cover([['uvloop', 'asyncio']], [STORES]), indirect=['data'])
 def test_dropped_async_iterators_leave_nothing(kind, data):
-    runs(ASYNC, data, kind)
+    run_program(ASYNC, data, kind)
 
 
 @pytest.mark.parametrize(('program', 'data'), cover([list(EXITING)], [STORES]), indirect=['data'])
 def test_interpreter_exits_with_unfinished_iterators(program, data):
-    assert runs(EXITING[program], data) < 10  # 2 s on a machine that has nothing else to do
+    assert run_program(EXITING[program], data) < 10  # 2 s on a machine that has nothing else to do
     assert not [path for path in (data[0] / 'files').iterdir() if not path.name.isdigit()]
 
 
 @pytest.mark.parametrize('data', ['bucket'], indirect=True)
 def test_forked_child_drops_the_iterators_of_its_parent(data):
-    runs(FORKED, data)
+    run_program(FORKED, data)
 
 
 def test_dropped_prefetching_streams_free_their_memory(tmp_path):
-    runs(MEMORY, (tmp_path, {}))
+    run_program(MEMORY, (tmp_path, {}))

@@ -173,7 +173,7 @@ def test_interrupt_releases_the_lock():
     assert run(enter()) == 'in'
 
 
-def forked(function):
+def run_in_child(function):
     """Call a function in a forked child; returns the exit code: 0 for True."""
     child = os.fork()
     if not child:
@@ -203,7 +203,7 @@ def test_forked_child_does_not_inherit_locks_of_threads():
     thread.start()
     within.wait(30)
     try:
-        assert forked(lambda: run(enter())) == 0
+        assert run_in_child(lambda: run(enter())) == 0
     finally:
         release.set()
         thread.join()
@@ -223,6 +223,6 @@ def test_forked_child_does_not_stop_the_workers_of_its_parent():
             gc.collect()
             return True
 
-        assert forked(leave) == 0
+        assert run_in_child(leave) == 0
         result += list(iterator)
     assert result == [np.sqrt(i) for i in range(600)]

@@ -44,7 +44,7 @@ def quiet():
 
 
 @st.composite
-def harmed(draw, valid):
+def damaged(draw, valid):
     """Return valid bytes with a few changes."""
     data = bytearray(draw(st.sampled_from(valid)))
     for _ in range(draw(st.integers(1, 4))):
@@ -70,7 +70,7 @@ def test_arbitrary_bytes_are_decoded_or_refused(name):
         target(data)
 
     @settings(quick, max_examples=120 if name in SLOW else 300)
-    @given(st.one_of(st.binary(max_size=200), *([harmed(valid)] * 3 if valid else [])))
+    @given(st.one_of(st.binary(max_size=200), *([damaged(valid)] * 3 if valid else [])))
     def check(data):
         target(data)
 
@@ -324,7 +324,7 @@ def test_decreasing_limits_are_corruption(tmp_path):
             reader.fetch([0, 2, 4])
 
 
-def claiming(size, tail):
+def claiming_reply(size, tail):
     """Return a reply that claims an object of that size with these last bytes."""
     head = f'HTTP/1.1 206 X\r\nContent-Length: {len(tail)}\r\nETag: x\r\n'
     span = f'Content-Range: bytes {size - len(tail)}-{size - 1}/{size}\r\n\r\n'
@@ -336,7 +336,7 @@ def claiming(size, tail):
 def test_impossible_table_sizes_are_refused(size, cached):
     tail = 64 * 1024
     with FaultServer() as server:
-        server.script.extend([claiming(size, bytes(tail)), ('status', 404)] * 2)  # as it is asked for once more
+        server.script.extend([claiming_reply(size, bytes(tail)), ('status', 404)] * 2)  # as it is asked for once more
         began = time.monotonic()
         with pytest.raises((CorruptError, StoreError)), Peak() as peak:
             granular.BagReader(f'{server.endpoint}/x', cache_index=cached, index=None)

@@ -164,11 +164,11 @@ def test_lock_across_loops_is_fair_and_survives_closed_loops():
 # --- one iterator, many threads
 
 
-def half(x):
+def identity(x):
     return x
 
 
-def taken(items):
+def take_in_threads(items):
     """Return the elements that several threads take from one iterator."""
     result = collections.defaultdict(list)
 
@@ -191,7 +191,7 @@ SHARED = {
     'loader with workers': lambda path: granular.Loader(
         granular.MapDataset.source(range(COUNT)).map(lambda i: {'x': i}), 2, mp='fork', workers=2
     ),
-    'dataset': lambda path: iter(granular.MapDataset.source(range(COUNT)).map(half)),
+    'dataset': lambda path: iter(granular.MapDataset.source(range(COUNT)).map(identity)),
     'stream': lambda path: iter(
         granular.MapDataset.source(granular.DatasetReader(path / 'data', granular.decoders)).to_iter_dataset()
     ),
@@ -214,7 +214,7 @@ SHARED = {
 @pytest.mark.parametrize(('kind', 'path'), cover([list(SHARED)], [STORES]), indirect=['path'])
 def test_threads_sharing_an_iterator_get_each_element_once(kind, path):
     items = SHARED[kind](path)
-    result = [value for item in taken(items) for value in np.ravel(values_of(item)).tolist()]
+    result = [value for item in take_in_threads(items) for value in np.ravel(values_of(item)).tolist()]
     width = 10 if kind in ('loader', 'stream', 'batches', 'reader') else 1
     assert sorted(result) == [i for i in range(COUNT) for _ in range(width)]
     items.close()

@@ -44,7 +44,7 @@ def cached(root, folder, **settings):
     return granular.Path(str(root), config=config, **root.aio.store.options)
 
 
-def taken(fn):
+def measure(fn):
     """Return the result of a call, and its requests, cache hits and misses."""
     before = granular.io_stats()
     result = fn()
@@ -60,16 +60,16 @@ def size_of(folder):
 def test_second_epoch_makes_no_request(bucket, tmp_path):
     points = write(bucket / 'ds')
     with granular.ShardedDatasetReader(cached(bucket / 'ds', tmp_path), granular.decoders) as reader:
-        first, requests, _, misses = taken(lambda: reader.fetch(range(60)))
+        first, requests, _, misses = measure(lambda: reader.fetch(range(60)))
         assert first == points
         assert requests >= 3
         assert misses >= sum(len(point['data']) for point in points) // BLOCK
         order = np.random.default_rng(0).permutation(60)
-        again, requests, hits, misses = taken(lambda: reader.fetch(order))
+        again, requests, hits, misses = measure(lambda: reader.fetch(order))
         assert again == [points[i] for i in order]
         assert (requests, misses) == (0, 0)
         assert hits >= sum(len(point['data']) for point in points) // BLOCK
-        assert taken(lambda: [reader[int(i)] for i in order])[1] == 0
+        assert measure(lambda: [reader[int(i)] for i in order])[1] == 0
 
 
 RESTARTED = """
@@ -122,8 +122,8 @@ def test_cache_folder_stays_within_its_limit(moto, tmp_path):
                 assert reader.fetch(range(at, at + 20)) == points[at : at + 20]
                 assert size_of(tmp_path) <= 9 * MB
         # What was used last is there still, what was used first is not.
-        assert taken(lambda: reader.fetch(range(190, 200)))[1] == 0
-        assert taken(lambda: reader.fetch(range(10)))[1] > 0
+        assert measure(lambda: reader.fetch(range(190, 200)))[1] == 0
+        assert measure(lambda: reader.fetch(range(10)))[1] > 0
 
 
 def test_damaged_block_is_detected_and_replaced(moto, tmp_path, caplog):
@@ -139,7 +139,7 @@ def test_damaged_block_is_detected_and_replaced(moto, tmp_path, caplog):
 
     def child(queue):
         with granular.ShardedDatasetReader(cached(root, tmp_path), granular.decoders) as reader:
-            result, _, _, misses = taken(lambda: reader.fetch(range(60)))
+            result, _, _, misses = measure(lambda: reader.fetch(range(60)))
         queue.put((result == points, misses))
 
     context = multiprocessing.get_context('fork')
@@ -162,7 +162,7 @@ def fetch_all(url, options, folder, barrier, queue, die=False):
         barrier.wait()
         if die:
             threading_kill()
-        result, _, _, misses = taken(lambda: reader.fetch(range(60)))
+        result, _, _, misses = measure(lambda: reader.fetch(range(60)))
     queue.put((misses, [point['label'] for point in result], sum(len(point['data']) for point in result)))
 
 
@@ -193,7 +193,7 @@ def test_concurrent_processes_fetch_each_block_once(moto, tmp_path):
         assert labels == list(range(60))
         assert total == sum(len(point['data']) for point in points)
     with granular.ShardedDatasetReader(cached(root, tmp_path), granular.decoders) as reader:
-        result = taken(lambda: reader.fetch(range(60)))
+        result = measure(lambda: reader.fetch(range(60)))
         assert result[0] == points
         assert result[1] == 0
 
@@ -262,7 +262,7 @@ def test_loops_waiting_for_blocks_of_each_other_do_not_deadlock(tmp_path, monkey
         path = granular.aio.Path('s3://bucket/file', config=config, endpoint_url=server.endpoint, anon=True)
         meet, seen, has = threading.Barrier(2, timeout=20), threading.local(), Blocks.has
 
-        def there(packs, cached, block):
+        def has_at_second_lookup(packs, cached, block):
             """Pretend that another process fetched each block before its second lookup."""
             if not hasattr(seen, 'blocks'):
                 return has(blocks, cached, block)
@@ -283,7 +283,7 @@ def test_loops_waiting_for_blocks_of_each_other_do_not_deadlock(tmp_path, monkey
 
             return asyncio.run(main())
 
-        monkeypatch.setattr(Blocks, 'has', there)
+        monkeypatch.setattr(Packs, 'has', has_at_second_lookup)
         spans = [(BLOCK, BLOCK + 10), (2 * BLOCK, 2 * BLOCK + 10)]
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             result = list(pool.map(read, [spans, spans[::-1]]))

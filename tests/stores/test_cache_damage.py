@@ -38,7 +38,7 @@ def read_blocks(server, folder, keys=None):
     return out
 
 
-def copied(folder, target):
+def copy_cache(folder, target):
     """Copy a cache folder, without the hole in its table."""
     for file in sorted(folder.rglob('*')):
         path = target / file.relative_to(folder)
@@ -54,20 +54,20 @@ def copied(folder, target):
     return target
 
 
-def filled(tmp_path, name, seed):
+def fill_cache(tmp_path, name, seed):
     """Return a cache folder after half of the objects were read, and after all of them."""
     with FaultServer(files=contents(seed)) as server:
         read_blocks(server, tmp_path / name, list(server.files)[:4])
-        early = copied(tmp_path / name, tmp_path / f'{name}-early')
+        early = copy_cache(tmp_path / name, tmp_path / f'{name}-early')
         read_blocks(server, tmp_path / name)
-    return early, copied(tmp_path / name, tmp_path / f'{name}-late')
+    return early, copy_cache(tmp_path / name, tmp_path / f'{name}-late')
 
 
 @pytest.fixture(scope='module')
 def caches(tmp_path_factory):
     """Early and late folders of two caches of the same keys and versions."""
     tmp_path = tmp_path_factory.mktemp('caches')
-    return [*filled(tmp_path, 'one', 1), *filled(tmp_path, 'two', 2)]
+    return [*fill_cache(tmp_path, 'one', 1), *fill_cache(tmp_path, 'two', 2)]
 
 
 def files_of(folder):
@@ -79,7 +79,7 @@ def body_of(file):
         return opened.read(TABLE if file.name == 'table' else 4 << 20)  # one that is damaged may be a large hole
 
 
-def put(file, body, size=None):
+def overwrite(file, body, size=None):
     """Overwrite a file in place."""
     size = file.stat().st_size if size is None else size
     with open(file, 'r+b') as opened:
@@ -93,9 +93,9 @@ def pages_of(dice, file):
     return [PAGE * dice.randrange(min(count, 4) if file.name == 'table' else count) for _ in range(dice.randint(1, 3))]
 
 
-def patched(file, at, piece):
+def patch(file, at, piece):
     body = body_of(file)
-    put(file, body[:at] + piece + body[at + len(piece) :], max(file.stat().st_size, at + len(piece)))
+    overwrite(file, body[:at] + piece + body[at + len(piece) :], max(file.stat().st_size, at + len(piece)))
 
 
 def delete(dice, file, others):
@@ -103,12 +103,12 @@ def delete(dice, file, others):
 
 
 def zero(dice, file, others):
-    put(file, bytes(len(body_of(file))))
+    overwrite(file, bytes(len(body_of(file))))
 
 
 def zero_pages(dice, file, others):
     for at in pages_of(dice, file):
-        patched(file, at, bytes(min(PAGE, max(len(body_of(file)) - at, 0))))
+        patch(file, at, bytes(min(PAGE, max(len(body_of(file)) - at, 0))))
 
 
 def truncate(dice, file, others):
@@ -120,7 +120,7 @@ def flip(dice, file, others):
         for _ in range(dice.randint(1, 8)):
             near = dice.random() < 0.5
             body[dice.randrange(min(len(body), 4 * PAGE) if near else len(body))] ^= 1 << dice.randrange(8)
-        put(file, bytes(body))
+        overwrite(file, bytes(body))
 
 
 def swap(dice, file, others):
@@ -135,11 +135,11 @@ def swap(dice, file, others):
 def swap_pages(dice, file, others):
     left, right = (pages_of(dice, file) * 2)[:2]
     body = body_of(file)
-    patched(file, left, body[right : right + PAGE])
-    patched(file, right, body[left : left + PAGE])
+    patch(file, left, body[right : right + PAGE])
+    patch(file, right, body[left : left + PAGE])
 
 
-def of_another_time(dice, file, others):
+def restore_old(dice, file, others):
     """Restore a file, or pages of it, from an earlier folder or from another cache."""
     other = dice.choice(others)
     siblings = [item for item in files_of(other) if item.parent.name == file.parent.name]
@@ -148,16 +148,16 @@ def of_another_time(dice, file, others):
     source = dice.choice(same if same and dice.random() < 0.7 else siblings or [file])
     body = body_of(source)
     if dice.random() < 0.5:
-        put(file, body, source.stat().st_size)
+        overwrite(file, body, source.stat().st_size)
     else:
         for at in pages_of(dice, file):
-            patched(file, at, body[at : at + PAGE])
+            patch(file, at, body[at : at + PAGE])
 
 
 def hostile_words(dice, file, others):
     for _ in range(dice.randint(1, 8)):
         word = dice.choice([0, 1, 512, 1 << 24, (1 << 64) - 1, 1 << 63, dice.getrandbits(64), dice.getrandbits(28)])
-        patched(file, 8 * dice.randrange(4 * PAGE // 8), word.to_bytes(8, 'little'))
+        patch(file, 8 * dice.randrange(4 * PAGE // 8), word.to_bytes(8, 'little'))
 
 
 def hostile_record(dice, file, others):
@@ -169,7 +169,7 @@ def hostile_record(dice, file, others):
         rows.append(msgpack.packb((digest, size, base + 2 * dice.randint(-9, 9), url)))
     except (ValueError, TypeError):
         pass
-    put(file, (row := dice.choice(rows)), len(row))
+    overwrite(file, (row := dice.choice(rows)), len(row))
 
 
 def link(dice, file, others):
@@ -187,11 +187,11 @@ def fifo(dice, file, others):
     os.mkfifo(file)
 
 
-DAMAGES = (delete, zero, zero_pages, truncate, flip, swap, swap_pages, of_another_time, hostile_words, hostile_record)
+DAMAGES = (delete, zero, zero_pages, truncate, flip, swap, swap_pages, restore_old, hostile_words, hostile_record)
 NODES = (link, folder_instead, fifo)  # which no power cut leaves, and of which some are refused
 
 
-def kinds(folder):
+def files_by_folder(folder):
     """Return the files of a cache, grouped by folder."""
     files = [file for file in files_of(folder) if file.name not in NAMELESS]
     return [[file for file in files if file.parent == parent] for parent in {file.parent for file in files}]
@@ -204,14 +204,14 @@ def test_damaged_block_cache_never_returns_wrong_bytes(caches, tmp_path, seed):
         # The identity of the server is part of that of objects: so the folder is filled anew, once for these.
         folder = tmp_path / 'cache'
         read_blocks(server, folder, list(server.files)[:4])
-        early = copied(folder, tmp_path / 'early')
+        early = copy_cache(folder, tmp_path / 'early')
         assert read_blocks(server, folder) == server.files
-        late = copied(folder, tmp_path / 'late')
+        late = copy_cache(folder, tmp_path / 'late')
         for i in range(8):
-            target = copied(dice.choice([early, late]), tmp_path / f'damaged-{i}')
+            target = copy_cache(dice.choice([early, late]), tmp_path / f'damaged-{i}')
             done = []
             for _ in range(dice.randint(1, 4)):
-                if files := dice.choice(kinds(target) or [[]]):
+                if files := dice.choice(files_by_folder(target) or [[]]):
                     file, damage = dice.choice(files), dice.choice(DAMAGES)
                     done.append((damage.__name__, f'{file.relative_to(target)}'))
                     damage(dice, file, [early, *caches])
@@ -226,7 +226,7 @@ def test_other_file_types_in_the_cache_are_survived(caches, tmp_path, node, name
     with FaultServer(files=contents(1)) as server:
         folder = tmp_path / 'cache'
         read_blocks(server, folder)
-        target = copied(folder, tmp_path / 'damaged')
+        target = copy_cache(folder, tmp_path / 'damaged')
         (damaged, *_) = (file for file in files_of(target) if name in (file.name, file.parent.name))
         node(random.Random(1), damaged, caches)
         if name == 'table' and node is not folder_instead:
@@ -241,14 +241,14 @@ def test_unwritten_tables_are_detected(tmp_path, cut):
     with FaultServer(files=contents(1)) as server:
         folder, target, keys = tmp_path / 'cache', tmp_path / 'cut', list(server.files)
         read_blocks(server, folder, keys[::2])
-        copied(folder, target)
+        copy_cache(folder, target)
         (table,) = target.glob('*/table')
         if cut == 'deleted':
             table.unlink()
         elif cut == 'zeroed':
             zero(None, table, None)
         elif cut == 'first page unwritten':
-            patched(table, 0, bytes(PAGE))
+            patch(table, 0, bytes(PAGE))
         else:
             records = sorted(target.glob('*/objects/*'))
             rows = [msgpack.unpackb(record.read_bytes()) for record in records]
@@ -271,7 +271,7 @@ def test_objects_with_the_same_table_slot_are_distinguished(tmp_path):
         async def main():
             await (bucket / 'a').read_ranges([0], [1], version='"one"')
             (table,) = tmp_path.glob('*/table')
-            patched(table, 0, bytes(8))  # so that the next object has the room of this one
+            patch(table, 0, bytes(8))  # so that the next object has the room of this one
             await (bucket / 'b').read_ranges([0], [1], version='"one"')
             # In one read, and in two at once.
             jobs = [Request(name, [100_000], [200_000], '"one"') for name in files]
@@ -312,7 +312,7 @@ def test_damaged_index_cache_never_returns_wrong_datapoints(tmp_path, seed):
     with FaultServer(files=files) as server:
         assert read_datasets(server, tmp_path / 'cache', points) == points
         for i in range(8):
-            target = copied(tmp_path / 'cache', tmp_path / f'damaged-{i}')
+            target = copy_cache(tmp_path / 'cache', tmp_path / f'damaged-{i}')
             done = []
             for _ in range(dice.randint(1, 3)):
                 if files := files_of(target):

@@ -36,7 +36,7 @@ def servers(tmp_path):
         yield pairs
 
 
-def configured(monkeypatch, tmp_path, text):
+def write_configuration(monkeypatch, tmp_path, text):
     """An AWS configuration file."""
     file = tmp_path / f'config-{abs(hash(text))}'
     file.write_text(text)
@@ -48,16 +48,16 @@ CHOICES = {
     's3-client-kwargs': lambda patch, tmp, url: {'client_kwargs': {'endpoint_url': url}},
     's3-service-variable': lambda patch, tmp, url: patch.setenv('AWS_ENDPOINT_URL_S3', url),
     's3-variable': lambda patch, tmp, url: patch.setenv('AWS_ENDPOINT_URL', url),
-    's3-default-profile': lambda patch, tmp, url: configured(patch, tmp, f'[default]\nendpoint_url = {url}\n'),
-    's3-services': lambda patch, tmp, url: configured(
+    's3-default-profile': lambda patch, tmp, url: write_configuration(patch, tmp, f'[default]\nendpoint_url = {url}\n'),
+    's3-services': lambda patch, tmp, url: write_configuration(
         patch, tmp, f'[default]\nservices = mine\n[services mine]\ns3 =\n  endpoint_url = {url}\n'
     ),
     's3-profile-variable': lambda patch, tmp, url: (
-        configured(patch, tmp, f'[profile p]\nendpoint_url = {url}\n'),
+        write_configuration(patch, tmp, f'[profile p]\nendpoint_url = {url}\n'),
         patch.setenv('AWS_PROFILE', 'p'),
     ),
     's3-profile-option': lambda patch, tmp, url: (
-        configured(patch, tmp, f'[profile "my p"]\nendpoint_url = {url}\n') or {'profile': 'my p'}
+        write_configuration(patch, tmp, f'[profile "my p"]\nendpoint_url = {url}\n') or {'profile': 'my p'}
     ),
     'gs-option': lambda patch, tmp, url: {'endpoint_url': url},
     'gs-variable': lambda patch, tmp, url: patch.setenv('STORAGE_EMULATOR_HOST', url),
@@ -65,7 +65,7 @@ CHOICES = {
 }
 
 
-def opened(choice, config):
+def path_maker(choice, config):
     """Return a path in the bucket of the server that the choice selects."""
     scheme = choice.partition('-')[0]
     options = {'anon': True} if scheme == 's3' else {}
@@ -83,7 +83,7 @@ def read(root):
 @pytest.mark.parametrize('choice', CHOICES)
 def test_servers_with_equal_paths_do_not_share_blocks(servers, choice, cache, monkeypatch, tmp_path):
     config = granular.IOConfig(**{name: str(tmp_path / 'cache') for name in CACHES[cache]})
-    make, places = opened(choice, config), []
+    make, places = path_maker(choice, config), []
     for server, points in servers:
         server.etag = '1' if choice.startswith('gs') else server.etag
         places.append(make(CHOICES[choice](monkeypatch, tmp_path, server.endpoint)))
@@ -276,7 +276,7 @@ def test_namespaces_separate_caches():
 
 
 def test_invalid_configuration_file_is_an_error(tmp_path, monkeypatch):
-    configured(monkeypatch, tmp_path, 'no section, and a secret')
+    write_configuration(monkeypatch, tmp_path, 'no section, and a secret')
     with pytest.raises(InvalidArgumentError, match=r'config-\d+: is not an AWS configuration file') as failed:
         granular.Path('s3://bucket/key')
     assert 'secret' not in str(failed.value)

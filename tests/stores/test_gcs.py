@@ -42,7 +42,7 @@ BOUND = 20.0  # seconds
 
 
 @pytest.fixture(scope='module')
-def other():
+def other_host():
     """Another host, which no request may reach."""
     with FaultServer() as server:
         yield server
@@ -57,16 +57,16 @@ def proxy(fakegcs):
 
 @pytest.fixture
 def root(proxy, fakegcs):
-    return through(proxy, fakegcs.place())
+    return proxied(proxy, fakegcs.place())
 
 
-def through(proxy, root, config=CONFIG):
+def proxied(proxy, root, config=CONFIG):
     """Return a path in the emulator, reached through the proxy."""
     options = {**root.store.options, 'endpoint_url': proxy.endpoint}
     return granular.Path(str(root), config=config, **options)
 
 
-def filled(root):
+def write_files(root):
     for name, data in FILES.items():
         (root / name).write_bytes(data)
     return root
@@ -80,7 +80,7 @@ def tree(root):
     return {str(path).removeprefix(f'{root}/'): path.read_bytes() for path in root.rglob('*') if path.is_file()}
 
 
-def local(root, folder, method):
+def copy_to_folder(root, folder, method):
     target = granular.Path(folder) / 'copy'
     getattr(root, method)(target)
     return tree(target)
@@ -95,7 +95,7 @@ READS = {
     'iterdir': (lambda root, folder: names((root / 'a').iterdir(), root), ['a/1', 'a/2', 'a/3', 'a/b']),
     'glob': (lambda root, folder: names(root.glob('a/*'), root), ['a/1', 'a/2', 'a/3', 'a/b']),
     'rglob': (lambda root, folder: names(root.rglob('*'), root), TREE),
-    'copy to a disk': (lambda root, folder: local(root, folder, 'copy'), FILES),
+    'copy to a disk': (lambda root, folder: copy_to_folder(root, folder, 'copy'), FILES),
     'read': (lambda root, folder: (root / 'a' / 'b' / '4').read_bytes(), b'four'),
 }
 COPIED = {**FILES, **{f'd{name[1:]}': data for name, data in FILES.items() if name.startswith('a')}}
@@ -130,7 +130,7 @@ def publish(path, data):
     run(write())
 
 
-def hit(number, fault):
+def fail_request(number, fault):
     """Return a plan that fails the request of that number."""
     count = itertools.count()
     return lambda call: fault if next(count) == number else ''
@@ -145,13 +145,13 @@ UNCHECKED = ('read', 'copy to a disk', 'write in parts', 'publish in parts')
 def test_operations_survive_one_fault_of_any_request(proxy, fakegcs, monkeypatch, tmp_path, name):
     monkeypatch.setattr(gcs, '_PAGE', 2)  # otherwise a second page needs 1,001 objects
     call, expected = (READS | WRITES)[name]
-    direct = filled(fakegcs.place())
-    call(through(proxy, direct), tmp_path / 'none')
+    direct = write_files(fakegcs.place())
+    call(proxied(proxy, direct), tmp_path / 'none')
     faults = PASSING if name in UNCHECKED else PASSING + MISSING
     for number, (position, fault) in enumerate(cover([range(len(proxy.calls))], [faults])):
-        direct = direct if name in READS else filled(fakegcs.place())
-        proxy.plan, proxy.faults = hit(position, fault), []
-        result = call(through(proxy, direct), tmp_path / str(number))
+        direct = direct if name in READS else write_files(fakegcs.place())
+        proxy.plan, proxy.faults = fail_request(position, fault), []
+        result = call(proxied(proxy, direct), tmp_path / str(number))
         assert proxy.faults == [fault]
         assert (result if name in READS else tree(direct)) == expected, (position, fault)
 
@@ -162,11 +162,11 @@ LASTING = (UNUSABLE, ('reset', 'after reset', 'status 500'), ('status 404', 'red
 
 
 @pytest.mark.parametrize(('name', 'fault'), cover([list(READS), list(WRITES)], LASTING))
-def test_lasting_fault_is_an_error_and_loses_nothing(proxy, fakegcs, tmp_path, other, name, fault):
+def test_lasting_fault_is_an_error_and_loses_nothing(proxy, fakegcs, tmp_path, other_host, name, fault):
     call, expected = (READS | WRITES)[name]
-    direct = filled(fakegcs.place())
-    root = through(proxy, direct, SILENT if fault == 'hang' else CONFIG)
-    word = f'redirect {other.endpoint}/x' if fault == 'redirect' else fault
+    direct = write_files(fakegcs.place())
+    root = proxied(proxy, direct, SILENT if fault == 'hang' else CONFIG)
+    word = f'redirect {other_host.endpoint}/x' if fault == 'redirect' else fault
     proxy.plan = lambda call: word
     began = time.monotonic()
     error = NotFoundError if (name, fault) == ('read', 'status 404') else StoreError
@@ -178,7 +178,7 @@ def test_lasting_fault_is_an_error_and_loses_nothing(proxy, fakegcs, tmp_path, o
 
 
 @pytest.fixture(scope='module')
-def many(fakegcs):
+def large_folder(fakegcs):
     """A folder of more objects than a page of a listing holds."""
     root, count = fakegcs.place(), 1003
 
@@ -194,8 +194,8 @@ def many(fakegcs):
 
 
 @pytest.mark.parametrize('fault', ['page empty', 'page html', 'page json', 'cut'])
-def test_broken_second_page_is_not_the_end_of_a_listing(proxy, many, fault):
-    root = through(proxy, many)
+def test_broken_second_page_is_not_the_end_of_a_listing(proxy, large_folder, fault):
+    root = proxied(proxy, large_folder)
     assert len(list(root.iterdir())) == len(list(root.rglob('*'))) == 1003
     proxy.plan = lambda call: fault if 'pageToken' in call.query else ''
     for listing in (root.iterdir(), root.rglob('*')):
@@ -212,13 +212,13 @@ def test_broken_second_page_is_not_the_end_of_a_listing(proxy, many, fault):
 )
 def test_no_operation_takes_a_broken_page_for_the_last(proxy, fakegcs, monkeypatch, tmp_path, name, fault):
     monkeypatch.setattr(gcs, '_PAGE', 2)  # otherwise a second page needs 1,001 objects
-    root = through(proxy, filled(fakegcs.place()))
+    root = proxied(proxy, write_files(fakegcs.place()))
     proxy.plan = lambda call: fault if 'pageToken' in call.query else ''
     with pytest.raises(BadReplyError):
         (READS | WRITES)[name][0](root, tmp_path)
 
 
-def edited(change):
+def edit_pages(change):
     """Return an edit of listing pages."""
 
     def edit(method, target, reply):
@@ -234,9 +234,9 @@ def edited(change):
 @pytest.mark.parametrize('token', ['the same', 'another'])
 def test_endlessly_repeated_page_is_an_error(proxy, root, monkeypatch, token):
     monkeypatch.setattr(gcsreplies, '_FRUITLESS', 50)  # otherwise thousands of pages are requested
-    filled(root)
+    write_files(root)
     count = itertools.count()
-    proxy.edit = edited(lambda page: page.update(nextPageToken='x' if token == 'the same' else f'x{next(count)}'))
+    proxy.edit = edit_pages(lambda page: page.update(nextPageToken='x' if token == 'the same' else f'x{next(count)}'))
     for call in (lambda: list(root.iterdir()), lambda: list(root.rglob('*')), root.rmtree):
         proxy.calls.clear()
         with pytest.raises(BadReplyError):
@@ -252,15 +252,15 @@ def test_endlessly_repeated_page_is_an_error(proxy, root, monkeypatch, token):
      lambda page: page.update(kind='storage#object')],
 )  # fmt: skip
 def test_invalid_fields_of_a_listing_are_errors(proxy, root, change):
-    filled(root)
-    proxy.edit = edited(change)
+    write_files(root)
+    proxy.edit = edit_pages(change)
     with pytest.raises(BadReplyError, match=str(root.store.root)):
         list(root.rglob('*'))
 
 
 def test_objects_written_during_rmtree_are_deleted_too(proxy, fakegcs):
-    direct = filled(fakegcs.place())
-    root = through(proxy, direct)
+    direct = write_files(fakegcs.place())
+    root = proxied(proxy, direct)
     late = iter(range(3))
 
     def plan(call):
@@ -282,18 +282,18 @@ def test_objects_written_during_rmtree_are_deleted_too(proxy, fakegcs):
 # --- resumable uploads
 
 
-def during(part, fault, again=()):
+def fail_part(part, fault, again=()):
     """Return a plan that fails a part of an upload, and then the following requests."""
     faults = iter([fault, *again])
     parts = itertools.count()
-    hit = False
+    fail_request = False
 
     def plan(call):
-        nonlocal hit
+        nonlocal fail_request
         if 'upload_id' not in call.query or call.method != 'PUT':
             return ''
-        hit = hit or next(parts) == part
-        return next(faults, '') if hit else ''
+        fail_request = fail_request or next(parts) == part
+        return next(faults, '') if fail_request else ''
 
     return plan
 
@@ -310,7 +310,7 @@ INTERRUPTIONS = (
 )
 def test_interrupted_uploads_resume(proxy, root, upload, faults):
     part, new = upload
-    proxy.plan = during(part, faults[0], faults[1:])
+    proxy.plan = fail_part(part, faults[0], faults[1:])
     (publish if new else Path.write_bytes)(root / 'x', LARGE)
     assert (root / 'x').read_bytes() == LARGE
     assert proxy.faults
@@ -365,7 +365,7 @@ def test_upload_resumes_with_a_renewed_token(proxy, fakegcs, tmp_path):
     assert sorted(set(tokens)) == ['Bearer token-1', 'Bearer token-2']
 
 
-def parts_edited(change, until=10**9):
+def edit_parts(change, until=10**9):
     """Return an edit of the replies to upload parts."""
     count = itertools.count()
 
@@ -395,7 +395,7 @@ def test_uploads_without_progress_are_errors(proxy, fakegcs, root, change, error
         return await forward(method, *args) if method == 'DELETE' else b'HTTP/1.1 500 X\r\n\r\n'
 
     proxy.continue_upload = lost  # nothing arrives, whatever the replies say
-    proxy.edit = parts_edited(change)
+    proxy.edit = edit_parts(change)
     with pytest.raises(error, match=f'{root}/x'):
         (publish if new else Path.write_bytes)(root / 'x', LARGE)
     assert len(proxy.calls) < 40
@@ -445,7 +445,7 @@ def test_metadata_of_a_new_object_must_match(proxy, root, field, size):
 def test_byte_changed_in_transit_is_an_error(proxy, fakegcs, data):
     """The emulator verifies no checksums, so that granular must."""
     direct = fakegcs.place()
-    root = through(proxy, direct)
+    root = proxied(proxy, direct)
 
     def damage(request):
         at = len(request) - 44
@@ -461,7 +461,7 @@ def test_byte_changed_in_transit_is_an_error(proxy, fakegcs, data):
 
 
 def test_attempts_without_progress_are_bounded(proxy, root):
-    proxy.edit = parts_edited(rewritten(308))
+    proxy.edit = edit_parts(rewritten(308))
     with pytest.raises(StoreError, match='no more after 4 attempts'):
         (root / 'x').write_bytes(LARGE)
     assert len(proxy.calls) < 20
@@ -487,7 +487,7 @@ def test_upload_without_a_location_is_an_error(proxy, root):
 def test_publication_with_a_lost_reply_succeeds_once(proxy, fakegcs, size, fault):
     data = CONTENT[size]
     direct = fakegcs.place()
-    root = through(proxy, direct)
+    root = proxied(proxy, direct)
 
     def publishing(call):
         return call.query.get('uploadType') == 'multipart' or call.headers.get('content-range', '').endswith(
@@ -519,7 +519,7 @@ def test_one_of_several_racing_writers_succeeds(proxy, fakegcs, data):
         content = bytes([number]) + data
         started.wait(20)
         with contextlib.suppress(AlreadyExistsError):
-            publish(through(proxy, direct) / 'x', content)
+            publish(proxied(proxy, direct) / 'x', content)
             done.append(content)
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
@@ -533,7 +533,7 @@ def test_one_of_several_racing_writers_succeeds(proxy, fakegcs, data):
 
 def test_aborted_publication_keeps_the_object_of_another_writer(proxy, fakegcs):
     direct = fakegcs.place()
-    root = through(proxy, direct)
+    root = proxied(proxy, direct)
 
     def plan(call):
         if call.headers.get('content-range', '').endswith(f'/{len(LARGE)}'):
@@ -552,7 +552,7 @@ def test_aborted_publication_keeps_the_object_of_another_writer(proxy, fakegcs):
 
 
 def test_copy_in_several_steps_sends_its_token(proxy, root):
-    filled(root)
+    write_files(root)
     tokens = []
 
     def edit(method, target, reply):
@@ -571,7 +571,7 @@ def test_copy_in_several_steps_sends_its_token(proxy, root):
 
 
 def test_copy_without_progress_is_an_error(proxy, root):
-    filled(root)
+    write_files(root)
     document = {'kind': 'storage#rewriteResponse', 'totalBytesRewritten': '1', 'done': False, 'rewriteToken': 'x'}
     proxy.edit = lambda method, target, reply: (
         rewritten(200, document)(method, target, reply) if '/rewriteTo/' in target else reply
@@ -582,7 +582,7 @@ def test_copy_without_progress_is_an_error(proxy, root):
 
 
 def test_object_replaced_while_it_is_copied_is_an_error(proxy, fakegcs):
-    direct = filled(fakegcs.place())
+    direct = write_files(fakegcs.place())
 
     def plan(call):
         if '/rewriteTo/' in call.path:
@@ -590,17 +590,17 @@ def test_object_replaced_while_it_is_copied_is_an_error(proxy, fakegcs):
         return ''
 
     proxy.plan = plan
-    root = through(proxy, direct)
+    root = proxied(proxy, direct)
     with pytest.raises(ObjectChangedError, match=f'{root}/c'):
         (root / 'c').copy(root / 'd')
     assert not (direct / 'd').exists()
 
 
 @pytest.mark.parametrize('fault', list(itertools.chain(*LASTING)))
-def test_failed_bucket_creation_is_an_error(proxy, fakegcs, other, fault):
+def test_failed_bucket_creation_is_an_error(proxy, fakegcs, other_host, fault):
     options = {**fakegcs.options, 'endpoint_url': proxy.endpoint}
     bucket = granular.Path(f'gs://test-unmade-{time.time_ns()}', config=SILENT, **options)
-    word = f'redirect {other.endpoint}/x' if fault == 'redirect' else fault
+    word = f'redirect {other_host.endpoint}/x' if fault == 'redirect' else fault
     proxy.plan = lambda call: word
     for exist_ok in (False, True):
         with pytest.raises(StoreError, match=str(bucket)):
@@ -640,7 +640,7 @@ def test_unknown_options_are_named_in_the_error(fakegcs):
 
 
 def test_requester_pays_project_is_sent_with_every_request(proxy, fakegcs):
-    root = through(proxy, filled(fakegcs.place()))
+    root = proxied(proxy, write_files(fakegcs.place()))
     options = {**root.store.options, 'requester_pays': 'payer'}
     path = granular.Path(str(root), config=CONFIG, **options)
     queries = []

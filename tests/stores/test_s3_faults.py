@@ -63,7 +63,7 @@ def server(moto):
 
 
 @pytest.fixture(scope='module')
-def other():
+def other_host():
     """Another host, which no request may reach."""
     with S3Proxy('http://127.0.0.1:9') as server:
         yield server
@@ -78,20 +78,20 @@ def checksums(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def calm(server, other):
+def forget_faults(server, other_host):
     yield
     server.clear()
     server.opaque_etags = server.no_etags = server.aged = False
-    assert other.kinds == []
+    assert other_host.kinds == []
 
 
 @pytest.fixture(scope='module')
 def shared(moto):
     """A folder of files that no test changes."""
-    return filled(moto.place())
+    return write_files(moto.place())
 
 
-def filled(folder):
+def write_files(folder):
     for name, data in FILES.items():
         (folder / 'in' / name).write_bytes(data)
     with granular.ShardedDatasetWriter(
@@ -352,12 +352,12 @@ def test_listing_without_progress_is_an_error(server, new_case, operation, fault
 
 
 @pytest.mark.parametrize(('operation', 'kind'), each_value(REQUESTS))
-def test_redirect_is_not_followed(server, other, new_case, operation, kind):
+def test_redirect_is_not_followed(server, other_host, new_case, operation, kind):
     case = new_case(operation)
-    server.plan(kind, stays=('redirect', other.endpoint))
+    server.plan(kind, stays=('redirect', other_host.endpoint))
     with pytest.raises(StoreError):
         operation(case)
-    assert other.kinds == []
+    assert other_host.kinds == []
 
 
 # --- verification of writes

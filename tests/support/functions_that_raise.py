@@ -60,7 +60,7 @@ FAMILIES: Final = (
     ['SystemExit', 'KeyboardInterrupt', 'GeneratorExit', 'OwnError'],
     ['StopIteration', 'StopAsyncIteration', 'CancelledError', 'futures.CancelledError'],
 )
-THEMSELVES: Final = ('LookupError', 'SystemExit', 'KeyboardInterrupt', 'OwnError', 'OddError')
+UNCHANGED: Final = ('LookupError', 'SystemExit', 'KeyboardInterrupt', 'OwnError', 'OddError')
 BAD: Final = 21  # the element whose function raises; those before it must come
 COUNT: Final = 40
 
@@ -157,7 +157,7 @@ class Replaced:
         return self._fn(step)
 
 
-def same(value: int) -> int:
+def identity(value: int) -> int:
     return value
 
 
@@ -167,11 +167,11 @@ def failing(value: int) -> int:
     return value
 
 
-def stacked(points: list[Any]) -> list[Any]:
+def unchanged_batch(points: list[Any]) -> list[Any]:
     return points
 
 
-def plain(value: int) -> bytes:
+def encode_plain(value: int) -> bytes:
     return value.to_bytes(8, 'little')
 
 
@@ -198,12 +198,12 @@ OPERATIONS: Final[dict[str, Callable[[Raises, 'Way', str], Any]]] = {
     'fetch': lambda fn, way, _: stream(MapDataset.source(Fetched(fn)), way),
     'async fetch': lambda fn, way, _: stream(MapDataset.source(Awaited(fn)), way),
     'on_error': lambda fn, way, _: stream(MapDataset.range(COUNT).map(failing), way, on_error=Replaced(fn)),
-    'iter.map': lambda fn, way, _: stream(MapDataset.range(COUNT), way).batch(1, batch_fn=stacked).map(fn),
+    'iter.map': lambda fn, way, _: stream(MapDataset.range(COUNT), way).batch(1, batch_fn=unchanged_batch).map(fn),
     'iter.filter': lambda fn, way, _: (
-        stream(MapDataset.range(COUNT), way).batch(1, batch_fn=stacked).filter(fn.predicate)
+        stream(MapDataset.range(COUNT), way).batch(1, batch_fn=unchanged_batch).filter(fn.predicate)
     ),
     'iter.random_map': lambda fn, way, _: (
-        stream(MapDataset.range(COUNT), way).batch(1, batch_fn=stacked).random_map(fn.random, seed=1)
+        stream(MapDataset.range(COUNT), way).batch(1, batch_fn=unchanged_batch).random_map(fn.random, seed=1)
     ),
     'iter.batch_fn': lambda fn, way, _: stream(MapDataset.range(COUNT), way).batch(1, batch_fn=fn),
     'flat_map': lambda fn, way, _: stream(MapDataset.range(COUNT), way).flat_map(fn.several),
@@ -211,9 +211,9 @@ OPERATIONS: Final[dict[str, Callable[[Raises, 'Way', str], Any]]] = {
     'mix': lambda fn, way, _: IterDataset.mix(
         [stream(MapDataset.range(COUNT).map(fn), way), stream(MapDataset.range(COUNT), way)]
     ),
-    'waiting map': lambda fn, way, _: stream(MapDataset.source(Awaited(same)).map(fn), way),
-    'waiting flat_map': lambda fn, way, _: stream(MapDataset.source(Awaited(same)), way).flat_map(fn.several),
-    'waiting Transform': lambda fn, way, _: loader(granular.sources.Transform(Awaited(same), fn.dicts), way),
+    'waiting map': lambda fn, way, _: stream(MapDataset.source(Awaited(identity)).map(fn), way),
+    'waiting flat_map': lambda fn, way, _: stream(MapDataset.source(Awaited(identity)), way).flat_map(fn.several),
+    'waiting Transform': lambda fn, way, _: loader(granular.sources.Transform(Awaited(identity), fn.dicts), way),
     'DataLoader': lambda fn, way, _: way.api.DataLoader(
         data_source=range(COUNT), sampler=granular.SequentialSampler(COUNT), operations=[fn],
         worker_count=way.workers.num_workers, start_method=way.workers.start_method,
@@ -264,7 +264,7 @@ def reader(fn: Raises, folder: str) -> granular.DatasetReader:
 
 
 def write(folder: str) -> None:
-    with granular.DatasetWriter(folder, {'x': 'raw'}, {'raw': plain}) as writer:
+    with granular.DatasetWriter(folder, {'x': 'raw'}, {'raw': encode_plain}) as writer:
         for i in range(COUNT):
             writer.append({'x': i})
 
@@ -272,7 +272,7 @@ def write(folder: str) -> None:
 # --- operations that are called once
 
 
-def appended(fn: Raises, folder: str) -> None:
+def append_records(fn: Raises, folder: str) -> None:
     target = tempfile.mkdtemp(dir=folder)
     with granular.DatasetWriter(target + '/data', {'x': 'raw'}, {'raw': fn.encode}) as writer:
         for i in (*range(BAD), BAD + 1):
@@ -283,29 +283,29 @@ def appended(fn: Raises, folder: str) -> None:
             # The writer has not moved, and goes on.
             writer.append({'x': BAD + 2})
             writer.close()
-            with granular.DatasetReader(target + '/data', {'raw': numbered}) as written:
+            with granular.DatasetReader(target + '/data', {'raw': decode_plain}) as written:
                 if [point['x'] for point in written] != [*range(BAD), BAD + 1, BAD + 2]:
                     raise AssertionError('the dataset is not what was appended')
 
 
-def numbered(record: bytes) -> int:
+def decode_plain(record: bytes) -> int:
     return int.from_bytes(record, 'little')
 
 
-def converted(fn: Raises, folder: str) -> None:
-    granular.convert(({'x': value} for value in _Given(fn)), tempfile.mkdtemp(dir=folder) + '/data')
+def convert_iterable(fn: Raises, folder: str) -> None:
+    granular.convert(({'x': value} for value in UserIterable(fn)), tempfile.mkdtemp(dir=folder) + '/data')
 
 
-def encoded(fn: Raises, folder: str) -> None:
+def convert_with_encoder(fn: Raises, folder: str) -> None:
     records = [{'x': value} for value in range(COUNT)]
     path = tempfile.mkdtemp(dir=folder) + '/data'
     granular.convert(records, path, spec={'x': 'raw'}, encoders={'raw': fn.encode}, shardlen=8)
 
 
-def awaited(fn: Raises, folder: str) -> None:
+def convert_async_iterable(fn: Raises, folder: str) -> None:
     class Given:
         def __init__(self) -> None:
-            self._given = _Given(fn)
+            self._given = UserIterable(fn)
 
         def __aiter__(self) -> 'Given':
             return self
@@ -320,12 +320,12 @@ def awaited(fn: Raises, folder: str) -> None:
     granular.convert(Given(), tempfile.mkdtemp(dir=folder) + '/data')
 
 
-def told(fn: Raises, folder: str) -> None:
+def convert_with_progress(fn: Raises, folder: str) -> None:
     path = tempfile.mkdtemp(dir=folder) + '/data'
     granular.convert([{'x': value} for value in range(COUNT)], path, progress=lambda count: fn(BAD))
 
 
-def copied(fn: Raises, folder: str) -> None:
+def copy_with_progress(fn: Raises, folder: str) -> None:
     granular.Path(folder).copy(granular.Path(tempfile.mkdtemp()) / 'copy', progress=lambda count: fn(BAD))
 
 
@@ -335,13 +335,13 @@ async def append(fn: Raises, folder: str) -> None:
             await writer.append({'x': i})
 
 
-class _Given:
+class UserIterable:
     """A user iterable. Its own StopIteration is its end."""
 
     def __init__(self, fn: Raises) -> None:
         self._fn, self._numbers = fn, iter(range(COUNT))
 
-    def __iter__(self) -> '_Given':
+    def __iter__(self) -> 'UserIterable':
         return self
 
     def __next__(self) -> int:
@@ -368,22 +368,22 @@ CALLS: Final[dict[str, Callable[[Raises, str], Any]]] = {
     'reader[i]': lambda fn, folder: reader(fn, folder)[BAD],
     'reader[i:]': lambda fn, folder: reader(fn, folder)[BAD : BAD + 4],
     'reader.fetch': lambda fn, folder: reader(fn, folder).fetch(range(COUNT)),
-    'append': appended,
-    'convert': converted,
-    'convert encoder': encoded,
-    'convert async': awaited,
-    'convert progress': told,
-    'copy progress': copied,
+    'append': append_records,
+    'convert': convert_iterable,
+    'convert encoder': convert_with_encoder,
+    'convert async': convert_async_iterable,
+    'convert progress': convert_with_progress,
+    'copy progress': copy_with_progress,
     'fields many': lambda fn, folder: MapDataset.source(granular.ModeWrapper(Methods(fn), 'y')).fetch(range(COUNT)),
     'fields async': lambda fn, folder: MapDataset.source(granular.ModeWrapper(Methods(fn), 'z')).fetch(range(COUNT)),
-    'aio append': lambda fn, folder: within(append(fn, folder)),
-    'aio map.get': lambda fn, folder: within(MapDataset.range(COUNT).map(fn).aio.get(BAD)),
-    'aio map.fetch': lambda fn, folder: within(MapDataset.range(COUNT).map(fn).aio.fetch(range(COUNT))),
-    'aio async fetch': lambda fn, folder: within(MapDataset.source(Awaited(fn)).aio.fetch(range(COUNT))),
-    'aio reader.get': lambda fn, folder: within(reader(fn, folder).aio.get(BAD)),
-    'aio reader.fetch': lambda fn, folder: within(reader(fn, folder).aio.fetch(range(COUNT))),
-    'waiting map.fetch': lambda fn, folder: MapDataset.source(Awaited(same)).map(fn).fetch(range(COUNT)),
-    'aio gather': lambda fn, folder: within(
+    'aio append': lambda fn, folder: run_in_loop(append(fn, folder)),
+    'aio map.get': lambda fn, folder: run_in_loop(MapDataset.range(COUNT).map(fn).aio.get(BAD)),
+    'aio map.fetch': lambda fn, folder: run_in_loop(MapDataset.range(COUNT).map(fn).aio.fetch(range(COUNT))),
+    'aio async fetch': lambda fn, folder: run_in_loop(MapDataset.source(Awaited(fn)).aio.fetch(range(COUNT))),
+    'aio reader.get': lambda fn, folder: run_in_loop(reader(fn, folder).aio.get(BAD)),
+    'aio reader.fetch': lambda fn, folder: run_in_loop(reader(fn, folder).aio.fetch(range(COUNT))),
+    'waiting map.fetch': lambda fn, folder: MapDataset.source(Awaited(identity)).map(fn).fetch(range(COUNT)),
+    'aio gather': lambda fn, folder: run_in_loop(
         MapDataset.zip([MapDataset.range(COUNT).map(fn), MapDataset.range(COUNT).map(fn)]).aio.fetch(range(COUNT))
     ),
 }
@@ -420,7 +420,7 @@ def iterate(items: Any) -> None:
 
 
 def iterate_async(items: Any) -> None:
-    within(_iterate_async(items))
+    run_in_loop(_iterate_async(items))
 
 
 async def _iterate_async(items: Any) -> None:
@@ -434,7 +434,7 @@ async def _iterate_async(items: Any) -> None:
     raise AssertionError(f'no error, but {before} elements of {COUNT}')
 
 
-def within(coro: Any) -> Any:
+def run_in_loop(coro: Any) -> Any:
     """Await a coroutine on its own loop, and re-raise its exception outside of the loop."""
 
     async def main() -> None:
@@ -466,13 +466,13 @@ WAYS: Final = {
 }
 
 
-def judged(error: BaseException, name: str) -> str | None:
+def find_problem(error: BaseException, name: str) -> str | None:
     """Return the problem with an error that reached the caller, or None."""
     raised = ERRORS[name]()
     chain: list[BaseException] = [error]
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)
-    if name in THEMSELVES and type(error) is type(raised) and str(error) == str(raised):
+    if name in UNCHANGED and type(error) is type(raised) and str(error) == str(raised):
         return None
     if isinstance(error, GranularError) and any(type(link) is type(raised) for link in chain):
         return None
@@ -481,7 +481,7 @@ def judged(error: BaseException, name: str) -> str | None:
     return f'got {error!r}, from {chain[1:]!r:.300}'
 
 
-def limited(work: Callable[[], Any]) -> tuple[BaseException | None, str | None]:
+def run_in_thread(work: Callable[[], Any]) -> tuple[BaseException | None, str | None]:
     """Run work in a thread; returns its exception, and the problem if it did not end in time."""
     caught: list[BaseException] = []
 
@@ -534,24 +534,24 @@ def main() -> None:
     """Run the cases of a way: all of them, or those of some operations or errors."""
     logging.getLogger('granular').setLevel('ERROR')  # it warns of what on_error replaces
     way, *some = sys.argv[1:]
-    found: dict[str, str | None] = {}
+    problems: dict[str, str | None] = {}
     with tempfile.TemporaryDirectory() as folder:
         write(folder + '/data')
         for operation, name, work in cases(way, folder + '/data'):
             if some and operation not in some and name not in some:
                 continue
-            error, fault = limited(work)
+            error, fault = run_in_thread(work)
             if fault is None:
-                fault = 'no error' if error is None else judged(error, name)
-            probed, late = limited(probe)
+                fault = 'no error' if error is None else find_problem(error, name)
+            probed, late = run_in_thread(probe)
             if probed is not None or late is not None:
                 fault = f'{fault}; then the next read: {late or repr(probed)}'
-            found[f'{operation} {name}'] = fault
+            problems[f'{operation} {name}'] = fault
             if late is not None:
                 break  # nothing works any more
-    sys.stdout.write(json.dumps(found))
+    sys.stdout.write(json.dumps(problems))
     sys.stdout.flush()
-    os._exit(0) if any(found.values()) else None
+    os._exit(0) if any(problems.values()) else None
 
 
 if __name__ == '__main__':
