@@ -145,7 +145,7 @@ def test_file_that_the_store_does_not_return_is_an_error(source, bucket, monkeyp
         return reply._replace(data=bytes([reply.data[0] ^ 1]) + reply.data[1:])
 
     monkeypatch.setattr(type(folder.store), 'read', wrong)
-    with pytest.raises(BadReplyError, match='the store says'):
+    with pytest.raises(BadReplyError, match='as the store reports'):
         folder.copy(granular.Path(tmp_path) / 'copy')
     assert not (tmp_path / 'copy').exists()
     assert os.listdir(tmp_path) == ['source']

@@ -222,7 +222,7 @@ async def test_concurrent_tasks_fetch_each_block_once(tmp_path):
 
 
 def test_stopped_lock_owner_does_not_block_other_processes(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(packs, '_PATIENCE', 0.1)  # otherwise the test waits for seconds
+    monkeypatch.setattr(cache_folder, '_LOCK_TIMEOUT', 0.1)  # otherwise the test waits for seconds
     with FaultServer() as server:
         config = granular.IOConfig(cache_dir=str(tmp_path), hedge=0)
         path = granular.Path('s3://bucket/file', config=config, endpoint_url=server.endpoint, anon=True)
@@ -238,10 +238,10 @@ def test_stopped_lock_owner_does_not_block_other_processes(tmp_path, monkeypatch
 
 
 def test_forked_child_does_not_inherit_the_lock(tmp_path, monkeypatch):
-    monkeypatch.setattr(packs, '_PATIENCE', 0.1)  # otherwise the test waits for seconds
-    one, another = Packs(str(tmp_path), 8 * MB), Packs(str(tmp_path), 8 * MB)
+    monkeypatch.setattr(cache_folder, '_LOCK_TIMEOUT', 0.1)  # otherwise the test waits for seconds
+    one, another = Blocks(str(tmp_path), 8 * MB), Blocks(str(tmp_path), 8 * MB)
     waits, wakes = os.pipe()
-    with one._alone():  # the lock has no public name
+    with one.folder.exclusive():
         child = os.fork()
         if not child:
             os.close(wakes)
@@ -262,7 +262,7 @@ def test_loops_waiting_for_blocks_of_each_other_do_not_deadlock(tmp_path, monkey
         path = granular.aio.Path('s3://bucket/file', config=config, endpoint_url=server.endpoint, anon=True)
         meet, seen, has = threading.Barrier(2, timeout=20), threading.local(), Blocks.has
 
-        def has_at_second_lookup(packs, cached, block):
+        def has_at_second_lookup(blocks, cached, block):
             """Pretend that another process fetched each block before its second lookup."""
             if not hasattr(seen, 'blocks'):
                 return has(blocks, cached, block)
@@ -283,7 +283,7 @@ def test_loops_waiting_for_blocks_of_each_other_do_not_deadlock(tmp_path, monkey
 
             return asyncio.run(main())
 
-        monkeypatch.setattr(Packs, 'has', has_at_second_lookup)
+        monkeypatch.setattr(Blocks, 'has', has_at_second_lookup)
         spans = [(BLOCK, BLOCK + 10), (2 * BLOCK, 2 * BLOCK + 10)]
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             result = list(pool.map(read, [spans, spans[::-1]]))

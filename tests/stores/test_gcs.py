@@ -233,7 +233,7 @@ def edit_pages(change):
 
 @pytest.mark.parametrize('token', ['the same', 'another'])
 def test_endlessly_repeated_page_is_an_error(proxy, root, monkeypatch, token):
-    monkeypatch.setattr(gcsreplies, '_FRUITLESS', 50)  # otherwise thousands of pages are requested
+    monkeypatch.setattr(gcslisting, '_MAX_EMPTY_PAGES', 50)  # otherwise thousands of pages are requested
     write_files(root)
     count = itertools.count()
     proxy.edit = edit_pages(lambda page: page.update(nextPageToken='x' if token == 'the same' else f'x{next(count)}'))
@@ -462,7 +462,7 @@ def test_byte_changed_in_transit_is_an_error(proxy, fakegcs, data):
 
 def test_attempts_without_progress_are_bounded(proxy, root):
     proxy.edit = edit_parts(rewritten(308))
-    with pytest.raises(StoreError, match='no more after 4 attempts'):
+    with pytest.raises(StoreError, match='no progress after 4 attempts'):
         (root / 'x').write_bytes(LARGE)
     assert len(proxy.calls) < 20
 
@@ -576,7 +576,7 @@ def test_copy_without_progress_is_an_error(proxy, root):
     proxy.edit = lambda method, target, reply: (
         rewritten(200, document)(method, target, reply) if '/rewriteTo/' in target else reply
     )
-    with pytest.raises(StoreError, match='no more after'):
+    with pytest.raises(StoreError, match='no progress after'):
         (root / 'c').copy(root / 'd')
     assert len(proxy.calls) < 30
 

@@ -303,7 +303,7 @@ def test_endpoints_of_options_and_environment(monkeypatch, option, environment, 
             'https://host?x=planted', 'https://host:99999']
 )  # fmt: skip
 def test_invalid_endpoints_are_named_in_the_error(url):
-    with pytest.raises(InvalidArgumentError, match='gs://bucket: endpoint_url') as caught:
+    with pytest.raises(InvalidArgumentError, match='gs://bucket: expected an endpoint_url') as caught:
         granular.Path('gs://bucket/x', endpoint_url=url).stat()
     assert 'planted' not in str(caught.value)
 

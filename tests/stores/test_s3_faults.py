@@ -708,7 +708,7 @@ def test_missing_botocore_names_the_extra(monkeypatch):
 
 @pytest.mark.parametrize(('kind', 'fault'), cover([['begin', 'copy_part', 'join', 'head']], [['lost', 'error']]))
 def test_large_objects_are_copied_in_parts_despite_faults(server, new_case, monkeypatch, kind, fault):
-    monkeypatch.setattr('granular.aio.stores.s3.copying._AT_ONCE', 5 << 20)  # otherwise the object needs 5 GiB
+    monkeypatch.setattr('granular.aio.stores.s3.copying._MAX_COPY', 5 << 20)  # otherwise the object needs 5 GiB
     case = new_case(writing)
     (case.direct / 'large').write_bytes(LARGE)
     server.plan(kind, [fault])
@@ -724,7 +724,7 @@ def test_source_replaced_while_it_is_copied_is_an_error(server, new_case, monkey
     with pytest.raises(ObjectChangedError):
         copying(case)
     assert all('x-amz-copy-source-if-match' in request.headers for request in server.requests if request.kind == 'copy')
-    monkeypatch.setattr('granular.aio.stores.s3.copying._AT_ONCE', 5 << 20)
+    monkeypatch.setattr('granular.aio.stores.s3.copying._MAX_COPY', 5 << 20)
     (case.direct / 'large').write_bytes(LARGE)
     server.plan('copy_part', stays=changed)
     with pytest.raises(ObjectChangedError):

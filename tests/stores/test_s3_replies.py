@@ -120,7 +120,7 @@ def test_directory_buckets_may_list_in_any_order():
 
 
 def test_endless_empty_pages_are_an_error(monkeypatch):
-    monkeypatch.setattr(s3replies, '_EMPTY_PAGES', 50)  # otherwise thousands of pages are parsed
+    monkeypatch.setattr(s3listing, '_EMPTY_PAGES', 50)  # otherwise thousands of pages are parsed
     assert listed(*(page('', f't{i}') for i in range(40)), page(contents('in/a'))) == ['in/a']
     with pytest.raises(BadReplyError, match='50 pages'):
         listed(*(page('', f't{i}') for i in range(99)))
@@ -190,9 +190,9 @@ def test_date_without_a_zone_is_utc():
     ],
 )
 def test_checksums_of_an_object(headers, digests):
-    stat = s3replies.found_of(Head(200, 'OK', {'content-length': '1', **headers}), NAME)
-    assert dict(stat.kept(True).digests) == digests
-    assert 'md5' not in stat.kept(False).digests
+    metadata = s3replies.metadata_of(Head(200, 'OK', {'content-length': '1', **headers}), NAME)
+    assert dict(metadata.content_info(True).digests) == digests
+    assert 'md5' not in metadata.content_info(False).digests
 
 
 @pytest.mark.parametrize(
@@ -290,6 +290,17 @@ def test_invalid_endpoints_are_refused(endpoint):
 def test_unknown_options_are_refused(options, known):
     with pytest.raises(InvalidArgumentError, match=known):
         s3options.check('s3://bucket', options)
+
+
+@pytest.mark.parametrize('name', ['key', 'secret'])
+def test_key_and_secret_without_the_other_are_refused(name, monkeypatch):
+    monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'of the environment')
+    monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'of the environment')
+    path = granular.Path('s3://bucket/key', endpoint_url='http://127.0.0.1:1', **{name: 'x'})
+    with pytest.raises(InvalidArgumentError, match=r's3://bucket: expected key= and secret= together, got'):
+        path.read_bytes()
+    s3options.check('s3://bucket', {'key': 'x', 'secret': 'y'})
+    s3options.check('s3://bucket', {'key': None, 'secret': None})
 
 
 def test_credential_process_that_fails_is_an_error(tmp_path, monkeypatch):

@@ -220,7 +220,7 @@ class HTTPServer(LoopServer, Server):
                 status, fields, body = self._reply(path, headers.get('range'))
             finally:
                 self._in_flight -= 1
-            fields = {**fields, 'Content-Length': str(len(body))}
+            fields = {**fields, 'Content-Length': str(len(body)), 'Date': email.utils.formatdate(usegmt=True)}
             head = f'HTTP/1.1 {status} X\r\n' + ''.join(f'{name}: {value}\r\n' for name, value in fields.items())
             writer.write(head.encode('latin-1') + b'\r\n' + (b'' if method == 'HEAD' else body))
             await writer.drain()
