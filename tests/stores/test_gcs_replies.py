@@ -153,12 +153,12 @@ def test_listing_of_empty_pages_with_new_tokens_ends():
 )
 def test_invalid_ranges_are_bad_replies(range_header):
     with pytest.raises(BadReplyError, match='^gs://bucket/x'):
-        gcsreplies.persisted(answer(b'', 308, range=range_header), 'gs://bucket/x')
+        gcsreplies.persisted_size(answer(b'', 308, range=range_header), 'gs://bucket/x')
 
 
 def test_range_header_gives_the_stored_size():
-    assert gcsreplies.persisted(answer(b'', 308, range='bytes=0-262143'), 'x') == 262144
-    assert gcsreplies.persisted(answer(b'', 308), 'x') == 0
+    assert gcsreplies.persisted_size(answer(b'', 308, range='bytes=0-262143'), 'x') == 262144
+    assert gcsreplies.persisted_size(answer(b'', 308), 'x') == 0
 
 
 @pytest.mark.parametrize(
