@@ -301,30 +301,13 @@ class ReadingRows(Flow):
         await (await self._ready())[1].begin()
 
 
-def parquet_stream(
-    paths: Any,
-    columns: Sequence[str] | None,
-    cycle_length: int,
-    read_ahead: int,
-    read_options: ReadOptions | None,
-    on_error: OnError,
-) -> Stream:
-    """Create the stream of ``ParquetIterDataset``, for the sync and the async API."""
-    for name, value, least in (('cycle_length', cycle_length, 1), ('read_ahead', read_ahead, 0)):
-        if not isinstance(value, int) or value < least:
-            raise InvalidArgumentError(f'{name} is {value!r}: want an integer from {least} on')
-    data = ParquetDataSource(paths, columns, read_ahead)
-    rows = Rows(data, min(cycle_length, len(data.paths)), read_ahead, read_options)
-    return ReadRows(rows, read_options or ReadOptions(), on_error=on_error)
-
-
 class ParquetIterDataset(IterDataset):
-    """A stream of the rows of Parquet files, on a disk or in buckets, for ``async for``.
+    """A stream of the rows of Parquet files, on a disk or in buckets, for ``for`` or ``async for``.
 
     ::
 
-        stream = granular.aio.ParquetIterDataset(['s3://bucket/a.parquet', 's3://bucket/b.parquet'], columns=['label'])
-        async for row in stream:
+        stream = granular.ParquetIterDataset(['s3://bucket/a.parquet', 's3://bucket/b.parquet'], columns=['label'])
+        for row in stream:  # or: async for row in stream
             print(row['label'])
 
     Row groups are read in order, each with range requests for the chosen columns, and the next ones are prefetched.
@@ -362,7 +345,12 @@ class ParquetIterDataset(IterDataset):
         read_options: ReadOptions | None = None,
         on_error: OnError = 'raise',
     ) -> None:
-        super().__init__(parquet_stream(paths, columns, cycle_length, read_ahead, read_options, on_error))
+        for name, value, least in (('cycle_length', cycle_length, 1), ('read_ahead', read_ahead, 0)):
+            if not isinstance(value, int) or value < least:
+                raise InvalidArgumentError(f'{name} is {value!r}: want an integer from {least} on')
+        data = ParquetDataSource(paths, columns, read_ahead)
+        rows = Rows(data, min(cycle_length, len(data.paths)), read_ahead, read_options)
+        super().__init__(ReadRows(rows, read_options or ReadOptions(), on_error=on_error))
 
     def _derive(self, stream: Stream) -> Any:
         return IterDataset(stream)
