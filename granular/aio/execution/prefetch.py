@@ -7,7 +7,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
 
 from granular.aio.execution.failures import capturing
-from granular.aio.runtime.loops import StartedCoroutine, end_tasks, ensure_event_loop, outcome, start_task
+from granular.aio.runtime.loops import (
+    StartedCoroutine,
+    end_tasks,
+    ensure_event_loop,
+    mark_computing,
+    outcome,
+    start_task,
+)
 from granular.aio.runtime.threads import CORES, Threads, Timer, current, start_inline
 from granular.errors import ClosedError, GranularError
 
@@ -37,6 +44,7 @@ class Ahead(Generic[T]):
       captures: True if failures are returned as ``Failure``.
 
     Attributes:
+      token: the token of the iterator that consumes the items.
       position: the position of the next item.
       stop: the position after the last; None if there is no end.
       depth: the number of items computed beyond the next one.
@@ -58,6 +66,7 @@ class Ahead(Generic[T]):
         self._make, self.stride, self._weight = make, stride, weight
         self._workers, self._name, self._captures = workers, name, captures
         self.position, self.stop, self.depth = 0, None, 0  # type: int, int | None, int
+        self.token: object = None
         self.cheap = False
         self.waited = self.consumed = 0.0
         self._handed: float | None = None  # when the last item was returned
@@ -140,7 +149,8 @@ class Ahead(Generic[T]):
         return _Using(self._pool)
 
     async def _run(self, position: int) -> T:
-        capturing.set(self._captures)  # only in the context of this task
+        capturing.set(self._captures)  # only in the context of this task, as the next mark
+        mark_computing(self.token)
         with self.using_pool():
             if self._waits:
                 return await self._make(position)

@@ -12,7 +12,7 @@ from granular.aio.loader.collate import Assembly, Batch, LoadedBatch, Spec, spec
 from granular.aio.pipeline.describe import fingerprint
 from granular.aio.pipeline.nodes.source import Source, convert, length_of
 from granular.aio.runtime.lifecycle import Running
-from granular.aio.runtime.loops import Lock, await_user, ensure_event_loop
+from granular.aio.runtime.loops import await_user, ensure_event_loop
 from granular.errors import ClosedError, InvalidArgumentError, StateError
 
 if TYPE_CHECKING:
@@ -98,13 +98,19 @@ class Loader:
         """Continue from a state; also possible while iterating. Drops prefetched batches.
 
         Raises:
-          StateError: if this is not a state, or was saved with a different seed.
+          StateError: if this is not a state, or was saved with a different seed, or with a batch size that does not
+            divide its step.
         """
         step, seed = state.get('step'), state.get('seed', self.source.seed)
         if not isinstance(step, int) or step < 0:
-            raise StateError(f'want a state such as {self.save()}, got {dict(state)}')
+            raise StateError(f'expected a state such as {self.save()}, got {dict(state)}')
         if seed != self.source.seed:
             raise StateError(f'the state was saved with seed {seed}, this source has {self.source.seed}')
+        if step % self.batch:
+            raise StateError(
+                f'the state was saved with another batch size: its step {step} is not a multiple of this '
+                f"loader's {self.batch} datapoints per batch"
+            )
         self._core.check()
         self._core.ahead.drop()
         self._core.ahead.position = step
@@ -196,11 +202,10 @@ class _Core(Running):
         self.ahead: Ahead[LoadedBatch] = Ahead(
             self._make, self._stride, batch, workers, 'granular-loader', on_error != 'raise'
         )
-        self.ahead.depth = prefetch
+        self.ahead.depth, self.ahead.token = prefetch, self.token
         self._assembly: Assembly | None = None
         self._handed: collections.deque[Batch] = collections.deque()
         self._spec: Spec | None = None
-        self._learning = Lock()
         self.errors = Errors(on_error)
         self.counts = {'batches': 0, 'datapoints': 0, 'bytes': 0}
 
@@ -211,30 +216,36 @@ class _Core(Running):
 
     async def spec(self) -> Spec:
         """Return the dtype and shape of each key of a datapoint, determined from the first datapoint."""
-        await ensure_event_loop()
-        async with self._learning.turn():
-            if self._spec is None:
-                self._spec = await self._learn()
+        if self._spec is None:
+            await ensure_event_loop()
+            async with self.turn():
+                return await self.compute(self._learned_spec())
         return self._spec
 
-    async def _learn(self) -> Spec:
-        with self.ahead.using_pool():
-            for step in range(1 if self.errors.raises else _TRIED):
-                try:
-                    return spec_of((await self._source.fetch([step]))[0])
-                except Exception as error:
-                    failed: Exception = error
-                    if not of_datapoint(error):
-                        break
-        raise failed
+    async def _learned_spec(self) -> Spec:
+        if self._spec is None:
+            with self.ahead.using_pool():
+                self._spec = spec_of(await self._first_datapoint())
+        return self._spec
+
+    async def _first_datapoint(self) -> Any:
+        """Return the first datapoint that does not fail; the first of all, unless failures are skipped or replaced."""
+        tries = 1 if self.errors.raises else _TRIED
+        for step in range(tries):
+            try:
+                return (await self._source.fetch([step]))[0]
+            except Exception as error:
+                if step + 1 == tries or not of_datapoint(error):
+                    raise
+        raise AssertionError
 
     async def take(self) -> tuple[Any, int]:
         """Return the next batch, or ``END``, and the step after it; concurrent calls wait for each other."""
         await ensure_event_loop()
-        async with self.turn.turn():
+        async with self.turn():
             self.check()
             await self.settle()
-            batch = await await_user(self._next())
+            batch = await await_user(self.compute(self._next()))
             return batch, self.ahead.position
 
     def take_back(self, batch: Any, position: int) -> None:
@@ -251,7 +262,7 @@ class _Core(Running):
             self.ahead.stop = self._limit
             if self._limit is not None and self.ahead.position >= self._limit:
                 return END
-            self._assembly = Assembly(self._source, self._batch, await self.spec(), self.errors.on_error)
+            self._assembly = Assembly(self._source, self._batch, await self._learned_spec(), self.errors.on_error)
             if self._mp is not None:
                 from granular.aio.execution.workers import Workers
 

@@ -24,6 +24,8 @@ class Cursor(Running):
         self._stream = stream
         self._flow = stream.flow()
         self._fingerprint = fingerprint(stream)
+        self._flow.bind(self.token)
+        self._calls_functions = _calls_functions(self._flow)
         self._moves = 0  # operations begun: each computes an element or restores a state
         self._before: Any = None  # the mark before the last of them
         self._astray = False  # True if the flow must go back to it: the last operation is unfinished, or it failed
@@ -31,11 +33,12 @@ class Cursor(Running):
 
     async def take(self) -> tuple[Any, int]:
         """Return the next element, or ``END``, and the number of the operation that computed it."""
-        async with self.turn.turn():
+        async with self.turn():
             self.check()
             try:
                 await self._begin_move()
-                element = await await_user(self._flow.next())
+                step = self._flow.next()
+                element = await await_user(self.compute(step) if self._calls_functions else step)
                 self._astray = False
             finally:
                 if self._loop is None:
@@ -83,7 +86,7 @@ class Cursor(Running):
         if not isinstance(state, Mapping) or 'state' not in state:
             raise StateError(f'want a state such as {self.get_state()}, got {state!r:.200}')
         check_fingerprint(state.get('pipeline'), self._fingerprint)
-        async with self.turn.turn():
+        async with self.turn():
             self.check()
             try:
                 await self._begin_move()
@@ -96,11 +99,11 @@ class Cursor(Running):
 
     async def start_prefetch(self) -> None:
         """Start reading before the first element is requested."""
-        async with self.turn.turn():
+        async with self.turn():
             self.check()
             try:
                 await self._return()
-                await self._flow.begin()
+                await self.compute(self._flow.begin())
             finally:
                 await self.settle()
 
@@ -126,6 +129,10 @@ class Cursor(Running):
 
     async def _close(self) -> None:
         await self._flow.aclose()
+
+
+def _calls_functions(flow: Flow) -> bool:
+    return flow.calls_functions or any(map(_calls_functions, flow.parents))
 
 
 def _readings(flow: Flow) -> Sequence[Reading]:

@@ -9,6 +9,7 @@ import asyncio
 import collections
 import concurrent.futures
 import contextlib
+import contextvars
 import inspect
 import os
 import threading
@@ -51,12 +52,12 @@ class StartedCoroutine(Generic[T]):
 
     def __await__(self) -> Generator[Any, Any, T]:
         # `yield from` refuses a coroutine that has started, so its steps are written out here.
-        coro, value = self._coro, None
+        value: Any = None
         error: BaseException | None = None
         try:
             while True:
                 try:
-                    yielded = coro.send(value) if error is None else coro.throw(error)
+                    yielded = self._step(value, error)
                 except StopIteration as end:
                     return cast(T, end.value)
                 value, error = None, None
@@ -67,7 +68,10 @@ class StartedCoroutine(Generic[T]):
                 except BaseException as thrown:
                     error = thrown
         finally:
-            coro.close()
+            self._coro.close()
+
+    def _step(self, value: Any, error: BaseException | None) -> Any:
+        return self._coro.send(value) if error is None else self._coro.throw(error)
 
 
 def start_coroutine(coro: Coroutine[Any, Any, T]) -> T | StartedCoroutine[T]:
@@ -94,6 +98,17 @@ CONTROL: Final = (
     StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError, concurrent.futures.CancelledError,
 )  # fmt: skip
 """Exceptions that have a meaning for coroutines, futures and iterators other than that a function failed."""
+
+
+computing: Final[contextvars.ContextVar[tuple[object, ...]]] = contextvars.ContextVar('computing', default=())
+"""Tokens of the iterators whose elements this context computes: a function that it calls may not wait for them."""
+
+
+def mark_computing(token: object) -> None:
+    """Mark the context of the current task: it computes elements of the iterator with this token."""
+    tokens = computing.get()
+    if token not in tokens:
+        computing.set((*tokens, token))
 
 
 def function_error(error: BaseException) -> FunctionError:

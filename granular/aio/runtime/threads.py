@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple
 
-from granular.aio.runtime.loops import StartedCoroutine, call_user, running_loop, start_coroutine
+from granular.aio.runtime.loops import StartedCoroutine, call_user, computing, running_loop, start_coroutine
 
 T = TypeVar('T')
 Ts = TypeVarTuple('Ts')
@@ -173,16 +173,17 @@ class _Spread(Generic[T]):
         return True
 
     def _call_for(self, count: int) -> list[concurrent.futures.Future[None]]:
-        return [threads().submit(self._help) for _ in range(count)]
+        return [threads().submit(self._help, computing.get()) for _ in range(count)]
 
-    def _help(self) -> None:
-        token = object()
+    def _help(self, tokens: tuple[object, ...]) -> None:
+        token, outer = object(), computing.set(tokens)
         _working.add(id(token))
         try:
             while self._step():
                 pass
         finally:
             _working.discard(id(token))
+            computing.reset(outer)
 
     def _step(self) -> bool:
         if self.stopped or self._errors or (i := next(self._numbers)) >= self._count:

@@ -261,6 +261,11 @@ class ReadingRows(Flow):
         self._read, self._rows = read, rows_of(read.source)
         self._inner: tuple[_Opened, Reading] | None = None
         self._start = self._rows.start()
+        self._token: object = None
+        self.calls_functions = callable(read.on_error)
+
+    def bind(self, token: object) -> None:
+        self._token = token
 
     async def _ready(self) -> tuple[_Opened, Reading]:
         if self._inner is None:
@@ -270,8 +275,9 @@ class ReadingRows(Flow):
             chunk = self._rows.chunk()
             if self._rows.options is None:
                 read = read.replaced(options=ReadOptions(prefetch_buffer_size=8 * chunk))
-            self._inner = opened, Reading(read, chunk)
-            self.parents = (self._inner[1],)
+            reading = Reading(read, chunk)
+            reading.bind(self._token)
+            self._inner, self.parents = (opened, reading), (reading,)
         return self._inner
 
     async def next(self) -> Any:

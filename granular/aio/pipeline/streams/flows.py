@@ -8,7 +8,7 @@ import numpy as np
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.base import turns
-from granular.aio.pipeline.nodes.elements import generator, stacked
+from granular.aio.pipeline.nodes.elements import generator, stack, stacked
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.runtime.loops import end_tasks, ensure_event_loop
 from granular.aio.runtime.threads import offload
@@ -18,6 +18,8 @@ from granular.shuffle import permute
 
 class Applying(Flow):
     """A function of each element, after a stage that drops or combines elements."""
+
+    calls_functions = True
 
     def __init__(self, parent: Flow, name: str, fn: Callable[..., Any], seed: int | None) -> None:
         self.parents = (parent,)
@@ -61,6 +63,7 @@ class Batching(Flow):
     def __init__(self, parent: Flow, size: int, drop: bool, fn: Callable[[Sequence[Any]], Any]) -> None:
         self.parents = (parent,)
         self._parent, self._size, self._drop, self._fn = parent, size, drop, fn
+        self.calls_functions = fn is not stack
 
     async def next(self) -> Any:
         points: list[Any] = []
@@ -82,6 +85,8 @@ class Batching(Flow):
 
 class FlatMapping(Flow):
     """Several elements for each one."""
+
+    calls_functions = True
 
     def __init__(self, parents: Sequence[Flow], fn: Callable[[Any], Sequence[Any]]) -> None:
         self.parents = tuple(parents)

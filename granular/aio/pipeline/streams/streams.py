@@ -171,6 +171,7 @@ class Reading(Flow):
 
     def __init__(self, read: Read, chunk: int = _CHUNK) -> None:
         self._read, self.errors = read, Errors(read.on_error)
+        self.calls_functions = callable(read.on_error)
         shard, options = read.shard, read.options
         self._stride = shard.shard_count
         length = len(read.source)
@@ -242,6 +243,9 @@ class Reading(Flow):
             self._sized = size
             self.ahead.depth = max(1, min(self._depth, self._read.options.memory // size - 1))
         return size
+
+    def bind(self, token: object) -> None:
+        self.ahead.token = token
 
     def state(self) -> int:
         return self._position() - self._read.shard.shard_index
