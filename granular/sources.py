@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from granular.aio import sources as core
 from granular.aio.runtime.bridge import run
 from granular.shuffle import Order
-from granular.sync.base import Batched
+from granular.sync.base import Batched, blocking
 
 
 class Source(Batched):
@@ -37,9 +37,7 @@ class Source(Batched):
         """The seed of its order, for the state of a loader; 0 if nothing is random."""
         return self.aio.seed
 
-    def get(self, index: int) -> Any:
-        """Return the datapoint at a step."""
-        return run(self.aio.get(index))
+    get = blocking(core.Source.get)
 
     def __call__(self, step: int) -> Any:
         return run(self.aio.get(step))
@@ -53,56 +51,42 @@ class Source(Batched):
 
 
 class Epochs(Source):
-    """All datapoints, repeated in a new order every epoch.
-
-    Args:
-      source: the source of the datapoints.
-      length: number of its datapoints in an epoch; all of them by default.
-      shuffle: True for numpy's permutation, the order of granular 0.21; False for none; or an order of
-        :mod:`granular.shuffle`.
-      seed: the order of an epoch is a function of (seed, epoch).
-    """
+    __doc__ = core.Epochs.__doc__
 
     def __init__(self, source: Any, length: int | None = None, shuffle: bool | Order = True, seed: int = 0) -> None:
         self.aio = core.Epochs(source, length, shuffle, seed)
 
 
 class Transform(Source):
-    """A function applied to each datapoint: ``fn(datapoint, seed=[seed, step])``, called in threads."""
+    __doc__ = core.Transform.__doc__
 
     def __init__(self, source: Any, fn: Callable[..., Any], seed: int = 0) -> None:
         self.aio = core.Transform(source, fn, seed)
 
 
 class Sample(Source):
-    """Datapoints drawn at random with replacement, each a function of (seed, step)."""
+    __doc__ = core.Sample.__doc__
 
     def __init__(self, source: Any, length: int | None = None, seed: int = 0) -> None:
         self.aio = core.Sample(source, length, seed)
 
 
 class Truncate(Source):
-    """The first ``limit`` datapoints, repeated."""
+    __doc__ = core.Truncate.__doc__
 
     def __init__(self, source: Any, limit: int, length: int | None = None) -> None:
         self.aio = core.Truncate(source, limit, length)
 
 
 class Interleave(Source):
-    """Datapoints from each source in turn. The length is limited by the shortest source."""
+    __doc__ = core.Interleave.__doc__
 
     def __init__(self, sources: Sequence[Any]) -> None:
         self.aio = core.Interleave(sources)
 
 
 class Mix(Source):
-    """Datapoints from sources drawn by weight, each at the same step of its source. As long as the shortest source.
-
-    Args:
-      sources: the sources to draw from.
-      weights: relative frequency of each source; they need not sum to 1.
-      seed: the draw at a step is a function of (seed, step).
-    """
+    __doc__ = core.Mix.__doc__
 
     def __init__(self, sources: Sequence[Any], weights: Sequence[float], seed: int = 0) -> None:
         self.aio = core.Mix(sources, weights, seed)

@@ -173,7 +173,12 @@ class _ByLabel(_Chosen):
 
     @classmethod
     async def open(cls, *args: Any, **kwargs: Any) -> Self:
-        """Create the wrapper with the constructor's arguments, and read the labels."""
+        """Create the wrapper with the constructor's arguments, and read the labels.
+
+        ::
+
+            dataset = await ClassFilterWrapper.open(reader, valid_classes=[3, 5], field='label')
+        """
         self = cls(*args, **kwargs)
         labels = await self.parents[0].labels(self._field)
         self._indices = await offload(self._choose, labels)
@@ -186,10 +191,6 @@ class _ByLabel(_Chosen):
 
 class ClassFilterWrapper(_ByLabel):
     """The datapoints of some classes, or of all other classes. Reads only the labels, once, in bulk.
-
-    ::
-
-        dataset = await ClassFilterWrapper.open(reader, valid_classes=[3, 5], field='label')
 
     A datapoint with several classes stays if any of them is in ``valid_classes``, or none of them in
     ``invalid_classes``.
@@ -218,10 +219,6 @@ class ClassFilterWrapper(_ByLabel):
 
 class OversamplingWrapper(_ByLabel):
     """Datapoints with those of rare classes repeated. Reads only the labels, once, in bulk.
-
-    ::
-
-        dataset = await OversamplingWrapper.open(reader, strategy='exact', field='label')
 
     Datapoints without a label are kept. Classes without datapoints are ignored; KappaData's ``'exact'`` never ends on
     them.
