@@ -29,11 +29,11 @@ END: Final = object()
 
 
 class Ahead(Generic[T]):
-    """Computes items by position, up to ``depth`` of them ahead of the one that is taken next.
+    """Computes items by position, up to ``depth`` of them ahead of the next one.
 
     Items that never wait, such as reads from a local disk, are computed on one thread, one after the other: threads
     that read the page cache only slow each other down, and slow reads are spread over the pool anyway. Items that wait,
-    as for a bucket, are computed on the loop, all at a time.
+    as for a bucket, are computed on the loop, concurrently.
 
     Args:
       make: computes the item at a position.
@@ -69,7 +69,7 @@ class Ahead(Generic[T]):
         self.token: object = None
         self.cheap = False
         self.waited = self.consumed = 0.0
-        self._handed: float | None = None  # when the last item was returned
+        self._returned: float | None = None  # when the last item was returned
         self._items: collections.deque[asyncio.Task[T]] = collections.deque()
         self._pool: Threads | None = None
         self._lane: Threads | None = None
@@ -88,9 +88,9 @@ class Ahead(Generic[T]):
         """Return the next item, or ``END``. After an error, the position stays at the item that failed."""
         await ensure_event_loop()
         began = time.perf_counter()
-        if self._handed is not None:
-            self.consumed += began - self._handed
-            self._handed = None
+        if self._returned is not None:
+            self.consumed += began - self._returned
+            self._returned = None
         while True:
             if self._closed:
                 raise ClosedError('the iterator is closed')
@@ -98,27 +98,35 @@ class Ahead(Generic[T]):
             if not self._items:
                 return END
             task = self._items[0]
-            try:
-                item = await outcome(asyncio.shield(task))
-            except asyncio.CancelledError:
-                waiting = asyncio.current_task()
-                if task.cancelled() and waiting is not None and not waiting.cancelling():
-                    if self._items and self._items[0] is task:
-                        self.drop()
-                        raise GranularError(f'the item at {self.position} was cancelled while it was made') from None
-                    continue  # the position was changed in the meantime
+            item = await self._wait(task)
+            if self._is_next(task):
+                break
+            # The position was changed in the meantime.
+        self._items.popleft()
+        self.position += self.stride
+        self.begin()
+        self._returned = time.perf_counter()
+        self.waited += self._returned - began
+        return item
+
+    async def _wait(self, task: 'asyncio.Task[T]') -> T | None:
+        """Return the result of a task; None if it was cancelled because the position was changed."""
+        try:
+            return await outcome(asyncio.shield(task))
+        except asyncio.CancelledError:
+            consumer = asyncio.current_task()
+            if not task.cancelled() or consumer is None or consumer.cancelling():
                 raise  # the consumer stopped waiting; the item is left for the next request
-            except BaseException:
-                self.drop()
-                raise
-            if not self._items or self._items[0] is not task:
-                continue  # the position was changed in the meantime
-            self._items.popleft()
-            self.position += self.stride
-            self.begin()
-            self._handed = time.perf_counter()
-            self.waited += self._handed - began
-            return item
+            if not self._is_next(task):
+                return None
+            self.drop()
+            raise GranularError(f'the item at {self.position} was cancelled while it was computed') from None
+        except BaseException:
+            self.drop()
+            raise
+
+    def _is_next(self, task: 'asyncio.Task[T]') -> bool:
+        return bool(self._items) and self._items[0] is task
 
     def begin(self) -> None:
         """Start the items that are due and not in progress. Requires a running loop."""
@@ -156,11 +164,11 @@ class Ahead(Generic[T]):
                 return await self._make(position)
             if self._lane is None:
                 self._lane = Threads(self._width, f'{self._name}-lane')
-            found = await start_inline(lambda: self._timed(position), self._lane)
-            if not isinstance(found, StartedCoroutine):
-                return found
+            started = await start_inline(lambda: self._timed(position), self._lane)
+            if not isinstance(started, StartedCoroutine):
+                return started
             self._waits, self.cheap = True, False
-            return await found
+            return await started
 
     async def _timed(self, position: int) -> T:
         timer = Timer()

@@ -342,23 +342,22 @@ def check_fields(dataset: Fields, wanted: Sequence[str], builtin: Sequence[str] 
 
 def _methods(kind: type) -> dict[str, str]:
     """Return the method for each field: of the most derived class, and there ``getitems_`` before ``getitem_``."""
-    found: dict[str, str] = {}
-    for base in kind.__mro__:
-        for prefix in (_MANY, _ONE):
-            for name in vars(base):
-                if name.startswith(prefix):
-                    found.setdefault(name.removeprefix(prefix), name)
-    return found
+    methods: dict[str, str] = {}
+    for base, prefix in itertools.product(kind.__mro__, (_MANY, _ONE)):
+        for name in vars(base):
+            if name.startswith(prefix):
+                methods.setdefault(name.removeprefix(prefix), name)
+    return methods
 
 
 def _all_methods(dataset: Any) -> set[str]:
     """Return the fields of an object of another library, and of the datasets that it wraps."""
-    found: set[str] = set()
+    fields: set[str] = set()
     for _ in range(_DEEP):
-        found |= {name.removeprefix(_ONE) for name in dir(dataset) if name.startswith(_ONE)}
-        several = getattr(dataset, 'datasets', None)
-        below = several[0] if isinstance(several, list | tuple) and several else getattr(dataset, 'dataset', None)
-        if below is None or below is dataset:
+        fields |= {name.removeprefix(_ONE) for name in dir(dataset) if name.startswith(_ONE)}
+        datasets = getattr(dataset, 'datasets', None)
+        wrapped = datasets[0] if isinstance(datasets, list | tuple) and datasets else getattr(dataset, 'dataset', None)
+        if wrapped is None or wrapped is dataset:
             break
-        dataset = below
-    return found
+        dataset = wrapped
+    return fields

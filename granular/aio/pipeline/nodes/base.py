@@ -311,12 +311,15 @@ def default_seed(parents: Sequence[Any]) -> int | None:
     words: list[int] = []
     level, depth = list(parents), 1
     while level:
-        above: list[Any] = []
-        for node in level:
-            if (given := getattr(node, 'given', None)) is not None:
-                words += [given, depth]
-            else:
-                for parent in node.parents:
-                    above += parent.parents if isinstance(parent, BlockBuffer) else (parent,)
-        level, depth = above, depth + 1
+        seeds = [getattr(node, 'given', None) for node in level]
+        for seed in seeds:
+            words += [] if seed is None else [seed, depth]
+        level = [
+            upstream
+            for node, seed in zip(level, seeds, strict=True)
+            if seed is None
+            for parent in node.parents
+            for upstream in (parent.parents if isinstance(parent, BlockBuffer) else (parent,))
+        ]
+        depth += 1
     return int(np.random.SeedSequence(words).generate_state(1, dtype=np.uint32)[0]) if words else None
