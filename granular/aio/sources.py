@@ -38,7 +38,7 @@ class Epochs(Shuffle):
     def __init__(self, source: Any, length: int | None = None, shuffle: bool | Order = True, seed: int = 0) -> None:
         below = Wrapped(source, length)
         if len(below) < 1:
-            raise InvalidArgumentError(f'an epoch needs datapoints, got length {len(below)}')
+            raise InvalidArgumentError(f'expected one datapoint or more per epoch, got length {len(below)}')
         order = shuffle if not isinstance(shuffle, bool) else Permutation() if shuffle else Sequential()
         super().__init__(below, order, seed)
         self.endless = True
@@ -69,7 +69,7 @@ class Transform(Element):
 
     def __init__(self, source: Any, fn: Callable[..., Any], seed: int = 0) -> None:
         if not callable(fn):
-            raise InvalidArgumentError(f'{fn!r:.100} is no function')
+            raise InvalidArgumentError(f'{fn!r:.100} is not a function')
         super().__init__(convert(source))
         self._fn, self._own_seed = fn, seed
 
@@ -94,7 +94,7 @@ class Sample(Node):
         self._length = length_of(self.parents[0]) if length is None else length
         self.seed, self.endless = seed, True
         if self._length < 1:
-            raise InvalidArgumentError(f'a sample needs datapoints, got length {self._length}')
+            raise InvalidArgumentError(f'expected one datapoint or more to sample from, got length {self._length}')
 
     def __len__(self) -> int:
         return self._length
@@ -124,7 +124,9 @@ class Truncate(Node):
         self._limit = min(length_of(self.parents[0]) if length is None else length, limit)
         self.endless = True
         if self._limit < 1:
-            raise InvalidArgumentError(f'nothing is left of a source truncated to {self._limit}')
+            raise InvalidArgumentError(
+                f'expected a limit >= 1 and a source that is not empty, got {self._limit} datapoints'
+            )
 
     def __len__(self) -> int:
         return self._limit
@@ -167,7 +169,7 @@ class Mix(Several):
         p = np.asarray(weights, np.float32)
         if p.shape != (len(self.parents),) or not np.isfinite(p).all() or (p < 0).any() or not p.sum() > 0:
             raise InvalidArgumentError(
-                f'want {len(self.parents)} weights that are not negative and not all zero, got {list(weights)}'
+                f'expected {len(self.parents)} weights >= 0, not all of them 0, got {list(weights)}'
             )
         # Single precision as in 0.21, because the draws depend on it.
         self._weights = p / p.sum()

@@ -134,7 +134,7 @@ def test_an_error_comes_as_it_was_raised_and_where_it_belongs():
         ({'y': 1}, 'keys'),
         ({'x': 1, 'y': 2}, 'keys'),
         (7, 'dict'),
-        ({'x': object()}, 'no array'),
+        ({'x': object()}, 'an array of numbers'),
     ],
 )
 def test_a_datapoint_that_differs_is_an_error(odd, match):

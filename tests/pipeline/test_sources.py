@@ -85,7 +85,7 @@ def test_what_can_be_a_source(tmp_path):
         assert [int(x) for x in sources.Epochs(source, shuffle=False).fetch([3, 1])] == [103, 101]
     assert asked == [[3, 1]]
     assert sources.Epochs(lambda step: step * 2, length=5, shuffle=False).fetch([6]) == [2]
-    with pytest.raises(InvalidArgumentError, match='no source'):
+    with pytest.raises(InvalidArgumentError, match='not a source'):
         sources.Epochs(7)
 
 

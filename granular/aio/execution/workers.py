@@ -212,7 +212,8 @@ class _Worker:
         while self._thread.is_alive() and time.monotonic() < until + _GRACE:  # noqa: ASYNC110
             await asyncio.sleep(_POLL)
         self.pipe.close()
-        self._process.close()
+        if threading.main_thread().is_alive():  # at exit, multiprocessing joins its processes, which must be open
+            self._process.close()
 
 
 def _kill(process: Any, parent: int) -> None:

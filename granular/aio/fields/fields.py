@@ -179,9 +179,11 @@ class Keys(Fields):
     def __init__(self, source: Source, names: tuple[str, ...] | None) -> None:
         super().__init__()
         if source.sparse:
-            raise InvalidArgumentError('a filter leaves gaps, which have no fields: choose samples by class or index')
+            raise InvalidArgumentError(
+                'elements removed by a filter have no fields: select datapoints by class or index instead'
+            )
         if len(source) >= ENDLESS:
-            raise InvalidArgumentError('what is repeated for ever has no samples to count: wrap it before repeat()')
+            raise InvalidArgumentError('an infinitely repeated dataset cannot be wrapped: wrap it before repeat()')
         self.parents, self._names, self._length = (source,), names, len(source)
         self._selected: dict[tuple[str, ...], Source] = {}  # by requested keys
 
@@ -264,11 +266,11 @@ class Methods(Fields):
         if name.startswith(_MANY):
             found = await await_user(method(numbers, ctxs)) if waits else await offload(method, numbers, ctxs)
             if len(found) != len(numbers):
-                raise DatapointError(f'{name} gave {len(found)} values for {len(numbers)} samples')
+                raise DatapointError(f'{name} returned {len(found)} values for {len(numbers)} datapoints')
             return list(found)
 
         def noted(error: Exception, i: int) -> None:
-            error.add_note(f'while loading field {field!r} of sample {numbers[i]} of {self.describe()}')
+            error.add_note(f'while loading field {field!r} of datapoint {numbers[i]} of {self.describe()}')
 
         def call(i: int) -> Any:
             try:
@@ -316,7 +318,7 @@ def fields_of(dataset: Any) -> Fields:
         spec = getattr(dataset, 'spec', None)
         return Keys(convert(dataset), tuple(sorted(spec)) if isinstance(spec, Mapping) else None)
     raise InvalidArgumentError(
-        f'{type(dataset).__name__} has no fields: want a dataset with methods such as getitem_x, or a reader'
+        f'{type(dataset).__name__} has no fields: expected a dataset with methods such as getitem_x, or a reader'
     )
 
 
@@ -324,7 +326,7 @@ def no_elements(dataset: Any) -> InvalidArgumentError:
     """Create the error for indexing a dataset of fields."""
     mode = ' '.join(dataset.fields or ('x', 'y'))
     return InvalidArgumentError(
-        f'{type(dataset).__name__} has fields, and no elements: load them with ModeWrapper(dataset, mode={mode!r})'
+        f'{type(dataset).__name__} has fields, but no elements: load them with ModeWrapper(dataset, mode={mode!r})'
     )
 
 
@@ -336,8 +338,8 @@ def check_fields(dataset: Fields, wanted: Sequence[str], builtin: Sequence[str] 
     """
     for field in wanted:
         if not dataset.has(field):
-            there = ', '.join(map(repr, [*(dataset.fields or ()), *builtin]))
-            raise UnknownKeyError(f'{dataset.describe()}: there is no field {field!r}: there are {there or "none"}')
+            available = ', '.join(map(repr, [*(dataset.fields or ()), *builtin]))
+            raise UnknownKeyError(f'{dataset.describe()}: unknown field {field!r}: there are {available or "none"}')
 
 
 def _methods(kind: type) -> dict[str, str]:

@@ -46,7 +46,7 @@ class ModeWrapper:
         self._fields = fields_of(dataset)
         self._items = tuple(mode.split() if isinstance(mode, str) else mode)
         if not self._items or not all(isinstance(item, str) for item in self._items):
-            raise InvalidArgumentError(f'the mode is {mode!r}: want names of fields, such as "x y"')
+            raise InvalidArgumentError(f'mode: expected names of fields, such as "x y", got {mode!r}')
         self._loaded = [item for item in self._items if item != _INDEX and not item.startswith(_CTX)]
         check_fields(self._fields, self._loaded, (_INDEX,))
         self._return_ctx = return_ctx
@@ -124,6 +124,6 @@ def _kept(item: str, ctxs: Sequence[Ctx]) -> list[Any]:
     for ctx in ctxs:
         if name not in ctx:
             raise UnknownKeyError(
-                f'{item}: no loader has put {name!r} into the dict of the sample, which has {sorted(ctx)}'
+                f'{item}: no field method stored {name!r} in the dict of the datapoint, which contains {sorted(ctx)}'
             )
     return [ctx[name] for ctx in ctxs]

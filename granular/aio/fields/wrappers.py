@@ -261,7 +261,7 @@ class FieldConcat(Fields):
         super().__init__()
         self.parents = tuple(map(fields_of, datasets))
         if not self.parents:
-            raise InvalidArgumentError('want one dataset or more')
+            raise InvalidArgumentError('expected one dataset or more, got none')
         self.pure = all(part.pure for part in self.parents)
         self._lengths = np.array([len(part) for part in self.parents], np.int64)
         self._stops = np.cumsum(self._lengths)

@@ -107,7 +107,7 @@ def spec_of(point: Any) -> Spec:
       DatapointError: if the datapoint is not a dict of numbers and arrays.
     """
     if not isinstance(point, Mapping):
-        raise DatapointError(f'step 0: want a dict for a datapoint, got {type(point).__name__}')
+        raise DatapointError(f'step 0: expected a dict, got {type(point).__name__}')
     arrays = {key: np.asarray(value) for key, value in point.items()}
     for key, value in arrays.items():
         if value.dtype == object:
@@ -127,7 +127,7 @@ def check(point: Any, step: int, spec: Spec) -> None:
 def check_keys(point: Any, step: int, spec: Spec) -> None:
     """Raise ``DatapointError`` if the keys of a datapoint differ from those of the first."""
     if not isinstance(point, Mapping):
-        raise DatapointError(f'step {step}: want a dict for a datapoint, got {type(point).__name__}')
+        raise DatapointError(f'step {step}: expected a dict, got {type(point).__name__}')
     if point.keys() != spec.keys():
         raise DatapointError(f'step {step}: keys are {sorted(point)}, those of the first {sorted(spec)}')
 
@@ -137,7 +137,9 @@ def differing(
 ) -> DatapointError:
     """Create the error for a value whose dtype or shape differs from that of the first datapoint."""
     if value.dtype == object:
-        return DatapointError(f'step {step}, key {key!r}: makes no array of numbers: leave it out in a transform')
+        return DatapointError(
+            f'step {step}, key {key!r}: expected a number or an array of numbers: remove the key in a transform'
+        )
     return DatapointError(
         f'step {step}, key {key!r}: dtype {value.dtype} and shape {value.shape}, the first has {dtype} and {shape}: '
         f'make them equal in a transform'

@@ -127,9 +127,9 @@ class Loader(LoaderHandle):
     ) -> None:
         for name, value, least in (('batch', batch, 1), ('prefetch', prefetch, 0), ('workers', workers, 1)):
             if not isinstance(value, int) or value < least:
-                raise InvalidArgumentError(f'{name} is {value!r}: want an integer from {least} on')
+                raise InvalidArgumentError(f'{name}: expected an integer >= {least}, got {value!r}')
         if not 0 <= shard_id < num_shards:
-            raise InvalidArgumentError(f'want 0 <= shard_id < num_shards, got {shard_id} and {num_shards}')
+            raise InvalidArgumentError(f'expected 0 <= shard_id < num_shards, got {shard_id} and {num_shards}')
         self.source: Source = convert(source)
         self.batch, self.prefetch, self.workers = batch, prefetch, workers
         self.shard_id, self.num_shards, self.recycle_after = shard_id, num_shards, recycle_after

@@ -46,7 +46,7 @@ class _Applied(Element):
                     return None
             elif name == 'random_map':
                 if rng is None:
-                    raise InvalidArgumentError('a random_map needs random numbers: give the sampler a seed')
+                    raise InvalidArgumentError('random_map requires random numbers: pass a seed to the sampler')
                 data = fn(data, rng)
             elif name == 'map_with_index':
                 data = fn(metadata.index, data)
@@ -104,9 +104,7 @@ class DataLoader:
             shard_options = getattr(sampler, 'shard_options', None) or NoSharding()
         own = getattr(sampler, 'shard_options', shard_options)
         if (own.shard_index, own.shard_count) != (shard_options.shard_index, shard_options.shard_count):
-            raise InvalidArgumentError(
-                f'the sampler is sharded as {own}, and the loader as {shard_options}: pass it once'
-            )
+            raise InvalidArgumentError(f'the sampler has the shard {own}, the loader {shard_options}: pass it once')
         steps: list[tuple[str, Any]] = []
         rest = list(operations)
         while rest and (name := operation_of(rest[0])) not in ('batch', 'flat_map'):

@@ -65,7 +65,9 @@ class IterDataset:
           cycle_length: number of streams to read concurrently.
         """
         if not datasets or not isinstance(cycle_length, int) or cycle_length < 1:
-            raise InvalidArgumentError(f'want datasets and a cycle_length from 1 on, got {cycle_length!r}')
+            raise InvalidArgumentError(
+                f'expected one dataset or more and a cycle_length >= 1, got {len(datasets)} and {cycle_length!r}'
+            )
         said = f'interleave of {len(datasets)}, {cycle_length} at a time'
         return cls(streams.Staged([dataset._stream for dataset in datasets], said, flows.Interleaving, cycle_length))
 
@@ -88,7 +90,7 @@ class IterDataset:
         if seed is None:
             seed = self._stream.default_seed()
         if seed is None:
-            raise InvalidArgumentError('random_map needs a seed: pass seed=, or call seed() before it')
+            raise InvalidArgumentError('random_map requires a seed: pass seed=, or call seed() first')
         return self._derive(streams.Each(self._stream, 'random_map', transform, seed))
 
     def filter(self, transform: FilterTransform | Callable[[Any], bool]) -> Self:
@@ -124,7 +126,7 @@ class IterDataset:
           seed: the order of a window depends on the seed and the number of the window.
         """
         if not isinstance(window_size, int) or window_size < 1:
-            raise InvalidArgumentError(f'window_size is {window_size!r}: want an integer from 1 on')
+            raise InvalidArgumentError(f'window_size: expected an integer >= 1, got {window_size!r}')
         return self._staged(f'window_shuffle({window_size}, seed={seed})', flows.WindowShuffling, window_size, seed)
 
     def pack(
@@ -155,7 +157,7 @@ class IterDataset:
           buffer_size: number of elements.
         """
         if not isinstance(buffer_size, int) or buffer_size < 1:
-            raise InvalidArgumentError(f'buffer_size is {buffer_size!r}: want an integer from 1 on')
+            raise InvalidArgumentError(f'buffer_size: expected an integer >= 1, got {buffer_size!r}')
         return self._staged(f'prefetch({buffer_size})', flows.Prefetching, buffer_size)
 
     def mp_prefetch(self, options: MultiprocessingOptions | int) -> Self:

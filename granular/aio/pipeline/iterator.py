@@ -84,7 +84,7 @@ class Cursor(Running):
             difference.
         """
         if not isinstance(state, Mapping) or 'state' not in state:
-            raise StateError(f'want a state such as {self.get_state()}, got {state!r:.200}')
+            raise StateError(f'expected a state such as {self.get_state()}, got {state!r:.200}')
         check_fingerprint(state.get('pipeline'), self._fingerprint)
         async with self.turn():
             self.check()
@@ -93,7 +93,7 @@ class Cursor(Running):
                 await self._flow.restore(state['state'])
                 self._astray = False
             except (KeyError, TypeError, ValueError) as error:
-                raise StateError(f'no state of this pipeline: {type(error).__name__}: {error}') from error
+                raise StateError(f'not a state of this pipeline: {type(error).__name__}: {error}') from error
             finally:
                 await self.settle()
 
@@ -141,19 +141,20 @@ def _readings(flow: Flow) -> Sequence[Reading]:
     return [reading for parent in flow.parents for reading in _readings(parent)]
 
 
-def check_fingerprint(said: Any, own: Sequence[str]) -> None:
+def check_fingerprint(state_lines: Any, own_lines: Sequence[str]) -> None:
     """Check that a state belongs to this pipeline.
 
     Raises:
       StateError: if it does not; the message names the first stage that differs.
     """
-    if said is None or list(said) == list(own):
+    if state_lines is None or list(state_lines) == list(own_lines):
         return
-    for i in range(max(len(said), len(own))):
-        there, here = (lines[i] if i < len(lines) else 'nothing' for lines in (said, own))
-        if there != here:
+    for i in range(max(len(state_lines), len(own_lines))):
+        saved, current = (lines[i] if i < len(lines) else 'nothing' for lines in (state_lines, own_lines))
+        if saved != current:
             raise StateError(
-                f'the state is of another pipeline: stage {i + 1} was {there.strip()!r}, here {here.strip()!r}'
+                f'the state belongs to another pipeline: stage {i + 1} was {saved.strip()!r}, '
+                f'and is {current.strip()!r} in this one'
             )
 
 

@@ -136,7 +136,9 @@ class MapOperations(abc.ABC):
           to_percent: end of the part, from 0 to 1; None for 1. 0.29 of 100 elements are 29; 0 gives an empty part.
         """
         if len(self) >= nodes.ENDLESS:
-            raise InvalidArgumentError('what is repeated for ever has no percentages: call percent() before repeat()')
+            raise InvalidArgumentError(
+                'an infinitely repeated dataset has no percentages: call percent() before repeat()'
+            )
         return self.slice(builtins.slice(*percent_range(len(self), from_percent, to_percent)))
 
     def repeat(
@@ -277,7 +279,7 @@ class MapOperations(abc.ABC):
         if seed is None:
             seed = nodes.default_seed([self._node])
         if seed is None:
-            raise InvalidArgumentError(f'{what} needs a seed: pass seed=, or call seed() before it')
+            raise InvalidArgumentError(f'{what} requires a seed: pass seed=, or call seed() first')
         _check_seed(seed)
         return int(seed)
 
@@ -320,7 +322,7 @@ class MapDataset(MapOperations):
 
 def _check_seed(seed: int) -> None:
     if not isinstance(seed, int | np.integer) or not 0 <= seed < 1 << 32:
-        raise InvalidArgumentError(f'the seed is {seed!r}: want an integer from 0 to 2**32 - 1')
+        raise InvalidArgumentError(f'seed: expected an integer from 0 to 2**32 - 1, got {seed!r}')
 
 
 def _nodes(datasets: Sequence[MapOperations]) -> list[Source]:

@@ -79,13 +79,13 @@ class IndexSampler:
         seed: int | None = None,
     ) -> None:
         if not isinstance(num_records, int) or num_records < 1:
-            raise InvalidArgumentError(f'num_records is {num_records!r}: want an integer from 1 on')
+            raise InvalidArgumentError(f'num_records: expected an integer >= 1, got {num_records!r}')
         if num_epochs is not None and (not isinstance(num_epochs, int) or num_epochs < 1):
-            raise InvalidArgumentError(f'num_epochs is {num_epochs!r}: want an integer from 1 on, or None')
+            raise InvalidArgumentError(f'num_epochs: expected an integer >= 1, or None, got {num_epochs!r}')
         if shuffle and seed is None:
-            raise InvalidArgumentError('to shuffle, pass a seed')
+            raise InvalidArgumentError('shuffle=True requires a seed')
         if seed is not None and (not isinstance(seed, int) or not 0 <= seed < 1 << 32):
-            raise InvalidArgumentError(f'the seed is {seed!r}: want an integer from 0 to 2**32 - 1')
+            raise InvalidArgumentError(f'seed: expected an integer from 0 to 2**32 - 1, got {seed!r}')
         self.num_records, self.shuffle, self.num_epochs, self.seed = num_records, shuffle, num_epochs, seed
         self.shard_options = shard_options or NoSharding()
         self._start, self._stop = self.shard_options.split(num_records)
@@ -120,7 +120,7 @@ class IndexSampler:
     def __getitem__(self, index: int) -> RecordMetadata:
         place = index // self.shard_options.shard_count
         if index < 0 or place >= self.shard_length:
-            raise OutOfRangeError(f'index {index} is out of range: the sampler has {len(self)}')
+            raise OutOfRangeError(f'index {index} is out of range: the sampler has {len(self)} indices')
         key = int(self.record_keys(np.array([place]))[0])
         return RecordMetadata(index, key, self.rng(index))
 
@@ -164,7 +164,7 @@ class Sampled(Node):
         elif hasattr(sampler, '__len__'):
             self._length = -(-max(0, len(sampler) - shard.shard_index) // shard.shard_count)
         else:
-            raise InvalidArgumentError(f'{type(sampler).__name__} has no length: give it one')
+            raise InvalidArgumentError(f'{type(sampler).__name__} has no length: define __len__')
 
     def __len__(self) -> int:
         return self._length

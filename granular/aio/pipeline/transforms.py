@@ -113,7 +113,7 @@ class ReadOptions:
     def __post_init__(self) -> None:
         for name in ('num_threads', 'prefetch_buffer_size', 'memory'):
             if not isinstance(value := getattr(self, name), int) or value < 0:
-                raise InvalidArgumentError(f'{name} is {value!r}: want an integer from 0 on')
+                raise InvalidArgumentError(f'{name}: expected an integer >= 0, got {value!r}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +152,7 @@ class ShardOptions:
     def __post_init__(self) -> None:
         if self.shard_count < 1 or not 0 <= self.shard_index < self.shard_count:
             raise InvalidArgumentError(
-                f'want 0 <= shard_index < shard_count, got {self.shard_index} and {self.shard_count}'
+                f'expected 0 <= shard_index < shard_count, got {self.shard_index} and {self.shard_count}'
             )
 
     def split(self, records: int) -> tuple[int, int]:
@@ -230,7 +230,7 @@ def operation_of(transformation: Any) -> str:
         if callable(getattr(transformation, name, None)):
             return name
     if not callable(transformation):
-        raise InvalidArgumentError(f'{transformation!r:.100} is no transformation')
+        raise InvalidArgumentError(f'{transformation!r:.100} is not a transformation')
     return 'map'
 
 
@@ -243,5 +243,5 @@ def apply(dataset: Any, transformations: Transformation | Sequence[Transformatio
         elif hasattr(dataset, name):
             dataset = getattr(dataset, name)(step)
         else:
-            raise InvalidArgumentError(f'{name} needs a stream: call to_iter_dataset() before it')
+            raise InvalidArgumentError(f'{name} requires a stream: call to_iter_dataset() first')
     return dataset

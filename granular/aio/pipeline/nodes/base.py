@@ -71,7 +71,7 @@ class Shuffle(Mapped):
 
     def __init__(self, parent: Source, order: Order, seed: int) -> None:
         if not isinstance(order, Order):
-            raise InvalidArgumentError(f'{order!r:.100} is no order: want one of granular.shuffle')
+            raise InvalidArgumentError(f'expected an order of granular.shuffle, got {order!r:.100}')
         super().__init__(BlockBuffer(parent, order.block) if isinstance(order, Blocks) else parent)
         self.order, self.seed = order, int(seed)
 
@@ -106,14 +106,16 @@ class Slice(Mapped):
     def __init__(self, parent: Source, part: slice | Sequence[int] | Ints) -> None:
         super().__init__(parent)
         if len(parent) >= ENDLESS and not isinstance(part, slice):
-            raise InvalidArgumentError('a part of what is repeated for ever is taken by a slice')
+            raise InvalidArgumentError('an infinitely repeated dataset cannot be selected by indices: pass a slice')
         self._part: range | Ints
         if isinstance(part, slice):
             self._part = range(*part.indices(len(parent)))
         else:
             self._part = np.asarray(part, np.int64)
             if self._part.ndim != 1 or ((self._part < -len(parent)) | (self._part >= len(parent))).any():
-                raise InvalidArgumentError(f'want a 1-D sequence of indices within the {len(parent)} that there are')
+                raise InvalidArgumentError(
+                    f'expected a 1-D sequence of indices from {-len(parent)} to {len(parent) - 1}'
+                )
             self._part = self._part % max(1, len(parent))
 
     def __len__(self) -> int:
@@ -137,9 +139,11 @@ class Repeat(Mapped):
     def __init__(self, parent: Source, epochs: int | None, reseed: bool = True) -> None:
         super().__init__(parent)
         if epochs is not None and (not isinstance(epochs, int) or epochs < 1):
-            raise InvalidArgumentError(f'want to repeat 1 time or more, or None for ever, got {epochs!r}')
+            raise InvalidArgumentError(
+                f'num_epochs: expected an integer >= 1, or None to repeat infinitely, got {epochs!r}'
+            )
         if len(parent) >= ENDLESS:
-            raise InvalidArgumentError('it is repeated for ever already')
+            raise InvalidArgumentError('the dataset is already repeated infinitely')
         self._epochs, self._reseed = epochs, reseed
 
     def __len__(self) -> int:
@@ -173,7 +177,7 @@ class Several(Node):
 
     def __init__(self, parents: Sequence[Any]) -> None:
         if not parents:
-            raise InvalidArgumentError('want one source or more')
+            raise InvalidArgumentError('expected one source or more, got none')
         super().__init__(*map(convert, parents))
 
     @abc.abstractmethod
@@ -201,7 +205,7 @@ class Proportional(Several):
         self._weights = proportions(len(parents), weights)
         for i, parent in enumerate(parents):
             if not len(parent):
-                raise InvalidArgumentError(f'dataset {i} of those to mix is empty: {parent.describe()}')
+                raise InvalidArgumentError(f'mix: dataset {i} is empty: {parent.describe()}')
         total = sum(self._weights)
         shares = [len(parent) / (weight / total) for parent, weight in zip(parents, self._weights, strict=True)]
         self._length = min(ENDLESS, int(min(shares)))
@@ -221,7 +225,7 @@ def proportions(count: int, weights: Sequence[float] | None) -> tuple[int, ...]:
     if weights is None:
         return (1,) * count
     if len(weights) != count or not all(np.isfinite(weight) and weight > 0 for weight in weights):
-        raise InvalidArgumentError(f'want {count} weights above 0, got {list(weights)}')
+        raise InvalidArgumentError(f'expected {count} weights > 0, got {list(weights)}')
     scale = 100 / min(weights)
     return tuple(int(weight * scale) for weight in weights)
 
@@ -250,7 +254,9 @@ class Concatenate(Several):
     def __init__(self, parents: Sequence[Source]) -> None:
         super().__init__(parents)
         if any(len(parent) >= ENDLESS for parent in parents):
-            raise InvalidArgumentError('what is repeated for ever has no end to put another behind')
+            raise InvalidArgumentError(
+                'an infinitely repeated dataset cannot be concatenated: call concatenate() before repeat()'
+            )
         self._lengths = np.array([len(parent) for parent in parents], np.int64)
         self._stops = np.cumsum(self._lengths)
 
@@ -290,7 +296,7 @@ class Zip(Node):
     def __init__(self, parents: Sequence[Source]) -> None:
         lengths = [len(parent) for parent in parents]
         if not lengths or len(set(lengths)) > 1:
-            raise InvalidArgumentError(f'want datasets of one length, got {lengths}')
+            raise InvalidArgumentError(f'expected datasets of equal length, got {lengths}')
         super().__init__(*parents)
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:

@@ -114,8 +114,8 @@ class BlockBuffer(Node):
             if not self._warned:
                 self._warned = True
                 logger.warning(
-                    'the windows that are being read hold more than %d bytes: blocks are dropped and read again: '
-                    'choose smaller ones, or fewer blocks to a window',
+                    'the open windows contain more than %d bytes, so blocks are dropped and read again: '
+                    'choose smaller blocks, or fewer of them per window',
                     self._memory,
                 )
             buffer.kept -= block.size

@@ -117,7 +117,7 @@ class Select(Element):
         try:
             return {field: point[field] for field in self._fields}
         except KeyError as error:
-            raise UnknownKeyError(f'index {index}: there is no field {error}: there are {sorted(point)}') from None
+            raise UnknownKeyError(f'index {index}: unknown field {error}: there are {sorted(point)}') from None
 
     def describe(self) -> str:
         return f'select({", ".join(self._fields)})'
@@ -137,10 +137,10 @@ class Batch(Node):
     ) -> None:
         super().__init__(parent)
         if not isinstance(size, int) or size < 1:
-            raise InvalidArgumentError(f'batch_size is {size!r}: want an integer from 1 on')
+            raise InvalidArgumentError(f'batch_size: expected an integer >= 1, got {size!r}')
         if parent.sparse:
             raise InvalidArgumentError(
-                'a filter leaves gaps, so that batches would not be full: call to_iter_dataset() before batch()'
+                'batches of a filtered dataset would not be full: call to_iter_dataset() before batch()'
             )
         self.size, self._drop, self._fn = size, drop_remainder, batch_fn or stack
         self._below = len(parent)
@@ -231,7 +231,7 @@ def method_of(transform: Any, name: str) -> Callable[..., Any]:
     method = getattr(transform, name, None) if not isinstance(transform, type) else None
     fn = method if callable(method) else transform
     if not callable(fn):
-        raise InvalidArgumentError(f'{transform!r:.100} is no function, and has no method {name!r}')
+        raise InvalidArgumentError(f'{transform!r:.100} is neither a function nor an object with a method {name!r}')
     return fn  # type: ignore[no-any-return]
 
 

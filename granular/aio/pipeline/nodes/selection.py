@@ -65,9 +65,11 @@ def describe_classes(valid_classes: Any, invalid_classes: Any) -> str:
 async def labels_of(node: Source, field: Any) -> filters.Labels:
     """Return the labels of one epoch; they are read once per node."""
     if len(node) >= ENDLESS:
-        raise InvalidArgumentError('what is repeated for ever has no end to its labels: choose classes before repeat()')
+        raise InvalidArgumentError(
+            'an infinitely repeated dataset cannot be selected by class: select classes before repeat()'
+        )
     if node.sparse:
-        raise InvalidArgumentError('a filter leaves gaps, which have no class: choose classes before filter()')
+        raise InvalidArgumentError('elements removed by a filter have no class: select classes before filter()')
     known = _known.setdefault(node, {})
     if field not in known:
         below = selected(node, [field])

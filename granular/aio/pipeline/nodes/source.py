@@ -106,7 +106,7 @@ def convert(source: Any) -> Source:
         return Fetching(source)
     if isinstance(source, Mapping) and any(isinstance(key, str) for key in source):
         raise InvalidArgumentError(
-            f'{type(source).__name__} holds several by name: choose one of {list(source)!r:.200}'
+            f'{type(source).__name__} maps names to several datasets: choose one of {list(source)!r:.200}'
         )
     for name in ('fetch', '__getitems__', '_getitems'):
         if callable(getattr(source, name, None)):
@@ -117,7 +117,9 @@ def convert(source: Any) -> Source:
         return _Called(source, '__call__')
     if hasattr(source, '__getitem__'):
         return _Called(source, '__getitem__')
-    raise InvalidArgumentError(f'{type(source).__name__} is no source: want a reader, a callable, or an indexable')
+    raise InvalidArgumentError(
+        f'{type(source).__name__} is not a source: expected a reader, a callable, or an indexable object'
+    )
 
 
 class _Adapter(Source):
@@ -209,12 +211,13 @@ class _Blocking(_Adapter):
         if self._method == 'fetch' and takes_mask(self._source):
             return type(self)(self._source, self._method, tuple(fields))
         # A Hugging Face dataset then decodes the selected columns only.
-        known, choose = getattr(self._source, 'column_names', None), getattr(self._source, 'select_columns', None)
-        if not isinstance(known, list) or not callable(choose):
+        column_names = getattr(self._source, 'column_names', None)
+        select_columns = getattr(self._source, 'select_columns', None)
+        if not isinstance(column_names, list) or not callable(select_columns):
             return None
-        if unknown := [field for field in fields if field not in known]:
-            raise UnknownKeyError(f'there are no columns {unknown}: there are {known}')
-        return type(self)(choose(list(fields)), self._method)
+        if unknown := [field for field in fields if field not in column_names]:
+            raise UnknownKeyError(f'unknown columns {unknown}: there are {column_names}')
+        return type(self)(select_columns(list(fields)), self._method)
 
     def describe(self) -> str:
         return super().describe() + ('' if self._mask is None else f', keys {", ".join(self._mask)}')

@@ -352,10 +352,10 @@ class Packing(Flow):
         sizes = {}
         for key, length in self._lengths.items():
             if key not in point:
-                raise DatapointError(f'a sequence to pack has no {key!r}: it has {sorted(point)}')
+                raise DatapointError(f'pack: a sequence has no {key!r}, only {sorted(point)}')
             sizes[key] = 1 if np.ndim(point[key]) == 0 else len(point[key])
             if sizes[key] > length:
-                raise DatapointError(f'a sequence of {sizes[key]} in {key!r} is longer than a row of {length}')
+                raise DatapointError(f'pack: a sequence of {sizes[key]} in {key!r} is longer than a row of {length}')
         return sizes
 
     def _row(self, points: list[Any]) -> dict[str, Any]:

@@ -136,7 +136,7 @@ class Read(Stream):
     def at_epoch(self, epoch: int) -> Stream:
         length = len(self.source)
         if length >= ENDLESS:
-            raise InvalidArgumentError(f'what is repeated for ever has no epoch {epoch}')
+            raise InvalidArgumentError(f'an infinitely repeated dataset has no epoch {epoch}')
         part = slice(epoch * length, (epoch + 1) * length)
         return self.replaced(source=Slice(Repeat(self.source, None), part))
 
@@ -255,7 +255,7 @@ class Reading(Flow):
 
     async def restore(self, state: Any) -> None:
         if not isinstance(state, int) or state < 0:
-            raise StateError(f'want the position of an element, got {state!r:.100}')
+            raise StateError(f'expected the position of an element, got {state!r:.100}')
         # All shards have read everything before this position; this shard continues with its first element from there.
         index, count = self._read.shard.shard_index, self._stride
         position = index + -(-max(0, state - index) // count) * count
@@ -329,7 +329,7 @@ class BatchOf(Stream):
         self, parent: Stream, size: int, drop_remainder: bool, batch_fn: Callable[[Sequence[Any]], Any] | None
     ) -> None:
         if not isinstance(size, int) or size < 1:
-            raise InvalidArgumentError(f'batch_size is {size!r}: want an integer from 1 on')
+            raise InvalidArgumentError(f'batch_size: expected an integer >= 1, got {size!r}')
         self.parents = (parent,)
         self.size, self.drop_remainder, self.fn = size, drop_remainder, batch_fn or elements.stack
 
