@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular.aio.pipeline.nodes.base import Several, Shuffle, Wrapped
+from granular.aio.pipeline.nodes.base import Shuffle, SourceChoice, Wrapped
 from granular.aio.pipeline.nodes.elements import Element, name_of
 from granular.aio.pipeline.nodes.source import Node, Source, convert, length_of, steps_of
 from granular.aio.runtime.threads import offload
@@ -36,11 +36,11 @@ class Epochs(Shuffle):
     """
 
     def __init__(self, source: Any, length: int | None = None, shuffle: bool | Order = True, seed: int = 0) -> None:
-        below = Wrapped(source, length)
-        if len(below) < 1:
-            raise InvalidArgumentError(f'expected one datapoint or more per epoch, got length {len(below)}')
+        epoch = Wrapped(source, length)
+        if len(epoch) < 1:
+            raise InvalidArgumentError(f'expected one datapoint or more per epoch, got length {len(epoch)}')
         order = shuffle if not isinstance(shuffle, bool) else Permutation() if shuffle else Sequential()
-        super().__init__(below, order, seed)
+        super().__init__(epoch, order, seed)
         self.endless = True
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
@@ -73,8 +73,8 @@ class Transform(Element):
         super().__init__(convert(source))
         self._fn, self._own_seed = fn, seed
 
-    def call(self, point: Any, index: int) -> Any:
-        return self._fn(point, seed=[self._own_seed, index])
+    def call(self, datapoint: Any, index: int) -> Any:
+        return self._fn(datapoint, seed=[self._own_seed, index])
 
     def describe(self) -> str:
         return f'Transform({name_of(self._fn)}, seed={self._own_seed})'
@@ -138,7 +138,7 @@ class Truncate(Node):
         return f'Truncate({self._limit})'
 
 
-class Interleave(Several):
+class Interleave(SourceChoice):
     """One datapoint of each source in turn. Its length is the number of sources times the shortest length."""
 
     def __init__(self, sources: Sequence[Any]) -> None:
@@ -155,7 +155,7 @@ class Interleave(Several):
         return f'Interleave of {len(self.parents)}'
 
 
-class Mix(Several):
+class Mix(SourceChoice):
     """Datapoints of a source chosen at random for each step, at the same step of it. As long as the shortest source.
 
     Args:

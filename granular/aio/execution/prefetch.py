@@ -28,7 +28,7 @@ END: Final = object()
 """Sentinel returned after the last item."""
 
 
-class Ahead(Generic[T]):
+class Prefetch(Generic[T]):
     """Computes items by position, up to ``depth`` of them ahead of the next one.
 
     Items that never wait, such as reads from a local disk, are computed on one thread, one after the other: threads

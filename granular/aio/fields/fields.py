@@ -91,8 +91,8 @@ class FieldWrapper(FieldDataset):
     @property
     def fields(self) -> tuple[str, ...] | None:
         """Names of its own fields and those of the wrapped dataset, sorted; None if the latter are unknown."""
-        below = fields_of(self.dataset).fields
-        return None if below is None else tuple(sorted({*_methods(type(self)), *below}))
+        wrapped = fields_of(self.dataset).fields
+        return None if wrapped is None else tuple(sorted({*_methods(type(self)), *wrapped}))
 
     def __getattr__(self, name: str) -> Any:
         # Only fields without a method of this class are delegated.
@@ -107,17 +107,17 @@ class Fields(abc.ABC):
     Attributes:
       parents: the wrapped datasets or sources, for printed pipelines.
       pure: True if the fields never receive the dict of a datapoint, so that they can be loaded in any order.
-      known: labels that were already read, by field.
+      known_labels: labels that were already read, by field.
     """
 
     parents: tuple[Any, ...] = ()
     pure = True
 
     def __init__(self) -> None:
-        self.known: dict[str, filters.Labels] = {}
+        self.known_labels: dict[str, filters.Labels] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, 'known': {}}
+        return {**self.__dict__, 'known_labels': {}}
 
     @abc.abstractmethod
     def __len__(self) -> int: ...
@@ -149,14 +149,14 @@ class Fields(abc.ABC):
 
     async def labels(self, field: str) -> filters.Labels:
         """Return the labels of all datapoints, which are read once, in bulk."""
-        if field not in self.known:
+        if field not in self.known_labels:
             check_fields(self, [field])
 
             async def read(indices: Ints) -> list[Any]:
                 return (await self.load([field], indices, [{} for _ in indices]))[0]
 
-            self.known[field] = await read_labels(read, len(self), field)
-        return self.known[field]
+            self.known_labels[field] = await read_labels(read, len(self), field)
+        return self.known_labels[field]
 
     def __getattr__(self, name: str) -> Any:
         for prefix, loads in ((_ONE, self._load_one), (_MANY, self._load_many)):
@@ -168,9 +168,8 @@ class Fields(abc.ABC):
         return (await self._load_many(field, [index], None if ctx is None else [ctx]))[0]
 
     async def _load_many(self, field: str, indices: Any, ctxs: Sequence[Ctx] | None = None) -> list[Any]:
-        places = indices_of(indices, len(self), self.describe())
-        given = [{} for _ in places] if ctxs is None else ctxs
-        return (await self.load([field], places, given))[0]
+        positions = indices_of(indices, len(self), self.describe())
+        return (await self.load([field], positions, [{} for _ in positions] if ctxs is None else ctxs))[0]
 
 
 class Keys(Fields):
@@ -199,11 +198,11 @@ class Keys(Fields):
         source = self._selected.get(keys)
         if source is None:
             source = self._selected[keys] = selected(self.parents[0], keys)
-        points = await source.fetch(indices)
-        for point in points:
-            if type(point) is Failure:
-                raise point.error
-        return [[point[field] for point in points] for field in fields]
+        datapoints = await source.fetch(indices)
+        for datapoint in datapoints:
+            if type(datapoint) is Failure:
+                raise datapoint.error
+        return [[datapoint[field] for datapoint in datapoints] for field in fields]
 
     def describe(self) -> str:
         return str(self.parents[0].describe())
@@ -222,9 +221,9 @@ class Methods(Fields):
     def __init__(self, dataset: Any) -> None:
         super().__init__()
         self.dataset = dataset
-        self._below = fields_of(dataset.dataset) if isinstance(dataset, FieldWrapper) else None
+        self._wrapped = fields_of(dataset.dataset) if isinstance(dataset, FieldWrapper) else None
         self.own = _methods(type(dataset))
-        self.parents = () if self._below is None else (self._below,)
+        self.parents = () if self._wrapped is None else (self._wrapped,)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -242,20 +241,20 @@ class Methods(Fields):
         return callable(getattr(self.dataset, _ONE + field, None))
 
     async def load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
-        below = self._below
-        passed = [below is not None and field not in self.own for field in fields]
-        places = list(range(len(fields)))
-        if below is not None and below.pure:
-            places.sort(key=lambda place: not passed[place])  # pure fields first, in one load
+        wrapped = self._wrapped
+        passed = [wrapped is not None and field not in self.own for field in fields]
+        positions = list(range(len(fields)))
+        if wrapped is not None and wrapped.pure:
+            positions.sort(key=lambda position: not passed[position])  # pure fields first, in one load
         out: list[list[Any]] = [[] for _ in fields]
-        for on, group in itertools.groupby(places, key=passed.__getitem__):
-            its = list(group)
-            if on and below is not None:
-                found = await below.load([fields[place] for place in its], indices, ctxs)
+        for passed_on, group in itertools.groupby(positions, key=passed.__getitem__):
+            members = list(group)
+            if passed_on and wrapped is not None:
+                columns = await wrapped.load([fields[position] for position in members], indices, ctxs)
             else:
-                found = [await self._call(fields[place], indices, ctxs) for place in its]
-            for place, column in zip(its, found, strict=True):
-                out[place] = column
+                columns = [await self._call(fields[position], indices, ctxs) for position in members]
+            for position, column in zip(members, columns, strict=True):
+                out[position] = column
         return out
 
     async def _call(self, field: str, indices: Ints, ctxs: Sequence[Ctx]) -> list[Any]:
@@ -264,26 +263,26 @@ class Methods(Fields):
         method = getattr(self.dataset, name)
         waits = inspect.iscoroutinefunction(method)
         if name.startswith(_MANY):
-            found = await await_user(method(numbers, ctxs)) if waits else await offload(method, numbers, ctxs)
-            if len(found) != len(numbers):
-                raise DatapointError(f'{name} returned {len(found)} values for {len(numbers)} datapoints')
-            return list(found)
+            values = await await_user(method(numbers, ctxs)) if waits else await offload(method, numbers, ctxs)
+            if len(values) != len(numbers):
+                raise DatapointError(f'{name} returned {len(values)} values for {len(numbers)} datapoints')
+            return list(values)
 
-        def noted(error: Exception, i: int) -> None:
+        def add_note(error: Exception, i: int) -> None:
             error.add_note(f'while loading field {field!r} of datapoint {numbers[i]} of {self.describe()}')
 
         def call(i: int) -> Any:
             try:
                 return method(numbers[i], ctxs[i])
             except Exception as error:
-                noted(error, i)
+                add_note(error, i)
                 raise
 
         async def wait(i: int) -> Any:
             try:
                 return await await_user(method(numbers[i], ctxs[i]))
             except Exception as error:
-                noted(error, i)
+                add_note(error, i)
                 raise
 
         if not waits:

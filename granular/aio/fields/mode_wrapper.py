@@ -92,11 +92,11 @@ class ModeWrapper:
         Args:
           indices: a 1-D sequence of integers in any order, repeated or negative; or a slice or range.
         """
-        places = indices_of(indices, len(self), 'ModeWrapper')
-        ctxs: list[Ctx] = [{} for _ in places]
-        found = iter(await self._fields.load(self._loaded, places, ctxs) if self._loaded else [])
+        positions = indices_of(indices, len(self), 'ModeWrapper')
+        ctxs: list[Ctx] = [{} for _ in positions]
+        loaded = iter(await self._fields.load(self._loaded, positions, ctxs) if self._loaded else [])
         columns = [
-            places.tolist() if item == _INDEX else _kept(item, ctxs) if item.startswith(_CTX) else next(found)
+            positions.tolist() if item == _INDEX else _ctx_values(item, ctxs) if item.startswith(_CTX) else next(loaded)
             for item in self._items
         ]
         samples = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
@@ -113,13 +113,13 @@ class _Loading(Fetching):
     def __init__(self, wrapper: ModeWrapper) -> None:
         super().__init__(wrapper)
         self.parents: tuple[Any, ...] = (wrapper._fields,)
-        self._said = f'ModeWrapper({wrapper.mode!r}{", return_ctx=True" if wrapper.return_ctx else ""})'
+        self._description = f'ModeWrapper({wrapper.mode!r}{", return_ctx=True" if wrapper.return_ctx else ""})'
 
     def describe(self) -> str:
-        return self._said
+        return self._description
 
 
-def _kept(item: str, ctxs: Sequence[Ctx]) -> list[Any]:
+def _ctx_values(item: str, ctxs: Sequence[Ctx]) -> list[Any]:
     name = item.removeprefix(_CTX)
     for ctx in ctxs:
         if name not in ctx:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from granular.aio.execution.failures import Errors, OnError, of_datapoint
-from granular.aio.execution.prefetch import END, Ahead
+from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.loader.collate import Assembly, Batch, LoadedBatch, Spec, spec_of
 from granular.aio.pipeline.describe import fingerprint
 from granular.aio.pipeline.nodes.source import Source, convert, length_of
@@ -199,7 +199,7 @@ class _Core(Running):
         self._first, self._recycle_after = shard_id * batch, recycle_after
         self._processes: Workers | None = None
         self._stride = batch * num_shards
-        self.ahead: Ahead[LoadedBatch] = Ahead(
+        self.ahead: Prefetch[LoadedBatch] = Prefetch(
             self._make, self._stride, batch, workers, 'granular-loader', on_error != 'raise'
         )
         self.ahead.depth, self.ahead.token = prefetch, self.token

@@ -32,9 +32,9 @@ class _Applied(Element):
         self._random = any(name == 'random_map' for name, _ in steps)
         self.sparse = any(name == 'filter' for name, _ in steps)
 
-    def call(self, point: Any, index: int) -> Any:
+    def call(self, datapoint: Any, index: int) -> Any:
         metadata: RecordMetadata
-        metadata, data = point
+        metadata, data = datapoint
         if type(data) is Failure:
             return Failure(metadata.index, data.error)
         rng = metadata.rng

@@ -41,8 +41,8 @@ class IterDataset:
     def _derive(self, stream: Stream) -> Self:
         return type(self)(stream)
 
-    def _staged(self, said: str, make: Callable[..., Flow], *args: Any) -> Self:
-        return self._derive(streams.Staged([self._stream], said, make, *args))
+    def _staged(self, description: str, make: Callable[..., Flow], *args: Any) -> Self:
+        return self._derive(streams.Staged([self._stream], description, make, *args))
 
     @classmethod
     def mix(cls, datasets: Sequence['IterDataset'], weights: Sequence[float] | None = None) -> Self:
@@ -53,8 +53,8 @@ class IterDataset:
           weights: numbers above 0, with any sum; equal by default.
         """
         parts = nodes.proportions(len(datasets), weights)
-        said = f'mix of {len(datasets)}, weights {":".join(map(str, parts))}'
-        return cls(streams.Staged([dataset._stream for dataset in datasets], said, flows.Mixing, parts))
+        description = f'mix of {len(datasets)}, weights {":".join(map(str, parts))}'
+        return cls(streams.Staged([dataset._stream for dataset in datasets], description, flows.Mixing, parts))
 
     @classmethod
     def interleave(cls, datasets: Sequence['IterDataset'], cycle_length: int) -> Self:
@@ -68,8 +68,10 @@ class IterDataset:
             raise InvalidArgumentError(
                 f'expected one dataset or more and a cycle_length >= 1, got {len(datasets)} and {cycle_length!r}'
             )
-        said = f'interleave of {len(datasets)}, {cycle_length} at a time'
-        return cls(streams.Staged([dataset._stream for dataset in datasets], said, flows.Interleaving, cycle_length))
+        description = f'interleave of {len(datasets)}, {cycle_length} at a time'
+        return cls(
+            streams.Staged([dataset._stream for dataset in datasets], description, flows.Interleaving, cycle_length)
+        )
 
     def seed(self, seed: int) -> Self:
         """Set the seed of all later operations that are given none: each derives a seed of its own from it."""
@@ -171,8 +173,9 @@ class IterDataset:
         Args:
           options: number of processes, or all settings.
         """
-        chosen = MultiprocessingOptions(num_workers=options) if isinstance(options, int) else options
-        return self if not chosen.num_workers else self._derive(self._stream.with_workers(chosen))
+        if isinstance(options, int):
+            options = MultiprocessingOptions(num_workers=options)
+        return self._derive(self._stream.with_workers(options)) if options.num_workers else self
 
     def apply(self, transformations: Transformation | Sequence[Transformation]) -> Self:
         """Apply one transformation, or several in order."""

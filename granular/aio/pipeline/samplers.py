@@ -112,8 +112,8 @@ class IndexSampler:
         if self.shuffle and self.seed is not None:
             out = np.empty_like(places)
             for epoch in np.unique(epochs).tolist():
-                here = epochs == epoch
-                out[here] = permute(places[here], length, self.seed + epoch)
+                mask = epochs == epoch
+                out[mask] = permute(places[mask], length, self.seed + epoch)
             places = out
         return places + self._start
 
@@ -175,12 +175,12 @@ class Sampled(Node):
         sampler = self._sampler
         if isinstance(sampler, IndexSampler):
             keys = sampler.record_keys(places)
-            points: Sequence[Any] = await self.parents[0].fetch(keys)
-            made = [RecordMetadata(number, key) for number, key in zip(numbers, keys.tolist(), strict=True)]
+            datapoints: Sequence[Any] = await self.parents[0].fetch(keys)
+            metadata = [RecordMetadata(number, key) for number, key in zip(numbers, keys.tolist(), strict=True)]
         else:
-            made = [call_user(sampler.__getitem__, number) for number in numbers]
-            points = await self.parents[0].fetch([metadata.record_key or 0 for metadata in made])
-        return list(zip(made, points, strict=True))
+            metadata = [call_user(sampler.__getitem__, number) for number in numbers]
+            datapoints = await self.parents[0].fetch([entry.record_key or 0 for entry in metadata])
+        return list(zip(metadata, datapoints, strict=True))
 
     def describe(self) -> str:
         return repr(self._sampler)

@@ -24,7 +24,7 @@ ENDLESS: Final = sys.maxsize
 """The length of an infinitely repeated dataset."""
 
 
-class Mapped(Node):
+class IndexNode(Node):
     """A node that maps each index to an index of its source."""
 
     @abc.abstractmethod
@@ -35,15 +35,15 @@ class Mapped(Node):
         return await self.parents[0].fetch(self.lookup(np.asarray(indices, np.int64)))
 
     def select(self, fields: Sequence[str]) -> Self | None:
-        below = self.parents[0].select(fields)
-        if below is None:
+        source = self.parents[0].select(fields)
+        if source is None:
             return None
-        twin = type(self).__new__(type(self))
-        twin.__dict__.update(self.__dict__, parents=(below,))
-        return twin
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__, parents=(source,))
+        return copy
 
 
-class Wrapped(Mapped):
+class Wrapped(IndexNode):
     """Any source, repeated without end: the root of every chain.
 
     Args:
@@ -66,7 +66,7 @@ class Wrapped(Mapped):
         return self.parents[0].describe()
 
 
-class Shuffle(Mapped):
+class Shuffle(IndexNode):
     """The datapoints of the source, in a different order every epoch."""
 
     def __init__(self, parent: Source, order: Order, seed: int) -> None:
@@ -77,30 +77,30 @@ class Shuffle(Mapped):
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         steps = np.asarray(indices, np.int64)
-        length, below = len(self), self.parents[0]
-        if isinstance(self.order, Blocks) and isinstance(below, BlockBuffer) and len(steps):
+        length, source = len(self), self.parents[0]
+        if isinstance(self.order, Blocks) and isinstance(source, BlockBuffer) and len(steps):
             epochs, blocks = self.order.upcoming(steps, length, self.seed)
             last = ENDLESS if self.endless else int(steps.max()) // length  # nothing follows the last epoch
             coming = zip(epochs.tolist(), blocks.tolist(), strict=True)
-            await below.expect([(epoch, block) for epoch, block in coming if epoch <= last])
+            await source.expect([(epoch, block) for epoch, block in coming if epoch <= last])
         if all(self.order.is_ready(length, self.seed, epoch) for epoch in np.unique(steps // length).tolist()):
-            return await below.fetch(call_user(self.lookup, steps))
-        return await below.fetch(await offload(self.lookup, steps))
+            return await source.fetch(call_user(self.lookup, steps))
+        return await source.fetch(await offload(self.lookup, steps))
 
     def lookup(self, indices: Ints) -> Ints:
         length = len(self)
-        epochs, places = np.divmod(indices, length)
-        out = np.empty_like(places)
+        epochs, positions = np.divmod(indices, length)
+        out = np.empty_like(positions)
         for epoch in set(epochs.tolist()):
-            here = epochs == epoch
-            out[here] = self.order.lookup(places[here], length, self.seed, epoch) + epoch * length
+            mask = epochs == epoch
+            out[mask] = self.order.lookup(positions[mask], length, self.seed, epoch) + epoch * length
         return out
 
     def describe(self) -> str:
         return f'shuffle(seed={self.seed}, {self.order!r})'
 
 
-class Slice(Mapped):
+class Slice(IndexNode):
     """A part of the source, given by a slice or by indices."""
 
     def __init__(self, parent: Source, part: slice | Sequence[int] | Ints) -> None:
@@ -122,9 +122,9 @@ class Slice(Mapped):
         return len(self._part)
 
     def lookup(self, indices: Ints) -> Ints:
-        epochs, places = np.divmod(indices, len(self))
+        epochs, positions = np.divmod(indices, len(self))
         part = self._part
-        inner = part.start + places * part.step if isinstance(part, range) else part[places]
+        inner = part.start + positions * part.step if isinstance(part, range) else part[positions]
         # An infinitely repeated source has no next epoch.
         return inner if len(self.parents[0]) >= ENDLESS else inner + epochs * len(self.parents[0])
 
@@ -133,7 +133,7 @@ class Slice(Mapped):
         return f'[{part.start}:{part.stop}:{part.step}]' if isinstance(part, range) else f'slice of {len(part)} indices'
 
 
-class Repeat(Mapped):
+class Repeat(IndexNode):
     """Several epochs as one."""
 
     def __init__(self, parent: Source, epochs: int | None, reseed: bool = True) -> None:
@@ -158,21 +158,21 @@ class Repeat(Mapped):
         return f'repeat({self._epochs if self._reseed else f"{self._epochs}, reseed_each_epoch=False"})'
 
 
-class Seeded(Mapped):
+class Seeded(IndexNode):
     """A node that sets the default seed for random operations after it."""
 
     def __init__(self, parent: Source, seed: int) -> None:
         super().__init__(parent)
-        self.given = seed
+        self.declared_seed = seed
 
     def lookup(self, indices: Ints) -> Ints:
         return indices
 
     def describe(self) -> str:
-        return f'seed({self.given})'
+        return f'seed({self.declared_seed})'
 
 
-class Several(Node):
+class SourceChoice(Node):
     """Several sources; each index maps to one of them."""
 
     def __init__(self, parents: Sequence[Any]) -> None:
@@ -189,15 +189,15 @@ class Several(Node):
         chosen = np.unique(owners).tolist()
         if len(chosen) > 1:
             await ensure_event_loop()
-        found = await gather([self.parents[owner].fetch(inner[owners == owner]) for owner in chosen])
+        fetched = await gather([self.parents[owner].fetch(inner[owners == owner]) for owner in chosen])
         out: list[Any] = [None] * len(owners)
-        for owner, points in zip(chosen, found, strict=True):
-            for place, point in zip(np.flatnonzero(owners == owner).tolist(), points, strict=True):
-                out[place] = point
+        for owner, datapoints in zip(chosen, fetched, strict=True):
+            for position, datapoint in zip(np.flatnonzero(owners == owner).tolist(), datapoints, strict=True):
+                out[position] = datapoint
         return out
 
 
-class Proportional(Several):
+class Proportional(SourceChoice):
     """Sources mixed evenly in proportion to their weights; ends when the first of them is exhausted."""
 
     def __init__(self, parents: Sequence[Source], weights: Sequence[float] | None) -> None:
@@ -248,7 +248,7 @@ def turns(indices: Ints, weights: Sequence[int]) -> tuple[Ints, Ints]:
     return owners, inner
 
 
-class Concatenate(Several):
+class Concatenate(SourceChoice):
     """One source after another; an epoch contains one epoch of each."""
 
     def __init__(self, parents: Sequence[Source]) -> None:
@@ -264,15 +264,15 @@ class Concatenate(Several):
         return int(self._stops[-1])
 
     def choose(self, indices: Ints) -> tuple[Ints, Ints]:
-        epochs, places = np.divmod(indices, len(self))
-        owners = np.searchsorted(self._stops, places, side='right')
-        return owners, places - (self._stops - self._lengths)[owners] + epochs * self._lengths[owners]
+        epochs, positions = np.divmod(indices, len(self))
+        owners = np.searchsorted(self._stops, positions, side='right')
+        return owners, positions - (self._stops - self._lengths)[owners] + epochs * self._lengths[owners]
 
     def describe(self) -> str:
         return f'concatenate {len(self.parents)}'
 
 
-class Selection(Several):
+class Selection(SourceChoice):
     """Sources mixed by a function from index to (source, index in the source)."""
 
     def __init__(self, parents: Sequence[Source], chooser: Callable[[int], tuple[int, int]], length: int) -> None:
@@ -302,8 +302,8 @@ class Zip(Node):
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         if len(self.parents) > 1:
             await ensure_event_loop()
-        found = await gather([parent.fetch(indices) for parent in self.parents])
-        return list(zip(*found, strict=True))
+        fetched = await gather([parent.fetch(indices) for parent in self.parents])
+        return list(zip(*fetched, strict=True))
 
     def describe(self) -> str:
         return f'zip of {len(self.parents)}'
@@ -317,7 +317,7 @@ def default_seed(parents: Sequence[Any]) -> int | None:
     words: list[int] = []
     level, depth = list(parents), 1
     while level:
-        seeds = [getattr(node, 'given', None) for node in level]
+        seeds = [getattr(node, 'declared_seed', None) for node in level]
         for seed in seeds:
             words += [] if seed is None else [seed, depth]
         level = [
