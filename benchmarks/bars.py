@@ -138,7 +138,7 @@ def write(bars: Sequence[Bar], tables: Sequence[Figures]) -> None:
         f'| {"" if bar.met else "**missed** "}{bar.behind} |'
         for bar in bars
     ]
-    head = [f'{machine()}.', '', '| bar | figure | bound | behind it |', '| --- | ---: | --- | --- |']
+    head = [f'{machine()}.', '', '| bar | figure | bound | details |', '| --- | ---: | --- | --- |']
     text = _between(text, 'bars', '\n'.join(head + rows))
     for table in tables:
         plot(table)

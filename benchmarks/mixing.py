@@ -39,7 +39,7 @@ def mixing(data: Data, server: Server) -> Result:
         Curves(
             'distances',
             'Distance of neighbours in an epoch',
-            'of the length',
+            'as a share of the length',
             'percentile',
             [f'{q} %' for q in QUANTILES],
             lines,

@@ -88,7 +88,7 @@ def _medium(data: Data, url: str, which: str) -> tuple[list[Bar], Table]:
         )
         for name, bound in (bounds if bucket else {'bare aiohttp loop': 0.8, 'obstore': 1.0}).items()
     ]
-    note = '; the loaders of others have both cores' if bucket else ''
+    note = '; loaders of other libraries have both cores' if bucket else ''
     title = f'100 kB records, shuffled, {which} server{note}'
     return bars, table(f'medium-{which.split(maxsplit=1)[0]}', title, 'records/s', rate)
 
@@ -203,7 +203,7 @@ def tail(data: Data, server: Server) -> Result:
     lines = {}
     for name, share in (('without hedging', 0.0), ('hedging, 3 %', 0.03)):
         found = ours(data, 'tail', url=f'{server.uneven}/{place.name}/data.bag', hedge=share, starts=starts)
-        lines[f'{name} ({found["hedges"]:.1%} asked twice)'] = [found[key] * 1e3 for key in ('50', '99', '99.9')]
+        lines[f'{name} ({found["hedges"]:.1%} sent twice)'] = [found[key] * 1e3 for key in ('50', '99', '99.9')]
     slow, fast = (line[2] for line in lines.values())
     bar = Bar('p99.9 of reads without hedging / with it', slow / fast, 3, f'{slow:.0f} ms / {fast:.0f} ms')
     points = ['p50', 'p99', 'p99.9']
@@ -225,6 +225,6 @@ def faults(data: Data, server: Server) -> Result:
     rates = in_turns(1 if data.quick else 3, who)
     lines = {name: [rates[kind, depth] for kind, depth in who if kind == name] for name, _ in who}
     kept, whole = rates['1 % faults', 16], rates['no faults', 16]
-    figures = f'{kept:,.0f}/s / {whole:,.0f}/s, with 16 batches of 64 asked for'
-    bar = Bar('throughput kept at 1 % faults, 25 ms server', kept / whole, 0.9, figures)
-    return [bar], [Curves('faults', 'Datapoints of 100 kB', 'a second', 'batches asked for', ['8', '16', '32'], lines)]
+    figures = f'{kept:,.0f}/s / {whole:,.0f}/s, with 16 batches of 64 in flight'
+    bar = Bar('throughput at 1 % faults / without faults, 25 ms server', kept / whole, 0.9, figures)
+    return [bar], [Curves('faults', 'Datapoints of 100 kB', 'a second', 'batches in flight', ['8', '16', '32'], lines)]

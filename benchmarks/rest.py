@@ -165,7 +165,7 @@ def images(data: Data, server: Server) -> Result:
     behind = '{:,.0f}/s / {:,.0f}/s; two bare threads {:,.0f}/s'.format(*rates)
     return [
         Bar('jpg decoded by the Loader / by one thread', run['rate'] / run['single'], 1.8, behind),
-        Bar('the longest that the loop did not turn meanwhile', run['gap'] * 1e3, 20, 'ms', at_most=True),
+        Bar('longest pause of the event loop meanwhile', run['gap'] * 1e3, 20, 'ms', at_most=True),
     ], []
 
 

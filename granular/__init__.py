@@ -9,7 +9,7 @@ The functions of this package block; those of :mod:`granular.aio` are coroutines
 from typing import TYPE_CHECKING
 
 from granular import aio, errors, filters, formats, shuffle, sources
-from granular._lazy import later
+from granular._lazy import lazy_getattr
 from granular.aio.http.reply import io_stats
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.data_loader import DataLoader
@@ -141,7 +141,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__ = later(
+    __getattr__ = lazy_getattr(
         __name__,
         {
             'granular.aio.caches.memory_source': 'InMemoryDataSource',

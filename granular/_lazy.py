@@ -8,24 +8,33 @@ from typing import Any
 from granular.errors import MissingExtraError
 
 
-def missing(what: str, extra: str) -> MissingExtraError:
-    """Return the error for an optional dependency that is not installed, with the command that installs it."""
-    return MissingExtraError(f"{what}: pip install 'granular-stream[{extra}]'")
-
-
-def need(module: str, extra: str) -> Any:
+def import_extra(module: str, extra: str, purpose: str | None = None) -> Any:
     """Import a module of an optional extra.
 
+    Args:
+      module: full name of the module.
+      extra: the extra of this package that installs it.
+      purpose: what needs it, for the error; by default, that the module cannot be imported.
+
     Raises:
-      MissingExtraError: if it is not installed.
+      MissingExtraError: if it is not installed; the message contains the command that installs it.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise missing(f'{module} cannot be imported', extra) from error
+        reason = purpose or f'{module} cannot be imported'
+        raise MissingExtraError(f"{reason}: pip install 'granular-stream[{extra}]'") from error
 
 
-def later(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+def import_if_installed(module: str) -> Any:
+    """Import an optional module. Returns None if it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        return None
+
+
+def lazy_getattr(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """Return a package's ``__getattr__`` (PEP 562) that imports some of its names on first access.
 
     Args:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular.errors import InvalidArgumentError, OutOfRangeError
-from granular.indexing import Ints
+from granular.indexing import Ints, check_integer
 
 Labels = NDArray[Any]
 Strategy = Literal['multiply', 'exact']
@@ -56,6 +56,10 @@ def as_labels(values: Any, name: str = 'labels') -> Labels:
 
 def by_class(labels: Any, valid_classes: Any = None, invalid_classes: Any = None, name: str = 'labels') -> Ints:
     """Return the indices of the datapoints with some classes, or without some classes, in order.
+
+    ::
+
+        indices = granular.filters.by_class([3, 5, 3, 7], valid_classes=[3])  # 0 and 2
 
     A datapoint with several classes is selected if any of them is valid, or if none of them is invalid.
 
@@ -100,6 +104,10 @@ def oversampled(
     labels: Any, strategy: Strategy = 'multiply', unlabeled: int | str | None = -1, name: str = 'labels'
 ) -> Ints:
     """Return indices that repeat the datapoints of rare classes.
+
+    ::
+
+        indices = granular.filters.oversampled([0, 0, 0, 1], strategy='exact')  # 0, 1, 2, 3, 3, 3
 
     Args:
       labels: labels as accepted by :func:`as_labels`, one class per datapoint.
@@ -156,19 +164,16 @@ def repetitions_of(length: int, repetitions: int | None = None, min_size: int | 
     if (repetitions is None) == (min_size is None):
         raise InvalidArgumentError('want either repetitions or min_size')
     name, value = ('repetitions', repetitions) if min_size is None else ('min_size', min_size)
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
-        raise InvalidArgumentError(f'{name} is {value!r}: want an integer from 1 on')
+    value = check_integer(name, value, 1)
     if not length:
         raise InvalidArgumentError('an empty dataset stays empty, however often it is repeated')
-    return int(value) if min_size is None else -(-int(value) // length)
+    return value if min_size is None else -(-value // length)
 
 
 def shuffled(length: int, seed: int) -> Ints:
     """Return all indices in the order of numpy's ``default_rng(seed).shuffle``, as in KappaData."""
-    if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
-        raise InvalidArgumentError(f'the seed is {seed!r}: want an integer from 0 on')
     indices = np.arange(length)
-    np.random.default_rng(int(seed)).shuffle(indices)
+    np.random.default_rng(check_integer('seed', seed, 0)).shuffle(indices)
     return indices
 
 

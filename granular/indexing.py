@@ -1,4 +1,4 @@
-"""Conversion of user-supplied indices to arrays of positions."""
+"""Checks of integer arguments, and conversion of user-supplied indices to arrays of positions."""
 
 import operator
 from typing import Any, SupportsIndex
@@ -9,6 +9,25 @@ from numpy.typing import NDArray
 from granular.errors import InvalidArgumentError, OutOfRangeError
 
 Ints = NDArray[np.int64]
+
+
+def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """Return an argument that must be an integer as an ``int``.
+
+    Args:
+      name: the argument, for errors.
+      value: a Python or numpy integer. A bool is not an integer here.
+      least: the smallest allowed value.
+      most: the largest allowed value; unlimited by default.
+
+    Raises:
+      InvalidArgumentError: if it is not an integer, or out of these limits.
+    """
+    integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not integer or value < least or (most is not None and value > most):
+        limits = f'>= {least}' if most is None else f'from {least} to {most}'
+        raise InvalidArgumentError(f'{name}: expected an integer {limits}, got {value!r:.100}')
+    return int(value)
 
 
 def index_of(index: SupportsIndex, length: int, name: str) -> int:

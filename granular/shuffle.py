@@ -6,8 +6,9 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from granular.errors import InvalidArgumentError
-from granular.indexing import Ints
+from granular.indexing import Ints, check_integer
+
+MAX_SEED: Final = 2**32 - 1  # of pipelines, as in Grain: the keys of its cipher come from 32 bits
 
 _KEPT: Final = 2  # epochs cached: one that ends while the next begins
 _CHUNK: Final = 1 << 15  # lookups at a time, so that intermediate results stay in the CPU cache
@@ -29,7 +30,12 @@ class Order(Protocol):
 
 
 class Permutation:
-    """numpy's permutation, the order of granular 0.21. Takes 8 bytes per datapoint, for each of the last two epochs."""
+    """numpy's permutation, the order of granular 0.21. Takes 8 bytes per datapoint, for each of the last two epochs.
+
+    ::
+
+        source = granular.sources.Epochs(reader, shuffle=granular.shuffle.Permutation(), seed=0)
+    """
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int, int], Ints] = {}
@@ -95,6 +101,10 @@ class Index:
 class Blocks:
     """An order for buckets: blocks of neighbours are read together, and the datapoints of a window of blocks are mixed.
 
+    ::
+
+        dataset = dataset.shuffle(seed=0, order=granular.shuffle.Blocks(block=64, window=128))
+
     The blocks of an epoch come in the order of :class:`Index`; the datapoints of each ``window`` of blocks are then
     fully mixed by numpy's permutation. One range request therefore reads a whole block, and a source reads at most
     ``window * block`` datapoints ahead. Memory is that of a few windows' permutations, whatever the length, and any
@@ -106,10 +116,7 @@ class Blocks:
     """
 
     def __init__(self, block: int = 64, window: int = 128) -> None:
-        for name, value in (('block', block), ('window', window)):
-            if not isinstance(value, int) or value < 1:
-                raise InvalidArgumentError(f'{name} is {value!r}: want an integer from 1 on')
-        self.block, self.window = block, window
+        self.block, self.window = check_integer('block', block, 1), check_integer('window', window, 1)
 
     def __repr__(self) -> str:
         return f'Blocks(block={self.block}, window={self.window})'

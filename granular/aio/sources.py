@@ -83,6 +83,10 @@ class Transform(Element):
 class Sample(Node):
     """Datapoints drawn at random with replacement; each draw depends only on (seed, step).
 
+    ::
+
+        source = sources.Sample(reader, seed=0)
+
     Args:
       source: any source.
       length: number of datapoints to draw from, from the start; all of them by default.
@@ -113,6 +117,10 @@ class Sample(Node):
 class Truncate(Node):
     """The first ``limit`` datapoints, repeated without end.
 
+    ::
+
+        overfit = sources.Truncate(reader, limit=64)
+
     Args:
       source: any source.
       limit: maximum number of datapoints.
@@ -139,7 +147,12 @@ class Truncate(Node):
 
 
 class Interleave(SourceChoice):
-    """One datapoint of each source in turn. Its length is the number of sources times the shortest length."""
+    """One datapoint of each source in turn. Its length is the number of sources times the shortest length.
+
+    ::
+
+        source = sources.Interleave([web, books])  # web[0], books[0], web[1], ...
+    """
 
     def __init__(self, sources: Sequence[Any]) -> None:
         super().__init__(sources)
@@ -157,6 +170,10 @@ class Interleave(SourceChoice):
 
 class Mix(SourceChoice):
     """Datapoints of a source chosen at random for each step, at the same step of it. As long as the shortest source.
+
+    ::
+
+        source = sources.Mix([web, books], weights=[0.9, 0.1], seed=0)
 
     Args:
       sources: any sources.

@@ -7,17 +7,21 @@ Data goes to stdout, everything else to stderr; progress is drawn only on a term
 import os
 import sys
 
-from granular.errors import GranularError
+from granular._lazy import import_extra
+from granular.errors import GranularError, MissingExtraError
 
 
 def main() -> None:
     """Run the command line."""
     try:
-        from granular.cli import transfers  # noqa: F401 - which adds to the commands
-        from granular.cli.commands import app
-    except ImportError:
-        sys.stderr.write("granular's command line needs its extra: pip install 'granular-stream[cli]'\n")
+        for module in ('typer', 'rich'):
+            import_extra(module, 'cli', "granular's command line needs its extra")
+    except MissingExtraError as error:
+        sys.stderr.write(f'{error}\n')
         raise SystemExit(2) from None
+    from granular.cli import transfers  # noqa: F401 - which adds to the commands
+    from granular.cli.commands import app
+
     try:
         app()
     except GranularError as error:

@@ -6,13 +6,14 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 import granular
 from granular.cli.describe import Description, describe, printable, readable
+from granular.cli.options import Address, Json, OpenPath, with_store_options
 from granular.errors import InvalidArgumentError, NotFoundError, UnknownTypeError
 
 _KEY_WITH_RANGE = re.compile(r'([^\[]+)\[(\d*):(\d*)\]')
@@ -25,13 +26,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
-Address = Annotated[str, typer.Argument(help='A path, or an address such as s3://bucket/data.', show_default=False)]
-Json = Annotated[bool, typer.Option('--json', help='Print one JSON document.')]
-Endpoint = Annotated[str | None, typer.Option(help='The address of the store, for s3:// and gs://.')]
-Region = Annotated[str | None, typer.Option(help='The region of the bucket, for s3://.')]
-Profile = Annotated[str | None, typer.Option(help='The profile of the AWS configuration, for s3://.')]
-Anon = Annotated[bool, typer.Option('--anon', help='Send no credentials, for s3:// and gs://.')]
 
 
 def _version(wanted: bool) -> None:
@@ -61,16 +55,10 @@ def demo(
 
 
 @app.command()
-def info(
-    url: Address,
-    as_json: Json = False,
-    endpoint_url: Endpoint = None,
-    region: Region = None,
-    profile: Profile = None,
-    anon: Anon = False,
-) -> None:
+@with_store_options
+def info(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
     """Describe a dataset, its shards, or a bag: spec, layout, versions, datapoints, bytes."""
-    found = describe(place_of(url, endpoint_url, region, profile, anon))
+    found = describe(open_path(url))
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -78,17 +66,15 @@ def info(
 
 
 @app.command()
+@with_store_options
 def ls(
+    open_path: OpenPath,
     url: Address,
     long: Annotated[bool, typer.Option('--long', '-l', help='With sizes.')] = False,
     as_json: Json = False,
-    endpoint_url: Endpoint = None,
-    region: Region = None,
-    profile: Profile = None,
-    anon: Anon = False,
 ) -> None:
     """List a folder, page by page."""
-    root = place_of(url, endpoint_url, region, profile, anon)
+    root = open_path(url)
     entries = []
     for path in root.iterdir():
         stat = path.stat() if long or as_json else None
@@ -102,7 +88,9 @@ def ls(
 
 
 @app.command(context_settings={'ignore_unknown_options': True})
+@with_store_options
 def cat(
+    open_path: OpenPath,
     url: Address,
     index: Annotated[int, typer.Argument(help='Which datapoint; negative from the end.', show_default=False)],
     keys: Annotated[
@@ -110,13 +98,9 @@ def cat(
         typer.Argument(help='The keys to show, all by default; frames[3:9] for a part of a sequence.'),
     ] = None,
     as_json: Json = False,
-    endpoint_url: Endpoint = None,
-    region: Region = None,
-    profile: Profile = None,
-    anon: Anon = False,
 ) -> None:
     """Show one datapoint."""
-    root = place_of(url, endpoint_url, region, profile, anon)
+    root = open_path(url)
     with _reader(root) as reader:
         spec = reader.spec
         point = reader[index, dict(map(_mask, keys)) if keys else None]
@@ -129,20 +113,18 @@ def cat(
 
 
 @app.command()
+@with_store_options
 def copy(
+    open_path: OpenPath,
     source: Annotated[str, typer.Argument(metavar='SRC', help='The file or folder to copy.', show_default=False)],
     target: Annotated[str, typer.Argument(metavar='DST', help='What it becomes.', show_default=False)],
     overwrite: Annotated[
         bool, typer.Option('--overwrite', help='Also if there is something; what is the same is not copied again.')
     ] = False,
-    endpoint_url: Endpoint = None,
-    region: Region = None,
-    profile: Profile = None,
-    anon: Anon = False,
 ) -> None:
     """Copy a file or folder and verify it; the specs of datasets come last, so that a partial copy looks incomplete."""
-    here = place_of(source, endpoint_url, region, profile, anon)
-    there = place_of(target, endpoint_url, region, profile, anon)
+    here = open_path(source)
+    there = open_path(target)
     if not overwrite and there.exists():
         raise InvalidArgumentError(
             f'{there}: exists already: pass --overwrite to go on with a copy that was interrupted, or to replace what '
@@ -155,16 +137,10 @@ def copy(
 
 
 @app.command()
-def verify(
-    url: Address,
-    as_json: Json = False,
-    endpoint_url: Endpoint = None,
-    region: Region = None,
-    profile: Profile = None,
-    anon: Anon = False,
-) -> None:
+@with_store_options
+def verify(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
     """Read all of a dataset and list its problems: structure, references, and records that have checksums."""
-    place = place_of(url, endpoint_url, region, profile, anon)
+    place = open_path(url)
     with bytes_shown(Console(stderr=True), 'verify', place) as advance:
         report = granular.verify(place, advance)
     if as_json:
@@ -183,7 +159,9 @@ def verify(
 
 
 @app.command()
+@with_store_options
 def clean(
+    open_path: OpenPath,
     url: Address,
     remove: Annotated[bool, typer.Option('--remove', help='Remove what was found.')] = False,
     older: Annotated[float, typer.Option(help='Seconds in which nothing was written there.')] = 3600.0,
@@ -191,16 +169,12 @@ def clean(
         bool, typer.Option('--bags', help='Also bags without a spec.json that may have been written on their own.')
     ] = False,
     as_json: Json = False,
-    endpoint_url: Endpoint = None,
-    region: Region = None,
-    profile: Profile = None,
-    anon: Anon = False,
 ) -> None:
     """List the leftovers of killed writers; remove them with --remove.
 
     Leftovers are unfinished uploads, temporary files (drafts), claims, and bags and shards without a spec.json.
     """
-    found = granular.clean(place_of(url, endpoint_url, region, profile, anon), remove, older, bags)
+    found = granular.clean(open_path(url), remove, older, bags)
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(leftover) for leftover in found]))
         return
@@ -237,16 +211,6 @@ def cache(
 
 
 # --- helpers
-
-
-def place_of(url: str, endpoint_url: str | None, region: str | None, profile: str | None, anon: bool) -> granular.Path:
-    """Return the path of an address, with the options that apply to its store."""
-    known: dict[str, dict[str, Any]] = {
-        's3': {'endpoint_url': endpoint_url, 'region': region, 'profile': profile, 'anon': anon},
-        'gs': {'endpoint_url': endpoint_url, 'anon': anon},
-    }
-    options = known.get(url.partition('://')[0], {})
-    return granular.Path(url, **{name: value for name, value in options.items() if value})
 
 
 def _reader(root: granular.Path) -> granular.DatasetReader | granular.ShardedDatasetReader:

@@ -11,7 +11,7 @@ import numpy as np
 
 import granular
 from granular import testing
-from granular._lazy import missing
+from granular._lazy import import_extra
 from granular.errors import GranularError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -147,11 +147,7 @@ def _keep(place: granular.Path, store: str, out: 'Console') -> None:
 
 
 def _digits() -> tuple[Any, Any]:
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise missing('the demo needs scikit-learn', 'demo') from error
-    digits = load_digits()
+    digits = import_extra('sklearn.datasets', 'demo', 'the demo needs scikit-learn').load_digits()
     return (digits.images * 255 / 16).astype(np.uint8), digits.target
 
 

@@ -12,26 +12,25 @@ from rich.console import Console
 import granular
 from granular.aio.conversion.convert import Conversion
 from granular.aio.conversion.origins import FORMATS
-from granular.cli.commands import Anon, Endpoint, Json, Profile, Region, app, bytes_shown, place_of
+from granular.cli.commands import app, bytes_shown
 from granular.cli.describe import printable
+from granular.cli.options import Json, OpenPath, with_store_options
 from granular.errors import InvalidArgumentError, NotFoundError
 from granular.formats.layout import Layout
 
 
 @app.command('copy-to-local')
+@with_store_options
 def copy_to_local(
+    open_path: OpenPath,
     source: Annotated[str, typer.Argument(metavar='SRC', help='The file, folder or archive.', show_default=False)],
     target: Annotated[str, typer.Argument(metavar='DST', help='What it becomes on the disk.', show_default=False)],
     relative: Annotated[str | None, typer.Argument(help='A path that is appended to both.')] = None,
     keep: Annotated[bool, typer.Option('--keep-archives', help='Copy archives as they are.')] = False,
     as_json: Json = False,
-    endpoint_url: Endpoint = None,
-    region: Region = None,
-    profile: Profile = None,
-    anon: Anon = False,
 ) -> None:
     """Copy a file or folder to the disk, unless a complete copy exists; zip and tar archives are unpacked."""
-    here = place_of(source, endpoint_url, region, profile, anon)
+    here = open_path(source)
     whole = here / relative if relative else here
     with contextlib.ExitStack() as stack:
         console = Console(stderr=True)
@@ -49,7 +48,9 @@ def copy_to_local(
 
 
 @app.command()
+@with_store_options
 def convert(
+    open_path: OpenPath,
     source: Annotated[
         str, typer.Argument(metavar='SRC', help='A file, a pattern such as "data/*.parquet", or a folder.')
     ],
@@ -64,16 +65,12 @@ def convert(
     parallel: Annotated[int, typer.Option(help='Shards that are written at a time.')] = 8,
     dry_run: Annotated[bool, typer.Option('--dry-run', help='Show what would be written.')] = False,
     as_json: Json = False,
-    endpoint_url: Endpoint = None,
-    region: Region = None,
-    profile: Profile = None,
-    anon: Anon = False,
 ) -> None:
     """Convert Parquet, ArrayRecord, WebDataset or Hugging Face files, or images in folders by class."""
     options: Any = {'format': format, 'spec': _spec(spec or []), 'shardlen': shardlen or None, 'layout': layout}
     options.update(checksums=checksums, parallel=parallel)
-    here = place_of(source, endpoint_url, region, profile, anon)
-    there = place_of(target, endpoint_url, region, profile, anon)
+    here = open_path(source)
+    there = open_path(target)
     console = Console(stderr=True)
     if dry_run or console.is_terminal:
         done = granular.convert(here, there, **options, dry_run=True)

@@ -1,4 +1,10 @@
-"""Encoders and decoders: conversion of values to bytes and back."""
+"""Encoders and decoders: conversion of values to bytes and back.
+
+::
+
+    record = granular.formats.encode_array(np.arange(3))
+    array = granular.formats.decode_array(record)
+"""
 
 from granular.formats.plain import (
     decode_array,

@@ -8,7 +8,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from granular._lazy import missing
+from granular._lazy import import_extra
 from granular.errors import DecodeError, EncodeError
 
 Buffer = bytes | bytearray | memoryview
@@ -251,16 +251,8 @@ def decode_video(buffer: Buffer, max_bytes: int = _MAX_VIDEO) -> NDArray[np.uint
 
 
 def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise missing('images need Pillow', 'formats') from error
-    return Image
+    return import_extra('PIL.Image', 'formats', 'images need Pillow')
 
 
 def _pyav() -> Any:
-    try:
-        import av
-    except ImportError as error:
-        raise missing('videos need PyAV', 'formats') from error
-    return av
+    return import_extra('av', 'formats', 'videos need PyAV')

@@ -7,8 +7,9 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from granular.aio.execution.prefetch import END
-from granular.aio.runtime.loops import call_user
+from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError
+from granular.indexing import check_integer
 
 
 class _Sent(NamedTuple):
@@ -30,10 +31,8 @@ class Batches(Iterator[Any], abc.ABC):
     """
 
     def __init__(self, batches: Any, buffer: int) -> None:
-        if not isinstance(buffer, int) or buffer < 0:
-            raise InvalidArgumentError(f'buffer is {buffer!r}: want an integer from 0 on')
         self._batches = iter(batches)
-        self._buffer = buffer
+        self._buffer = check_integer('buffer', buffer, 0)
         self._sent: collections.deque[_Sent] = collections.deque()
         self._ended = False
         self._keeps = all(hasattr(self._batches, name) for name in ('state_dict', 'load_state_dict'))

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from granular._lazy import need
+from granular._lazy import import_extra
 from granular.aio.pipeline.nodes.elements import stack
 from granular.errors import InvalidArgumentError, OutOfRangeError
+from granular.indexing import check_integer
 
-MapDataset: Any = need('grain', 'grain').MapDataset
+MapDataset: Any = import_extra('grain', 'grain').MapDataset
 
 
 def batch(
@@ -51,8 +52,7 @@ class _Batched(MapDataset):  # type: ignore[misc]
             raise InvalidArgumentError(
                 f'{type(parent).__name__} is no grain.MapDataset: streams are batched by .batch()'
             )
-        if not isinstance(size, int) or size < 1:
-            raise InvalidArgumentError(f'batch_size is {size!r}: want an integer from 1 on')
+        size = check_integer('batch_size', size, 1)
         super().__init__(parent)
         self._size, self._fn = size, fn
         self._below = len(parent)

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from granular._lazy import need
+from granular._lazy import import_extra
 from granular.errors import DatapointError, InvalidArgumentError
 from granular.integrations import batches as core
 
-jax = need('jax', 'jax')
+jax = import_extra('jax', 'jax')
 
 
 def to_jax(batch: Any, sharding: Any) -> Any:

@@ -12,12 +12,12 @@ import dataclasses
 import inspect
 from typing import Any
 
-from granular._lazy import need
+from granular._lazy import import_extra
 from granular.aio.pipeline.transforms import ShardByJaxProcess
 from granular.errors import InvalidArgumentError
 from granular.sync.checkpoints import load_state, save_state
 
-ocp = need('orbax.checkpoint', 'orbax')
+ocp = import_extra('orbax.checkpoint', 'orbax')
 _Handler: Any = ocp.CheckpointHandler
 _Args: Any = ocp.args.CheckpointArgs
 

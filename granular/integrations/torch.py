@@ -7,16 +7,17 @@ batches with ``__getitems__``.
 from collections.abc import Mapping
 from typing import Any
 
-from granular._lazy import need
+from granular._lazy import import_extra
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.map_dataset import MapOperations
 from granular.aio.pipeline.transforms import ReadOptions, ShardByTorchRank, ShardOptions
 from granular.errors import InvalidArgumentError, StateError
+from granular.indexing import check_integer
 from granular.integrations import batches as core
 
-torch = need('torch', 'torch')
-data = need('torch.utils.data', 'torch')
+torch = import_extra('torch', 'torch')
+data = import_extra('torch.utils.data', 'torch')
 _Base: Any = data.IterableDataset
 
 
@@ -26,7 +27,7 @@ class IterableDataset(_Base):  # type: ignore[misc]
     ::
 
         stream = granular.MapDataset.source(reader).shuffle(seed=1).to_iter_dataset().batch(64)
-        loader = torch.utils.data.DataLoader(IterableDataset(stream), batch_size=None, num_workers=4)
+        loader = torch.utils.data.DataLoader(IterableDataset(stream), batch_size=None, num_workers=2)
 
     Elements are assigned to ranks and workers in turn. Over a batched dataset (``DataLoader(..., batch_size=None)``),
     the elements are whole batches, and a rank gets the same ones in the same order from any number of workers.
@@ -72,9 +73,7 @@ class IterableDataset(_Base):  # type: ignore[misc]
         Call it before each iteration of the DataLoader. Persistent workers do not see it; for them, and where one
         iteration is the whole training, ``repeat`` the dataset.
         """
-        if not isinstance(epoch, int) or epoch < 0:
-            raise InvalidArgumentError(f'epoch is {epoch!r}: want an integer from 0 on')
-        self._epoch = epoch
+        self._epoch = check_integer('epoch', epoch, 0)
 
     def __iter__(self) -> DatasetIterator:
         stream = self._stream.at_epoch(self._epoch) if self._epoch else self._stream

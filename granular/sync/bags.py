@@ -86,7 +86,7 @@ class BagWriter(SyncObject[corewriter.BagWriter]):
 
     ::
 
-        with granular.BagWriter('data/title.bag', checksums=True) as writer:
+        with granular.BagWriter('./titles.bag', checksums=True) as writer:
             for title in titles:
                 writer.append(title.encode())
 

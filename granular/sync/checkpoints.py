@@ -36,6 +36,11 @@ def save_state(directory: Path | str | Any, state: Mapping[str, Any], process: S
 def load_state(directory: Path | str | Any, process: ShardOptions | None = None) -> dict[str, Any]:
     """Read a state that :func:`save_state` wrote.
 
+    ::
+
+        granular.save_state('./checkpoint', loader.save())
+        loader.load(granular.load_state('./checkpoint'))
+
     If a different number of processes wrote the checkpoint, the state of any one of them is used: the order of a
     pipeline does not depend on the number of its shards.
 

@@ -34,7 +34,7 @@ def convert(
 
     ::
 
-        done = granular.convert('train/*.parquet', 's3://bucket/train', shardlen=10_000)
+        done = granular.convert('s3://bucket/*.parquet', './train', shardlen=10_000)
         print(done.records, done.shards)
 
     A killed conversion resumes when it is started again: finished shards are left as they are, and the result is byte

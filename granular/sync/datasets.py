@@ -114,8 +114,8 @@ class DatasetWriter(Appending[corewriter.DatasetWriter]):
     ::
 
         spec = {'image': 'jpg', 'label': 'int', 'captions': 'utf8[]'}
-        with granular.DatasetWriter('s3://bucket/data', spec, granular.encoders) as writer:
-            for image, label, captions in examples:
+        with granular.DatasetWriter('s3://bucket/photos', spec, granular.encoders) as writer:
+            for image, label, captions in photos:
                 writer.append({'image': image, 'label': label, 'captions': captions})
 
     ``spec.json`` is written when the writer is closed. If the ``with`` block ends with an error, the written files are

@@ -98,35 +98,93 @@ class _Wrapped(Fields):
 
 
 class SubsetWrapper(Fields):
-    __doc__ = wrappers.SubsetWrapper.__doc__
+    """The datapoints at some indices, in the order given.
+
+    ::
+
+        first_and_last = granular.SubsetWrapper(reader, [0, -1])
+
+    Args:
+      dataset: a dataset of fields, or a reader.
+      indices: integers, negative ones from the end, which may repeat; or a slice or range. Loaders only see
+        non-negative indices, whereas KappaData passes negative ones on.
+    """
 
     def __init__(self, dataset: Any, indices: Any) -> None:
         self.aio = wrappers.SubsetWrapper(dataset, indices)
 
 
 class PercentFilterWrapper(Fields):
-    __doc__ = wrappers.PercentFilterWrapper.__doc__
+    """A contiguous part of the datapoints. Adjacent ranges neither share nor omit a datapoint.
+
+    ::
+
+        train = granular.PercentFilterWrapper(reader, to_percent=0.9)
+        test = granular.PercentFilterWrapper(reader, from_percent=0.9)
+
+    A bound within 1e-15 of a whole datapoint is rounded to it: 0.29 of 100 is 29, whereas KappaData truncates the
+    floating-point product to 28. ``to_percent=0`` is empty, whereas KappaData returns all datapoints.
+
+    Args:
+      dataset: a dataset of fields, or a reader.
+      from_percent: start of the part, from 0 to 1; None for 0.
+      to_percent: end of the part, from 0 to 1; None for 1.
+    """
 
     def __init__(self, dataset: Any, from_percent: float | None = None, to_percent: float | None = None) -> None:
         self.aio = wrappers.PercentFilterWrapper(dataset, from_percent, to_percent)
 
 
 class RepeatWrapper(Fields):
-    __doc__ = wrappers.RepeatWrapper.__doc__
+    """All datapoints several times, one repetition after the other.
+
+    ::
+
+        three_epochs = granular.RepeatWrapper(reader, repetitions=3)
+
+    Args:
+      dataset: a dataset of fields, or a reader; not empty.
+      repetitions: number of repetitions.
+      min_size: alternatively, the minimum number of datapoints; rounded up to whole repetitions.
+    """
 
     def __init__(self, dataset: Any, repetitions: int | None = None, min_size: int | None = None) -> None:
         self.aio = wrappers.RepeatWrapper(dataset, repetitions, min_size)
 
 
 class ShuffleWrapper(Fields):
-    __doc__ = wrappers.ShuffleWrapper.__doc__
+    """All datapoints in shuffled order, the same as KappaData's for the same seed.
+
+    ::
+
+        images = granular.ModeWrapper(granular.ShuffleWrapper(reader, seed=0), 'image')
+
+    Args:
+      dataset: a dataset of fields, or a reader.
+      seed: an integer >= 0. Required, because a run without a seed could not be repeated.
+    """
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.aio = wrappers.ShuffleWrapper(dataset, seed)
 
 
 class ClassFilterWrapper(Fields):
-    __doc__ = wrappers.ClassFilterWrapper.__doc__
+    """The datapoints of some classes, or of all others.
+
+    ::
+
+        digits = granular.ClassFilterWrapper(reader, valid_classes=[3, 5], field='label')
+        images = granular.ModeWrapper(digits, 'image')
+
+    Labels are read once, in one fetch, and no other field is. A datapoint with several classes stays if any of them is
+    valid, or none of them invalid.
+
+    Args:
+      dataset: a dataset of fields, or a reader.
+      valid_classes: the classes to keep: a list, a range or an array of integers or strings.
+      invalid_classes: alternatively, the classes to drop.
+      field: the field of the labels.
+    """
 
     def __init__(
         self, dataset: Any, valid_classes: Any = None, invalid_classes: Any = None, field: str = 'label'
@@ -135,7 +193,22 @@ class ClassFilterWrapper(Fields):
 
 
 class OversamplingWrapper(Fields):
-    __doc__ = wrappers.OversamplingWrapper.__doc__
+    """The datapoints, with those of rare classes repeated. Labels are read once, in one fetch.
+
+    ::
+
+        balanced = granular.OversamplingWrapper(reader, strategy='exact', field='label')
+
+    A class without datapoints is skipped; KappaData's ``'exact'`` does not terminate for one. Datapoints without a
+    label are kept.
+
+    Args:
+      dataset: a dataset of fields, or a reader.
+      strategy: ``'multiply'``, as defined by KappaData: a class that fits k times into the largest one appears k times;
+        ``'exact'``: each class is repeated to exactly the count of the largest one.
+      field: the field of the labels, one per datapoint.
+      unlabeled: the label that stands for no class; its datapoints appear once. None if there is none.
+    """
 
     def __init__(
         self,
@@ -148,21 +221,56 @@ class OversamplingWrapper(Fields):
 
 
 class FieldConcat(Fields):
-    __doc__ = wrappers.FieldConcat.__doc__
+    """Datasets of fields, one after the other. A batch is one fetch from each dataset that it touches, concurrently.
+
+    ::
+
+        both = granular.FieldConcat([reader, granular.ShuffleWrapper(reader, seed=0)])
+
+    Args:
+      datasets: datasets of fields, or readers. The result has the fields that all of them have.
+    """
 
     def __init__(self, datasets: Sequence[Any]) -> None:
         self.aio = wrappers.FieldConcat(datasets)
 
 
 class ModeWrapper(Batched):
-    __doc__ = mode_wrapper.ModeWrapper.__doc__
+    """Loads exactly the fields of each datapoint that a mode names, in its order.
+
+    ::
+
+        dataset = granular.ModeWrapper(reader, 'image label')
+        image, label = dataset[0]
+        pairs = dataset.fetch([3, 1, 4])
+
+    An element is the field's value if the mode names one field, and a tuple of values if it names several; with
+    ``return_ctx`` it is a pair of that and the datapoint's context dict. A batch is loaded field by field; from a
+    reader, all fields that are keys are read concurrently. Memory: the elements of one fetch, and during iteration
+    those that the stream prefetches.
+
+    Besides the dataset's fields, ``index`` is the datapoint's index, from 0 on, and ``ctx.name`` the value that loaders
+    have stored in the context dict under that name. Each datapoint gets a new dict, even without ``return_ctx``, so
+    that loaders need not check for None, which KappaData passes in that case.
+
+    Args:
+      dataset: a dataset of fields, a reader, whose fields are its keys, or a MapDataset of dicts.
+      mode: field names separated by spaces, or a sequence of names. A repeated name is loaded repeatedly.
+      return_ctx: return the context dict with each element.
+
+    Attributes:
+      aio: the async counterpart, which does the work.
+
+    Raises:
+      UnknownKeyError: for a field that does not exist; the message lists the existing ones.
+    """
 
     def __init__(self, dataset: Any, mode: str | Sequence[str], return_ctx: bool = False) -> None:
         self.aio = mode_wrapper.ModeWrapper(dataset, mode, return_ctx)
 
     @property
     def mode(self) -> str:
-        """Field names, separated by spaces."""
+        """The names of the fields, separated by spaces."""
         return self.aio.mode
 
     @property

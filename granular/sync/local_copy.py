@@ -24,7 +24,7 @@ def copy_to_local(
 
     ::
 
-        copy = granular.copy_to_local('s3://bucket/train.zip', '/local/train')
+        copy = granular.copy_to_local('s3://bucket/train.zip', './train')
         images = granular.Path(copy.path)
 
     An incomplete copy is deleted and copied again. Archives (.zip, .tar, .tar.gz, .tgz, .tar.bz2, .tar.xz, .tar.zst)

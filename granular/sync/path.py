@@ -2,17 +2,16 @@
 
 import atexit
 import io
-import os
-import weakref
 from collections.abc import Iterator
 from types import TracebackType
-from typing import BinaryIO, Self, cast
+from typing import BinaryIO, Final, Self, cast
 
 from granular.aio.paths import path as core
 from granular.aio.paths.file import File
 from granular.aio.paths.path import Progress
 from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.bridge import run
+from granular.aio.runtime.forking import each_after_fork
 from granular.config import MiB
 from granular.sync.base import blocking
 from granular.sync.iteration import Iteration
@@ -200,7 +199,12 @@ class _Writer(io.BufferedWriter):
         super().__exit__(kind, error, trace)
 
 
-_writers: weakref.WeakSet[_RawWriter] = weakref.WeakSet()
+def _disown(raw: _RawWriter) -> None:
+    """In a forked child, leave an open file to the parent process."""
+    raw.dropped = True
+
+
+_writers: Final = each_after_fork(_disown)
 
 
 def _drop_writers() -> None:
@@ -211,11 +215,4 @@ def _drop_writers() -> None:
             run(raw.file.abort())
 
 
-def _disown_writers() -> None:
-    """In a forked child, leave open files to the parent process."""
-    for raw in list(_writers):
-        raw.dropped = True
-
-
 atexit.register(_drop_writers)
-os.register_at_fork(after_in_child=_disown_writers)

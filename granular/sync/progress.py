@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
-from granular._lazy import missing
+from granular._lazy import import_extra
 from granular.aio.http.reply import io_stats
 from granular.aio.pipeline.describe import times
 from granular.aio.pipeline.nodes.source import Source, timing
@@ -33,10 +33,7 @@ def progress(items: Iterable[Any], total: int | None = None, summary: bool = Fal
     Raises:
       MissingExtraError: if rich is not installed.
     """
-    try:
-        import rich.progress  # noqa: F401
-    except ImportError:
-        raise missing('progress needs rich', 'cli') from None
+    import_extra('rich.progress', 'cli', 'progress needs rich')
     generator = _with_bar(items, total, summary)
     # A loop that ends early leaves the generator open: close it before the interpreter unloads the modules it uses.
     atexit.register(_close, weakref.ref(generator))

@@ -17,7 +17,7 @@ class ShardedDatasetReader(Datasets[core.ShardedDatasetReader]):
 
     ::
 
-        with granular.ShardedDatasetReader('s3://bucket/data', granular.decoders) as reader:
+        with granular.ShardedDatasetReader('s3://bucket/train', granular.decoders) as reader:
             print(reader.shards, len(reader))
             datapoints = reader.fetch([3, 1, 4])
 
@@ -52,10 +52,10 @@ class ShardedDatasetWriter(Appending[corewriter.ShardedDatasetWriter]):
 
     ::
 
-        spec = {'image': 'jpg', 'label': 'int'}
-        with granular.ShardedDatasetWriter('s3://bucket/data', spec, granular.encoders, shardlen=10_000) as writer:
-            for image, label in examples[writer.found :]:
-                writer.append({'image': image, 'label': label})
+        spec = {'image': 'jpg', 'label': 'int', 'captions': 'utf8[]'}
+        with granular.ShardedDatasetWriter('./photos', spec, granular.encoders, shardlen=10_000) as writer:
+            for image, label, captions in photos[writer.found :]:
+                writer.append({'image': image, 'label': label, 'captions': captions})
 
     When reopened, the writer continues after the last of its shards. A partially filled shard is filled if it is a
     local dataset in the columns layout, and otherwise left as it is. A shard that a killed writer left without a

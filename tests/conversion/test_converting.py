@@ -117,7 +117,7 @@ def test_sizes(tmp_path):
             assert done.shards == max(1, -(-count // 10))
             check(place, [point(i) for i in range(count)])
             assert granular.convert(kind(count), place, shardlen=10, spec=spec).found == count
-    with pytest.raises(InvalidArgumentError, match='shardlen is 0'):
+    with pytest.raises(InvalidArgumentError, match='shardlen: expected an integer >= 1, got 0'):
         granular.convert(Random(3), tmp_path / 'x', shardlen=0)
 
 

@@ -151,7 +151,7 @@ def test_a_file_is_opened_when_it_is_read(tmp_path):
     with pytest.raises(NotFoundError):
         source.fetch([0])
     write(tmp_path / 'no', [b'0', b'1', b'2'])
-    with pytest.raises(OutOfRangeError, match=r'no: records 2 to 5 were asked for, but it has 3'):
+    with pytest.raises(OutOfRangeError, match=r'no: expected records up to 5, got 3'):
         source[0]
 
 

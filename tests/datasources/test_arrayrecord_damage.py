@@ -44,20 +44,20 @@ def number(value):
 
 FIRST = 64  # where the first chunk begins, behind the signature
 DAMAGE = {  # of an uncompressed record of 10,000 bytes: where, by what, and what is said of it
-    'data size': (FIRST + 8, number(1 << 40), 'wants 1099511627776 bytes'),
+    'data size': (FIRST + 8, number(1 << 40), 'expected 1099511627776 bytes'),
     'no data': (FIRST + 8, number(0), 'no data'),
     'type': (FIRST + 24, b'\xff', 'type 0xff'),
     'padding': (FIRST + 24, b'p', 'is padding'),
     'count': (FIRST + 25, b'\x02', 'has 2 records, but'),
     'decoded size': (FIRST + 32, number(1 << 62), 'bytes of records'),
-    'smaller': (FIRST + 32, number(3), '10000 bytes, want 3'),
+    'smaller': (FIRST + 32, number(3), 'expected 3 bytes, got 10000'),
     'compression': (FIRST + 40, b'x', 'compressed by 0x78'),
-    'other': (FIRST + 40, b'z', '10000 bytes, want at most 9'),
+    'other': (FIRST + 40, b'z', 'expected at most 9 bytes, got 10000'),
     'sizes': (FIRST + 41, b'\xff\xff\x7f', 'sizes of its records take 2097151'),
-    'number': (FIRST + 42, b'\xff' * 10, 'no number at byte 0 of 2'),
-    'size': (FIRST + 42, b'\x8f', 'its record has 9999 bytes, but 10000 are there'),
-    'footer': (-65536 + 70, b'\xff\xff\x7f', 'footer begins at byte 2097151, but has to before 65536'),
-    'magic': (-65536 + 75, b'\xff', 'not that of an ArrayRecord file'),
+    'number': (FIRST + 42, b'\xff' * 10, 'no varint at byte 0 of 2'),
+    'size': (FIRST + 42, b'\x8f', 'expected a record of 9999 bytes, got 10000'),
+    'footer': (-65536 + 70, b'\xff\xff\x7f', 'expected the footer to begin before byte 65536, got byte 2097151'),
+    'magic': (-65536 + 75, b'\xff', 'not the postscript of an ArrayRecord file'),
 }
 
 

@@ -287,8 +287,8 @@ def test_the_cache_keeps_to_its_bytes(tmp_path):
     path = write(granular.Path(tmp_path / 'x'), numbers(1000), row_group_size=100)
     with granular.ParquetDataSource(path, ['wide'], cache_bytes=50_000) as source:
         assert len(list(source)) == 1000
-        kept = run(source.aio._caches.get()).kept
-        assert 0 < sum(column.nbytes for column in kept.values()) <= 50_000
+        cached = run(source.aio._caches.get()).columns
+        assert 0 < sum(column.nbytes for column in cached.values()) <= 50_000
 
 
 def test_a_footer_longer_than_the_tail(moto):

@@ -128,7 +128,7 @@ def test_members_are_grouped_as_webdataset_does(tmp_path):
     source = granular.WebDatasetDataSource(path, DECODERS)
     assert source[0] == {'__key__': 'a', 'txt': '1', 'seg.png': 2}
     assert source.fetch([1, 0], ['seg.png']) == [{}, {'seg.png': 2}]
-    with pytest.raises(UnknownKeyError, match=r"sample 1 has no 'seg\.png'"):
+    with pytest.raises(UnknownKeyError, match=r"datapoint 1 has no 'seg\.png'"):
         source[0:2, ['txt', 'seg.png']]
     path.write_bytes(archive([('a.txt', b'1'), ('a.TXT', b'2')]))
     with pytest.raises(CorruptError, match="'a' has 'txt' twice"):
@@ -227,7 +227,7 @@ def test_damaged_files(tmp_path, caplog):
             granular.WebDatasetDataSource(path)
     path.write_bytes(whole[: headers[30]])
     assert len(granular.WebDatasetDataSource(path)) == 10
-    assert 'may have been cut off' in caplog.text
+    assert 'may have been truncated' in caplog.text
 
 
 @pytest.mark.parametrize(('mode', 'name'), [('w:gz', 'gzip'), ('w:bz2', 'bzip2'), ('w:xz', 'xz')])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import granular
-from granular.aio.http.connection import Exchange, Sink
+from granular.aio.http.connection import Exchange
 from granular.aio.http.messages import Chunks, ProtocolError, Target, parse
 from granular.errors import BadReplyError, InvalidArgumentError, StoreTimeoutError
 from tests.support.faults import DATA, FaultServer
@@ -216,11 +216,11 @@ def test_a_read_that_is_cancelled_leaves_a_connection_to_who_has_it_now(server, 
             # The reply of the first is there, and the second takes the connection before the first hears of its end.
             pool.keep = keep
             keep(connection)
-            later.append(asyncio.ensure_future(pool.exchange(target, target.request('GET'), Sink())))
+            later.append(asyncio.ensure_future(pool.exchange(Exchange(target, target.request('GET')))))
             first.cancel()
 
         pool.keep = kept
-        first = asyncio.ensure_future(pool.exchange(target, target.request('GET', 'Range: bytes=0-9\r\n'), Sink()))
+        first = asyncio.ensure_future(pool.exchange(Exchange(target, target.request('GET', 'Range: bytes=0-9\r\n'))))
         with pytest.raises(asyncio.CancelledError):
             await first
         assert (await asyncio.wait_for(later[0], 5)).status == 200
@@ -234,7 +234,7 @@ def test_connections_that_nobody_waits_for_are_forgotten(server, loop):
     async def main():
         pool, target = await pool_of(server)
         for ticks in range(12):
-            task = asyncio.ensure_future(pool.exchange(target, target.request('GET'), Sink()))
+            task = asyncio.ensure_future(pool.exchange(Exchange(target, target.request('GET'))))
             for _ in range(ticks):
                 await asyncio.sleep(0.0002)
             task.cancel()
@@ -255,7 +255,8 @@ def test_a_connection_that_ends_before_the_request(server, loop):
             await asyncio.sleep(0.01)
         server.hang_up()
         await asyncio.sleep(0.2)
-        exchange = Exchange(target, target.request('GET'), Sink(), False)
+        exchange = Exchange(target, target.request('GET'))
+        exchange.future = asyncio.get_running_loop().create_future()
         connection.send(exchange)
         with pytest.raises(ConnectionResetError):
             await asyncio.wait_for(exchange.future, 5)

@@ -131,7 +131,7 @@ def test_in_worker_processes(place, monkeypatch):
 
 def test_what_cannot_be(local):
     dataset = grain.MapDataset.source(local)
-    with pytest.raises(InvalidArgumentError, match='batch_size is 0'):
+    with pytest.raises(InvalidArgumentError, match='batch_size: expected'):
         dataset.pipe(batch, 0)
     with pytest.raises(InvalidArgumentError, match=r'is no grain\.MapDataset'):
         dataset.to_iter_dataset().pipe(batch, 4)

@@ -254,11 +254,11 @@ def test_what_cannot_be():
         IterableDataset(stream(), read_options=granular.ReadOptions())
     (said,) = DataLoader(Refused(), batch_size=None, num_workers=1)
     assert 'leave out the one or the other' in said
-    with pytest.raises(InvalidArgumentError, match='epoch is -1'):
+    with pytest.raises(InvalidArgumentError, match='epoch: expected an integer >= 0, got -1'):
         IterableDataset(stream()).set_epoch(-1)
     with pytest.raises(StateError, match='want a state such as'):
         IterableDataset(stream()).load_state_dict({'x': 1})
-    with pytest.raises(InvalidArgumentError, match='buffer is -1'):
+    with pytest.raises(InvalidArgumentError, match='buffer: expected an integer >= 0, got -1'):
         Batches([1], 'cpu', buffer=-1)
 
 

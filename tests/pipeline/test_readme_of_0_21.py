@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import granular
-from tests.docs.test_readme import buckets  # noqa: F401
 
 PLACES = {
     'str': lambda folder: str(folder / 'dataset'),
@@ -23,7 +22,7 @@ PLACES = {
 @pytest.fixture(params=PLACES)
 def directory(request, tmp_path):
     if request.param.startswith(('s3', 'gs')):
-        request.getfixturevalue('buckets')
+        request.getfixturevalue('user_buckets')
     return PLACES[request.param](tmp_path)
 
 

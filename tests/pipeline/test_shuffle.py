@@ -69,7 +69,7 @@ def test_neighbours_are_far_apart():
 
 def test_what_are_no_blocks():
     for block, window in ((0, 4), (4, 0), (1.5, 4)):
-        with pytest.raises(InvalidArgumentError, match='want an integer from 1 on'):
+        with pytest.raises(InvalidArgumentError, match='expected an integer >= 1'):
             shuffle.Blocks(block, window)
 
 

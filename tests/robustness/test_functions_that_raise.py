@@ -11,7 +11,9 @@ import pytest
 import granular
 from granular import MapDataset, aio
 from granular.aio.runtime.bridge import run
-from granular.aio.runtime.loops import HeldError, await_user, ensure_event_loop, gather, outcome, start_task
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import HeldError, gather, outcome, start_task
+from granular.aio.runtime.user_functions import await_user
 from granular.errors import FunctionError, GranularError
 from granular.integrations import batches
 from tests.support.functions_that_raise import BAD, COUNT, ERRORS, OPERATIONS, WAYS, Raises

@@ -15,7 +15,7 @@ import pytest
 import granular
 from granular import MapDataset, MultiprocessingOptions, ReadOptions, aio
 from granular.aio.runtime.bridge import run
-from granular.aio.runtime.loops import Lock
+from granular.aio.runtime.lock import Lock
 from tests.pipeline.test_map_dataset import plain
 
 

@@ -17,7 +17,7 @@ import pytest
 import granular
 from granular import aio
 from granular.aio.runtime.bridge import run
-from granular.aio.runtime.loops import Lock
+from granular.aio.runtime.lock import Lock
 from granular.errors import GranularError
 
 COUNT = 640

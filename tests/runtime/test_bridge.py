@@ -11,7 +11,9 @@ import pytest
 
 from granular import aio
 from granular.aio.runtime.bridge import run
-from granular.aio.runtime.loops import ensure_event_loop, gather, scope
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.scope import scope
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
 from granular.errors import GranularError
 from tests.support.programs import INTERRUPTIBLE, program

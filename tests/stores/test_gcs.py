@@ -11,7 +11,8 @@ import pytest
 import granular
 from granular import Path, aio
 from granular.aio.runtime.bridge import run
-from granular.aio.runtime.loops import ensure_event_loop, gather
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import gather
 from granular.aio.stores.gcs import replies as gcsreplies
 from granular.aio.stores.gcs import store as gcs
 from granular.errors import (

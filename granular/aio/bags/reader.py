@@ -14,8 +14,9 @@ from granular.aio.bags.index_cache import BagState
 from granular.aio.http.reply import Reply, changed, counters, stands_in
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
-from granular.aio.runtime.loops import gather, running_loop
+from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.errors import translated
 from granular.aio.stores.fanout import Job, read_all

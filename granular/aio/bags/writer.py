@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
-from granular.aio.runtime.loops import Lock, gather
+from granular.aio.runtime.lock import Lock
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import ObjectWriter
 from granular.aio.stores.errors import translated

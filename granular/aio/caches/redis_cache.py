@@ -12,9 +12,9 @@ import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from granular._lazy import need
+from granular._lazy import import_extra
 from granular.aio.caches.base import Cache, Function, is_record
-from granular.aio.runtime.loops import scope
+from granular.aio.runtime.scope import scope
 from granular.errors import GranularError, InvalidArgumentError
 from granular.formats.checksums import seal
 
@@ -91,7 +91,7 @@ class RedisCache(Cache):
         unpack: Function | None = None,
     ) -> None:
         super().__init__(source, transform, pack, unpack)
-        self._redis = need('redis.asyncio', 'redis')
+        self._redis = import_extra('redis.asyncio', 'redis')
         self._url = os.environ.get(VARIABLE, _DEFAULT) if url is None else url
         self._shown, secret = _apart(self._url)
         self._told = secret or url is None
@@ -147,9 +147,9 @@ class RedisCache(Cache):
 
     async def _client(self) -> Any:
         async def create(opened: Any) -> Any:
-            backoff = need('redis.backoff', 'redis').NoBackoff()
+            backoff = import_extra('redis.backoff', 'redis').NoBackoff()
             # No retries: after a failure, values are read from the source at once.
-            never = need('redis.asyncio.retry', 'redis').Retry(backoff, 0)
+            never = import_extra('redis.asyncio.retry', 'redis').Retry(backoff, 0)
             seconds = self._timeout
             try:
                 client = self._redis.from_url(

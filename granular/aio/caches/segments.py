@@ -10,11 +10,11 @@ import re
 import secrets
 import tempfile
 import time
-import weakref
 from collections.abc import Callable
 from multiprocessing.util import Finalize
 from typing import Final, NamedTuple
 
+from granular.aio.runtime.forking import each_after_fork
 from granular.aio.stores.local.locks import is_at, lock
 from granular.errors import AccessDeniedError, AlreadyExistsError, InvalidArgumentError, NotFoundError, StoreError
 
@@ -61,15 +61,7 @@ class Holder:
             os.close(self._fd)
 
 
-_holders: weakref.WeakSet[Holder] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for holder in list(_holders):
-        holder.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_holders: Final = each_after_fork(Holder.after_fork)
 
 
 def _release(fd: int, paths: list[str]) -> None:

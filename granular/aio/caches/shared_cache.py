@@ -10,8 +10,7 @@ from granular.aio.http.reply import counters
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
-from granular.errors import InvalidArgumentError
-from granular.indexing import index_of
+from granular.indexing import check_integer, index_of
 
 
 class SharedMemoryCache(Cache):
@@ -59,11 +58,9 @@ class SharedMemoryCache(Cache):
         unpack: Function | None = None,
     ) -> None:
         super().__init__(source, transform, pack, unpack)
-        if not isinstance(max_bytes, int) or max_bytes < 1:
-            raise InvalidArgumentError(f'max_bytes is {max_bytes!r}: want a number of bytes')
         if name is not None:
             path_of('cache', name)
-        self._max_bytes, self._name = max_bytes, name
+        self._max_bytes, self._name = check_integer('max_bytes', max_bytes, 1), name
         self._address: Address | None = None
         self._table: Table
 

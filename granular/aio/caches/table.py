@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from granular.aio.caches.segments import Segment, attach, create, path_of
+from granular.aio.runtime.forking import each_after_fork
 from granular.aio.stores.local.locks import RangeLocks
 from granular.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, StoreError, UnsupportedError
 
@@ -261,12 +262,4 @@ class _Lock:
         self.close()
 
 
-_tables: weakref.WeakSet[Table] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for table in list(_tables):
-        table.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_tables: Final = each_after_fork(Table.after_fork)

@@ -17,8 +17,10 @@ from granular.aio.datasets.sharded_writer import length_of_shard
 from granular.aio.datasets.writer import DatasetWriter
 from granular.aio.paths.path import Path, Progress
 from granular.aio.pipeline.nodes.source import Source
-from granular.aio.runtime.loops import call_user, ensure_event_loop, for_each, outcome, start_task
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import for_each, outcome, start_task
 from granular.aio.runtime.threads import offload
+from granular.aio.runtime.user_functions import call_user
 from granular.aio.stores.local.writing import drop_drafts
 from granular.config import MiB
 from granular.errors import (
@@ -26,10 +28,10 @@ from granular.errors import (
     CorruptDatasetError,
     DatapointError,
     EncodeError,
-    InvalidArgumentError,
     NotFoundError,
 )
 from granular.formats.layout import Layout, shard_name
+from granular.indexing import check_integer
 
 PLAN: Final = 'conversion.json'
 """The file beside the shards that records the source and the settings, so that a resumed run uses the same."""
@@ -122,14 +124,14 @@ async def convert(
 
     Example::
 
-        done = await granular.aio.convert('s3://bucket/train/*.parquet', './train', shardlen=1000)
+        done = await granular.aio.convert('s3://bucket/*.parquet', './train', shardlen=1000)
         print(done.records, done.shards, done.spec)
     """
     began = time.perf_counter()
     await ensure_event_loop()
     for name, number in (('shardlen', shardlen), ('parallel', parallel), ('sample', sample)):
-        if number is not None and number < 1:
-            raise InvalidArgumentError(f'{name} is {number}: want 1 or more')
+        if number is not None:
+            check_integer(name, number, 1)
     async with contextlib.aclosing(await origin_of(source, format)) as origin:
         fitting = Fitting(await origin.sample(sample), spec, layout, origin.name)
         place, used = Path(directory), fitting.encoders(encoders)

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from granular.aio.paths.path import Path
-from granular.aio.runtime.loops import gather
+from granular.aio.runtime.tasks import gather
 from granular.aio.stores import Entry
 from granular.errors import NotFoundError
 

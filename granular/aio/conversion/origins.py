@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 
 from granular import formats
-from granular._lazy import need
+from granular._lazy import import_extra
 from granular.aio import datasources
 from granular.aio.conversion.image_folder import ImageFolder
 from granular.aio.paths.path import Path
@@ -20,8 +20,10 @@ from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.nodes import source as sources
 from granular.aio.pipeline.nodes.source import Source, nbytes
 from granular.aio.runtime.lifecycle import AsyncResource
-from granular.aio.runtime.loops import await_user, ensure_event_loop, gather, outcome, start_task
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import gather, outcome, start_task
 from granular.aio.runtime.threads import offload
+from granular.aio.runtime.user_functions import await_user
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 
@@ -233,7 +235,7 @@ class _HuggingFace:
 
 
 def _hugging_face(dataset: Any, name: str) -> Origin:
-    datasets = need('datasets', 'huggingface')
+    datasets = import_extra('datasets', 'huggingface')
     if isinstance(dataset, dict):
         raise InvalidArgumentError(f'{name}: has splits {sorted(dataset)}: choose one of them')
     features = dataset.features or {}
@@ -311,7 +313,7 @@ def _format_of(paths: Sequence[Path]) -> str:
 async def _files(paths: Sequence[Path], format: str, name: str) -> Origin:
     size = sum(stat.size for stat in await gather([path.stat() for path in paths]))
     if format == 'huggingface':
-        module = need('datasets', 'huggingface')
+        module = import_extra('datasets', 'huggingface')
         files = [_local(path) for path in paths]
         read = await offload(lambda: [module.Dataset.from_file(file) for file in files])
         return Origin(name, format, _hugging_face(module.concatenate_datasets(read), name).source, size=size)
@@ -340,7 +342,7 @@ async def _saved(place: Path, splits: bool) -> Origin:
     if splits:
         found = json.loads(await (place / 'dataset_dict.json').read_bytes())
         raise InvalidArgumentError(f'{place}: has splits {found.get("splits")}: choose the folder of one of them')
-    module = need('datasets', 'huggingface')
+    module = import_extra('datasets', 'huggingface')
     origin = _hugging_face(await offload(module.load_from_disk, _local(place)), f'{place}')
     return Origin(f'{place}', 'huggingface', origin.source)
 

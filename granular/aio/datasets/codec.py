@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from granular import formats
-from granular.aio.runtime.loops import call_user, gather, running_loop
+from granular.aio.runtime.loops import running_loop
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
+from granular.aio.runtime.user_functions import call_user
 from granular.config import MiB
 from granular.errors import DecodeError, EncodeError, InvalidArgumentError, UnknownTypeError
 from granular.formats import layout

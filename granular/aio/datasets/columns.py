@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.reader import BagReader, once_more, read_records
 from granular.aio.datasets.codec import Field, decode, describe_error
-from granular.aio.runtime.loops import CONTROL, function_error
 from granular.aio.runtime.threads import offload
+from granular.aio.runtime.user_functions import CONTROL, function_error
 from granular.aio.stores.local.files import IN_PLACE
 from granular.errors import CorruptDatasetError, DecodeError, ObjectChangedError, OutOfRangeError
 from granular.formats.layout import Spec, is_sequence, unpack_refs

@@ -11,7 +11,7 @@ from typing import Final
 from granular.aio.bags.reader import BagReader
 from granular.aio.http.reply import Reply, changed
 from granular.aio.paths.path import Path
-from granular.aio.runtime.loops import gather
+from granular.aio.runtime.tasks import gather
 from granular.errors import CorruptError, NotFoundError, ObjectChangedError
 
 _ATTEMPTS: Final = 3

@@ -16,9 +16,10 @@ from granular.aio.datasets.columns import Choice, Columns, Datapoint, Spans, fet
 from granular.aio.datasets.proof import Proof, open_as_one
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
-from granular.aio.runtime.loops import gather, running_loop
+from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sharing import sharing
+from granular.aio.runtime.tasks import gather
 from granular.errors import (
     CorruptBagError,
     CorruptDatasetError,

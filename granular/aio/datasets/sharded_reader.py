@@ -16,13 +16,13 @@ from granular.aio.datasets.reader import DatasetReader, Mask
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
-from granular.aio.runtime.loops import gather
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sharing import sharing
+from granular.aio.runtime.tasks import gather
 from granular.aio.stores import Entry
-from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError, ObjectChangedError
+from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedError
 from granular.formats.layout import shard_name, shard_numbers
-from granular.indexing import Ints, index_of, indices_of
+from granular.indexing import Ints, check_integer, index_of, indices_of
 
 
 class ShardedDatasetReader(AsyncResource):
@@ -38,7 +38,7 @@ class ShardedDatasetReader(AsyncResource):
 
     Example::
 
-        async with granular.aio.ShardedDatasetReader('s3://bucket/digits', granular.decoders) as reader:
+        async with granular.aio.ShardedDatasetReader('s3://bucket/train', granular.decoders) as reader:
             print(reader.shards, len(reader))
             datapoints = await reader.fetch([99, 0, 50])
     """
@@ -301,5 +301,5 @@ def shards_of(entries: Iterable[Entry]) -> list[int]:
 
 def check_steps(start: int, step: int) -> None:
     """Check the arguments that select every ``step``-th shard from ``start`` on."""
-    if start < 0 or step < 1:
-        raise InvalidArgumentError(f'want shardstart >= 0 and shardstep >= 1, got {start} and {step}')
+    check_integer('shardstart', start, 0)
+    check_integer('shardstep', step, 1)

@@ -11,7 +11,8 @@ from granular.aio.datasets.sharded_reader import check_steps, shards_in, shards_
 from granular.aio.datasets.writer import DatasetWriter
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
-from granular.aio.runtime.loops import Lock, gather
+from granular.aio.runtime.lock import Lock
+from granular.aio.runtime.tasks import gather
 from granular.errors import (
     AlreadyExistsError,
     ClosedError,
@@ -21,6 +22,7 @@ from granular.errors import (
     SpecError,
 )
 from granular.formats.layout import Layout, check_spec, shard_name
+from granular.indexing import check_integer
 
 
 class ShardedDatasetWriter(AsyncResource):
@@ -63,8 +65,8 @@ class ShardedDatasetWriter(AsyncResource):
     ) -> None:
         super().__init__()
         check_steps(shardstart, shardstep)
-        if shardlen is not None and shardlen < 1:
-            raise InvalidArgumentError(f'shardlen is {shardlen}: a shard has 1 datapoint or more')
+        if shardlen is not None:
+            check_integer('shardlen', shardlen, 1)
         if shardlen is None and (shardstart > 0 or shardstep > 1):
             raise InvalidArgumentError('shardstart and shardstep need a shardlen: without it there is one shard')
         self.directory = Path(directory)

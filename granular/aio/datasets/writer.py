@@ -9,7 +9,8 @@ from granular.aio.bags.writer import BagWriter
 from granular.aio.datasets.codec import Encoder, encode, fields_of
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
-from granular.aio.runtime.loops import Lock, gather, settle
+from granular.aio.runtime.lock import Lock
+from granular.aio.runtime.tasks import gather, settle
 from granular.aio.stores.local.locks import FolderLock
 from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.local.writing import drafted

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
-from granular.aio.runtime.loops import call_user
+from granular.aio.runtime.user_functions import call_user
 from granular.errors import ClosedError, FunctionError, InvalidArgumentError, WorkerError
 
 logger = logging.getLogger('granular')

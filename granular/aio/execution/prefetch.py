@@ -7,15 +7,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
 
 from granular.aio.execution.failures import capturing
-from granular.aio.runtime.loops import (
-    StartedCoroutine,
-    end_tasks,
-    ensure_event_loop,
-    mark_computing,
-    outcome,
-    start_task,
-)
+from granular.aio.runtime.loops import StartedCoroutine, ensure_event_loop
+from granular.aio.runtime.tasks import end_tasks, outcome, start_task
 from granular.aio.runtime.threads import CORES, Threads, Timer, current, start_inline
+from granular.aio.runtime.user_functions import mark_computing
 from granular.errors import ClosedError, GranularError
 
 T = TypeVar('T')

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from granular.aio.execution import shared_memory
 from granular.aio.execution.failures import capturing, portable, summary
-from granular.aio.runtime.loops import await_user
+from granular.aio.runtime.user_functions import await_user
 from granular.errors import WorkerError
 
 

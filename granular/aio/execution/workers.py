@@ -16,8 +16,9 @@ from typing import Any, Final
 from granular.aio.execution import shared_memory
 from granular.aio.execution.failures import remote, summary
 from granular.aio.execution.worker_main import Task, work
-from granular.aio.runtime.loops import ensure_event_loop, settle
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.sharing import sharing
+from granular.aio.runtime.tasks import settle
 from granular.aio.runtime.threads import offload
 from granular.errors import ClosedError, InvalidArgumentError, WorkerError
 

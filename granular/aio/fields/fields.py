@@ -17,8 +17,10 @@ from granular.aio.pipeline.nodes.base import ENDLESS
 from granular.aio.pipeline.nodes.elements import selected
 from granular.aio.pipeline.nodes.selection import read_labels
 from granular.aio.pipeline.nodes.source import Source, convert, takes_mask
-from granular.aio.runtime.loops import await_user, ensure_event_loop, gather
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
+from granular.aio.runtime.user_functions import await_user
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
 from granular.indexing import Ints, indices_of
 

@@ -21,8 +21,8 @@ class ModeWrapper:
 
     ::
 
-        dataset = granular.ModeWrapper(reader, mode='index image label')
-        index, image, label = dataset[0]  # in the async API: await dataset.get(0)
+        dataset = ModeWrapper(reader, mode='index image label')
+        index, image, label = await dataset.get(0)
 
     A datapoint is the value of the field if the mode names one field, and a tuple of values otherwise; with
     ``return_ctx``, it is a pair of this and the dict (``ctx``) of the datapoint. A batch is loaded field by field; from

@@ -12,7 +12,8 @@ import numpy as np
 from granular import filters
 from granular.aio.fields.fields import Ctx, Fields, fields_of
 from granular.aio.pipeline.nodes.selection import describe_classes
-from granular.aio.runtime.loops import ensure_event_loop, gather
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.errors import ClosedError, InvalidArgumentError
 from granular.indexing import Ints, indices_of
@@ -125,6 +126,10 @@ class PercentFilterWrapper(IndexWrapper):
 class RepeatWrapper(IndexWrapper):
     """All datapoints, repeated as a whole. Pass either ``repetitions`` or ``min_size``.
 
+    ::
+
+        dataset = RepeatWrapper(reader, repetitions=3)
+
     Args:
       dataset: a dataset of fields, or a reader; not empty.
       repetitions: number of repetitions.
@@ -150,6 +155,10 @@ class RepeatWrapper(IndexWrapper):
 class ShuffleWrapper(_SelectionWrapper):
     """All datapoints in shuffled order, that of KappaData for the same seed.
 
+    ::
+
+        dataset = ShuffleWrapper(reader, seed=0)
+
     Args:
       dataset: a dataset of fields, or a reader.
       seed: integer >= 0; required, because an order without a seed could not be reproduced.
@@ -173,12 +182,7 @@ class _ByLabel(_SelectionWrapper):
 
     @classmethod
     async def open(cls, *args: Any, **kwargs: Any) -> Self:
-        """Create the wrapper with the constructor's arguments, and read the labels.
-
-        ::
-
-            dataset = await ClassFilterWrapper.open(reader, valid_classes=[3, 5], field='label')
-        """
+        """Create the wrapper with the constructor's arguments, and read the labels."""
         self = cls(*args, **kwargs)
         labels = await self.parents[0].labels(self._field)
         self._indices = await offload(self._choose, labels)
@@ -191,6 +195,10 @@ class _ByLabel(_SelectionWrapper):
 
 class ClassFilterWrapper(_ByLabel):
     """The datapoints of some classes, or of all other classes. Reads only the labels, once, in bulk.
+
+    ::
+
+        dataset = await ClassFilterWrapper.open(reader, valid_classes=[3, 5], field='label')
 
     A datapoint with several classes stays if any of them is in ``valid_classes``, or none of them in
     ``invalid_classes``.
@@ -219,6 +227,10 @@ class ClassFilterWrapper(_ByLabel):
 
 class OversamplingWrapper(_ByLabel):
     """Datapoints with those of rare classes repeated. Reads only the labels, once, in bulk.
+
+    ::
+
+        dataset = await OversamplingWrapper.open(reader, strategy='exact', field='label')
 
     Datapoints without a label are kept. Classes without datapoints are ignored; KappaData's ``'exact'`` never ends on
     them.
@@ -252,6 +264,10 @@ class OversamplingWrapper(_ByLabel):
 
 class FieldConcat(Fields):
     """Datasets of fields, concatenated. A batch fetches once from each dataset involved, concurrently.
+
+    ::
+
+        dataset = FieldConcat([reader, ShuffleWrapper(reader, seed=0)])
 
     Args:
       datasets: datasets of fields, or readers. The result has the fields that all of them have.

@@ -26,58 +26,100 @@ _PIECE: Final = 64 * KiB  # of a request's body, passed to the transport at a ti
 now = time.monotonic
 
 
-class Sink:
-    """The receiver of a reply. ``got`` counts the bytes of its body; ``body`` holds the bytes that were collected."""
-
-    got = 0
-    body: bytearray
-
-    def place(self, head: Head) -> memoryview | int:
-        """Return the memory that the body must fill exactly, or the number of its bytes to collect.
-
-        Called with the head of a reply. An exception raised here ends the exchange.
-        """
-        return 4096
-
-
 class StaleError(ConnectionError):
     """A reused connection that cannot serve another request, through no fault of the request."""
 
 
 class Exchange:
-    """A request and the destination of its reply: on one connection, or on two if it is hedged.
+    """A request and the receiver of its reply: on one connection, or on two if it is hedged.
 
     Args:
       target: the server and the object.
       request: the head of the request.
-      sink: the receiver of the reply.
       bodiless: True if the reply has no body regardless of its head, as for HEAD.
       body: the body of the request.
       hedged: True if the request may be hedged.
+
+    Attributes:
+      got: bytes of the reply's body that have arrived.
+      collected: the body, if it is collected.
+      future: returns the head of the reply, if a coroutine awaits it.
     """
 
-    __slots__ = ('bodiless', 'body', 'future', 'hedged', 'on', 'request', 'sink', 'target')
+    # Most of these stay as they are, so that a range read is created by few assignments.
+    target: Target
+    request = b''
+    bodiless = False
+    body: bytes | memoryview = b''
+    hedged = True
+    got = 0
+    collected: bytearray
+    future: 'asyncio.Future[Head] | None' = None
+    first: 'Connection | None' = None
+    """The connection on which the request was sent last, unless ``second`` is."""
+    second: 'Connection | None' = None
+    """The connection of the hedged request."""
 
     def __init__(
         self,
         target: Target,
         request: bytes,
-        sink: Sink,
-        bodiless: bool,
+        bodiless: bool = False,
         body: bytes | memoryview = b'',
         hedged: bool = True,
     ) -> None:
-        self.target, self.request, self.sink, self.bodiless = target, request, sink, bodiless
-        self.body, self.hedged = body, hedged
-        self.future: asyncio.Future[Head] = asyncio.get_running_loop().create_future()
-        self.on: list[Connection] = []
+        self.target, self.request, self.bodiless, self.body, self.hedged = target, request, bodiless, body, hedged
+
+    def expects(self, head: bytes) -> int:
+        """Return the length of the body if a head is exactly that of the expected reply.
+
+        Args:
+          head: the head with the end of its last line, but not the empty line.
+
+        Returns:
+          The bytes of the body, at least one, or -1 if the head must be parsed to tell.
+        """
+        return -1
+
+    def parsed(self, raw: bytes, head: Head) -> None:
+        """Called after ``place`` with a head that was not expected, as bytes up to the end of its last line too."""
+
+    def allocate(self, length: int) -> memoryview:
+        """Return the memory for the body of an expected reply."""
+        raise NotImplementedError
+
+    def filled(self, body: memoryview) -> None:
+        """Take the whole body of an expected reply, from memory that is used for the next one afterwards."""
+        raise NotImplementedError
+
+    def place(self, head: Head) -> memoryview | int:
+        """Return the memory that the body must fill exactly, or the number of its bytes to collect.
+
+        Called with the head of a reply that was parsed. An exception raised here ends the exchange.
+        """
+        return 4096
+
+    def succeeded(self, head: Head | None) -> None:
+        """Called when the body is complete, with the head; None for that of an expected reply. It must not raise."""
+        if self.future is not None and not self.future.done():
+            self.future.set_result(head)  # type: ignore[arg-type]
+
+    def failed(self, error: Exception) -> None:
+        """Called when no connection serves the exchange any more. It must not raise."""
+        if self.future is not None and not self.future.done():
+            self.future.set_exception(error)
+
+    def waits(self) -> bool:
+        """Return whether the request was sent once, and no reply has begun."""
+        first = self.first
+        return self.second is None and first is not None and first.exchange is self and not first.begun
 
     def drop(self, but: 'Connection | None' = None) -> None:
         """Remove the exchange from its connections, except ``but``, and close those that still serve it."""
-        for connection in self.on:
-            if connection is not but and connection.exchange is self:
+        for connection in (self.first, self.second):
+            if connection is not None and connection is not but and connection.exchange is self:
                 connection.drop()
-        self.on = [] if but is None else [but]
+        self.first, self.second = but, None
 
 
 class ConnectionPool(Protocol):
@@ -109,7 +151,7 @@ class Connection(asyncio.BufferedProtocol):
         self._scratch, self._scratch_view = pool.scratch, memoryview(pool.scratch)
         self.transport: asyncio.Transport
         self.moved = self.sent = now()
-        self.mark = (0.0, 0)  # a time, and the bytes of the body received by then
+        self.mark_time, self.mark_got = 0.0, 0  # bytes of the body that had arrived at a time
         self._used = False
         self._previous = (b'', '', False)  # the head of the last reply, the requested path, and whether by HEAD
         self._poll = select.poll()
@@ -118,29 +160,30 @@ class Connection(asyncio.BufferedProtocol):
         self._clear()
 
     def _clear(self) -> None:
-        self.head: Head | None = None
-        self._held = b''  # the beginning of an incomplete head
-        self._informed = 0  # bytes of informational heads
+        self.begun = False  # True once the head of the reply has arrived
         self._view: memoryview | None = None  # the destination of the rest of the body
         self._left: int | None = None  # bytes of the body still to come; None if its end is marked otherwise
-        self._room: memoryview | int = 0
-        self._want: int | None = None  # bytes that must arrive; None if the body is collected
-        self._chunks: Chunks | None = None
-        self._last = False  # True if this is the last reply on the connection
+        self._reply: _ParsedReply | None = None  # unless the reply is exactly the expected one
+        self._held = b''  # the beginning of an incomplete head
+        self._informed = 0  # bytes of informational heads
         self.unsent: memoryview | None = None  # the rest of the request's body
 
     def send(self, exchange: Exchange) -> None:
-        """Send a request; the exchange's future returns the head once the body has reached its destination."""
+        """Send a request; the exchange is told once the body of the reply has reached its destination."""
         self.exchange = exchange
-        exchange.on.append(self)
+        first = exchange.first
+        if first is not None and first.exchange is exchange:
+            exchange.second = self
+        else:
+            exchange.first, exchange.second = self, None
         self.moved = self.sent = now()
         if self.transport.is_closing():  # connection_lost may have been called already
             self.fail(StaleError('closed while idle') if self._used else ConnectionResetError('closed at once'))
-        else:
-            self.transport.write(exchange.request)
-            if exchange.body:
-                self.unsent = memoryview(exchange.body).cast('B')
-                self._send_on()
+            return
+        self.transport.write(exchange.request)
+        if exchange.body:
+            self.unsent = memoryview(exchange.body).cast('B')
+            self._send_on()
 
     def is_silent(self) -> bool:
         """Return whether no unread data is waiting, which would be taken for the reply to the next request."""
@@ -153,14 +196,17 @@ class Connection(asyncio.BufferedProtocol):
             self.moved = self.sent = now()
             self.transport.write(piece)
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: Exception) -> None:
         """Close the connection, and fail the exchange unless it is still in flight on another connection."""
         exchange = self.exchange
         self.drop()
-        if exchange is not None:
-            exchange.on = [other for other in exchange.on if other is not self]
-            if not exchange.on and not exchange.future.done():
-                exchange.future.set_exception(error)
+        if exchange is None:
+            return
+        other = exchange.second if exchange.first is self else exchange.first
+        if other is not None and other.exchange is exchange:
+            exchange.first, exchange.second = other, None
+        else:
+            exchange.failed(error)
 
     def drop(self) -> None:
         """Close the connection."""
@@ -188,46 +234,78 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.moved = now()
         view, exchange = self._view, self.exchange
-        if view is None:
-            if exchange is None:
-                self.transport.abort()  # unsolicited data cannot be told from a later reply
-                return
-            try:
-                self._take(exchange, nbytes)
-            except Exception as error:
-                self.fail(error)
+        if view is not None:
+            exchange.got += nbytes  # type: ignore[union-attr]
+            self._left -= nbytes  # type: ignore[operator]
+            if self._left:
+                self._view = view[nbytes:]
+            elif self._reply is None:
+                self._end_expected(exchange)  # type: ignore[arg-type]
+            else:
+                self._end(exchange, self._reply)  # type: ignore[arg-type]
             return
-        exchange.sink.got += nbytes  # type: ignore[union-attr]
-        self._left -= nbytes  # type: ignore[operator]
-        if self._left:
-            self._view = view[nbytes:]
-        else:
-            self._finish(exchange)  # type: ignore[arg-type]
+        if exchange is None:
+            self.transport.abort()  # unsolicited data cannot be told from a later reply
+            return
+        try:
+            if self._reply is not None:
+                self._deliver(exchange, self._reply, self._scratch_view[:nbytes])
+            elif self._held or not self._take_expected(exchange, nbytes):
+                self._take_head(exchange, nbytes)
+        except Exception as error:
+            self.fail(error)
 
     def eof_received(self) -> None:
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.forget(self)
-        exchange = self.exchange
+        exchange, reply = self.exchange, self._reply
         if exchange is None:
             return
-        if self.head is not None and self._left is None and self._chunks is None and exc is None:
-            self._finish(exchange)
-        elif self.head is not None:
-            self.fail(ConnectionResetError(f'the connection was closed after {exchange.sink.got} bytes of the body'))
+        if reply is not None and self._left is None and reply.chunks is None and exc is None:
+            self._end(exchange, reply)
+        elif self.begun:
+            self.fail(ConnectionResetError(f'the connection was closed after {exchange.got} bytes of the body'))
         elif self._used and not self._held:
             self.fail(StaleError('closed while idle'))
         else:
             self.fail(exc or ConnectionResetError('the connection was closed before a reply came'))
 
-    # --- replies
+    # --- a reply whose head is exactly as expected: nothing else is parsed
 
-    def _take(self, exchange: Exchange, count: int) -> None:
-        """Continue to receive a head, or a body that is collected or chunked."""
-        if self.head is not None:
-            self._deliver(exchange, self._scratch_view[:count])
-            return
+    def _take_expected(self, exchange: Exchange, count: int) -> bool:
+        """Receive the beginning of a reply if it is exactly the expected one."""
+        view = self._scratch_view
+        end = self._scratch.find(b'\r\n\r\n', 0, count) + 2
+        if end == 1:
+            return False
+        head = bytes(view[:end])
+        length = exchange.expects(head)
+        arrived = count - end - 2
+        if length < arrived or length < 0:
+            return False
+        self._check_repeated(exchange, head)
+        self._begin(exchange)
+        exchange.got = arrived
+        if arrived == length:
+            exchange.filled(view[end + 2 : count])
+            self._end_expected(exchange)
+            return True
+        room = exchange.allocate(length)
+        room[:arrived] = view[end + 2 : count]
+        self._view, self._left = room[arrived:], length - arrived
+        return True
+
+    def _end_expected(self, exchange: Exchange) -> None:
+        self.exchange = self._view = self._left = None
+        self.begun, self._informed, self._used = False, 0, True
+        self._reuse()
+        exchange.succeeded(None)
+
+    # --- any other reply
+
+    def _take_head(self, exchange: Exchange, count: int) -> None:
         size_before = len(self._held)
         if size_before:
             data: bytes | bytearray = self._held + self._scratch_view[:count]
@@ -236,12 +314,12 @@ class Connection(asyncio.BufferedProtocol):
             data = self._scratch
         at = 0
         while (end := data.find(b'\r\n\r\n', at, count)) >= 0:
-            raw = bytes(data[at:end])
-            head = parse(raw)
+            raw = bytes(data[at : end + 2])
+            head = parse(raw[:-2])
             at = end + 4
             if head.status >= 200:
                 self._check_repeated(exchange, raw)
-                self._begin(exchange, head, memoryview(data)[at:count])
+                self._begin_parsed(exchange, raw, head, memoryview(data)[at:count])
                 return
             if head.status == 101:
                 raise ProtocolError('status 101, a protocol that was not asked for')
@@ -266,40 +344,39 @@ class Connection(asyncio.BufferedProtocol):
         if previous[0] == raw and previous[1:] != self._previous[1:] and exchange.request.startswith(_SAFE):
             raise StaleError('the same reply came twice')
 
-    def _begin(self, exchange: Exchange, head: Head, rest: memoryview) -> None:
-        sink = exchange.sink
-        if len(exchange.on) > 1:
+    def _begin(self, exchange: Exchange) -> None:
+        if exchange.second is not None:
             exchange.drop(but=self)  # the first connection to reply wins
         self._pool.latencies.append(self.moved - self.sent)
-        self.head, self._held, self.mark, sink.got = head, b'', (self.moved, 0), 0
-        headers = head.headers
-        coding = headers.get('transfer-encoding', '').lower()
-        self._last = 'close' in headers.get('connection', '').lower()
-        if exchange.bodiless or head.status in (204, 304):
+        self.begun, self.mark_time, self.mark_got = True, self.moved, 0
+
+    def _begin_parsed(self, exchange: Exchange, raw: bytes, head: Head, rest: memoryview) -> None:
+        self._begin(exchange)
+        self._held, exchange.got = b'', 0
+        bodiless = exchange.bodiless or head.status in (204, 304)
+        reply = self._reply = _ParsedReply(head, bodiless)
+        if bodiless:
             self._left = 0
-        elif coding:
-            if coding != 'chunked':
-                raise ProtocolError(f'a reply with Transfer-Encoding {shown(coding)}')
-            self._chunks = Chunks()
-        else:
+        elif reply.chunks is None:
             self._left = head.length
-        room = self._room = sink.place(head)
+        room = reply.room = exchange.place(head)
+        exchange.parsed(raw, head)
         if isinstance(room, int):
-            sink.body = bytearray()
+            exchange.collected = bytearray()
         else:
-            self._want = len(room)
-        if self._left is not None and self._want not in (None, self._left):
-            raise ProtocolError(f'Content-Length is {self._left} where {self._want} bytes were to come')
+            reply.expected = len(room)
+        if self._left is not None and reply.expected not in (None, self._left):
+            raise ProtocolError(f'expected a body of {reply.expected} bytes, got Content-Length {self._left}')
         if self._left == 0:
-            self._finish(exchange, bool(rest))
+            self._end(exchange, reply, bool(rest))
         elif rest or isinstance(room, int):
-            self._deliver(exchange, rest)
+            self._deliver(exchange, reply, rest)
         elif self._left is not None:
             self._view = room
 
-    def _deliver(self, exchange: Exchange, data: memoryview) -> None:
-        sink = exchange.sink
-        pieces: Iterable[memoryview | bytes] = (data,) if self._chunks is None else self._chunks.feed(data)
+    def _deliver(self, exchange: Exchange, reply: '_ParsedReply', data: memoryview) -> None:
+        """Take the next bytes of a body that is collected or chunked, or of which a part came with the head."""
+        pieces: Iterable[memoryview | bytes] = (data,) if reply.chunks is None else reply.chunks.feed(data)
         full = stray = False
         for piece in pieces:
             count = len(piece)
@@ -307,46 +384,70 @@ class Connection(asyncio.BufferedProtocol):
                 if count > self._left:
                     piece, count, stray = piece[: self._left], self._left, True
                 self._left -= count
-            room = self._room
+            room = reply.room
             if isinstance(room, int):
-                sink.body += piece[: room - sink.got]
-                sink.got += count
-                if full := sink.got >= room and self._left != 0:
+                exchange.collected += piece[: room - exchange.got]
+                exchange.got += count
+                if full := exchange.got >= room and self._left != 0:
                     break  # the rest may be arbitrarily long, so it is not read
             else:
                 if count > len(room):
                     raise ProtocolError(f'{count - len(room)} bytes more than were asked for')
                 room[:count] = piece
-                self._room = room[count:]
-                sink.got += count
-        ended = self._chunks.ended if self._chunks is not None else self._left == 0
-        if ended or full or (self._left is None and self._chunks is None and sink.got == self._want):
-            self._finish(exchange, stray or full)
-        elif self._left is not None and not isinstance(self._room, int):
-            self._view = self._room
+                reply.room = room[count:]
+                exchange.got += count
+        ended = reply.chunks.ended if reply.chunks is not None else self._left == 0
+        if ended or full or (self._left is None and reply.chunks is None and exchange.got == reply.expected):
+            self._end(exchange, reply, stray or full)
+        elif self._left is not None and not isinstance(reply.room, int):
+            self._view = reply.room
 
-    def _finish(self, exchange: Exchange, last: bool = False) -> None:
-        head: Head = self.head  # type: ignore[assignment]
-        future, want, got = exchange.future, self._want, exchange.sink.got
-        last = last or self._last or bool(self.unsent) or (self._left is None and self._chunks is None)
+    def _end(self, exchange: Exchange, reply: '_ParsedReply', last: bool = False) -> None:
+        last = last or reply.last or bool(self.unsent) or (self._left is None and reply.chunks is None)
         self.exchange = None
         self._clear()
         self._used = True
         if last:
             self.transport.close()
-        elif self.origin.secure:
+        else:
+            self._reuse()
+        # Never return memory that was not filled.
+        if reply.expected is not None and exchange.got != reply.expected:
+            exchange.failed(ConnectionResetError(f'the body ended after {exchange.got} bytes of {reply.expected}'))
+        else:
+            exchange.succeeded(reply.head)
+
+    def _reuse(self) -> None:
+        if self.origin.secure:
             # Data that TLS has decrypted beyond the reply is delivered in the loop's next round, before this callback.
             asyncio.get_running_loop().call_soon(self._keep)
         else:
             self._pool.keep(self)
-        if future.done():
-            return
-        # Never return memory that was not filled.
-        if want is not None and got != want:
-            future.set_exception(ConnectionResetError(f'the body ended after {got} bytes of {want}'))
-        else:
-            future.set_result(head)
 
     def _keep(self) -> None:
         if not self.transport.is_closing():
             self._pool.keep(self)
+
+
+class _ParsedReply:
+    """A reply whose head was parsed, while its body arrives.
+
+    Attributes:
+      head: the head.
+      chunks: the decoder of a chunked body; None for any other.
+      last: True if this is the last reply on the connection.
+      room: the memory for the rest of the body, or the number of bytes to collect.
+      expected: bytes that must arrive; None if the body is collected.
+    """
+
+    __slots__ = ('chunks', 'expected', 'head', 'last', 'room')
+
+    def __init__(self, head: Head, bodiless: bool) -> None:
+        coding = '' if bodiless else head.headers.get('transfer-encoding', '').lower()
+        if coding not in ('', 'chunked'):
+            raise ProtocolError(f'a reply with Transfer-Encoding {shown(coding)}')
+        self.head = head
+        self.chunks = Chunks() if coding else None
+        self.last = 'close' in head.headers.get('connection', '').lower()
+        self.room: memoryview | int = 0
+        self.expected: int | None = None

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from granular._lazy import import_if_installed
 from granular.aio.http.messages import shown
 from granular.aio.runtime.threads import offload
 from granular.config import KiB
@@ -40,11 +41,8 @@ _DIGESTS: Final[dict[str, Callable[[Data], bytes]]] = {
 @functools.cache
 def _find_crc64nvme() -> None:
     """Register S3's default checksum if AWS's library is installed: in Python, megabytes would take seconds."""
-    try:
-        from awscrt.checksums import crc64nvme
-    except ImportError:
-        return
-    _DIGESTS['crc64nvme'] = lambda data: crc64nvme(bytes(data)).to_bytes(8, 'big')
+    if (checksums := import_if_installed('awscrt.checksums')) is not None:
+        _DIGESTS['crc64nvme'] = lambda data: checksums.crc64nvme(bytes(data)).to_bytes(8, 'big')
 
 
 def said(headers: Mapping[str, str], ranged: bool = False) -> tuple[str, str] | None:

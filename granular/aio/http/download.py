@@ -2,12 +2,13 @@
 
 import functools
 import re
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 from granular.aio.http.buffers import Space, blank
-from granular.aio.http.connection import Sink
+from granular.aio.http.connection import Exchange
 from granular.aio.http.messages import Head, shown
 from granular.aio.http.reply import Reply, changed, stand_in
+from granular.aio.http.shapes import Shapes
 from granular.config import KiB, MiB
 from granular.errors import BadReplyError, OutOfRangeError, StoreError
 
@@ -21,45 +22,169 @@ _STORED: Final = 'x-goog-stored-content-encoding'
 _AS_IT_IS: Final = frozenset(('', 'identity', 'aws-chunked'))  # the last is an upload encoding that some stores keep
 
 
-class Download(Sink):
+class Versions(NamedTuple):
+    """The versions that the objects of a store have.
+
+    Attributes:
+      header: the header that contains the version, in lower case.
+      required: True if each object has a version, so that a whole body without one is not an object.
+      shapes: the shapes of replies with these versions.
+    """
+
+    header: str
+    required: bool
+    shapes: Shapes
+
+    @classmethod
+    def of(cls, header: str, required: bool) -> 'Versions':
+        """Return the versions in a header of that name."""
+        return cls(header.lower(), required, Shapes(header.lower()))
+
+
+class Batch(Protocol):
+    """The interface of a batch that its downloads use."""
+
+    def start(self, download: 'Download') -> None:
+        """Send a download that has its slot of the limit."""
+
+    def ended(self, download: 'Download', reply: Head | Exception | None) -> None:
+        """Take the outcome of a download: None if it is complete, or a head to look at, or an error."""
+
+
+class Download(Exchange):
     """A byte range, received over as many replies as it takes.
 
     Args:
+      key: the object.
       name: the object, for errors.
       start: the first byte, or, if negative, the number of bytes from the object's end.
       stop: the position after the last byte; None for the object's end.
       version: the version that the object must have; None for any, but then the same in every reply.
-      version_header: the header that contains the version, in lower case.
+      versions: the versions that objects have.
       into: the destination of the bytes; by default, newly allocated memory.
-      versioned: True if each object has a version, so that a whole body without one is not an object.
+
+    Attributes:
+      data: the bytes, once they are complete; empty if they are in ``into``.
+      version: the version that was requested, or else that of the object.
+      batch: the batch that sent the download, or will send it, and is told how it ended; None for a coroutine's.
+      weight: bytes of the limit that the download takes while it is in a batch.
+      withdrawn: True if the batch was cancelled while the download waited for its slot of the limit.
     """
 
+    data = b''
     ranged = False
     """True if the current request has a range."""
     coding = ''
     """The Content-Encoding of the replies."""
     unproven = False
     """True while it is unverified that the object is stored with that coding, or has the received length."""
+    batch: 'Batch | None' = None
+    weight = 0
+    withdrawn = False
+    _range = b''  # the expected range, as first-last
+    _size = 0  # of the object, by the expected head
+    _space = _NOTHING  # for the whole span
+    _done = 0  # bytes received by earlier replies
     _held = 0  # bytes received at the last call of ``gained``
+    _filling = False  # True if the current reply contains bytes of the span, not an error text
+    _span: tuple[int, int, int] | None = None  # first byte, end, size of the object; from the first reply
+    _enough: int | None = None  # bytes after which a whole object contains the requested range
 
     def __init__(
         self,
+        key: str,
         name: str,
         start: int,
         stop: int | None,
         version: str | None,
-        version_header: str,
-        into: Space | None,
-        versioned: bool,
+        versions: Versions,
+        into: Space | None = None,
     ) -> None:
-        self._name, self._start, self._stop = name, start, stop
-        self._version, self._header = version, version_header
-        self._into, self._versioned = into, versioned
-        self._space = _NOTHING  # for the whole span
-        self._done = 0  # bytes received by earlier replies
-        self._filling = False  # True if the current reply contains bytes of the span, not an error text
-        self._span: tuple[int, int, int] | None = None  # first byte, end, size of the object; from the first reply
-        self._enough: int | None = None  # bytes after which a whole object contains the requested range
+        self.key, self.name, self._start, self._stop = key, name, start, stop
+        self.version, self._versions, self._into = version, versions, into
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory to reserve; a guess if the object's end is requested."""
+        if self._start < 0:
+            return -self._start
+        return 1 << 20 if self._stop is None else self._stop - self._start
+
+    # --- the plain case: one request, and the one reply that is expected
+
+    def is_plain(self) -> bool:
+        """Return whether the reply can be told by its range and version alone, and the download is not begun."""
+        return self.version is not None and self._stop is not None and 0 <= self._start < self._stop
+
+    def plain_request(self) -> bytes:
+        """Return the header line and the empty line that complete the request of a plain download."""
+        self.ranged = True
+        self._range = b'%d-%d' % (self._start, self._stop - 1)  # type: ignore[operator]
+        return b'Range: bytes=%b\r\n\r\n' % self._range
+
+    def end_plain(self) -> None:
+        """Let a coroutine continue the download: from now on, each reply is parsed and awaited."""
+        self.batch, self._range = None, b''
+
+    def expects(self, head: bytes) -> int:
+        """Return the length of the body if a head is that of status 206 with the range and version requested.
+
+        Anything else, such as a head of an unknown shape, or the whole object, which has a checksum, is left to the
+        parser and to ``place``.
+        """
+        if not self._range:
+            return -1
+        facts = self._versions.shapes.match(head)
+        if facts is None:
+            return -1
+        range_, size, length, version = facts
+        start, stop, total = self._start, self._stop, int(size)
+        if (
+            range_ != self._range
+            or version != self.version.encode('latin-1', 'backslashreplace')  # type: ignore[union-attr]
+            or int(length) != stop - start  # type: ignore[operator]
+            or not stop - start < total >= stop  # type: ignore[operator]
+        ):
+            return -1
+        self._size = total
+        return stop - start  # type: ignore[operator]
+
+    def parsed(self, raw: bytes, head: Head) -> None:
+        if self._range:
+            self._versions.shapes.learn(raw, head)
+
+    def allocate(self, length: int) -> memoryview:
+        return self._room(self._start, self._start + length, self._size, self.version)
+
+    def filled(self, body: memoryview) -> None:
+        if self._into is None:
+            self.data = bytes(body)
+        else:
+            self._into.view[:] = body
+
+    def succeeded(self, head: Head | None) -> None:
+        if self.batch is None:
+            super().succeeded(head)
+            return
+        if head is None and self._span is not None and self._into is None:
+            self.data = self._space.owner
+        self.batch.ended(self, head)
+
+    def failed(self, error: Exception) -> None:
+        if self.batch is None:
+            super().failed(error)
+        else:
+            self.batch.ended(self, error)
+
+    def is_sent(self) -> bool:
+        """Return whether a connection serves the download."""
+        return self.first is not None and self.first.exchange is self
+
+    def admitted(self) -> None:
+        """Send the download, which has its slot of the limit now."""
+        self.batch.start(self)  # type: ignore[union-attr]
+
+    # --- any reply
 
     @property
     def whole(self) -> bool:
@@ -69,7 +194,7 @@ class Download(Sink):
     def range(self) -> str:
         """Return the header line that requests the missing bytes; empty for a whole object."""
         self.ranged = True
-        if self._span is not None and self._version is None:
+        if self._span is not None and self.version is None:
             self.restart()  # the rest may be of another version
         self._done += self.got if self._filling else 0
         self._filling, self.got = False, 0
@@ -99,11 +224,13 @@ class Download(Sink):
         if head.status not in (200, 206):
             return super().place(head)
         version = self._version_in(head)
-        if version is None and (self._version is not None or (self._versioned and head.status == 200)):
+        if version is None and (self.version is not None or (self._versions.required and head.status == 200)):
             # The reply is not from the store, such as an error page with a success status.
-            raise BadReplyError(f'{self._name}: status {head.status} without {self._header}, which objects have')
-        if self._version is not None and version != self._version:
-            raise changed(self._name, self._version, version)
+            raise BadReplyError(
+                f'{self.name}: status {head.status} without {self._versions.header}, which objects have'
+            )
+        if self.version is not None and version != self.version:
+            raise changed(self.name, self.version, version)
         if self.is_doubtful(head):
             return super().place(head)
         self.unproven = False
@@ -117,11 +244,11 @@ class Download(Sink):
         stored = head.headers.get(_STORED)
         if stored is not None and coding_of(stored) != coding:
             raise BadReplyError(
-                f'{self._name}: Content-Encoding {shown(coding)} of an object that is stored with {shown(stored)}'
+                f'{self.name}: Content-Encoding {shown(coding)} of an object that is stored with {shown(stored)}'
             )
         if self._span is not None and coding != self.coding:
             # The bytes received before may not belong to this body.
-            raise BadReplyError(f'{self._name}: Content-Encoding {shown(coding)} after {shown(self.coding)}')
+            raise BadReplyError(f'{self.name}: Content-Encoding {shown(coding)} after {shown(self.coding)}')
         self.coding, self.unproven = coding, bool(coding) and stored is None
         return coding
 
@@ -149,20 +276,20 @@ class Download(Sink):
 
     def _version_in(self, head: Head) -> str | None:
         """Return the object's version. For a web server without ETags: its modification time and size."""
-        version = head.headers.get(self._header) or None
-        if version is None and not self._versioned and (modified := head.headers.get('last-modified')):
+        version = head.headers.get(self._versions.header) or None
+        if version is None and not self._versions.required and (modified := head.headers.get('last-modified')):
             return stand_in(head.length if head.status == 200 else _total_in(head), modified)
         return version
 
     def _part(self, head: Head, version: str | None, coding: str) -> memoryview:
         said = head.headers.get('content-range', '')
         if not self.ranged:
-            raise BadReplyError(f'{self._name}: status 206 where no range was asked for')
+            raise BadReplyError(f'{self.name}: status 206 where no range was asked for')
         if said == _OF_NOTHING and head.length == 0 and self._start <= 0 and self._stop is None and self._span is None:
             return self._room(0, 0, 0, version)
         match = _CONTENT_RANGE.fullmatch(said)
         if match is None or match[1] is None or match[3] == '*':
-            raise BadReplyError(f'{self._name}: status 206 with Content-Range {shown(said)}')
+            raise BadReplyError(f'{self.name}: status 206 with Content-Range {shown(said)}')
         first, behind, size = int(match[1]), int(match[2]) + 1, int(match[3])
         if self._span is None:
             want = max(0, size + self._start) if self._start < 0 else self._start
@@ -171,13 +298,13 @@ class Download(Sink):
             expected = (self._span[0] + self._done, *self._span[1:])
         if (first, behind, size) != expected or behind <= first:
             raise BadReplyError(
-                f'{self._name}: bytes {expected[0]} to {expected[1]} came as Content-Range {shown(said)}'
+                f'{self.name}: bytes {expected[0]} to {expected[1]} came as Content-Range {shown(said)}'
             )
         if head.length not in (None, behind - first):
-            raise BadReplyError(f'{self._name}: Content-Range {shown(said)} with Content-Length {head.length}')
+            raise BadReplyError(f'{self.name}: Content-Range {shown(said)} with Content-Length {head.length}')
         if head.length is None and coding:
             # An object that is stored compressed has a length: this body was compressed in transit.
-            raise BadReplyError(f'{self._name}: Content-Range {shown(said)} with Content-Encoding {shown(coding)}')
+            raise BadReplyError(f'{self.name}: Content-Range {shown(said)} with Content-Encoding {shown(coding)}')
         return self._room(first, behind, size, version)
 
     def _room(self, first: int, behind: int, size: int, version: str | None) -> memoryview:
@@ -187,8 +314,8 @@ class Download(Sink):
             try:
                 self._space = blank(behind - first) if self._into is None else self._into.part(0, behind - first)
             except StoreError as error:
-                raise StoreError(f'{self._name}: {error}') from error
-        self._version, self._filling = version, True
+                raise StoreError(f'{self.name}: {error}') from error
+        self.version, self._filling = version, True
         return self._space.view[self._done :]
 
     def _all(self, head: Head, version: str | None, coding: str) -> memoryview | int:
@@ -196,17 +323,17 @@ class Download(Sink):
         length = head.length
         if coding and (length is None or not self.whole):
             raise BadReplyError(
-                f'{self._name}: the store sent all of it, with Content-Encoding {shown(coding)}, in which there are no '
+                f'{self.name}: the store sent all of it, with Content-Encoding {shown(coding)}, in which there are no '
                 f'ranges: store it without'
             )
-        if length is None and 'transfer-encoding' not in head.headers and (self._versioned or not self.whole):
+        if length is None and 'transfer-encoding' not in head.headers and (self._versions.required or not self.whole):
             # The body ends with the connection, so a truncated one could not be recognised.
-            raise BadReplyError(f'{self._name}: status {head.status} without a length, by which to tell its end')
+            raise BadReplyError(f'{self.name}: status {head.status} without a length, by which to tell its end')
         if length is not None and self.whole:
             self.restart()
             return self._room(0, length, length, version)
         if length is not None and length > _WHOLE:
-            raise BadReplyError(f'{self._name}: a range was answered with all of its {length} bytes')
+            raise BadReplyError(f'{self.name}: a range was answered with all of its {length} bytes')
         self.restart()
         self._enough = self._stop if self._start >= 0 and length is not None else None
         if self._enough is not None:
@@ -215,12 +342,12 @@ class Download(Sink):
         return _ENDLESS if self.whole else _WHOLE + 1
 
     def _cut(self, head: Head, version: str | None) -> Reply:
-        data, self.body, length = bytes(self.body), bytearray(), head.length
+        data, self.collected, length = bytes(self.collected), bytearray(), head.length
         size = len(data) if length is None else length
         if size > _WHOLE and not self.whole:
-            raise BadReplyError(f'{self._name}: a range was answered with all of its object, of no length')
+            raise BadReplyError(f'{self.name}: a range was answered with all of its object, of no length')
         if self._enough is None and len(data) != size:
-            raise BadReplyError(f'{self._name}: {len(data)} bytes came instead of {size}')
+            raise BadReplyError(f'{self.name}: {len(data)} bytes came instead of {size}')
         if self._stop is not None and size < self._stop:
             raise self._beyond(size)
         first = max(0, size + self._start) if self._start < 0 else min(self._start, size)
@@ -235,7 +362,7 @@ class Download(Sink):
 
         Stores refuse the end of an empty object with status 416, and fake-gcs-server returns an empty range.
         """
-        if self._start >= 0 or self._version is not None or not self.ranged:
+        if self._start >= 0 or self.version is not None or not self.ranged:
             return False
         none = head.status == 206 and head.length == 0 and head.headers.get('content-range') == 'bytes 0--1/0'
         return none or (head.status == 416 and _size_in(head) < 0)
@@ -246,10 +373,10 @@ class Download(Sink):
         if size == 0 and self._start <= 0 and self._stop is None and self.ranged:
             return Reply(b'', 0, 0, version)
         if self.whole or not self.ranged:
-            raise BadReplyError(f'{self._name}: status 416 where no range was asked for')
-        if self._version is not None:
+            raise BadReplyError(f'{self.name}: status 416 where no range was asked for')
+        if self.version is not None:
             # The object was long enough when its version was read.
-            raise changed(self._name, self._version, version)
+            raise changed(self.name, self.version, version)
         raise self._beyond(size)
 
     def restart(self) -> None:
@@ -259,7 +386,7 @@ class Download(Sink):
 
     def gained(self) -> int:
         """Return the bytes gained since the last call; 0 if they are too few of the missing ones to be progress."""
-        if self._span is None or self._version is None:
+        if self._span is None or self.version is None:
             return 0
         held = self._done + (self.got if self._filling else 0)
         gained, missing, self._held = held - self._held, self._span[1] - self._span[0] - self._held, held
@@ -271,7 +398,7 @@ class Download(Sink):
 
     def _beyond(self, size: int) -> OutOfRangeError:
         known = f'but it has {size}' if size >= 0 else 'which lie beyond its end'
-        return OutOfRangeError(f'{self._name}: bytes {self._start} to {self._stop} were asked for, {known}')
+        return OutOfRangeError(f'{self.name}: bytes {self._start} to {self._stop} were asked for, {known}')
 
 
 def _total_in(head: Head) -> int:

@@ -4,7 +4,7 @@ import asyncio
 import collections
 import contextlib
 import resource
-from typing import Final
+from typing import Final, Protocol
 
 _FIRST, _FEWEST, _MOST = 256, 8, 2048
 _WINDOW: Final = 0.5  # seconds over which the rate of replies is measured
@@ -13,6 +13,39 @@ _BETTER: Final = 1.1
 _DRIP: Final = 0.1  # seconds in which the tokens of one retry are refilled
 _HEARD: Final = 0.05  # share of throttling replies that is ignored: a few are normal for a store
 _PAUSE: Final = 1.0  # seconds between two reductions, and of the window in which replies are counted
+
+
+class Waiting(Protocol):
+    """A request that waits for a slot.
+
+    Attributes:
+      weight: the bytes that it reserves.
+      withdrawn: True if the request needs no slot any more.
+    """
+
+    @property
+    def weight(self) -> int: ...
+
+    @property
+    def withdrawn(self) -> bool: ...
+
+    def admitted(self) -> None:
+        """Called when the request has its slot. It must not raise."""
+
+
+class _Waiter:
+    """A coroutine that waits for a slot."""
+
+    def __init__(self, weight: int) -> None:
+        self.weight = weight
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def withdrawn(self) -> bool:
+        return self.future.done()
+
+    def admitted(self) -> None:
+        self.future.set_result(None)
 
 
 class Limit:
@@ -35,7 +68,7 @@ class Limit:
         self.capacity = float(self._ceiling)
         self._running = 0
         self._memory = self._free = memory
-        self._waiting: collections.deque[tuple[int, asyncio.Future[None]]] = collections.deque()
+        self._waiting: collections.deque[Waiting] = collections.deque()
         self._began, self._replies, self._crowded = 0.0, 0, False  # the measurement window
         self._last = float('-inf')  # time of the last reply
         self._rate: float | None = None  # replies per second before the last increase
@@ -44,46 +77,57 @@ class Limit:
         self._second = float('-inf')  # start of the current second
         self._answered = self._answered_before = self._refused = 0
 
-    async def acquire(self, size: int) -> int:
-        """Wait for a slot; returns the bytes to release later."""
-        size = min(size, self._memory)
-        if self._running < self.capacity and self._free >= size and not self._waiting:
+    def reserved(self, weight: int) -> int:
+        """Return the bytes to reserve for a request: at most all memory."""
+        return min(weight, self._memory)
+
+    def admit(self, request: Waiting) -> bool:
+        """Return whether a request has a slot; if not, it is queued and told once it is admitted."""
+        if self._running < self.capacity and self._free >= request.weight and not self._waiting:
             self._running += 1
-            self._free -= size
-            return size
-        future = asyncio.get_running_loop().create_future()
-        entry = (size, future)
-        self._waiting.append(entry)
+            self._free -= request.weight
+            return True
+        self._waiting.append(request)
+        return False
+
+    async def acquire(self, weight: int) -> int:
+        """Wait for a slot; returns the bytes to release later."""
+        waiter = _Waiter(self.reserved(weight))
+        if self.admit(waiter):
+            return waiter.weight
         try:
-            await future
+            await waiter.future
         except BaseException:
-            if future.done() and not future.cancelled():
-                self.release(size)
+            if waiter.future.done() and not waiter.future.cancelled():
+                self.release(waiter.weight)
             else:
                 with contextlib.suppress(ValueError):  # it may have been removed already
-                    self._waiting.remove(entry)
-                self._admit()  # the next one may fit where this one did not
+                    self._waiting.remove(waiter)
+                self.fill()  # the next one may fit where this one did not
             raise
-        return size
+        return waiter.weight
 
-    def release(self, size: int) -> None:
+    def release(self, weight: int) -> None:
         """Release a slot and its bytes."""
         self._running -= 1
-        self._free += size
-        self._admit()
+        self._free += weight
+        if self._waiting:
+            self.fill()
 
     def succeeded(self, now: float) -> None:
         """Record a successful reply at this time, in seconds."""
         if self.capacity < self._ceiling:
             self.capacity = min(self._ceiling, self.capacity + 1 / self.capacity)
-            self._admit()
+            self.fill()
         if now - self._last > _WINDOW:  # no reply for a while
             self._began, self._replies, self._crowded = now, 0, False
         self._last = now
         self._replies += 1
-        self._turn(now)
+        if now - self._second > _PAUSE:
+            self._turn(now)
         self._answered += 1
-        self._crowded |= bool(self._waiting)
+        if self._waiting:
+            self._crowded = True
         if now - self._began > _WINDOW and self._replies >= 2 * self.capacity:
             self._look(now, self._replies / (now - self._began))
             self._began, self._replies, self._crowded = now, 0, False
@@ -100,11 +144,12 @@ class Limit:
         else:
             self._rate = None
         self.capacity = float(self._ceiling)
-        self._admit()
+        self.fill()
 
     def throttled(self, now: float) -> bool:
         """Record a throttling reply. Returns whether the throttling rate justifies slowing down."""
-        self._turn(now)
+        if now - self._second > _PAUSE:
+            self._turn(now)
         self._refused += 1
         answers = self._answered + self._answered_before
         if self._refused < _HEARD * (self._refused + answers):
@@ -115,19 +160,24 @@ class Limit:
         return True
 
     def _turn(self, now: float) -> None:
-        """Start a new window of answers and refusals every second."""
-        if now - self._second > _PAUSE:
-            recent = now - self._second < 2 * _PAUSE
-            self._answered_before = self._answered if recent else 0
-            self._second, self._answered, self._refused = now, 0, 0
+        """Start a new window of answers and refusals, after a second."""
+        self._answered_before = self._answered if now - self._second < 2 * _PAUSE else 0
+        self._second, self._answered, self._refused = now, 0, 0
 
-    def _admit(self) -> None:
-        while self._waiting and self._running < self.capacity and self._free >= self._waiting[0][0]:
-            size, future = self._waiting.popleft()
-            if not future.done():
-                self._running += 1
-                self._free -= size
-                future.set_result(None)
+    def fill(self) -> None:
+        """Give the free slots to the requests that wait."""
+        waiting = self._waiting
+        while waiting and self._running < self.capacity:
+            request = waiting[0]
+            if request.withdrawn:
+                waiting.popleft()
+                continue
+            if self._free < request.weight:
+                return
+            waiting.popleft()
+            self._running += 1
+            self._free -= request.weight
+            request.admitted()
 
 
 class Budget:
@@ -140,11 +190,14 @@ class Budget:
 
     def __init__(self) -> None:
         self._tokens = self._most = 500.0
+        self.spent = False
+        """True if retries have taken tokens that are not returned yet, or wait for some."""
         self._waiting: collections.deque[tuple[float, asyncio.Future[None]]] = collections.deque()
         self._timer: asyncio.TimerHandle | None = None
 
     async def take(self, cost: float) -> None:
         """Wait until a retry of that cost is permitted."""
+        self.spent = True
         if self._tokens >= cost and not self._waiting:
             self._tokens -= cost
             return
@@ -171,6 +224,7 @@ class Budget:
             if not future.done():
                 self._tokens -= cost
                 future.set_result(None)
+        self.spent = bool(self._waiting) or self._tokens < self._most
 
     def _drip(self) -> None:
         if self._timer is None and self._waiting:
@@ -189,25 +243,25 @@ class Pauses:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[asyncio.Future[bool], None] = {}
+        self.waiting: dict[asyncio.Future[bool], None] = {}
 
     async def wait(self, seconds: float) -> bool:
         """Wait for at most ``seconds``. Returns whether a success ended the wait."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bool] = loop.create_future()
         timer = loop.call_later(seconds, _end, future)
-        self._waiting[future] = None
+        self.waiting[future] = None
         try:
             return await future
         finally:
             timer.cancel()
-            self._waiting.pop(future, None)
+            self.waiting.pop(future, None)
 
     def succeeded(self) -> None:
         """Record a success: wake the request that has waited longest."""
-        while self._waiting:
-            future = next(iter(self._waiting))
-            del self._waiting[future]
+        while self.waiting:
+            future = next(iter(self.waiting))
+            del self.waiting[future]
             if not future.done():
                 future.set_result(True)
                 return

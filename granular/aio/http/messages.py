@@ -40,6 +40,8 @@ class Target(NamedTuple):
     path: str
     headers: Mapping[str, str]
     lines: bytes
+    get: bytes
+    """The head of a GET request, to which further header lines and an empty line are appended."""
 
     def __repr__(self) -> str:
         return f'Target({hidden(self.url)!r})'
@@ -74,7 +76,8 @@ class Target(NamedTuple):
         for text in (path, *itertools.chain.from_iterable(sent.items())):
             if not text.isascii() or any(c in text for c in '\r\n\0'):
                 raise InvalidArgumentError(f'{place[:200]}: an address or a header has characters that HTTP has not')
-        return cls(Origin(secure, host, port), url, path, headers, lines.encode())
+        get = f'GET {path} HTTP/1.1\r\n{lines}'
+        return cls(Origin(secure, host, port), url, path, headers, lines.encode(), get.encode())
 
     def request(self, method: str, more: str = '') -> bytes:
         """Return the head of the request; ``more`` contains further header lines."""

@@ -9,8 +9,8 @@ import logging
 import ssl
 from typing import Any, Final
 
-from granular.aio.http.connection import SCRATCH, Connection, Exchange, Sink, StaleError, now
-from granular.aio.http.messages import Head, Origin, Target
+from granular.aio.http.connection import SCRATCH, Connection, Exchange, StaleError, now
+from granular.aio.http.messages import Head, Origin
 from granular.aio.http.reply import counters
 from granular.aio.http.tls import context_of
 from granular.aio.runtime.threads import offload
@@ -60,34 +60,25 @@ class Pool:
         self._closed = False
         self._empty = asyncio.Event()
 
-    async def exchange(
-        self,
-        target: Target,
-        request: bytes,
-        sink: Sink,
-        bodiless: bool = False,
-        body: bytes | memoryview = b'',
-        hedged: bool = True,
-    ) -> Head:
-        """Send a request and receive its reply into the sink. The arguments are those of ``Exchange``.
+    async def exchange(self, exchange: Exchange) -> Head:
+        """Send a request and receive its reply.
 
         Raises:
           ProtocolError: if the reply is not HTTP, or does not have the length it states.
           ConnectionError, OSError, TimeoutError: if the connection breaks or stalls.
           ssl.SSLCertVerificationError: if the server's certificate is not valid.
         """
-        connection = self._take(target.origin) or await self._connect(target.origin)
-        exchange = Exchange(target, request, sink, bodiless, body, hedged)
-        self._spare = min(self._spare + self._config.hedge, _MOST_HEDGES)
+        origin = exchange.target.origin
+        connection = self.take(origin) or await self._connect(origin)
         while True:
+            exchange.future = self._loop.create_future()
             connection.send(exchange)
             try:
                 return await exchange.future
             except StaleError:
                 # A server may close a connection that was idle for some seconds: that is normal, and no attempt is
                 # spent.
-                connection = await self._connect(target.origin)
-                exchange = Exchange(target, request, sink, bodiless, body, hedged)
+                connection = await self._connect(origin)
             except asyncio.CancelledError:
                 exchange.drop()
                 raise
@@ -96,7 +87,10 @@ class Pool:
         """Record throttling: no request is hedged for a while."""
         self._quiet = now() + _QUIET
 
-    def _take(self, origin: Origin) -> Connection | None:
+    def take(self, origin: Origin) -> Connection | None:
+        """Return an idle connection to a server for a request, if there is one."""
+        if self._spare < _MOST_HEDGES:
+            self._spare += self._config.hedge
         idle, oldest = self._idle.get(origin), now() - _KEEP
         while idle:
             connection = idle.pop()
@@ -129,29 +123,38 @@ class Pool:
             context = await self._tls() if origin.secure else None
             first, failure = next(self._turn), OSError('no address')
             for i in range(len(addresses)):
-                address = addresses[(first + i) % len(addresses)]
                 connection = Connection(self, origin)
-                try:
-                    await self._loop.create_connection(
-                        lambda it=connection: it, address, origin.port,
-                        ssl=context, server_hostname=origin.host if origin.secure else None,
-                    )  # fmt: skip
-                except BaseException as error:
-                    self.forget(connection)  # uvloop does not report the loss if the connection is no longer awaited
-                    if not isinstance(error, OSError) or isinstance(error, ssl.SSLCertVerificationError):
-                        raise
-                    failure = error
-                    continue
-                if self._closed:
-                    connection.transport.abort()
-                    raise ConnectionAbortedError('the client is closed')
-                # Over TLS, the first data may be session tickets.
-                if not origin.secure and (connection.transport.is_closing() or not connection.is_silent()):
-                    connection.transport.abort()
-                    raise ConnectionResetError('the server spoke, or closed the connection, before it was asked')
-                return connection
+                error = await self._open(connection, addresses[(first + i) % len(addresses)], context)
+                if error is None:
+                    self._check_new(connection)
+                    return connection
+                failure = error
             self._names.pop(origin, None)
             raise failure
+
+    async def _open(self, connection: Connection, address: str, context: ssl.SSLContext | None) -> OSError | None:
+        """Connect to an address. Returns the error after which another address of the host is worth a try."""
+        origin = connection.origin
+        host = origin.host if origin.secure else None
+        try:
+            await self._loop.create_connection(
+                lambda: connection, address, origin.port, ssl=context, server_hostname=host
+            )
+        except BaseException as error:
+            self.forget(connection)  # uvloop does not report the loss if the connection is no longer awaited
+            if not isinstance(error, OSError) or isinstance(error, ssl.SSLCertVerificationError):
+                raise
+            return error
+        return None
+
+    def _check_new(self, connection: Connection) -> None:
+        if self._closed:
+            connection.transport.abort()
+            raise ConnectionAbortedError('the client is closed')
+        # Over TLS, the first data may be session tickets.
+        if not connection.origin.secure and (connection.transport.is_closing() or not connection.is_silent()):
+            connection.transport.abort()
+            raise ConnectionResetError('the server spoke, or closed the connection, before it was asked')
 
     async def _addresses(self, origin: Origin) -> list[str]:
         """Return the addresses of a host, resolved once for all callers that wait."""
@@ -165,10 +168,10 @@ class Pool:
 
     async def _look_up(self, origin: Origin) -> list[str]:
         try:
-            found = await self._loop.getaddrinfo(origin.host, origin.port, type=1)
+            entries = await self._loop.getaddrinfo(origin.host, origin.port, type=1)
         except ValueError as error:  # of a name that is too long, or has invalid characters
-            raise OSError(f'{origin.host[:80]!r} is no name of a host: {error}') from None
-        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+            raise OSError(f'{origin.host[:80]!r} is not a host name: {error}') from None
+        return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
     async def _tls(self) -> ssl.SSLContext:
         # Loading all CA certificates takes tens of milliseconds: do it in a thread, and once.
@@ -196,25 +199,23 @@ class Pool:
             elif connection.unsent:
                 if connection.sent < time - config.read_timeout:
                     connection.fail(TimeoutError(f'the server took no byte for {config.read_timeout:g} s'))
-            elif connection.head is None:
+            elif not connection.begun:
                 waited = time - connection.sent
                 if waited > config.first_byte_timeout:
                     connection.fail(TimeoutError(f'no reply for {config.first_byte_timeout:g} s'))
-                elif (
-                    hedging and connection.exchange.hedged and waited > self._slow and len(connection.exchange.on) == 1
-                ):
+                elif hedging and waited > self._slow and connection.exchange.hedged and connection.exchange.waits():
                     self._hedge(connection.exchange)
                     hedging = self._spare >= 1
             elif connection.moved < time - config.read_timeout:
                 connection.fail(TimeoutError(f'no byte for {config.read_timeout:g} s'))
-            elif (period := time - connection.mark[0]) > config.read_timeout:
-                came = connection.exchange.sink.got - connection.mark[1]
+            elif (period := time - connection.mark_time) > config.read_timeout:
+                came = connection.exchange.got - connection.mark_got
                 if came < config.min_rate * period:
                     connection.fail(
                         TimeoutError(f'{came} bytes in {period:.1f} s, less than {config.min_rate} a second')
                     )
                 else:
-                    connection.mark = (time, connection.exchange.sink.got)
+                    connection.mark_time, connection.mark_got = time, connection.exchange.got
         busy = bool(self.connections) and not self._closed
         self._ticking = self._loop.call_later(self._interval(), self._tick) if busy else None
 
@@ -228,11 +229,11 @@ class Pool:
 
     async def _ask_again(self, exchange: Exchange) -> None:
         try:
-            connection = self._take(exchange.target.origin) or await self._connect(exchange.target.origin)
+            connection = self.take(exchange.target.origin) or await self._connect(exchange.target.origin)
         except OSError as error:
             logger.info('%s: not asked for a second time: %s', exchange.target.origin.host, error)
             return
-        if len(exchange.on) == 1 and exchange.on[0].head is None and not exchange.future.done():
+        if exchange.waits():
             connection.send(exchange)
         else:  # the reply came in the meantime
             self.keep(connection)

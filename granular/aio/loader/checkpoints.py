@@ -50,6 +50,11 @@ async def save_state(
 async def load_state(directory: Path | str | Any, process: ShardOptions | None = None) -> dict[str, Any]:
     """Read a state that :func:`save_state` wrote.
 
+    ::
+
+        await save_state('./checkpoint', loader.save())
+        loader.load(await load_state('./checkpoint'))
+
     If a different number of processes wrote the states, the state of any of them is valid, because the order of a
     pipeline does not depend on the number of its shards.
 

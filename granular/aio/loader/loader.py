@@ -13,8 +13,10 @@ from granular.aio.loader.collate import Assembly, Batch, LoadedBatch, Spec, spec
 from granular.aio.pipeline.describe import fingerprint
 from granular.aio.pipeline.nodes.source import Source, convert, length_of
 from granular.aio.runtime.lifecycle import Running
-from granular.aio.runtime.loops import await_user, ensure_event_loop
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.user_functions import await_user
 from granular.errors import ClosedError, InvalidArgumentError, StateError
+from granular.indexing import check_integer
 
 if TYPE_CHECKING:
     from granular.aio.execution.workers import Workers
@@ -76,13 +78,10 @@ class Loader(LoaderHandle):
 
     ::
 
-        source = granular.sources.Epochs(reader, shuffle=True, seed=0)
-        with granular.Loader(source, batch=64) as loader:
-            for batch in loader:
+        source = sources.Epochs(reader, shuffle=True, seed=0)
+        async with Loader(source, batch=64) as loader:
+            async for batch in loader:
                 train_step(batch['image'], batch['label'])  # arrays of shape (64, ...)
-
-    The loader of :mod:`granular.aio` is used by ``async with`` and ``async for``. Batches are fetched while the
-    training step runs.
 
     Batch ``k`` of shard ``s`` contains the source's steps from ``(k * num_shards + s) * batch`` on. Over an endless
     source (``Epochs``, ``Sample``) it never ends; over a finite source it ends with the last step that gives every
@@ -125,9 +124,8 @@ class Loader(LoaderHandle):
         mp: Any = None,
         on_error: OnError = 'raise',
     ) -> None:
-        for name, value, least in (('batch', batch, 1), ('prefetch', prefetch, 0), ('workers', workers, 1)):
-            if not isinstance(value, int) or value < least:
-                raise InvalidArgumentError(f'{name}: expected an integer >= {least}, got {value!r}')
+        batch, prefetch = check_integer('batch', batch, 1), check_integer('prefetch', prefetch, 0)
+        workers = check_integer('workers', workers, 1)
         if not 0 <= shard_id < num_shards:
             raise InvalidArgumentError(f'expected 0 <= shard_id < num_shards, got {shard_id} and {num_shards}')
         self.source: Source = convert(source)

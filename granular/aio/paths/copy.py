@@ -8,8 +8,9 @@ from typing import Final
 from granular.aio.http.digests import Digests, proven
 from granular.aio.paths.file import File
 from granular.aio.paths.pure import PurePath
-from granular.aio.runtime.loops import call_user, for_each
+from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
+from granular.aio.runtime.user_functions import call_user
 from granular.aio.stores import ContentInfo, Entry
 from granular.config import MiB
 from granular.errors import (

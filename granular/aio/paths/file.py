@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from granular.aio.http.reply import Reply
 from granular.aio.paths.pure import PurePath
-from granular.aio.runtime.loops import Lock
+from granular.aio.runtime.lock import Lock
 from granular.aio.stores import ObjectWriter
 from granular.errors import ClosedError, InvalidArgumentError, ObjectChangedError, OutOfRangeError, UnsupportedError
 

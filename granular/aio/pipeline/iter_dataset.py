@@ -23,6 +23,7 @@ from granular.aio.pipeline.transforms import (
     apply,
 )
 from granular.errors import InvalidArgumentError
+from granular.indexing import check_integer
 
 
 class IterDataset:
@@ -64,10 +65,9 @@ class IterDataset:
           datasets: the streams.
           cycle_length: number of streams to read concurrently.
         """
-        if not datasets or not isinstance(cycle_length, int) or cycle_length < 1:
-            raise InvalidArgumentError(
-                f'expected one dataset or more and a cycle_length >= 1, got {len(datasets)} and {cycle_length!r}'
-            )
+        if not datasets:
+            raise InvalidArgumentError('expected one dataset or more, got none')
+        cycle_length = check_integer('cycle_length', cycle_length, 1)
         description = f'interleave of {len(datasets)}, {cycle_length} at a time'
         return cls(
             streams.Staged([dataset._stream for dataset in datasets], description, flows.Interleaving, cycle_length)
@@ -127,8 +127,7 @@ class IterDataset:
           window_size: elements per window.
           seed: the order of a window depends on the seed and the number of the window.
         """
-        if not isinstance(window_size, int) or window_size < 1:
-            raise InvalidArgumentError(f'window_size: expected an integer >= 1, got {window_size!r}')
+        window_size = check_integer('window_size', window_size, 1)
         return self._staged(f'window_shuffle({window_size}, seed={seed})', flows.WindowShuffling, window_size, seed)
 
     def pack(
@@ -158,8 +157,7 @@ class IterDataset:
         Args:
           buffer_size: number of elements.
         """
-        if not isinstance(buffer_size, int) or buffer_size < 1:
-            raise InvalidArgumentError(f'buffer_size: expected an integer >= 1, got {buffer_size!r}')
+        buffer_size = check_integer('buffer_size', buffer_size, 1)
         return self._staged(f'prefetch({buffer_size})', flows.Prefetching, buffer_size)
 
     def mp_prefetch(self, options: MultiprocessingOptions | int) -> Self:

@@ -9,7 +9,7 @@ from granular.aio.pipeline.describe import fingerprint
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.streams import Reading, Stream
 from granular.aio.runtime.lifecycle import Running
-from granular.aio.runtime.loops import await_user
+from granular.aio.runtime.user_functions import await_user
 from granular.errors import StateError
 
 

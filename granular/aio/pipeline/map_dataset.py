@@ -29,8 +29,8 @@ from granular.aio.pipeline.transforms import (
 )
 from granular.errors import InvalidArgumentError
 from granular.filters import Strategy, percent_range, repetitions_of
-from granular.indexing import Ints
-from granular.shuffle import Index, Order
+from granular.indexing import Ints, check_integer
+from granular.shuffle import MAX_SEED, Index, Order
 
 
 class MapOperations(abc.ABC):
@@ -99,8 +99,7 @@ class MapOperations(abc.ABC):
 
     def seed(self, seed: int) -> Self:
         """Set the seed of all later operations that are given none: each derives a seed of its own from it."""
-        _check_seed(seed)
-        return self._derive(nodes.Seeded(self._node, seed))
+        return self._derive(nodes.Seeded(self._node, check_integer('seed', seed, 0, MAX_SEED)))
 
     def shuffle(self, seed: int | None = None, order: Order | None = None) -> Self:
         """Shuffle all elements, in a different order every epoch.
@@ -280,8 +279,7 @@ class MapOperations(abc.ABC):
             seed = nodes.default_seed([self._node])
         if seed is None:
             raise InvalidArgumentError(f'{what} requires a seed: pass seed=, or call seed() first')
-        _check_seed(seed)
-        return int(seed)
+        return check_integer('seed', seed, 0, MAX_SEED)
 
 
 class MapDataset(MapOperations):
@@ -318,11 +316,6 @@ class MapDataset(MapOperations):
 
     def __aiter__(self) -> iterator.DatasetIterator:
         return aiter(self.to_iter_dataset())
-
-
-def _check_seed(seed: int) -> None:
-    if not isinstance(seed, int | np.integer) or not 0 <= seed < 1 << 32:
-        raise InvalidArgumentError(f'seed: expected an integer from 0 to 2**32 - 1, got {seed!r}')
 
 
 def _nodes(datasets: Sequence[MapOperations]) -> list[Source]:

@@ -10,10 +10,10 @@ from numpy.typing import ArrayLike
 from granular.aio.pipeline.nodes.base import ENDLESS
 from granular.aio.pipeline.nodes.source import Node, Source
 from granular.aio.pipeline.transforms import NoSharding, ShardOptions
-from granular.aio.runtime.loops import call_user
+from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError, OutOfRangeError
-from granular.indexing import Ints
-from granular.shuffle import permute
+from granular.indexing import Ints, check_integer
+from granular.shuffle import MAX_SEED, permute
 
 
 @dataclasses.dataclass(slots=True)
@@ -78,17 +78,13 @@ class IndexSampler:
         num_epochs: int | None = None,
         seed: int | None = None,
     ) -> None:
-        if not isinstance(num_records, int) or num_records < 1:
-            raise InvalidArgumentError(f'num_records: expected an integer >= 1, got {num_records!r}')
-        if num_epochs is not None and (not isinstance(num_epochs, int) or num_epochs < 1):
-            raise InvalidArgumentError(f'num_epochs: expected an integer >= 1, or None, got {num_epochs!r}')
         if shuffle and seed is None:
             raise InvalidArgumentError('shuffle=True requires a seed')
-        if seed is not None and (not isinstance(seed, int) or not 0 <= seed < 1 << 32):
-            raise InvalidArgumentError(f'seed: expected an integer from 0 to 2**32 - 1, got {seed!r}')
-        self.num_records, self.shuffle, self.num_epochs, self.seed = num_records, shuffle, num_epochs, seed
+        self.num_records, self.shuffle = check_integer('num_records', num_records, 1), shuffle
+        self.num_epochs = None if num_epochs is None else check_integer('num_epochs', num_epochs, 1)
+        self.seed = None if seed is None else check_integer('seed', seed, 0, MAX_SEED)
         self.shard_options = shard_options or NoSharding()
-        self._start, self._stop = self.shard_options.split(num_records)
+        self._start, self._stop = self.shard_options.split(self.num_records)
 
     def __repr__(self) -> str:
         return (
@@ -131,6 +127,10 @@ class IndexSampler:
 
 class SequentialSampler(IndexSampler):
     """Datapoints in order, for one epoch; index ``i`` is datapoint ``i`` for any number of shards.
+
+    ::
+
+        loader = granular.DataLoader(data_source=reader, sampler=granular.SequentialSampler(len(reader)))
 
     Args:
       num_records: number of datapoints in the data source.

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from granular._lazy import missing
+from granular._lazy import import_extra
 from granular.errors import InvalidArgumentError
+from granular.indexing import check_integer
 
 
 class MapTransform(abc.ABC):
@@ -29,7 +30,16 @@ class MapTransform(abc.ABC):
 
 
 class MapWithIndexTransform(abc.ABC):
-    """A function of each element and its index, as an object."""
+    """A function of each element and its index, as an object.
+
+    ::
+
+        class Number(granular.MapWithIndexTransform):
+            def map_with_index(self, index, element):
+                return {**element, 'number': index}
+
+        dataset = dataset.map_with_index(Number())
+    """
 
     @abc.abstractmethod
     def map_with_index(self, index: int, element: Any) -> Any:
@@ -52,7 +62,16 @@ class RandomMapTransform(abc.ABC):
 
 
 class FilterTransform(abc.ABC):
-    """A predicate that removes elements, as an object."""
+    """A predicate that removes elements, as an object.
+
+    ::
+
+        class IsEven(granular.FilterTransform):
+            def filter(self, element):
+                return element['label'] % 2 == 0
+
+        dataset = dataset.filter(IsEven())
+    """
 
     @abc.abstractmethod
     def filter(self, element: Any) -> bool:
@@ -78,6 +97,10 @@ class FlatMapTransform(abc.ABC):
 class Batch:
     """The transformation that combines consecutive elements to batches, for a :class:`DataLoader` or ``apply``.
 
+    ::
+
+        batches = dataset.apply([preprocess, granular.Batch(64, drop_remainder=True)])
+
     Args:
       batch_size: elements per batch.
       drop_remainder: True to drop a smaller last batch.
@@ -99,6 +122,11 @@ Transformation = (
 class ReadOptions:
     """Limits of the read-ahead of a stream.
 
+    ::
+
+        options = granular.ReadOptions(prefetch_buffer_size=100, memory=64 << 20)
+        stream = dataset.to_iter_dataset(options)
+
     Args:
       num_threads: threads that decode and transform. Reads need no threads.
       prefetch_buffer_size: maximum number of elements to read ahead; with 0, only one or two elements.
@@ -112,13 +140,17 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         for name in ('num_threads', 'prefetch_buffer_size', 'memory'):
-            if not isinstance(value := getattr(self, name), int) or value < 0:
-                raise InvalidArgumentError(f'{name}: expected an integer >= 0, got {value!r}')
+            check_integer(name, getattr(self, name), 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class MultiprocessingOptions:
     """Settings of worker processes.
+
+    ::
+
+        options = granular.MultiprocessingOptions(num_workers=4, start_method='forkserver')
+        stream = dataset.to_iter_dataset().mp_prefetch(options)
 
     Args:
       num_workers: number of processes; 0 for none.
@@ -164,7 +196,12 @@ class ShardOptions:
 
 
 class NoSharding(ShardOptions):
-    """The whole data, without shards."""
+    """The whole data, without shards.
+
+    ::
+
+        sampler = granular.SequentialSampler(1000, granular.NoSharding())
+    """
 
     def __init__(self) -> None:
         super().__init__(0, 1)
@@ -173,37 +210,44 @@ class NoSharding(ShardOptions):
 class ShardByJaxProcess(ShardOptions):
     """The part of the data for this JAX process.
 
+    ::
+
+        stream = dataset.to_iter_dataset(shard_options=granular.ShardByJaxProcess())
+
     Args:
       drop_remainder: True to make all parts equally long and drop the remainder.
     """
 
     def __init__(self, drop_remainder: bool = False) -> None:
-        try:
-            import jax
-        except ImportError:
-            raise missing('ShardByJaxProcess needs jax', 'jax') from None
+        jax = import_extra('jax', 'jax', 'ShardByJaxProcess needs jax')
         super().__init__(jax.process_index(), jax.process_count(), drop_remainder)
 
 
 class ShardByTorchRank(ShardOptions):
     """The part of the data for this rank of ``torch.distributed``; the whole data if no process group is initialized.
 
+    ::
+
+        stream = dataset.to_iter_dataset(shard_options=granular.ShardByTorchRank(drop_remainder=True))
+
     Args:
       drop_remainder: True to make all parts equally long and drop the remainder.
     """
 
     def __init__(self, drop_remainder: bool = False) -> None:
-        try:
-            import torch.distributed as group
-        except ImportError:
-            raise missing('ShardByTorchRank needs torch', 'torch') from None
+        group = import_extra('torch.distributed', 'torch', 'ShardByTorchRank needs torch')
         ready = group.is_available() and group.is_initialized()
         rank, size = (group.get_rank(), group.get_world_size()) if ready else (0, 1)
         super().__init__(rank, size, drop_remainder)
 
 
 class RangeDataSource:
-    """The integers of ``range(start, stop, step)``, as a data source."""
+    """The integers of ``range(start, stop, step)``, as a data source.
+
+    ::
+
+        dataset = granular.MapDataset.source(granular.RangeDataSource(0, 100, 2))  # 0, 2, 4, ...
+    """
 
     def __init__(self, start: int, stop: int, step: int) -> None:
         self._range = range(start, stop, step)

@@ -10,13 +10,15 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextvars
-import os
 import sys
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
 
-from granular.aio.runtime.loops import HeldError, StartedCoroutine, running_loop, start_coroutine, start_task
+from granular._lazy import import_if_installed
+from granular.aio.runtime.forking import after_fork, inherited
+from granular.aio.runtime.loops import StartedCoroutine, running_loop, start_coroutine
+from granular.aio.runtime.tasks import HeldError, start_task
 from granular.errors import ClosedError, GranularError
 
 T = TypeVar('T')
@@ -134,7 +136,7 @@ class Bridge:
 
     def after_fork(self) -> None:
         """Reset in a forked child, which has no copy of the thread. The parent's loop is neither used nor collected."""
-        _inherited.append(self._running)
+        inherited.append(self._running)
         self.__init__()  # type: ignore[misc]
 
     def _main(self, started: threading.Event, failed: list[BaseException]) -> None:
@@ -166,10 +168,9 @@ class Bridge:
             loop.close()
 
 
-_inherited: list[Any] = []
 bridge: Final = Bridge()
 atexit.register(bridge.stop)
-os.register_at_fork(after_in_child=bridge.after_fork)
+after_fork(bridge.after_fork)
 
 
 def run(coro: Coroutine[Any, Any, T], undo: Callable[[T], None] | None = None) -> T:
@@ -228,8 +229,6 @@ async def _resumed(rest: StartedCoroutine[T]) -> T:
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
+    uvloop = import_if_installed('uvloop')
+    loop: asyncio.AbstractEventLoop = (uvloop or asyncio).new_event_loop()
+    return loop

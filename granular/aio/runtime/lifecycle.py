@@ -10,7 +10,10 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from granular.aio.runtime.loops import Closable, Lock, StartedCoroutine, Turn, computing, running_loop, scope
+from granular.aio.runtime.lock import Lock, Turn
+from granular.aio.runtime.loops import StartedCoroutine, running_loop
+from granular.aio.runtime.scope import Closable, scope
+from granular.aio.runtime.user_functions import computing
 from granular.errors import ClosedError, GranularError
 
 logger = logging.getLogger('granular')

@@ -4,12 +4,15 @@ import asyncio
 import concurrent.futures
 import contextvars
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple
 
-from granular.aio.runtime.loops import StartedCoroutine, call_user, computing, running_loop, start_coroutine
+from granular.aio.runtime.forking import after_fork
+from granular.aio.runtime.loops import StartedCoroutine, running_loop, start_coroutine
+from granular.aio.runtime.user_functions import call_user, computing
 
 T = TypeVar('T')
 Ts = TypeVarTuple('Ts')
@@ -28,8 +31,8 @@ class Threads(concurrent.futures.ThreadPoolExecutor):
         self.width = width
 
 
-_own: list[Threads] = []
-_beside: list[Threads] = []
+_primary: list[Threads] = []
+_secondary: list[Threads] = []
 current: contextvars.ContextVar[Threads | None] = contextvars.ContextVar('threads', default=None)
 """The threads of the loader whose batch is being read; None for those of the process."""
 
@@ -38,27 +41,33 @@ def threads() -> Threads:
     """Return the threads that decode, transform and wait for blocking calls."""
     if (chosen := current.get()) is not None:
         return chosen
-    if not _own:
-        _own.append(Threads(min(32, 4 * CORES), 'granular'))
-    return _own[0]
+    if not _primary:
+        _primary.append(Threads(min(32, 4 * CORES), 'granular'))
+    return _primary[0]
 
 
 def secondary_threads() -> Threads:
     """Return a second pool, for calls that user functions wait for: in one pool, all might wait for each other."""
-    if not _beside:
-        _beside.append(Threads(min(32, 4 * CORES), 'granular-beside'))
-    return _beside[0]
+    if not _secondary:
+        _secondary.append(Threads(min(32, 4 * CORES), 'granular-beside'))
+    return _secondary[0]
 
 
-os.register_at_fork(after_in_child=lambda: current.set(None))  # a forked child has none of its parent's threads
-os.register_at_fork(after_in_child=_own.clear)
-os.register_at_fork(after_in_child=_beside.clear)
+def _forget_threads() -> None:
+    """Reset in a forked child, which has none of its parent's threads."""
+    current.set(None)
+    _primary.clear()
+    _secondary.clear()
+    _computing.clear()
+
+
+after_fork(_forget_threads)
 
 
 async def offload(fn: Callable[[*Ts], T], *args: *Ts) -> T:
     """Call a blocking function: in a thread under a loop, so that the loop is never blocked, and directly without one.
 
-    It may be a user function: it is called by :func:`granular.aio.runtime.loops.call_user`.
+    It may be a user function: it is called by :func:`granular.aio.runtime.user_functions.call_user`.
     """
     loop = running_loop()
     if loop is None:
@@ -85,28 +94,28 @@ async def map_threads(call: Callable[[int], T], count: int) -> list[T]:
     with images, one thread per core joins; if after 5 ms it was mostly waiting, the whole pool does. The first error
     ends them all, once the running calls have returned.
     """
-    job = _Spread(call, count)
+    calls = _ParallelCalls(call, count)
     try:
-        return await offload(job.run)
+        return await offload(calls.run)
     finally:
-        job.stopped = True  # the caller may have been cancelled: no thread starts another call
+        calls.stopped = True  # the caller may have been cancelled: no thread starts another call
 
 
 def map_threads_now(call: Callable[[int], T], count: int) -> list[T]:
     """Like ``map_threads``, but start on this thread in any case."""
-    return _Spread(call, count).run()
+    return _ParallelCalls(call, count).run()
 
 
 def map_inline_then_threads(call: Callable[[int], T], count: int) -> list[T]:
     """Like ``map_threads_now``, for calls that rarely wait: threads join only once some calls were slow, and waited."""
-    out: list[T] = []
-    while len(out) < count:
+    results: list[T] = []
+    while len(results) < count:
         timer = Timer()
-        out += [call(i) for i in range(len(out), min(len(out) + READS, count))]
+        results += [call(i) for i in range(len(results), min(len(results) + READS, count))]
         if timer.wall > SLOW and timer.waited:
             break
-    done = len(out)
-    return out + map_threads_now(lambda i: call(done + i), count - done) if done < count else out
+    done = len(results)
+    return results + map_threads_now(lambda i: call(done + i), count - done) if done < count else results
 
 
 class Timer:
@@ -126,74 +135,79 @@ class Timer:
         return time.thread_time() - self._busy < self.wall / 8
 
 
-class _Spread(Generic[T]):
+class _ParallelCalls(Generic[T]):
     """Calls that several threads share."""
 
     def __init__(self, call: Callable[[int], T], count: int) -> None:
         self._call, self._count = call, count
         self._numbers = itertools.count()  # shared by the threads: its next() is atomic
-        self._out: list[Any] = [None] * count
+        self._results: list[Any] = [None] * count
         self._errors: list[BaseException] = []
+        self._next_check = 0.005  # seconds from the start
         self.stopped = False
 
     def run(self) -> list[T]:
         """Return all results, computed by this thread and its helpers."""
         helpers: list[concurrent.futures.Future[None]] = []
-        shared, look, timer = False, 0.005, Timer()
-        _working.add(id(self))
+        timer = Timer()
+        _computing.add(id(self))
         try:
-            if self._alone():
-                return self._out
-            helpers += self._call_for(min(CORES, self._count) - len(_working))
+            if self._run_alone():
+                return self._results
+            helpers += self._start_helpers(min(CORES, self._count) - len(_computing))
             while True:
-                if not shared and timer.wall > look:
-                    look *= 2
-                    if timer.waited:
-                        shared = True
-                        helpers += self._call_for(min(threads().width, self._count) - 1 - len(helpers))
+                if timer.wall > self._next_check:
+                    helpers += self._start_more_helpers(timer, len(helpers))
                 if not self._step():
                     break
             # Helpers that have not started are not awaited: the pool may be full of threads that wait as this one does.
             concurrent.futures.wait([helper for helper in helpers if not helper.cancel()])
         finally:
-            _working.discard(id(self))
+            _computing.discard(id(self))
         if self._errors:
             raise self._errors[0]
-        return self._out
+        return self._results
 
-    def _alone(self) -> bool:
+    def _run_alone(self) -> bool:
         """Start without helpers. Returns whether all calls were done, or stopped, within a millisecond."""
-        call, out = self._call, self._out
+        call, results = self._call, self._results
         until = time.perf_counter() + 0.001
         for i in range(self._count):
-            out[i] = call(i)
+            results[i] = call(i)
             if self.stopped or time.perf_counter() > until:
                 self._numbers = itertools.count(i + 1)
                 return self.stopped or i + 1 == self._count
         return True
 
-    def _call_for(self, count: int) -> list[concurrent.futures.Future[None]]:
+    def _start_helpers(self, count: int) -> list[concurrent.futures.Future[None]]:
         return [threads().submit(self._help, computing.get()) for _ in range(count)]
+
+    def _start_more_helpers(self, timer: Timer, running: int) -> list[concurrent.futures.Future[None]]:
+        """Start as many helpers as the pool has threads if this thread has mostly waited; else check again later."""
+        if not timer.waited:
+            self._next_check *= 2
+            return []
+        self._next_check = math.inf
+        return self._start_helpers(min(threads().width, self._count) - 1 - running)
 
     def _help(self, tokens: tuple[object, ...]) -> None:
         token, outer = object(), computing.set(tokens)
-        _working.add(id(token))
+        _computing.add(id(token))
         try:
             while self._step():
                 pass
         finally:
-            _working.discard(id(token))
+            _computing.discard(id(token))
             computing.reset(outer)
 
     def _step(self) -> bool:
         if self.stopped or self._errors or (i := next(self._numbers)) >= self._count:
             return False
         try:
-            self._out[i] = self._call(i)
+            self._results[i] = self._call(i)
         except BaseException as error:
             self._errors.append(error)
         return True
 
 
-_working: Final[set[int]] = set()  # threads that share calls, so that no more of them compute than there are cores
-os.register_at_fork(after_in_child=_working.clear)
+_computing: Final[set[int]] = set()  # threads that share calls, so that no more of them compute than there are cores

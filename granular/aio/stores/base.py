@@ -13,7 +13,8 @@ from typing import Any, Final, NamedTuple
 
 from granular._redact import protect, without_user
 from granular.aio.http.reply import Reply
-from granular.aio.runtime.loops import ensure_event_loop, gather
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import gather
 from granular.config import IOConfig, Merge, MiB, store_defaults
 from granular.errors import UnsupportedError
 

@@ -6,15 +6,17 @@ import datetime
 import email.utils
 import os
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from granular.aio.http.buffers import Space, blank
+from granular.aio.http.download import Download
 from granular.aio.http.messages import Target
 from granular.aio.http.reply import Reply, changed, stands_in
+from granular.aio.http.retry import RecoverableKind
 from granular.aio.http.tls import verify_of
-from granular.aio.http.transport import Answer, Outgoing, RecoverableKind, Transport
-from granular.aio.runtime.loops import Scope, gather, peek_scope, scope
+from granular.aio.http.transport import Answer, Outgoing, Transport
+from granular.aio.runtime.scope import Scope, peek_scope, scope
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import ranges
 from granular.aio.stores.base import Request, Store
@@ -45,12 +47,16 @@ class Client(abc.ABC):
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
         """Return the URL of an object and the signed headers that read it, valid for some minutes and any range."""
 
+    def ready(self, key: str) -> Target | None:
+        """Return the signed target of an object if it was signed in the last 240 s, else None."""
+        entry = self._ready.get(key)
+        return entry[1] if entry is not None and time.monotonic() - entry[0] < _SIGNED_FOR else None
+
     async def prepare(self, key: str) -> Target:
         """Return the signed target of an object, cached for 240 s."""
+        if (target := self.ready(key)) is not None:
+            return target
         now = time.monotonic()
-        entry = self._ready.get(key)
-        if entry is not None and now - entry[0] < _SIGNED_FOR:
-            return entry[1]
         signed = Target.of(*await self.sign(key))
         if len(self._ready) >= _REMEMBERED:
             self._ready.clear()
@@ -110,7 +116,7 @@ class Client(abc.ABC):
         self, key: str, name: str, start: int, stop: int | None, version: str | None, into: Space | None = None
     ) -> Reply:
         """Read one byte range of an object, into the given buffer or into new bytes."""
-        return await self.transport.read(lambda: self.prepare(key), self.recover, name, start, stop, version, into)
+        return await self.transport.read(self, self.transport.download(key, name, start, stop, version, into))
 
 
 def _date(answer: Answer) -> float:
@@ -221,14 +227,14 @@ class RemoteStore(Store, Generic[C]):
         client = await self.client()
         for at in range(start, stop, wave):
             space = Space(target, target[at - start : min(at + wave, stop) - start])
-            await gather(self._parts(client, key, at, min(at + wave, stop), version, space))
+            reads = self._parts(client, key, at, min(at + wave, stop), version, space)
+            await client.transport.read_many(client, reads)
 
-    def _parts(
-        self, client: C, key: str, start: int, stop: int, version: str | None, space: Space
-    ) -> list[Coroutine[Any, Any, Reply]]:
+    def _parts(self, client: C, key: str, start: int, stop: int, version: str | None, space: Space) -> list[Download]:
         """Return the reads of a range that is larger than one request may be."""
+        name, download = self.url(key), client.transport.download
         return [
-            client.read(key, self.url(key), left, right, version, space.part(left - start, right - start))
+            download(key, name, left, right, version, space.part(left - start, right - start))
             for left, right in ranges.split(start, stop, self.merge.max_request)
         ]
 
@@ -247,32 +253,30 @@ class RemoteStore(Store, Generic[C]):
     async def fetch_many(self, requests: Sequence[Request]) -> list[bytes]:
         """Read as ``read_many`` does, bypassing the block cache."""
         client = await self.client()
-        most = self.merge.max_request
-        out: list[bytes] = []
-        reads: list[Coroutine[Any, Any, Reply]] = []
-        single: list[int] = []  # for each read, the index of its result; -1 for a part of a larger range
-        loose: list[tuple[str, int, int]] = []  # slices of ``reads`` for objects without a given version
+        largest, download = self.merge.max_request, client.transport.download
+        values: list[bytes] = []
+        reads: list[Download] = []
+        single: list[tuple[int, Download]] = []  # reads of whole ranges, with the indices of their values
+        unpinned: list[list[Download]] = []  # the reads of each request that has no version
         for key, starts, stops, version in requests:
             name, first = self.url(key), len(reads)
             for start, stop in zip(starts, stops, strict=True):
-                if stop - start <= most:
-                    single.append(len(out))
-                    out.append(b'')
-                    reads.append(client.read(key, name, start, stop, version))
-                    continue
-                data, view = blank(stop - start)
-                out.append(data)
-                parts = self._parts(client, key, start, stop, version, Space(data, view))
-                single += [-1] * len(parts)
-                reads += parts
+                if stop - start <= largest:
+                    read = download(key, name, start, stop, version)
+                    single.append((len(values), read))
+                    values.append(b'')
+                    reads.append(read)
+                else:
+                    data, view = blank(stop - start)
+                    values.append(data)
+                    reads += self._parts(client, key, start, stop, version, Space(data, view))
             if version is None:
-                loose.append((key, first, len(reads)))
-        replies = await gather(reads)
-        for place, reply in zip(single, replies, strict=True):
-            if place >= 0:
-                out[place] = reply.data
-        for key, first, behind in loose:
-            for reply in replies[first + 1 : behind]:
-                if reply.version != replies[first].version:
-                    raise changed(self.url(key), replies[first].version or '', reply.version)
-        return out
+                unpinned.append(reads[first:])
+        await client.transport.read_many(client, reads)
+        for index, read in single:
+            values[index] = read.data
+        for group in unpinned:
+            for read in group:
+                if read.version != group[0].version:
+                    raise changed(read.name, group[0].version or '', read.version)
+        return values

@@ -7,12 +7,12 @@ no member is written outside of the folder, or through a link, and none may exce
 
 import asyncio
 import concurrent.futures
-import io
 import os
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from granular.aio.http.digests import Digests, proven
 from granular.aio.paths.path import Path, Progress
+from granular.aio.paths.seekable import SeekableFile
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import Threads, call_in
 from granular.config import MiB
@@ -114,7 +114,7 @@ def source_stem(source: Path) -> str:
     return split_name(source.name)[0]
 
 
-class _Archive(io.RawIOBase):
+class _Archive(SeekableFile):
     """The archive as a blocking file for a thread; the event loop reads it in windows, one of them ahead."""
 
     def __init__(
@@ -126,35 +126,19 @@ class _Archive(io.RawIOBase):
         digests: Digests,
         progress: Progress | None,
     ) -> None:
-        self._path, self._size, self._version, self._loop = path, size, version, loop
+        super().__init__(size)
+        self._path, self._version, self._loop = path, version, loop
         self._digests, self._progress = digests, progress
-        self._at, self._number, self._data = 0, -1, b''
+        self._number, self._data = -1, b''
         self._ahead: dict[int, concurrent.futures.Future[list[bytes]]] = {}
         self._seen: set[int] = set()  # windows already counted: those of a zip's directory are read twice
         self._stopped = False
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = max(0, offset + (0, self._at, self._size)[whence])
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast('B')
-        if self._at >= self._size:
-            return 0
-        number, start = divmod(self._at, _WINDOW)
-        data = memoryview(self._window(number))[start : start + len(view)]
-        view[: len(data)] = data
-        self._at += len(data)
-        return len(data)
+    def _bytes_at(self, start: int, size: int) -> bytes | memoryview:
+        if start >= self._size:
+            return b''
+        number, offset = divmod(start, _WINDOW)
+        return memoryview(self._window(number))[offset : offset + size]
 
     def _window(self, number: int) -> bytes:
         if number != self._number:

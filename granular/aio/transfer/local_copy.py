@@ -95,7 +95,7 @@ async def copy_to_local(
 
     Example::
 
-        copy = await granular.aio.copy_to_local('s3://bucket/train.zip', '/local/train')
+        copy = await granular.aio.copy_to_local('s3://bucket/train.zip', './train')
         async with granular.aio.DatasetReader(copy.path, granular.decoders) as reader:
             print(copy.was_copied, len(reader))
     """

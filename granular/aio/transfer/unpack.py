@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Callable
 from typing import Any, Final
 
-from granular._lazy import need
+from granular._lazy import import_extra
 from granular.aio.stores.errors import translated
 from granular.config import MiB
 from granular.errors import CorruptArchiveError, InvalidArgumentError, StoreError, UnsupportedError
@@ -308,5 +308,6 @@ def _decompressed(file: io.BufferedReader, kind: str) -> Any:
         case 'tar.xz':
             return lzma.LZMAFile(file)
         case 'tar.zst':
-            return need('zstandard', 'arrayrecord').ZstdDecompressor().stream_reader(file, read_across_frames=True)
+            zstandard = import_extra('zstandard', 'arrayrecord')
+            return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
     return file

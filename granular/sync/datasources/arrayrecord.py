@@ -44,7 +44,7 @@ class ArrayRecordDataSource(Reader[core.ArrayRecordDataSource], Batched):
 
     aio: core.ArrayRecordDataSource
 
-    def __init__(self, paths: core.Place | Sequence[core.Place] | Any) -> None:
+    def __init__(self, paths: core.FileSpec | Sequence[core.FileSpec] | Any) -> None:
         self._open(core.ArrayRecordDataSource(paths))
 
     def __len__(self) -> int:

@@ -58,16 +58,16 @@ def footer_offset(tail: bytes, size: int, name: str) -> int:
     """
     if size < 2 * BLOCK or size % BLOCK:
         raise CorruptError(
-            f'{name}: has {size} bytes: an ArrayRecord file has a multiple of {BLOCK}, from {2 * BLOCK} on'
+            f'{name}: expected a multiple of {BLOCK} bytes, at least {2 * BLOCK}, for an ArrayRecord file, got {size}'
         )
     at = size - BLOCK
     label = f'{name}, postscript'
-    known = fields(_messages(tail[-BLOCK:], at, BLOCK, label)[0], label)
-    begin = known.get(1)
-    if known.get(2) != _MAGIC or not isinstance(begin, int):
-        raise CorruptError(f'{label}: is not that of an ArrayRecord file')
+    message = fields(_messages(tail[-BLOCK:], at, BLOCK, label)[0], label)
+    begin = message.get(1)
+    if message.get(2) != _MAGIC or not isinstance(begin, int):
+        raise CorruptError(f'{label}: is not the postscript of an ArrayRecord file')
     if begin >= at:
-        raise CorruptError(f'{label}: the footer begins at byte {begin}, but has to before {at}')
+        raise CorruptError(f'{label}: expected the footer to begin before byte {at}, got byte {begin}')
     return begin
 
 
@@ -82,31 +82,31 @@ def parse_footer(footer: bytes, begin: int, size: int, version: str | None, name
     """
     label = f'{name}, footer'
     # The entry of a chunk takes fewer bytes than the chunk, so that the file's size bounds the footer's.
-    first, others, count = _messages(footer, begin, size, label)
+    first, following, count = _messages(footer, begin, size, label)
     head = fields(first, label).get(1)
-    known = {} if head is None or isinstance(head, int) else fields(head, label)
-    if known.get(1) != _VERSION:
-        raise UnsupportedError(f'{label}: version {known.get(1)!r} of ArrayRecord: only {_VERSION} is read')
-    chunks, records = (n if isinstance(n := known.get(i, 0), int) else -1 for i in (2, 3))
+    message = {} if head is None or isinstance(head, int) else fields(head, label)
+    if message.get(1) != _VERSION:
+        raise UnsupportedError(f'{label}: unsupported version {message.get(1)!r} of ArrayRecord: expected {_VERSION}')
+    chunks, records = (n if isinstance(n := message.get(i, 0), int) else -1 for i in (2, 3))
     if chunks != count:
-        raise CorruptError(f'{label}: says that there are {chunks} chunks, but tells of {count}')
-    entries = varints(others, label)
+        raise CorruptError(f'{label}: declares {chunks} chunks, but lists {count}')
+    entries = varints(following, label)
     # Each entry is three pairs of tag and value: offset, bytes and number of records, in this order.
     if len(entries) != 6 * count or (entries.reshape(-1, 6)[:, ::2] != (8, 16, 24)).any():
-        raise CorruptError(f'{label}: {len(entries)} numbers do not tell of {count} chunks')
+        raise CorruptError(f'{label}: {len(entries)} numbers do not describe {count} chunks')
     table = entries.reshape(-1, 6)
     offsets, counts = np.append(table[:, 1], begin), table[:, 5]
-    room = np.diff(offsets)
+    sizes = np.diff(offsets)
     # A chunk takes at least one byte per record, and begins neither in a block header nor right after one.
     inside = offsets[:-1] % BLOCK
-    bad = (offsets[:-1] < 0) | (counts < 1) | (counts > room) | ((inside > 0) & (inside <= BLOCK_HEADER))
+    bad = (offsets[:-1] < 0) | (counts < 1) | (counts > sizes) | ((inside > 0) & (inside <= BLOCK_HEADER))
     if bad.any():
         i = int(np.argmax(bad))
         raise CorruptError(
-            f'{label}: chunk {i} of {counts[i]} records lies at bytes {offsets[i]} to {offsets[i + 1]} of {size}'
+            f'{label}: chunk {i} of {counts[i]} records is declared at bytes {offsets[i]} to {offsets[i + 1]} of {size}'
         )
     if int(counts.sum()) != records:
-        raise CorruptError(f'{label}: says that there are {records} records, but its chunks have {counts.sum()}')
+        raise CorruptError(f'{label}: declares {records} records, but its chunks have {counts.sum()}')
     group = int(counts[0]) if count else 1
     if (counts[:-1] != group).any() or (count and counts[-1] > group):
         i = int(np.argmax(counts != group))
@@ -114,9 +114,9 @@ def parse_footer(footer: bytes, begin: int, size: int, version: str | None, name
     return Index(offsets, group, int(counts.sum()), size, version)
 
 
-def _messages(raw: bytes, at: int, most: int, name: str) -> tuple[Buffer, Buffer, int]:
+def _messages(raw: bytes, at: int, max_bytes: int, name: str) -> tuple[Buffer, Buffer, int]:
     """Return the first record of a chunk, the others concatenated, and the number of the others."""
-    ends, values = read_values(parse_chunk(raw, at, name), None, name, most)
+    ends, values = read_values(parse_chunk(raw, at, name), None, name, max_bytes)
     if not len(ends):
         raise CorruptError(f'{name}: is empty')
     first = int(ends[0])

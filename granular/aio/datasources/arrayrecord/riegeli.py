@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from granular._lazy import need
+from granular._lazy import import_extra
 from granular.errors import CorruptRecordError, UnsupportedError
 from granular.indexing import Ints
 
@@ -29,12 +29,12 @@ _SIMPLE, _TRANSPOSED = ord('r'), ord('t')
 _KINDS: Final = {'s': 'a file signature', 'm': 'file metadata', 'p': 'padding', 't': 'a transposed chunk'}
 _PLAIN, _BROTLI, _ZSTD = 0, ord('b'), ord('z')
 _COMPRESSIONS: Final = {'s': 'snappy'}
-LARGEST: Final = 4 << 30
+MAX_BYTES: Final = 4 << 30
 # The smallest zstd block has 4 bytes and decompresses to 128 KiB.
 _ZSTD_RATIO: Final = 1 << 15
 _VARINT: Final = 9  # bytes, of 63 bits
 
-_own = threading.local()
+_per_thread = threading.local()
 
 
 class Chunk(NamedTuple):
@@ -63,10 +63,10 @@ def parse_chunk(raw: bytes, at: int, name: str) -> Chunk:
     """
     plain = _without_block_headers(raw, at)
     if len(plain) < CHUNK_HEADER:
-        raise CorruptRecordError(f'{name}: has {len(plain)} bytes, of which the header alone takes {CHUNK_HEADER}')
+        raise CorruptRecordError(f'{name}: expected a header of {CHUNK_HEADER} bytes, got {len(plain)} bytes')
     size, word, decoded = _HEADER.unpack_from(plain)
     if size > len(plain) - CHUNK_HEADER:
-        raise CorruptRecordError(f'{name}: wants {size} bytes of data, of {len(plain) - CHUNK_HEADER}')
+        raise CorruptRecordError(f'{name}: expected {size} bytes of data, got {len(plain) - CHUNK_HEADER}')
     return Chunk(word & 255, word >> 8, decoded, memoryview(plain)[CHUNK_HEADER : CHUNK_HEADER + size])
 
 
@@ -75,9 +75,9 @@ def _without_block_headers(raw: bytes, at: int) -> Buffer:
     if first >= len(raw):
         return raw
     view, pieces, begin = memoryview(raw), [], 0
-    for place in range(first, len(raw), BLOCK):
-        pieces.append(view[begin:place])
-        begin = place + BLOCK_HEADER
+    for position in range(first, len(raw), BLOCK):
+        pieces.append(view[begin:position])
+        begin = position + BLOCK_HEADER
     pieces.append(view[begin:])
     return b''.join(pieces)
 
@@ -97,108 +97,112 @@ def read_records(raw: bytes, at: int, count: int, wanted: Sequence[int], name: s
     ends, values = read_values(parse_chunk(raw, at, name), count, name)
     if count == 1:
         return [bytes(values)] * len(wanted)
-    places = ends.tolist()
-    return [bytes(values[places[i - 1] if i else 0 : places[i]]) for i in wanted]
+    stops = ends.tolist()
+    return [bytes(values[stops[i - 1] if i else 0 : stops[i]]) for i in wanted]
 
 
-def read_values(chunk: Chunk, count: int | None, name: str, most: int = LARGEST) -> tuple[Ints, Buffer]:
+def read_values(chunk: Chunk, count: int | None, name: str, max_bytes: int = MAX_BYTES) -> tuple[Ints, Buffer]:
     """Return the end of each record of a simple chunk, and the concatenated records.
 
     Args:
       chunk: the chunk.
       count: required number of records; None for any.
       name: the chunk's name in errors.
-      most: limit on the total bytes of its records.
+      max_bytes: limit on the total bytes of its records.
     """
-    kind, has, decoded, data = chunk
+    kind, records, decoded, data = chunk
     if kind != _SIMPLE:
         if chr(kind) not in _KINDS:
-            raise CorruptRecordError(f'{name}: has type {kind:#x}, which is none')
-        what = f'{name}: is {_KINDS[chr(kind)]}, not a simple chunk'
+            raise CorruptRecordError(f'{name}: unknown chunk type {kind:#x}')
+        problem = f'{name}: is {_KINDS[chr(kind)]}, not a simple chunk'
         if kind == _TRANSPOSED:
-            raise UnsupportedError(f'{what}: write it with transpose:false')
-        raise CorruptRecordError(what)
-    if count is not None and has != count:
-        raise CorruptRecordError(f"{name}: has {has} records, but the file's index says {count}")
+            raise UnsupportedError(f'{problem}: write it with transpose:false')
+        raise CorruptRecordError(problem)
+    if count is not None and records != count:
+        raise CorruptRecordError(f"{name}: has {records} records, but the file's index says {count}")
     if not data:
         raise CorruptRecordError(f'{name}: has no data')
     compression = data[0]
     length, begin = _varint(data, 1, name)
     if length > len(data) - begin:
         raise CorruptRecordError(f'{name}: the sizes of its records take {length} of {len(data) - begin} bytes')
-    if decoded > LARGEST:
-        raise UnsupportedError(f'{name}: has {decoded} bytes of records: at most {LARGEST} are read')
-    if decoded > most:
-        raise CorruptRecordError(f'{name}: has {decoded} bytes of records, want at most {most}')
-    sizes = _decompress(compression, data[begin : begin + length], None, min(_VARINT * has, most), f'{name}, sizes')
+    if decoded > MAX_BYTES:
+        raise UnsupportedError(f'{name}: has {decoded} bytes of records: at most {MAX_BYTES} are read')
+    if decoded > max_bytes:
+        raise CorruptRecordError(f'{name}: expected at most {max_bytes} bytes of records, got {decoded}')
+    sizes = _decompress(
+        compression, data[begin : begin + length], None, min(_VARINT * records, max_bytes), f'{name}, sizes'
+    )
     values = _decompress(compression, data[begin + length :], decoded, decoded, f'{name}, values')
-    if has == 1:
+    if records == 1:
         size, end = _varint(sizes, 0, name)
         if size != decoded or end != len(sizes):
-            raise CorruptRecordError(f'{name}: its record has {size} bytes, but {decoded} are there')
+            raise CorruptRecordError(f'{name}: expected a record of {size} bytes, got {decoded}')
         return np.array([size]), values
     each = varints(sizes, name)
-    if len(each) != has:
-        raise CorruptRecordError(f'{name}: has {has} records, but {len(each)} sizes')
+    if len(each) != records:
+        raise CorruptRecordError(f'{name}: has {records} records, but {len(each)} sizes')
     # Checked first, so that the sum cannot overflow.
-    if has and int(each.max()) > decoded:
+    if records and int(each.max()) > decoded:
         raise CorruptRecordError(f'{name}: a record has {each.max()} bytes, all together {decoded}')
     ends = np.cumsum(each)
-    if (ends[-1] if has else 0) != decoded:
-        raise CorruptRecordError(f'{name}: its records have {ends[-1] if has else 0} bytes, but {decoded} are there')
+    if (ends[-1] if records else 0) != decoded:
+        raise CorruptRecordError(f'{name}: expected records of {ends[-1] if records else 0} bytes, got {decoded}')
     return ends, values
 
 
-def _decompress(kind: int, data: Buffer, want: int | None, most: int, name: str) -> Buffer:
-    """Decompress a buffer to ``want`` bytes, or to at most ``most``."""
+def _decompress(kind: int, data: Buffer, expected: int | None, max_bytes: int, name: str) -> Buffer:
+    """Decompress a buffer to ``expected`` bytes, or to at most ``max_bytes``."""
     if kind == _PLAIN:
         size = len(data)
     elif kind in (_BROTLI, _ZSTD):
         size, begin = _varint(data, 0, name)
         data = data[begin:]
     else:
-        shown = _COMPRESSIONS.get(chr(kind), f'{kind:#x}')
-        raise UnsupportedError(f'{name}: compressed by {shown}: none, brotli and zstd are read')
-    if size > most or (want is not None and size != want):
-        raise CorruptRecordError(f'{name}: {size} bytes, want {"at most " if want is None else ""}{most}')
+        compression_name = _COMPRESSIONS.get(chr(kind), f'{kind:#x}')
+        raise UnsupportedError(f'{name}: compressed by {compression_name}: expected none, brotli or zstd')
+    if size > max_bytes or (expected is not None and size != expected):
+        raise CorruptRecordError(
+            f'{name}: expected {"at most " if expected is None else ""}{max_bytes} bytes, got {size}'
+        )
     if kind == _PLAIN:
         return data
-    found = _brotli(data, size, name) if kind == _BROTLI else _zstd(data, size, name)
-    if len(found) != size:
-        raise CorruptRecordError(f'{name}: says {size} bytes, but is decompressed to {len(found)}')
-    return found
+    decompressed = _brotli(data, size, name) if kind == _BROTLI else _zstd(data, size, name)
+    if len(decompressed) != size:
+        raise CorruptRecordError(f'{name}: expected {size} bytes after decompression, got {len(decompressed)}')
+    return decompressed
 
 
 def _brotli(data: Buffer, size: int, name: str) -> bytes:
-    brotli = need('brotli', 'arrayrecord')
+    brotli = import_extra('brotli', 'arrayrecord')
     stream = brotli.Decompressor()
     try:
         # The limit bounds the memory to the declared size, whatever the bytes decompress to.
-        found: bytes = stream.process(data, output_buffer_limit=size + 1)
+        decompressed: bytes = stream.process(data, output_buffer_limit=size + 1)
     except brotli.error as error:
-        raise CorruptRecordError(f'{name}: {len(data)} bytes are no brotli: {error}') from error
-    if len(found) == size and not stream.is_finished():
-        raise CorruptRecordError(f'{name}: {len(data)} bytes are no whole stream of brotli')
-    return found
+        raise CorruptRecordError(f'{name}: {len(data)} bytes are not valid brotli: {error}') from error
+    if len(decompressed) == size and not stream.is_finished():
+        raise CorruptRecordError(f'{name}: {len(data)} bytes are not a complete brotli stream')
+    return decompressed
 
 
 def _zstd(data: Buffer, size: int, name: str) -> bytes:
-    zstandard = need('zstandard', 'arrayrecord')
+    zstandard = import_extra('zstandard', 'arrayrecord')
     if size > len(data) * _ZSTD_RATIO:
-        raise CorruptRecordError(f'{name}: {len(data)} bytes of zstd cannot stand for {size}')
+        raise CorruptRecordError(f'{name}: {len(data)} bytes of zstd cannot decompress to {size}')
     # Creating a decompressor takes longer than most chunks, and one is not thread-safe: keep one per thread.
-    decompressor = getattr(_own, 'zstd', None)
+    decompressor = getattr(_per_thread, 'zstd', None)
     if decompressor is None:
-        decompressor = _own.zstd = zstandard.ZstdDecompressor()
+        decompressor = _per_thread.zstd = zstandard.ZstdDecompressor()
     try:
-        if (says := zstandard.frame_content_size(data)) not in (-1, size):
-            raise CorruptRecordError(f'{name}: says {size} bytes, but its frame of zstd {says}')
+        if (declared := zstandard.frame_content_size(data)) not in (-1, size):
+            raise CorruptRecordError(f'{name}: expected {size} bytes, but its zstd frame declares {declared}')
         if not size:
             return b''
-        found: bytes = decompressor.decompress(data, max_output_size=size, allow_extra_data=False)
+        decompressed: bytes = decompressor.decompress(data, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise CorruptRecordError(f'{name}: {len(data)} bytes are no zstd: {error}') from error
-    return found
+        raise CorruptRecordError(f'{name}: {len(data)} bytes are not valid zstd: {error}') from error
+    return decompressed
 
 
 # --- varints --------------------------------------------------------------------------------------------------------
@@ -211,7 +215,7 @@ def _varint(data: Buffer, at: int, name: str) -> tuple[int, int]:
         value |= (byte & 127) << 7 * i
         if byte < 128:
             return value, at + i + 1
-    raise CorruptRecordError(f'{name}: no number at byte {at} of {len(data)}')
+    raise CorruptRecordError(f'{name}: no varint at byte {at} of {len(data)}')
 
 
 def varints(data: Buffer, name: str) -> Ints:
@@ -223,11 +227,11 @@ def varints(data: Buffer, name: str) -> Ints:
     lengths = last.copy()
     lengths[:1] += 1
     lengths[1:] -= last[:-1]
-    most = int(lengths.max(initial=0))
-    if not most or last[-1] + 1 != len(raw) or most > _VARINT:
-        raise CorruptRecordError(f'{name}: {len(raw)} bytes are no sequence of numbers')
+    longest = int(lengths.max(initial=0))
+    if not longest or last[-1] + 1 != len(raw) or longest > _VARINT:
+        raise CorruptRecordError(f'{name}: {len(raw)} bytes are not a sequence of varints')
     values = raw[last].astype(np.int64)
-    for k in range(1, most):
+    for k in range(1, longest):
         values = np.where(lengths > k, values << 7 | raw[last - k] & 127, values)
     return values
 
@@ -245,5 +249,5 @@ def fields(data: Buffer, name: str) -> dict[int, int | Buffer]:
             out[tag >> 3] = data[at : at + value]
             at += value
         else:
-            raise CorruptRecordError(f'{name}: tag {tag} at byte {at} of {len(data)} is of no field that is known')
+            raise CorruptRecordError(f'{name}: unknown tag {tag} at byte {at} of {len(data)}')
     return out

@@ -16,8 +16,8 @@ from granular.aio.datasources.arrayrecord.riegeli import BLOCK, read_records
 from granular.aio.http.reply import counters
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
-from granular.aio.runtime.loops import gather
 from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
 from granular.aio.stores import Request, Store
 from granular.aio.stores.fanout import Job, read_all
@@ -46,7 +46,7 @@ class FileInstruction(Protocol):
     examples_in_shard: int
 
 
-Place = str | os.PathLike[str] | FileInstruction
+FileSpec = str | os.PathLike[str] | FileInstruction
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,14 +63,14 @@ class Part:
     whole: bool = False
 
 
-class Piece(NamedTuple):
-    """A chunk, the records wanted from it (``inner``), and their positions in the batch (``places``)."""
+class ChunkRead(NamedTuple):
+    """A chunk to read, the records wanted from it (``inner``), and their positions in the batch (``targets``)."""
 
     path: Path
     file: Index
     chunk: int
     inner: list[int]
-    places: list[int]
+    targets: list[int]
 
 
 class ArrayRecordDataSource(AsyncResource):
@@ -106,13 +106,13 @@ class ArrayRecordDataSource(AsyncResource):
       OutOfRangeError: if a file has fewer records than requested.
     """
 
-    def __init__(self, paths: Place | Sequence[Place] | Any) -> None:
+    def __init__(self, paths: FileSpec | Sequence[FileSpec] | Any) -> None:
         super().__init__()
         if isinstance(paths, str) or not isinstance(paths, Sequence):
             paths = [paths]
         if not paths:
-            raise InvalidArgumentError('ArrayRecordDataSource: want a file or more, got none')
-        self._parts = [_part_of(place) for place in paths]
+            raise InvalidArgumentError('ArrayRecordDataSource: expected one file or more, got none')
+        self._parts = [_parse_spec(spec) for spec in paths]
         self._indices: dict[Path, Index] = {}
         self._stops: Ints = np.zeros(0, np.int64)
         self._length = 0
@@ -135,14 +135,14 @@ class ArrayRecordDataSource(AsyncResource):
     # --- opening
 
     async def _open(self) -> None:
-        files = await self._learn({part.path for part in self._parts if part.stop < 0})
+        files = await self._read_indices({part.path for part in self._parts if part.stop < 0})
         self._parts = [
             dataclasses.replace(part, stop=files[part.path].records) if part.stop < 0 else part for part in self._parts
         ]
         self._stops = np.cumsum([part.stop - part.start for part in self._parts])
         self._length = int(self._stops[-1])
 
-    async def _learn(self, paths: set[Path]) -> dict[Path, Index]:
+    async def _read_indices(self, paths: set[Path]) -> dict[Path, Index]:
         """Return the indices of files, including these; missing ones are read."""
         files = self._indices
         missing = sorted(paths - files.keys())
@@ -150,14 +150,12 @@ class ArrayRecordDataSource(AsyncResource):
             return files
         for store in {path.store for path in missing}:
             await store.ready()
-        found = dict(zip(missing, await gather([_read_index(path) for path in missing]), strict=True))
+        new = dict(zip(missing, await gather([_read_index(path) for path in missing]), strict=True))
         for part in self._parts:
             path = part.path
-            if path in found and part.stop > found[path].records:
-                raise OutOfRangeError(
-                    f'{path}: records {part.start} to {part.stop} were asked for, but it has {found[path].records}'
-                )
-        files.update(found)
+            if path in new and part.stop > new[path].records:
+                raise OutOfRangeError(f'{path}: expected records up to {part.stop}, got {new[path].records}')
+        files.update(new)
         return files
 
     async def _close(self) -> None:
@@ -205,39 +203,39 @@ class ArrayRecordDataSource(AsyncResource):
         await self._ensure_open()
         return await self._read(indices_of(indices, self._length, self._name))
 
-    async def _read_one(self, place: int) -> bytes:
+    async def _read_one(self, position: int) -> bytes:
         """Read one record, without the planning overhead of ``_read``."""
-        i = int(np.searchsorted(self._stops, place, side='right'))
+        i = int(np.searchsorted(self._stops, position, side='right'))
         part = self._parts[i]
         path = part.path
-        file = self._indices.get(path) or (await self._learn({path}))[path]
-        chunk, inner = divmod(place - int(self._stops[i]) + part.stop, file.group)
+        file = self._indices.get(path) or (await self._read_indices({path}))[path]
+        chunk, inner = divmod(position - int(self._stops[i]) + part.stop, file.group)
         start, stop = int(file.offsets[chunk]), int(file.offsets[chunk + 1])
         counters.ranges += 1
         raw = (await path.store.read_many([Request(path.key, [start], [stop], file.version)]))[0]
-        return (await offload(_decode, Piece(path, file, chunk, [inner], []), raw))[0]
+        return (await offload(_decode, ChunkRead(path, file, chunk, [inner], []), raw))[0]
 
     async def _read(self, wanted: Ints) -> list[bytes]:
         owners = np.searchsorted(self._stops, wanted, side='right')
         used = np.unique(owners).tolist()
-        files = await self._learn({self._parts[i].path for i in used})
+        files = await self._read_indices({self._parts[i].path for i in used})
         jobs: dict[Store, list[Job]] = {}
-        pieces: dict[Store, list[Piece]] = {}
+        reads: dict[Store, list[ChunkRead]] = {}
         for i in used:
-            part, places = self._parts[i], np.flatnonzero(owners == i)
-            positions = wanted[places] - int(self._stops[i]) + part.stop
-            job, of_part = _plan(part.path, files[part.path], positions, places)
+            part, targets = self._parts[i], np.flatnonzero(owners == i)
+            positions = wanted[targets] - int(self._stops[i]) + part.stop
+            job, part_reads = _plan(part.path, files[part.path], positions, targets)
             store = part.path.store
             jobs.setdefault(store, []).append(job)
-            pieces.setdefault(store, []).extend(of_part)
-        found = await gather([read_all(store, of_store) for store, of_store in jobs.items()])
-        raw = [data for of_store in found for of_job in of_store for data in of_job]
-        flat = [piece for of_store in pieces.values() for piece in of_store]
+            reads.setdefault(store, []).extend(part_reads)
+        stores_data = await gather([read_all(store, store_jobs) for store, store_jobs in jobs.items()])
+        raw = [data for store_data in stores_data for job_data in store_data for data in job_data]
+        flat = [read for store_reads in reads.values() for read in store_reads]
 
         out: list[bytes] = [b''] * len(wanted)
-        for piece, records in zip(flat, await map_threads(lambda k: _decode(flat[k], raw[k]), len(flat)), strict=True):
-            for place, record in zip(piece.places, records, strict=True):
-                out[place] = record
+        for read, records in zip(flat, await map_threads(lambda k: _decode(flat[k], raw[k]), len(flat)), strict=True):
+            for target, record in zip(read.targets, records, strict=True):
+                out[target] = record
         return out
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -245,7 +243,7 @@ class ArrayRecordDataSource(AsyncResource):
         if not self._length:
             return
         path = self._parts[0].path
-        file = (await self._learn({path}))[path]
+        file = (await self._read_indices({path}))[path]
         size = self._length * file.size // max(1, file.records)
         # A page contains at least one group: a smaller page would read its group again and again.
         size = min(size, _PAGE * self._length // file.group)
@@ -254,49 +252,49 @@ class ArrayRecordDataSource(AsyncResource):
                 yield record
 
 
-def _plan(path: Path, file: Index, positions: Ints, places: Ints) -> tuple[Job, list[Piece]]:
+def _plan(path: Path, file: Index, positions: Ints, targets: Ints) -> tuple[Job, list[ChunkRead]]:
     """Plan the reads of some records of a file.
 
     Args:
       positions: the records, as positions in the file.
-      places: their positions in the batch.
+      targets: their positions in the batch.
     """
     order = np.argsort(positions, kind='stable')
     chunks, inner = np.divmod(positions[order], file.group)
     numbers, firsts = np.unique(chunks, return_index=True)
     job = Job(path.key, file.offsets[numbers], file.offsets[numbers + 1], file.version)
     cuts = [*firsts.tolist(), len(chunks)]
-    within, targets = inner.tolist(), places[order].tolist()
+    within, slots = inner.tolist(), targets[order].tolist()
     return job, [
-        Piece(path, file, number, within[a:b], targets[a:b])
+        ChunkRead(path, file, number, within[a:b], slots[a:b])
         for number, a, b in zip(numbers.tolist(), cuts, cuts[1:], strict=False)
     ]
 
 
-def _decode(piece: Piece, raw: bytes) -> list[bytes]:
-    at, count = int(piece.file.offsets[piece.chunk]), piece.file.count_of(piece.chunk)
-    return read_records(raw, at, count, piece.inner, f'{piece.path}, chunk {piece.chunk}')
+def _decode(read: ChunkRead, raw: bytes) -> list[bytes]:
+    at, count = int(read.file.offsets[read.chunk]), read.file.count_of(read.chunk)
+    return read_records(raw, at, count, read.inner, f'{read.path}, chunk {read.chunk}')
 
 
-def _part_of(place: Any) -> Part:
+def _parse_spec(spec: Any) -> Part:
     """Parse a user's description of a file's records."""
-    if isinstance(place, Part):
-        return place
-    if isinstance(place, FileInstruction):
-        path = Path(place.filename)
+    if isinstance(spec, Part):
+        return spec
+    if isinstance(spec, FileInstruction):
+        path = Path(spec.filename)
         try:
-            skip, take, count = map(operator.index, (place.skip, place.take, place.examples_in_shard))
+            skip, take, count = map(operator.index, (spec.skip, spec.take, spec.examples_in_shard))
         except TypeError as error:
-            raise InvalidArgumentError(f'{path}: want integers for skip, take and examples_in_shard: {error}') from None
+            raise InvalidArgumentError(f'{path}: skip, take and examples_in_shard: {error}') from None
         take = count - skip if take == -1 else take
         if skip < 0 or take < 0 or skip + take > count:
-            raise InvalidArgumentError(f'{path}: cannot skip {skip} records and take {take}: it has {count}')
+            raise InvalidArgumentError(f'{path}: cannot skip {skip} of {count} records and take {take}')
         return Part(path, skip, skip + take)
-    path = Path(place)
+    path = Path(spec)
     if match := _SLICED.fullmatch(path.key):
         path, start, stop = Path.of(path.store, match[1]), int(match[2]), int(match[3])
         if stop < start:
-            raise InvalidArgumentError(f'{path}: records {start} to {stop} are none: want start <= stop')
+            raise InvalidArgumentError(f'{path}: expected start <= stop, got records {start} to {stop}')
         return Part(path, start, stop)
     return Part(path, 0, -1, whole=True)
 

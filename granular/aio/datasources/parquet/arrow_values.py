@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from granular._lazy import need
+from granular._lazy import import_extra
 
 
 def values_of(column: Any) -> list[Any]:
@@ -20,7 +20,7 @@ def values_of(column: Any) -> list[Any]:
     column, and None otherwise, so that the integers and booleans beside it keep their type. A list of integers with a
     null becomes float64 with NaN, because an integer array cannot hold None.
     """
-    pa = need('pyarrow', 'parquet')
+    pa = import_extra('pyarrow', 'parquet')
     if isinstance(column, pa.ChunkedArray):
         return [value for chunk in column.chunks for value in values_of(chunk)]
     kind, types = column.type, pa.types
@@ -35,39 +35,39 @@ def values_of(column: Any) -> list[Any]:
     if types.is_map(kind):
         keys, items = values_of(column.keys), values_of(column.items)
         pairs = list(zip(keys, items, strict=True))
-        return _masked(column, [pairs[start:stop] for start, stop in _spans(column.offsets)])
+        return _masked(column, [pairs[start:stop] for start, stop in _limits(column.offsets)])
     if types.is_list(kind) or types.is_large_list(kind):
-        return _lists(column, _spans(column.offsets), column.values)
+        return _lists(column, _limits(column.offsets), column.values)
     if types.is_fixed_size_list(kind):
         size, first = kind.list_size, column.offset
-        spans = [((first + i) * size, (first + i + 1) * size) for i in range(len(column))]
-        return _lists(column, spans, column.values)
+        limits = [((first + i) * size, (first + i + 1) * size) for i in range(len(column))]
+        return _lists(column, limits, column.values)
     if column.null_count and types.is_integer(kind):
         return _masked(column, list(column.fill_null(0).to_numpy(zero_copy_only=False)))
     return list(column.to_numpy(zero_copy_only=False))
 
 
-def _spans(offsets: Any) -> list[tuple[int, int]]:
+def _limits(offsets: Any) -> list[tuple[int, int]]:
     """Return the start and end of each list in the flattened values."""
     return list(itertools.pairwise(offsets.to_numpy(zero_copy_only=False).tolist()))
 
 
-def _lists(column: Any, spans: list[tuple[int, int]], child: Any) -> list[Any]:
-    pa = need('pyarrow', 'parquet')
-    if not spans:
+def _lists(column: Any, limits: list[tuple[int, int]], child: Any) -> list[Any]:
+    pa = import_extra('pyarrow', 'parquet')
+    if not limits:
         return []
-    first = min(start for start, _ in spans)
-    child = child.slice(first, max(stop for _, stop in spans) - first)
-    spans = [(start - first, stop - first) for start, stop in spans]
+    first = min(start for start, _ in limits)
+    child = child.slice(first, max(stop for _, stop in limits) - first)
+    limits = [(start - first, stop - first) for start, stop in limits]
     types, kind = pa.types, child.type
     if types.is_integer(kind) and child.null_count:
-        rows = [child.slice(start, stop - start).to_numpy(zero_copy_only=False) for start, stop in spans]
+        rows = [child.slice(start, stop - start).to_numpy(zero_copy_only=False) for start, stop in limits]
     elif types.is_integer(kind) or types.is_floating(kind) or types.is_temporal(kind) or _is_bool(types, child):
         array = child.to_numpy(zero_copy_only=False)
-        rows = [array[start:stop] for start, stop in spans]
+        rows = [array[start:stop] for start, stop in limits]
     else:
         values = values_of(child)
-        rows = [_objects(values[start:stop]) for start, stop in spans]
+        rows = [_objects(values[start:stop]) for start, stop in limits]
     return _masked(column, [row.copy() for row in rows])
 
 
@@ -86,4 +86,4 @@ def _masked(column: Any, values: list[Any]) -> list[Any]:
     if not column.null_count:
         return values
     valid = column.is_valid().to_numpy(zero_copy_only=False).tolist()
-    return [value if there else None for value, there in zip(values, valid, strict=True)]
+    return [value if is_valid else None for value, is_valid in zip(values, valid, strict=True)]

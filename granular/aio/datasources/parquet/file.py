@@ -5,14 +5,14 @@ followed by a footer with their positions. This module does no I/O.
 """
 
 import bisect
-import io
 import re
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from granular._lazy import need
+from granular._lazy import import_extra
 from granular.aio.paths.path import Path
+from granular.aio.paths.seekable import SeekableFile
 from granular.errors import CorruptError, GranularError, UnsupportedError
 from granular.indexing import Ints
 
@@ -21,7 +21,7 @@ TAIL: Final = 8  # bytes after the footer: its length and the magic
 _ENCRYPTED: Final = b'PARE'
 # Writers whose chunks exceed their declared length by the dictionary header (PARQUET-816).
 _OLD: Final = re.compile(r'parquet-mr version (0|1\.[01]|1\.2\.[0-8])\b')
-_MORE: Final = 100
+_EXCESS: Final = 100  # bytes
 
 
 class Footer(NamedTuple):
@@ -57,11 +57,11 @@ def footer_length(path: Path, size: int, tail: bytes) -> int:
         raise UnsupportedError(f'{path}: its footer is encrypted, which is not supported')
     if size < TAIL + len(MAGIC) or tail[-4:] != MAGIC:
         raise CorruptError(
-            f'{path}: is no Parquet file, or cut off: it has {size} bytes, which end with {tail[-4:]!r}, not {MAGIC!r}'
+            f'{path}: is not a Parquet file, or is truncated: its {size} bytes end with {tail[-4:]!r}, not {MAGIC!r}'
         )
     length = int.from_bytes(tail[-TAIL:-4], 'little') + TAIL
     if length + len(MAGIC) > size:
-        raise CorruptError(f'{path}: is damaged: its footer is to have {length} bytes, the file has {size}')
+        raise CorruptError(f'{path}: is damaged: expected a footer of {length} bytes, but the file has {size}')
     return length
 
 
@@ -72,16 +72,16 @@ def parse_footer(path: Path, size: int, version: str | None, tail: bytes) -> Foo
       CorruptError: if they are damaged.
       UnsupportedError: if two columns have the same name.
     """
-    pa, parquet = need('pyarrow', 'parquet'), need('pyarrow.parquet', 'parquet')
+    pa, parquet = import_extra('pyarrow', 'parquet'), import_extra('pyarrow.parquet', 'parquet')
     try:
         metadata = parquet.read_metadata(pa.BufferReader(tail))
         names = tuple(metadata.schema.to_arrow_schema().names)
         paths = [metadata.schema.column(i).path.split('.') for i in range(metadata.num_columns)]
         rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     except (pa.ArrowException, ValueError, OSError) as error:
-        raise CorruptError(f'{path}: its footer of {len(tail)} bytes is not read: {error}') from error
+        raise CorruptError(f'{path}: its footer of {len(tail)} bytes cannot be parsed: {error}') from error
     if min(rows, default=0) < 0 or sum(rows) != metadata.num_rows:
-        raise CorruptError(f'{path}: is damaged: row groups of {sum(rows)} rows in all, of {metadata.num_rows}')
+        raise CorruptError(f'{path}: is damaged: expected {metadata.num_rows} rows in all row groups, got {sum(rows)}')
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise UnsupportedError(f'{path}: has several columns named {", ".join(map(repr, twice))}')
@@ -94,15 +94,15 @@ def parse_footer(path: Path, size: int, version: str | None, tail: bytes) -> Foo
     return Footer(path, size, version, metadata, names, leaves, np.cumsum(rows, dtype=np.int64))
 
 
-def chunks(footer: Footer, group: int, names: tuple[str, ...]) -> list[tuple[int, int]]:
+def chunk_ranges(footer: Footer, group: int, names: tuple[str, ...]) -> list[tuple[int, int]]:
     """Return the byte ranges of some columns of a row group.
 
     Raises:
       CorruptError: if the file is too short for one.
     """
-    found = []
+    ranges = []
     row_group = footer.metadata.row_group(group)
-    more = _MORE if _OLD.match(footer.metadata.created_by or '') else 0
+    excess = _EXCESS if _OLD.match(footer.metadata.created_by or '') else 0
     for i in sorted({i for name in names for i in footer.leaves[name]}):
         chunk = row_group.column(i)
         start, dictionary = chunk.data_page_offset, chunk.dictionary_page_offset
@@ -111,11 +111,11 @@ def chunks(footer: Footer, group: int, names: tuple[str, ...]) -> list[tuple[int
         stop, end = start + chunk.total_compressed_size, footer.size - TAIL
         if not len(MAGIC) <= start <= stop <= end:
             raise CorruptError(
-                f'{footer.path}: row group {group}, column {chunk.path_in_schema!r}: is to lie at bytes {start} to '
-                f'{stop}, of {footer.size}: the footer is damaged, or of another file'
+                f'{footer.path}: row group {group}, column {chunk.path_in_schema!r}: bytes {start} to {stop} '
+                f'are outside of the {footer.size} of the file: the footer is damaged, or of another file'
             )
-        found.append((start, min(stop + more, end)))
-    return found
+        ranges.append((start, min(stop + excess, end)))
+    return ranges
 
 
 def weight(footer: Footer, group: int, names: tuple[str, ...]) -> int:
@@ -127,65 +127,52 @@ def weight(footer: Footer, group: int, names: tuple[str, ...]) -> int:
     return sum(row_group.column(i).total_uncompressed_size for i in leaves)
 
 
-def decode(footer: Footer, group: int, names: tuple[str, ...], pieces: list[tuple[int, bytes]]) -> dict[str, Any]:
+def decode(footer: Footer, group: int, names: tuple[str, ...], ranges: list[tuple[int, bytes]]) -> dict[str, Any]:
     """Decode columns of a row group into Arrow chunked arrays, by name.
 
     Args:
-      pieces: the bytes read from the file, as (start, bytes).
+      ranges: the bytes read from the file, as (start, bytes).
 
     Raises:
       CorruptError: if a column cannot be decoded, has the wrong length, or fails a checksum in the file.
       UnsupportedError: if this version of pyarrow does not support a compression or an encoding.
     """
-    pa, parquet = need('pyarrow', 'parquet'), need('pyarrow.parquet', 'parquet')
+    pa, parquet = import_extra('pyarrow', 'parquet'), import_extra('pyarrow.parquet', 'parquet')
     try:
         file = parquet.ParquetFile(
-            _Pieces(footer.size, pieces), metadata=footer.metadata, pre_buffer=False, page_checksum_verification=True
+            _Ranges(footer.size, ranges), metadata=footer.metadata, pre_buffer=False, page_checksum_verification=True
         )
         table = file.read_row_group(group, columns=list(names), use_threads=False)
-        found = {name: table.column(table.schema.get_field_index(name)) for name in names}
+        columns = {name: table.column(table.schema.get_field_index(name)) for name in names}
     except GranularError:
         raise
     except (NotImplementedError, pa.ArrowNotImplementedError) as error:
         raise UnsupportedError(f'{footer.path}: row group {group}, {", ".join(names)}: {error}') from error
     except Exception as error:  # a parser can raise any error on damaged bytes
-        raise CorruptError(f'{footer.path}: row group {group}, {", ".join(names)}: not decoded: {error}') from error
+        raise CorruptError(
+            f'{footer.path}: row group {group}, {", ".join(names)}: cannot be decoded: {error}'
+        ) from error
     rows = int(footer.stops[group]) - (int(footer.stops[group - 1]) if group else 0)
-    for name, column in found.items():
+    for name, column in columns.items():
         if len(column) != rows:
             raise CorruptError(
-                f'{footer.path}: row group {group}, column {name!r}: has {len(column)} values for {rows} rows'
+                f'{footer.path}: row group {group}, column {name!r}: expected {rows} values, got {len(column)}'
             )
-    return found
+    return columns
 
 
-class _Pieces(io.RawIOBase):
-    """A read-only file object of which only some byte ranges are available."""
+class _Ranges(SeekableFile):
+    """A file object of which only some byte ranges are available."""
 
-    def __init__(self, size: int, pieces: list[tuple[int, bytes]]) -> None:
-        super().__init__()
-        self._size, self._at = size, 0
-        self._pieces = sorted(pieces)
-        self._starts = [start for start, _ in self._pieces]
+    def __init__(self, size: int, ranges: list[tuple[int, bytes]]) -> None:
+        super().__init__(size)
+        self._ranges = sorted(ranges)
+        self._starts = [start for start, _ in self._ranges]
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        i = bisect.bisect_right(self._starts, self._at) - 1
-        start, data = self._pieces[i] if i >= 0 else (0, b'')
-        inner = self._at - start
-        if size < 0 or i < 0 or inner + size > len(data):
-            raise OSError(f'bytes {self._at} to {self._at + size} lie in none of its chunks')
-        self._at += size
-        return data[inner : inner + size]
+    def _bytes_at(self, start: int, size: int) -> bytes:
+        i = bisect.bisect_right(self._starts, start) - 1
+        first, data = self._ranges[i] if i >= 0 else (0, b'')
+        offset = start - first
+        if i < 0 or offset + size > len(data):
+            raise OSError(f'bytes {start} to {start + size} are in none of the column chunks')
+        return data[offset : offset + size]

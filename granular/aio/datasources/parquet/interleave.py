@@ -28,20 +28,20 @@ class Interleaved:
         slots: list[int] = []
         free = [(0, slot) for slot in range(min(cycle, len(self.lengths)))]
         for length in self.lengths:
-            begun, slot = heapq.heappop(free)
-            begins.append(begun)
+            opened, slot = heapq.heappop(free)
+            begins.append(opened)
             slots.append(slot)
-            heapq.heappush(free, (begun + length + 1, slot))
+            heapq.heappush(free, (opened + length + 1, slot))
         self.begins, self._slots = begins, slots
-        ends = [begun + length for begun, length in zip(begins, self.lengths, strict=True)]
+        ends = [opened + length for opened, length in zip(begins, self.lengths, strict=True)]
         self._edges = sorted({0, *begins, *ends})
         open_files: list[list[int]] = []
         current: set[int] = set()
         opening: dict[int, list[int]] = {}
         closing: dict[int, list[int]] = {}
-        for number, (begun, ended) in enumerate(zip(begins, ends, strict=True)):
-            if begun < ended:
-                opening.setdefault(begun, []).append(number)
+        for number, (opened, ended) in enumerate(zip(begins, ends, strict=True)):
+            if opened < ended:
+                opening.setdefault(opened, []).append(number)
                 closing.setdefault(ended, []).append(number)
         for edge in self._edges:
             current |= set(opening.get(edge, ()))
@@ -64,8 +64,8 @@ class Interleaved:
     def lookup(self, positions: Ints) -> tuple[Ints, Ints]:
         """Return the file of each position, and the row in that file."""
         stretch = np.searchsorted(self._bases, positions, side='right') - 1
-        turns, place = np.divmod(positions - self._bases[stretch], self._counts[stretch])
-        files = self._table[stretch, place]
+        turns, slot = np.divmod(positions - self._bases[stretch], self._counts[stretch])
+        files = self._table[stretch, slot]
         return files, self._edge_array[stretch] + turns - self._begin_array[files]
 
     def consumed(self, position: int) -> tuple[dict[int, int], int]:
@@ -75,9 +75,9 @@ class Interleaved:
         """
         stretch = bisect.bisect_right(self._bases_list, position) - 1
         numbers = self._open[stretch]
-        turns, place = divmod(position - self._bases_list[stretch], max(1, len(numbers)))
+        turns, slot = divmod(position - self._bases_list[stretch], max(1, len(numbers)))
         now = self._edges[stretch] + turns
-        taken = {number: now - self.begins[number] + (i < place) for i, number in enumerate(numbers)}
+        taken = {number: now - self.begins[number] + (i < slot) for i, number in enumerate(numbers)}
         return taken, bisect.bisect_right(self.begins, now)
 
     def upcoming(self, position: int, blocks: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:

@@ -2,31 +2,30 @@
 
 import contextlib
 import functools
-import os
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, Self, SupportsIndex
 
 import numpy as np
 
-from granular._lazy import need
+from granular._lazy import import_extra
+from granular.aio.datasources.arguments import Mask, Paths, as_paths, name_of, names_in
 from granular.aio.datasources.parquet.arrow_values import values_of
-from granular.aio.datasources.parquet.column_cache import Cache, Key, Load
-from granular.aio.datasources.parquet.file import Footer, chunks, decode, footer_length, parse_footer, weight
+from granular.aio.datasources.parquet.column_cache import ColumnCache, Key, Load
+from granular.aio.datasources.parquet.file import Footer, chunk_ranges, decode, footer_length, parse_footer, weight
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
-from granular.aio.paths.pure import PurePath
+from granular.aio.runtime.background import background, cancel_idle, wait_shared
 from granular.aio.runtime.lifecycle import AsyncResource
-from granular.aio.runtime.loops import PerLoop, cancel_idle, gather, shared_task, wait_shared
 from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.scope import PerLoop
 from granular.aio.runtime.sharing import sharing
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import CORES, map_threads, offload
 from granular.aio.stores import Store
 from granular.aio.stores.fanout import Job, read_all
 from granular.config import MiB
-from granular.errors import CorruptDatasetError, CorruptError, InvalidArgumentError, UnknownKeyError
-from granular.indexing import Ints, index_of, indices_of
-
-Fields = Iterable[str] | Mapping[str, bool] | None
+from granular.errors import CorruptDatasetError, CorruptError, InvalidArgumentError
+from granular.indexing import Ints, check_integer, index_of, indices_of
 
 CACHE: Final = 512 * MiB
 
@@ -62,21 +61,19 @@ class ParquetDataSource(AsyncResource):
 
     def __init__(
         self,
-        paths: PurePath | str | os.PathLike[str] | Sequence[Any],
+        paths: Paths,
         columns: Sequence[str] | None = None,
         cache_bytes: int = CACHE,
     ) -> None:
         super().__init__()
-        need('pyarrow', 'parquet')
-        self.paths = paths_of(paths)
+        import_extra('pyarrow', 'parquet')
+        self.paths = as_paths(paths)
         if isinstance(columns, str) or (columns is not None and not all(type(name) is str for name in columns)):
-            raise InvalidArgumentError(f'columns is {columns!r:.100}: want a sequence of names')
-        if not isinstance(cache_bytes, int) or cache_bytes < 0:
-            raise InvalidArgumentError(f'cache_bytes is {cache_bytes!r}: want an integer from 0 on')
-        self._chosen = None if columns is None else tuple(dict.fromkeys(columns))
+            raise InvalidArgumentError(f'columns: expected a sequence of names, got {columns!r:.100}')
+        self._requested = None if columns is None else tuple(dict.fromkeys(columns))
         self._columns: tuple[str, ...] = ()
-        self._cache_bytes = cache_bytes
-        self._name = f'{self.paths[0]}' if len(self.paths) == 1 else f'{self.paths[0]} and {len(self.paths) - 1} more'
+        self._cache_bytes = check_integer('cache_bytes', cache_bytes, 0)
+        self._name = name_of(self.paths)
         self._footers: list[Footer] = []
         self._stops = np.zeros(0, np.int64)  # cumulative number of rows up to the end of each row group, over all files
         self._owners = np.zeros(0, np.int64)  # the file of each row group
@@ -84,7 +81,7 @@ class ParquetDataSource(AsyncResource):
         self._caches = self._new_caches()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        args = (self.paths, self._chosen, self._cache_bytes)
+        args = (self.paths, self._requested, self._cache_bytes)
         if sharing.get() and self._footers:
             return _shared, (type(self), args, self._footers)
         return type(self), args
@@ -103,9 +100,10 @@ class ParquetDataSource(AsyncResource):
         for footer in self._footers:
             if set(footer.names) != set(first.names):
                 raise CorruptDatasetError(
-                    f'{footer.path}: has columns {sorted(footer.names)}, but {first.path} has {sorted(first.names)}'
+                    f'{footer.path}: expected the columns of {first.path}, {sorted(first.names)}, got '
+                    f'{sorted(footer.names)}'
                 )
-        self._columns = first.names if self._chosen is None else self._chosen
+        self._columns = first.names if self._requested is None else self._requested
         self.choose(self._columns, first.names)
         counts = [len(footer.stops) for footer in self._footers]
         rows = [int(footer.stops[-1]) if len(footer.stops) else 0 for footer in self._footers]
@@ -149,13 +147,13 @@ class ParquetDataSource(AsyncResource):
     def copy(self) -> Self:
         """Return an independently closable source of the same files, with a cache of its own."""
         self._check_open()
-        twin = type(self).__new__(type(self))
-        twin.__dict__.update(self.__dict__, _caches=self._new_caches())
-        return twin
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__, _caches=self._new_caches())
+        return copy
 
     # --- reading
 
-    async def get(self, index: SupportsIndex | slice, mask: Fields = None) -> Any:
+    async def get(self, index: SupportsIndex | slice, mask: Mask = None) -> Any:
         """Return a row, or ``{column: [values]}`` for a slice.
 
         Args:
@@ -173,7 +171,7 @@ class ParquetDataSource(AsyncResource):
         values = await self._read(np.array([index_of(index, len(self), self._name)]), names)
         return {name: column[0] for name, column in values.items()}
 
-    async def fetch(self, indices: Any, mask: Fields = None) -> list[dict[str, Any]]:
+    async def fetch(self, indices: Any, mask: Mask = None) -> list[dict[str, Any]]:
         """Return many rows, reading all files, row groups and columns concurrently.
 
         Args:
@@ -184,19 +182,19 @@ class ParquetDataSource(AsyncResource):
           The rows, in the order requested.
         """
         await self._ensure_open()
-        places = indices_of(indices, len(self), self._name)
-        values = await self._read(places, self.choose(mask))
+        positions = indices_of(indices, len(self), self._name)
+        values = await self._read(positions, self.choose(mask))
         if not values:
-            return [{} for _ in places]
+            return [{} for _ in positions]
         return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
         await self._ensure_open()
         async with contextlib.aclosing(pages(self.fetch, len(self), self.size, False)) as items:
-            async for point in items:
-                yield point
+            async for row in items:
+                yield row
 
-    def choose(self, mask: Fields, known: Sequence[str] | None = None) -> tuple[str, ...]:
+    def choose(self, mask: Mask, available: Sequence[str] | None = None) -> tuple[str, ...]:
         """Return the columns that a mask selects.
 
         Raises:
@@ -204,18 +202,11 @@ class ParquetDataSource(AsyncResource):
         """
         if mask is None:
             return self._columns
-        if isinstance(mask, Mapping):
-            wanted = [name for name, want in mask.items() if want]
-        else:
-            wanted = [mask] if isinstance(mask, str) else list(mask)
-        known = self._columns if known is None else known
-        if unknown := [name for name in wanted if name not in known]:
-            raise UnknownKeyError(f'{self._name}: there are no columns {unknown}: there are {list(known)}')
-        return tuple(dict.fromkeys(wanted))
+        return names_in(mask, self._columns if available is None else available, 'columns', self._name)
 
-    def groups_of(self, places: Ints) -> Ints:
+    def groups_of(self, positions: Ints) -> Ints:
         """Return the row group of each row, counted over all files."""
-        return np.searchsorted(self._stops, places, side='right')
+        return np.searchsorted(self._stops, positions, side='right')
 
     def weight(self, group: int, names: tuple[str, ...]) -> int:
         """Estimate the decoded bytes of some columns of a row group."""
@@ -227,7 +218,7 @@ class ParquetDataSource(AsyncResource):
         cache = await self._caches.get()
         cache.expected = {(group, name) for group in groups for name in names}
         for group in groups:
-            self._begin(cache, [(group, name) for name in names])
+            self._start_loading(cache, [(group, name) for name in names])
 
     async def release(self) -> None:
         """Cancel prefetches that no caller is waiting for, and clear the cache."""
@@ -235,94 +226,93 @@ class ParquetDataSource(AsyncResource):
             cache.clear()
             await cancel_idle({load.task for load in cache.loads.values()})
 
-    def _new_caches(self) -> PerLoop[Cache]:
-        return PerLoop(functools.partial(Cache, self._cache_bytes))  # per event loop, because tasks fill them
+    def _new_caches(self) -> PerLoop[ColumnCache]:
+        return PerLoop(functools.partial(ColumnCache, self._cache_bytes))  # per event loop, because tasks fill them
 
-    async def _read(self, places: Ints, names: tuple[str, ...]) -> dict[str, list[Any]]:
+    async def _read(self, positions: Ints, names: tuple[str, ...]) -> dict[str, list[Any]]:
         """Return the values of rows, by column."""
-        if not len(places) or not names:
+        if not len(positions) or not names:
             return {name: [] for name in names}
         cache = await self._caches.get()
-        owners = self.groups_of(places)
+        owners = self.groups_of(positions)
         groups = np.unique(owners).tolist()
         keys = [(group, name) for group in groups for name in names]
         if damaged := cache.damaged.keys() & set(keys):
             raise CorruptError(cache.damaged[min(damaged)])
-        found = {key: cache.take(key) for key in keys}
-        missing = [key for key, column in found.items() if column is None]
-        self._begin(cache, missing)
+        columns = {key: cache.get(key) for key in keys}
+        missing = [key for key, column in columns.items() if column is None]
+        self._start_loading(cache, missing)
         loads = {key: cache.loads[key] for key in missing}
         await wait_shared({load.task for load in loads.values()})
-        found |= {key: load.found[key] for key, load in loads.items()}
-        return await offload(self._take, places, owners, groups, names, found)
+        columns |= {key: load.columns[key] for key, load in loads.items()}
+        return await offload(self._select_rows, positions, owners, groups, names, columns)
 
-    def _begin(self, cache: Cache, keys: Sequence[Key]) -> None:
+    def _start_loading(self, cache: ColumnCache, keys: Sequence[Key]) -> None:
         """Start to load the columns that are neither cached nor being loaded, concurrently."""
         missing = [key for key in keys if not cache.has(key)]
         if missing:
             load = Load()
-            load.task = shared_task(self._load(cache, load, missing))
+            load.task = background(self._load(cache, load, missing))
             cache.loads.update(dict.fromkeys(missing, load))
 
-    async def _load(self, cache: Cache, load: Load, keys: list[Key]) -> None:
+    async def _load(self, cache: ColumnCache, load: Load, keys: list[Key]) -> None:
         try:
-            load.found = await self._decoded(cache, keys)
-            cache.keep(load.found)
+            load.columns = await self._read_columns(cache, keys)
+            cache.add(load.columns)
         finally:
             for key in keys:
                 if cache.loads.get(key) is load:
                     del cache.loads[key]
 
-    async def _decoded(self, cache: Cache, keys: list[Key]) -> dict[Key, Any]:
+    async def _read_columns(self, cache: ColumnCache, keys: list[Key]) -> dict[Key, Any]:
         """Read columns of row groups concurrently, and decode them in threads."""
-        wanted: dict[int, list[str]] = {}
+        names_by_group: dict[int, list[str]] = {}
         for group, name in keys:
-            wanted.setdefault(group, []).append(name)
+            names_by_group.setdefault(group, []).append(name)
         parts: list[tuple[int, Footer, int, tuple[str, ...]]] = []
-        for group, names in wanted.items():
+        for group, names in names_by_group.items():
             owner = int(self._owners[group])
             # Opening a file in pyarrow takes longer the more columns it has: split columns into no more parts than
             # there are cores.
-            count = min(len(names), -(-CORES // len(wanted)))
+            count = min(len(names), -(-CORES // len(names_by_group)))
             parts += [
                 (group, self._footers[owner], group - int(self._firsts[owner]), tuple(names[i::count]))
                 for i in range(count)
             ]
-        spans = await offload(lambda: [chunks(footer, inner, names) for _, footer, inner, names in parts])
-        pieces = await _read_spans([footer for _, footer, _, _ in parts], spans)
+        ranges = await offload(lambda: [chunk_ranges(footer, inner, names) for _, footer, inner, names in parts])
+        chunks = await _read_ranges([footer for _, footer, _, _ in parts], ranges)
 
-        def call(i: int) -> dict[Key, Any]:
+        def decode_part(i: int) -> dict[Key, Any]:
             group, footer, inner, names = parts[i]
-            held, pieces[i] = pieces[i], []
+            data, chunks[i] = chunks[i], []  # so that the bytes are freed after decoding
             try:
-                return {(group, name): column for name, column in decode(footer, inner, names, held).items()}
+                return {(group, name): column for name, column in decode(footer, inner, names, data).items()}
             except CorruptError:
                 for name in names:  # find the damaged column
                     try:
-                        decode(footer, inner, (name,), held)
+                        decode(footer, inner, (name,), data)
                     except CorruptError as error:
                         cache.damaged[group, name] = str(error)
                         raise
                 raise
 
-        return {key: column for part in await map_threads(call, len(parts)) for key, column in part.items()}
+        return {key: column for part in await map_threads(decode_part, len(parts)) for key, column in part.items()}
 
-    def _take(
-        self, places: Ints, owners: Ints, groups: list[int], names: tuple[str, ...], found: dict[Key, Any]
+    def _select_rows(
+        self, positions: Ints, owners: Ints, groups: list[int], names: tuple[str, ...], columns: dict[Key, Any]
     ) -> dict[str, list[Any]]:
-        pa = need('pyarrow', 'parquet')
-        out: dict[str, list[Any]] = {name: [None] * len(places) for name in names}
+        pa = import_extra('pyarrow', 'parquet')
+        values: dict[str, list[Any]] = {name: [None] * len(positions) for name in names}
         for group in groups:
-            at = np.flatnonzero(owners == group)
-            rows = places[at] - (int(self._stops[group - 1]) if group else 0)
-            straight = len(rows) == 1 or bool((np.diff(rows) == 1).all())
+            targets = np.flatnonzero(owners == group)
+            rows = positions[targets] - (int(self._stops[group - 1]) if group else 0)
+            consecutive = len(rows) == 1 or bool((np.diff(rows) == 1).all())
             for name in names:
-                column = found[group, name]
-                part = column.slice(int(rows[0]), len(rows)) if straight else column.take(pa.array(rows))
-                values, target = values_of(part), out[name]
-                for place, value in zip(at.tolist(), values, strict=True):
-                    target[place] = value
-        return out
+                column, column_values = columns[group, name], values[name]
+                part = column.slice(int(rows[0]), len(rows)) if consecutive else column.take(pa.array(rows))
+                for target, value in zip(targets.tolist(), values_of(part), strict=True):
+                    column_values[target] = value
+        return values
 
 
 async def _read_footer(path: Path) -> Footer:
@@ -331,46 +321,32 @@ async def _read_footer(path: Path) -> Footer:
     tail = reply.data[-length:]
     if length > len(reply.data):
         start = reply.size - length
-        more = await path.store.read(path.key, start, start + length - len(reply.data), reply.version)
-        if more.version != reply.version:
-            raise changed(f'{path}', f'{reply.version}', more.version)
-        tail = more.data + reply.data
+        rest = await path.store.read(path.key, start, start + length - len(reply.data), reply.version)
+        if rest.version != reply.version:
+            raise changed(f'{path}', f'{reply.version}', rest.version)
+        tail = rest.data + reply.data
     return await offload(parse_footer, path, reply.size, reply.version, tail)
 
 
-async def _read_spans(
-    footers: Sequence[Footer], spans: Sequence[list[tuple[int, int]]]
+async def _read_ranges(
+    footers: Sequence[Footer], ranges: Sequence[list[tuple[int, int]]]
 ) -> list[list[tuple[int, bytes]]]:
     """Read byte ranges of files concurrently. Returns (start, bytes) pairs for each file."""
     stores: dict[Store, list[int]] = {}
     for i, footer in enumerate(footers):
         stores.setdefault(footer.path.store, []).append(i)
-    out: list[list[tuple[int, bytes]]] = [[] for _ in footers]
+    chunks: list[list[tuple[int, bytes]]] = [[] for _ in footers]
 
     async def read(store: Store, numbers: list[int]) -> None:
         jobs = []
         for i in numbers:
-            limits = np.array(spans[i], np.int64).reshape(-1, 2)
+            limits = np.array(ranges[i], np.int64).reshape(-1, 2)
             jobs.append(Job(footers[i].path.key, limits[:, 0], limits[:, 1], footers[i].version))
-        for i, pieces in zip(numbers, await read_all(store, jobs), strict=True):
-            out[i] = [(start, data) for (start, _), data in zip(spans[i], pieces, strict=True)]
+        for i, file_data in zip(numbers, await read_all(store, jobs), strict=True):
+            chunks[i] = [(start, data) for (start, _), data in zip(ranges[i], file_data, strict=True)]
 
     await gather([read(store, numbers) for store, numbers in stores.items()])
-    return out
-
-
-def paths_of(paths: Any) -> tuple[Path, ...]:
-    """Return one path or several as a tuple.
-
-    Raises:
-      InvalidArgumentError: if there is none.
-    """
-    if isinstance(paths, str | os.PathLike | PurePath) or not isinstance(paths, Iterable):
-        paths = [paths]
-    found = tuple(map(Path, paths))
-    if not found:
-        raise InvalidArgumentError('want one path or more, got none')
-    return found
+    return chunks
 
 
 def _shared(kind: type[ParquetDataSource], args: tuple[Any, ...], footers: list[Footer]) -> ParquetDataSource:

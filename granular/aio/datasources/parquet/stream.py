@@ -20,16 +20,16 @@ from granular.aio.pipeline.transforms import ReadOptions
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
-from granular.errors import InvalidArgumentError, StateError
-from granular.indexing import Ints
+from granular.errors import StateError
+from granular.indexing import Ints, check_integer
 
 CYCLE: Final = 16
 READ_AHEAD: Final = 64 * MiB
-_LARGEST: Final = 256  # limit on the rows of one fetch
-_MOST: Final = 256  # limit on the row groups prefetched, however small they are
+_MAX_ROWS: Final = 256  # limit on the rows of one fetch
+_MAX_GROUPS: Final = 256  # limit on the row groups prefetched, however small they are
 
 
-class _Opened(NamedTuple):
+class _FileLayout(NamedTuple):
     """The layout of the files, known once their footers are read.
 
     Attributes:
@@ -45,7 +45,7 @@ class _Opened(NamedTuple):
     groups: list[int]
 
 
-class Rows(Source):
+class ParquetRows(Source):
     """The rows of Parquet files in the order of a stream, with prefetched row groups.
 
     Args:
@@ -60,30 +60,30 @@ class Rows(Source):
     ) -> None:
         self.data, self.cycle, self._read_ahead, self.options = data, cycle, read_ahead, options
         self._source = convert(data)
-        self._opened: _Opened | None = None
+        self._layout: _FileLayout | None = None
         self._current: list[int] = []  # the row groups that the last fetch needed
         self._weights: dict[int, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, '_opened': None, '_current': [], '_weights': {}}
+        return {**self.__dict__, '_layout': None, '_current': [], '_weights': {}}
 
-    def renewed(self) -> 'Rows':
+    def renewed(self) -> 'ParquetRows':
         """Return a copy that shares the footers, for an independent reader."""
-        twin = Rows(self.data.copy(), self.cycle, self._read_ahead, self.options)
-        twin._opened = self._opened
-        return twin
+        copy = ParquetRows(self.data.copy(), self.cycle, self._read_ahead, self.options)
+        copy._layout = self._layout
+        return copy
 
-    async def open(self) -> _Opened:
+    async def open(self) -> _FileLayout:
         """Read the footers, once."""
-        if self._opened is None:
+        if self._layout is None:
             await self.data._ensure_open()
             footers = self.data.footers
             stops = [footer.stops.tolist() for footer in footers]
             lengths = [rows[-1] if rows else 0 for rows in stops]
             groups = np.cumsum([0, *map(len, stops)]).tolist()
             firsts = np.cumsum([0, *lengths], dtype=np.int64)
-            self._opened = _Opened(Interleaved(lengths, self.cycle), stops, firsts, groups)
-        return self._opened
+            self._layout = _FileLayout(Interleaved(lengths, self.cycle), stops, firsts, groups)
+        return self._layout
 
     def __len__(self) -> int:
         return len(self.data)
@@ -92,45 +92,45 @@ class Rows(Source):
         """Return the number of rows to fetch at once: many if they are small, as a fetch has a fixed cost by column."""
         rows = next((footer.stops[0] for footer in self.data.footers if len(footer.stops)), 0)
         if not rows:
-            return _LARGEST
-        return max(1, min(_LARGEST, MiB * int(rows) // max(1, self.data.weight(0, self.data.columns))))
+            return _MAX_ROWS
+        return max(1, min(_MAX_ROWS, MiB * int(rows) // max(1, self.data.weight(0, self.data.columns))))
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
-        opened = await self.open()
+        layout = await self.open()
         steps = np.asarray(indices, np.int64)
         if not len(steps):
             return []
-        files, rows = opened.order.lookup(steps)
-        places = opened.firsts[files] + rows
-        groups = np.unique(self.data.groups_of(places)).tolist()
+        files, rows = layout.order.lookup(steps)
+        positions = layout.firsts[files] + rows
+        groups = np.unique(self.data.groups_of(positions)).tolist()
         if groups != self._current:
             self._current = groups
-            wanted = await offload(self._plan, opened, groups, int(steps[-1]))
+            wanted = await offload(self._plan, layout, groups, int(steps[-1]))
             await self.data.expect(wanted, self.data.columns)
-        found = await self._source.fetch(places)
-        for step, point in zip(steps.tolist(), found, strict=True):
-            if type(point) is Failure:
-                point.step = step
-        return found
+        values = await self._source.fetch(positions)
+        for step, value in zip(steps.tolist(), values, strict=True):
+            if type(value) is Failure:
+                value.step = step
+        return values
 
-    def _plan(self, opened: _Opened, groups: list[int], step: int) -> list[int]:
+    def _plan(self, layout: _FileLayout, groups: list[int], step: int) -> list[int]:
         """Return the row groups to read: those needed now, of all open files, and the next ones."""
         wanted = dict.fromkeys(groups)
-        taken, _ = opened.order.consumed(step)
+        taken, _ = layout.order.consumed(step)
         for number, row in taken.items():
-            inner = bisect.bisect_right(opened.stops[number], row)
-            if inner < len(opened.stops[number]):
-                wanted[opened.groups[number] + inner] = None
-        most = len(wanted) + _MOST
-        room = self._read_ahead
-        for number, inner in opened.order.upcoming(step, opened.stops):
-            group = opened.groups[number] + inner
+            inner = bisect.bisect_right(layout.stops[number], row)
+            if inner < len(layout.stops[number]):
+                wanted[layout.groups[number] + inner] = None
+        limit = len(wanted) + _MAX_GROUPS
+        remaining = self._read_ahead
+        for number, inner in layout.order.upcoming(step, layout.stops):
+            group = layout.groups[number] + inner
             if group not in wanted:
                 wanted[group] = None
                 if group not in self._weights:
                     self._weights[group] = self.data.weight(group, self.data.columns)
-                room -= self._weights[group]
-                if room <= 0 or len(wanted) >= most:
+                remaining -= self._weights[group]
+                if remaining <= 0 or len(wanted) >= limit:
                     break
         return list(wanted)
 
@@ -146,21 +146,21 @@ class Rows(Source):
     def start(self) -> Any:
         """Return the state before the first row."""
         if len(self.data.paths) == 1:
-            return _place(0, 0)
+            return _file_state(0, 0)
         count = min(self.cycle, len(self.data.paths))
-        return {'files': {str(number): _place(0, 0) for number in range(count)}, 'next_file': count}
+        return {'files': {str(number): _file_state(0, 0) for number in range(count)}, 'next_file': count}
 
-    def state_of(self, opened: _Opened, position: int) -> Any:
+    def state_of(self, layout: _FileLayout, position: int) -> Any:
         """Return the state before a row: the position in each file."""
         if not position:
             return self.start()
-        taken, unopened = opened.order.consumed(position)
-        if len(opened.stops) == 1:
-            return _place_of(opened.stops[0], min(position, opened.order.lengths[0]))
-        files = {str(number): _place_of(opened.stops[number], row) for number, row in taken.items()}
+        taken, unopened = layout.order.consumed(position)
+        if len(layout.stops) == 1:
+            return _position_in_file(layout.stops[0], min(position, layout.order.lengths[0]))
+        files = {str(number): _position_in_file(layout.stops[number], row) for number, row in taken.items()}
         return {'files': files, 'next_file': unopened}
 
-    def position_of(self, opened: _Opened, state: Any) -> int:
+    def position_of(self, layout: _FileLayout, state: Any) -> int:
         """Return the row that follows a state.
 
         Raises:
@@ -168,34 +168,38 @@ class Rows(Source):
         """
         if state == self.start():
             return 0
-        if len(opened.stops) == 1:
-            return self._row_of(opened, 0, state)
+        if len(layout.stops) == 1:
+            return self._row_of(layout, 0, state)
         if not isinstance(state, Mapping) or not isinstance(state.get('files'), Mapping):
-            raise StateError(f'want a state such as {self.start()}, got {state!r:.200}')
-        places, unopened = {str(number): place for number, place in state['files'].items()}, state.get('next_file')
-        if not isinstance(unopened, int) or not 0 <= unopened <= len(opened.stops):
-            raise StateError(f'next_file is {unopened!r}, of {len(opened.stops)} files')
+            raise StateError(f'expected a state such as {self.start()}, got {state!r:.200}')
+        file_states = {str(number): file_state for number, file_state in state['files'].items()}
+        unopened = state.get('next_file')
+        if not isinstance(unopened, int) or not 0 <= unopened <= len(layout.stops):
+            raise StateError(f'next_file: expected an integer from 0 to {len(layout.stops)}, got {unopened!r}')
         position = 0
         for number in range(unopened):
-            place = places.get(str(number))
-            position += opened.order.lengths[number] if place is None else self._row_of(opened, number, place)
-        taken, behind = opened.order.consumed(position)
+            file_state = file_states.get(str(number))
+            if file_state is None:
+                position += layout.order.lengths[number]
+            else:
+                position += self._row_of(layout, number, file_state)
+        taken, first_unopened = layout.order.consumed(position)
         same = all(
-            number in taken and taken[number] == self._row_of(opened, number, places[str(number)])
-            for number in map(int, places)
+            number in taken and taken[number] == self._row_of(layout, number, file_states[str(number)])
+            for number in map(int, file_states)
         )
-        if not same or behind != unopened:
+        if not same or first_unopened != unopened:
             raise StateError(
-                f'the state is of other files, or of another cycle_length: {dict(state)!r:.200}, where '
-                f'{self.state_of(opened, position)!r:.200} stands at this row'
+                f'the state is of other files, or of another cycle_length: expected '
+                f'{self.state_of(layout, position)!r:.200} at this row, got {dict(state)!r:.200}'
             )
         return position
 
-    def _row_of(self, opened: _Opened, number: int, place: Any) -> int:
-        stops, path = opened.stops[number], self.data.paths[number]
-        if not isinstance(place, Mapping) or not {'row_group', 'index_within_row_group'} <= place.keys():
-            raise StateError(f'{path}: want {_place(0, 0)}, got {place!r:.200}')
-        group, index = place['row_group'], place['index_within_row_group']
+    def _row_of(self, layout: _FileLayout, number: int, file_state: Any) -> int:
+        stops, path = layout.stops[number], self.data.paths[number]
+        if not isinstance(file_state, Mapping) or not {'row_group', 'index_within_row_group'} <= file_state.keys():
+            raise StateError(f'{path}: expected a state such as {_file_state(0, 0)}, got {file_state!r:.200}')
+        group, index = file_state['row_group'], file_state['index_within_row_group']
         if group == index == 0:
             return 0
         if not isinstance(group, int) or not isinstance(index, int) or not 0 <= group < len(stops):
@@ -210,14 +214,14 @@ class Rows(Source):
         return int(first) + index
 
 
-def _place(group: int, index: int) -> dict[str, int]:
+def _file_state(group: int, index: int) -> dict[str, int]:
     return {'row_group': group, 'index_within_row_group': index}
 
 
-def _place_of(stops: list[int], row: int) -> dict[str, int]:
+def _position_in_file(stops: list[int], row: int) -> dict[str, int]:
     """Return the row group of a row and its index there; for a row past the end, the end of the last row group."""
     group = min(bisect.bisect_right(stops, row), max(0, len(stops) - 1))
-    return _place(group, row - (stops[group - 1] if group else 0))
+    return _file_state(group, row - (stops[group - 1] if group else 0))
 
 
 class ReadRows(Read):
@@ -230,22 +234,22 @@ class ReadRows(Read):
         return rows_of(self.source).describe()
 
 
-def rows_of(source: Source) -> Rows:
+def rows_of(source: Source) -> ParquetRows:
     """Return the rows that a source reads from, beneath the stages fused into it."""
     while source.parents:
         source = source.parents[0]
-    if not isinstance(source, Rows):
-        raise TypeError(f'{source!r} is no stream of Parquet files')
+    if not isinstance(source, ParquetRows):
+        raise TypeError(f'{source!r} is not a stream of Parquet files')
     return source
 
 
-def _over(source: Source, rows: Rows) -> Source:
+def _replace_rows(source: Source, rows: ParquetRows) -> Source:
     """Return the same nodes over other rows, so that concurrent iterations do not share read data."""
     if not source.parents:
         return rows
-    twin = type(source).__new__(type(source))
-    twin.__dict__.update(source.__dict__, parents=(_over(source.parents[0], rows),))
-    return twin
+    copy = type(source).__new__(type(source))
+    copy.__dict__.update(source.__dict__, parents=(_replace_rows(source.parents[0], rows),))
+    return copy
 
 
 class _Mark(NamedTuple):
@@ -259,7 +263,7 @@ class ReadingRows(Flow):
 
     def __init__(self, read: Read) -> None:
         self._read, self._rows = read, rows_of(read.source)
-        self._inner: tuple[_Opened, Reading] | None = None
+        self._inner: tuple[_FileLayout, Reading] | None = None
         self._start = self._rows.start()
         self._token: object = None
         self.calls_functions = callable(read.on_error)
@@ -267,17 +271,17 @@ class ReadingRows(Flow):
     def bind(self, token: object) -> None:
         self._token = token
 
-    async def _ready(self) -> tuple[_Opened, Reading]:
+    async def _ready(self) -> tuple[_FileLayout, Reading]:
         if self._inner is None:
             await ensure_event_loop()
-            opened = await self._rows.open()
-            read = self._read.replaced(source=_over(self._read.source, self._rows.renewed()))
+            layout = await self._rows.open()
+            read = self._read.replaced(source=_replace_rows(self._read.source, self._rows.renewed()))
             chunk = self._rows.chunk()
             if self._rows.options is None:
                 read = read.replaced(options=ReadOptions(prefetch_buffer_size=8 * chunk))
             reading = Reading(read, chunk)
             reading.bind(self._token)
-            self._inner, self.parents = (opened, reading), (reading,)
+            self._inner, self.parents = (layout, reading), (reading,)
         return self._inner
 
     async def next(self) -> Any:
@@ -286,8 +290,8 @@ class ReadingRows(Flow):
     def state(self) -> Any:
         if self._inner is None:
             return self._start
-        opened, reading = self._inner
-        return self._rows.state_of(opened, reading.state())
+        layout, reading = self._inner
+        return self._rows.state_of(layout, reading.state())
 
     def mark(self) -> Any:
         return self._start if self._inner is None else _Mark(self._inner[1].state())
@@ -300,8 +304,8 @@ class ReadingRows(Flow):
     async def restore(self, state: Any) -> None:
         if self._inner is None and state == self._start:
             return
-        opened, reading = await self._ready()
-        await reading.restore(state.position if type(state) is _Mark else self._rows.position_of(opened, state))
+        layout, reading = await self._ready()
+        await reading.restore(state.position if type(state) is _Mark else self._rows.position_of(layout, state))
 
     async def begin(self) -> None:
         await (await self._ready())[1].begin()
@@ -351,11 +355,10 @@ class ParquetIterDataset(IterDataset):
         read_options: ReadOptions | None = None,
         on_error: OnError = 'raise',
     ) -> None:
-        for name, value, least in (('cycle_length', cycle_length, 1), ('read_ahead', read_ahead, 0)):
-            if not isinstance(value, int) or value < least:
-                raise InvalidArgumentError(f'{name} is {value!r}: want an integer from {least} on')
+        cycle_length = check_integer('cycle_length', cycle_length, 1)
+        read_ahead = check_integer('read_ahead', read_ahead, 0)
         data = ParquetDataSource(paths, columns, read_ahead)
-        rows = Rows(data, min(cycle_length, len(data.paths)), read_ahead, read_options)
+        rows = ParquetRows(data, min(cycle_length, len(data.paths)), read_ahead, read_options)
         super().__init__(ReadRows(rows, read_options or ReadOptions(), on_error=on_error))
 
     def _derive(self, stream: Stream) -> Any:

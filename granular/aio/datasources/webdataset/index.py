@@ -22,7 +22,7 @@ BLOCK: Final = 512
 _NAME: Final = re.compile(r'((?:.*/)?[^./]+)\.([^/]*)', re.DOTALL)
 _META: Final = re.compile(r'__[^/]*__($|/)')
 _PAX: Final = re.compile(rb'(\d+) ([^=]+)=')
-_LONGEST: Final = MiB  # limit on the bytes of a header that names another member
+_MAX_HEADER: Final = MiB  # limit on the bytes of a header that names another member
 _COMPRESSED: Final = {b'\x1f\x8b': 'gzip', b'BZh': 'bzip2', b'\xfd7zXZ\0': 'xz', b'\x28\xb5\x2f\xfd': 'zstd'}
 _SPARSE: Final = 4 * MiB  # average bytes between headers above which bodies are skipped
 _SCAN: Final = 16 * MiB
@@ -54,10 +54,10 @@ class Index(NamedTuple):
     starts: Ints
     sizes: Ints
 
-    def key(self, sample: int) -> str:
+    def key(self, datapoint: int) -> str:
         """Return the key of a datapoint."""
-        start = int(self.key_stops[sample - 1]) if sample else 0
-        return self.keys[start : int(self.key_stops[sample])].decode('utf-8', 'surrogateescape')
+        start = int(self.key_stops[datapoint - 1]) if datapoint else 0
+        return self.keys[start : int(self.key_stops[datapoint])].decode('utf-8', 'surrogateescape')
 
 
 class Scanner:
@@ -76,13 +76,13 @@ class Scanner:
         self.at, self.done = 0, False
         self._count = 0
         self._wide = False  # True if a header was longer than the window
-        self._long: str | None = None  # the next member's name, if a header of its own gives it
-        self._longsize: int | None = None
+        self._next_name: str | None = None  # of the next member, if a header of its own has it
+        self._next_size: int | None = None
         self._keys: list[bytes] = []
         self._stops: list[int] = []
         self._fields: dict[str, int] = {}
         self._members: list[tuple[int, int, int]] = []
-        self._here: set[int] = set()  # fields of the current datapoint
+        self._current: set[int] = set()  # fields of the current datapoint
 
     def window(self) -> int:
         """Return the number of bytes to read from ``at``: for many headers at once, or for one if members are large."""
@@ -107,34 +107,37 @@ class Scanner:
                 return
             header = self._parse(block, at)
             body = at + BLOCK
-            length = header.size if self._longsize is None or header.type in _SAYING else self._longsize
+            length = header.size if self._next_size is None or header.type in _DESCRIBING else self._next_size
             if length < 0 or body + length > size:
                 raise CorruptError(
-                    f'{self._name}: is cut off: member {header.name!r} at byte {at} has {length} bytes, the file {size}'
+                    f'{self._name}: is truncated: member {header.name!r} at byte {at} has {length} bytes, the file '
+                    f'{size}'
                 )
-            if header.type in _SAYING:
-                if length > _LONGEST:
-                    raise CorruptError(f'{self._name}: the header at byte {at} has {length} bytes')
+            if header.type in _DESCRIBING:
+                if length > _MAX_HEADER:
+                    raise CorruptError(
+                        f'{self._name}: expected a header of at most {_MAX_HEADER} bytes at byte {at}, got {length}'
+                    )
                 if body + length > stop:
                     self._wide = at == start
                     return  # the next window begins here
-                self._learn(header.type, data[body - start : body - start + length], at)
+                self._parse_description(header.type, data[body - start : body - start + length], at)
             else:
                 if header.issparse() or header.type == tarfile.GNUTYPE_SPARSE:
                     raise UnsupportedError(f'{self._name}: member {header.name!r} is stored sparse')
-                name = self._long or header.name
+                name = self._next_name or header.name
                 if header.isreg():
                     self._add(name, body, length, at)
                 elif not header.isdir():
                     length = 0  # links and devices have no body, whatever their header says
-                self._long = self._longsize = None
+                self._next_name = self._next_size = None
                 self._count += 1
             self.at = body + -(-length // BLOCK) * BLOCK
             self._wide = False
         if not self.done and self.at + BLOCK > size:
             if self.at < size:
-                raise CorruptError(f'{self._name}: is cut off: its last header has {size - self.at} bytes')
-            logger.warning('%s: has no end: it may have been cut off behind member %d', self._name, self._count)
+                raise CorruptError(f'{self._name}: is truncated: its last header has {size - self.at} of {BLOCK} bytes')
+            logger.warning('%s: has no end marker: it may have been truncated after member %d', self._name, self._count)
             self.done = True
 
     def index(self, size: int, version: str | None) -> Index:
@@ -152,44 +155,48 @@ class Scanner:
         for magic, kind in _COMPRESSED.items():
             if data.startswith(magic):
                 raise UnsupportedError(
-                    f'{self._name}: is compressed by {kind}, so that its members cannot be read by range: decompress it'
+                    f'{self._name}: is compressed by {kind}: its members cannot be read by range: decompress it'
                 )
         if size < BLOCK:
-            raise CorruptError(f'{self._name}: is no tar file, or cut off: it has {size} bytes')
+            raise CorruptError(f'{self._name}: is not a tar file, or is truncated: it has {size} bytes')
 
     def _parse(self, block: bytes, at: int) -> tarfile.TarInfo:
         try:
             return tarfile.TarInfo.frombuf(block, 'utf-8', 'surrogateescape')
         except tarfile.HeaderError as error:
-            raise CorruptError(f'{self._name}: there is no header of a tar file at byte {at}: {error}') from error
+            raise CorruptError(f'{self._name}: expected a tar header at byte {at}: {error}') from error
 
-    def _learn(self, kind: bytes, body: bytes, at: int) -> None:
+    def _parse_description(self, kind: bytes, body: bytes, at: int) -> None:
         """Parse a header that describes the next member."""
         if kind == tarfile.GNUTYPE_LONGNAME:
-            self._long = body.rstrip(b'\0').decode('utf-8', 'surrogateescape')
-        elif kind in _PAX_TYPES:
-            for key, value in self._records(body, at):
-                if key.startswith(b'GNU.sparse'):
-                    raise UnsupportedError(f'{self._name}: the member at byte {at} is stored sparse')
-                if kind == tarfile.XGLTYPE:
-                    continue  # applies to all following members, such as a comment: a name or size would make no sense
-                if key == b'path':
-                    self._long = value.decode('utf-8', 'surrogateescape')
-                elif key == b'size':
-                    if not value.isdigit():
-                        raise CorruptError(f'{self._name}: the header at byte {at} has size {value!r:.40}')
-                    self._longsize = int(value)
+            self._next_name = body.rstrip(b'\0').decode('utf-8', 'surrogateescape')
+            return
+        records = self._pax_records(body, at) if kind in _PAX_TYPES else []
+        for key, value in records:
+            if key.startswith(b'GNU.sparse'):
+                raise UnsupportedError(f'{self._name}: the member at byte {at} is stored sparse')
+            if kind == tarfile.XGLTYPE:
+                continue  # applies to all following members, such as a comment: a name or size would make no sense
+            if key == b'path':
+                self._next_name = value.decode('utf-8', 'surrogateescape')
+            elif key == b'size':
+                self._next_size = self._parse_size(value, at)
 
-    def _records(self, body: bytes, at: int) -> list[tuple[bytes, bytes]]:
-        found, place = [], 0
-        while place < len(body) and body[place]:
-            match = _PAX.match(body, place)
-            stop = place + int(match[1][:8]) if match else 0
+    def _parse_size(self, value: bytes, at: int) -> int:
+        if not value.isdigit():
+            raise CorruptError(f'{self._name}: the header at byte {at} has size {value!r:.40}')
+        return int(value)
+
+    def _pax_records(self, body: bytes, at: int) -> list[tuple[bytes, bytes]]:
+        records, position = [], 0
+        while position < len(body) and body[position]:
+            match = _PAX.match(body, position)
+            stop = position + int(match[1][:8]) if match else 0
             if match is None or not match.end() < stop <= len(body) or body[stop - 1 : stop] != b'\n':
                 raise CorruptError(f'{self._name}: the pax header at byte {at} is damaged')
-            found.append((match[2], body[match.end() : stop - 1]))
-            place = stop
-        return found
+            records.append((match[2], body[match.end() : stop - 1]))
+            position = stop
+        return records
 
     def _add(self, name: str, start: int, size: int, at: int) -> None:
         match = _NAME.fullmatch(name)
@@ -201,15 +208,15 @@ class Scanner:
             if self._keys:
                 self._stops.append(len(self._members))
             self._keys.append(key)
-            self._here = set()
-        if number in self._here:
-            raise CorruptError(f'{self._name}: sample {match[1]!r} has {field!r} twice, the second at byte {at}')
-        self._here.add(number)
+            self._current = set()
+        if number in self._current:
+            raise CorruptError(f'{self._name}: datapoint {match[1]!r} has {field!r} twice, the second at byte {at}')
+        self._current.add(number)
         self._members.append((number, start, size))
 
 
 _PAX_TYPES: Final = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
-_SAYING: Final = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, *_PAX_TYPES)
+_DESCRIBING: Final = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, *_PAX_TYPES)
 
 
 def pack(index: Index) -> tuple[Any, list[Ints]]:
@@ -226,11 +233,11 @@ def unpack(head: Any, tables: list[Ints]) -> Index:
     """
     size, version, keys, fields = head
     key_stops, stops, field, starts, sizes = tables
-    samples, members = len(stops), len(field)
-    if not len(key_stops) == samples or not members == len(starts) == len(sizes):
-        raise ValueError('its tables are of different lengths')
-    if samples and (stops[-1] != members or key_stops[-1] != len(keys) or (np.diff(stops) < 0).any()):
-        raise ValueError('its tables do not fit each other')
+    datapoints, members = len(stops), len(field)
+    if not len(key_stops) == datapoints or not members == len(starts) == len(sizes):
+        raise ValueError('expected tables of equal lengths')
+    if datapoints and (stops[-1] != members or key_stops[-1] != len(keys) or (np.diff(stops) < 0).any()):
+        raise ValueError('expected increasing positions up to the lengths of the tables')
     if members and (field.min() < 0 or field.max() >= len(fields) or starts.min() < 0 or (starts + sizes).max() > size):
-        raise ValueError('it names what there is not')
+        raise ValueError('expected fields and byte ranges within their limits')
     return Index(size, version, keys, key_stops, stops, tuple(fields), field, starts, sizes)

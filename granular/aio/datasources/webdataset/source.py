@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final, Self, SupportsIndex
 
 import numpy as np
@@ -11,16 +11,15 @@ import numpy as np
 from granular.aio.bags.index_cache import keep, place_of, recall
 from granular.aio.datasets import codec
 from granular.aio.datasets.codec import Field
-from granular.aio.datasources.parquet.source import paths_of
+from granular.aio.datasources.arguments import Mask, Paths, as_paths, name_of, names_in
 from granular.aio.datasources.webdataset.index import Index, Scanner, pack, unpack
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
-from granular.aio.paths.pure import PurePath
-from granular.aio.pipeline.nodes.elements import name_of
+from granular.aio.pipeline.nodes import elements
 from granular.aio.runtime.lifecycle import AsyncResource
-from granular.aio.runtime.loops import for_each, gather
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sharing import sharing
+from granular.aio.runtime.tasks import for_each, gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import Store
 from granular.aio.stores.fanout import Job, read_all
@@ -28,7 +27,6 @@ from granular.errors import InvalidArgumentError, ObjectChangedError, UnknownKey
 from granular.formats.plain import decode_bytes, inline_safe
 from granular.indexing import Ints, index_of, indices_of
 
-Fields = Iterable[str] | Mapping[str, bool] | None
 Decoders = Mapping[str, Callable[[bytes], Any] | Any] | None
 
 logger = logging.getLogger('granular')
@@ -64,13 +62,13 @@ class WebDatasetDataSource(AsyncResource):
         ``granular.decoders``; fields without a decoder (by default all) are bytes.
     """
 
-    def __init__(self, paths: PurePath | str | os.PathLike[str] | Sequence[Any], decoders: Decoders = None) -> None:
+    def __init__(self, paths: Paths, decoders: Decoders = None) -> None:
         super().__init__()
-        self.paths = paths_of(paths)
+        self.paths = as_paths(paths)
         if decoders is not None and not isinstance(decoders, Mapping):
-            raise InvalidArgumentError(f'decoders is {decoders!r:.100}: want a mapping from fields to functions')
+            raise InvalidArgumentError(f'decoders: expected a mapping from fields to functions, got {decoders!r:.100}')
         self._decoders = decoders
-        self._name = f'{self.paths[0]}' if len(self.paths) == 1 else f'{self.paths[0]} and {len(self.paths) - 1} more'
+        self._name = name_of(self.paths)
         self._indices: list[Index] = []
         self._stops = np.zeros(0, np.int64)
         self._fields: dict[str, Field] = {}
@@ -90,13 +88,13 @@ class WebDatasetDataSource(AsyncResource):
         if not self._indices:
             for path in self.paths:
                 await path.store.ready()
-            found: dict[int, Index] = {}
+            indices: dict[int, Index] = {}
 
             async def index(number: int) -> None:
-                found[number] = await _index_of(self.paths[number])
+                indices[number] = await _index_of(self.paths[number])
 
-            await for_each(_counted(len(self.paths)), index, _SCANS)
-            self._indices = [found[number] for number in range(len(self.paths))]
+            await for_each(_numbers(len(self.paths)), index, _SCANS)
+            self._indices = [indices[number] for number in range(len(self.paths))]
         self._stops = np.cumsum([len(index.stops) for index in self._indices], dtype=np.int64)
         names = dict.fromkeys(name for index in self._indices for name in index.fields)
         self._fields = {name: _field(name, self._decoders, self._name) for name in names}
@@ -124,7 +122,7 @@ class WebDatasetDataSource(AsyncResource):
         files = [
             (p.store.fingerprint, f'{p}', i.size, i.version) for p, i in zip(self.paths, self._indices, strict=True)
         ]
-        return *files, {name: name_of(field.fn) for name, field in self._fields.items()}
+        return *files, {name: elements.name_of(field.fn) for name, field in self._fields.items()}
 
     def __len__(self) -> int:
         self._check_open()
@@ -133,13 +131,13 @@ class WebDatasetDataSource(AsyncResource):
     def copy(self) -> Self:
         """Return an independently closable source of the same files that shares their index."""
         self._check_open()
-        twin = type(self).__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        return twin
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        return copy
 
     # --- reading
 
-    async def get(self, index: SupportsIndex | slice, mask: Fields = None) -> Any:
+    async def get(self, index: SupportsIndex | slice, mask: Mask = None) -> Any:
         """Return a datapoint, or ``{field: [values]}`` for a slice; every datapoint of a slice must have all fields.
 
         Args:
@@ -153,17 +151,19 @@ class WebDatasetDataSource(AsyncResource):
         await self._ensure_open()
         if not isinstance(index, slice | range):
             return (await self.fetch([index_of(index, len(self), self._name)], mask))[0]
-        places = indices_of(index, len(self), self._name)
-        samples = await self.fetch(places, mask)
+        positions = indices_of(index, len(self), self._name)
+        datapoints = await self.fetch(positions, mask)
         columns: dict[str, list[Any]] = {name: [] for name in self.choose(mask)}
-        for place, sample in zip(places.tolist(), samples, strict=True):
+        for position, datapoint in zip(positions.tolist(), datapoints, strict=True):
             for name, column in columns.items():
-                if name not in sample:
-                    raise UnknownKeyError(f'{self._name}: sample {place} has no {name!r}: choose fields by a mask')
-                column.append(sample[name])
+                if name not in datapoint:
+                    raise UnknownKeyError(
+                        f'{self._name}: datapoint {position} has no {name!r}: choose fields by a mask'
+                    )
+                column.append(datapoint[name])
         return columns
 
-    async def fetch(self, indices: Any, mask: Fields = None) -> list[dict[str, Any]]:
+    async def fetch(self, indices: Any, mask: Mask = None) -> list[dict[str, Any]]:
         """Return many datapoints, read from all files concurrently.
 
         Args:
@@ -174,67 +174,67 @@ class WebDatasetDataSource(AsyncResource):
           The datapoints, in the order requested.
         """
         await self._ensure_open()
-        places = indices_of(indices, len(self), self._name)
-        chosen = self.choose(mask)
-        owners = np.searchsorted(self._stops, places, side='right')
-        out: list[dict[str, Any]] = [{} for _ in places]
-        wanted: dict[str, list[int]] = {name: [] for name in chosen if name != KEY}  # datapoints by field
-        pieces: dict[int, list[tuple[int, int, int]]] = {}  # for each file: start, stop, datapoint
+        positions = indices_of(indices, len(self), self._name)
+        selected = self.choose(mask)
+        owners = np.searchsorted(self._stops, positions, side='right')
+        datapoints: list[dict[str, Any]] = [{} for _ in positions]
+        targets: dict[str, list[int]] = {name: [] for name in selected if name != KEY}  # of the values of each field
+        ranges: dict[int, list[tuple[int, int, int]]] = {}  # for each file: start, stop, target
         names: dict[int, list[str]] = {}
-        for i, (place, owner) in enumerate(zip(places.tolist(), owners.tolist(), strict=True)):
+        for i, (position, owner) in enumerate(zip(positions.tolist(), owners.tolist(), strict=True)):
             index = self._indices[owner]
-            sample = place - (int(self._stops[owner - 1]) if owner else 0)
-            if KEY in chosen:
-                out[i][KEY] = index.key(sample)
-            first, last = (int(index.stops[sample - 1]) if sample else 0), int(index.stops[sample])
+            number = position - (int(self._stops[owner - 1]) if owner else 0)
+            if KEY in selected:
+                datapoints[i][KEY] = index.key(number)
+            first, last = (int(index.stops[number - 1]) if number else 0), int(index.stops[number])
             for member in range(first, last):
                 name = index.fields[index.field[member]]
-                if name in wanted:
+                if name in targets:
                     start = int(index.starts[member])
-                    pieces.setdefault(owner, []).append((start, start + int(index.sizes[member]), i))
+                    ranges.setdefault(owner, []).append((start, start + int(index.sizes[member]), i))
                     names.setdefault(owner, []).append(name)
-        records: dict[str, list[bytes]] = {name: [] for name in wanted}
-        for owner, found in (await self._read(pieces)).items():
-            for name, (_, _, i), record in zip(names[owner], pieces[owner], found, strict=True):
-                wanted[name].append(i)
+        records: dict[str, list[bytes]] = {name: [] for name in targets}
+        for owner, file_records in (await self._read(ranges)).items():
+            for name, (_, _, i), record in zip(names[owner], ranges[owner], file_records, strict=True):
+                targets[name].append(i)
                 records[name].append(record)
-        values = await codec.decode([self._fields[name] for name in wanted], list(records.values()), self._name)
-        for (name, samples), column in zip(wanted.items(), values, strict=True):
-            for i, value in zip(samples, column, strict=True):
-                out[i][name] = value
-        return out
+        values = await codec.decode([self._fields[name] for name in targets], list(records.values()), self._name)
+        for (name, field_targets), column in zip(targets.items(), values, strict=True):
+            for i, value in zip(field_targets, column, strict=True):
+                datapoints[i][name] = value
+        return datapoints
 
-    async def _read(self, pieces: Mapping[int, Sequence[tuple[int, int, int]]]) -> dict[int, list[bytes]]:
+    async def _read(self, ranges: Mapping[int, Sequence[tuple[int, int, int]]]) -> dict[int, list[bytes]]:
         """Read members of the files concurrently."""
         stores: dict[Store, list[int]] = {}
-        for owner in pieces:
+        for owner in ranges:
             stores.setdefault(self.paths[owner].store, []).append(owner)
-        out: dict[int, list[bytes]] = {}
+        records: dict[int, list[bytes]] = {}
 
         async def read(store: Store, owners: list[int]) -> None:
             jobs = []
             for owner in owners:
-                limits = np.array(pieces[owner], np.int64)
+                limits = np.array(ranges[owner], np.int64)
                 jobs.append(Job(self.paths[owner].key, limits[:, 0], limits[:, 1], self._indices[owner].version))
-            out.update(zip(owners, await read_all(store, jobs), strict=True))
+            records.update(zip(owners, await read_all(store, jobs), strict=True))
 
         try:
             await gather([read(store, owners) for store, owners in stores.items()])
         except ObjectChangedError:
-            for owner in pieces:
+            for owner in ranges:
                 if (file := place_of(self.paths[owner])) is not None:
                     await offload(_forget, file)
             raise
-        return out
+        return records
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
         await self._ensure_open()
         local = all(path.store.local for path in self.paths)
         async with contextlib.aclosing(pages(self.fetch, len(self), self.size, local)) as items:
-            async for point in items:
-                yield point
+            async for datapoint in items:
+                yield datapoint
 
-    def choose(self, mask: Fields) -> tuple[str, ...]:
+    def choose(self, mask: Mask) -> tuple[str, ...]:
         """Return the fields that a mask selects.
 
         Raises:
@@ -242,16 +242,10 @@ class WebDatasetDataSource(AsyncResource):
         """
         if mask is None:
             return KEY, *self._fields
-        if isinstance(mask, Mapping):
-            wanted = [name for name, want in mask.items() if want]
-        else:
-            wanted = [mask] if isinstance(mask, str) else list(mask)
-        if unknown := [name for name in wanted if name != KEY and name not in self._fields]:
-            raise UnknownKeyError(f'{self._name}: there are no fields {unknown}: there are {[KEY, *self._fields]}')
-        return tuple(dict.fromkeys(wanted))
+        return names_in(mask, [KEY, *self._fields], 'fields', self._name)
 
 
-async def _counted(count: int) -> AsyncIterator[int]:
+async def _numbers(count: int) -> AsyncIterator[int]:
     for number in range(count):
         yield number
 
@@ -262,23 +256,23 @@ def _field(name: str, decoders: Decoders, source: str) -> Field:
     if fn is None or fn is decode_bytes:
         fn = codec.raw
     if not callable(fn):
-        raise InvalidArgumentError(f'{source}: what was given for field {name!r} is no function: {fn!r:.100}')
+        raise InvalidArgumentError(f'{source}: expected a function to decode field {name!r}, got {fn!r:.100}')
     return Field(name, name, False, fn, fn is codec.raw or inline_safe(fn))
 
 
 async def _index_of(path: Path) -> Index:
     """Return the index of a file: the cached one if the file is unchanged, or a new one."""
     file = place_of(path)
-    if file is not None and (kept := await offload(_recall, file, f'{path}')) is not None:
+    if file is not None and (cached := await offload(_recall, file, f'{path}')) is not None:
         stat = await path.stat()
-        if kept.version is not None and (stat.size, stat.version) == (kept.size, kept.version):
-            return kept
+        if cached.version is not None and (stat.size, stat.version) == (cached.size, cached.version):
+            return cached
     index = await _scan(path)
     if file is not None and index.version is not None:
         try:
             await offload(keep, file, f'{path}', *_packed(index))
         except OSError as error:
-            logger.warning('the index of %s is not kept: %s', f'{path}', error)
+            logger.warning('the index of %s was not cached, and will be read again: %s', f'{path}', error)
     return index
 
 
@@ -286,7 +280,7 @@ async def _scan(path: Path) -> Index:
     store, scanner = path.store, Scanner(f'{path}')
     stat = await path.stat()
     if stat.is_dir:
-        raise InvalidArgumentError(f'{path}: is a folder: want tar files')
+        raise InvalidArgumentError(f'{path}: expected tar files, got a folder')
     size, version = stat.size, None
     if not size:
         scanner.feed(0, b'', 0)
@@ -310,7 +304,7 @@ def _recall(file: str, name: str) -> Index | None:
     def parse(rows: Any, numbers: Ints) -> Index:
         head, counts = rows
         if sum(counts) != len(numbers):
-            raise ValueError('its tables are of other lengths')
+            raise ValueError('expected tables of the lengths in the head')
         return unpack(head, np.split(numbers, np.cumsum(counts)[:-1]))
 
     return recall(file, name, parse)

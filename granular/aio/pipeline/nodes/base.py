@@ -14,10 +14,12 @@ from numpy.typing import ArrayLike
 
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.source import Node, Source, convert, length_of
-from granular.aio.runtime.loops import call_user, ensure_event_loop, gather
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
+from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError
-from granular.indexing import Ints
+from granular.indexing import Ints, check_integer
 from granular.shuffle import Blocks, Order
 
 ENDLESS: Final = sys.maxsize
@@ -138,10 +140,8 @@ class Repeat(IndexNode):
 
     def __init__(self, parent: Source, epochs: int | None, reseed: bool = True) -> None:
         super().__init__(parent)
-        if epochs is not None and (not isinstance(epochs, int) or epochs < 1):
-            raise InvalidArgumentError(
-                f'num_epochs: expected an integer >= 1, or None to repeat infinitely, got {epochs!r}'
-            )
+        if epochs is not None:
+            epochs = check_integer('num_epochs', epochs, 1)
         if len(parent) >= ENDLESS:
             raise InvalidArgumentError('the dataset is already repeated infinitely')
         self._epochs, self._reseed = epochs, reseed

@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike
 
 from granular.aio.http.reply import counters
 from granular.aio.pipeline.nodes.source import Node, Source, estimate_nbytes
-from granular.aio.runtime.loops import PerLoop, cancel_idle, shared_task, wait_shared
+from granular.aio.runtime.background import background, cancel_idle, wait_shared
+from granular.aio.runtime.scope import PerLoop
 
 logger = logging.getLogger('granular')
 
@@ -52,7 +53,7 @@ class BlockBuffer(Node):
     def _begin(self, buffer: '_Buffer', keys: Iterable[tuple[int, int]]) -> None:
         missing = [key for key in keys if key not in buffer.blocks]
         if missing:
-            task = shared_task(self._read(buffer, missing))
+            task = background(self._read(buffer, missing))
             for key in missing:
                 buffer.blocks[key] = _Block(task)
 

@@ -13,6 +13,7 @@ from granular.aio.pipeline.nodes.source import Node, Source, estimate_nbytes, ma
 from granular.aio.pipeline.transforms import FilterTransform, MapTransform, MapWithIndexTransform, RandomMapTransform
 from granular.aio.runtime.threads import offload
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
+from granular.indexing import check_integer
 
 _IN_PLACE: Final = 1 << 18  # bytes; smaller batches are stacked on the event loop
 _NUMBERS: Final = (  # types for which np.array gives the result of np.stack in a tenth of the time
@@ -136,8 +137,7 @@ class Batch(Node):
         self, parent: Source, size: int, drop_remainder: bool, batch_fn: Callable[[Sequence[Any]], Any] | None
     ) -> None:
         super().__init__(parent)
-        if not isinstance(size, int) or size < 1:
-            raise InvalidArgumentError(f'batch_size: expected an integer >= 1, got {size!r}')
+        size = check_integer('batch_size', size, 1)
         if parent.sparse:
             raise InvalidArgumentError(
                 'batches of a filtered dataset would not be full: call to_iter_dataset() before batch()'

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from granular.aio.execution.failures import Failure, capturing, of_datapoint
-from granular.aio.runtime.loops import CONTROL, await_user, call_user, function_error, gather
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
+from granular.aio.runtime.user_functions import CONTROL, await_user, call_user, function_error
 from granular.errors import (
     InvalidArgumentError,
     OutOfRangeError,
@@ -24,7 +25,19 @@ from granular.indexing import Ints, indices_of
 
 @runtime_checkable
 class RandomAccessDataSource(Protocol):
-    """Anything that is readable by index: a list, an array, a reader, a map-style dataset of torch or Hugging Face."""
+    """Anything that is readable by index: a list, an array, a reader, a map-style dataset of torch or Hugging Face.
+
+    ::
+
+        class Squares:
+            def __len__(self):
+                return 100
+
+            def __getitem__(self, index):
+                return index**2
+
+        dataset = granular.MapDataset.source(Squares())
+    """
 
     def __len__(self) -> int:
         """Return the number of datapoints."""

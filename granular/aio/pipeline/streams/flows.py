@@ -10,7 +10,8 @@ from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.base import turns
 from granular.aio.pipeline.nodes.elements import generator, stack, stacked
 from granular.aio.pipeline.streams.flow import Flow
-from granular.aio.runtime.loops import end_tasks, ensure_event_loop
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import end_tasks
 from granular.aio.runtime.threads import offload
 from granular.errors import ClosedError, DatapointError
 from granular.shuffle import permute

@@ -24,6 +24,7 @@ from granular.aio.pipeline.streams.flows import Applying, Batching
 from granular.aio.pipeline.transforms import MultiprocessingOptions, ReadOptions, ShardOptions
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.errors import InvalidArgumentError, StateError
+from granular.indexing import check_integer
 
 if TYPE_CHECKING:
     from granular.aio.execution.workers import Workers
@@ -330,10 +331,9 @@ class BatchOf(Stream):
     def __init__(
         self, parent: Stream, size: int, drop_remainder: bool, batch_fn: Callable[[Sequence[Any]], Any] | None
     ) -> None:
-        if not isinstance(size, int) or size < 1:
-            raise InvalidArgumentError(f'batch_size: expected an integer >= 1, got {size!r}')
         self.parents = (parent,)
-        self.size, self.drop_remainder, self.fn = size, drop_remainder, batch_fn or elements.stack
+        self.size = check_integer('batch_size', size, 1)
+        self.drop_remainder, self.fn = drop_remainder, batch_fn or elements.stack
 
     def flow(self) -> Flow:
         return Batching(self.parents[0].flow(), self.size, self.drop_remainder, self.fn)

@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from granular.aio.http.reply import Reply, counters
-from granular.aio.runtime.loops import gather, running_loop
+from granular.aio.runtime.forking import after_fork
+from granular.aio.runtime.loops import running_loop
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_inline_then_threads, offload
 from granular.aio.stores.base import Request
 from granular.aio.stores.block_cache.packs import BLOCK, SHIFT, Cached, Packs
@@ -375,9 +377,4 @@ def cache_of(config: IOConfig) -> BlockCache | None:
     return _caches.setdefault(name, opened)
 
 
-def _after_fork() -> None:
-    # A child appends to packs of its own, and claims blocks separately from its parent.
-    _caches.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+after_fork(_caches.clear)  # a child appends to packs of its own, and claims blocks separately from its parent

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from granular._lazy import missing
+from granular._lazy import import_extra
 from granular._redact import hidden
 from granular.aio.stores import errors as translating
 from granular.errors import (
@@ -104,12 +104,10 @@ def log_in(root: str, options: Mapping[str, Any], emulated: bool, timeout: float
         return Login(root, None, project, timeout)
     if token is None and emulated and not os.environ.get('GOOGLE_APPLICATION_CREDENTIALS'):
         return Login(root, None, project, timeout)
-    try:
-        import google.auth
-        import google.auth.credentials
-        import google.auth.transport.requests
-    except ImportError as error:
-        raise missing('credentials for gs:// need google-auth', 'gcs') from error
+    for module in ('google.auth', 'google.auth.credentials', 'google.auth.transport.requests'):
+        import_extra(module, 'gcs', 'credentials for gs:// need google-auth')
+    import google.auth.credentials
+
     with translated(root):
         credentials, found = _credentials(root, token, timeout)
     if isinstance(credentials, google.auth.credentials.AnonymousCredentials):

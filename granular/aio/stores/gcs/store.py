@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 from granular._redact import without_user
-from granular.aio.runtime.loops import ensure_event_loop, gather
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import endpoints
 from granular.aio.stores.base import ContentInfo, Entry, Folders, ObjectWriter, Stat

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from granular.aio.http.buffers import blank
 from granular.aio.http.reply import changed
+from granular.aio.runtime.forking import after_fork
 from granular.config import KiB
 from granular.errors import OutOfRangeError
 
@@ -137,4 +138,4 @@ class Files:
 
 
 files = Files()
-os.register_at_fork(after_in_child=lambda: files.__dict__.update(_lock=threading.Lock()))
+after_fork(lambda: files.__dict__.update(_lock=threading.Lock()))

@@ -5,10 +5,10 @@ import fcntl
 import logging
 import os
 import struct
-import weakref
 from collections.abc import Callable
 from typing import Final
 
+from granular.aio.runtime.forking import each_after_fork
 from granular.errors import AlreadyExistsError
 
 # Errors of file systems that have no such locks, or none on folders, such as NFS.
@@ -106,16 +106,8 @@ class FolderLock:
         self.release()
 
 
-_held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    # A child inherits the open files: without this, it would hold the lock for as long as it lives.
-    for held in list(_held):
-        held.release()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+# A child inherits the open files: without this, it would hold the lock for as long as it lives.
+_held: Final = each_after_fork(FolderLock.release)
 
 
 def is_at(fd: int, path: str) -> bool:

@@ -11,7 +11,7 @@ import urllib.parse
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from granular._lazy import missing
+from granular._lazy import import_extra
 from granular._redact import hidden
 from granular.aio.http.download import coding_of
 from granular.aio.http.messages import Target, http_date
@@ -51,16 +51,13 @@ class S3Client(Client):
 
     def __init__(self, store: RemoteStore[Any]) -> None:
         super().__init__()
-        try:
-            from botocore.session import Session
-        except ImportError as error:
-            raise missing('s3:// needs botocore', 's3') from error
+        botocore = import_extra('botocore.session', 's3', 's3:// needs botocore')
         s3options.check(store.root, store.options)
         self._store = store
         options = store.options
         self._anon = bool(options.get('anon'))
         with translated(store.root):
-            session = Session(profile=options.get('profile'))
+            session = botocore.Session(profile=options.get('profile'))
             session.get_scoped_config()  # raises for a profile that does not exist
             self._endpoint, self.region, _ = store.endpoint
             if 'key' in options and 'secret' in options:

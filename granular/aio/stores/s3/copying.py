@@ -6,7 +6,7 @@ from typing import Final
 
 from granular.aio.http.reply import changed
 from granular.aio.http.transport import Answer
-from granular.aio.runtime.loops import gather
+from granular.aio.runtime.tasks import gather
 from granular.aio.stores.remote import RemoteStore
 from granular.aio.stores.s3 import replies as s3replies
 from granular.aio.stores.s3.client import S3Client

@@ -11,7 +11,8 @@ from typing import Final, NamedTuple
 
 from granular.aio.http.messages import http_date
 from granular.aio.http.transport import Answer
-from granular.aio.runtime.loops import ensure_event_loop, gather
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import Upload
 from granular.aio.stores.multipart import PartWriter

@@ -1,0 +1,156 @@
+"""Many range reads that one caller awaits: a read that goes well needs neither a task nor a coroutine."""
+
+import asyncio
+import functools
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from granular.aio.http.download import Download
+from granular.aio.http.limits import Limit
+from granular.aio.http.messages import Head, Target
+from granular.aio.http.pool import Pool
+from granular.aio.http.reply import Reply, counters
+from granular.aio.http.retry import RecoverableKind, Traffic
+from granular.aio.runtime.tasks import outcome, start_task
+
+
+class Provider(Protocol):
+    """Provides the signed requests of a store's objects."""
+
+    def ready(self, key: str) -> Target | None:
+        """Return the target of an object if it is signed already and can be used now, else None."""
+
+    async def prepare(self, key: str) -> Target:
+        """Return the target of an object, signed if necessary."""
+
+    async def recover(self, kind: RecoverableKind, detail: str) -> bool:
+        """Obtain new credentials, the right region, or the time. Return whether to try again."""
+
+
+class Reader(Protocol):
+    """The transport that a batch sends its reads on."""
+
+    pool: Pool
+    traffic: Traffic
+
+    async def read(self, provider: Provider, download: Download, first: 'Outcome | None' = None) -> Reply:
+        """Read a byte range with retries, from the beginning or from the outcome of the first attempt."""
+
+
+class Outcome:
+    """The outcome of a read's first attempt, from which a coroutine continues.
+
+    Args:
+      reply: the head of a reply that must be looked at, or the error; None if no request was sent.
+      reserved: the bytes of the limit that the attempt holds; None if it has no slot.
+    """
+
+    def __init__(self, reply: Head | Exception | None = None, reserved: int | None = None) -> None:
+        self.reply, self.reserved = reply, reserved
+
+
+class Batch:
+    """Range reads that one caller awaits together.
+
+    A read is an object that waits for its slot of the limit, is sent on an idle connection, and receives its own reply.
+    A coroutine takes over where more is needed: to open a connection, to sign the request, to retry, to follow a
+    redirect, or to verify a whole object.
+
+    Args:
+      transport: the connections and their limits.
+      provider: the signed requests.
+      downloads: the reads.
+    """
+
+    def __init__(self, transport: Reader, provider: Provider, downloads: Sequence[Download]) -> None:
+        self._transport, self._provider, self._downloads = transport, provider, downloads
+        self._limit: Limit = transport.traffic.limit
+        self._left = len(downloads)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> None:
+        """Read everything. The first error cancels the other reads, waits for them and is raised as itself."""
+        if not self._left:
+            return
+        limit = self._limit
+        try:
+            for download in self._downloads:
+                download.batch, download.weight = self, limit.reserved(download.nbytes)
+                if limit.admit(download):
+                    self.start(download)
+            await outcome(self._future)
+        except BaseException:
+            await self._cancel()
+            raise
+
+    async def _cancel(self) -> None:
+        open_reads = [download for download in self._downloads if download.batch is not None]
+        for download in open_reads:
+            download.batch, download.withdrawn = None, True
+        for download in open_reads:
+            if download.is_sent():
+                download.drop()
+                counters.in_flight -= 1
+                self._limit.release(download.weight)
+        self._limit.fill()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def start(self, download: Download) -> None:
+        """Send a read that has its slot of the limit. It does not raise."""
+        try:
+            target = self._provider.ready(download.key)
+            connection = None
+            if target is not None and download.is_plain():
+                connection = self._transport.pool.take(target.origin)
+        except Exception as error:
+            self._continue(download, Outcome(error, download.weight))
+            return
+        if target is None or connection is None:
+            self._continue(download, Outcome(None, download.weight))
+            return
+        counters.requests += 1
+        counters.in_flight += 1
+        download.target, download.request = target, target.get + download.plain_request()
+        connection.send(download)
+
+    def ended(self, download: Download, reply: Head | Exception | None) -> None:
+        """Take the outcome of a read: None if it is complete; else a head to look at, or an error."""
+        counters.in_flight -= 1
+        if reply is not None:
+            self._continue(download, Outcome(reply, download.weight))
+            return
+        download.batch = None
+        traffic = self._transport.traffic
+        counters.bytes += download.got
+        traffic.succeeded()
+        self._limit.succeeded(download.first.moved)  # type: ignore[union-attr]
+        self._limit.release(download.weight)
+        self._count()
+
+    def _count(self) -> None:
+        self._left -= 1
+        if not self._left and not self._future.done():
+            self._future.set_result(None)
+
+    def _continue(self, download: Download, first: Outcome) -> None:
+        """Let a coroutine read what is not to be had by one expected reply."""
+        download.batch = None
+        download.end_plain()
+        task = start_task(self._transport.read(self._provider, download, first))
+        self._tasks.add(task)
+        task.add_done_callback(functools.partial(self._finished, first))
+
+    def _finished(self, first: Outcome, task: 'asyncio.Task[Any]') -> None:
+        self._tasks.discard(task)
+        if first.reserved is not None:  # the task was cancelled before its first step
+            self._limit.release(first.reserved)
+        if task.cancelled():
+            if not self._future.done():
+                self._future.cancel()
+        elif (error := task.exception()) is None:
+            self._count()
+        elif not self._future.done():
+            self._future.set_exception(error)

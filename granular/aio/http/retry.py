@@ -1,0 +1,287 @@
+"""Retries: which failures are temporary, when the next attempt starts, and what all requests to a store share."""
+
+import asyncio
+import datetime
+import logging
+import random
+import re
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, Literal, NamedTuple
+
+from granular._redact import hidden
+from granular.aio.http.download import Download
+from granular.aio.http.limits import Budget, Limit, Pauses
+from granular.aio.http.messages import Head, ProtocolError, http_date
+from granular.aio.http.reply import changed, counters
+from granular.config import IOConfig
+from granular.errors import (
+    AccessDeniedError,
+    BadReplyError,
+    GranularError,
+    NotFoundError,
+    ObjectChangedError,
+    StoreError,
+    StoreTimeoutError,
+)
+
+logger = logging.getLogger('granular')
+
+RETRIED: Final = frozenset((408, 429, 500, 502, 503, 504))
+_EXPIRED: Final = frozenset(('ExpiredToken', 'ExpiredTokenException', 'TokenRefreshRequired', 'InvalidToken'))
+# S3 sends these codes with status 400 for a body that arrived damaged or too late.
+_DAMAGED: Final = frozenset(('BadDigest', 'IncompleteBody', 'RequestTimeout', 'XAmzContentChecksumMismatch'))
+_WARN_FROM: Final = 3  # the attempt from which on failures are logged as warnings
+_THROTTLED: Final = 0.5  # maximum seconds before the first retry after throttling
+_COST: Final = 5.0  # tokens of the retry budget for a retry
+_COST_AFTER_TIMEOUT: Final = 10.0
+_CODE: Final = re.compile(rb'<Code>(\w+)</Code>')
+
+RecoverableKind = Literal['expired', 'region', 'skewed']
+"""A recoverable request error reported by the store: expired credentials, wrong region, or clock skew."""
+
+Recover = Callable[[RecoverableKind, str], Awaitable[bool]]
+"""Called with a recoverable error and the region or time that the store reports; returns whether to try again."""
+
+
+class RecoverableError(Exception):
+    """A reply that reports a recoverable error of the request."""
+
+    def __init__(self, error: GranularError, kind: RecoverableKind, detail: str = '') -> None:
+        super().__init__(str(error))
+        self.error, self.kind, self.detail = error, kind, detail
+
+
+class DoubtfulError(Exception):
+    """A reply of another version, which may be the late reply to another request: retry on another connection."""
+
+    def __init__(self, error: ObjectChangedError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class RetryableError(Exception):
+    """A reply after which the request is retried."""
+
+    def __init__(self, error: StoreError, throttled: bool, after: float) -> None:
+        super().__init__(str(error))
+        self.error, self.throttled, self.after = error, throttled, after
+
+
+class Traffic:
+    """What all requests to a store share: the limit, the retry budget, and the pauses of throttled requests.
+
+    Args:
+      config: the settings.
+      on_throttling: called when the store throttles so often that the requests slow down.
+    """
+
+    def __init__(self, config: IOConfig, on_throttling: Callable[[], None]) -> None:
+        self.config, self.on_throttling = config, on_throttling
+        self.limit = Limit(config.concurrency, config.memory)
+        self.budget = Budget()
+        self.pauses = Pauses()
+
+    def succeeded(self, tokens: float = 1.0) -> None:
+        """Record that an operation succeeded: return tokens to the retry budget, and wake a throttled request."""
+        if self.budget.spent:
+            self.budget.give(tokens)
+        if self.pauses.waiting:
+            self.pauses.succeeded()
+
+
+class _Failure(NamedTuple):
+    """What a failed attempt means.
+
+    Attributes:
+      error: the error to raise if there is no other attempt.
+      cause: its cause.
+      attempts: the number of attempts after which the operation fails.
+      cost: tokens of the retry budget for a retry.
+      backoff: maximum seconds before the first retry.
+      after: seconds that the store asks to wait.
+      throttled: True if the store throttles.
+    """
+
+    error: StoreError
+    cause: Exception | None
+    attempts: int
+    cost: float
+    backoff: float
+    after: float = 0.0
+    throttled: bool = False
+
+
+class Attempts:
+    """The attempts of one operation: after a failure, waits for the next one, or raises the error if there is none.
+
+    The operation fails if the error is permanent, or the attempts or the time are used up. An attempt of a download
+    that made progress uses up neither: it renews the attempts, and also the time if the bytes gained since the last
+    renewal came at the minimum rate. So the number of such attempts is bounded by the size of the download, and a
+    download that gains next to nothing ends.
+
+    Args:
+      traffic: what the requests to the store share.
+      recover: obtains new credentials, the right region, or the time.
+      name: the object, for errors.
+      download: the download that may make progress.
+    """
+
+    def __init__(self, traffic: Traffic, recover: Recover, name: str, download: Download | None = None) -> None:
+        self._traffic, self._recover, self._name, self._download = traffic, recover, name, download
+        self._count = 0  # attempts since the last one that made progress
+        self._sent = 0  # all attempts
+        self._bad_replies = 0
+        self._started = self._renewed = time.monotonic()
+        self._gained = 0  # bytes since the last renewal of the time
+        self._paid = 1.0  # tokens that success returns
+        self._recovered: set[RecoverableKind] = set()
+
+    def succeeded(self) -> None:
+        """Record that the last attempt succeeded."""
+        self._traffic.succeeded(self._paid)
+
+    async def failed(self, error: Exception) -> None:
+        """Wait until the next attempt may start.
+
+        Args:
+          error: the error of the last attempt.
+
+        Raises:
+          GranularError: if there is no next attempt.
+        """
+        self._count += 1
+        self._sent += 1
+        if isinstance(error, RecoverableError):
+            if error.kind in self._recovered or not await self._recover(error.kind, error.detail):
+                raise error.error from None
+            self._recovered.add(error.kind)
+            counters.retries += 1
+            return
+        failure, config = self._judge(error), self._traffic.config
+        now = time.monotonic()
+        progress = self._record_progress(now)
+        backoff = min(config.backoff_cap, failure.backoff * 2 ** (self._count - 1))
+        wait = max(failure.after, random.uniform(0, backoff))
+        left = config.retry_time - (now - self._renewed)
+        if self._count >= failure.attempts or wait > left:
+            raise self._given_up(failure) from failure.cause
+        counters.retries += 1
+        # Occasional failures are normal for a bucket: warn only from the third consecutive one on.
+        level = logging.INFO if self._count < _WARN_FROM else logging.WARNING
+        logger.log(level, 'attempt %d failed, retrying in %.2f s: %s', self._sent, wait, failure.error)
+        if progress:
+            self._count = 0  # take no token: an attempt that makes progress does not burden a failing store
+        else:
+            await self._take_tokens(failure, left)
+        await self._wait(failure, wait)
+
+    def _judge(self, error: Exception) -> _Failure:
+        """Return what a failed attempt means. A permanent error is raised."""
+        name, config = self._name, self._traffic.config
+        plain = (config.attempts, _COST, config.backoff)
+        match error:
+            case ProtocolError() | BadReplyError():
+                # The error may quote a header of the request that the server repeats, so it is redacted.
+                text = f'{error}' if isinstance(error, BadReplyError) else f'{name}: {error}'
+                return _Failure(BadReplyError(hidden(text)), None, self._after_bad_reply(), *plain[1:])
+            case DoubtfulError():
+                return _Failure(error.error, None, self._after_bad_reply(), *plain[1:])
+            case RetryableError():
+                after = min(error.after, config.backoff_cap)
+                if not error.throttled or not self._traffic.limit.throttled(time.monotonic()):
+                    return _Failure(error.error, None, *plain, after)
+                self._traffic.on_throttling()
+                backoff = max(config.backoff, _THROTTLED)
+                return _Failure(error.error, None, config.attempts, _COST, backoff, after, throttled=True)
+            case GranularError():
+                raise error
+            case ssl.SSLCertVerificationError():
+                raise StoreError(f'{name}: {error}') from error
+            case TimeoutError():
+                timeout = StoreTimeoutError(f'{name}: no answer: {error or type(error).__name__}')
+                return _Failure(timeout, error, config.attempts, _COST_AFTER_TIMEOUT, config.backoff)
+            case OSError():
+                return _Failure(StoreError(f'{name}: {type(error).__name__}: {error}'), error, *plain)
+        raise error
+
+    def _after_bad_reply(self) -> int:
+        """Return the attempts permitted after a wrong reply: a store that answers wrongly twice will not improve."""
+        self._bad_replies += 1
+        return self._traffic.config.attempts if self._bad_replies < 2 else self._count
+
+    def _record_progress(self, now: float) -> bool:
+        """Renew the attempts, and maybe the time, if the last one made progress. Return whether it did."""
+        gained = 0 if self._download is None else self._download.gained()
+        if not gained:
+            return False
+        self._count = 1
+        self._gained += gained
+        if self._gained >= self._traffic.config.min_rate * (now - self._renewed):
+            self._renewed, self._gained = now, 0
+        return True
+
+    def _given_up(self, failure: _Failure, reason: str = '') -> StoreError:
+        failure.error.add_note(
+            f'gave up after {self._sent} attempts in {time.monotonic() - self._started:.1f} s{reason}'
+        )
+        return failure.error
+
+    async def _take_tokens(self, failure: _Failure, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._traffic.budget.take(failure.cost)
+        except TimeoutError:
+            raise self._given_up(failure, ': too many fail') from failure.cause
+        self._paid = failure.cost
+
+    async def _wait(self, failure: _Failure, seconds: float) -> None:
+        if not failure.throttled:
+            await asyncio.sleep(seconds)
+            return
+        await asyncio.sleep(failure.after)
+        if await self._traffic.pauses.wait(seconds - failure.after):
+            self._count -= 1  # woken early, since the store answers again
+
+
+def refusal(head: Head, body: bytes | bytearray, name: str) -> Exception:
+    """Return the error for a reply that is neither a success nor about ranges."""
+    status = head.status
+    code = _CODE.search(body)
+    detail = hidden(code[1].decode()[:80] if code else _text(body) or _text(head.reason.encode()))
+    if status in (404, 410):
+        missing = 'no such bucket' if 'NoSuchBucket' in detail else 'no such object'
+        return NotFoundError(f'{name}: {missing} (status {status})')
+    if status in (401, 403) or detail in _EXPIRED:
+        denied = AccessDeniedError(
+            f'{name}: access denied (status {status}, {detail}): check the credentials and their right to read it, '
+            f'or pass anon=True for a public bucket'
+        )
+        if detail == 'RequestTimeTooSkewed':
+            return RecoverableError(denied, 'skewed', head.headers.get('date', ''))
+        return RecoverableError(denied, 'expired') if status == 401 or detail in _EXPIRED else denied
+    if status == 412:
+        return changed(name, 'asked for', None)
+    region = head.headers.get('x-amz-bucket-region', '')[:40]
+    if status in (301, 307, 400) and region:
+        moved = f'{name}: the bucket is in region {region} (status {status}, {detail}): pass region={region!r}'
+        return RecoverableError(StoreError(moved), 'region', region)
+    error = StoreError(f'{name}: status {status}, {detail}')
+    if status not in RETRIED and detail not in _DAMAGED:
+        return error
+    return RetryableError(error, throttled=status in (429, 503), after=_retry_after(head))
+
+
+def _retry_after(head: Head) -> float:
+    """Return the seconds to wait that a reply asks for; 0 if it states none that can be parsed."""
+    value = head.headers.get('retry-after', '')
+    if value.isdecimal():
+        return float(value[:9])
+    until, now = http_date(value), http_date(head.headers.get('date', '')) or datetime.datetime.now(datetime.UTC)
+    return 0.0 if until is None else max(0.0, (until - now).total_seconds())
+
+
+def _text(body: bytes | bytearray) -> str:
+    # Servers may quote the request.
+    return ' '.join(hidden(bytes(body).decode(errors='replace')).split())[:200]

@@ -1,0 +1,81 @@
+"""Shapes of reply heads: a head with the same headers as an earlier one is read by one regular expression.
+
+A server sends the same headers, in the same order, with each range of an object, and parsing them one by one takes
+longer than receiving a small record. A shape is made from a head that the full parser accepted: the lines that decide
+how the body is read must be the same, the length, range and version are extracted, and other values may be any. So a
+head that matches would be accepted by the full parser with the same result; any other is left to it.
+"""
+
+import re
+from typing import Final
+
+from granular.aio.http.messages import Head
+
+_MOST: Final = 16  # shapes for one store: a server that varies its headers more is parsed in full
+_ANY: Final = rb'[^\r\n\0]*'
+_RANGE: Final = rb'bytes (?P<range>\d{1,18}-\d{1,18})/(?P<size>\d{1,18})'
+_LENGTH: Final = rb'(?P<length>\d{1,18})'
+_VERSION: Final = rb'(?P<version>[^\r\n\0]*)'
+
+
+class Shapes:
+    """The shapes of the replies to range reads from one store.
+
+    Args:
+      version_header: the header that contains the version of an object, in lower case.
+    """
+
+    def __init__(self, version_header: str) -> None:
+        self._version_header = version_header
+        self._patterns: list[re.Pattern[bytes]] = []
+
+    def match(self, head: bytes) -> tuple[bytes, ...] | None:
+        """Return the range (``first-last``), object size, body length and version in a head of a known shape.
+
+        Args:
+          head: the head of a reply, up to the end of its last line.
+
+        Returns:
+          None for a head of an unknown shape.
+        """
+        for pattern in self._patterns:
+            match = pattern.fullmatch(head)
+            if match is not None:
+                return match.group('range', 'size', 'length', 'version')
+        return None
+
+    def learn(self, raw: bytes, head: Head) -> None:
+        """Add the shape of a head that the full parser accepted, if replies like it need nothing else.
+
+        Args:
+          raw: the head, up to the end of its last line.
+          head: the same, parsed.
+        """
+        status, *lines = raw[:-2].split(b'\r\n')
+        if len(self._patterns) >= _MOST or len(lines) != len(head.headers) or not self._is_simple(head):
+            return
+        pattern = re.compile(b''.join([re.escape(status + b'\r\n'), *map(self._line, lines)]))
+        if pattern.fullmatch(raw) is not None:  # not with unusual spaces
+            self._patterns.append(pattern)
+
+    def _is_simple(self, head: Head) -> bool:
+        """Return whether a reply is a range of a larger object that keeps its version, coding and connection."""
+        headers = head.headers
+        return (
+            head.status == 206
+            and head.length is not None
+            and {'content-range', self._version_header} <= headers.keys()
+            and 'content-encoding' not in headers
+            and 'close' not in headers.get('connection', '').lower()
+        )
+
+    def _line(self, line: bytes) -> bytes:
+        """Return the pattern of a header line."""
+        name = line.partition(b':')[0].lower().decode('latin-1')
+        fixed = re.escape(line)
+        if name in ('content-range', 'content-length', self._version_header):
+            value = {'content-range': _RANGE, 'content-length': _LENGTH}.get(name, _VERSION)
+            fixed = re.escape(line[: len(name)]) + b': ' + value
+        elif name not in ('connection', 'transfer-encoding') and not name.endswith('-encoding'):
+            fixed = re.escape(line[: len(name) + 1]) + _ANY
+        return fixed + rb'\r\n'

@@ -1,0 +1,61 @@
+"""Tasks that run beside their callers, and end with their loop."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+from granular.aio.runtime.scope import peek_scope
+from granular.aio.runtime.tasks import outcome, start_task
+
+T = TypeVar('T')
+
+
+def background(coro: Coroutine[Any, Any, T]) -> 'asyncio.Task[T]':
+    """Start a task under a loop; it is cancelled when the loop ends (:class:`granular.aio.runtime.scope.Scope`).
+
+    Await it by ``outcome``, or by :func:`wait_shared` if several callers may wait; all of them get its error.
+    """
+    task = start_task(coro)
+    task.add_done_callback(_retrieve_error)
+    if (scope := peek_scope()) is not None:
+        scope.tasks.add(task)
+    return task
+
+
+async def wait_shared(tasks: 'set[asyncio.Task[None]]') -> None:
+    """Wait for tasks that other callers may await too; a task that no caller awaits any more is cancelled."""
+    for task in tasks:
+        _waiters[task] = _waiters.get(task, 0) + 1
+    try:
+        for task in tasks:
+            await outcome(asyncio.shield(task))
+    finally:
+        for task in tasks:
+            _stop_waiting(task)
+
+
+async def cancel_idle(tasks: 'set[asyncio.Task[None]]') -> None:
+    """Cancel those of some shared tasks that no caller awaits."""
+    idle = {task for task in tasks if task not in _waiters}
+    for task in idle:
+        task.cancel()
+    await asyncio.gather(*idle, return_exceptions=True)
+
+
+def _stop_waiting(task: 'asyncio.Task[None]') -> None:
+    _waiters[task] -= 1
+    if _waiters[task]:
+        return
+    del _waiters[task]
+    if not task.done():
+        task.cancel()
+
+
+def _retrieve_error(task: 'asyncio.Task[Any]') -> None:
+    # Python would print an error that is not retrieved, as when no caller awaits the task. The next caller that needs
+    # its result starts another task.
+    if not task.cancelled():
+        task.exception()
+
+
+_waiters: Final[dict[asyncio.Task[None], int]] = {}

@@ -1,0 +1,48 @@
+"""Registry of the functions that run in a forked child process, in a defined order.
+
+A child has a copy of its parent's memory, but none of its threads, and shares its open files. Modules register what
+they have to forget or to release.
+"""
+
+import contextlib
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+T = TypeVar('T')
+
+inherited: Final[list[Any]] = []
+"""Objects of the parent process that a child must neither use nor collect, such as its event loops."""
+
+_resets: Final[list[Callable[[], Any]]] = []
+
+
+def after_fork(reset: Callable[[], Any]) -> None:
+    """Call a function in each forked child, after all that were registered before it.
+
+    Modules register when they are imported, and import the layers below first: so lower layers are reset first.
+    """
+    _resets.append(reset)
+
+
+def each_after_fork(reset: Callable[[T], Any]) -> weakref.WeakSet[T]:
+    """Return an empty weak set; in each forked child, the function is called with each of its members."""
+    members: weakref.WeakSet[T] = weakref.WeakSet()
+
+    def reset_all() -> None:
+        for member in list(members):
+            reset(member)
+
+    after_fork(reset_all)
+    return members
+
+
+def _reset() -> None:
+    # An exit stack calls all of them, whichever of them fail; Python prints the error that it then raises.
+    with contextlib.ExitStack() as stack:
+        for reset in reversed(_resets):
+            stack.callback(reset)
+
+
+os.register_at_fork(after_in_child=_reset)

@@ -1,0 +1,124 @@
+"""A lock for coroutines of any event loops and threads."""
+
+import asyncio
+import collections
+import contextlib
+import inspect
+from collections.abc import Coroutine
+from typing import Any, Final, Self
+
+from granular.aio.runtime.forking import after_fork
+from granular.aio.runtime.loops import ensure_event_loop, running_loop, stepped_coroutine
+
+_CHECK_INTERVAL: Final = 1.0  # seconds between checks for a lost wake-up
+_generation: Final = [0]  # forks between the first process and this one
+
+
+class Lock:
+    """A lock for coroutines of any event loops and threads, granted in the order of arrival.
+
+    Use it by ``async with lock.turn()``. It contains no thread lock, so that a coroutine may leave it wherever the
+    garbage collector ends it; its only state is a queue whose operations are atomic.
+    """
+
+    def __init__(self) -> None:
+        self.queue: collections.deque[Turn] = collections.deque()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
+
+    def turn(self) -> 'Turn':
+        """Return a turn in the queue, taken by ``async with``."""
+        return Turn(self)
+
+    @property
+    def held(self) -> bool:
+        """True if a coroutine holds the lock."""
+        return bool(self.queue)
+
+
+class Turn:
+    """A coroutine's turn in the queue of a lock; the first in the queue holds the lock."""
+
+    __slots__ = ('_coro', '_generation', '_lock', '_loop', '_wake_up')
+
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
+        self._generation = _generation[0]
+        self._coro: Coroutine[Any, Any, Any] | None = None  # the one that takes the turn, if it runs without a loop
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake_up: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        queue, self._loop = self._lock.queue, running_loop()
+        if self._loop is None:
+            self._coro = stepped_coroutine()
+        queue.append(self)
+        if queue[0] is not self:
+            try:
+                await self._wait(queue)
+            except BaseException:
+                self._leave()
+                raise
+        return self
+
+    async def __aexit__(self, *args: object) -> None:
+        self._leave()
+
+    async def _wait(self, queue: 'collections.deque[Turn]') -> None:
+        await ensure_event_loop()
+        self._loop = asyncio.get_running_loop()
+        while True:
+            self._wake_up = self._loop.create_future()
+            self._wake_first()
+            if queue[0] is self:
+                return
+            # A wake-up is lost if an interrupt comes between leaving and waking, so check now and then.
+            await asyncio.wait([self._wake_up], timeout=_CHECK_INTERVAL)
+
+    def _leave(self) -> None:
+        with contextlib.suppress(ValueError):  # it was removed because its loop is closed
+            self._lock.queue.remove(self)
+        self._wake_first()
+
+    def _wake_first(self) -> None:
+        """Wake the first in the queue; remove those whose loop was closed, and those that were interrupted.
+
+        An interrupt of the main thread (Ctrl-C) may come before or after any instruction, also in ``_leave``.
+        """
+        queue = self._lock.queue
+        while queue:
+            try:
+                first = queue[0]
+            except IndexError:  # another thread removed it
+                return
+            if not first._abandoned():
+                first._wake()
+                return
+            with contextlib.suppress(ValueError):
+                queue.remove(first)
+
+    def _wake(self) -> None:
+        if self._wake_up is not None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime
+                self._wake_up.get_loop().call_soon_threadsafe(_complete, self._wake_up)
+
+    def _abandoned(self) -> bool:
+        """Return whether its coroutine ended without leaving, or runs in the process that this one was forked from."""
+        if self._generation != _generation[0]:
+            return True
+        if self._loop is not None:
+            return self._loop.is_closed()
+        return self._coro is not None and inspect.getcoroutinestate(self._coro) == inspect.CORO_CLOSED
+
+
+def _complete(future: 'asyncio.Future[None]') -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _count_fork() -> None:
+    _generation[0] += 1
+
+
+after_fork(_count_fork)

@@ -1,0 +1,133 @@
+"""Tasks: starting them, waiting for several of them, and ending them."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+from granular.aio.runtime.loops import ensure_event_loop, running_loop
+
+T = TypeVar('T')
+
+
+class HeldError(Exception):
+    """Carries SystemExit or KeyboardInterrupt out of a task; raised as itself, it would end the loop."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def start_task(coro: Coroutine[Any, Any, T]) -> 'asyncio.Task[T]':
+    """Start a task whose exceptions never end the loop; await it by ``outcome``."""
+    task = asyncio.create_task(_held(coro))
+    task.add_done_callback(lambda _: coro.close())  # it may be cancelled before its first step
+    return task
+
+
+async def outcome(task: Awaitable[T]) -> T:
+    """Return the result of a task started by ``start_task``, or of a future that represents it."""
+    try:
+        return await task
+    except HeldError as held:
+        error = held.error
+    raise error
+
+
+async def _held(coro: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await coro
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise HeldError(error) from error
+
+
+# --- waiting for several coroutines ---------------------------------------------------------------------------------
+
+
+async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results of coroutines, in order, run concurrently under a loop and one by one without.
+
+    The first error cancels the others, waits for them and is raised as itself.
+    """
+    coros = list(coroutines)
+    if len(coros) == 1 or running_loop() is None:
+        try:
+            return [await coro for coro in coros]
+        finally:
+            for coro in coros:
+                coro.close()
+    tasks = [start_task(coro) for coro in coros]
+    try:
+        return await outcome(asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+async def settle(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run coroutines to their ends, regardless of errors in the others, and raise the first error.
+
+    For operations that cannot be undone halfway: a store may or may not have executed a request that was cancelled.
+    """
+
+    async def caught(coro: Coroutine[Any, Any, None]) -> Exception | None:
+        try:
+            await coro
+        except Exception as error:
+            return error
+        return None
+
+    coros = list(coroutines)
+    try:
+        for failed in await gather([caught(coro) for coro in coros]):
+            if failed is not None:
+                raise failed
+    finally:
+        for coro in coros:
+            coro.close()  # those that an interrupt has kept from starting
+
+
+async def end_tasks(tasks: Iterable['asyncio.Task[Any]']) -> None:
+    """Cancel tasks and wait for them; tasks of other loops are only cancelled, and those of closed loops have ended.
+
+    If there are none to wait for, it does not wait and needs no loop.
+    """
+    own: list[asyncio.Task[Any]] = []
+    for task in tasks:
+        if task.done() or (loop := task.get_loop()).is_closed():
+            continue
+        if loop is running_loop():
+            task.cancel()
+            own.append(task)
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime
+                loop.call_soon_threadsafe(task.cancel)
+    if own:
+        await asyncio.gather(*own, return_exceptions=True)
+
+
+async def for_each(items: AsyncIterator[T], fn: Callable[[T], Coroutine[Any, Any, None]], limit: int) -> None:
+    """Run a coroutine for each item as it arrives, at most ``limit`` at a time. The first error ends them all."""
+    await ensure_event_loop()
+    running: set[asyncio.Task[None]] = set()
+    try:
+        async for item in items:
+            if len(running) >= limit:
+                running -= await _first_done(running)
+            running.add(start_task(fn(item)))
+        await outcome(asyncio.gather(*running))
+    except BaseException:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        raise
+
+
+async def _first_done(running: 'set[asyncio.Task[None]]') -> 'set[asyncio.Task[None]]':
+    """Wait until one of the tasks is done. Returns those that are done, or raises their error."""
+    done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        await outcome(task)
+    return done

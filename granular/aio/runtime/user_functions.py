@@ -1,0 +1,66 @@
+"""Calls of user functions, whose exceptions must not be taken for those of coroutines, futures and iterators."""
+
+import asyncio
+import concurrent.futures
+import contextvars
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar, TypeVarTuple
+
+from granular.aio.runtime.loops import running_loop
+from granular.errors import FunctionError
+
+T = TypeVar('T')
+Ts = TypeVarTuple('Ts')
+
+CONTROL: Final = (
+    StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError, concurrent.futures.CancelledError,
+)  # fmt: skip
+"""Exceptions that have a meaning for coroutines, futures and iterators other than that a function failed."""
+
+
+computing: Final[contextvars.ContextVar[tuple[object, ...]]] = contextvars.ContextVar('computing', default=())
+"""Tokens of the iterators whose elements this context computes: a function that it calls may not wait for them."""
+
+
+def mark_computing(token: object) -> None:
+    """Mark the context of the current task: it computes elements of the iterator with this token."""
+    tokens = computing.get()
+    if token not in tokens:
+        computing.set((*tokens, token))
+
+
+def function_error(error: BaseException) -> FunctionError:
+    """Return the error to raise in place of an exception of ``CONTROL``, which becomes its cause."""
+    detail = f': {error}' if str(error) else ''
+    replacement = FunctionError(f'a function that was given to granular raised {type(error).__name__}{detail}')
+    replacement.__cause__ = error
+    return replacement
+
+
+def call_user(fn: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Call a user function. An exception that coroutines cannot pass on (``CONTROL``) becomes a ``FunctionError``."""
+    try:
+        return fn(*args)
+    except CONTROL as error:
+        raise function_error(error) from error
+
+
+async def await_user(coro: Awaitable[T]) -> T:
+    """Await a user's coroutine, as ``call_user`` calls a function. A cancellation of this task passes through."""
+    try:
+        return await coro
+    except asyncio.CancelledError as error:
+        task = None if running_loop() is None else asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise function_error(error) from error
+    except GeneratorExit as error:
+        if error.__traceback__ is None or error.__traceback__.tb_next is None:
+            raise  # this coroutine is being closed: the error does not come from the user's
+        raise function_error(error) from error
+    except CONTROL as error:
+        raise function_error(error) from error
+    except RuntimeError as error:
+        if isinstance(cause := error.__cause__, StopIteration | StopAsyncIteration):  # Python wraps these in coroutines
+            raise function_error(cause) from cause
+        raise

@@ -1,0 +1,56 @@
+"""Arguments and options that several commands have, and the paths that they open."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+import granular
+
+Address = Annotated[str, typer.Argument(help='A path, or an address such as s3://bucket/data.', show_default=False)]
+Json = Annotated[bool, typer.Option('--json', help='Print one JSON document.')]
+OpenPath = Callable[[str], granular.Path]
+
+# The options of each kind of store.
+_APPLICABLE = {'s3': ('endpoint_url', 'region', 'profile', 'anon'), 'gs': ('endpoint_url', 'anon')}
+
+
+def _path(
+    url: str,
+    *,
+    endpoint_url: Annotated[str | None, typer.Option(help='The address of the store, for s3:// and gs://.')] = None,
+    region: Annotated[str | None, typer.Option(help='The region of the bucket, for s3://.')] = None,
+    profile: Annotated[str | None, typer.Option(help='The profile of the AWS configuration, for s3://.')] = None,
+    anon: Annotated[bool, typer.Option('--anon', help='Send no credentials, for s3:// and gs://.')] = False,
+) -> granular.Path:
+    """Return the path of an address, with the options that apply to its store."""
+    options: dict[str, Any] = {'endpoint_url': endpoint_url, 'region': region, 'profile': profile, 'anon': anon}
+    names = _APPLICABLE.get(url.partition('://')[0], ())
+    return granular.Path(url, **{name: options[name] for name in names if options[name]})
+
+
+_STORE_OPTIONS = tuple(inspect.signature(_path).parameters.values())[1:]
+
+
+def with_store_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of stores to a command. Its first parameter becomes the function that opens addresses with them.
+
+    ::
+
+        @app.command()
+        @with_store_options
+        def size(open_path: OpenPath, url: Address) -> None:
+            typer.echo(open_path(url).stat().size)
+    """
+
+    @functools.wraps(command)
+    def call(**arguments: Any) -> None:
+        options = {option.name: arguments.pop(option.name) for option in _STORE_OPTIONS}
+        command(functools.partial(_path, **options), **arguments)
+
+    own = tuple(inspect.signature(command).parameters.values())[1:]
+    # Typer reads the parameters of a command from its signature.
+    call.__signature__ = inspect.Signature([*own, *_STORE_OPTIONS])  # type: ignore[attr-defined]
+    return call

@@ -1,0 +1,95 @@
+"""Every code block of the README and of docs/ runs as a user would run it, or has a tag that says why not.
+
+Each page runs in a process, an empty folder and empty buckets of its own (tests/support/pages.py). Blocks tagged
+``python no-run`` and ``sh no-run`` need what the tests do not have: they are parsed, and counted in ``NOT_RUN``.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests import ROOT
+from tests.support.pages import Runner, blocks, commands, parse
+
+PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
+RUNNING = [page for page in PAGES if {'python', 'sh', 'console'} & {block.tag for block in blocks(page)}]
+LINKING = sorted([*ROOT.glob('*.md'), *(ROOT / 'docs').glob('*.md')])
+TAGS = {'python', 'sh', 'console', 'text', 'toml', 'json', 'yaml'}
+# Blocks tagged ``no-run``.
+NOT_RUN = {'frameworks.md': 1, 'migration.md': 4, 'sources.md': 2}
+
+
+@pytest.mark.parametrize('page', RUNNING, ids=lambda page: page.name)
+def test_examples_run(page, user_buckets, redis_server, tmp_path, monkeypatch):
+    monkeypatch.setenv('GRANULAR_REDIS_URL', redis_server.url)
+    monkeypatch.setenv('HOME', str(tmp_path))
+    monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
+    monkeypatch.setenv('PYTHONPATH', str(ROOT))
+    command = [sys.executable, '-W', 'default::ResourceWarning', '-m', 'tests.support.pages', page.relative_to(ROOT)]
+    process = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=55)
+    assert process.returncode == 0, process.stderr
+    assert 'ResourceWarning' not in process.stderr and 'Traceback' not in process.stderr, process.stderr
+
+
+@pytest.mark.parametrize(
+    'text, right',
+    [
+        ("```python\nprint('a', 1)  # a 1\n```", True),
+        ("```python\nprint('a', 1)  # a 1: an explanation\n```", True),
+        ('```python\nprint([1, 2, 3])  # [1, ...]\n```', True),
+        ("```python\nprint('a', 1)  # a 2\n```", False),
+        ('```python\nx = 1\n```\n\n```python\nprint(x)  # 1\n```', True),
+        ('```console\n$ granular --version\n...\n```', True),
+        ('```console\n$ granular --version\nnone\n```', False),
+    ],
+)
+def test_output_is_compared(text, right, tmp_path):
+    page = tmp_path / 'page.md'
+    page.write_text(text + '\n')
+    if right:
+        Runner(page, {}).run()
+    else:
+        with pytest.raises(AssertionError, match='prints'):
+            Runner(page, {}).run()
+
+
+@pytest.mark.parametrize('page', LINKING, ids=lambda page: page.name)
+def test_blocks_have_tags(page):
+    not_run = 0
+    for block in blocks(page):
+        assert block.tag.removesuffix(' no-run') in TAGS, f'{page.name}:{block.line}'
+        if block.tag == 'python no-run':
+            ast.parse(block.text)
+        elif block.tag == 'sh no-run':
+            for words in commands(block):
+                if words[0] == 'granular':
+                    parse(words)
+        not_run += block.tag.endswith(' no-run')
+    assert not_run == NOT_RUN.get(page.name, 0)
+
+
+def prose(page):
+    """Return the text of a page without its blocks."""
+    return re.sub(r'^```.*?^```', '', page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page):
+    """Return the anchors of a page's headings, as GitHub names them."""
+    headings = re.findall(r'^#+ (.*)$', prose(page), re.MULTILINE)
+    return {re.sub(r'[^\w\- ]', '', heading.lower()).replace(' ', '-') for heading in headings}
+
+
+@pytest.mark.parametrize('page', LINKING, ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings(page):
+    for path, _, anchor in re.findall(r'\]\((?!https?:)([^)#]*)(#?)([^)]*)\)', prose(page)):
+        target = page.parent / path if path else page
+        assert target.exists(), path
+        assert not anchor or anchor in anchors(target), f'{path}#{anchor}'
+
+
+def test_the_readme_links_to_each_page():
+    links = re.findall(r'\]\((docs/[^)#]*\.md)\)', (ROOT / 'README.md').read_text())
+    assert {f'docs/{page.name}' for page in PAGES[1:]} <= set(links)

@@ -1,0 +1,185 @@
+"""Run the code blocks of a documentation page, in order, as a user would.
+
+``python -m tests.support.pages README.md`` runs a page in the working directory, and exits with an error at the first
+block that fails. The tag of a block says how it is run:
+
+- ``python`` runs in the namespace of its page. The comment behind a ``print(...)`` begins with the output.
+- ``sh`` runs the commands that begin with ``granular`` or ``export``.
+- ``console`` also compares the output of each ``$ granular`` command with the lines that follow it.
+- Other tags are not run.
+
+In expected output, ``...`` stands for anything.
+"""
+
+import builtins
+import contextlib
+import dataclasses
+import doctest
+import io
+import os
+import pathlib
+import re
+import shlex
+import sys
+from unittest import mock
+
+import click
+import numpy as np
+import typer
+
+import granular
+from granular import cli
+from granular.cli import transfers  # noqa: F401 - which adds commands
+from granular.cli.commands import app
+from tests import ROOT
+
+PROGRAMS = {'aws', 'cd', 'gcloud', 'git', 'make', 'pip', 'python', 'torchrun'}  # appear in examples and are not run
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A fenced block; ``line`` is the number of its first line of text, from 1."""
+
+    tag: str
+    line: int
+    text: str
+
+
+def blocks(page):
+    """Yield the fenced blocks of a page."""
+    lines = page.read_text().splitlines()
+    start = None
+    for number, line in enumerate(lines):
+        if start is None and (match := re.match(r'`{3,}(.*)$', line)):
+            start, tag = number + 1, match[1].strip()
+        elif start is not None and re.match(r'`{3,}$', line):
+            yield Block(tag, start + 1, '\n'.join(lines[start:number]) + '\n')
+            start = None
+    assert start is None, f'{page.name}:{start}: the block does not end'
+
+
+def commands(block):
+    """Yield the commands of a ``sh`` block as lists of words."""
+    for line in block.text.replace('\\\n', ' ').splitlines():
+        if words := shlex.split(line, comments=True):
+            yield words
+
+
+def parse(words):
+    """Parse a ``granular`` command without running it."""
+    group = typer.main.get_command(app)
+    name, command, arguments = group.resolve_command(click.Context(group), words[1:])
+    command.make_context(name, arguments)
+
+
+def matches(expected, output):
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    return doctest.OutputChecker().check_output(expected.strip() + '\n', output.strip() + '\n', flags)
+
+
+class EndOfExampleError(Exception):
+    """Ends an example that loops forever; raised by a function that the setup of its page provides."""
+
+
+class Runner:
+    """Runs the blocks of one page.
+
+    Args:
+      page: the file.
+      names: names that the page uses and does not define.
+    """
+
+    def __init__(self, page, names):
+        self._page = page
+        self._lines = page.read_text().splitlines()
+        self._names = {'__name__': page.stem, 'print': self._print, **names}
+
+    def run(self):
+        for block in blocks(self._page):
+            if block.tag == 'python':
+                self._python(block)
+            elif block.tag == 'sh':
+                for words in commands(block):
+                    self._command(words)
+            elif block.tag == 'console':
+                for command, expected in re.findall(r'^\$ (.*)\n((?:(?!\$ ).*\n)*)', block.text, re.MULTILINE):
+                    output = self._command(shlex.split(command))
+                    assert not expected.strip() or matches(expected, output), f'{command} prints\n{output}'
+
+    def close(self):
+        """Close what the examples left open."""
+        for value in list(self._names.values()):
+            if type(value).__module__.startswith('granular.') and hasattr(value, 'close'):
+                value.close()
+        self._names.clear()
+
+    def _python(self, block):
+        # Empty lines in front give tracebacks and ``_print`` the line numbers of the page.
+        code = compile('\n' * (block.line - 1) + block.text, self._page, 'exec')
+        with contextlib.suppress(EndOfExampleError):
+            exec(code, self._names)
+
+    def _print(self, *values, **options):
+        builtins.print(*values, **options)
+        line = sys._getframe(1).f_lineno
+        if match := re.search(r'print\(.*\) +# (.*)$', self._lines[line - 1]):
+            # An explanation may follow the output.
+            ends = [*(end.start() for end in re.finditer(r'[:;,] ', match[1])), len(match[1])]
+            output = ' '.join(map(str, values))
+            assert any(matches(match[1][:end], output) for end in ends), f'{self._page.name}:{line} prints {output}'
+
+    def _command(self, words):
+        if words[0] == 'export':
+            os.environ.update([words[1].split('=', 1)])
+            return ''
+        if words[0] != 'granular':
+            assert words[0] in PROGRAMS, words
+            return ''
+        if words[1] == 'demo':  # takes seconds, and runs in tests/cli
+            parse(words)
+            return ''
+        output = io.StringIO()
+        try:
+            with mock.patch.object(sys, 'argv', words), contextlib.redirect_stdout(output):
+                cli.main()
+        except SystemExit as ended:
+            assert not ended.code, shlex.join(words)
+        return output.getvalue()
+
+
+def readme():
+    """Provide the dataset and the function of the first example, and images to convert."""
+    spec = {'image': 'array', 'label': 'int'}
+    with granular.ShardedDatasetWriter('s3://my-bucket/train', spec, granular.encoders, shardlen=60) as writer:
+        for i in range(120):
+            writer.append({'image': np.full((32, 32, 3), i, np.uint8), 'label': i})
+    folder = pathlib.Path('images/cats')
+    folder.mkdir(parents=True)
+    (folder / '0.png').write_bytes(granular.encoders['png'](np.zeros((8, 8, 3), np.uint8)))
+    steps = iter(range(3))
+
+    def train(batch):
+        assert {key: (array.shape, array.dtype) for key, array in batch.items()} == {
+            'image': ((64, 32, 32, 3), np.uint8),
+            'label': ((64,), np.int64),
+        }
+        if next(steps, None) is None:
+            raise EndOfExampleError
+
+    return {'train': train}
+
+
+SETUP = {'README.md': readme}
+
+
+def main():
+    page = ROOT / sys.argv[1]
+    runner = Runner(page, SETUP.get(page.name, dict)())
+    try:
+        runner.run()
+    finally:
+        runner.close()
+
+
+if __name__ == '__main__':
+    main()
