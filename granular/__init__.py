@@ -35,20 +35,15 @@ from granular.config import IOConfig
 from granular.errors import GranularError
 from granular.formats.plain import decoders, encoders
 from granular.sync.bags import BagReader, BagWriter
-from granular.sync.checkpoints import load_state, save_state
-from granular.sync.clean import clean
-from granular.sync.datasets import DatasetReader, DatasetWriter
+from granular.sync.datasets import DatasetReader, DatasetWriter, ShardedDatasetReader, ShardedDatasetWriter
 from granular.sync.loader import Loader
 from granular.sync.path import Path
 from granular.sync.pipeline import MapDataset
 from granular.sync.progress import progress
-from granular.sync.sharded import ShardedDatasetReader, ShardedDatasetWriter
-from granular.sync.verify import verify
 
 if TYPE_CHECKING:
     from granular.aio.caches.memory_source import InMemoryDataSource
     from granular.sync.caches import RedisCache, SharedMemoryCache
-    from granular.sync.convert import Conversion, convert
     from granular.sync.datasources import (
         ArrayRecordDataSource,
         ParquetDataSource,
@@ -67,7 +62,16 @@ if TYPE_CHECKING:
         ShuffleWrapper,
         SubsetWrapper,
     )
-    from granular.sync.local_copy import LocalCopy, copy_to_local
+    from granular.sync.functions import (
+        Conversion,
+        LocalCopy,
+        clean,
+        convert,
+        copy_to_local,
+        load_state,
+        save_state,
+        verify,
+    )
 
 __version__ = '1.0.0a1'
 
@@ -146,7 +150,6 @@ if not TYPE_CHECKING:
         {
             'granular.aio.caches.memory_source': 'InMemoryDataSource',
             'granular.sync.caches': 'RedisCache SharedMemoryCache',
-            'granular.sync.convert': 'Conversion convert',
             'granular.sync.datasources': (
                 'ArrayRecordDataSource ParquetDataSource ParquetIterDataset WebDatasetDataSource'
             ),
@@ -154,6 +157,8 @@ if not TYPE_CHECKING:
                 'FieldDataset FieldWrapper ModeWrapper ClassFilterWrapper FieldConcat '
                 'OversamplingWrapper PercentFilterWrapper RepeatWrapper ShuffleWrapper SubsetWrapper'
             ),
-            'granular.sync.local_copy': 'LocalCopy copy_to_local',
+            'granular.sync.functions': (
+                'Conversion LocalCopy clean convert copy_to_local load_state save_state verify'
+            ),
         },
     )

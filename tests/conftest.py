@@ -1,4 +1,4 @@
-"""Real servers, one of each per run, and a watch over event loops."""
+"""Fixtures: servers and interpreters, one of each per run, and a check for blocked event loops."""
 
 import asyncio
 import gc
@@ -12,12 +12,13 @@ import pytest
 
 import granular
 from granular import cli
+from tests.support.interpreters import Interpreter
 from tests.support.oracles import Oracle
 from tests.support.servers import FakeGCSServer, HTTPServer, MotoServer, RedisServer, SeaweedServer, Server
 
 STORES = ('local', 'memory', 'moto', 'seaweed', 'fakegcs')
 BUCKETS = ('moto', 'seaweed', 'fakegcs')
-BLOCKED = 0.2  # seconds for which no callback may hold an event loop
+BLOCKED = 0.2  # seconds; no callback may block an event loop for longer
 
 
 @pytest.fixture(scope='session', autouse=True)
@@ -29,18 +30,18 @@ def hermetic() -> Iterator[None]:
             patch.delenv(name)
     patch.setenv('AWS_EC2_METADATA_DISABLED', 'true')
     patch.setenv('NO_GCE_CHECK', 'true')
-    for face in (granular, granular.aio):
-        for name in face.__all__:
-            getattr(face, name)  # what is imported when it is asked for: compiling it takes a while
+    for api in (granular, granular.aio):
+        for name in api.__all__:
+            getattr(api, name)  # compile lazy imports now, as this may block an event loop for long
     yield
     patch.undo()
 
 
 @pytest.fixture(autouse=True)
 def unblocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fails a test whose event loop was held by one callback for too long."""
+    """Fail a test if one callback blocked its event loop for too long."""
     slow: list[str] = []
-    collecting = [0.0, 0.0]  # when it began, and seconds in all: half a second each, among moto's objects
+    collecting = [0.0, 0.0]  # start of a collection, and total seconds: with moto each takes half a second
     run = asyncio.Handle._run
 
     def collector(phase: str, info: object) -> None:
@@ -50,13 +51,13 @@ def unblocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             collecting[1] += time.thread_time() - collecting[0]
 
     def timed(self: asyncio.Handle) -> None:
-        # Of this thread alone, as the machine may be busy, and without the collector, who comes when he will.
-        began = time.thread_time() - collecting[1]
+        # The time of this thread only, as the machine may be busy, without garbage collection.
+        start = time.thread_time() - collecting[1]
         run(self)
-        spent = time.thread_time() - collecting[1] - began
-        # A client may be made under a short-lived loop of a worker thread, which blocks no other work.
-        if spent > BLOCKED and threading.current_thread() is threading.main_thread():
-            slow.append(f'{spent:.2f} s in {self!r}')
+        seconds = time.thread_time() - collecting[1] - start
+        # A short-lived loop in a worker thread, in which a client may be created, blocks no other work.
+        if seconds > BLOCKED and threading.current_thread() is threading.main_thread():
+            slow.append(f'{seconds:.2f} s in {self!r}')
 
     monkeypatch.setattr(asyncio.Handle, '_run', timed)
     gc.callbacks.append(collector)
@@ -113,7 +114,7 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HTTPServer]:
 
 @pytest.fixture(params=STORES)
 def root(request: pytest.FixtureRequest, tmp_path: os.PathLike[str]) -> granular.Path:
-    """An empty place to write to, in every kind of store."""
+    """An empty folder in every kind of store."""
     if request.param == 'local':
         return granular.Path(tmp_path)
     if request.param == 'memory':
@@ -124,24 +125,42 @@ def root(request: pytest.FixtureRequest, tmp_path: os.PathLike[str]) -> granular
 
 @pytest.fixture(params=BUCKETS)
 def bucket(request: pytest.FixtureRequest) -> granular.Path:
-    """An empty place in a bucket, in every kind of object store."""
+    """An empty folder in a bucket of every kind of object store."""
     server: Server = request.getfixturevalue(request.param)
     return server.place()
 
 
 @pytest.fixture(scope='session')
-def oracle21() -> Oracle:
-    return Oracle.granular('0.21.1')
+def oracle21() -> Iterator[Oracle]:
+    with Oracle.granular('0.21.1') as oracle:
+        yield oracle
 
 
 @pytest.fixture(scope='session')
-def oracle24() -> Oracle:
-    return Oracle.granular('0.24.2')
+def oracle24() -> Iterator[Oracle]:
+    with Oracle.granular('0.24.2') as oracle:
+        yield oracle
 
 
 @pytest.fixture(scope='session')
-def grain() -> Oracle:
-    return Oracle.grain()
+def grain() -> Iterator[Oracle]:
+    with Oracle.grain() as oracle:
+        yield oracle
+
+
+@pytest.fixture(scope='session')
+def interpreter() -> Iterator[Interpreter]:
+    """An interpreter in development mode, with warnings as errors. Each program imports granular itself."""
+    with Interpreter('aiohttp', 'numpy') as interpreter:
+        yield interpreter
+
+
+@pytest.fixture(scope='session')
+def learning_interpreter() -> Iterator[Interpreter]:
+    """An interpreter for programs that need scikit-learn, PyTorch or an S3 server: each takes seconds to import."""
+    modules = 'aiohttp', 'moto.server', 'sklearn.datasets', 'torch._dynamo'
+    with Interpreter(*modules, options=['-W', 'error']) as interpreter:
+        yield interpreter
 
 
 @pytest.fixture

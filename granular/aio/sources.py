@@ -73,7 +73,7 @@ class Transform(Element):
         super().__init__(convert(source))
         self._fn, self._own_seed = fn, seed
 
-    def call(self, datapoint: Any, index: int) -> Any:
+    def _call(self, datapoint: Any, index: int) -> Any:
         return self._fn(datapoint, seed=[self._own_seed, index])
 
     def describe(self) -> str:
@@ -160,7 +160,7 @@ class Interleave(SourceChoice):
     def __len__(self) -> int:
         return len(self.parents) * min(length_of(source) for source in self.parents)
 
-    def choose(self, indices: Ints) -> tuple[Ints, Ints]:
+    def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
         inner, owners = np.divmod(steps_of(indices), len(self.parents))
         return owners, inner
 
@@ -195,7 +195,7 @@ class Mix(SourceChoice):
     def __len__(self) -> int:
         return min(length_of(source) for source in self.parents)
 
-    def choose(self, indices: Ints) -> tuple[Ints, Ints]:
+    def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
         steps = steps_of(indices)
         return np.array([self._draw(step) for step in steps.tolist()], np.int64), steps
 

@@ -194,20 +194,20 @@ def cache(
     as_json: Json = False,
 ) -> None:
     """Show what the block cache in a local folder holds, and trim it."""
-    from granular.aio.stores.block_cache.packs import existing
+    from granular.aio.stores.block_cache.blocks import open_existing
 
-    packs = existing(os.path.expanduser(folder))
-    removed = 0 if trim is None else packs.trim(trim)
+    blocks = open_existing(os.path.expanduser(folder))
+    removed = 0 if trim is None else blocks.packs.trim(trim)
     places: dict[str, list[int]] = {}
-    for url, size, there in packs.objects():
+    for url, size, there in blocks.usage():
         row = places.setdefault(url.rpartition('/')[0], [0, 0])
         row[0], row[1] = row[0] + there, row[1] + size
     if as_json:
-        typer.echo(json.dumps({'bytes': packs.size(), 'removed': removed, 'places': places}))
+        typer.echo(json.dumps({'bytes': blocks.packs.size(), 'removed': removed, 'places': places}))
         return
     for place, (there, size) in sorted(places.items()):
         typer.echo(f'{there:>14}  {there / max(size, 1):>4.0%}  {printable(place)}')
-    typer.echo(f'{packs.size():,} bytes, {removed:,} removed', err=True)
+    typer.echo(f'{blocks.packs.size():,} bytes, {removed:,} removed', err=True)
 
 
 # --- helpers

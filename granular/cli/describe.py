@@ -6,9 +6,8 @@ import numpy as np
 
 from granular.errors import NotFoundError
 from granular.sync.bags import BagReader
-from granular.sync.datasets import DatasetReader
+from granular.sync.datasets import DatasetReader, ShardedDatasetReader
 from granular.sync.path import Path
-from granular.sync.sharded import ShardedDatasetReader
 
 _SHOWN = 8  # number of array values to show
 _DEPTH = 64  # limit on the nesting of lists and maps

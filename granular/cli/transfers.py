@@ -11,7 +11,7 @@ from rich.console import Console
 
 import granular
 from granular.aio.conversion.convert import Conversion
-from granular.aio.conversion.origins import FORMATS
+from granular.aio.conversion.record_source import FORMATS
 from granular.cli.commands import app, bytes_shown
 from granular.cli.describe import printable
 from granular.cli.options import Json, OpenPath, with_store_options

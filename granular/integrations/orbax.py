@@ -15,7 +15,7 @@ from typing import Any
 from granular._lazy import import_extra
 from granular.aio.pipeline.transforms import ShardByJaxProcess
 from granular.errors import InvalidArgumentError
-from granular.sync.checkpoints import load_state, save_state
+from granular.sync.functions import load_state, save_state
 
 ocp = import_extra('orbax.checkpoint', 'orbax')
 _Handler: Any = ocp.CheckpointHandler

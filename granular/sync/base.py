@@ -1,9 +1,10 @@
 """Base classes of the sync API: each object wraps an async counterpart in ``.aio`` and can be closed."""
 
 import functools
+import re
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, SupportsIndex, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, SupportsIndex, TypeVar, cast, overload
 
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.lifecycle import AsyncResource
@@ -12,6 +13,13 @@ from granular.sync.iteration import Iteration
 A = TypeVar('A', bound=AsyncResource)
 P = ParamSpec('P')
 R = TypeVar('R')
+
+
+def sync_doc(thing: object) -> str:
+    """Return the docstring of an object of the async API, with examples for the sync API."""
+    doc = (thing.__doc__ or '').replace('granular.aio.', 'granular.').replace('async with ', 'with ')
+    doc = re.sub(r'await (\w+)\.get\((-?\w+)\)', r'\1[\2]', doc)
+    return doc.replace('async for ', 'for ').replace('await ', '')
 
 
 def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[Any, P], R]:
@@ -32,6 +40,7 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> C
         coroutine: Coroutine[Any, Any, R] = getattr(self.aio, name)(*args, **kwargs)
         return run(coroutine)
 
+    call.__doc__ = sync_doc(method)
     return call
 
 
@@ -91,8 +100,13 @@ class Reader(SyncObject[A]):
     If the data was replaced in between, reopening raises ``ObjectChangedError``.
     """
 
+    aio: Any
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopened, (type(self), self.aio)
+
+    def __len__(self) -> int:
+        return len(self.aio)
 
 
 def _reopened(kind: type[Reader[A]], twin: A) -> Reader[A]:
@@ -101,18 +115,49 @@ def _reopened(kind: type[Reader[A]], twin: A) -> Reader[A]:
     return reader
 
 
-class Rows(Reader[A], Batched):
-    """A reader of datapoints that are dicts, with access to single fields."""
+def copy_of(reader: R) -> R:
+    """Return a reader of the same data whose async counterpart is a copy."""
+    twin = type(reader).__new__(type(reader))
+    twin.aio = reader.aio.copy()  # type: ignore[attr-defined]
+    return twin
 
-    aio: Any
+
+class RecordReader(Reader[A]):
+    """A reader of records, which are bytes."""
+
+    @overload
+    def get(self, index: SupportsIndex) -> bytes: ...
+    @overload
+    def get(self, index: slice | range) -> list[bytes]: ...
+    def get(self, index: SupportsIndex | slice | range) -> bytes | list[bytes]:
+        """Return the record at an index, negative from the end, or the records of a slice; like ``reader[index]``.
+
+        Raises:
+          OutOfRangeError: an ``IndexError``.
+        """
+        return cast(bytes | list[bytes], run(self.aio.get(index)))
+
+    __getitem__ = get
+
+    def fetch(self, indices: Any) -> list[bytes]:
+        """Return the records at many indices, in the order requested; neighbouring ones share a request.
+
+        Args:
+          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
+        """
+        return cast(list[bytes], run(self.aio.fetch(indices)))
+
+    def __iter__(self) -> Iterator[bytes]:
+        return Iteration(self.aio.__aiter__)
+
+
+class DatapointReader(Reader[A], Batched):
+    """A reader of datapoints that are dicts, with access to single fields."""
 
     @property
     def size(self) -> int:
         """Bytes of all files."""
         return self.aio.size  # type: ignore[no-any-return]
-
-    def __len__(self) -> int:
-        return len(self.aio)
 
     def __getitem__(self, index: SupportsIndex | slice | tuple[SupportsIndex | slice, Any]) -> Any:
         if isinstance(index, tuple):
@@ -147,9 +192,7 @@ class Rows(Reader[A], Batched):
 
     def copy(self) -> Self:
         """Return an independently closable reader of the same data that shares its caches."""
-        twin = type(self).__new__(type(self))
-        twin.aio = self.aio.copy()
-        return twin
+        return copy_of(self)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return Iteration(self.aio.__aiter__)

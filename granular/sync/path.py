@@ -1,10 +1,11 @@
 """The sync API of :mod:`granular.aio.paths.path`."""
 
 import atexit
+import functools
 import io
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
-from typing import BinaryIO, Final, Self, cast
+from typing import BinaryIO, Concatenate, Final, ParamSpec, Self, TypeVar, cast
 
 from granular.aio.paths import path as core
 from granular.aio.paths.file import File
@@ -15,6 +16,24 @@ from granular.aio.runtime.forking import each_after_fork
 from granular.config import MiB
 from granular.sync.base import blocking
 from granular.sync.iteration import Iteration
+
+P = ParamSpec('P')
+S = TypeVar('S', bound='Path')
+
+
+def _listing(
+    method: Callable[Concatenate[core.Path, P], AsyncIterator[core.Path]],
+) -> Callable[Concatenate[S, P], Iterator[S]]:
+    """Make a method that returns a blocking iterator of an async one that yields paths.
+
+    The signature and docstring are those of the async method.
+    """
+
+    @functools.wraps(method)
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[S]:
+        return Iteration(lambda: method(self.aio, *args, **kwargs), self._own)
+
+    return call
 
 
 class Path(PurePath):
@@ -63,62 +82,29 @@ class Path(PurePath):
         A written file appears when it is closed, and not at all if its ``with`` block ends with an error.
         """
         file = run(self.aio.open(mode))
-        return cast(BinaryIO, _Reader(_RawReader(file), MiB) if mode == 'rb' else _Writer(_RawWriter(file), MiB))
+        buffered = _BufferedReader(_RawReader(file), MiB) if mode == 'rb' else _BufferedWriter(_RawWriter(file), MiB)
+        return cast(BinaryIO, buffered)
 
     mkdir = blocking(core.Path.mkdir)
     unlink = blocking(core.Path.unlink)
     rmtree = blocking(core.Path.rmtree)
 
     def copy(self, target: 'Path | core.Path | str', *, progress: Progress | None = None) -> 'Path':
-        """Copy a file, or a folder with everything in it; within one store, bytes are copied by the server.
+        path = run(self.aio.copy(core.Path(target), progress=progress))
+        return Path.of(path.store, path.key)
 
-        Each file appears complete or not at all, and is compared with the checksums that its stores provide. An
-        interrupted copy resumes: a file that exists with the same size and checksum is skipped. For a file on a disk
-        the checksum is computed; a file in a store without checksums is copied again. ``spec.json`` files are copied
-        last, and deleted first where other data is replaced, so that a partial copy of a dataset does not look
-        complete. Nothing is written outside of the target.
-
-        Args:
-          target: the file or folder to write.
-          progress: called with the number of bytes of each piece that was copied or skipped, on the library's thread.
-
-        Returns:
-          The target.
-
-        Raises:
-          AlreadyExistsError: if the target holds another dataset that would be mixed with the copy.
-          InvalidArgumentError: if a name in the folder escapes it, such as one with ``..``.
-          BadReplyError: if received bytes do not have the checksum that the store reports.
-          ObjectChangedError: if a file, or a dataset, was replaced or written to while it was copied.
-          StoreError: if the written file has another size or checksum than the source.
-        """
-        done = run(self.aio.copy(core.Path(target), progress=progress))
-        return Path.of(done.store, done.key)
+    copy.__doc__ = core.Path.copy.__doc__
 
     # --- listing
 
-    def iterdir(self) -> Iterator[Self]:
-        """Yield the entries of a folder, page by page.
-
-        Raises:
-          NotFoundError: if the folder does not exist.
-        """
-        return Iteration(self.aio.iterdir, self._own)
-
-    def glob(self, pattern: str) -> Iterator[Self]:
-        """Yield the paths in this folder that match a pattern of ``*``, ``?``, ``[ab]``, and ``**`` for any depth.
-
-        They are listed page by page.
-        """
-        return Iteration(lambda: self.aio.glob(pattern), self._own)
-
-    def rglob(self, pattern: str) -> Iterator[Self]:
-        """Like ``glob``, at any depth."""
-        return Iteration(lambda: self.aio.rglob(pattern), self._own)
+    iterdir = _listing(core.Path.iterdir)
+    glob = _listing(core.Path.glob)
+    rglob = _listing(core.Path.rglob)
 
     def walk(self) -> Iterator[tuple[Self, list[str], list[str]]]:
-        """Yield each folder with the names of the folders and of the files in it, top-down, like ``pathlib``."""
-        return Iteration(self.aio.walk, lambda entry: (self._own(entry[0]), *entry[1:]))
+        return Iteration(self.aio.walk, lambda level: (self._own(level[0]), *level[1:]))
+
+    walk.__doc__ = core.Path.walk.__doc__
 
     def _own(self, path: core.Path) -> Self:
         return type(self).of(path.store, path.key)
@@ -157,7 +143,7 @@ class _RawReader(io.RawIOBase):
             super().close()
 
 
-class _Reader(io.BufferedReader):
+class _BufferedReader(io.BufferedReader):
     """A buffered reader."""
 
 
@@ -186,7 +172,7 @@ class _RawWriter(io.RawIOBase):
             super().close()
 
 
-class _Writer(io.BufferedWriter):
+class _BufferedWriter(io.BufferedWriter):
     """A buffered writer that discards the written data if its ``with`` block ends with an error."""
 
     def __exit__(

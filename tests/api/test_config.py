@@ -1,3 +1,5 @@
+"""Settings of IOConfig: environment variables, units and validation."""
+
 import dataclasses
 
 import pytest
@@ -6,7 +8,7 @@ import granular
 from granular.errors import InvalidArgumentError
 
 
-def test_every_knob_has_a_variable_and_says_its_unit(monkeypatch):
+def test_every_setting_documents_its_variable_and_unit(monkeypatch):
     for field in dataclasses.fields(granular.IOConfig):
         assert field.metadata['variable'] == f'GRANULAR_{field.name.upper()}'
         assert any(
@@ -23,18 +25,18 @@ def test_every_knob_has_a_variable_and_says_its_unit(monkeypatch):
 @pytest.mark.parametrize(
     'knobs', [{'concurrency': -1}, {'memory': -1}, {'attempts': 0}, {'part_size': 1000}, {'max_gap': -2}]
 )
-def test_knobs_that_cannot_be(knobs):
+def test_invalid_settings_are_rejected(knobs):
     with pytest.raises(InvalidArgumentError, match=next(iter(knobs))):
         granular.IOConfig(**knobs)
 
 
-def test_a_variable_that_is_no_number(monkeypatch):
+def test_environment_variable_that_is_not_a_number_is_rejected(monkeypatch):
     monkeypatch.setenv('GRANULAR_MEMORY', 'lots')
     with pytest.raises(InvalidArgumentError, match='GRANULAR_MEMORY'):
         granular.IOConfig()
 
 
-def test_a_folder_may_have_any_name(monkeypatch):
+def test_folder_settings_accept_any_name(monkeypatch):
     monkeypatch.setenv('GRANULAR_INDEX_CACHE', '~/cache of mine')
     assert granular.IOConfig().index_cache == '~/cache of mine'
     assert granular.IOConfig(index_cache='').index_cache == ''

@@ -1,4 +1,4 @@
-"""Imports point down the list of layers, and never in a circle; docs/architecture.md shows the same list.
+"""Layers: imports point to lower layers only and form no cycle. docs/architecture.md shows the same list.
 
 ``python -m tests.api.test_layers`` prints the table for docs/architecture.md.
 """
@@ -13,7 +13,7 @@ from tests import ROOT
 
 PACKAGE = ROOT / 'granular'
 
-# From the top down: a module imports from its own part, or from parts of the layers below.
+# From top to bottom: a module imports from its own part, or from parts of lower layers.
 LAYERS = (
     {'__main__': '`python -m granular`'},
     {
@@ -75,7 +75,7 @@ MODULES = dict(modules())
 
 
 def part_of(module):
-    """Return the number of a module's layer and its part there: the longest name that the module's begins with."""
+    """Return the number of a module's layer and its part there: the longest prefix of the module's name."""
     named = [
         (number, part)
         for number, parts in enumerate(LAYERS)
@@ -86,7 +86,7 @@ def part_of(module):
 
 
 def imported(file):
-    """Return the modules that a file imports, wherever in it, but for those of its type annotations alone."""
+    """Return the modules that a file imports anywhere, except imports for type annotations only."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -106,11 +106,11 @@ IMPORTS = {
 }
 
 
-def test_each_module_belongs_to_a_layer():
+def test_every_module_belongs_to_a_layer():
     assert [module for module in MODULES if part_of(module) is None] == []
 
 
-def test_no_import_points_up_or_aside():
+def test_imports_point_to_lower_layers_only():
     wrong = []
     for module, names in IMPORTS.items():
         number, part = part_of(module)
@@ -122,7 +122,7 @@ def test_no_import_points_up_or_aside():
 
 
 @pytest.mark.parametrize('depth', ['modules', 'parts'])
-def test_imports_make_no_circle(depth):
+def test_imports_form_no_cycle(depth):
     graph = collections.defaultdict(set)
     for module, names in IMPORTS.items():
         here = module if depth == 'modules' else part_of(module)[1]
@@ -140,7 +140,7 @@ def table():
     return '\n'.join(lines)
 
 
-def test_the_architecture_page_shows_these_layers():
+def test_architecture_page_shows_the_layers():
     assert table() in (ROOT / 'docs' / 'architecture.md').read_text()
 
 

@@ -27,14 +27,14 @@ PAIRS = [
     *((getattr(granular, name), getattr(aio, name)) for name in FIELDS),
 ]  # fmt: skip
 
-# Of one face alone: how it is opened, closed and iterated, and what only the core needs.
-ONLY_ASYNC = {'aclose', 'abort', 'get', 'open', 'choose', 'readers', 'bags'} | {
-    'immediate', 'length_of', 'get_now', 'limits', 'table_job', 'limits_in', 'data_job', 'in_memory', 'of_version',
-    'add', 'crowded', 'lookup', 'known', 'of_shard', 'beside', 'checked', 'sums', 'verify', 'check_references',
-    'call', 'describe', 'doing', 'made', 'parents', 'release', 'select', 'sparse', 'spent',
-    'keep', 'cut', 'owned', 'withdraw', 'unused', 'labels', 'load', 'pure', 'expect', 'footers', 'groups_of', 'weight',
-    'identity', 'check_versions', 'files', 'is_remote', 'origin', 'prove', 'warn_of_lengths',
-}  # fmt: skip
+# How async objects are opened and closed; the readers of parts; the attributes of a stage that the pipeline goes by.
+ONLY_ASYNC = {'abort', 'aclose', 'bags', 'get', 'open', 'readers'} | {
+    'describe',
+    'parents',
+    'release',
+    'select',
+    'sparse',
+}
 ONLY_SYNC = {'close', 'aio', 'endless', 'load_state_dict', 'seed', 'state_dict'}
 
 

@@ -1,3 +1,5 @@
+"""Bags: records in every version and store, the number of requests, damage, appending and errors."""
+
 import os
 import pickle
 
@@ -32,7 +34,7 @@ def fill(path, records, version=2):
 
 @anew
 @given(RECORDS, st.sampled_from([1, 2, 3]), st.booleans(), st.booleans(), st.data())
-def test_any_records_in_any_version(tmp_path, records, version, cache_index, cache_data, data):
+def test_any_records_round_trip_in_every_version(tmp_path, records, version, cache_index, cache_data, data):
     path = tmp_path / f'{len(os.listdir(tmp_path))}.bag'
     size = fill(path, records, version)
     with granular.BagReader(path, cache_index=cache_index, cache_data=cache_data) as reader:
@@ -50,7 +52,7 @@ def test_any_records_in_any_version(tmp_path, records, version, cache_index, cac
 @pytest.mark.parametrize(
     ('version', 'content'), [(1, bytes(8)), (2, b''), (3, b'')], ids=['version 1', 'version 2', 'version 3']
 )
-def test_an_empty_bag(tmp_path, version, content):
+def test_empty_bag_has_no_records(tmp_path, version, content):
     fill(tmp_path / 'x.bag', [], version)
     assert (tmp_path / 'x.bag').read_bytes() == content
     with granular.BagReader(tmp_path / 'x.bag') as reader:
@@ -60,7 +62,7 @@ def test_an_empty_bag(tmp_path, version, content):
             reader[0]
 
 
-def test_the_bytes_of_each_version(tmp_path):
+def test_file_bytes_of_each_version(tmp_path):
     def limits(*ends):
         return np.array(ends, '<u8').tobytes()
 
@@ -72,7 +74,7 @@ def test_the_bytes_of_each_version(tmp_path):
     assert (tmp_path / '3.idx').read_bytes() == limits(2, 3)
 
 
-def test_a_bag_in_memory():
+def test_bag_is_written_to_and_read_from_memory():
     content = b'abc' + np.array([2, 3], '<u8').tobytes()
     assert list(granular.BagReader(content)) == [b'ab', b'c']
     assert list(granular.BagReader(b'abc', index=np.array([2, 3], '<u8').tobytes())) == [b'ab', b'c']
@@ -81,7 +83,7 @@ def test_a_bag_in_memory():
 
 @pytest.mark.parametrize('version', [1, 2, 3])
 @pytest.mark.parametrize('cache_index', [True, False])
-def test_every_store(root, version, cache_index):
+def test_bag_round_trips_in_every_store(root, version, cache_index):
     records = [os.urandom(i % 50 + 1) for i in range(200)]
     root.mkdir(parents=True, exist_ok=True)
     fill(root / 'x.bag', records, version)
@@ -92,18 +94,18 @@ def test_every_store(root, version, cache_index):
             reader[200]
 
 
-@pytest.mark.parametrize(('records', 'most'), [(100, 1), (20_000, 2)])
+@pytest.mark.parametrize(('records', 'requests'), [(100, 1), (20_000, 2)])
 @pytest.mark.parametrize('version', [1, 2])
-def test_opening_takes_at_most_two_round_trips(http, records, most, version):
+def test_opening_takes_at_most_two_round_trips(http, records, requests, version):
     fill(http.folder / 'x.bag', [b'x'] * records, version)
     reader = granular.BagReader(f'{http.endpoint}/x.bag')
-    asked = [path for _, path, _ in http.requests if path == '/x.bag']
-    assert len(asked) == most
+    requested = [path for _, path, _ in http.requests if path == '/x.bag']
+    assert len(requested) == requests
     assert len(reader) == records
     reader.close()
 
 
-def test_reading_without_a_cached_index_asks_for_the_limits_it_needs(http):
+def test_reads_without_cached_index_request_only_needed_limits(http):
     records = [os.urandom(10_000) for _ in range(100)]
     fill(http.folder / 'x.bag', records)
     config = granular.IOConfig(tail=64, max_gap=0)
@@ -111,12 +113,12 @@ def test_reading_without_a_cached_index_asks_for_the_limits_it_needs(http):
         http.requests.clear()
         assert reader.fetch([10, 11, 12, 50]) == [records[i] for i in (10, 11, 12, 50)]
         table = 1_000_000
-        asked = [tuple(map(int, r.removeprefix('bytes=').split('-'))) for _, _, r in http.requests]
-        assert sorted(b - a + 1 for a, b in asked if a >= table) == [16, 32]
-        assert len(asked) == 4
+        requested = [tuple(map(int, r.removeprefix('bytes=').split('-'))) for _, _, r in http.requests]
+        assert sorted(b - a + 1 for a, b in requested if a >= table) == [16, 32]
+        assert len(requested) == 4
 
 
-def test_a_range_of_records_is_one_request(http):
+def test_range_of_records_is_one_request(http):
     records = [os.urandom(1000) for _ in range(100)]
     fill(http.folder / 'x.bag', records)
     with granular.BagReader(f'{http.endpoint}/x.bag') as reader:
@@ -138,21 +140,21 @@ def test_a_range_of_records_is_one_request(http):
         (b'abc' + np.array([2**63 + 1, 3], '<u8').tobytes(), 'decrease'),
     ],
 )
-def test_a_corrupt_bag(tmp_path, content, match):
+def test_corrupt_bag_is_an_error(tmp_path, content, match):
     (tmp_path / 'x.bag').write_bytes(content)
     with pytest.raises(CorruptBagError, match=match) as caught:
         granular.BagReader(tmp_path / 'x.bag')
     assert 'x.bag' in str(caught.value)
 
 
-def test_a_last_limit_beyond_the_data(tmp_path):
+def test_last_limit_beyond_the_data_is_an_error(tmp_path):
     (tmp_path / 'x.bag').write_bytes(b'abc')
     (tmp_path / 'x.idx').write_bytes(np.array([2, 5], '<u8').tobytes())
     with pytest.raises(CorruptBagError, match='last limit is 5, but there are only 3'):
         granular.BagReader(tmp_path / 'x.bag')
 
 
-def test_a_corrupt_table_that_is_not_cached(tmp_path):
+def test_corrupt_uncached_table_is_an_error(tmp_path):
     (tmp_path / 'x.bag').write_bytes(b'abc' + np.array([2, 1, 3], '<u8').tobytes())
     with granular.BagReader(tmp_path / 'x.bag', cache_index=False) as reader:
         assert reader[0] == b'ab'
@@ -160,7 +162,7 @@ def test_a_corrupt_table_that_is_not_cached(tmp_path):
             reader[1]
 
 
-def test_a_crashed_version_3_bag_is_read_up_to_its_last_whole_limit(tmp_path):
+def test_crashed_version_3_bag_is_read_up_to_its_last_complete_limit(tmp_path):
     (tmp_path / 'x.bag').write_bytes(b'abcdef')
     (tmp_path / 'x.idx').write_bytes(np.array([2, 3], '<u8').tobytes() + b'\x07\x00\x00')
     for cache_index in (True, False):
@@ -168,10 +170,10 @@ def test_a_crashed_version_3_bag_is_read_up_to_its_last_whole_limit(tmp_path):
             assert list(reader) == [b'ab', b'c']
 
 
-# --- version 3 goes on
+# --- appending to version 3
 
 
-def test_appending(tmp_path):
+def test_appending_continues_a_bag(tmp_path):
     fill(tmp_path / 'x.bag', [b'ab', b'c'], 3)
     with granular.BagReader(tmp_path / 'x.bag') as early, granular.BagWriter(tmp_path / 'x.bag', 3) as writer:
         assert len(writer) == 2
@@ -189,7 +191,7 @@ def crash(tmp_path):
         file.write(b'\x07\x00')
 
 
-def test_a_writer_that_appends_the_same_again_goes_on(tmp_path):
+def test_appending_identical_records_resumes(tmp_path):
     crash(tmp_path)
     with granular.BagWriter(tmp_path / 'x.bag', 3) as writer:
         assert [writer.append(record) for record in (b'de', b'fghi', b'j')] == [2, 3, 4]
@@ -197,7 +199,7 @@ def test_a_writer_that_appends_the_same_again_goes_on(tmp_path):
     assert (tmp_path / 'x.bag').read_bytes() == b'abcdefghij'
 
 
-def test_a_writer_that_appends_something_else_is_stopped(tmp_path):
+def test_appending_different_records_is_an_error(tmp_path):
     crash(tmp_path)
     writer = granular.BagWriter(tmp_path / 'x.bag', 3)
     with pytest.raises(CorruptBagError, match='record 2 differs'):
@@ -208,7 +210,7 @@ def test_a_writer_that_appends_something_else_is_stopped(tmp_path):
     assert list(granular.BagReader(tmp_path / 'x.bag')) == [b'ab', b'c']
 
 
-def test_a_writer_may_discard_what_a_crash_left(tmp_path):
+def test_discarding_records_left_by_a_crash(tmp_path):
     crash(tmp_path)
     with granular.BagWriter(tmp_path / 'x.bag', 3, resume='discard') as writer:
         writer.append(b'new')
@@ -219,7 +221,7 @@ def test_a_writer_may_discard_what_a_crash_left(tmp_path):
 # --- bad input
 
 
-def test_what_cannot_be_written(tmp_path):
+def test_unwritable_records_are_errors(tmp_path):
     with pytest.raises(InvalidArgumentError, match='version'):
         granular.BagWriter(tmp_path / 'x.bag', version=4)
     with granular.BagWriter(tmp_path / 'x.bag') as writer:
@@ -231,7 +233,7 @@ def test_what_cannot_be_written(tmp_path):
     assert list(granular.BagReader(tmp_path / 'x.bag')) == [b'kept']
 
 
-def test_an_error_leaves_nothing(root):
+def test_failed_writer_leaves_no_file(root):
     root.mkdir(parents=True, exist_ok=True)
     with pytest.raises(RuntimeError, match='on purpose'), granular.BagWriter(root / 'x.bag') as writer:
         writer.append(bytes(9 << 20))
@@ -240,7 +242,7 @@ def test_an_error_leaves_nothing(root):
     assert [path.name for path in root.glob('*')] == []
 
 
-def test_closed(tmp_path):
+def test_closed_readers_and_writers_raise(tmp_path):
     fill(tmp_path / 'x.bag', [b'a'])
     reader = granular.BagReader(tmp_path / 'x.bag')
     reader.close()
@@ -253,23 +255,23 @@ def test_closed(tmp_path):
         writer.append(b'a')
 
 
-def test_missing(root):
+def test_missing_bag_is_not_found(root):
     with pytest.raises(NotFoundError, match=r'x\.bag'):
         granular.BagReader(root / 'x.bag')
 
 
 @pytest.mark.parametrize('index', [1.5, 'a', None])
-def test_what_is_no_index(tmp_path, index):
+def test_invalid_index_is_rejected(tmp_path, index):
     fill(tmp_path / 'x.bag', [b'a'])
     with pytest.raises(InvalidArgumentError):
         granular.BagReader(tmp_path / 'x.bag')[index]
 
 
-def test_a_local_file_that_goes_away_or_shrinks(tmp_path):
+def test_removed_or_truncated_local_file_is_an_error(tmp_path):
     fill(tmp_path / 'x.bag', [b'aaaa', b'bbbb'])
     reader = granular.BagReader(tmp_path / 'x.bag')
     (tmp_path / 'x.bag').unlink()
-    assert reader[1] == b'bbbb'  # it is still open
+    assert reader[1] == b'bbbb'  # the descriptor is still open
     granular.aio.stores.local.files.files.forget(str(tmp_path / 'x.bag'))
     for ask in (lambda: reader[1], lambda: reader.fetch([1])):
         with pytest.raises(NotFoundError, match=r'x\.bag'):
@@ -284,7 +286,7 @@ def test_a_local_file_that_goes_away_or_shrinks(tmp_path):
                 ask()
 
 
-def test_an_object_replaced_by_one_of_the_same_size_is_noticed(bucket):
+def test_object_replaced_by_one_of_equal_size_is_detected(bucket):
     fill(bucket / 'x.bag', [b'aaaa', b'bbbb'])
     with granular.BagReader(bucket / 'x.bag') as reader:
         assert reader[1] == b'bbbb'
@@ -297,7 +299,7 @@ def test_an_object_replaced_by_one_of_the_same_size_is_noticed(bucket):
 # --- asynchronous
 
 
-async def test_the_asynchronous_face(root):
+async def test_async_api(root):
     await aio.Path(root).mkdir(parents=True, exist_ok=True)
     async with aio.BagWriter(root / 'x.bag') as writer:
         for i in range(300):
@@ -310,7 +312,7 @@ async def test_the_asynchronous_face(root):
         await reader.get(0)
 
 
-async def test_a_reader_that_is_not_open_says_so(tmp_path):
+async def test_unopened_async_reader_raises(tmp_path):
     fill(tmp_path / 'x.bag', [b'a'])
     reader = aio.BagReader(tmp_path / 'x.bag')
     with pytest.raises(ClosedError, match='not open yet'):

@@ -1,3 +1,5 @@
+"""The index cache: datasets in buckets are reopened without requests."""
+
 import logging
 import os
 import pathlib
@@ -12,13 +14,13 @@ SPEC = {'x': 'int', 'text': 'utf8'}
 
 @pytest.fixture
 def cached(bucket, tmp_path):
-    """A folder in a bucket whose indices are kept."""
+    """A folder in a bucket, with an index cache."""
     config = granular.IOConfig(index_cache=str(tmp_path / 'cache'))
     return granular.Path(str(bucket), config=config, **bucket.aio.store.options) / 'dataset'
 
 
-def write(place, count=10, layout='refs', first=0):
-    with granular.DatasetWriter(place, SPEC, granular.encoders, layout=layout) as writer:
+def write(path, count=10, layout='refs', first=0):
+    with granular.DatasetWriter(path, SPEC, granular.encoders, layout=layout) as writer:
         for i in range(first, first + count):
             writer.append({'x': i, 'text': f'text {i}'})
 
@@ -28,13 +30,13 @@ def requests(fn):
     return fn(), granular.io_stats()['requests'] - before
 
 
-def read(place, **options):
-    with granular.DatasetReader(place, granular.decoders, **options) as reader:
+def read(path, **options):
+    with granular.DatasetReader(path, granular.decoders, **options) as reader:
         return reader.layout, reader.size, reader.spec, list(reader)
 
 
 @pytest.mark.parametrize('layout', ['refs', 'columns'])
-def test_a_second_opening_asks_for_nothing(cached, layout):
+def test_second_opening_makes_no_request(cached, layout):
     write(cached, layout=layout)
     first = read(cached)
     with granular.DatasetReader(cached, granular.decoders) as reader:
@@ -46,7 +48,7 @@ def test_a_second_opening_asks_for_nothing(cached, layout):
 
 
 @pytest.mark.parametrize('layout', ['refs', 'columns'])
-def test_shards_are_listed_and_new_ones_seen(cached, layout):
+def test_new_shards_are_listed(cached, layout):
     def write(count):
         with granular.ShardedDatasetWriter(cached, SPEC, granular.encoders, shardlen=4, layout=layout) as writer:
             for i in range(len(writer), count):
@@ -54,7 +56,7 @@ def test_shards_are_listed_and_new_ones_seen(cached, layout):
 
     def read(**options):
         with granular.ShardedDatasetReader(cached, granular.decoders, **options) as reader:
-            return [point['x'] for point in reader]
+            return [datapoint['x'] for datapoint in reader]
 
     write(12)
     assert read(shardstart=1, shardstep=2) == [4, 5, 6, 7]
@@ -71,56 +73,56 @@ def test_shards_are_listed_and_new_ones_seen(cached, layout):
     assert read() == list(range(16))
 
 
-def test_what_was_replaced_is_an_error_once(cached):
+def test_replaced_dataset_is_an_error_once(cached):
     write(cached)
     read(cached)
     cached.rmtree()
     write(cached, first=100)
     with pytest.raises(ObjectChangedError, match='replaced'):
         read(cached)
-    assert [point['x'] for point in read(cached)[3]] == list(range(100, 110))
+    assert [datapoint['x'] for datapoint in read(cached)[3]] == list(range(100, 110))
 
 
 @pytest.mark.parametrize(
     'harm', [lambda data: b'', lambda data: data[:40], lambda data: data[:-9], lambda data: data[8:]]
 )
-def test_a_broken_file_is_not_used(cached, tmp_path, caplog, harm):
+def test_damaged_index_file_is_ignored(cached, tmp_path, caplog, harm):
     write(cached)
     first = read(cached)
     (file,) = (tmp_path / 'cache').iterdir()
     file.write_bytes(harm(file.read_bytes()))
     with caplog.at_level(logging.WARNING, 'granular'):
         assert read(cached) == first
-    assert 'is not used' in caplog.text
+    assert 'ignored' in caplog.text
     caplog.clear()
     assert read(cached) == first
     assert not caplog.text
 
 
-def test_a_folder_that_cannot_be_written_is_a_warning(bucket, tmp_path, caplog):
+def test_unwritable_folder_logs_a_warning(bucket, tmp_path, caplog):
     (tmp_path / 'file').write_bytes(b'')
     config = granular.IOConfig(index_cache=str(tmp_path / 'file'))
-    place = granular.Path(str(bucket), config=config, **bucket.aio.store.options) / 'dataset'
-    write(place)
+    path = granular.Path(str(bucket), config=config, **bucket.aio.store.options) / 'dataset'
+    write(path)
     with caplog.at_level(logging.WARNING, 'granular'):
-        assert len(read(place)[3]) == 10
-    assert 'is not kept' in caplog.text
+        assert len(read(path)[3]) == 10
+    assert 'not cached' in caplog.text
 
 
-def test_no_index_no_cache(cached, tmp_path):
+def test_no_cache_without_cached_index(cached, tmp_path):
     write(cached)
     assert len(read(cached, cache_index=False)[3]) == 10
     assert not (tmp_path / 'cache').exists()
 
 
-def test_local_datasets_are_not_kept(tmp_path):
-    place = granular.Path(tmp_path / 'data', config=granular.IOConfig(index_cache=str(tmp_path / 'cache')))
-    write(place)
-    read(place)
+def test_local_datasets_are_not_cached(tmp_path):
+    path = granular.Path(tmp_path / 'data', config=granular.IOConfig(index_cache=str(tmp_path / 'cache')))
+    write(path)
+    read(path)
     assert not (tmp_path / 'cache').exists()
 
 
-def test_nothing_is_left_half_written(cached, tmp_path):
+def test_no_temporary_files_remain(cached, tmp_path):
     write(cached)
     read(cached)
     assert [pathlib.Path(name).suffix for name in os.listdir(tmp_path / 'cache')] == ['.index']

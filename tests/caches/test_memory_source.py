@@ -1,12 +1,11 @@
+"""InMemoryDataSource: values in shared memory, their owners, and the processes that attach to them."""
+
 import contextlib
 import gc
 import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
-import sys
-import uuid
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 import granular
 from granular.aio.caches.segments import FOLDER
-from granular.aio.stores.local.locks import held, lock
+from granular.aio.stores.local.locks import lock
 from granular.errors import (
     AlreadyExistsError,
     ClosedError,
@@ -26,6 +25,7 @@ from granular.errors import (
     OutOfRangeError,
 )
 from granular.formats.serialization import decode, encode
+from tests.support.caches import RUN
 
 PLAIN = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -38,45 +38,12 @@ VALUES = st.recursive(
 )
 
 
-RUN = f'run-{uuid.uuid4().hex[:12]}'  # in each name, as others may run these tests as well
-
-
-def left():
-    """Named memory that no process holds."""
-    paths = [os.path.join(FOLDER, name) for name in os.listdir(FOLDER) if name.startswith('granular-')]
-    return {path for path in paths if not held(path) and os.path.lexists(path)}
-
-
-def opened():
-    """Memory that this process has open."""
-    links = []
-    for name in os.listdir('/proc/self/fd'):
-        with contextlib.suppress(FileNotFoundError):
-            links.append(os.readlink(f'/proc/self/fd/{name}'))
-    return [link for link in links if 'granular-' in link and ('memfd:' in link or link.startswith(FOLDER))]
-
-
-@pytest.fixture(autouse=True)
-def clean():
-    yield
-    if opened():
-        gc.collect()  # which takes a while, once torch is there
-    assert not [path for path in left() if RUN in path]
-    assert opened() == []
-
-
-def program(code, *args):
-    """Python code that knows the name of this run, in a process of its own."""
-    command = [sys.executable, '-W', 'error', '-c', f'RUN = {RUN!r}\n{code}', *args]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 @settings(max_examples=50)
 @given(VALUES)
-def test_values_come_back_as_they_were(value):
-    found = decode(encode(value))
-    assert found == value
-    assert repr(found) == repr(value)  # tuples and lists, True and 1, -0.0
+def test_values_round_trip(value):
+    decoded = decode(encode(value))
+    assert decoded == value
+    assert repr(decoded) == repr(value)  # tuples and lists, True and 1, -0.0
 
 
 @pytest.mark.parametrize(
@@ -85,30 +52,30 @@ def test_values_come_back_as_they_were(value):
      np.array('2020-01-01', 'M8[D]'), np.arange(24).reshape(4, 6)[::2, ::3].T, np.zeros(3, '>u2')],
     ids=lambda value: f'{value.dtype}-{value.shape}',
 )  # fmt: skip
-def test_arrays_come_back_writable_and_alone(value):
+def test_decoded_arrays_are_writable_and_independent(value):
     first, (second, [third]) = decode(encode((value, (value, [value]))))
-    for found in (first, second, third):
-        assert found.dtype == value.dtype
-        assert found.shape == value.shape
-        assert found.tobytes() == value.tobytes()
-        assert found.flags.writeable
-        assert not np.shares_memory(found, value)
+    for decoded in (first, second, third):
+        assert decoded.dtype == value.dtype
+        assert decoded.shape == value.shape
+        assert decoded.tobytes() == value.tobytes()
+        assert decoded.flags.writeable
+        assert not np.shares_memory(decoded, value)
 
 
-def test_scalars_keep_their_type():
+def test_numpy_scalars_keep_their_type():
     for value in (np.float32(1.5), np.int8(-3), np.bool_(True), np.datetime64('2020-01-01')):
-        found = decode(encode({'x': value}))['x']
-        assert found == value
-        assert type(found) is type(value)
+        decoded = decode(encode({'x': value}))['x']
+        assert decoded == value
+        assert type(decoded) is type(value)
 
 
 @pytest.mark.parametrize('value', [object(), {1}, np.array([object()]), np.zeros(2, [('a', 'i4')]), [[{1}]]])
-def test_what_is_no_value_is_refused(value):
+def test_unsupported_values_are_rejected(value):
     with pytest.raises(EncodeError):
         encode(value)
 
 
-def test_what_is_nested_too_deep_is_refused():
+def test_deep_nesting_is_rejected():
     value = ()
     for _ in range(100):
         value = (value,)
@@ -118,7 +85,7 @@ def test_what_is_nested_too_deep_is_refused():
 
 @settings(max_examples=100)
 @given(st.data())
-def test_damaged_values_are_errors(data):
+def test_damaged_records_are_decode_errors(data):
     record = bytearray(encode({'x': np.arange(4), 'y': (1, 'two', b'3', 2**70), 'z': 1j}))
     for _ in range(data.draw(st.integers(1, 4))):
         record[data.draw(st.integers(0, len(record) - 1))] = data.draw(st.integers(0, 255))
@@ -132,14 +99,14 @@ def test_damaged_values_are_errors(data):
 ELEMENTS = [b'zeros\0\0', b'', 'text', 3, 2.5, None, {'image': np.arange(12).reshape(3, 4), 'label': (1, [2])}]
 
 
-def test_elements_of_any_kind():
+def test_elements_of_any_type_are_stored():
     with granular.InMemoryDataSource(ELEMENTS) as source:
         assert len(source) == 7
         assert [repr(item) for item in source] == [repr(item) for item in ELEMENTS]
         assert source[0] == b'zeros\0\0'
         assert source.fetch([-2, 3, 3]) == source.__getitems__([5, 3, 3]) == source._getitems([5, 3, 3]) == [None, 3, 3]
-        found = source[6]['image']
-        found[0, 0] = 99  # the caller's own
+        decoded = source[6]['image']
+        decoded[0, 0] = 99  # a copy for the caller
         assert source[6]['image'][0, 0] == 0
         with pytest.raises(OutOfRangeError):
             source[7]
@@ -147,7 +114,7 @@ def test_elements_of_any_kind():
         assert sorted(map(repr, dataset[0])) == sorted(map(repr, ELEMENTS))
 
 
-def test_attached_by_name_from_another_process():
+def test_another_process_attaches_by_name(program):
     with granular.InMemoryDataSource([b'a\0', np.arange(3)], name=f'{RUN}-there') as source:
         code = (
             "import granular; s = granular.InMemoryDataSource(name=f'{RUN}-there'); s.unlink();"
@@ -155,7 +122,7 @@ def test_attached_by_name_from_another_process():
         )
         out, error = program(code).communicate()
         assert (out.splitlines(), error) == ([f"{source!r} b'a\\x00' 3", repr(granular.InMemoryDataSource([1, 2]))], '')
-        # It neither removed it when it ended, nor when it was told to.
+        # The other process removes it neither by unlink() nor at its end.
         assert granular.InMemoryDataSource(name=f'{RUN}-there')[0] == b'a\0'
         with pytest.raises(AlreadyExistsError, match='there'):
             granular.InMemoryDataSource([1], name=f'{RUN}-there')
@@ -163,7 +130,7 @@ def test_attached_by_name_from_another_process():
         granular.InMemoryDataSource(name=f'{RUN}-there')
 
 
-def test_its_repr_tells_elements_and_not_places():
+def test_repr_depends_on_elements_only():
     first, second, other = (granular.InMemoryDataSource(items) for items in ([1, b'a'], [1, b'a'], [1, b'b']))
     assert repr(first) == repr(second) != repr(other)
     assert first.name not in repr(first)
@@ -178,7 +145,7 @@ def test_its_repr_tells_elements_and_not_places():
         items.set_state(state)
 
 
-def test_it_pickles_to_its_name():
+def test_pickles_as_its_name():
     source = granular.InMemoryDataSource([b'x' * 10_000], name=f'{RUN}-pickled')
     data = pickle.dumps(source)
     assert len(data) < 200
@@ -201,7 +168,7 @@ def total(source, queue):
     queue.put(sum(source))
 
 
-def test_forked_processes_and_pickled_ones():
+def test_forked_and_unpickling_processes_share_the_memory(program):
     context = multiprocessing.get_context('fork')
     with granular.InMemoryDataSource(range(100)) as source:
         queue = context.SimpleQueue()
@@ -218,7 +185,7 @@ def test_forked_processes_and_pickled_ones():
         assert sum(granular.InMemoryDataSource(name=source.name)) == 4950
 
 
-def test_an_owner_that_is_collected_or_ends_leaves_nothing():
+def test_collected_or_exited_owner_leaves_no_memory(program):
     source = granular.InMemoryDataSource([1], name=f'{RUN}-brief')
     del source
     gc.collect()
@@ -230,7 +197,7 @@ def test_an_owner_that_is_collected_or_ends_leaves_nothing():
     assert (out, error) == ('1\n', '')
 
 
-def test_what_a_killed_owner_left_is_removed_by_the_next():
+def test_memory_of_a_killed_owner_is_removed_by_the_next(program):
     process = program(
         "import granular, time; s = granular.InMemoryDataSource([1], name=f'{RUN}-killed'); print(s[0], flush=True);"
         ' time.sleep(60)'
@@ -238,39 +205,39 @@ def test_what_a_killed_owner_left_is_removed_by_the_next():
     assert process.stdout.readline() == '1\n'
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    with granular.InMemoryDataSource([2], name=f'{RUN}-killed') as source:  # the same name, too
+    with granular.InMemoryDataSource([2], name=f'{RUN}-killed') as source:  # with the same name
         assert source[0] == 2
 
 
 @pytest.mark.parametrize(
-    ('args', 'error', 'said'),
+    ('args', 'error', 'message'),
     [(((),), None, ''), ((), InvalidArgumentError, 'elements'), (([{1}],), EncodeError, 'element 0: set')],
 )  # fmt: skip
-def test_arguments(args, error, said):
+def test_argument_validation(args, error, message):
     if error is None:
         assert list(granular.InMemoryDataSource(*args)) == []
     else:
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             granular.InMemoryDataSource(*args)
 
 
 @pytest.mark.parametrize('name', ['', '../etc', 'a/b', 'a' * 200, 3])
-def test_names(name):
+def test_invalid_names_are_rejected(name):
     with pytest.raises(InvalidArgumentError, match='want 1 to 160'):
         granular.InMemoryDataSource([1], name=name)
 
 
-def test_memory_that_is_no_source(tmp_path):
-    place = os.path.join(FOLDER, f'granular-{os.getuid()}-data-{RUN}-odd')
+def test_foreign_shared_memory_is_an_error(tmp_path):
+    path = os.path.join(FOLDER, f'granular-{os.getuid()}-data-{RUN}-odd')
     for content in (b'', b'granular-data-1\n', b'x' * 100, b'granular-data-1\n' + b'\xff' * 100):
-        with open(place, 'wb') as file:
-            lock(file.fileno())  # so that it is not taken for a leftover
+        with open(path, 'wb') as file:
+            lock(file.fileno())  # otherwise it would be removed as that of an ended process
             file.write(content)
             file.flush()
             with pytest.raises(granular.errors.CorruptError, match='odd'):
                 granular.InMemoryDataSource(name=f'{RUN}-odd')
-    os.unlink(place)
-    os.symlink(tmp_path, place)
+    os.unlink(path)
+    os.symlink(tmp_path, path)
     with pytest.raises(granular.errors.AccessDeniedError):
         granular.InMemoryDataSource(name=f'{RUN}-odd')
-    os.unlink(place)
+    os.unlink(path)

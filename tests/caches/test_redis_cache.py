@@ -1,3 +1,5 @@
+"""RedisCache against real Redis servers: misses, locks between readers, outages and expiry."""
+
 import asyncio
 import logging
 import multiprocessing
@@ -16,15 +18,10 @@ import redis
 import granular
 from granular import aio
 from granular.errors import ClosedError, InvalidArgumentError, OutOfRangeError
-from tests.caches.test_shared_cache import Counting, label
+from tests.support.caches import label
 from tests.support.servers import RedisServer, free_ports
 
 PASSWORD = 'hush-hush-secret'
-
-
-@pytest.fixture
-def source(tmp_path):
-    return Counting(tmp_path / 'log')
 
 
 @pytest.fixture
@@ -38,7 +35,7 @@ def client(redis_server):
         yield opened
 
 
-def test_read_once_for_all(source, redis_server, space, client):
+def test_values_are_read_once_for_all_readers(source, redis_server, space, client):
     client.set('mine', 'untouched')
     with granular.RedisCache(source, redis_server.url, label, namespace=space) as cache:
         assert cache.fetch([3, 1, 3, -1]) == [3, 1, 3, 63]
@@ -48,10 +45,10 @@ def test_read_once_for_all(source, redis_server, space, client):
             assert other.stats() == {
                 'hits': 4, 'misses': 1, 'waited': 0, 'bypassed': 0, 'damaged': 0, 'not_kept': 0, 'errors': 0,
             }  # fmt: skip
-        assert source.asked == [[3, 1, 63], [2]]
+        assert source.fetched == [[3, 1, 63], [2]]
         assert cache.__getitems__([1]) == cache._getitems([1]) == [1]
         assert cache.fetch([]) == []
-        keys = sorted(key.decode() for key in client.keys(f'{space}:*'))  # and no locks
+        keys = sorted(key.decode() for key in client.keys(f'{space}:*'))  # without locks
         prefix = keys[0].rpartition(':')[0]
         assert keys == sorted(f'{prefix}:{i}' for i in (1, 2, 3, 63))
         assert client.get('mine') == b'untouched'
@@ -61,12 +58,12 @@ def test_read_once_for_all(source, redis_server, space, client):
     with pytest.raises(ClosedError):
         cache[1]
     until = time.monotonic() + 5
-    while len(client.client_list()) > 1:  # all but the test's own
+    while len(client.client_list()) > 1:  # except the key of the test
         assert time.monotonic() < until
         time.sleep(0.01)
 
 
-def test_a_batch_is_one_command(source, redis_server, space, client):
+def test_batch_is_one_command(source, redis_server, space, client):
     with granular.RedisCache(source, redis_server.url, label, namespace=space) as cache:
         cache.fetch(range(64))
         before = client.info('commandstats')
@@ -76,7 +73,7 @@ def test_a_batch_is_one_command(source, redis_server, space, client):
         assert {name: n for name, n in calls.items() if n and 'info' not in name} == {'cmdstat_mget': 1}
 
 
-def test_fingerprints(tmp_path, redis_server, space, client):
+def test_fingerprint_separates_sources_and_transforms(tmp_path, redis_server, space, client):
     for name in ('a', 'b'):
         with granular.DatasetWriter(tmp_path / name, {'n': 'int'}, granular.encoders) as writer:
             for i in range(5):
@@ -94,7 +91,7 @@ def test_fingerprints(tmp_path, redis_server, space, client):
     assert len({key.split(b':')[1] for key in client.keys(f'{space}:*')}) == 4
     with granular.RedisCache(sources[0], redis_server.url, namespace=space) as cache:
         assert cache[1] == {'n': 1}
-        assert cache.stats()['hits'] == 1  # made again of the same
+        assert cache.stats()['hits'] == 1  # created again from the same elements
     for reader in sources[:2]:
         with granular.RedisCache(reader, redis_server.url, namespace=space, fingerprint='digits-1') as cache:
             assert cache[1] == {'n': 1}
@@ -116,18 +113,18 @@ def test_foreign_and_damaged_values_are_misses(source, redis_server, space, clie
         client.set(f'{space}:x:6', b'')
         assert cache.fetch(range(8)) == list(range(8))
         assert cache.stats()['damaged'] == 5
-        assert source.asked == [list(range(8)), [1, 2, 3, 4, 5, 6]]
+        assert source.fetched == [list(range(8)), [1, 2, 3, 4, 5, 6]]
         assert cache.fetch(range(8)) == list(range(8))
-        assert len(source.asked) == 2
+        assert len(source.fetched) == 2
 
 
-def test_of_many_that_miss_a_value_one_reads_it(source, redis_server, space):
+def test_concurrent_misses_read_a_value_once(source, redis_server, space):
     source.delay = 0.2
-    found = []
+    batches = []
 
     def read():
         with granular.RedisCache(source, redis_server.url, label, namespace=space) as cache:
-            found.append(cache.fetch(range(10)))
+            batches.append(cache.fetch(range(10)))
             stats.append(cache.stats())
 
     stats = []
@@ -136,8 +133,8 @@ def test_of_many_that_miss_a_value_one_reads_it(source, redis_server, space):
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [list(range(10))] * 6
-    assert source.asked == [list(range(10))]
+    assert batches == [list(range(10))] * 6
+    assert source.fetched == [list(range(10))]
     assert sum(entry['misses'] for entry in stats) == 10
     assert sum(entry['waited'] + entry['hits'] for entry in stats) == 50
 
@@ -147,7 +144,7 @@ def hang(source, url, space):
     granular.RedisCache(source, url, namespace=space).fetch([1, 2])
 
 
-def test_a_reader_that_is_killed_is_waited_for_no_longer_than_said(source, redis_server, space, client):
+def test_killed_reader_is_awaited_no_longer_than_configured(source, redis_server, space, client):
     process = multiprocessing.get_context('fork').Process(target=hang, args=(source, redis_server.url, space))
     process.start()
     while not client.keys(f'{space}:*:lock'):
@@ -156,13 +153,13 @@ def test_a_reader_that_is_killed_is_waited_for_no_longer_than_said(source, redis
     process.join()
     process.close()
     with granular.RedisCache(source, redis_server.url, label, namespace=space, wait=0.2) as cache:
-        began = time.monotonic()
+        start = time.monotonic()
         assert cache.fetch([1, 2, 3]) == [1, 2, 3]
-        assert 0.2 < time.monotonic() - began < 1
+        assert 0.2 < time.monotonic() - start < 1
         assert cache.stats()['misses'] == 3
 
 
-def test_a_read_that_fails_gives_back_its_locks(redis_server, space, client):
+def test_failed_read_releases_its_locks(redis_server, space, client):
     def fail(index):
         raise ValueError('no')
 
@@ -172,7 +169,7 @@ def test_a_read_that_fails_gives_back_its_locks(redis_server, space, client):
         assert client.keys(f'{space}:*') == []
 
 
-def test_it_goes_on_when_the_server_dies_and_comes_back(source, caplog):
+def test_cache_survives_a_server_restart(source, caplog):
     with RedisServer() as server:
         with granular.RedisCache(source, server.url, label, retry=0.3) as cache:
             cache.fetch(range(8))
@@ -192,19 +189,19 @@ def test_it_goes_on_when_the_server_dies_and_comes_back(source, caplog):
             assert cache.stats()['misses'] == 16
 
 
-def test_a_server_that_is_slow_costs_one_timeout(source):
+def test_slow_server_costs_one_timeout(source):
     with RedisServer() as server:
         with granular.RedisCache(source, server.url, label, timeout=0.2) as cache:
             cache.fetch(range(8))
             os.kill(server.process.pid, signal.SIGSTOP)
-            began = time.monotonic()
+            start = time.monotonic()
             for _ in range(3):
                 assert cache.fetch(range(8)) == list(range(8))
-            assert 0.2 <= time.monotonic() - began < 1
+            assert 0.2 <= time.monotonic() - start < 1
             assert cache.stats()['bypassed'] == 24
 
 
-def test_a_server_that_is_not_there_or_full(source):
+def test_unreachable_or_full_server_is_bypassed(source):
     with granular.RedisCache(source, f'redis://127.0.0.1:{free_ports(1)[0]}', label) as cache:
         assert cache.fetch(range(8)) == list(range(8))
         assert cache.stats()['bypassed'] == 8
@@ -215,15 +212,15 @@ def test_a_server_that_is_not_there_or_full(source):
             assert cache.stats()['not_kept'] == 16
 
 
-async def test_the_asynchronous_face(source, redis_server, space):
+async def test_async_api(source, redis_server, space):
     async with aio.RedisCache(source, redis_server.url, label, namespace=space) as cache:
         assert await cache.fetch(range(64)) == list(range(64))
         assert await cache.get(5) == 5
         assert await asyncio.gather(*(cache.fetch([i, i + 1]) for i in range(20))) == [[i, i + 1] for i in range(20)]
-        assert len(source.asked) == 1
+        assert len(source.fetched) == 1
 
 
-def test_the_password_is_not_shown(source, monkeypatch, caplog, space):
+def test_password_is_redacted(source, monkeypatch, caplog, space):
     with RedisServer(PASSWORD) as server:
         with granular.RedisCache(source, server.url, label, namespace=space) as cache:
             cache.fetch(range(8))
@@ -232,7 +229,7 @@ def test_the_password_is_not_shown(source, monkeypatch, caplog, space):
             assert PASSWORD not in repr(cache)
             plain = pickle.loads(data)
             assert plain.fetch(range(8)) == list(range(8))
-            assert plain.stats()['bypassed'] == 8  # it was not let in
+            assert plain.stats()['bypassed'] == 8  # the password was rejected
             assert 'AuthenticationError' in caplog.text
             monkeypatch.setenv('GRANULAR_REDIS_URL', server.url)
             for twin in (
@@ -250,14 +247,14 @@ def test_the_password_is_not_shown(source, monkeypatch, caplog, space):
     assert PASSWORD not in caplog.text
 
 
-def test_worker_processes(source, redis_server, space):
+def test_worker_processes_share_the_cache(source, redis_server, space):
     with granular.RedisCache(source, redis_server.url, namespace=space) as cache:
-        points = granular.sources.Epochs(cache, shuffle=False)
+        datapoints = granular.sources.Epochs(cache, shuffle=False)
         for _ in range(2):
-            with granular.Loader(points, 8, workers=2, prefetch=2, mp='fork') as loader:
+            with granular.Loader(datapoints, 8, workers=2, prefetch=2, mp='fork') as loader:
                 assert np.concatenate([next(loader)['label'] for _ in range(8)]).tolist() == list(range(64))
-        asked = [i for line in source.asked for i in line]
-        assert sorted(asked) == list(range(64))
+        indices = [i for line in source.fetched for i in line]
+        assert sorted(indices) == list(range(64))
 
 
 def test_values_expire(source, redis_server, space):
@@ -273,13 +270,13 @@ def test_values_expire(source, redis_server, space):
     [{'url': 'http://host'}, {'url': 'redis://host:port'}, {'namespace': 'a b'}, {'namespace': ''},
      {'fingerprint': 'a*'}, {'timeout': 0}, {'wait': -1}, {'expire': 0}],
 )  # fmt: skip
-def test_arguments(options):
+def test_argument_validation(options):
     with pytest.raises(InvalidArgumentError):
         granular.RedisCache([1], **options)
 
 
 class Odd:
-    """A source with the repr of any object."""
+    """A source with the default repr."""
 
     def __len__(self):
         return 2
@@ -289,14 +286,14 @@ class Odd:
 
 
 @pytest.mark.parametrize('source', [[1, 2], np.zeros(3), Odd(), granular.MapDataset.source(Odd()).shuffle(1)])
-def test_what_says_nothing_of_itself_needs_a_fingerprint(source, redis_server, space):
+def test_source_without_identity_needs_a_fingerprint(source, redis_server, space):
     with pytest.raises(InvalidArgumentError, match='pass fingerprint='):
         granular.RedisCache(source, redis_server.url, namespace=space)
     with granular.RedisCache(source, redis_server.url, namespace=space, fingerprint='mine') as cache:
         assert cache[1] == source[1]
 
 
-def test_without_redis_py(monkeypatch):
+def test_missing_redis_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, 'redis.asyncio', None)
     with pytest.raises(granular.errors.MissingExtraError, match=r'granular-stream\[redis\]'):
         granular.RedisCache(range(3))

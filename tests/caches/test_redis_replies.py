@@ -1,5 +1,6 @@
-"""A server that is no good Redis: whatever it answers costs time, and never a wrong value or a raw error."""
+"""Malformed replies of a Redis server cost time, and never cause a wrong value or a foreign error."""
 
+import concurrent.futures
 import logging
 import socket
 import socketserver
@@ -9,20 +10,20 @@ import time
 import pytest
 
 import granular
-from tests.caches.test_shared_cache import Counting, label
+from tests.support.caches import RecordingSource, label
 
 GOOD = {b'HELLO': b'%1\r\n$5\r\nproto\r\n:3\r\n', b'EVAL': b'$-1\r\n', b'EVALSHA': b'$-1\r\n'}
 
 
 class ScriptedRedis(socketserver.ThreadingTCPServer):
-    """A server that answers the commands of one name with a reply of a script, and keeps values for the others."""
+    """A server that sends a fixed reply to one command, and stores values for the others."""
 
     daemon_threads = allow_reuse_address = True
 
     def __init__(self, command, reply):
         super().__init__(('127.0.0.1', 0), Connection)
         self.command, self.reply = command, reply
-        self.values, self.asked = {}, 0
+        self.values, self.replies = {}, 0
         self.stopped = threading.Event()
 
     def __enter__(self):
@@ -49,12 +50,12 @@ class Connection(socketserver.StreamRequestHandler):
                     parts.append(self.rfile.read(size + 2)[:-2])
                 self.answer(*parts)
         except (OSError, ValueError):
-            pass  # the client has gone
+            pass  # the client has disconnected
 
     def answer(self, name, *arguments):
         name, server = name.upper(), self.server
         if name == server.command:
-            server.asked += 1
+            server.replies += 1
             reply = server.reply(server, arguments) if callable(server.reply) else server.reply
             if reply is None:
                 server.stopped.wait(30)
@@ -73,7 +74,7 @@ class Connection(socketserver.StreamRequestHandler):
 
 
 def array(server, keys):
-    """A good answer to MGET."""
+    """Return a valid reply to MGET."""
     bodies = [server.values.get(key) for key in keys]
     return b'*%d\r\n' % len(keys) + b''.join(
         b'$-1\r\n' if b is None else b'$%d\r\n%b\r\n' % (len(b), b) for b in bodies
@@ -81,7 +82,7 @@ def array(server, keys):
 
 
 def of_others(server, keys):
-    """The values of other keys."""
+    """Return a reply to MGET with the values of other keys."""
     return array(server, keys[1:] + keys[:1])
 
 
@@ -131,17 +132,17 @@ REPLIES = {
     'silence': None,
 }
 COMMANDS = (b'MGET', b'SET', b'EVAL', b'CLIENT', b'HELLO')
-# Replies that are whole: the server is asked again at once, on whatever connection is left.
+# Complete replies: the cache may send the next command at once, without a pause.
 WHOLE = ('error', 'status', 'integer', 'bytes', 'null', 'a null array', 'an empty array', 'a short array')
 WHOLE += ('an array of integers', 'an array of errors', 'values of other keys', 'one reply more', 'the end')
 
 
 @pytest.mark.parametrize('reply', REPLIES)
-def test_odd_replies_are_misses(reply, tmp_path, caplog):
-    asked = 0
-    for command in COMMANDS[:1] if callable(REPLIES[reply]) else COMMANDS:
-        with ScriptedRedis(command, REPLIES[reply]) as server, caplog.at_level(logging.WARNING, 'granular'):
-            source = Counting(tmp_path / f'log-{command.decode()}')
+def test_malformed_replies_are_misses(reply, tmp_path, caplog):
+    def requests(command):
+        # Return the number of commands that received the reply.
+        with ScriptedRedis(command, REPLIES[reply]) as server:
+            source = RecordingSource(tmp_path / f'log-{command.decode()}')
             retry = 0 if reply in WHOLE and command in (b'MGET', b'SET') else 60
             options = {'timeout': 0.15, 'wait': 0.02, 'retry': retry, 'fingerprint': 'x'}
             with granular.RedisCache(source, server.url, label, **options) as cache:
@@ -149,8 +150,11 @@ def test_odd_replies_are_misses(reply, tmp_path, caplog):
                     assert cache.fetch([0, 1, 2, 3]) == [0, 1, 2, 3]
                     assert cache[5] == 5
                 assert sum(cache.stats().values())
-            asked += server.asked
-    assert asked
+            return server.replies
+
+    commands = COMMANDS[:1] if callable(REPLIES[reply]) else COMMANDS
+    with caplog.at_level(logging.WARNING, 'granular'), concurrent.futures.ThreadPoolExecutor() as threads:
+        assert sum(threads.map(requests, commands))
     assert not [record for record in caplog.records if record.exc_info]
 
 
@@ -161,12 +165,16 @@ def test_values_of_other_sources_are_misses(redis_server, tmp_path):
     with redis.Redis.from_url(redis_server.url) as client:
         for name in ('one', 'two'):
             cache[name] = granular.RedisCache(
-                Counting(tmp_path / name), redis_server.url, label, namespace=f'odd-{time.time_ns()}', fingerprint=name
+                RecordingSource(tmp_path / name),
+                redis_server.url,
+                label,
+                namespace=f'odd-{time.time_ns()}',
+                fingerprint=name,
             )
             cache[name].fetch(range(4))
         keys = {name: [f'{reader.aio._prefix}{i}' for i in range(4)] for name, reader in cache.items()}
         for one, two in zip(keys['one'], keys['two'], strict=True):
-            client.set(two, client.get(one))  # sound, but of another source
+            client.set(two, client.get(one))  # valid, but of another source
         assert cache['two'].fetch(range(4)) == list(range(4))
         assert cache['two'].stats()['damaged'] == 4
     for reader in cache.values():

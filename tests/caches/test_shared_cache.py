@@ -1,3 +1,5 @@
+"""SharedMemoryCache: fetches, limits, worker processes, and caches with a name."""
+
 import asyncio
 import multiprocessing
 import os
@@ -14,51 +16,17 @@ from PIL import Image
 import granular
 from granular import aio
 from granular.errors import ClosedError, EncodeError, InvalidArgumentError, NotFoundError, OutOfRangeError
-from tests.caches.test_memory_source import RUN, clean, left, program  # noqa: F401
+from tests.support.caches import RUN, RecordingSource, label, unheld_memory
 
 
-class Counting:
-    """A source that keeps what it was asked for, in a file that processes share."""
-
-    def __init__(self, log, count=64, size=1000, delay=0.0):
-        self.log, self.count, self.size, self.delay = str(log), count, size, delay
-
-    def __len__(self):
-        return self.count
-
-    def __repr__(self):
-        return f'Counting({self.count})'
-
-    def fetch(self, indices):
-        with open(self.log, 'a') as file:
-            file.write(' '.join(map(str, indices)) + '\n')
-        time.sleep(self.delay)
-        return [{'x': np.full(self.size, i, np.uint8), 'label': i} for i in indices]
-
-    @property
-    def asked(self):
-        with open(self.log) as file:
-            return [[int(index) for index in line.split()] for line in file]
-
-
-@pytest.fixture
-def source(tmp_path):
-    return Counting(tmp_path / 'log')
-
-
-def label(point):
-    assert (point['x'] == point['label']).all()
-    return point['label']
-
-
-def test_one_fetch_of_what_is_missing(source):
+def test_misses_are_one_fetch(source):
     with granular.SharedMemoryCache(source, label) as cache:
         assert len(cache) == 64
         assert cache.fetch([3, 1, 3, -1]) == [3, 1, 3, 63]
         assert cache.fetch([1, 2, 63]) == [1, 2, 63]
         assert cache[2] == cache.get(-62) == 2
         assert cache.__getitems__([1]) == cache._getitems([1]) == [1]
-        assert source.asked == [[3, 1, 63], [2]]
+        assert source.fetched == [[3, 1, 63], [2]]
         assert cache.stats() == {
             'hits': 6, 'misses': 4, 'not_kept': 0, 'entries': 4, 'bytes': cache.stats()['bytes'], 'max_bytes': 1 << 30,
         }  # fmt: skip
@@ -73,12 +41,12 @@ def test_one_fetch_of_what_is_missing(source):
     cache.close()
 
 
-async def test_the_asynchronous_face(source):
+async def test_async_api(source):
     async with aio.SharedMemoryCache(source, label) as cache:
         assert await cache.fetch(range(64)) == list(range(64))
         assert await cache.get(5) == 5
         assert await asyncio.gather(*(cache.fetch([i, i + 1]) for i in range(20))) == [[i, i + 1] for i in range(20)]
-        assert len(source.asked) == 1
+        assert len(source.fetched) == 1
     late = aio.SharedMemoryCache([1, 2])
     assert await late.get(-1) == 2
     assert await pickle.loads(pickle.dumps(late)).get(0) == 1
@@ -87,17 +55,17 @@ async def test_the_asynchronous_face(source):
         pickle.dumps(aio.SharedMemoryCache(source))
 
 
-def test_what_is_missing_is_given_as_it_is_the_next_time(source):
+def test_misses_and_hits_return_equal_values(source):
     values = [(1, [2]), b'a\0', {'a': np.arange(3)}, None, 'x', 2**70]
     with granular.SharedMemoryCache(values) as cache:
         first, second = cache.fetch(range(6)), cache.fetch(range(6))
         assert repr(first) == repr(second) == repr(values)
-        first[2]['a'][:] = 9  # the caller's own
+        first[2]['a'][:] = 9  # a copy for the caller
         second[2]['a'][:] = 8
         assert cache[2]['a'].tolist() == values[2]['a'].tolist() == [0, 1, 2]
 
 
-def test_a_limit(source):
+def test_max_bytes_limits_the_cache(source):
     with granular.SharedMemoryCache(source, label, max_bytes=20_000) as cache:
         for _ in range(2):
             assert cache.fetch(range(64)) == list(range(64))
@@ -106,12 +74,12 @@ def test_a_limit(source):
         assert stats['bytes'] <= stats['max_bytes'] == 20_000
         assert stats['not_kept'] == 2 * (64 - stats['entries'])
         assert stats['hits'] == stats['entries']
-        assert len(source.asked[1]) == 64 - stats['entries']
+        assert len(source.fetched[1]) == 64 - stats['entries']
     with pytest.raises(InvalidArgumentError, match='max_bytes'):
         granular.SharedMemoryCache(source, max_bytes=0)
 
 
-def test_what_cannot_be_kept():
+def test_uncacheable_value_is_an_encode_error():
     with granular.SharedMemoryCache([1, {2}]) as cache:
         with pytest.raises(EncodeError, match='index 1 cannot be kept; pack='):
             cache.fetch([0, 1])
@@ -119,38 +87,39 @@ def test_what_cannot_be_kept():
         assert list(stream) == [1]
 
 
-def fail(point):
+def fail(datapoint):
     raise ValueError('no')
 
 
-def test_a_transform_that_fails_names_the_step(source):
+def test_failed_transform_names_the_step(source):
     with granular.SharedMemoryCache(source, fail) as cache, pytest.raises(ValueError, match='no') as caught:
         cache.fetch([7])
     assert 'step 7' in caught.value.__notes__[0]
 
 
-def test_what_a_filter_left_out_is_kept_as_such(source):
-    dataset = granular.MapDataset.source(source).filter(lambda point: point['label'] % 2)
+def test_filtered_elements_are_cached(source):
+    dataset = granular.MapDataset.source(source).filter(lambda datapoint: datapoint['label'] % 2)
     with granular.SharedMemoryCache(dataset, label) as cache:
         for _ in range(2):
             assert cache.fetch(range(4)) == [None, 1, None, 3]
-        assert len(source.asked) == 1
+        assert len(source.fetched) == 1
         assert list(granular.MapDataset.source(cache)) == list(range(1, 64, 2))
 
 
-def test_images_are_kept_decoded_before_the_transforms():
+def test_decoded_images_are_cached_by_pack_and_unpack():
     images = [Image.fromarray(np.random.default_rng(i).integers(0, 256, (8, 9, 3), np.uint8)) for i in range(4)]
     pack, unpack = granular.formats.pack_image, granular.formats.unpack_image
     with granular.SharedMemoryCache(images, pack=pack, unpack=unpack) as cache:
         for _ in range(2):
-            assert [found.tobytes() for found in cache.fetch(range(4))] == [image.tobytes() for image in images]
+            fetched = cache.fetch(range(4))
+            assert [image.tobytes() for image in fetched] == [image.tobytes() for image in images]
         assert cache.stats()['hits'] == 4
         assert cache[0].mode == 'RGB'
         twin = pickle.loads(pickle.dumps(cache))
         assert twin[1].tobytes() == images[1].tobytes()
 
 
-def test_readers_and_io_stats(tmp_path):
+def test_reader_hits_count_in_io_stats(tmp_path):
     with granular.DatasetWriter(tmp_path / 'data', {'x': 'array', 'n': 'int'}, granular.encoders) as writer:
         for i in range(10):
             writer.append({'x': np.full(3, i), 'n': i})
@@ -158,8 +127,10 @@ def test_readers_and_io_stats(tmp_path):
         with granular.SharedMemoryCache(reader) as cache:
             first = cache.fetch(range(10))
             before = granular.io_stats()
-            assert [point['n'] for point in cache.fetch(range(10))] == [point['n'] for point in first] == [*range(10)]
+            second = cache.fetch(range(10))
             after = granular.io_stats()
+            for datapoints in (first, second):
+                assert [datapoint['n'] for datapoint in datapoints] == [*range(10)]
             assert (after['cached'] - before['cached'], after['ranges'] - before['ranges']) == (10, 0)
             assert str(tmp_path) in repr(cache)
 
@@ -168,44 +139,44 @@ def test_readers_and_io_stats(tmp_path):
 
 
 @pytest.mark.parametrize('method', ['fork', 'spawn'])
-def test_workers_of_granular(source, method):
+def test_workers_of_a_loader_share_the_cache(source, method):
     with granular.SharedMemoryCache(source) as cache:
         points = granular.sources.Epochs(cache, shuffle=False)
         for _ in range(1 if method == 'spawn' else 2):
             with granular.Loader(points, 8, workers=2, prefetch=2, mp=method) as loader:
                 batches = [next(loader)['label'] for _ in range(8)]
             assert np.concatenate(batches).tolist() == list(range(64))
-        assert {i for line in source.asked for i in line} == set(range(64))
+        assert {i for line in source.fetched for i in line} == set(range(64))
         stats = cache.stats()
         assert stats['entries'] == 64
         assert method == 'spawn' or stats['hits'] >= 64
 
 
-def test_workers_of_torch(source):
-    import torch  # here, as the programs below import this module
+def test_workers_of_torch_share_the_cache(source):
+    import torch  # a slow import, needed only here
 
     with granular.SharedMemoryCache(source, label) as cache:
         for context, count in (('fork', 2), ('spawn', 1)):
             loader = torch.utils.data.DataLoader(cache, 8, num_workers=count, multiprocessing_context=context)
             assert torch.cat(list(loader)).tolist() == list(range(64))
-        assert sorted(i for line in source.asked for i in line) == list(range(64))
+        assert sorted(i for line in source.fetched for i in line) == list(range(64))
 
 
 def fill(cache, seed):
     for index in np.random.default_rng(seed).permutation(len(cache)).tolist():
-        point = cache[index]
-        assert point['label'] == index
-        assert (point['x'] == index % 256).all()
+        datapoint = cache[index]
+        assert datapoint['label'] == index
+        assert (datapoint['x'] == index % 256).all()
 
 
-class Large(Counting):
-    """Values of which each takes a while to store."""
+class Large(RecordingSource):
+    """A source of values that are slow to store. It records no fetches."""
 
     def fetch(self, indices):
         return [{'x': np.full(self.size, i, np.uint8), 'label': i} for i in indices]
 
 
-def test_killed_workers_leave_no_lock_and_no_half_value(tmp_path):
+def test_killed_workers_leave_no_lock_and_no_partial_value(tmp_path):
     context = multiprocessing.get_context('fork')
     rng = np.random.default_rng(0)
     source = Large(tmp_path / 'log', count=200, size=500_000)
@@ -217,20 +188,20 @@ def test_killed_workers_leave_no_lock_and_no_half_value(tmp_path):
             process.kill()
             process.join()
             process.close()
-        kept = cache.stats()['entries']
-        assert kept
-        began = time.monotonic()
-        fill(cache, 99)  # whatever is there is whole
-        assert time.monotonic() - began < 5
+        entries = cache.stats()['entries']
+        assert entries
+        start = time.monotonic()
+        fill(cache, 99)  # each entry is complete
+        assert time.monotonic() - start < 5
         stats = cache.stats()
         assert stats['not_kept'] == 0
-        assert stats['entries'] in (199, 200)  # a kill between a value and its count loses the count
+        assert stats['entries'] in (199, 200)  # killed between a value and its count
         before = stats['hits']
         fill(cache, 100)
         assert cache.stats()['hits'] == before + 200
 
 
-def test_a_writer_that_holds_the_lock_is_not_waited_for_long(source, monkeypatch):
+def test_stopped_lock_holder_does_not_block_readers(source, monkeypatch):
     monkeypatch.setattr('granular.aio.caches.table._WAIT', 0.05)
     with granular.SharedMemoryCache(source, label) as cache:
         child = os.fork()
@@ -244,10 +215,10 @@ def test_a_writer_that_holds_the_lock_is_not_waited_for_long(source, monkeypatch
         os.waitpid(child, 0)
         assert cache.fetch([1, 2]) == [1, 2]
         assert cache.fetch([1, 2]) == [1, 2]
-        assert source.asked == [[1, 2], [1, 2]]
+        assert source.fetched == [[1, 2], [1, 2]]
 
 
-def test_many_threads_and_forks_at_once(source):
+def test_concurrent_threads_fetch_each_value_once(source):
     with granular.SharedMemoryCache(source, label) as cache:
         threads = [threading.Thread(target=cache.fetch, args=(range(i, 64, 4),)) for i in range(4)]
         for thread in threads:
@@ -257,7 +228,7 @@ def test_many_threads_and_forks_at_once(source):
         assert cache.stats()['entries'] == cache.stats()['misses'] == 64
 
 
-def test_a_cache_of_an_owner_that_has_ended_is_an_error(source):
+def test_attaching_after_the_owner_closed_is_an_error(source):
     cache = granular.SharedMemoryCache(source)
     data = pickle.dumps(cache)
     cache.close()
@@ -267,17 +238,17 @@ def test_a_cache_of_an_owner_that_has_ended_is_an_error(source):
         twin[0]
 
 
-def test_after_the_end_of_the_owner_workers_read_on(source):
+def test_attached_readers_continue_after_the_owner_closed(source):
     cache = granular.SharedMemoryCache(source, label)
     twin = pickle.loads(pickle.dumps(cache))
     cache.fetch([1, 2])
     assert twin[1] == 1
     cache.close()
     assert twin.fetch([1, 2, 3]) == [1, 2, 3]
-    assert source.asked == [[1, 2], [3]]
+    assert source.fetched == [[1, 2], [3]]
 
 
-def test_after_the_owner_was_killed_workers_read_on_and_nothing_is_left():
+def test_attached_readers_continue_after_the_owner_was_killed(program):
     code = 'import granular, pickle, time; c = granular.SharedMemoryCache(range(5)); c[1]'
     owner = program(f'{code}; print(pickle.dumps(c).hex(), flush=True); time.sleep(60)')
     data = bytes.fromhex(owner.stdout.readline())
@@ -296,21 +267,21 @@ def test_after_the_owner_was_killed_workers_read_on_and_nothing_is_left():
 
 PROGRAM = """
 import sys, time
-from tests.caches.test_shared_cache import Counting, label
+from tests.support.caches import RecordingSource, label
 import granular
-cache = granular.SharedMemoryCache(Counting(sys.argv[1]), label, max_bytes=1 << 20, name=f'{RUN}-ranks')
+cache = granular.SharedMemoryCache(RecordingSource(sys.argv[1]), label, max_bytes=1 << 20, name=f'{RUN}-ranks')
 print(sum(cache.fetch(range(64))), flush=True)
 if len(sys.argv) > 2:
     time.sleep(60)
 """
 
 
-def test_processes_that_are_started_apart(source):
+def test_independent_processes_share_a_named_cache(source, program):
     with granular.SharedMemoryCache(source, label, max_bytes=1 << 20, name=f'{RUN}-ranks') as cache:
         out, error = program(PROGRAM, source.log).communicate()
         assert out == '2016\n', error
         assert cache[3] == 3
-        assert len(source.asked) == 1
+        assert len(source.fetched) == 1
         with pytest.raises(InvalidArgumentError, match=r"-ranks' is of 64 elements and max_bytes=1048576, not 3"):
             granular.SharedMemoryCache([1, 2, 3], name=f'{RUN}-ranks')
         with pytest.raises(InvalidArgumentError, match='another source'):
@@ -320,32 +291,32 @@ def test_processes_that_are_started_apart(source):
     assert not [path for path in os.listdir('/dev/shm') if f'{RUN}-ranks' in path]
 
 
-def test_it_lives_with_the_last_of_them_and_is_removed_after_all_were_killed(source):
+def test_named_cache_lives_until_its_last_process_ends(source, program):
     first = program(PROGRAM, source.log, 'stay')
     assert first.stdout.readline() == '2016\n', first.communicate()
     with granular.SharedMemoryCache(source, label, max_bytes=1 << 20, name=f'{RUN}-ranks') as cache:
         first.kill()
         first.communicate()
         assert cache.fetch(range(64)) == list(range(64))
-        assert len(source.asked) == 1
+        assert len(source.fetched) == 1
     second = program(PROGRAM, source.log, 'stay')
     assert second.stdout.readline() == '2016\n'
-    assert len(source.asked) == 2  # the first cache was gone
+    assert len(source.fetched) == 2  # the first cache was removed
     second.kill()
     second.communicate()
     granular.InMemoryDataSource([]).close()
-    assert not [path for path in left() if RUN in path]
+    assert not [path for path in unheld_memory() if RUN in path]
 
 
-def test_what_is_no_cache_under_a_name_is_made_anew(source):
+def test_invalid_cache_file_is_replaced(source):
     from granular.aio.caches.segments import path_of
 
     name = f'test-{uuid.uuid4().hex}'
     with granular.SharedMemoryCache(source, name=name, max_bytes=10_000) as cache:
         cache.fetch([1, 2])
         with open(path_of('cache', name), 'rb') as opened:
-            whole = opened.read()
-    for broken in (b'', b'junk' * 100, whole[:200], whole[:-1], whole[:40] + b'\xff' * 16 + whole[56:]):
+            content = opened.read()
+    for broken in (b'', b'junk' * 100, content[:200], content[:-1], content[:40] + b'\xff' * 16 + content[56:]):
         with open(path_of('cache', name), 'xb') as opened:
             opened.write(broken)
         with granular.SharedMemoryCache(source, name=name, max_bytes=10_000) as cache:

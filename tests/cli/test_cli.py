@@ -1,3 +1,5 @@
+"""The commands of the command line, their output and their errors."""
+
 import json
 import subprocess
 import sys
@@ -13,7 +15,7 @@ SPEC = {'image': 'png', 'label': 'int', 'text': 'utf8', 'times': 'int[]', 'array
 
 
 @pytest.fixture
-def place(tmp_path):
+def path(tmp_path):
     with granular.ShardedDatasetWriter(tmp_path / 'ds', SPEC, granular.encoders, shardlen=3) as writer:
         for i in range(5):
             writer.append(
@@ -26,62 +28,62 @@ def place(tmp_path):
     return tmp_path / 'ds'
 
 
-def test_info(granular_cli, place):
-    code, out, err = granular_cli('info', place, '--json')
-    found = json.loads(out)
+def test_info_describes_datasets_shards_and_bags(granular_cli, path):
+    code, out, err = granular_cli('info', path, '--json')
+    info = json.loads(out)
     assert (code, err) == (0, '')
-    assert found['kind'] == 'sharded dataset'
-    assert (found['shards'], found['datapoints'], found['layout'], found['versions']) == (2, 5, 'refs', [2])
-    assert found['spec'] == dict(sorted(SPEC.items()))
-    assert found['keys']['times']['records'] == 15
-    assert sum(key['bytes'] for key in found['keys'].values()) == found['bytes']
-    code, out, err = granular_cli('info', place)
+    assert info['kind'] == 'sharded dataset'
+    assert (info['shards'], info['datapoints'], info['layout'], info['versions']) == (2, 5, 'refs', [2])
+    assert info['spec'] == dict(sorted(SPEC.items()))
+    assert info['keys']['times']['records'] == 15
+    assert sum(key['bytes'] for key in info['keys'].values()) == info['bytes']
+    code, out, err = granular_cli('info', path)
     assert code == 0
     assert 'sharded dataset' in out
     assert 'utf8' in out
-    assert json.loads(granular_cli('info', place / '000001', '--json')[1])['datapoints'] == 2
-    bag = json.loads(granular_cli('info', place / '000000' / 'times.bag', '--json')[1])
+    assert json.loads(granular_cli('info', path / '000001', '--json')[1])['datapoints'] == 2
+    bag = json.loads(granular_cli('info', path / '000000' / 'times.bag', '--json')[1])
     assert (bag['kind'], bag['datapoints'], bag['versions']) == ('bag', 9, [2])
 
 
-def test_ls(granular_cli, place):
-    assert granular_cli('ls', place) == (0, '000000\n000001\n', '')
-    names = [entry['name'] for entry in json.loads(granular_cli('ls', place / '000000', '--json')[1])]
+def test_ls_lists_names_and_entries(granular_cli, path):
+    assert granular_cli('ls', path) == (0, '000000\n000001\n', '')
+    names = [entry['name'] for entry in json.loads(granular_cli('ls', path / '000000', '--json')[1])]
     assert 'spec.json' in names
-    assert '000001' in granular_cli('ls', '-l', place)[1]
+    assert '000001' in granular_cli('ls', '-l', path)[1]
 
 
-def test_cat(granular_cli, place):
-    code, out, _ = granular_cli('cat', place, 4, '--json')
+def test_cat_prints_datapoints_and_keys(granular_cli, path):
+    code, out, _ = granular_cli('cat', path, 4, '--json')
     assert code == 0
-    found = json.loads(out)
-    assert (found['label'], found['text'], found['times']) == (4, 'nümber 4', [4, 5, 6])
-    assert found['image'] == {'type': 'png', 'dtype': 'uint8', 'shape': [4, 6], 'head': [4] * 8}
-    assert found['raw'] == {'type': 'bytes', 'bytes': 3}
-    assert granular_cli('cat', place, -1, 'label', 'times[1:]') == (0, 'label: 4\ntimes: [5, 6]\n', '')
+    info = json.loads(out)
+    assert (info['label'], info['text'], info['times']) == (4, 'nümber 4', [4, 5, 6])
+    assert info['image'] == {'type': 'png', 'dtype': 'uint8', 'shape': [4, 6], 'head': [4] * 8}
+    assert info['raw'] == {'type': 'bytes', 'bytes': 3}
+    assert granular_cli('cat', path, -1, 'label', 'times[1:]') == (0, 'label: 4\ntimes: [5, 6]\n', '')
 
 
-def test_types_of_the_users_own_are_shown_as_bytes(granular_cli, tmp_path):
+def test_cat_shows_custom_types_as_bytes(granular_cli, tmp_path):
     with granular.DatasetWriter(tmp_path / 'ds', {'x': 'mine'}, None) as writer:
         writer.append({'x': b'1234'})
     assert granular_cli('cat', tmp_path / 'ds', 0) == (0, 'x: {"type": "mine", "bytes": 4}\n', '')
 
 
-def test_copy(granular_cli, place, tmp_path):
-    code, out, err = granular_cli('copy', place, tmp_path / 'copy')
+def test_copy_refuses_to_overwrite_by_default(granular_cli, path, tmp_path):
+    code, out, err = granular_cli('copy', path, tmp_path / 'copy')
     assert (code, out) == (0, '')
     assert 'copied' in err
     with granular.ShardedDatasetReader(tmp_path / 'copy', granular.decoders) as reader:
         assert len(reader) == 5
-    code, _, err = granular_cli('copy', place, tmp_path / 'copy')
+    code, _, err = granular_cli('copy', path, tmp_path / 'copy')
     assert code == 1
     assert '--overwrite' in err
-    assert granular_cli('copy', '--overwrite', place, tmp_path / 'copy')[0] == 0
+    assert granular_cli('copy', '--overwrite', path, tmp_path / 'copy')[0] == 0
 
 
-def test_through_a_bucket(granular_cli, place, fakegcs):
+def test_copy_and_info_of_a_bucket(granular_cli, path, fakegcs):
     target = str(fakegcs.place())
-    assert granular_cli('copy', place, target, '--endpoint-url', fakegcs.endpoint, '--anon')[0] == 0
+    assert granular_cli('copy', path, target, '--endpoint-url', fakegcs.endpoint, '--anon')[0] == 0
     code, out, _ = granular_cli('info', target, '--endpoint-url', fakegcs.endpoint, '--anon', '--json')
     assert code == 0
     assert json.loads(out)['datapoints'] == 5
@@ -101,23 +103,21 @@ def test_errors_are_one_line(granular_cli, args, match):
     assert err.count('\n') == 1
 
 
-def test_as_a_module(place):
-    done = subprocess.run([sys.executable, '-m', 'granular', '--version'], capture_output=True, text=True, check=True)
-    assert done.stdout == f'granular {granular.__version__}\n'
-    command = [sys.executable, '-W', 'error', '-m', 'granular', 'cat', place, '0', 'label']
+def test_command_runs_as_a_module(path):
+    command = [sys.executable, '-W', 'error', '-m', 'granular', 'cat', path, '0', 'label']
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ('label: 0\n', '')
 
 
-def test_without_the_extra():
+def test_missing_extra_is_named(interpreter):
     code = "import sys; sys.modules['typer'] = None; from granular.cli import main; main()"
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=False)
+    done = interpreter.run(code)
     assert done.returncode == 2
     assert 'granular-stream[cli]' in done.stderr
     assert not issubclass(GranularError, SystemExit)
 
 
-def test_convert(granular_cli, tmp_path):
+def test_convert_writes_and_reports_shards(granular_cli, tmp_path):
     for name in ('a/1.png', 'b/2.png', 'b/3.png'):
         (tmp_path / 'images' / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / 'images' / name).write_bytes(granular.encoders['png'](np.zeros((2, 3), np.uint8)))
@@ -130,16 +130,16 @@ def test_convert(granular_cli, tmp_path):
     code, out, err = granular_cli(*args)
     assert (code, err) == (0, '')
     assert f'3 records of {tmp_path}/images (images) in 2 shards in {tmp_path}/ds: ' in out
-    found = json.loads(granular_cli(*args, '--json')[1])
-    assert (found['found'], found['bytes'], found['spec']['label']) == (3, 0, 'i64')
+    info = json.loads(granular_cli(*args, '--json')[1])
+    assert (info['found'], info['bytes'], info['spec']['label']) == (3, 0, 'i64')
     assert json.loads(granular_cli('cat', tmp_path / 'ds', 2, '--json')[1])['class'] == 'b'
     code, out, err = granular_cli(*args[:3], '--spec', 'label')
     assert (code, out) == (1, '')
     assert '--spec label: want KEY=TYPE' in err
-    assert 'want one of parquet' in granular_cli(*args[:3], '--format', 'csv')[2]
+    assert 'expected one of parquet' in granular_cli(*args[:3], '--format', 'csv')[2]
 
 
-def test_copy_to_local(granular_cli, place, tmp_path):
+def test_copy_to_local_copies_and_unpacks(granular_cli, path, tmp_path):
     with zipfile.ZipFile(tmp_path / 'train.zip', 'w') as file:
         file.writestr('a/b', b'123')
     code, out, err = granular_cli('copy-to-local', tmp_path, tmp_path / 'local', 'train')
@@ -147,7 +147,7 @@ def test_copy_to_local(granular_cli, place, tmp_path):
     assert out.startswith(f'{tmp_path}/local/train: 1 files, 3 bytes, ')
     assert out.endswith(' s (unpacked)\n')
     assert 'was there' in granular_cli('copy-to-local', tmp_path, tmp_path / 'local', 'train')[1]
-    done = json.loads(granular_cli('copy-to-local', place, tmp_path / 'ds2', '--json')[1])
+    done = json.loads(granular_cli('copy-to-local', path, tmp_path / 'ds2', '--json')[1])
     assert (done['was_copied'], done['source_format']) == (True, 'folder')
     assert json.loads(granular_cli('info', tmp_path / 'ds2', '--json')[1])['datapoints'] == 5
     granular_cli('copy-to-local', tmp_path / 'train.zip', tmp_path / 'kept.zip', '--keep-archives')

@@ -1,17 +1,23 @@
+"""The demo runs as a program, against each store."""
+
 import json
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 
+# As `python -W error -m granular` does.
+PROGRAM = """
+import runpy, warnings
+warnings.simplefilter('error')
+runpy.run_module('granular', run_name='__main__', alter_sys=True)
+"""
+
 
 @pytest.mark.parametrize('store', ['s3', 'gcs', 'local'])
-def test_the_demo(store):
-    command = [sys.executable, '-W', 'error', '-m', 'granular', 'demo', '--store', store]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)
+def test_demo_reads_each_datapoint_once_per_epoch(learning_interpreter, store):
+    done = learning_interpreter.run(PROGRAM, 'demo', '--store', store)
     assert (done.returncode, done.stderr) == (0, '')
     assert 'reading 1,797 datapoints of 4 shards, 2 epochs' in done.stdout
     assert "restored at {'step': 1792, 'seed': 0}" in done.stdout
@@ -20,14 +26,10 @@ def test_the_demo(store):
     assert 0 < int(saved.replace(',', '')) < int(ranges.replace(',', ''))
 
 
-def test_what_the_demo_keeps():
-    command = [sys.executable, '-m', 'granular']
-    done = subprocess.run(
-        [*command, 'demo', '--store', 'local', '--keep'], capture_output=True, text=True, timeout=55, check=True
-    )
-    place = re.search(r'granular info (\S+)', done.stdout)[1]
+def test_demo_keeps_a_readable_dataset(learning_interpreter, granular_cli):
+    done = learning_interpreter.run(PROGRAM, 'demo', '--store', 'local', '--keep')
+    path = re.search(r'granular info (\S+)', done.stdout)[1]
     try:
-        found = subprocess.run([*command, 'info', place, '--json'], capture_output=True, text=True, check=True)
-        assert json.loads(found.stdout)['datapoints'] == 1797
+        assert json.loads(granular_cli('info', path, '--json')[1])['datapoints'] == 1797
     finally:
-        shutil.rmtree(pathlib.Path(place).parent)
+        shutil.rmtree(pathlib.Path(path).parent)

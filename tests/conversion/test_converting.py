@@ -1,14 +1,12 @@
-"""Conversions: the output equals the input, also after workers were killed."""
+"""Conversion: the output equals the input, also after an interruption."""
 
 import asyncio
 import io
 import json
 import os
 import pathlib
-import signal
-import subprocess
-import sys
 import tarfile
+import threading
 import time
 
 import numpy as np
@@ -31,7 +29,7 @@ from granular.errors import (
 PLAN = 'conversion.json'
 
 
-def point(i):
+def datapoint(i):
     return {'n': i, 'x': bytes([i % 251]) * (i * 7919 % 500), 'text': f'nümber {i}', 'f': i / 2, 'a': np.arange(i % 5)}
 
 
@@ -39,11 +37,11 @@ def equal(left, right):
     return left.keys() == right.keys() and all(np.array_equal(left[key], right[key]) for key in left)
 
 
-def check(place, points):
-    with granular.ShardedDatasetReader(place, granular.decoders) as reader:
+def check(target, expected_datapoints):
+    with granular.ShardedDatasetReader(target, granular.decoders) as reader:
         found = list(reader)
-    assert len(found) == len(points)
-    assert all(map(equal, found, points))
+    assert len(found) == len(expected_datapoints)
+    assert all(map(equal, found, expected_datapoints))
 
 
 def contents(root):
@@ -51,10 +49,10 @@ def contents(root):
 
 
 class Random:
-    """Read at random, and noted."""
+    """A source with random access that records its fetches."""
 
-    def __init__(self, count, point=point):
-        self.count, self.point, self.fetched = count, point, []
+    def __init__(self, count, datapoint=datapoint):
+        self.count, self.point, self.fetched = count, datapoint, []
 
     def __len__(self):
         return self.count
@@ -65,84 +63,84 @@ class Random:
 
 
 class Once:
-    """An iterable that is read from its beginning."""
+    """An iterable without random access."""
 
     def __init__(self, count):
         self.count = count
 
     def __iter__(self):
-        return map(point, range(self.count))
+        return map(datapoint, range(self.count))
 
 
 class Later(Once):
     async def __aiter__(self):
         for i in range(self.count):
-            yield point(i)
+            yield datapoint(i)
 
 
 @pytest.mark.parametrize(
     ('store', 'layout'), [('local', 'refs'), ('local', 'columns'), ('moto', 'refs'), ('fakegcs', 'columns')]
 )
-def test_sources_and_iterables(store, layout, request, tmp_path):
-    """Shards are the same, however the records are read."""
+def test_sources_and_iterables_are_converted(store, layout, request, tmp_path):
+    """Shards do not depend on how the records are read."""
     local = store == 'local'
     root = granular.Path(tmp_path) if local else request.getfixturevalue(store).place()
-    wanted = None
+    expected = None
     count, shards = (25, 3) if local else (15, 2)
     for kind in (Random, Once, Later) if local else (Random, Once):
         seen = []
-        place = root / kind.__name__
-        done = granular.convert(kind(count), place, shardlen=10, layout=layout, checksums=local, progress=seen.append)
+        target = root / kind.__name__
+        done = granular.convert(kind(count), target, shardlen=10, layout=layout, checksums=local, progress=seen.append)
         assert done.spec == {'a': 'array', 'f': 'msgpack', 'n': 'int', 'text': 'utf8', 'x': 'bytes'}
         assert (done.records, done.shards, done.found, sum(seen)) == (count, shards, 0, count)
         assert done.format == ('source' if kind is Random else 'iterable')
         assert done.bytes > 0
-        check(place, [point(i) for i in range(count)])
-        made = contents(place)
+        check(target, [datapoint(i) for i in range(count)])
+        made = contents(target)
         assert json.loads(made.pop(PLAN))['records'] == (count if kind is Random else None)
-        assert wanted is None or made == wanted
-        wanted = made
-    assert (granular.verify(place).checked > 0) == local
+        assert expected is None or made == expected
+        expected = made
+    assert (granular.verify(target).checked > 0) == local
 
 
-def test_sizes(tmp_path):
+def test_shard_sizes(tmp_path):
     for count in (0, 1, 9, 10, 11, 20):
         for kind in (Random, Once):
-            place = tmp_path / f'{kind.__name__}{count}'
+            target = tmp_path / f'{kind.__name__}{count}'
             if not count:
-                with pytest.raises(InvalidArgumentError, match='has no records to see a spec in: give one'):
-                    granular.convert(kind(count), place, shardlen=10)
+                with pytest.raises(InvalidArgumentError, match='has no records to infer a spec from: pass spec'):
+                    granular.convert(kind(count), target, shardlen=10)
             spec = None if count else {'n': 'int', 'x': 'bytes'}
-            done = granular.convert(kind(count), place, shardlen=10, spec=spec)
+            done = granular.convert(kind(count), target, shardlen=10, spec=spec)
             assert done.shards == max(1, -(-count // 10))
-            check(place, [point(i) for i in range(count)])
-            assert granular.convert(kind(count), place, shardlen=10, spec=spec).found == count
+            check(target, [datapoint(i) for i in range(count)])
+            assert granular.convert(kind(count), target, shardlen=10, spec=spec).found == count
     with pytest.raises(InvalidArgumentError, match='shardlen: expected an integer >= 1, got 0'):
         granular.convert(Random(3), tmp_path / 'x', shardlen=0)
 
 
-def test_without_shards(tmp_path):
+def test_conversion_into_one_dataset(tmp_path):
     for kind in (Random, Once):
-        place = tmp_path / kind.__name__
-        done = granular.convert(kind(12), place, shardlen=None)
+        target = tmp_path / kind.__name__
+        done = granular.convert(kind(12), target, shardlen=None)
         assert (done.shards, done.records) == (1, 12)
-        with granular.DatasetReader(place, granular.decoders) as reader:
-            assert all(map(equal, reader, map(point, range(12))))
-        assert granular.convert(kind(12), place, shardlen=None).found == 12
-        with pytest.raises(CorruptDatasetError, match='has 12 datapoints, but 13'):
-            granular.convert(kind(13), place, shardlen=None)
+        with granular.DatasetReader(target, granular.decoders) as reader:
+            assert all(map(equal, reader, map(datapoint, range(12))))
+        assert granular.convert(kind(12), target, shardlen=None).found == 12
+        with pytest.raises(CorruptDatasetError, match='has 12 datapoints, expected 13'):
+            granular.convert(kind(13), target, shardlen=None)
 
 
-async def test_the_asynchronous_face(tmp_path):
+async def test_async_api(tmp_path):
     done = await aio.convert(Random(5), tmp_path / 'x')
     assert done.records == 5
     async with aio.ShardedDatasetReader(tmp_path / 'x', granular.decoders) as reader:
-        # Again from a reader of either face, and from a pipeline of it, of which some are left out.
+        # From a reader of either API, and from a pipeline over it that drops some elements.
         assert (await aio.convert(reader, tmp_path / 'y')).format == 'source'
         odd = aio.MapDataset.source(reader).filter(lambda one: one['n'] % 2)
         assert (await aio.convert(odd, tmp_path / 'z')).records == 2
-    check(tmp_path / 'y', [point(i) for i in range(5)])
-    check(tmp_path / 'z', [point(1), point(3)])
+    check(tmp_path / 'y', [datapoint(i) for i in range(5)])
+    check(tmp_path / 'z', [datapoint(1), datapoint(3)])
 
 
 # --- specs ----------------------------------------------------------------------------------------------------------
@@ -187,7 +185,7 @@ def test_types_are_inferred(values, kind, tmp_path):
         assert all(np.array_equal(one, value) for one, value in zip(found, values, strict=True))
 
 
-def test_names_that_are_no_keys(tmp_path):
+def test_invalid_key_names_are_rejected(tmp_path):
     done = granular.convert([{'Image ID': 1, 'Label': 2, '0': 3, 'refs': 4}], tmp_path / 'x')
     assert done.renamed == {'Image ID': 'image_ID', 'Label': 'label', '0': '_0', 'refs': 'refs_'}
     with granular.ShardedDatasetReader(tmp_path / 'x', granular.decoders) as reader:
@@ -196,7 +194,7 @@ def test_names_that_are_no_keys(tmp_path):
         granular.convert([{'a b': 1, 'a_b': 2}], tmp_path / 'y')
 
 
-def test_types_of_the_users(tmp_path):
+def test_custom_types_and_encoders(tmp_path):
     spec = {'image': 'bytes', 'times': 'int[]', 'mine': 'mine'}
     records = [{'image': JPEG, 'times': [1, 2], 'mine': object}] * 3
     encoders = {'mine': lambda value: value.__name__.encode()}
@@ -211,19 +209,19 @@ def test_types_of_the_users(tmp_path):
     assert os.listdir(tmp_path) == ['x']
 
 
-def test_records_that_do_not_fit(tmp_path):
+def test_unfitting_records_are_errors(tmp_path):
     odd = [{'n': i} for i in range(300)]
     odd[201] = {'n': 'text'}
-    with pytest.raises(EncodeError, match=r"datapoint 201, key 'n': not encoded as 'int': .* give another with spec"):
+    with pytest.raises(EncodeError, match=r"datapoint 201, key 'n': not encoded as 'int': .* pass another"):
         granular.convert(iter(odd), tmp_path / 'x', shardlen=100)
     odd[201] = {'m': 1}
-    with pytest.raises(DatapointError, match=r"datapoint 201: keys are missing \['n'\] or too many \['m'\]"):
+    with pytest.raises(DatapointError, match=r"datapoint 201: missing keys \['n'\], unknown keys \['m'\]"):
         granular.convert(iter(odd), tmp_path / 'y', shardlen=100)
-    # What was finished before it stays, and is no whole.
+    # Finished shards remain, but are not a complete dataset.
     assert sorted(os.listdir(tmp_path / 'y')) == ['000001', PLAN]
     with pytest.raises(CorruptDatasetError, match='000000 is missing'):
         granular.ShardedDatasetReader(tmp_path / 'y', granular.decoders)
-    # A key that is missing now and then is None.
+    # A key that some records lack is None.
     granular.convert([{'a': 1}, {'a': 2, 'b': 3.5}], tmp_path / 'z')
     with granular.ShardedDatasetReader(tmp_path / 'z', granular.decoders) as reader:
         assert list(reader) == [{'a': 1, 'b': None}, {'a': 2, 'b': 3.5}]
@@ -234,7 +232,7 @@ def test_records_that_do_not_fit(tmp_path):
         granular.convert([(1, 2)], tmp_path / 'tuples')
 
 
-def test_a_dry_run(tmp_path):
+def test_dry_run_writes_nothing(tmp_path):
     source = Random(1000)
     done = granular.convert(source, tmp_path / 'x', shardlen=300, dry_run=True)
     assert (done.records, done.shards, done.bytes, done.spec['text']) == (1000, 4, 0, 'utf8')
@@ -244,24 +242,24 @@ def test_a_dry_run(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-# --- going on -------------------------------------------------------------------------------------------------------
+# --- resuming -------------------------------------------------------------------------------------------------------
 
 
-def test_another_conversion_is_not_gone_on_with(tmp_path):
+def test_different_conversion_is_not_resumed(tmp_path):
     granular.convert(Random(25), tmp_path / 'x', shardlen=10)
-    for source, options, said in (
+    for source, options, message in (
         (Random(26), {}, 'records 25, not 26'), (Random(25), {'shardlen': 5}, 'shardlen 10, not 5'),
         (Once(25), {}, "format 'source', not 'iterable'"), (Random(25), {'spec': {'n': 'i64'}}, "'n': 'i64'"),
     ):  # fmt: skip
-        with pytest.raises(AlreadyExistsError, match=said):
+        with pytest.raises(AlreadyExistsError, match=message):
             granular.convert(source, tmp_path / 'x', **{'shardlen': 10, **options})
     with granular.ShardedDatasetWriter(tmp_path / 'y', {'n': 'int'}, granular.encoders, 10) as writer:
         writer.append({'n': 1})
     with pytest.raises(AlreadyExistsError, match='that convert did not write'):
         granular.convert(Random(25), tmp_path / 'y')
     granular.convert(Once(25), tmp_path / 'z', shardlen=10)
-    for count, said in ((24, 'has 5 datapoints, but 4'), (20, '000002: is there, but 20'), (35, 'but 10 of')):
-        with pytest.raises(CorruptDatasetError, match=said):
+    for count, message in ((24, 'has 5 datapoints, expected 4'), (20, '000002: exists, but 20'), (35, 'expected 10')):
+        with pytest.raises(CorruptDatasetError, match=message):
             granular.convert(Once(count), tmp_path / 'z', shardlen=10)
     granular.convert(Once(3), tmp_path / 'w', shardlen=None)
     with pytest.raises(SpecError, match='exists with spec'):
@@ -294,52 +292,58 @@ def small(i):
 
 
 @pytest.mark.parametrize(('store', 'kind', 'layout'), [('local', 'map', 'columns'), ('moto', 'Random', 'refs')])
-def test_a_conversion_that_is_killed_is_gone_on_with(store, kind, layout, request, tmp_path):
-    """The files are those of a run that was not interrupted, byte for byte; finished shards are not made again."""
+def test_killed_conversion_is_resumed(store, kind, layout, request, tmp_path, interpreter):
+    """The files equal those of an uninterrupted run, byte for byte, and finished shards are not written again."""
     root = granular.Path(tmp_path) if store == 'local' else request.getfixturevalue(store).place()
-    place, options = root / 'x', root.store.options
+    target, options = root / 'x', root.store.options
     source = Random(300, small) if kind == 'Random' else map(small, range(300))
     granular.convert(source, root / 'whole', shardlen=60, layout=layout)
-    args = json.dumps([str(place), options, kind, layout])
-    command = [sys.executable, '-c', PROGRAM, args]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    done = 0
-    while done < 120:
-        done += int(process.stdout.readline())
-    while not list(place.glob('*/spec.json')):
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    finished = [path.parent.name for path in place.glob('*/spec.json')]
+    args = json.dumps([str(target), options, kind, layout])
+    with interpreter.start(PROGRAM, args) as process:
+        done = 0
+        while done < 120:
+            done += int(process.stdout.readline())
+        while not list(target.glob('*/spec.json')):
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+    finished = [path.parent.name for path in target.glob('*/spec.json')]
     assert 0 < len(finished) < 5
     with pytest.raises((CorruptDatasetError, NotFoundError)):
-        granular.ShardedDatasetReader(place, granular.decoders)
-    times = {name: (place / name / 'spec.json').stat().modified for name in finished}
+        granular.ShardedDatasetReader(target, granular.decoders)
+    times = {name: (target / name / 'spec.json').stat().modified for name in finished}
     source = Random(300, small) if kind == 'Random' else map(small, range(300))
-    again = granular.convert(source, place, shardlen=60, layout=layout)
+    again = granular.convert(source, target, shardlen=60, layout=layout)
     assert 60 * len(finished) <= again.found < 300
     if kind == 'Random':
         made = {i // 60 for i in source.fetched[128:]}
         assert not made & {int(name) for name in finished}
-    assert times == {name: (place / name / 'spec.json').stat().modified for name in finished}
-    assert contents(place) == contents(root / 'whole')
-    check(place, [small(i) for i in range(300)])
+    assert times == {name: (target / name / 'spec.json').stat().modified for name in finished}
+    assert contents(target) == contents(root / 'whole')
+    check(target, [small(i) for i in range(300)])
 
 
-async def test_two_at_once(tmp_path):
-    """The second is refused, and the first goes on."""
+async def test_concurrent_conversion_is_refused(tmp_path):
+    """The second conversion fails, and the first one continues."""
+    finish = threading.Event()
 
-    def slow(i):
-        time.sleep(0.0005)
-        return point(i)
+    def gated(i):
+        assert i != 31 or finish.wait(30)  # types are not inferred from this one
+        return datapoint(i)
 
-    first = asyncio.create_task(aio.convert(Random(200, slow), tmp_path / 'x', shardlen=200))
+    first = asyncio.create_task(aio.convert(Random(300, gated), tmp_path / 'x', shardlen=300))
     while not (tmp_path / 'x' / '000000').exists():
         await asyncio.sleep(0.002)
     with pytest.raises(AlreadyExistsError, match='another writer is writing it'):
-        await aio.convert(Random(200), tmp_path / 'x', shardlen=200)
-    assert (await first).records == 200
-    # One that is cancelled leaves no thread or draft, and is gone on with.
+        await aio.convert(Random(300), tmp_path / 'x', shardlen=300)
+    finish.set()
+    assert (await first).records == 300
+
+    def slow(i):
+        time.sleep(0.0005)
+        return datapoint(i)
+
+    # A cancelled conversion leaves no thread or temporary file, and is resumed.
     task = asyncio.create_task(aio.convert(map(slow, range(1000)), tmp_path / 'y', shardlen=100))
     while not (tmp_path / 'y' / '000003' / 'spec.json').exists():
         await asyncio.sleep(0.002)
@@ -347,14 +351,14 @@ async def test_two_at_once(tmp_path):
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not list((tmp_path / 'y').rglob('.*'))
-    assert (await aio.convert(map(point, range(1000)), tmp_path / 'y', shardlen=100)).found >= 100
+    assert (await aio.convert(map(datapoint, range(1000)), tmp_path / 'y', shardlen=100)).found >= 100
 
 
 # --- formats --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('store', ['local', 'moto', 'fakegcs'])
-def test_images_in_folders(store, request, tmp_path):
+def test_image_folders_are_converted(store, request, tmp_path):
     root = (granular.Path(tmp_path) if store == 'local' else request.getfixturevalue(store).place()) / 'images'
     files = {
         'dog/2.jpg': image_file('JPEG', (5, 5)), 'dog/1.JPEG': JPEG, 'cat/deep/er/0.png': PNG, 'cat/1.webp': WEBP,
@@ -369,7 +373,7 @@ def test_images_in_folders(store, request, tmp_path):
     assert done.spec == {'class': 'utf8', 'image': 'jpg', 'label': 'int'}
     names = ['cat/1.webp', 'cat/deep/er/0.png', 'dog/1.JPEG', 'dog/2.jpg']
     with granular.ShardedDatasetReader(tmp_path / 'x', None) as raw:
-        assert [one['image'] for one in raw] == [files[name] for name in names]  # as they were
+        assert [one['image'] for one in raw] == [files[name] for name in names]  # unchanged
     with granular.ShardedDatasetReader(tmp_path / 'x', granular.decoders) as reader:
         assert [(one['label'], one['class'], one['image'].shape) for one in reader] == [
             (0, 'cat', (4, 6, 3)), (0, 'cat', (4, 6, 3)), (1, 'dog', (4, 6, 3)), (1, 'dog', (5, 5, 3))
@@ -380,27 +384,27 @@ def test_images_in_folders(store, request, tmp_path):
         granular.convert(root, tmp_path / 'x', shardlen=3)
 
 
-def test_what_is_not_known(tmp_path):
+def test_unknown_sources_and_formats_are_errors(tmp_path):
     (tmp_path / 'x').mkdir()
     (tmp_path / 'x' / 'file.bin').write_bytes(b'x')
-    for source, error, said in (
+    for source, error, message in (
         (tmp_path / 'nothing', NotFoundError, 'nothing'), (tmp_path / 'x', NotFoundError, 'unknown format'),
-        (tmp_path / 'x' / 'file.bin', InvalidArgumentError, 'does not say'), (5, InvalidArgumentError, 'int'),
-        (tmp_path / 'x' / '*.parquet', NotFoundError, 'nothing matches'), ({'a': 1}, InvalidArgumentError, 'dict'),
-        (granular.MapDataset.source(range(3)).repeat(), InvalidArgumentError, 'no end'),
+        (tmp_path / 'x' / 'file.bin', InvalidArgumentError, 'unknown format'), (5, InvalidArgumentError, 'int'),
+        (tmp_path / 'x' / '*.parquet', NotFoundError, 'matches no files'), ({'a': 1}, InvalidArgumentError, 'dict'),
+        (granular.MapDataset.source(range(3)).repeat(), InvalidArgumentError, 'endless'),
     ):  # fmt: skip
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             granular.convert(source, tmp_path / 'y')
-    with pytest.raises(InvalidArgumentError, match='want one of parquet'):
+    with pytest.raises(InvalidArgumentError, match='expected one of parquet'):
         granular.convert(tmp_path / 'x', tmp_path / 'y', format='csv')
     (tmp_path / 'x' / 'a.parquet').write_bytes(b'')
     (tmp_path / 'x' / 'a.tar').write_bytes(b'')
-    with pytest.raises(InvalidArgumentError, match='holds files of parquet, webdataset: pass format'):
+    with pytest.raises(InvalidArgumentError, match='has files of parquet, webdataset: pass format'):
         granular.convert(tmp_path / 'x', tmp_path / 'y')
     assert os.listdir(tmp_path) == ['x']
 
 
-def test_array_records(tmp_path):
+def test_arrayrecord_files_are_converted(tmp_path):
     from array_record.python.array_record_module import ArrayRecordWriter
 
     for part in range(2):
@@ -413,7 +417,7 @@ def test_array_records(tmp_path):
     check(tmp_path / 'x', [{'data': bytes([i]) * 3} for i in range(10)])
 
 
-def test_parquet_files(tmp_path, moto):
+def test_parquet_files_are_converted(tmp_path, moto):
     import pyarrow
     from pyarrow import parquet
 
@@ -428,11 +432,11 @@ def test_parquet_files(tmp_path, moto):
         assert (done.format, done.records, done.renamed) == ('parquet', 30 if i == 2 else 60, {'Image': 'image'})
         assert done.spec == {'image': 'jpg', 'n': 'int', 'text': 'msgpack'}
         with granular.ShardedDatasetReader(tmp_path / f'{i}', {**granular.decoders, 'jpg': bytes}) as reader:
-            wanted = [{'n': row['n'], 'image': row['Image'], 'text': row['text']} for row in rows[: done.records]]
-            assert list(reader) == wanted
+            expected = [{'n': row['n'], 'image': row['Image'], 'text': row['text']} for row in rows[: done.records]]
+            assert list(reader) == expected
 
 
-def test_tar_files_of_webdataset(tmp_path, moto):
+def test_webdataset_files_are_converted(tmp_path, moto):
     bucket = moto.place()
     for part in range(2):
         out = io.BytesIO()
@@ -455,7 +459,7 @@ def test_tar_files_of_webdataset(tmp_path, moto):
 
 
 @pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::FutureWarning', 'ignore::ResourceWarning')
-def test_hugging_face_datasets(tmp_path):
+def test_hugging_face_datasets_are_converted(tmp_path):
     import datasets
 
     rows = {
@@ -467,19 +471,19 @@ def test_hugging_face_datasets(tmp_path):
         'tags': datasets.Sequence(datasets.Value('string')),
     }  # fmt: skip
     dataset = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
-    wanted = [
+    expected = [
         {'image': rows['image'][i]['bytes'], 'n': rows['n'][i], 'score': rows['score'][i], 'tags': rows['tags'][i]}
         for i in range(3)
     ]
     dataset.save_to_disk(tmp_path / 'saved')
     arrow = next(pathlib.Path(tmp_path / 'saved').glob('*.arrow'))
     for i, source in enumerate([dataset, tmp_path / 'saved', str(arrow), dataset.to_iterable_dataset()]):
-        place = tmp_path / f'{i}'
-        done = granular.convert(source, place, shardlen=2)
+        target = tmp_path / f'{i}'
+        done = granular.convert(source, target, shardlen=2)
         assert (done.format, done.records) == ('huggingface', 3)
         assert done.spec == {'image': 'jpg', 'n': 'int', 'score': 'msgpack', 'tags': 'msgpack'}
-        with granular.ShardedDatasetReader(place, {**granular.decoders, 'jpg': bytes}) as reader:
-            assert list(reader) == wanted
+        with granular.ShardedDatasetReader(target, {**granular.decoders, 'jpg': bytes}) as reader:
+            assert list(reader) == expected
     splits = datasets.DatasetDict(train=dataset)
     with pytest.raises(InvalidArgumentError, match=r"has splits \['train'\]"):
         granular.convert(splits, tmp_path / 'y')

@@ -83,7 +83,7 @@ async def left_behind(path, size):
     writer = await path.store.open_writer(path.key)
     await writer.write(bytes(size))
     while writer._tasks:
-        await writer._settle()
+        await writer._finish_one()
 
 
 @pytest.mark.parametrize('store', ['moto', 'seaweed'])

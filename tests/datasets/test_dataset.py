@@ -305,7 +305,7 @@ def test_types_of_the_users_own(tmp_path):
 def test_raw_bytes(tmp_path):
     with granular.DatasetWriter(tmp_path / 'ds', {'x': 'anything'}, None) as writer:
         writer.append({'x': b'raw'})
-        with pytest.raises(EncodeError, match='want bytes'):
+        with pytest.raises(EncodeError, match='expected bytes'):
             writer.append({'x': 'text'})
     assert list(granular.DatasetReader(tmp_path / 'ds', None)) == [{'x': b'raw'}]
 

@@ -94,7 +94,7 @@ def test_a_full_disk(tmp_path):
     for name, (kind, message) in errors.items():
         assert kind == 'StoreError'
         assert message.startswith(str(tmp_path / ('tree2/large' if name == 'tree' else name)))
-        assert 'may not become so large' in message
+        assert 'larger than its file system' in message
     # Nothing is left of what could not be written, and all of what was there.
     assert sorted(os.listdir(tmp_path)) == sorted(
         ['appended', 'summed', 'large', 'tree', 'tree2', 'shards-refs', 'shards-columns', 'bag3.bag', 'bag3.idx']

@@ -1,4 +1,4 @@
-"""ArrayRecord files: what the package writes is read as the package reads it, on a disk and in buckets."""
+"""ArrayRecord files, on a disk and in buckets, give the records that the package gives."""
 
 import dataclasses
 import pathlib
@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-from array_record.python.array_record_data_source import ArrayRecordDataSource as Theirs
+from array_record.python.array_record_data_source import ArrayRecordDataSource as ReferenceDataSource
 from array_record.python.array_record_module import ArrayRecordWriter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -38,7 +38,7 @@ quick = settings(max_examples=50, deadline=None, suppress_health_check=list(Heal
 
 @dataclasses.dataclass
 class FileInstruction:
-    """As that of TensorFlow Datasets."""
+    """A path as that of TensorFlow Datasets."""
 
     filename: str
     skip: int
@@ -47,7 +47,7 @@ class FileInstruction:
 
 
 def make(count, seed=0):
-    """Records of all sizes: none, such as blocks of 64 KiB interrupt, and such as compression makes small."""
+    """Create records of many sizes: empty, interrupted by 64 KiB blocks, and compressible."""
     rng = np.random.default_rng(seed)
     sizes = rng.integers(0, 300, count)
     sizes[:: max(1, count // 3)] = 150_000
@@ -79,22 +79,22 @@ def names(folder):
 ALL = make(250, 1) + make(130, 2) + make(70, 3)
 
 
-# --- what is read ---------------------------------------------------------------------------------------------------
+# --- reading ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('options', OPTIONS)
-def test_what_the_package_reads(tmp_path, options):
+def test_records_equal_those_of_the_package(tmp_path, options):
     records = make(250)
     path = write(tmp_path / 'x.array_record', records, options)
-    theirs = Theirs(str(path))
-    with granular.ArrayRecordDataSource(path) as ours:
-        assert len(ours) == len(theirs) == 250
+    reference = ReferenceDataSource(str(path))
+    with granular.ArrayRecordDataSource(path) as actual:
+        assert len(actual) == len(reference) == 250
         order = np.random.default_rng(1).permutation(250)
-        assert ours.fetch(order) == theirs.__getitems__(order.tolist()) == [records[i] for i in order]
-        assert ours[3] == theirs[3] == records[3]
-        assert ours[-1] == records[-1]
-        assert ours[10:200:7] == records[10:200:7]
-        assert list(ours) == records
+        assert actual.fetch(order) == reference.__getitems__(order.tolist()) == [records[i] for i in order]
+        assert actual[3] == reference[3] == records[3]
+        assert actual[-1] == records[-1]
+        assert actual[10:200:7] == records[10:200:7]
+        assert list(actual) == records
 
 
 @given(
@@ -103,7 +103,7 @@ def test_what_the_package_reads(tmp_path, options):
     compression=st.sampled_from(['uncompressed', 'zstd', 'brotli:1']),
 )
 @settings(quick, max_examples=60)
-def test_wherever_blocks_end(tmp_path_factory, sizes, group, compression):
+def test_records_across_block_boundaries(tmp_path_factory, sizes, group, compression):
     rng = np.random.default_rng(0)
     records = [rng.bytes(size) for size in sizes]
     path = tmp_path_factory.getbasetemp() / 'blocks.array_record'
@@ -112,22 +112,22 @@ def test_wherever_blocks_end(tmp_path_factory, sizes, group, compression):
 
 
 @pytest.mark.parametrize('count', [0, 1])
-def test_small_files(tmp_path, count):
+def test_small_files_are_read(tmp_path, count):
     path = write(tmp_path / 'x', [b'one'] * count)
     source = granular.ArrayRecordDataSource(str(path))
-    assert len(source) == len(Theirs(str(path))) == count
+    assert len(source) == len(ReferenceDataSource(str(path))) == count
     assert list(source) == source.fetch(range(count)) == [b'one'] * count
     assert source.fetch([]) == []
 
 
-def test_many_chunks(tmp_path):
-    # The footer is longer than what is read along with the postscript.
+def test_many_chunks_are_read(tmp_path):
+    # The footer is longer than the first request.
     path = write(tmp_path / 'x', [b'%d' % i for i in range(30000)], 'group_size:1,uncompressed')
     source = granular.ArrayRecordDataSource(path)
     assert source.fetch([29999, 0, 12345]) == [b'29999', b'0', b'12345']
 
 
-def test_parts_of_files(folder):
+def test_parts_of_files_are_read(folder):
     a, b, c = names(folder)
     paths = [
         FileInstruction(b, 5, 60, 130),
@@ -136,16 +136,16 @@ def test_parts_of_files(folder):
         f'{b}[0:0]',
         FileInstruction(a, 0, 3, 250),
     ]
-    theirs, ours = Theirs(paths), granular.ArrayRecordDataSource(paths)
-    assert len(ours) == len(theirs) == 60 + 10 + 70 + 3
-    assert ours.fetch(range(len(ours))) == theirs.__getitems__(range(len(theirs)))
-    assert ours[64] == theirs[64]
+    reference, actual = ReferenceDataSource(paths), granular.ArrayRecordDataSource(paths)
+    assert len(actual) == len(reference) == 60 + 10 + 70 + 3
+    assert actual.fetch(range(len(actual))) == reference.__getitems__(range(len(reference)))
+    assert actual[64] == reference[64]
     rest = granular.ArrayRecordDataSource([FileInstruction(b, 100, -1, 130)])
     assert rest.fetch(range(30)) == make(130, 2)[100:]
     assert granular.ArrayRecordDataSource(granular.Path(f'{c}[2:4]')).fetch([0, 1]) == make(70, 3)[2:4]
 
 
-def test_a_file_is_opened_when_it_is_read(tmp_path):
+def test_files_are_opened_lazily(tmp_path):
     source = granular.ArrayRecordDataSource([f'{tmp_path}/no[2:5]', FileInstruction(f'{tmp_path}/none', 0, 4, 4)])
     assert len(source) == 7
     with pytest.raises(NotFoundError):
@@ -157,7 +157,7 @@ def test_a_file_is_opened_when_it_is_read(tmp_path):
 
 @given(indices=st.lists(st.integers(-450, 449), max_size=90), data=st.data())
 @quick
-def test_any_indices(folder, indices, data):
+def test_any_indices_are_fetched(folder, indices, data):
     source = granular.ArrayRecordDataSource(names(folder))
     assert (
         source.fetch(indices) == source.__getitems__(indices) == source._getitems(indices) == [ALL[i] for i in indices]
@@ -168,7 +168,7 @@ def test_any_indices(folder, indices, data):
         assert source[indices[0]] == source.get(indices[0]) == ALL[indices[0]]
 
 
-def test_what_cannot_be_asked(folder):
+def test_invalid_arguments_are_errors(folder):
     a = names(folder)[0]
     source = granular.ArrayRecordDataSource(a)
     for ask in (lambda: source[250], lambda: source[-251], lambda: source.fetch([3, 250])):
@@ -185,7 +185,7 @@ def test_what_cannot_be_asked(folder):
         source[0]
 
 
-async def test_the_asynchronous_face(folder):
+async def test_async_api(folder):
     async with aio.ArrayRecordDataSource(names(folder)) as source:
         assert len(source) == 450
         assert await source.get(-1) == ALL[-1]
@@ -204,21 +204,21 @@ async def test_the_asynchronous_face(folder):
 @pytest.fixture(params=['moto', 'fakegcs'])
 def copied(request, folder):
     """The three files in a bucket."""
-    place = request.getfixturevalue(request.param).place()
-    paths = [place / pathlib.Path(name).name for name in names(folder)]
+    data_root = request.getfixturevalue(request.param).place()
+    paths = [data_root / pathlib.Path(name).name for name in names(folder)]
     for path, name in zip(paths, names(folder), strict=True):
         path.write_bytes(pathlib.Path(name).read_bytes())
     return paths
 
 
-def test_buckets(copied, monkeypatch):
+def test_files_in_buckets_are_read_with_few_requests(copied, monkeypatch):
     source = granular.ArrayRecordDataSource(copied)
     assert list(source) == ALL
     order = np.random.default_rng(0).permutation(450)
     assert source.fetch(order) == [ALL[i] for i in order]
     before = granular.io_stats()['requests']
     assert source.fetch([300, 1, 301, 2, 440]) == [ALL[i] for i in (300, 1, 301, 2, 440)]
-    assert granular.io_stats()['requests'] - before <= 4  # one of each file, and what is far apart
+    assert granular.io_stats()['requests'] - before <= 4  # one per file, and distant ranges
     data = pickle.dumps(source)
     assert SECRET.encode() not in data
     monkeypatch.setenv('AWS_ACCESS_KEY_ID', KEY)
@@ -228,7 +228,7 @@ def test_buckets(copied, monkeypatch):
     assert again[17] == ALL[17]
 
 
-def test_a_file_that_is_replaced(copied):
+def test_replaced_file_is_an_error(copied):
     source = granular.ArrayRecordDataSource(copied[0])
     data = copied[0].read_bytes()
     copied[0].write_bytes(data[:200] + b'?' + data[201:])
@@ -236,7 +236,7 @@ def test_a_file_that_is_replaced(copied):
         source[0]
 
 
-def test_several_stores(copied, folder):
+def test_files_of_several_stores(copied, folder):
     source = granular.ArrayRecordDataSource([names(folder)[0], *copied[1:]])
     assert source.fetch([449, 0, 300]) == [ALL[449], ALL[0], ALL[300]]
 
@@ -244,13 +244,13 @@ def test_several_stores(copied, folder):
 # --- in pipelines ---------------------------------------------------------------------------------------------------
 
 
-def test_pickling(folder):
+def test_source_pickles(folder):
     source = granular.ArrayRecordDataSource(names(folder))
     before = granular.io_stats()['requests']
     data = pickle.dumps(source)
     again = pickle.loads(data)
     assert len(again) == 450
-    assert granular.io_stats()['requests'] == before  # its files are opened when they are read
+    assert granular.io_stats()['requests'] == before  # files are opened by the first read
     assert len(data) < 2000
     assert again.fetch([449, 3]) == [ALL[449], ALL[3]]
     assert repr(again) == repr(source) == repr(granular.ArrayRecordDataSource(names(folder)))
@@ -259,7 +259,7 @@ def test_pickling(folder):
     assert repr(source) != repr(granular.ArrayRecordDataSource([*names(folder)[:2], names(folder)[2] + '[0:70]']))
 
 
-def test_pipelines(folder):
+def test_source_feeds_pipelines(folder):
     source = granular.ArrayRecordDataSource(names(folder))
     chain = granular.MapDataset.source(source).seed(1).shuffle().map(len).batch(32)
     order = granular.MapDataset.source(range(450)).seed(1).shuffle().batch(32)
@@ -286,12 +286,12 @@ def length(record, seed):
 
 
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')
-def test_the_real_grain(folder):
+def test_source_feeds_grain(folder):
     import grain
 
     source = granular.ArrayRecordDataSource(names(folder))
-    ours = grain.MapDataset.source(source).shuffle(seed=4).map(len).batch(16)
-    theirs = grain.MapDataset.source(Theirs(names(folder))).shuffle(seed=4).map(len).batch(16)
-    assert [batch.tolist() for batch in ours] == [batch.tolist() for batch in theirs]
+    actual = grain.MapDataset.source(source).shuffle(seed=4).map(len).batch(16)
+    reference = grain.MapDataset.source(ReferenceDataSource(names(folder))).shuffle(seed=4).map(len).batch(16)
+    assert [batch.tolist() for batch in actual] == [batch.tolist() for batch in reference]
     loader = grain.DataLoader(data_source=source, sampler=grain.samplers.SequentialSampler(450))
     assert list(loader) == ALL

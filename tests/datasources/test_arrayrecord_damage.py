@@ -1,4 +1,4 @@
-"""ArrayRecord files of others: records, or an error of the tree, and no more memory than they have."""
+"""Damaged ArrayRecord files give records or a GranularError, in bounded memory."""
 
 import struct
 import sys
@@ -25,13 +25,13 @@ from tests.datasources.test_arrayrecord import make, quick, write
 
 
 @pytest.mark.parametrize('options', ['group_size:5,snappy', 'group_size:5,transpose:true'])
-def test_what_is_not_read(tmp_path, options):
+def test_foreign_files_are_rejected(tmp_path, options):
     path = write(tmp_path / 'x.array_record', make(20), options)
     with pytest.raises(UnsupportedError, match=r'x.array_record, (footer|chunk 2).*(snappy|transposed)'):
         granular.ArrayRecordDataSource(path)[12]
 
 
-def test_the_extra_is_named(tmp_path, monkeypatch):
+def test_missing_extra_is_named(tmp_path, monkeypatch):
     path = write(tmp_path / 'x', make(3), 'group_size:1')
     monkeypatch.setitem(sys.modules, 'zstandard', None)
     with pytest.raises(MissingExtraError, match=r'zstandard.*granular-stream\[arrayrecord\]'):
@@ -42,8 +42,8 @@ def number(value):
     return struct.pack('<Q', value)
 
 
-FIRST = 64  # where the first chunk begins, behind the signature
-DAMAGE = {  # of an uncompressed record of 10,000 bytes: where, by what, and what is said of it
+FIRST = 64  # start of the first chunk, after the signature
+DAMAGE = {  # of an uncompressed record of 10,000 bytes: offset, new bytes, and message
     'data size': (FIRST + 8, number(1 << 40), 'expected 1099511627776 bytes'),
     'no data': (FIRST + 8, number(0), 'no data'),
     'type': (FIRST + 24, b'\xff', 'type 0xff'),
@@ -62,7 +62,7 @@ DAMAGE = {  # of an uncompressed record of 10,000 bytes: where, by what, and wha
 
 
 @pytest.mark.parametrize('what', DAMAGE)
-def test_damage(tmp_path, what):
+def test_damage_is_an_error(tmp_path, what):
     path = write(tmp_path / 'x', [bytes(10000)] * 3, 'group_size:1,uncompressed')
     data = bytearray(path.read_bytes())
     at, new, message = DAMAGE[what]
@@ -84,10 +84,10 @@ BOMBS = {
 
 
 @pytest.mark.parametrize('kind', BOMBS)
-def test_few_bytes_that_stand_for_many(tmp_path, kind):
+def test_decompression_bombs_are_rejected(tmp_path, kind):
     path = write(tmp_path / 'x', [bytes(1000)], f'group_size:1,pad_to_block_boundary:true,{kind}')
     data = bytearray(path.read_bytes())
-    values = data.rindex(b'\xe8\x07', FIRST, FIRST + 100) + 2  # behind their size, 1000
+    values = data.rindex(b'\xe8\x07', FIRST, FIRST + 100) + 2  # after their size, 1000
     bomb = BOMBS[kind](bytes(64 * MiB))
     data[values : values + len(bomb)] = bomb
     data[FIRST + 8 : FIRST + 16] = number(values + len(bomb) - FIRST - 40)
@@ -100,7 +100,7 @@ def test_few_bytes_that_stand_for_many(tmp_path, kind):
     tracemalloc.stop()
 
 
-def test_a_damaged_record_is_skipped(tmp_path):
+def test_damaged_record_is_skipped(tmp_path):
     path = write(tmp_path / 'x', [b'%d' % i * 30 for i in range(40)], 'group_size:4,uncompressed')
     data = bytearray(path.read_bytes())
     data[data.index(b'16' * 30) - 5] = 99  # the length of its sizes
@@ -114,12 +114,12 @@ def test_a_damaged_record_is_skipped(tmp_path):
 
 @given(cut=st.integers(0, 200_000))
 @quick
-def test_truncated(tmp_path_factory, cut):
+def test_truncated_files_are_errors(tmp_path_factory, cut):
     base = tmp_path_factory.getbasetemp()
-    whole, path = base / 'whole.array_record', base / 'cut.array_record'
-    if not whole.exists():
-        write(whole, make(70), 'group_size:9,brotli')
-    data = whole.read_bytes()
+    intact, path = base / 'whole.array_record', base / 'cut.array_record'
+    if not intact.exists():
+        write(intact, make(70), 'group_size:9,brotli')
+    data = intact.read_bytes()
     path.write_bytes(data[: cut % len(data)])
     with pytest.raises((CorruptError, UnsupportedError)):
         granular.ArrayRecordDataSource(path)
@@ -127,13 +127,13 @@ def test_truncated(tmp_path_factory, cut):
 
 @given(data=st.data())
 @settings(quick, max_examples=150)
-def test_any_damage(tmp_path_factory, data):
+def test_any_damage_gives_records_or_errors(tmp_path_factory, data):
     options = data.draw(st.sampled_from(['group_size:1,uncompressed', 'group_size:4', 'group_size:4,brotli']))
     base = tmp_path_factory.getbasetemp()
-    whole = base / f'{options.replace(":", "").replace(",", "")}.whole'
-    if not whole.exists():
-        write(whole, [b'%d,' % i * i for i in range(30)], options)
-    content = bytearray(whole.read_bytes())
+    intact = base / f'{options.replace(":", "").replace(",", "")}.whole'
+    if not intact.exists():
+        write(intact, [b'%d,' % i * i for i in range(30)], options)
+    content = bytearray(intact.read_bytes())
     filled = np.flatnonzero(np.frombuffer(bytes(content), np.uint8)).tolist()
     for _ in range(data.draw(st.integers(1, 3))):
         content[data.draw(st.sampled_from(filled))] = data.draw(st.integers(0, 255))

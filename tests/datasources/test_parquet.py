@@ -1,3 +1,5 @@
+"""Parquet files: values, rows, requests, streams and their states, compared with PyArrow, NumPy and Grain."""
+
 import asyncio
 import decimal
 import json
@@ -33,7 +35,7 @@ COMPRESSIONS = ('none', 'snappy', 'gzip', 'brotli', 'zstd', 'lz4')
 
 
 @pytest.fixture(params=['local', 'moto', 'fakegcs'])
-def place(request, tmp_path):
+def data_root(request, tmp_path):
     if request.param == 'local':
         return granular.Path(tmp_path)
     return request.getfixturevalue(request.param).place()
@@ -47,7 +49,7 @@ def write(path, table, **options):
 
 
 def numbers(count=1000, first=0):
-    """A narrow column, a wide one and one of text."""
+    """Create a narrow column, a wide one and one of text."""
     rng = np.random.default_rng(first)
     ids = np.arange(first, first + count)
     return pa.table({'id': ids, 'wide': [rng.bytes(200) for _ in range(count)], 'text': [f't{i}' for i in ids]})
@@ -58,7 +60,7 @@ def with_nulls(values, every):
 
 
 def kinds(count=60):
-    """A column of each type, with nulls."""
+    """Create a column of each type, with nulls."""
     ids = list(range(count))
     columns = {
         'int64': pa.array([i + (1 << 60) + 1 for i in ids]),
@@ -97,7 +99,7 @@ def times(count=10):
 
 
 def plain(value):
-    """A value as pyarrow's own ``to_pylist`` has it."""
+    """Convert a value to that of ``to_pylist`` of pyarrow."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | list):
@@ -107,49 +109,49 @@ def plain(value):
     return None if isinstance(value, float) and np.isnan(value) else value
 
 
-def equal(ours, theirs):
-    assert type(ours) is type(theirs)
-    if isinstance(ours, np.ndarray):
-        assert ours.dtype == theirs.dtype
-        assert len(ours) == len(theirs)
-        if ours.dtype == object:
-            for one, other in zip(ours, theirs, strict=True):
+def equal(actual, reference):
+    assert type(actual) is type(reference)
+    if isinstance(actual, np.ndarray):
+        assert actual.dtype == reference.dtype
+        assert len(actual) == len(reference)
+        if actual.dtype == object:
+            for one, other in zip(actual, reference, strict=True):
                 equal(one, other)
             return
-    np.testing.assert_equal(ours, theirs)
+    np.testing.assert_equal(actual, reference)
 
 
 def steady(server, **options):
-    """An empty place whose requests can be counted, as none of them is sent twice."""
+    """An empty folder in a bucket, without hedged requests, so that requests can be counted."""
     config = granular.IOConfig(hedge=0, **options)
-    place = server.place()
-    return granular.Path(str(place), config=config, **place.aio.store.options)
+    data_root = server.place()
+    return granular.Path(str(data_root), config=config, **data_root.aio.store.options)
 
 
 def requests(fn):
     before = granular.io_stats()
-    found = fn()
+    result = fn()
     after = granular.io_stats()
-    return found, after['requests'] - before['requests'], after['bytes'] - before['bytes']
+    return result, after['requests'] - before['requests'], after['bytes'] - before['bytes']
 
 
 # --- values
 
 
 @pytest.mark.parametrize('compression', COMPRESSIONS)
-def test_values_are_those_of_pyarrow(tmp_path, compression):
+def test_values_equal_those_of_pyarrow(tmp_path, compression):
     table = kinds()
     path = write(granular.Path(tmp_path / 'x'), table, compression=compression, row_group_size=7, data_page_size=64)
-    theirs = table.to_pylist()
+    reference = table.to_pylist()
     with granular.ParquetDataSource(path) as source:
         assert source.columns == tuple(table.column_names)
         assert len(source) == 60
-        assert [plain(row) for row in source] == theirs
+        assert [plain(row) for row in source] == reference
         order = np.random.default_rng(0).permutation(60).tolist()
-        assert [plain(row) for row in source.fetch(order)] == [theirs[i] for i in order]
+        assert [plain(row) for row in source.fetch(order)] == [reference[i] for i in order]
 
 
-def test_types_are_those_of_numpy(tmp_path):
+def test_types_equal_those_of_numpy(tmp_path):
     row = granular.ParquetDataSource(write(granular.Path(tmp_path / 'x'), kinds(), row_group_size=9))[11]
     assert type(row['int64']) is type(row['int64 null']) is np.int64
     assert type(row['uint8']) is np.uint8
@@ -163,22 +165,22 @@ def test_types_are_those_of_numpy(tmp_path):
     assert type(row['map']) is list and type(row['map'][0]) is tuple
 
 
-def test_rows_are_those_of_grain(tmp_path):
+def test_rows_equal_those_of_grain(tmp_path):
     import grain.experimental
 
     keys = ['int64', 'float32', 'float64 null', 'bool', 'text', 'bytes', 'decimal', 'list', 'texts', 'fixed', 'nested']
     path = tmp_path / 'x'
     write(granular.Path(path), kinds().select(keys), row_group_size=7)
-    theirs = list(grain.experimental.ParquetIterDataset(str(path)))
-    ours = list(granular.ParquetIterDataset(path))
-    assert len(ours) == len(theirs) == 60
-    for one, other in zip(ours, theirs, strict=True):
+    reference = list(grain.experimental.ParquetIterDataset(str(path)))
+    actual = list(granular.ParquetIterDataset(path))
+    assert len(actual) == len(reference) == 60
+    for one, other in zip(actual, reference, strict=True):
         assert list(one) == list(other)
         for key in keys:
             equal(one[key], other[key])
 
 
-def test_times_are_those_of_numpy(tmp_path):
+def test_times_equal_those_of_numpy(tmp_path):
     table = times()
     path = write(granular.Path(tmp_path / 'x'), table, row_group_size=3)
     columns = granular.ParquetDataSource(path)[:]
@@ -187,7 +189,7 @@ def test_times_are_those_of_numpy(tmp_path):
     assert columns['time'] == table['time'].to_pylist()
 
 
-def test_what_a_row_holds_does_not_hold_its_row_group(tmp_path):
+def test_retained_row_does_not_retain_its_row_group(tmp_path):
     path = write(granular.Path(tmp_path / 'x'), pa.table({'x': [[float(i)] * 1000 for i in range(100)]}))
     row = granular.ParquetDataSource(path)[3]
     row['x'][:] = -1
@@ -198,9 +200,9 @@ def test_what_a_row_holds_does_not_hold_its_row_group(tmp_path):
 # --- indices
 
 
-def test_indices(place):
+def test_index_forms_and_bounds(data_root):
     table = numbers(100)
-    paths = [write(place / f'{i}.parquet', table.slice(40 * i, 40), row_group_size=15) for i in range(3)]
+    paths = [write(data_root / f'{i}.parquet', table.slice(40 * i, 40), row_group_size=15) for i in range(3)]
     with granular.ParquetDataSource(paths) as source:
         assert len(source) == 100
         assert source[-1] == source[99] == table.slice(99).to_pylist()[0]
@@ -235,7 +237,7 @@ def several(tmp_path_factory):
     mask=st.sampled_from([None, ('id',), ('id', 'text')]),
     cache=st.sampled_from([0, 300, 1 << 20]),
 )
-def test_any_indices(several, indices, mask, cache):
+def test_any_indices_are_fetched(several, indices, mask, cache):
     with granular.ParquetDataSource(several, cache_bytes=cache) as source:
         rows = source.fetch(indices, mask)
         assert [row['id'] for row in rows] == [i % 80 for i in indices]
@@ -243,10 +245,10 @@ def test_any_indices(several, indices, mask, cache):
         assert all(tuple(row) == (mask or ('id', 'wide', 'text')) for row in rows)
 
 
-# --- what is read
+# --- requests
 
 
-def test_a_column_costs_its_bytes_and_a_batch_one_request_a_row_group(moto):
+def test_columns_are_read_alone_and_a_batch_is_one_request_per_row_group(moto):
     path = write(steady(moto) / 'x', numbers(2000), row_group_size=100, compression='none')
     metadata = pq.read_metadata(pa.BufferReader(path.read_bytes()))
     column = sum(metadata.row_group(i).column(0).total_compressed_size for i in range(20))
@@ -263,19 +265,19 @@ def test_a_column_costs_its_bytes_and_a_batch_one_request_a_row_group(moto):
     again, count, _ = requests(lambda: exact.fetch(order[::-1]))
     assert count == 0 and again == rows[::-1]
     chosen = granular.MapDataset.source(source).select(['text'])
-    run(source.aio.release())
+    run(source.aio._release())
     assert requests(lambda: chosen[1999])[0] == {'text': 't1999'}
     with granular.ParquetDataSource(path, cache_bytes=0) as source:
         assert [requests(lambda: source[5, 'id'])[1] for _ in range(2)] == [1, 1]
 
 
-async def test_those_who_ask_at_once_share_a_request(moto):
+async def test_concurrent_reads_share_a_request(moto):
     path = write(steady(moto) / 'x', numbers(500))
     async with aio.ParquetDataSource(path) as source:
         before = granular.io_stats()['requests']
-        found = await asyncio.gather(*(source.fetch([i, 499 - i], ('id',)) for i in range(20)))
+        result = await asyncio.gather(*(source.fetch([i, 499 - i], ('id',)) for i in range(20)))
         assert granular.io_stats()['requests'] == before + 1
-        assert [[row['id'] for row in rows] for rows in found] == [[i, 499 - i] for i in range(20)]
+        assert [[row['id'] for row in rows] for rows in result] == [[i, 499 - i] for i in range(20)]
         waiting = asyncio.create_task(source.fetch([1], ('text',)))
         other = asyncio.create_task(source.fetch([2], ('text',)))
         await asyncio.sleep(0)
@@ -283,7 +285,7 @@ async def test_those_who_ask_at_once_share_a_request(moto):
         assert await other == [{'text': 't2'}]
 
 
-def test_the_cache_keeps_to_its_bytes(tmp_path):
+def test_cache_stays_within_its_limit(tmp_path):
     path = write(granular.Path(tmp_path / 'x'), numbers(1000), row_group_size=100)
     with granular.ParquetDataSource(path, ['wide'], cache_bytes=50_000) as source:
         assert len(list(source)) == 1000
@@ -291,7 +293,7 @@ def test_the_cache_keeps_to_its_bytes(tmp_path):
         assert 0 < sum(column.nbytes for column in cached.values()) <= 50_000
 
 
-def test_a_footer_longer_than_the_tail(moto):
+def test_footer_longer_than_the_first_request(moto):
     path = write(steady(moto, tail=64) / 'x', numbers(10))
     source, count, _ = requests(lambda: granular.ParquetDataSource(path))
     assert count == 2
@@ -301,7 +303,7 @@ def test_a_footer_longer_than_the_tail(moto):
 # --- pipelines and processes
 
 
-def test_pipelines(several):
+def test_source_feeds_pipelines(several):
     source = granular.ParquetDataSource(several, ['id'])
     dataset = granular.MapDataset.source(source).shuffle(seed=3).map(lambda row: row['id'])
     assert sorted(dataset) == list(range(80))
@@ -315,7 +317,7 @@ def double(row):
     return int(row['id']) * 2
 
 
-def test_in_worker_processes(several):
+def test_source_works_in_worker_processes(several):
     stream = granular.ParquetIterDataset(several, ['id'], cycle_length=2).map(double)
     with iter(stream.mp_prefetch(1)) as iterator:
         assert list(iterator) == list(stream)
@@ -324,8 +326,8 @@ def test_in_worker_processes(several):
 # --- streams
 
 
-def test_a_stream_of_one_file(place):
-    path = write(place / 'x', numbers(100), row_group_size=30)
+def test_stream_of_one_file(data_root):
+    path = write(data_root / 'x', numbers(100), row_group_size=30)
     stream = granular.ParquetIterDataset(path, ['id'])
     iterator = iter(stream)
     for i in range(100):
@@ -338,16 +340,17 @@ def test_a_stream_of_one_file(place):
     iterator.close()
 
 
-def test_the_order_of_several_is_that_of_grain(several, tmp_path):
+def test_interleaved_order_equals_that_of_grain(several, tmp_path):
     import grain.experimental
 
-    filled = [path for path in several if path.stat().size and pq.read_metadata(path).num_rows]  # it cannot read others
-    theirs = [row['id'] for row in grain.experimental.ParquetIterDataset([str(path) for path in filled])]
-    assert [row['id'] for row in granular.ParquetIterDataset(filled, ['id'])] == theirs
+    # Grain cannot read empty files.
+    filled = [path for path in several if path.stat().size and pq.read_metadata(path).num_rows]
+    reference = [row['id'] for row in grain.experimental.ParquetIterDataset([str(path) for path in filled])]
+    assert [row['id'] for row in granular.ParquetIterDataset(filled, ['id'])] == reference
 
 
 @pytest.mark.parametrize('cycle', [1, 2, 3, 16])
-def test_states_of_several(several, cycle):
+def test_states_of_interleaved_files(several, cycle):
     def rows(iterator):
         return [int(row['id']) for row in iterator]
 
@@ -369,7 +372,7 @@ def test_states_of_several(several, cycle):
 
 @settings(max_examples=60, deadline=None)
 @given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=8), cycle=st.integers(1, 9), block=st.integers(1, 4))
-def test_the_arithmetic_of_interleaving(lengths, cycle, block):
+def test_interleaving_positions_match_a_simulation(lengths, cycle, block):
     streams = [granular.MapDataset.source([(f, i) for i in range(n)]).to_iter_dataset() for f, n in enumerate(lengths)]
     expected = list(granular.IterDataset.interleave(streams, cycle))
     order = Interleaved(lengths, cycle)
@@ -378,9 +381,9 @@ def test_the_arithmetic_of_interleaving(lengths, cycle, block):
     blocks = [[*range(block, n, block), n] if n else [] for n in lengths]
     first = {(f, i // block): at for at, (f, i) in reversed(list(enumerate(expected)))}
     for position in range(len(expected)):
-        taken, unopened = order.consumed(position)
+        consumed, unopened = order.consumed(position)
         done = expected[:position]
-        assert all(taken[f] == sum(owner == f for owner, _ in done) for f in taken)
+        assert all(consumed[f] == sum(owner == f for owner, _ in done) for f in consumed)
         assert all(f < unopened for f, _ in done)
         coming = list(order.upcoming(position, blocks))
         assert sorted(coming, key=first.__getitem__) == coming
@@ -397,7 +400,7 @@ def go_on(paths, state, queue):
         queue.put([batch.tolist() for batch in iterator])
 
 
-def test_a_state_goes_on_in_another_process(several):
+def test_state_resumes_in_another_process(several):
     with iter(stages(several)) as iterator:
         for _ in range(7):
             next(iterator)
@@ -412,7 +415,7 @@ def test_a_state_goes_on_in_another_process(several):
     assert len(rest) == 13
 
 
-def test_states_that_do_not_fit(several, tmp_path):
+def test_foreign_states_are_rejected(several, tmp_path):
     iterator = iter(granular.ParquetIterDataset(several, ['id'], cycle_length=2))
     for _ in range(20):
         next(iterator)
@@ -436,22 +439,22 @@ def test_read_ahead_is_bounded(moto):
     stream = granular.ParquetIterDataset(path, ['wide'], read_ahead=100_000, read_options=options)
     with iter(stream) as iterator:
         _, _, size = requests(lambda: (next(iterator), iterator.start_prefetch()))
-        assert size < 600_000  # of 800,000 in all: the footer, what 500 rows need, and five row groups more
+        assert size < 600_000  # of 800,000 in total: the footer, the data of 500 rows, and five more row groups
         _, count, size = requests(lambda: sum(1 for _ in iterator))
         assert 200_000 < size < 900_000
 
 
-def test_two_who_iterate_at_once_keep_apart(moto):
+def test_concurrent_iterators_are_independent(moto):
     path = write(steady(moto) / 'x', numbers(300), row_group_size=50, compression='none')
     stream = granular.ParquetIterDataset(path, ['wide', 'id'], read_ahead=0).map(double)
     _, _, alone = requests(lambda: list(stream))
     with iter(stream) as one, iter(stream) as other:
-        found, _, size = requests(lambda: [(next(one), next(other)) for _ in range(300)])
-    assert found == [(2 * i, 2 * i) for i in range(300)]
+        result, _, size = requests(lambda: [(next(one), next(other)) for _ in range(300)])
+    assert result == [(2 * i, 2 * i) for i in range(300)]
     assert size < 2.2 * alone
 
 
-async def test_an_asynchronous_stream(several):
+async def test_async_stream(several):
     async with aiter(aio.ParquetIterDataset(several, ['id'], cycle_length=1).batch(10)) as iterator:
         assert [batch['id'][0] async for batch in iterator] == list(range(0, 80, 10))
     iterator = aiter(aio.ParquetIterDataset(several))
@@ -460,18 +463,18 @@ async def test_an_asynchronous_stream(several):
     assert len(asyncio.all_tasks()) == 1
 
 
-# --- what is wrong
+# --- errors
 
 
-def test_damaged_files(tmp_path):
+def test_damaged_files_are_errors(tmp_path):
     table = numbers(300)
-    whole = write(
+    intact = write(
         granular.Path(tmp_path / 'whole'), table, row_group_size=100, write_page_checksum=True, compression='snappy'
     ).read_bytes()
     path = granular.Path(tmp_path / 'damaged.parquet')
     rng = np.random.default_rng(0)
-    broken = [whole[:n] for n in (0, 3, 4, 11, 12, 500, len(whole) // 2, len(whole) - 1)]
-    broken += [whole[:-8] + b'\xff\xff\xff\x7fPAR1', whole[:-8] + b'\0\0\0\0PAR1', b'x' * 1000]
+    broken = [intact[:n] for n in (0, 3, 4, 11, 12, 500, len(intact) // 2, len(intact) - 1)]
+    broken += [intact[:-8] + b'\xff\xff\xff\x7fPAR1', intact[:-8] + b'\0\0\0\0PAR1', b'x' * 1000]
     for data in broken:
         path.write_bytes(data)
         with pytest.raises(CorruptError, match=r'damaged\.parquet'):
@@ -479,8 +482,8 @@ def test_damaged_files(tmp_path):
         with pytest.raises(CorruptError, match=r'damaged\.parquet'):
             next(iter(granular.ParquetIterDataset(path)))
     caught = 0
-    for at in rng.integers(4, len(whole) - 3000, 20).tolist():
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+    for at in rng.integers(4, len(intact) - 3000, 20).tolist():
+        path.write_bytes(intact[:at] + bytes([intact[at] ^ 0x55]) + intact[at + 1 :])
         try:
             assert [plain(row) for row in granular.ParquetDataSource(path)] == table.to_pylist()
         except GranularError as error:
@@ -489,7 +492,7 @@ def test_damaged_files(tmp_path):
     assert caught > 15
 
 
-def test_one_row_group_that_is_damaged_can_be_left_out(tmp_path):
+def test_damaged_row_group_can_be_skipped(tmp_path):
     path = granular.Path(tmp_path / 'x')
     data = bytearray(write(path, numbers(300), row_group_size=100, write_page_checksum=True).read_bytes())
     data[pq.read_metadata(path).row_group(1).column(1).dictionary_page_offset + 5000] ^= 0xFF
@@ -508,15 +511,15 @@ def test_one_row_group_that_is_damaged_can_be_left_out(tmp_path):
         assert iterator.get_state()['state'] == {'row_group': 1, 'index_within_row_group': 0}
 
 
-def test_replaced_files(place):
-    path = write(place / 'x', numbers(100), row_group_size=10)
+def test_replaced_file_is_an_error(data_root):
+    path = write(data_root / 'x', numbers(100), row_group_size=10)
     source = granular.ParquetDataSource(path)
     iterator = iter(granular.ParquetIterDataset(path, read_ahead=0, read_options=granular.ReadOptions(16, 8)))
     assert next(iterator)['id'] == source[0]['id'] == 0
-    if place.aio.store.local:
+    if data_root.aio.store.local:
         from granular.aio.stores.local.files import files
 
-        files.forget(path.aio.key)  # what is open goes on being read
+        files.forget(path.aio.key)  # open files remain readable
     write(path, numbers(100, first=7), row_group_size=10)
     with pytest.raises(ObjectChangedError, match='replaced'):
         source[99]
@@ -526,15 +529,15 @@ def test_replaced_files(place):
     assert granular.ParquetDataSource(path)[0]['id'] == 7
 
 
-def test_empty_files(place):
-    (place / 'x').write_bytes(b'')
+def test_empty_files(data_root):
+    (data_root / 'x').write_bytes(b'')
     with pytest.raises(GranularError, match='x'):
-        granular.ParquetDataSource(place / 'x')
-    empty = write(place / 'empty', numbers(0))
+        granular.ParquetDataSource(data_root / 'x')
+    empty = write(data_root / 'empty', numbers(0))
     assert list(granular.ParquetDataSource(empty)) == list(granular.ParquetIterDataset([empty, empty])) == []
 
 
-def test_files_that_do_not_fit(tmp_path):
+def test_files_with_different_schemas_are_rejected(tmp_path):
     one = write(granular.Path(tmp_path / 'one'), numbers(3))
     other = write(granular.Path(tmp_path / 'other'), numbers(3).drop_columns(['wide']))
     with pytest.raises(CorruptDatasetError, match='other'):
@@ -552,7 +555,7 @@ def test_files_that_do_not_fit(tmp_path):
 @pytest.mark.parametrize(
     'options', [{'paths': []}, {'columns': 'id'}, {'columns': [1]}, {'cycle_length': 0}, {'read_ahead': -1}]
 )
-def test_arguments(several, options):
+def test_argument_validation(several, options):
     with pytest.raises(InvalidArgumentError):
         granular.ParquetIterDataset(**{'paths': several, **options})
     if not options.keys() & {'cycle_length', 'read_ahead'}:
@@ -560,7 +563,7 @@ def test_arguments(several, options):
             granular.ParquetDataSource(**{'paths': several, **options})
 
 
-def test_without_pyarrow(several, monkeypatch):
+def test_missing_pyarrow_is_named(several, monkeypatch):
     monkeypatch.setitem(sys.modules, 'pyarrow', None)
     with pytest.raises(MissingExtraError, match=r'granular-stream\[parquet\]'):
         granular.ParquetDataSource(several)

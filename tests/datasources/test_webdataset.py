@@ -1,3 +1,5 @@
+"""WebDataset tar files: samples, headers, members and decoders, compared with tarfile and webdataset."""
+
 import io
 import pickle
 import tarfile
@@ -24,7 +26,7 @@ DECODERS = {'cls': int, 'txt': granular.decoders['utf8'], 'png': len}
 
 
 @pytest.fixture(params=['local', 'moto', 'fakegcs'])
-def place(request, tmp_path):
+def data_root(request, tmp_path):
     if request.param == 'local':
         return granular.Path(tmp_path)
     return request.getfixturevalue(request.param).place()
@@ -47,8 +49,8 @@ def sample(i):
 
 def samples(count=100, first=0):
     return [
-        (f'{point["__key__"]}.{field}', point[field])
-        for point in map(sample, range(first, first + count))
+        (f'{datapoint["__key__"]}.{field}', datapoint[field])
+        for datapoint in map(sample, range(first, first + count))
         for field in ('img', 'cls', 'txt')
     ]
 
@@ -59,30 +61,30 @@ def write(path, count=100, first=0, **options):
 
 
 def steady(server, **options):
-    """An empty place whose requests can be counted, as none of them is sent twice."""
+    """An empty folder in a bucket, without hedged requests, so that requests can be counted."""
     config = granular.IOConfig(hedge=0, **options)
-    place = server.place()
-    return granular.Path(str(place), config=config, **place.aio.store.options)
+    data_root = server.place()
+    return granular.Path(str(data_root), config=config, **data_root.aio.store.options)
 
 
 def requests(fn):
     before = granular.io_stats()
-    found = fn()
+    result = fn()
     after = granular.io_stats()
-    return found, after['requests'] - before['requests'], after['bytes'] - before['bytes']
+    return result, after['requests'] - before['requests'], after['bytes'] - before['bytes']
 
 
-def test_samples(place):
-    paths = [write(place / f'{i}.tar', 40, 40 * i) for i in range(3)]
+def test_samples_are_read(data_root):
+    paths = [write(data_root / f'{i}.tar', 40, 40 * i) for i in range(3)]
     with granular.WebDatasetDataSource(paths) as source:
         assert len(source) == 120
         assert source.fields == ('__key__', 'img', 'cls', 'txt')
         assert source.size == sum(path.stat().size for path in paths)
         assert list(source) == list(map(sample, range(120)))
         order = np.random.default_rng(0).permutation(120)
-        found, count, _ = requests(lambda: source.fetch(order))
-        assert found == [sample(i) for i in order]
-        assert place.aio.store.local or count <= 6  # some may be sent twice
+        result, count, _ = requests(lambda: source.fetch(order))
+        assert result == [sample(i) for i in order]
+        assert data_root.aio.store.local or count <= 6  # some requests may be hedged
         assert source[-1] == source.__getitems__([119])[0] == source._getitems([119])[0]
         assert source[38:42, ['cls', '__key__']] == {
             'cls': [b'38', b'39', b'40', b'41'], '__key__': ['0038', '0039', '0040', '0041']
@@ -94,7 +96,7 @@ def test_samples(place):
 
 
 @pytest.mark.parametrize('format', [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_headers_are_those_of_tarfile(tmp_path, format):
+def test_headers_equal_those_of_tarfile(tmp_path, format):
     folder = 'd' * 90
     names = [f'{folder}/{"n" * (i % 60)}/k{i:03d}.x' for i in range(50)]
     if format != tarfile.USTAR_FORMAT:
@@ -104,12 +106,12 @@ def test_headers_are_those_of_tarfile(tmp_path, format):
     source = granular.WebDatasetDataSource(path)
     with tarfile.open(path) as tar:
         assert tar.getnames() == names
-    for name, point in zip(names, source, strict=True):
+    for name, datapoint in zip(names, source, strict=True):
         key, _, field = name.rpartition('.')
-        assert point == {'__key__': key, field: name.encode() * 3}
+        assert datapoint == {'__key__': key, field: name.encode() * 3}
 
 
-def test_members_are_grouped_as_webdataset_does(tmp_path):
+def test_members_are_grouped_as_by_webdataset(tmp_path):
     folder, link, long = tarfile.TarInfo('sub'), tarfile.TarInfo('a.link'), tarfile.TarInfo('pax.x')
     folder.type, link.type, link.linkname = tarfile.DIRTYPE, tarfile.SYMTYPE, 'a.txt'
     long.pax_headers = {'path': 'sub/given.name.TXT', 'comment': 'c' * 9000, 'size': '3'}
@@ -135,7 +137,7 @@ def test_members_are_grouped_as_webdataset_does(tmp_path):
         granular.WebDatasetDataSource(path)
 
 
-def test_decoders(tmp_path):
+def test_decoders_by_extension(tmp_path):
     path = write(granular.Path(tmp_path / 'x.tar'))
     source = granular.WebDatasetDataSource(path, DECODERS)
     assert source[7, ('cls', 'txt')] == {'cls': 7, 'txt': 'café'}
@@ -156,26 +158,26 @@ def several(tmp_path_factory):
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(-28, 27), max_size=40), st.sampled_from([None, ('cls',), ('__key__', 'img'), ()]))
-def test_any_indices(several, indices, mask):
+def test_any_indices_are_fetched(several, indices, mask):
     with granular.WebDatasetDataSource(several) as source:
-        points = [sample(i % 28) for i in indices]
+        datapoints = [sample(i % 28) for i in indices]
         assert source.fetch(indices, mask) == [
-            point if mask is None else {key: point[key] for key in mask} for point in points
+            datapoint if mask is None else {key: datapoint[key] for key in mask} for datapoint in datapoints
         ]
 
 
-def test_only_members_that_are_wanted_are_read(moto):
+def test_only_selected_members_are_read(moto):
     path = write(steady(moto, max_gap=0) / 'x.tar')
     source, count, size = requests(lambda: granular.WebDatasetDataSource(path))
     assert count <= 3 and size <= path.stat().size
     chosen = granular.MapDataset.source(source).select(['cls'])
-    found, count, size = requests(lambda: chosen.fetch([3, 50, 99]))
-    assert found == [{'cls': b'3'}, {'cls': b'50'}, {'cls': b'99'}]
+    result, count, size = requests(lambda: chosen.fetch([3, 50, 99]))
+    assert result == [{'cls': b'3'}, {'cls': b'50'}, {'cls': b'99'}]
     assert (count, size) == (3, 5)
     assert requests(lambda: source.fetch([3, 4], ['__key__'])) == ([{'__key__': '0003'}, {'__key__': '0004'}], 0, 0)
 
 
-def test_large_members_are_not_read_for_their_headers(tmp_path):
+def test_scanning_headers_skips_large_members(tmp_path):
     path = tmp_path / 'x.tar'
     path.write_bytes(archive([(f'{i}.bin', bytes(20 << 20)) for i in range(4)] + [('l' * 6000 + '.x', b'1')]))
     source, _, size = requests(lambda: granular.WebDatasetDataSource(path))
@@ -185,7 +187,7 @@ def test_large_members_are_not_read_for_their_headers(tmp_path):
 
 
 @pytest.mark.parametrize('server', ['moto', 'fakegcs'])
-def test_an_index_is_kept(server, request, tmp_path, caplog):
+def test_index_is_cached(server, request, tmp_path, caplog):
     path = write(steady(request.getfixturevalue(server), index_cache=str(tmp_path / 'cache')) / 'x.tar', 50)
     first = list(granular.WebDatasetDataSource(path))
     source, count, size = requests(lambda: granular.WebDatasetDataSource(path))
@@ -193,52 +195,52 @@ def test_an_index_is_kept(server, request, tmp_path, caplog):
     assert list(source) == first == list(map(sample, range(50)))
     write(path, 60)
     assert len(granular.WebDatasetDataSource(path)) == 60
-    (kept,) = (tmp_path / 'cache').iterdir()
-    kept.write_bytes(kept.read_bytes()[:-8])
+    (index_file,) = (tmp_path / 'cache').iterdir()
+    index_file.write_bytes(index_file.read_bytes()[:-8])
     assert list(granular.WebDatasetDataSource(path)) == list(map(sample, range(60)))
     assert 'is not used' in caplog.text
 
 
-def test_replaced_files(place):
-    path = write(place / 'x.tar')
+def test_replaced_file_is_an_error(data_root):
+    path = write(data_root / 'x.tar')
     source = granular.WebDatasetDataSource(path)
-    if place.aio.store.local:
+    if data_root.aio.store.local:
         from granular.aio.stores.local.files import files
 
-        files.forget(path.aio.key)  # what is open goes on being read
+        files.forget(path.aio.key)  # open files remain readable
     write(path, first=1)
     with pytest.raises(ObjectChangedError, match='replaced'):
         source[3]
     assert granular.WebDatasetDataSource(path)[0] == sample(1)
 
 
-def test_damaged_files(tmp_path, caplog):
-    whole, path = archive(samples(20)), granular.Path(tmp_path / 'damaged.tar')
-    with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
+def test_damaged_files_are_errors(tmp_path, caplog):
+    intact, path = archive(samples(20)), granular.Path(tmp_path / 'damaged.tar')
+    with tarfile.open(fileobj=io.BytesIO(intact)) as tar:
         headers = [info.offset for info in tar]
-    damaged = [whole[: at + 100] for at in headers[1:9]] + [whole[: headers[-1] + 513], b'', b'x' * 100, b'x' * 5000]
-    damaged += [whole[:at] + b'\xff' * 20 + whole[at + 20 :] for at in headers[3:9]]
-    damaged += [whole[: headers[5] + 124] + b'77777777777\0' + whole[headers[5] + 136 :]]
+    damaged = [intact[: at + 100] for at in headers[1:9]] + [intact[: headers[-1] + 513], b'', b'x' * 100, b'x' * 5000]
+    damaged += [intact[:at] + b'\xff' * 20 + intact[at + 20 :] for at in headers[3:9]]
+    damaged += [intact[: headers[5] + 124] + b'77777777777\0' + intact[headers[5] + 136 :]]
     pax = archive([(info, b'') for info in [tarfile.TarInfo('é' * 200)]], tarfile.PAX_FORMAT)
     damaged += [pax[:512] + b'999 ' + pax[516:], pax[:512] + b'xyz ' + pax[516:]]
     for data in damaged:
         path.write_bytes(data)
         with pytest.raises(CorruptError, match=r'damaged\.tar'):
             granular.WebDatasetDataSource(path)
-    path.write_bytes(whole[: headers[30]])
+    path.write_bytes(intact[: headers[30]])
     assert len(granular.WebDatasetDataSource(path)) == 10
     assert 'may have been truncated' in caplog.text
 
 
 @pytest.mark.parametrize(('mode', 'name'), [('w:gz', 'gzip'), ('w:bz2', 'bzip2'), ('w:xz', 'xz')])
-def test_compressed_files(tmp_path, mode, name):
+def test_compressed_files_are_rejected(tmp_path, mode, name):
     with tarfile.open(tmp_path / 'x.tar', mode) as tar:
         tar.addfile(tarfile.TarInfo('a.txt'))
     with pytest.raises(UnsupportedError, match=rf'x\.tar.*{name}'):
         granular.WebDatasetDataSource(tmp_path / 'x.tar')
 
 
-def test_what_is_no_file(tmp_path):
+def test_missing_and_invalid_files_are_errors(tmp_path):
     with pytest.raises(InvalidArgumentError, match='folder'):
         granular.WebDatasetDataSource(tmp_path)
     with pytest.raises(NotFoundError):
@@ -247,18 +249,18 @@ def test_what_is_no_file(tmp_path):
         granular.WebDatasetDataSource([])
 
 
-async def test_asynchronous(several):
+async def test_async_api(several):
     async with aio.WebDatasetDataSource(several) as source:
         assert await source.get(-1) == sample(27)
-        assert [point async for point in source] == list(map(sample, range(28)))
+        assert [datapoint async for datapoint in source] == list(map(sample, range(28)))
     assert pickle.loads(pickle.dumps(source)).paths == source.paths
 
 
-def key_of(point):
-    return int(point['cls'])
+def key_of(datapoint):
+    return int(datapoint['cls'])
 
 
-def test_in_worker_processes(several):
+def test_source_works_in_worker_processes(several):
     dataset = granular.MapDataset.source(granular.WebDatasetDataSource(several)).map(key_of).to_iter_dataset()
     with iter(dataset.mp_prefetch(1)) as iterator:
         assert list(iterator) == list(range(28))

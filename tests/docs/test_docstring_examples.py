@@ -26,6 +26,7 @@ NOT_RUN = {'granular.integrations.orbax', 'granular.integrations.torch.Batches'}
 
 # What users of a module import.
 IMPORTS = {
+    'granular.cli.options': 'import typer\napp = typer.Typer()',
     'granular.integrations.grain': 'import grain',
     'granular.integrations.jax': 'import jax\nfrom jax.sharding import Mesh, NamedSharding, PartitionSpec',
     'granular.integrations.torch': 'import torch.utils.data',

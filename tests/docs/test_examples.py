@@ -1,9 +1,7 @@
-"""Each example runs as it is, against a server that it starts by itself, and achieves what it says."""
+"""Each example runs as a program, unchanged, against the server that it starts, and reaches its result."""
 
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -12,65 +10,58 @@ from tests import ROOT
 EXAMPLES = ROOT / 'examples'
 NAMES = sorted(path.stem for path in EXAMPLES.glob('*.py') if path.stem != 'digits')
 
-
-@pytest.fixture(scope='module')
-def running():
-    """All of them, begun at the same time."""
-    found = {
-        name: subprocess.Popen(
-            [sys.executable, '-W', 'error::ResourceWarning', str(EXAMPLES / f'{name}.py')],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)},
-        )
-        for name in NAMES
-    }  # fmt: skip
-    yield found
-    for process in found.values():
-        process.kill()
-        process.wait()
+# As `python examples/...` does.
+PROGRAM = """
+import os, runpy, sys
+del sys.argv[0]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name='__main__')
+"""
 
 
 @pytest.fixture
-def said(running, request):
-    process = running[request.node.name.removeprefix('test_')]
-    out, err = process.communicate(timeout=55)
-    assert process.returncode == 0, err
-    assert 'Traceback' not in err and 'Warning' not in err, err
-    return out
+def output(request, learning_interpreter):
+    """Run the example that the test is named after, and return its output."""
+    program = EXAMPLES / f'{request.node.name.removeprefix("test_")}.py'
+    environment = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)}
+    done = learning_interpreter.run(PROGRAM, str(program), env=environment)
+    assert done.returncode == 0, done.stderr
+    assert 'Traceback' not in done.stderr and 'Warning' not in done.stderr, done.stderr
+    return done.stdout
 
 
 def number(pattern, text):
     return float(re.search(pattern, text)[1].replace(',', ''))
 
 
-def test_crawl(said):
-    assert number(r'([\d,]+) datapoints', said) == 1797
-    assert number(r'up to (\d+) in flight', said) == 500
-    assert len(re.findall(r'^  \d: \d+\.\d% ink$', said, re.MULTILINE)) == 10
+def test_crawl(output):
+    assert number(r'([\d,]+) datapoints', output) == 1797
+    assert number(r'up to (\d+) in flight', output) == 500
+    assert len(re.findall(r'^  \d: \d+\.\d% ink$', output, re.MULTILINE)) == 10
 
 
-def test_move_clouds(said):
-    assert 'to gs://examples/digits in' in said
-    assert number(r'verified 1,797 datapoints: ([\d,]+) records have the checksums', said) >= 2 * 1797
-    assert 'deleted s3://examples/digits' in said
+def test_move_clouds(output):
+    assert 'to gs://examples/digits in' in output
+    assert number(r'verified 1,797 datapoints: ([\d,]+) records have the checksums', output) >= 2 * 1797
+    assert 'deleted s3://examples/digits' in output
 
 
-def test_train_ddp(said):
-    assert said.count('736 + 736 digits, 1472 different ones') == 3
-    assert number(r'accuracy on the test set: ([\d.]+)', said) > 0.9
+def test_train_ddp(output):
+    assert output.count('736 + 736 digits, 1472 different ones') == 3
+    assert number(r'accuracy on the test set: ([\d.]+)', output) > 0.9
 
 
-def test_train_jax(said):
-    assert number(r'accuracy on the test set: ([\d.]+)', said) > 0.9
+def test_train_jax(output):
+    assert number(r'accuracy on the test set: ([\d.]+)', output) > 0.9
 
 
-def test_train_torch(said):
-    assert number(r'accuracy on the test set: ([\d.]+)', said) > 0.9
-    # A batch is one fan-out: of two bags, in an epoch of 24 batches.
-    assert number(r'epoch 2: .* ([\d,]+) requests', said) < 3 * 24 * 2 + 20
+def test_train_torch(output):
+    assert number(r'accuracy on the test set: ([\d.]+)', output) > 0.9
+    # A batch is one fan-out to two bags; an epoch has 24 batches.
+    assert number(r'epoch 2: .* ([\d,]+) requests', output) < 3 * 24 * 2 + 20
 
 
-def test_all_are_run_and_explain_themselves():
+def test_every_example_has_a_test_and_a_description():
     assert {f'test_{name}' for name in NAMES} < set(globals())
     for name in NAMES:
         text = (EXAMPLES / f'{name}.py').read_text()

@@ -1,7 +1,8 @@
-"""Worker processes: the same batches in the same order, errors as they were raised, nothing left behind."""
+"""Worker processes: batches and their order, errors and crashes, and processes that remain."""
 
 import contextlib
 import functools
+import itertools
 import multiprocessing
 import os
 import signal
@@ -15,12 +16,14 @@ import pytest
 import granular
 from granular import MapDataset, MultiprocessingOptions
 from granular.errors import InvalidArgumentError, WorkerError
+from tests import ROOT
 from tests.support.programs import INTERRUPTIBLE, program
+from tests.support.tables import each_value
 
 METHODS = ('spawn', 'forkserver', 'fork')
 
 
-def point(i, seed=None):
+def datapoint(i, seed=None):
     return {'i': i, 'x': np.full((20, 30), i, np.int32), 'pid': os.getpid()}
 
 
@@ -63,7 +66,7 @@ def vanish():
     os._exit(3)
 
 
-_held: list[int] = []  # the ends of a pipe; children of workers live until the test closes it
+_held: list[int] = []  # both ends of a pipe: children of workers run until the test closes it
 
 
 @pytest.fixture
@@ -75,7 +78,7 @@ def held():
 
 
 def orphan():
-    # A child of the worker's own holds its end of the worker's pipe, and outlives it.
+    # A child of the worker holds the worker's end of the pipe, and outlives the worker.
     if not os.fork():
         reading, writing = _held
         os.close(writing)
@@ -85,7 +88,7 @@ def orphan():
 
 
 class Unpicklable:
-    """A value that does not pickle, whatever is raised."""
+    """A value whose pickling raises any error."""
 
     def __init__(self, error):
         self.error = error
@@ -161,13 +164,13 @@ def nothing_left():
 
 
 def mapped():
-    """Shared memory with a name that this process has open or mapped."""
+    """Return the named shared memory that this process has open or mapped."""
     with open('/proc/self/maps') as maps:
-        found = [line.strip() for line in maps]
+        targets = [line.strip() for line in maps]
     for name in os.listdir('/proc/self/fd'):
         with contextlib.suppress(FileNotFoundError):
-            found.append(os.readlink(f'/proc/self/fd/{name}'))
-    return [place for place in found if '/dev/shm/granular' in place]
+            targets.append(os.readlink(f'/proc/self/fd/{name}'))
+    return [path for path in targets if '/dev/shm/granular' in path]
 
 
 def _line(process):
@@ -179,27 +182,27 @@ def _line(process):
 
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
 @pytest.mark.parametrize('method', METHODS)
-def test_batches_are_those_of_threads(method):
+def test_batches_equal_those_of_threads(method):
     source = granular.sources.Transform(granular.sources.Epochs(range(100), seed=3), transform)
     with granular.Loader(source, 8) as threads, granular.Loader(source, 8, workers=2, mp=method) as processes:
         for _ in range(30):
-            mine, theirs = next(threads), next(processes)
-            assert mine.keys() == theirs.keys()
-            for key, array in mine.items():
-                assert array.dtype == theirs[key].dtype
-                np.testing.assert_array_equal(array, theirs[key])
-        theirs['x'][0] = 5  # it is the consumer's own
+            from_threads, from_processes = next(threads), next(processes)
+            assert from_threads.keys() == from_processes.keys()
+            for key, array in from_threads.items():
+                assert array.dtype == from_processes[key].dtype
+                np.testing.assert_array_equal(array, from_processes[key])
+        from_processes['x'][0] = 5  # a copy for the consumer
         state = processes.save()
         after = next(processes)['i'].tolist()
         threads.load(state)
         processes.load(state)
         assert next(threads)['i'].tolist() == next(processes)['i'].tolist() == after
-    with granular.Loader(granular.sources.Transform(range(64), point), 8, workers=2, mp=method) as loader:
+    with granular.Loader(granular.sources.Transform(range(64), datapoint), 8, workers=2, mp=method) as loader:
         assert len({pid for batch in loader for pid in batch['pid'].tolist()} - {os.getpid()}) == 2
 
 
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
-def test_errors_are_passed_on():
+def test_worker_errors_reach_the_consumer():
     def loader(what, **options):
         source = granular.sources.Transform(range(100), functools.partial(at, 41, what))
         return granular.Loader(source, 10, workers=2, mp='fork', **options)
@@ -219,23 +222,22 @@ def test_errors_are_passed_on():
         assert [len(batch['i']) for batch in batches] == [10, 10, 10, 10, 9, 10, 10, 10, 10, 10]
         assert batches.errors == [(41, "KeyError: 'mine'")]
     with loader(die) as batches:
-        began = time.monotonic()
+        start = time.monotonic()
         with pytest.raises(WorkerError, match='was killed by SIGKILL'):
             list(batches)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - start < 5
 
 
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
-@pytest.mark.parametrize('count', [1, 2])
-@pytest.mark.parametrize('death', DEATHS)
-def test_streams_go_on_after_a_worker_failed(death, count, held):
-    what, kind, said = DEATHS[death]
+@pytest.mark.parametrize(('death', 'count'), each_value(itertools.product(DEATHS, [1, 2])))
+def test_stream_continues_after_a_worker_failure(death, count, held):
+    what, kind, message = DEATHS[death]
     options = MultiprocessingOptions(count, 2, 'fork')
     dataset = MapDataset.range(200).map(functools.partial(value_at, 150, what)).to_iter_dataset().mp_prefetch(options)
     children = set(psutil.Process().children(recursive=True))
     with iter(dataset) as iterator:
         for _ in range(2):
-            with pytest.raises(kind, match=said):
+            with pytest.raises(kind, match=message):
                 list(iterator)
             assert iterator.get_state()['state'] <= 150
         iterator.set_state({'state': 151})
@@ -248,12 +250,12 @@ def test_streams_go_on_after_a_worker_failed(death, count, held):
 
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
 @pytest.mark.parametrize('death', ['SystemExit', 'os._exit', 'SIGKILL'])
-def test_a_loader_goes_on_after_a_worker_failed(death):
-    what, kind, said = DEATHS[death]
+def test_loader_continues_after_a_worker_failure(death):
+    what, kind, message = DEATHS[death]
     source = granular.sources.Transform(range(100), functools.partial(at, 41, what))
     with granular.Loader(source, 10, workers=1, mp='fork') as loader:
         for _ in range(2):
-            with pytest.raises(kind, match=said):
+            with pytest.raises(kind, match=message):
                 list(loader)
             assert loader.save()['step'] <= 40
         loader.load({'step': 50, 'seed': 0})
@@ -261,18 +263,17 @@ def test_a_loader_goes_on_after_a_worker_failed(death):
 
 
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
-@pytest.mark.parametrize('count', [1, 2, 3])
-@pytest.mark.parametrize('threads', [1, 4])
-def test_forked_workers_use_threads_of_their_own(count, threads):
-    # The pool that the process has used before it forked has as many threads as the worker may have: none came along.
-    source = granular.sources.Transform(range(64), point)
+@pytest.mark.parametrize(('count', 'threads'), each_value(itertools.product([1, 2, 3], [1, 4])))
+def test_forked_workers_start_their_own_threads(count, threads):
+    # The forking process has used its own pool, whose threads do not exist in the worker.
+    source = granular.sources.Transform(range(64), datapoint)
     with granular.Loader(source, 8, workers=threads) as loader:
         assert len(list(loader)) == 8
     with granular.Loader(source, 8, workers=count, mp='fork') as loader:
         assert [batch['i'].tolist() for batch in loader] == np.arange(64).reshape(8, 8).tolist()
 
 
-def test_what_does_not_pickle_is_said_at_once():
+def test_unpicklable_source_is_reported_at_once():
     with granular.Loader(
         granular.sources.Transform(range(9), lambda i, seed: {'i': i}), 3, workers=1, mp='spawn'
     ) as loader:
@@ -293,7 +294,7 @@ def random(x, rng):
 
 
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
-def test_streams_are_the_same_for_any_number_of_workers():
+def test_stream_and_states_do_not_depend_on_worker_count():
     def stream(count):
         options = MultiprocessingOptions(count, 2, 'fork')
         dataset = MapDataset.range(300).shuffle(seed=1).map(double).to_iter_dataset()
@@ -301,26 +302,26 @@ def test_streams_are_the_same_for_any_number_of_workers():
         return mixed.batch(5, batch_fn=list).mp_prefetch(options)
 
     with iter(stream(0)) as iterator:
-        whole = list(iterator)
+        expected = list(iterator)
     for count in (1, 3):
         with iter(stream(count)) as iterator:
             first = [next(iterator) for _ in range(7)]
             state = iterator.get_state()
-            assert first + list(iterator) == whole
+            assert first + list(iterator) == expected
         with iter(stream(0)) as iterator:
             iterator.set_state(state)
-            assert first + list(iterator) == whole
+            assert first + list(iterator) == expected
 
 
 def test_workers_share_the_index_of_a_reader(moto, monkeypatch):
     monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'key')
     monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'secret')
     monkeypatch.setenv('AWS_ENDPOINT_URL_S3', moto.endpoint)
-    place = moto.place()
-    with granular.ShardedDatasetWriter(place, {'i': 'int'}, granular.encoders, shardlen=100) as writer:
+    path = moto.place()
+    with granular.ShardedDatasetWriter(path, {'i': 'int'}, granular.encoders, shardlen=100) as writer:
         for i in range(400):
             writer.append({'i': i})
-    with granular.ShardedDatasetReader(str(place), granular.decoders) as reader:
+    with granular.ShardedDatasetReader(str(path), granular.decoders) as reader:
         source = granular.sources.Epochs(reader, seed=1)
         with granular.Loader(source, 16) as threads, granular.Loader(source, 16, workers=2, mp='spawn') as processes:
             for _ in range(12):
@@ -338,15 +339,14 @@ def test_workers_share_the_index_of_a_reader(moto, monkeypatch):
 
 
 SCRIPT = """
-import granular, sys, os, time, signal
-sys.path.insert(0, '.')
+import granular
 from tests.execution.test_workers import transform
 def main():
     source = granular.sources.Transform(granular.sources.Epochs(range(100)), transform)
     loader = granular.Loader(source, 8, workers=2, mp='{method}')
     next(loader)
     print('ready', flush=True)
-    while '{how}' == 'interrupted':
+    while {endless}:
         next(loader)
 if __name__ == '__main__':
     main()
@@ -356,17 +356,17 @@ if __name__ == '__main__':
 @pytest.mark.parametrize(
     ('method', 'how'), [('spawn', 'exit'), ('fork', 'exit'), ('spawn', 'interrupted'), ('fork', 'killed')]
 )
-def test_nothing_outlives_the_program(tmp_path, method, how):
+def test_no_worker_outlives_the_program(tmp_path, method, how):
     script = tmp_path / 'script.py'
-    script.write_text(INTERRUPTIBLE + SCRIPT.format(method=method, how='interrupted' if how == 'killed' else how))
-    environment = {**os.environ, 'PYTHONPATH': '.', 'PYTHONWARNINGS': 'error::ResourceWarning'}
+    script.write_text(INTERRUPTIBLE + SCRIPT.format(method=method, endless=how != 'exit'))
+    environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'PYTHONWARNINGS': 'error::ResourceWarning'}
     with program([sys.executable, script], env=environment) as process:
         assert process.stdout.readline() == 'ready\n'
         children = psutil.Process(process.pid).children(recursive=True) if how != 'exit' else []
         if how != 'exit':
             process.send_signal(signal.SIGINT if how == 'interrupted' else signal.SIGKILL)
         _, errors = process.communicate(timeout=20)
-        gone, alive = psutil.wait_procs(children, timeout=10)
+        ended, alive = psutil.wait_procs(children, timeout=10)
         assert not alive
     if how == 'exit':
         assert errors == ''

@@ -1,4 +1,4 @@
-"""Datasets of fields: loading those that are asked for, in bulk, over methods and over readers, through wrappers."""
+"""Datasets of fields: loading of selected fields in bulk, over methods and readers, through wrappers."""
 
 import asyncio
 import pickle
@@ -30,7 +30,7 @@ LABELS = [0, 1, 1, 1, 2, 2, 1, 0, 1, 1, 1]
 
 
 class Numbers(FieldDataset):
-    """x is ten times the index."""
+    """A dataset whose field x is ten times the index."""
 
     class_names = ('a', 'b', 'c')
 
@@ -53,7 +53,7 @@ class Numbers(FieldDataset):
 
 
 class Shifted(FieldWrapper):
-    """x with a shift that is drawn, or would be."""
+    """A wrapper that shifts x by a random number."""
 
     def __init__(self, dataset, shift=1):
         super().__init__(dataset)
@@ -64,10 +64,10 @@ class Shifted(FieldWrapper):
         return self.dataset.getitem_x(idx, ctx) + self.shift
 
 
-# --- what a mode gives; most of these were checked with the ModeWrapper and KDWrapper of kappadata 1.4.15
+# --- modes; most expected values were checked with the ModeWrapper and KDWrapper of kappadata 1.4.15
 
 
-def test_modes():
+def test_modes_select_fields():
     dataset = Numbers()
     assert ModeWrapper(dataset, 'x')[3] == 30
     assert ModeWrapper(dataset, 'class x')[-1] == (1, 100)
@@ -80,13 +80,13 @@ def test_modes():
     wrapper = ModeWrapper(dataset, '  x   index ')
     assert wrapper.mode == 'x index'
     assert len(wrapper) == 11
-    want = [(100, 10), (0, 0), (0, 0)]
+    expected = [(100, 10), (0, 0), (0, 0)]
     for fetch in (wrapper.fetch, wrapper.__getitems__, wrapper._getitems):
-        assert fetch([-1, 0, 0]) == want
-    assert wrapper.fetch(np.array([10, 0, 0])) == want
+        assert fetch([-1, 0, 0]) == expected
+    assert wrapper.fetch(np.array([10, 0, 0])) == expected
 
 
-def test_a_fresh_ctx_for_each_sample():
+def test_each_sample_gets_its_own_ctx():
     dataset = Shifted(Numbers())
     assert ModeWrapper(dataset, 'x', return_ctx=True)[-1] == (101, {'shift': 1})
     assert ModeWrapper(dataset, 'x class ctx.shift', return_ctx=True)[-2] == ((91, 1, 1), {'shift': 1, 'class': 1})
@@ -97,7 +97,7 @@ def test_a_fresh_ctx_for_each_sample():
         ModeWrapper(dataset, 'class ctx.flip')[0]
 
 
-def test_only_what_is_asked_for_is_called():
+def test_only_selected_loaders_are_called():
     dataset = Numbers()
     ModeWrapper(dataset, 'class')[:]
     assert {name for name, _ in dataset.called} == {'class'}
@@ -105,12 +105,12 @@ def test_only_what_is_asked_for_is_called():
 
 
 @pytest.mark.parametrize('mode', ['x z', 'x,class', 'getitem_x'])
-def test_unknown_fields_are_named_with_those_that_there_are(mode):
+def test_unknown_fields_are_named_with_the_available_ones(mode):
     with pytest.raises(UnknownKeyError, match=r"unknown field '.*': there are 'class', 'x', 'index'"):
         ModeWrapper(Numbers(), mode)
 
 
-def test_what_cannot_be_loaded():
+def test_invalid_modes_and_loaders_are_rejected():
     for mode in ('', ' ', [], [3]):
         with pytest.raises(InvalidArgumentError, match='mode: expected'):
             ModeWrapper(Numbers(), mode)
@@ -128,18 +128,18 @@ def test_what_cannot_be_loaded():
         wrapper.fetch([0, 11])
 
 
-def test_an_error_says_which_field_of_which_sample():
+def test_errors_name_field_and_sample():
     class Broken(Numbers):
         def getitem_x(self, idx, ctx=None):
             return 1 // (idx - 3)
 
-    with pytest.raises(ZeroDivisionError) as found:
+    with pytest.raises(ZeroDivisionError) as caught:
         ModeWrapper(Broken(), 'x').fetch([1, 3])
-    assert any("field 'x' of datapoint 3" in note for note in found.value.__notes__)
+    assert any("field 'x' of datapoint 3" in note for note in caught.value.__notes__)
     stream = MapDataset.source(ModeWrapper(Broken(), 'index x')).to_iter_dataset(on_error='skip')
     assert [i for i, _ in stream] == [0, 1, 2, 4, 5, 6, 7, 8, 9, 10]
-    points = MapDataset.range(11).map(lambda i: {'x': 1 // (i - 3)})
-    stream = MapDataset.source(ModeWrapper(points, 'index x')).to_iter_dataset(on_error='skip')
+    datapoints = MapDataset.range(11).map(lambda i: {'x': 1 // (i - 3)})
+    stream = MapDataset.source(ModeWrapper(datapoints, 'index x')).to_iter_dataset(on_error='skip')
     assert [i for i, _ in stream] == [0, 1, 2, 4, 5, 6, 7, 8, 9, 10]
 
 
@@ -160,20 +160,20 @@ class Own(Bulk):
 
 
 class Waiting(FieldDataset):
-    most = now = 0
+    peak = now = 0
 
     def __len__(self):
         return 50
 
     async def getitem_x(self, idx, ctx=None):
         self.now += 1
-        self.most = max(self.most, self.now)
+        self.peak = max(self.peak, self.now)
         await asyncio.sleep(0.01)
         self.now -= 1
         return idx
 
 
-def test_a_method_for_a_batch():
+def test_batch_methods_load_many_samples():
     dataset = Bulk()
     assert ModeWrapper(dataset, 'x ctx.bulk').fetch([3, 1]) == [(30, True), (10, True)]
     assert dataset.called == [('bulk', 2)]
@@ -187,17 +187,17 @@ def test_a_method_for_a_batch():
         ModeWrapper(Short(), 'x').fetch([1, 2])
 
 
-def test_coroutines_run_all_at_a_time():
+def test_coroutine_loaders_run_concurrently():
     dataset = Waiting()
     assert ModeWrapper(dataset, 'x')[:] == list(range(50))
-    assert dataset.most == 50
+    assert dataset.peak == 50
     assert ModeWrapper(SubsetWrapper(dataset, [7]), 'x')[0] == SubsetWrapper(dataset, [7]).getitem_x(0) == 7
 
 
 # --- wrappers
 
 
-def test_wrappers_pass_on_what_they_do_not_have():
+def test_wrappers_delegate_other_attributes():
     dataset = Shifted(Shifted(Numbers()), 5)
     assert dataset.fields == ('class', 'x')
     assert ModeWrapper(dataset, 'x class index')[2] == (26, 1, 2)
@@ -246,21 +246,21 @@ OPERATIONS = st.one_of(
 
 
 @given(st.lists(OPERATIONS, max_size=4))
-def test_wrappers_upon_wrappers_are_lists_of_samples(operations):
+def test_nested_wrappers_equal_lists_of_samples(operations):
     dataset, model = Shifted(Numbers()), [(10 * i + 1, label) for i, label in enumerate(LABELS)]
-    for name, given_ in operations:
+    for name, argument in operations:
         if name == 'subset' and model:
-            dataset, model = SubsetWrapper(dataset, given_), [model[i] for i in given_]
+            dataset, model = SubsetWrapper(dataset, argument), [model[i] for i in argument]
         elif name == 'part':
-            start, stop = (len(model) * eighths // 8 for eighths in given_)
-            dataset, model = PercentFilterWrapper(dataset, given_[0] / 8, given_[1] / 8), model[start:stop]
+            start, stop = (len(model) * eighths // 8 for eighths in argument)
+            dataset, model = PercentFilterWrapper(dataset, argument[0] / 8, argument[1] / 8), model[start:stop]
         elif name == 'repeat' and model:
-            dataset, model = RepeatWrapper(dataset, given_), model * given_
+            dataset, model = RepeatWrapper(dataset, argument), model * argument
         elif name == 'twice':
             dataset, model = FieldConcat([dataset, dataset]), model + model
         elif name == 'classes':
-            dataset = ClassFilterWrapper(dataset, given_, field='class')
-            model = [sample for sample in model if sample[1] in given_]
+            dataset = ClassFilterWrapper(dataset, argument, field='class')
+            model = [sample for sample in model if sample[1] in argument]
     wrapper = ModeWrapper(dataset, 'x class')
     assert len(wrapper) == len(model)
     assert wrapper[:] == model
@@ -278,8 +278,8 @@ def test_filters_read_labels_once():
     classes = ModeWrapper(balanced, 'class')[:]
     assert classes == sorted(classes) == [0] * 4 + [2] * 4
     assert ModeWrapper(chosen, 'x index')[1:3] == [(41, 1), (51, 2)]
-    want = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 7, 0, 7, 4, 5, 4, 5]
-    assert ModeWrapper(OversamplingWrapper(dataset, field='class'), 'x')[:] == [10 * i for i in want]
+    expected = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 7, 0, 7, 4, 5, 4, 5]
+    assert ModeWrapper(OversamplingWrapper(dataset, field='class'), 'x')[:] == [10 * i for i in expected]
     with pytest.raises(UnknownKeyError, match="unknown field 'label'"):
         ClassFilterWrapper(dataset, [1])
     with pytest.raises(InvalidArgumentError, match='either'):
@@ -289,9 +289,9 @@ def test_filters_read_labels_once():
 # --- over readers
 
 
-def write(place, kind=granular.DatasetWriter, start=0, **options):
+def write(path, kind=granular.DatasetWriter, start=0, **options):
     spec = {'data': 'bytes', 'image': 'png', 'label': 'int'}
-    with kind(place, spec, granular.encoders, layout='columns', **options) as writer:
+    with kind(path, spec, granular.encoders, layout='columns', **options) as writer:
         for i in range(start, start + 200):
             image = np.full((4, 4, 3), i % 256, np.uint8)
             writer.append({'data': i.to_bytes(2, 'big') * 500, 'image': image, 'label': i % 7})
@@ -299,16 +299,16 @@ def write(place, kind=granular.DatasetWriter, start=0, **options):
 
 @pytest.fixture(scope='module')
 def bucket(request):
-    place = request.getfixturevalue('moto').place()
-    write(place / 'one')
-    write(place / 'two', start=200)
-    write(place / 'shards', granular.ShardedDatasetWriter, shardlen=60)
-    return place
+    path = request.getfixturevalue('moto').place()
+    write(path / 'one')
+    write(path / 'two', start=200)
+    write(path / 'shards', granular.ShardedDatasetWriter, shardlen=60)
+    return path
 
 
 @pytest.fixture
 def fetched(monkeypatch):
-    """How many datapoints were asked for, and the mask, for each fetch of a reader."""
+    """Record the number of datapoints and the mask of each fetch of a reader."""
     calls = []
     for kind in (aio.DatasetReader, aio.ShardedDatasetReader):
 
@@ -326,7 +326,7 @@ def test_fields_of_a_reader_become_its_mask(bucket, fetched, kind, name):
         before = granular.io_stats()
         assert ModeWrapper(reader, 'label')[:] == [i % 7 for i in range(200)]
         after = granular.io_stats()
-        assert after['bytes'] - before['bytes'] == 200  # a byte for each of these integers
+        assert after['bytes'] - before['bytes'] == 200  # each of these integers takes a byte
         assert after['requests'] - before['requests'] == (1 if name == 'one' else 4)
         image, label, index = ModeWrapper(reader, 'image label index')[-3]
         assert (image[0, 0, 0], label, index) == (197, 197 % 7, 197)
@@ -339,21 +339,21 @@ def test_fields_of_a_reader_become_its_mask(bucket, fetched, kind, name):
             ModeWrapper(reader, 'class')
 
 
-def test_a_batch_through_wrappers_is_one_fan_out_for_each_reader(bucket, fetched):
+def test_batch_through_wrappers_is_one_fan_out_per_reader(bucket, fetched):
     one, two = (granular.DatasetReader(bucket / name, granular.decoders) for name in ('one', 'two'))
     with one, two:
         both = ShuffleWrapper(ClassFilterWrapper(FieldConcat([one, two]), invalid_classes=[0, 1]), seed=0)
         assert fetched == [(200, ['label']), (200, ['label'])]
         fetched.clear()
-        points = ModeWrapper(both, 'data label')[:64]
-        assert {label for _, label in points} == {2, 3, 4, 5, 6}
-        assert all(int.from_bytes(data[:2], 'big') % 7 == label for data, label in points)
+        datapoints = ModeWrapper(both, 'data label')[:64]
+        assert {label for _, label in datapoints} == {2, 3, 4, 5, 6}
+        assert all(int.from_bytes(data[:2], 'big') % 7 == label for data, label in datapoints)
         assert [mask for _, mask in fetched] == [['data', 'label']] * 2
         assert sum(count for count, _ in fetched) == 64
 
 
 class Brighter(FieldWrapper):
-    """An image from below, which is decoded in a thread while this method holds one."""
+    """Load an image of the wrapped dataset, decoded in a thread while this method occupies another."""
 
     def getitem_image(self, idx, ctx=None):
         ctx['thread'] = threading.current_thread().name
@@ -363,7 +363,7 @@ class Brighter(FieldWrapper):
         return [int(image.max()) for image in self.dataset.getitems_image(indices, ctxs)]
 
 
-def test_a_wrapper_of_a_reader(bucket, fetched):
+def test_reader_can_be_wrapped(bucket, fetched):
     with granular.DatasetReader(bucket / 'one', granular.decoders) as reader:
         dataset = Brighter(reader)
         assert dataset.fields == ('brightness', 'data', 'image', 'label')
@@ -375,42 +375,42 @@ def test_a_wrapper_of_a_reader(bucket, fetched):
         assert [image[0, 0, 0] for image in images] == list(range(1, 101))
 
 
-async def test_threads_that_wait_for_decoders_do_not_wait_for_each_other(bucket):
+async def test_threads_waiting_for_decoders_do_not_deadlock(bucket):
     async with aio.DatasetReader(bucket / 'one', granular.decoders) as reader:
         wrapper = aio.ModeWrapper(Brighter(Brighter(reader)), 'image')
         async with asyncio.timeout(20):
-            found = await asyncio.gather(*(wrapper.fetch(range(64)) for _ in range(4)))
-        assert [image[0, 0, 0] for image in found[3]] == list(range(2, 66))
+            caught = await asyncio.gather(*(wrapper.fetch(range(64)) for _ in range(4)))
+        assert [image[0, 0, 0] for image in caught[3]] == list(range(2, 66))
 
 
-def test_a_mapdataset_and_whatever_takes_a_mask():
-    points = MapDataset.source([{'x': i, 'label': i % 2, 'y': -i} for i in range(6)])
-    odd = points.filter_classes(valid_classes=[1])
+def test_mapdataset_and_masked_sources_can_be_wrapped():
+    datapoints = MapDataset.source([{'x': i, 'label': i % 2, 'y': -i} for i in range(6)])
+    odd = datapoints.filter_classes(valid_classes=[1])
     assert ModeWrapper(odd, 'y index')[:] == [(-1, 0), (-3, 1), (-5, 2)]
     with pytest.raises(UnknownKeyError, match="unknown field 'z'"):
         ModeWrapper(odd, 'z')[0]
-    assert ModeWrapper(granular.sources.Epochs(points, shuffle=False), 'y')[-1] == -5
+    assert ModeWrapper(granular.sources.Epochs(datapoints, shuffle=False), 'y')[-1] == -5
     with pytest.raises(InvalidArgumentError, match='removed by a filter'):
-        ModeWrapper(points.filter(bool), 'x')
+        ModeWrapper(datapoints.filter(bool), 'x')
     with pytest.raises(InvalidArgumentError, match='infinitely repeated'):
-        ModeWrapper(points.repeat(), 'x')
+        ModeWrapper(datapoints.repeat(), 'x')
 
     class Table:
         def __len__(self):
             return 5
 
         def fetch(self, indices, mask=None):
-            asked.append((indices, mask))
+            calls.append((indices, mask))
             return [{key: (key, i) for key in mask} for i in indices]
 
-    asked = []
+    calls = []
     assert ModeWrapper(Table(), 'b a').fetch([4, 1]) == [(('b', 4), ('a', 4)), (('b', 1), ('a', 1))]
-    assert asked == [([4, 1], ('b', 'a'))]
+    assert calls == [([4, 1], ('b', 'a'))]
     assert list(MapDataset.source(Table()).select(['a']))[4] == {'a': ('a', 4)}
 
 
 class Foreign:
-    """Answers to the fields of what it wraps, as the wrappers of KappaData do."""
+    """Delegates fields to the wrapped dataset, as the wrappers of KappaData do."""
 
     def __init__(self, dataset):
         self.dataset = dataset
@@ -424,27 +424,27 @@ class Foreign:
         raise AttributeError(name)
 
 
-def test_datasets_of_others():
+def test_foreign_datasets_can_be_wrapped():
     assert ModeWrapper(Foreign(Numbers()), 'x class index')[:] == [(100, 1, 0), (90, 1, 1)]
     assert ModeWrapper(Shifted(Foreign(Numbers())), 'x class')[1] == (91, 1)
     assert len(ClassFilterWrapper(Foreign(Numbers()), valid_classes=[1], field='class')) == 2
 
 
-# --- as a source; pickled; printed
+# --- as a source; pickling; printing
 
 
 def as_dict(sample, seed):
     return {'label': sample[1]}
 
 
-def test_it_is_a_source_of_pipelines(bucket):
+def test_dataset_feeds_pipelines(bucket):
     with granular.DatasetReader(bucket / 'one', granular.decoders) as reader:
         chosen = ClassFilterWrapper(reader, valid_classes=range(2))
         wrapper = ModeWrapper(chosen, 'data label')
         dataset = MapDataset.source(wrapper).shuffle(seed=1).batch(8)
         assert set(dataset[0][1].tolist()) == {0, 1}
-        said = [line.rsplit(maxsplit=1) for line in str(dataset).splitlines()]
-        assert [(stage.strip(), length) for stage, length in said] == [
+        stages = [line.rsplit(maxsplit=1) for line in str(dataset).splitlines()]
+        assert [(stage.strip(), length) for stage, length in stages] == [
             (repr(reader), '200'),
             ("ClassFilterWrapper(valid_classes=[0, 1], field='label')", '58'),
             ("ModeWrapper('data label')", '58'),
@@ -457,26 +457,26 @@ def test_it_is_a_source_of_pipelines(bucket):
             assert next(loader)['label'].tolist() == [0, 1, 0, 1]
 
 
-def test_it_pickles(tmp_path):
+def test_dataset_pickles(tmp_path):
     write(tmp_path / 'ds')
     with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
         chosen = OversamplingWrapper(ClassFilterWrapper(Brighter(reader), valid_classes=[3, 6]), 'exact')
         both = FieldConcat([chosen, SubsetWrapper(chosen, [1])])
         wrapper = ModeWrapper(PercentFilterWrapper(both, 0.5), 'index label image')
-        want = wrapper.fetch([0, -1])
-        assert [label for _, label, _ in want] == [6, 3]
+        expected = wrapper.fetch([0, -1])
+        assert [label for _, label, _ in expected] == [6, 3]
         sent, core = pickle.dumps(wrapper), pickle.dumps(wrapper.aio)
         with granular.Loader(granular.sources.Transform(wrapper, as_dict), 2, mp='spawn', workers=1) as loader:
             assert next(loader)['label'].tolist() == [6, 6]
     twin = pickle.loads(sent)
     assert len(twin) == len(wrapper)
-    for found in (twin.fetch([0, -1]), asyncio.run(pickle.loads(core).fetch([0, -1]))):
-        for left, right in zip(found, want, strict=True):
+    for caught in (twin.fetch([0, -1]), asyncio.run(pickle.loads(core).fetch([0, -1]))):
+        for left, right in zip(caught, expected, strict=True):
             assert left[:2] == right[:2]
             assert (left[2] == right[2]).all()
 
 
-# --- the asynchronous face
+# --- async API
 
 
 class Dimmed(aio.FieldWrapper):
@@ -485,7 +485,7 @@ class Dimmed(aio.FieldWrapper):
         return await self.dataset.getitem_image(idx, ctx) // 2
 
 
-async def test_the_asynchronous_face(bucket, fetched):
+async def test_async_api(bucket, fetched):
     async with aio.DatasetReader(bucket / 'one', granular.decoders) as reader:
         dataset = await aio.ClassFilterWrapper.open(Dimmed(reader), invalid_classes=[0])
         assert fetched == [(200, ['label'])]

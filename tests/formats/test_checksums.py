@@ -1,3 +1,5 @@
+"""Checksums of records: written, verified by readers, and checked by verify."""
+
 import json
 import pathlib
 import pickle
@@ -15,61 +17,61 @@ SPEC = {'x': 'bytes', 'n': 'int'}
 LISTS = {'x': 'bytes', 'n': 'int', 'many': 'utf8[]'}
 
 
-def point(i, spec=SPEC):
-    found = {'x': bytes([i % 256]) * (i % 50 + 1), 'n': i}
-    return found | {'many': [f'{i}-{k}' for k in range(i % 3)]} if spec is LISTS else found
+def make_datapoint(i, spec=SPEC):
+    datapoint = {'x': bytes([i % 256]) * (i % 50 + 1), 'n': i}
+    return datapoint | {'many': [f'{i}-{k}' for k in range(i % 3)]} if spec is LISTS else datapoint
 
 
-def write(place, layout, count=40, spec=SPEC, **options):
-    with granular.DatasetWriter(place, spec, granular.encoders, layout=layout, checksums=True, **options) as writer:
+def write(folder, layout, count=40, spec=SPEC, **options):
+    with granular.DatasetWriter(folder, spec, granular.encoders, layout=layout, checksums=True, **options) as writer:
         for i in range(len(writer), count):
-            writer.append(point(i, spec), flush=i % 7 == 0)
+            writer.append(make_datapoint(i, spec), flush=i % 7 == 0)
 
 
 def harm(path, at=-1):
-    """Change a byte of a file."""
+    """Flip a bit of a file."""
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(bytes(data))
 
 
 @pytest.mark.parametrize(('layout', 'spec'), [('refs', SPEC), ('refs', LISTS), ('columns', SPEC)])
-def test_what_was_written_is_verified(root, layout, spec):
-    place = root / 'data'
-    write(place, layout, spec=spec)
-    with granular.DatasetReader(place, granular.decoders, verify=True) as reader:
-        assert list(reader) == [point(i, spec) for i in range(40)]
-        assert reader[3] == point(3, spec)
-        assert reader.fetch([5, 5, -1]) == [point(5, spec), point(5, spec), point(39, spec)]
-    report = granular.verify(place)
+def test_written_records_are_verified(root, layout, spec):
+    folder = root / 'data'
+    write(folder, layout, spec=spec)
+    with granular.DatasetReader(folder, granular.decoders, verify=True) as reader:
+        assert list(reader) == [make_datapoint(i, spec) for i in range(40)]
+        assert reader[3] == make_datapoint(3, spec)
+        assert reader.fetch([5, 5, -1]) == [make_datapoint(5, spec), make_datapoint(5, spec), make_datapoint(39, spec)]
+    report = granular.verify(folder)
     assert (report.problems, report.datapoints) == ([], 40)
     assert report.checked == report.records >= 80
 
 
-def test_the_file_holds_a_crc32c_for_each_record(tmp_path):
+def test_checksum_file_holds_a_crc32c_per_record(tmp_path):
     write(tmp_path / 'data', 'columns', 5)
     data = (tmp_path / 'data' / 'x.crc').read_bytes()
-    assert np.frombuffer(data, '<u4').tolist() == [google_crc32c.value(point(i)['x']) for i in range(5)]
+    assert np.frombuffer(data, '<u4').tolist() == [google_crc32c.value(make_datapoint(i)['x']) for i in range(5)]
 
 
 @pytest.mark.parametrize('layout', ['refs', 'columns'])
-def test_a_record_that_changed_is_an_error(tmp_path, layout):
+def test_changed_record_is_an_error(tmp_path, layout):
     write(tmp_path / 'data', layout)
     harm(tmp_path / 'data' / 'x.bag', 3)
-    index = next(i for i in range(40) if sum(len(point(k)['x']) for k in range(i + 1)) > 3)
+    index = next(i for i in range(40) if sum(len(make_datapoint(k)['x']) for k in range(i + 1)) > 3)
     with granular.DatasetReader(tmp_path / 'data', granular.decoders, verify=True) as reader:
         with pytest.raises(CorruptRecordError, match=rf'x\.bag: record {index} has checksum \w{{8}}, but was written'):
             reader[index]
         with pytest.raises(CorruptRecordError):
             reader.fetch(range(10))
-        assert reader[30] == point(30)
+        assert reader[30] == make_datapoint(30)
     with granular.DatasetReader(tmp_path / 'data', granular.decoders) as reader:
         assert len(list(reader)) == 40
     (problem,) = granular.verify(tmp_path / 'data').problems
     assert (problem.place, problem.record) == (str(tmp_path / 'data' / 'x.bag'), index)
 
 
-def test_cached_records_are_verified_too(tmp_path):
+def test_cached_records_are_verified(tmp_path):
     write(tmp_path / 'data', 'refs')
     harm(tmp_path / 'data' / 'x.bag', 3)
     with granular.DatasetReader(tmp_path / 'data', granular.decoders, cache_keys=('x',), verify=True) as reader:
@@ -77,9 +79,9 @@ def test_cached_records_are_verified_too(tmp_path):
             reader.fetch(range(10))
 
 
-def test_readers_that_verify_pickle(tmp_path):
+def test_verifying_readers_pickle(tmp_path):
     with granular.ShardedDatasetWriter(tmp_path / 's', SPEC, granular.encoders, shardlen=2, checksums=True) as writer:
-        writer.append(point(1))
+        writer.append(make_datapoint(1))
     harm(tmp_path / 's' / '000000' / 'x.bag', 0)
     readers = [
         granular.ShardedDatasetReader(tmp_path / 's', granular.decoders, verify=True),
@@ -92,9 +94,9 @@ def test_readers_that_verify_pickle(tmp_path):
         reader.close()
 
 
-def test_no_checksums(tmp_path):
+def test_verifying_without_checksums_is_an_error(tmp_path):
     with granular.DatasetWriter(tmp_path / 'data', SPEC, granular.encoders) as writer:
-        writer.append(point(1))
+        writer.append(make_datapoint(1))
     assert not list((tmp_path / 'data').glob('*.crc'))
     with pytest.raises(CorruptBagError, match='no checksums'):
         granular.DatasetReader(tmp_path / 'data', granular.decoders, verify=True)
@@ -102,7 +104,7 @@ def test_no_checksums(tmp_path):
     assert (report.problems, report.checked, report.records) == ([], 0, 3)
 
 
-def test_too_few_checksums(tmp_path):
+def test_too_few_checksums_are_an_error(tmp_path):
     write(tmp_path / 'data', 'refs')
     file = tmp_path / 'data' / 'x.crc'
     file.write_bytes(file.read_bytes()[:-4])
@@ -112,19 +114,19 @@ def test_too_few_checksums(tmp_path):
 
 
 @pytest.mark.parametrize('cut', [0, 1, 8, 400])
-def test_appending_keeps_them_and_computes_what_a_crash_lost(tmp_path, cut):
-    place = tmp_path / 'data'
-    write(place, 'columns', 20)
-    file = place / 'x.crc'
+def test_appending_restores_checksums_lost_by_a_crash(tmp_path, cut):
+    folder = tmp_path / 'data'
+    write(folder, 'columns', 20)
+    file = folder / 'x.crc'
     file.write_bytes(file.read_bytes()[: max(0, 80 - cut)])
-    with granular.DatasetWriter(place, SPEC, granular.encoders, layout='columns') as writer:  # not asked for again
+    with granular.DatasetWriter(folder, SPEC, granular.encoders, layout='columns') as writer:  # without checksums=True
         for i in range(20, 30):
-            writer.append(point(i))
-    with granular.DatasetReader(place, granular.decoders, verify=True) as reader:
-        assert list(reader) == [point(i) for i in range(30)]
+            writer.append(make_datapoint(i))
+    with granular.DatasetReader(folder, granular.decoders, verify=True) as reader:
+        assert list(reader) == [make_datapoint(i) for i in range(30)]
 
 
-def test_a_bag_that_grows_is_read_with_them(tmp_path):
+def test_growing_bag_is_verified(tmp_path):
     with granular.BagWriter(tmp_path / 'a.bag', 3, checksums=True) as writer:
         for i in range(5):
             writer.append(bytes([i]))
@@ -132,60 +134,60 @@ def test_a_bag_that_grows_is_read_with_them(tmp_path):
                 assert list(reader) == [bytes([k]) for k in range(i + 1)]
 
 
-def test_a_writer_that_fails_leaves_none(root):
+def test_failed_writer_leaves_no_checksums(root):
     with pytest.raises(granular.errors.EncodeError):
         with granular.DatasetWriter(root / 'data', SPEC, granular.encoders, checksums=True) as writer:
-            writer.append(point(1))
+            writer.append(make_datapoint(1))
             writer.append({'x': 'text', 'n': 1})
     assert not (root / 'data').exists()
 
 
-def test_older_readers_do_not_mind(tmp_path, oracle21, oracle24):
+def test_published_releases_read_datasets_with_checksums(tmp_path, oracle21, oracle24):
     spec = {'x': 'bytes', 'n': 'int'}
     for layout, oracle in (('refs', oracle21), ('columns', oracle24)):
         write(tmp_path / layout, layout, spec=spec)
-        found = oracle.run(
+        datapoint = oracle.run(
             'import granular, sys; r = granular.DatasetReader(sys.argv[1], granular.decoders); '
             'print(sum(r[i]["n"] for i in range(len(r))))',
             str(tmp_path / layout),
         )
-        assert int(found) == sum(range(40))
+        assert int(datapoint) == sum(range(40))
 
 
-def test_shards(root):
+def test_sharded_datasets_are_verified(root):
     with granular.ShardedDatasetWriter(root / 'data', SPEC, granular.encoders, shardlen=9, checksums=True) as writer:
         for i in range(30):
-            writer.append(point(i))
+            writer.append(make_datapoint(i))
     with granular.ShardedDatasetReader(root / 'data', granular.decoders, verify=True) as reader:
-        assert list(reader) == [point(i) for i in range(30)]
+        assert list(reader) == [make_datapoint(i) for i in range(30)]
     seen = []
     report = granular.verify(root / 'data', seen.append)
     assert (report.datapoints, report.problems) == (30, [])
     assert sum(seen) == report.bytes
 
 
-def test_verify_goes_on_behind_what_is_wrong(tmp_path):
-    place = tmp_path / 'data'
-    with granular.ShardedDatasetWriter(place, SPEC, granular.encoders, shardlen=9, checksums=True) as writer:
+def test_verify_continues_after_problems(tmp_path):
+    folder = tmp_path / 'data'
+    with granular.ShardedDatasetWriter(folder, SPEC, granular.encoders, shardlen=9, checksums=True) as writer:
         for i in range(45):
-            writer.append(point(i))
-    (place / '000001' / 'x.bag').write_bytes(b'no bag')
-    harm(place / '000002' / 'n.bag', 0)
-    (place / '000003' / 'n.bag').unlink()
-    report = granular.verify(place)
-    assert [pathlib.Path(problem.place).relative_to(place).parts[0] for problem in report.problems] == [
+            writer.append(make_datapoint(i))
+    (folder / '000001' / 'x.bag').write_bytes(b'no bag')
+    harm(folder / '000002' / 'n.bag', 0)
+    (folder / '000003' / 'n.bag').unlink()
+    report = granular.verify(folder)
+    assert [pathlib.Path(problem.place).relative_to(folder).parts[0] for problem in report.problems] == [
         '000001', '000002', '000003',
     ]  # fmt: skip
     assert report.problems[1].record == 0
     assert report.datapoints == 27
 
 
-def test_verify_wants_a_dataset(tmp_path):
-    with pytest.raises(granular.errors.NotFoundError, match='no dataset'):
+def test_verify_requires_a_dataset(tmp_path):
+    with pytest.raises(granular.errors.NotFoundError, match='not a dataset'):
         granular.verify(tmp_path)
 
 
-def test_the_command(tmp_path):
+def test_verify_command_reports_problems(tmp_path):
     write(tmp_path / 'data', 'columns')
     run = CliRunner().invoke
     done = run(app, ['verify', str(tmp_path / 'data')])

@@ -1,3 +1,5 @@
+"""Encoders and decoders: round trips, exact bytes, rejected values, and lazy imports."""
+
 import contextlib
 import functools
 import pickle
@@ -32,18 +34,18 @@ def through(kind, value):
 
 
 @given(st.binary())
-def test_bytes(value):
+def test_bytes_round_trip(value):
     assert through('bytes', value) == value
     assert decoders['bytes'](memoryview(value)) == value
 
 
 @given(st.text())
-def test_utf8(value):
+def test_utf8_round_trips(value):
     assert through('utf8', value) == value
 
 
 @given(st.integers(-(2**126), 2**126))
-def test_int(value):
+def test_int_round_trips(value):
     record = encoders['int'](value)
     assert decoders['int'](record) == value
     assert len(record) == 1 or not -(1 << (8 * len(record) - 9)) <= value < 1 << (8 * len(record) - 9)
@@ -54,37 +56,42 @@ def test_int(value):
     [(0, '00'), (1, '01'), (127, '7f'), (128, '8000'), (255, 'ff00'), (256, '0001'), (-1, 'ff'), (-128, '80'),
      (32767, 'ff7f'), (32768, '008000'), (np.uint8(200), 'c800')],
 )  # fmt: skip
-def test_int_bytes(value, record):
+def test_int_encoding(value, record):
     assert encoders['int'](value).hex() == record
 
 
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**64 - 1))
-def test_fixed_ints(signed, unsigned):
+def test_fixed_size_ints_round_trip(signed, unsigned):
     assert through('i64', signed) == signed
     assert through('u64', unsigned) == unsigned
     assert len(encoders['i64'](signed)) == len(encoders['u64'](unsigned)) == 8
 
 
 @given(JSONISH)
-def test_msgpack(value):
+def test_msgpack_round_trips(value):
     assert through('msgpack', value) == value
 
 
 @given(ARRAYS)
-def test_array(value):
-    found = through('array', value)
-    assert found.dtype == value.dtype
-    assert found.shape == value.shape
-    assert found.tobytes() == value.tobytes()
+def test_arrays_round_trip(value):
+    decoded = through('array', value)
+    assert decoded.dtype == value.dtype
+    assert decoded.shape == value.shape
+    assert decoded.tobytes() == value.tobytes()
 
 
-def test_array_that_is_not_contiguous():
+def test_non_contiguous_array_round_trips():
     value = np.arange(24).reshape(4, 6)[::2, ::3].T
     assert np.array_equal(through('array', value), value)
 
 
-@given(st.recursive(JSONISH | ARRAYS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner)))
-def test_tree(value):
+@settings(max_examples=50)
+@given(
+    st.recursive(
+        JSONISH | ARRAYS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
+    )
+)
+def test_trees_round_trip(value):
     def same(a, b):
         if isinstance(b, np.ndarray):
             return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
@@ -107,19 +114,19 @@ def gradient(*shape):
 
 
 @pytest.mark.parametrize('shape', [(5, 7), (5, 7, 3), (5, 7, 4), (1, 1)])
-def test_png_is_exact(shape):
+def test_png_is_lossless(shape):
     assert np.array_equal(through('png', gradient(*shape)), gradient(*shape))
 
 
 @pytest.mark.parametrize('shape', [(16, 24), (16, 24, 3)])
 def test_jpg_is_close(shape):
-    found = through('jpg', gradient(*shape))
-    assert found.shape == shape
-    assert found.dtype == np.uint8
-    assert abs(found.astype(int) - gradient(*shape)).mean() < 8
+    decoded = through('jpg', gradient(*shape))
+    assert decoded.shape == shape
+    assert decoded.dtype == np.uint8
+    assert abs(decoded.astype(int) - gradient(*shape)).mean() < 8
 
 
-def test_quality_is_honoured():
+def test_jpg_quality_determines_size():
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
     sizes = [len(formats.encode_image(noise, quality=quality)) for quality in (10, 50, 100)]
     assert sizes == sorted(sizes)
@@ -128,12 +135,12 @@ def test_quality_is_honoured():
 
 @pytest.mark.parametrize('kind', ['mp4', 'webm'])
 @pytest.mark.parametrize('frames', [1, 5])
-def test_video(kind, frames):
+def test_videos_round_trip(kind, frames):
     value = np.stack([np.full((32, 48, 3), 40 * i, np.uint8) for i in range(frames)])
-    found = through(kind, value)
-    assert found.shape == value.shape
-    assert found.dtype == np.uint8
-    assert abs(found.astype(int) - value).mean() < 8
+    decoded = through(kind, value)
+    assert decoded.shape == value.shape
+    assert decoded.dtype == np.uint8
+    assert abs(decoded.astype(int) - value).mean() < 8
 
 
 @pytest.mark.parametrize(
@@ -145,7 +152,7 @@ def test_video(kind, frames):
      ('png', np.zeros((0, 4), np.uint8)), ('png', np.zeros(4, np.uint8)), ('mp4', np.zeros((2, 5, 6, 3), np.uint8)),
      ('mp4', np.zeros((0, 4, 4, 3), np.uint8)), ('webm', np.zeros((4, 4, 3), np.uint8))],
 )  # fmt: skip
-def test_what_an_encoder_refuses(kind, value):
+def test_encoders_reject_unsupported_values(kind, value):
     with pytest.raises(EncodeError):
         encoders[kind](value)
 
@@ -157,25 +164,25 @@ def test_what_an_encoder_refuses(kind, value):
      ('array', encoders['msgpack'](['O', [1], bytes(8)])), ('tree', encoders['msgpack'](['_', '<i8', [3], b'1'])),
      ('png', b'no image'), ('mp4', b'no video'), ('jpg', encoders['png'](np.zeros((4, 4), np.uint8))[:40])],
 )  # fmt: skip
-def test_what_a_decoder_refuses(kind, record):
+def test_decoders_reject_invalid_records(kind, record):
     with pytest.raises(DecodeError):
         decoders[kind](record)
 
 
-def test_all_of_them_pickle():
+def test_encoders_and_decoders_pickle():
     for table in (encoders, decoders):
         for fn in table.values():
             assert isinstance(pickle.loads(pickle.dumps(fn)), type(fn))
 
 
-def test_only_what_is_cheap_runs_on_the_loop():
+def test_only_cheap_decoders_run_on_the_loop():
     safe = {kind for kind, fn in decoders.items() if formats.inline_safe(fn)}
     assert safe == {'bytes', 'utf8', 'int', 'i64', 'u64', 'msgpack', 'array', 'tree'}
     assert formats.inline_safe(functools.partial(functools.partial(formats.decode_int, size=2), signed=False))
     assert not formats.inline_safe(lambda record: record)
 
 
-def test_nothing_heavy_is_imported_before_it_is_needed():
+def test_optional_packages_are_imported_lazily():
     heavy = ('PIL', 'av', 'aiohttp', 's3fs', 'gcsfs', 'google.auth', 'requests', 'botocore', 'fsspec', 'uvloop')
     heavy += ('rich', 'typer')
     code = f'import sys, granular; print([name for name in {heavy} if name in sys.modules])'
@@ -208,15 +215,15 @@ MODES = (
 
 @pytest.mark.parametrize('mode', MODES)
 @pytest.mark.parametrize('size', [(1, 1), (9, 7), (16, 2)])
-def test_raw_images(mode, size):
+def test_raw_images_round_trip(mode, size):
     empty = Image.new(mode, size)
     data = np.random.default_rng(0).integers(0, 256, len(empty.tobytes()), np.uint8).tobytes()
     image = Image.frombytes(mode, size, np.zeros(len(data) // 4, '<f4').tobytes() if mode == 'F' else data)
-    found = formats.unpack_image(formats.pack_image(image))
-    assert (found.mode, found.size, found.tobytes()) == (image.mode, image.size, image.tobytes())
+    decoded = formats.unpack_image(formats.pack_image(image))
+    assert (decoded.mode, decoded.size, decoded.tobytes()) == (image.mode, image.size, image.tobytes())
     assert len(formats.pack_image(image)) < len(image.tobytes()) + 64
     if mode not in ('PA', 'RGBa', 'LAB', 'HSV', 'RGBX'):
-        assert np.array_equal(np.asarray(found), np.asarray(image))
+        assert np.array_equal(np.asarray(decoded), np.asarray(image))
 
 
 @pytest.mark.parametrize('transparency', [None, 3, bytes([0, 128, 255])])
@@ -225,13 +232,13 @@ def test_raw_images_keep_palette_and_transparency(tmp_path, transparency):
     options = {} if transparency is None else {'transparency': transparency}
     image.save(tmp_path / 'image.png', **options)
     with Image.open(tmp_path / 'image.png') as opened:
-        found = formats.unpack_image(formats.pack_image(opened))
-        assert found.mode == opened.mode == 'P'
-        assert found.getpalette() == opened.getpalette()
-        assert found.convert('RGBA').tobytes() == opened.convert('RGBA').tobytes()
+        decoded = formats.unpack_image(formats.pack_image(opened))
+        assert decoded.mode == opened.mode == 'P'
+        assert decoded.getpalette() == opened.getpalette()
+        assert decoded.convert('RGBA').tobytes() == opened.convert('RGBA').tobytes()
     image.putpalette(bytes(range(64)), 'RGBA')
-    found = formats.unpack_image(formats.pack_image(image))
-    assert found.convert('RGBA').tobytes() == image.convert('RGBA').tobytes()
+    decoded = formats.unpack_image(formats.pack_image(image))
+    assert decoded.convert('RGBA').tobytes() == image.convert('RGBA').tobytes()
 
 
 @settings(max_examples=40)
@@ -240,21 +247,21 @@ def test_raw_images_keep_palette_and_transparency(tmp_path, transparency):
         st.sampled_from(['u1', '>u2', 'f4', '?', 'i8', 'c8']), hnp.array_shapes(min_dims=0, min_side=0, max_side=4)
     )
 )
-def test_raw_arrays(value):
-    found = formats.unpack_image(memoryview(formats.pack_image(value)))
-    assert (found.dtype, found.shape, found.tobytes()) == (value.dtype, value.shape, value.tobytes())
-    assert found.flags.writeable
+def test_raw_arrays_round_trip(value):
+    decoded = formats.unpack_image(memoryview(formats.pack_image(value)))
+    assert (decoded.dtype, decoded.shape, decoded.tobytes()) == (value.dtype, value.shape, value.tobytes())
+    assert decoded.flags.writeable
 
 
 @pytest.mark.parametrize('value', [b'bytes', [[1]], np.array(['a']), np.array([object()])])
-def test_what_is_no_image(value):
+def test_pack_image_rejects_other_values(value):
     with pytest.raises(EncodeError):
         formats.pack_image(value)
 
 
 @settings(max_examples=40)
 @given(st.data())
-def test_damaged_raw_images(data):
+def test_damaged_raw_images_are_decode_errors(data):
     image = Image.new('P', (3, 3))
     image.putpalette(bytes(range(30)))
     record = bytearray(formats.pack_image(data.draw(st.sampled_from([image, np.zeros((3, 3), 'u2')]))))
@@ -271,7 +278,7 @@ def test_damaged_raw_images(data):
              ('image', 'BGR;15', (1, 1), None, b'', None), ('array', '<f8', (1 << 40, 1 << 40)), ('array', 'O', (0,)),
              ('array', '<f8', (-1, 0)), ('image', 'P', (0, 0), 'RGB', bytes(1000), None), ('other',), ()],
 )  # fmt: skip
-def test_raw_images_that_claim_too_much(head):
+def test_raw_images_with_invalid_headers_are_rejected(head):
     packed = msgpack.packb(head)
     with pytest.raises(DecodeError):
         formats.unpack_image(b'raw1' + len(packed).to_bytes(2, 'little') + packed)

@@ -1,4 +1,4 @@
-"""What the published releases write, we read; what we write, they read."""
+"""Datasets and bags are exchanged with the published releases, in both directions."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ SPEC = {
 }  # fmt: skip
 SEQUENCES = {'frames': 'png[]', 'texts': 'utf8[]', 'times': 'int[]'}
 
-# The releases get the text of what makes the datapoints.
+# The releases execute the source of the module that creates the datapoints.
 SHARED = pathlib.Path(interop_datapoints.__file__).read_text()
 COUNT = 7
 READ = (
@@ -54,25 +54,25 @@ def release(request):
 
 @pytest.mark.parametrize('count', [0, 1, COUNT])
 @pytest.mark.parametrize('kind', ['plain', 'sharded'])
-def test_they_read_what_we_write(release, tmp_path, kind, count):
+def test_published_releases_read_our_datasets(release, tmp_path, kind, count):
     oracle, spec, layout = release
-    place = str(tmp_path / 'ds')
+    path = str(tmp_path / 'ds')
     if kind == 'sharded' and not count:
-        pytest.raises(granular.errors.NotFoundError, granular.ShardedDatasetReader, place, None)
+        pytest.raises(granular.errors.NotFoundError, granular.ShardedDatasetReader, path, None)
         return
     writer = (
-        granular.ShardedDatasetWriter(place, spec, granular.encoders, shardlen=3, layout=layout)
+        granular.ShardedDatasetWriter(path, spec, granular.encoders, shardlen=3, layout=layout)
         if kind == 'sharded'
-        else granular.DatasetWriter(place, spec, granular.encoders, layout=layout)
+        else granular.DatasetWriter(path, spec, granular.encoders, layout=layout)
     )
     with writer:
         for i in range(count):
             writer.append(datapoint(i, layout == 'refs'))
-    found = oracle.run(READ, place, kind)
+    reference = oracle.run(READ, path, kind)
     cls = granular.ShardedDatasetReader if kind == 'sharded' else granular.DatasetReader
-    with cls(place, granular.decoders) as reader:
-        assert found['spec'] == reader.spec
-        assert found['points'] == json.loads(json.dumps([digest(point) for point in reader]))
+    with cls(path, granular.decoders) as reader:
+        assert reference['spec'] == reader.spec
+        assert reference['points'] == json.loads(json.dumps([digest(point) for point in reader]))
         lossless = [key for key in spec if key != 'jpg']
         expected = [{key: datapoint(i, layout == 'refs')[key] for key in sorted(lossless)} for i in range(count)]
         points = reader.fetch(range(count), lossless)
@@ -81,33 +81,33 @@ def test_they_read_what_we_write(release, tmp_path, kind, count):
 
 @pytest.mark.parametrize('count', [0, 1, COUNT])
 @pytest.mark.parametrize('kind', ['plain', 'sharded'])
-def test_we_read_what_they_write(release, tmp_path, kind, count):
+def test_datasets_of_published_releases_are_read(release, tmp_path, kind, count):
     oracle, spec, layout = release
     if kind == 'sharded' and not count:
         return
-    place = str(tmp_path / 'ds')
-    oracle.run(WRITE, place, json.dumps(spec), str(layout == 'refs'), kind, str(count))
+    path = str(tmp_path / 'ds')
+    oracle.run(WRITE, path, json.dumps(spec), str(layout == 'refs'), kind, str(count))
     cls = granular.ShardedDatasetReader if kind == 'sharded' else granular.DatasetReader
-    with cls(place, granular.decoders) as reader:
+    with cls(path, granular.decoders) as reader:
         assert reader.layout == layout
         points = [digest(point) for point in reader]
         assert reader.size > 0 or not count
-    assert json.loads(json.dumps(points)) == oracle.run(READ, place, kind)['points']
+    assert json.loads(json.dumps(points)) == oracle.run(READ, path, kind)['points']
     assert len(points) == count
 
 
 @pytest.mark.parametrize('version', [1, 2])
 @pytest.mark.parametrize('records', [[], [b'a'], [b'abc', b'd', b'efgh' * 100]], ids=len)
-def test_bags_of_0_21(oracle21, tmp_path, version, records):
-    place = str(tmp_path / 'x.bag')
+def test_bags_are_exchanged_with_0_21(oracle21, tmp_path, version, records):
+    path = str(tmp_path / 'x.bag')
     hexes = json.dumps([record.hex() for record in records])
     read = 'r = granular.BagReader(sys.argv[1]); print(json.dumps([r[i].hex() for i in range(len(r))])); r.close()'
-    with granular.BagWriter(place, version) as writer:
+    with granular.BagWriter(path, version) as writer:
         for record in records:
             writer.append(record)
-    ours = (tmp_path / 'x.bag').read_bytes()
-    if ours:  # shared memory of no bytes fails there
-        assert oracle21.run(read, place) == json.loads(hexes)
+    content = (tmp_path / 'x.bag').read_bytes()
+    if content:  # 0.21 cannot map an empty file
+        assert oracle21.run(read, path) == json.loads(hexes)
     (tmp_path / 'x.bag').unlink()
     script = """
 w = granular.BagWriter(sys.argv[1], int(sys.argv[2]))
@@ -115,15 +115,15 @@ for record in json.loads(sys.argv[3]):
     w.append(bytes.fromhex(record))
 w.close()
 """
-    oracle21.run(script, place, str(version), hexes)
-    assert (tmp_path / 'x.bag').read_bytes() == ours
-    with granular.BagReader(place) as reader:
+    oracle21.run(script, path, str(version), hexes)
+    assert (tmp_path / 'x.bag').read_bytes() == content
+    with granular.BagReader(path) as reader:
         assert list(reader) == records
         assert reader.version == version
 
 
 @pytest.mark.parametrize('records', [[], [b'', b'a', b''], [b'abc', b'd']], ids=len)
-def test_bags_of_0_24(oracle24, tmp_path, records):
+def test_bags_are_exchanged_with_0_24(oracle24, tmp_path, records):
     hexes = json.dumps([record.hex() for record in records])
     with granular.BagWriter(tmp_path / 'x.bag', 3) as writer:
         for record in records[:1]:
@@ -144,7 +144,7 @@ r.close()
 
 
 @pytest.mark.parametrize('records', [[b''], [b'', b'a'], [b'', b'', b'b']], ids=len)
-def test_an_empty_first_record_is_read_by_0_21(oracle21, tmp_path, records):
+def test_empty_first_record_is_read_by_0_21(oracle21, tmp_path, records):
     with granular.BagWriter(tmp_path / 'x.bag') as writer:
         for record in records:
             writer.append(record)
@@ -153,7 +153,7 @@ def test_an_empty_first_record_is_read_by_0_21(oracle21, tmp_path, records):
 
 
 @pytest.mark.parametrize('kind', ['mp4', 'webm'])
-def test_videos(oracle21, tmp_path, kind):
+def test_videos_are_exchanged_with_0_21(oracle21, tmp_path, kind):
     video = np.stack([np.full((32, 48, 3), 50 * i, np.uint8) for i in range(4)])
     with granular.DatasetWriter(tmp_path / 'ours', {'v': kind}, granular.encoders) as writer:
         writer.append({'v': video})
@@ -167,12 +167,12 @@ print(json.dumps([list(v.shape), float(np.abs(v.astype(int) - video).mean())]))
     shape, difference = oracle21.run(script, str(tmp_path / 'ours'), str(tmp_path / 'theirs'), kind)
     assert shape == [4, 32, 48, 3]
     assert difference < 8
-    found = granular.DatasetReader(tmp_path / 'theirs', granular.decoders)[0]['v']
-    assert found.shape == video.shape
-    assert abs(found.astype(int) - video).mean() < 8
+    reference = granular.DatasetReader(tmp_path / 'theirs', granular.decoders)[0]['v']
+    assert reference.shape == video.shape
+    assert abs(reference.astype(int) - video).mean() < 8
 
 
-def test_integers_the_reference_reads_but_cannot_write(oracle21, tmp_path):
+def test_integers_that_0_21_reads_but_cannot_write(oracle21, tmp_path):
     values = [0, 127, 128, 255, 256, 32767, 32768, 2**31, -1, -128, -129, -(2**40), 2**100]
     with granular.DatasetWriter(tmp_path / 'ds', {'x': 'int'}, granular.encoders) as writer:
         for value in values:
@@ -181,7 +181,7 @@ def test_integers_the_reference_reads_but_cannot_write(oracle21, tmp_path):
     assert oracle21.run(script, str(tmp_path / 'ds')) == values
 
 
-# --- the behaviour that the tests of 0.21.1 rely on
+# --- behaviour that the tests of 0.21.1 rely on
 
 CALLS = {
     'options of bags by position': """
@@ -208,18 +208,18 @@ result = [length(index, begin) for index in (1, 2) for begin in range(6)]
 
 
 @pytest.mark.parametrize('call', CALLS)
-def test_readers_give_what_those_of_0_21_give(oracle21, tmp_path, call):
+def test_readers_return_the_values_of_0_21(oracle21, tmp_path, call):
     with granular.DatasetWriter(tmp_path / 'ds', {'title': 'utf8', 'times': 'int[]'}, granular.encoders) as writer:
         for count in (5, 0, 3, 4):
             writer.append({'title': f'{count} times', 'times': range(count)})
-    place = str(tmp_path / 'ds')
-    theirs = oracle21.run(f'path = sys.argv[1]{CALLS[call]}print(json.dumps(result))', place)
-    ours: dict[str, Any] = {'path': place, 'granular': granular}
-    exec(CALLS[call], ours)
-    assert ours['result'] == theirs
+    path = str(tmp_path / 'ds')
+    reference = oracle21.run(f'path = sys.argv[1]{CALLS[call]}print(json.dumps(result))', path)
+    namespace: dict[str, Any] = {'path': path, 'granular': granular}
+    exec(CALLS[call], namespace)
+    assert namespace['result'] == reference
 
 
-def test_a_mask_is_cut_alike_by_every_way_to_read(tmp_path):
+def test_every_read_method_clips_a_mask_alike(tmp_path):
     with granular.ShardedDatasetWriter(tmp_path, {'times': 'int[]'}, granular.encoders, shardlen=2) as writer:
         for count in (5, 0, 3, 4):
             writer.append({'times': range(count)})
@@ -254,7 +254,7 @@ def counts(shard, shards):
 """
 
 
-def test_a_loader_counts_what_was_consumed_as_0_21_does(oracle21, tmp_path):
+def test_loader_counts_consumed_datapoints_as_0_21(oracle21, tmp_path):
     (tmp_path / 'source.py').write_text('def source(step):\n    return {"x": step}\n')
     script = f"""
 sys.path.insert(0, sys.argv[1])
@@ -263,10 +263,10 @@ from source import source
 if __name__ == '__main__':
     print(json.dumps([counts(0, 1), counts(1, 3)]))
 """
-    theirs = oracle21.run(script, str(tmp_path))
-    ours: dict[str, Any] = {'granular': granular, 'source': lambda step: {'x': step}}
-    exec(f'{CONSUMED}result = [counts(0, 1), counts(1, 3)]', ours)
-    assert ours['result'] == theirs == [[0, 2, 4, 60, 60, 62], [0, 6, 12, 60, 60, 66]]
+    reference = oracle21.run(script, str(tmp_path))
+    namespace: dict[str, Any] = {'granular': granular, 'source': lambda step: {'x': step}}
+    exec(f'{CONSUMED}result = [counts(0, 1), counts(1, 3)]', namespace)
+    assert namespace['result'] == reference == [[0, 2, 4, 60, 60, 62], [0, 6, 12, 60, 60, 66]]
 
     async def count() -> list[int]:
         async with granular.aio.Loader(lambda step: {'x': step}, 2, shard_id=1, num_shards=3) as loader:

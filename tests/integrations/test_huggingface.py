@@ -1,3 +1,5 @@
+"""Hugging Face datasets as sources of pipelines and loaders."""
+
 import datasets
 import numpy as np
 import pytest
@@ -18,49 +20,49 @@ def rows(count=100):
 @pytest.fixture(scope='module', params=['memory', 'disk', 'arrow'])
 def dataset(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp('data')
-    made = datasets.Dataset.from_dict(rows())
+    created = datasets.Dataset.from_dict(rows())
     if request.param == 'memory':
-        return made
+        return created
     datasets.disable_progress_bars()
-    made.save_to_disk(folder / 'saved', num_shards=2)
+    created.save_to_disk(folder / 'saved', num_shards=2)
     if request.param == 'disk':
         return datasets.load_from_disk(folder / 'saved')
     return datasets.Dataset.from_file(str(next((folder / 'saved').glob('*.arrow'))))
 
 
-def test_elements(dataset):
-    ours = granular.MapDataset.source(dataset)
-    assert len(ours) == len(dataset)
-    assert ours[3] == dataset[3]
-    assert ours.fetch([7, 3, 3]) == [dataset[i] for i in (7, 3, 3)]
-    assert list(ours) == list(dataset)
-    assert '\n' not in ours.node.describe()
+def test_elements_equal_those_of_the_dataset(dataset):
+    pipeline = granular.MapDataset.source(dataset)
+    assert len(pipeline) == len(dataset)
+    assert pipeline[3] == dataset[3]
+    assert pipeline.fetch([7, 3, 3]) == [dataset[i] for i in (7, 3, 3)]
+    assert list(pipeline) == list(dataset)
+    assert '\n' not in pipeline.node.describe()
 
 
-def test_a_batch_is_asked_for_at_once(dataset, monkeypatch):
-    asked = []
+def test_batch_is_one_call(dataset, monkeypatch):
+    calls = []
     original = type(dataset).__getitems__
-    monkeypatch.setattr(type(dataset), '__getitems__', lambda self, keys: asked.append(keys) or original(self, keys))
+    monkeypatch.setattr(type(dataset), '__getitems__', lambda self, keys: calls.append(keys) or original(self, keys))
     batch = granular.MapDataset.source(dataset).select(['id']).batch(16)[1]
     assert batch['id'].tolist() == list(range(16, 32))
-    assert asked == [list(range(16, 32))]
+    assert calls == [list(range(16, 32))]
 
 
-def test_columns_that_are_not_selected_are_not_decoded(tmp_path):
-    made = datasets.Dataset.from_dict({'id': [0, 1], 'image': [{'bytes': b'no image', 'path': None}] * 2})
-    made = made.cast_column('image', datasets.Image())
-    ours = granular.MapDataset.source(made)
+def test_unselected_columns_are_not_decoded(tmp_path):
+    created = datasets.Dataset.from_dict({'id': [0, 1], 'image': [{'bytes': b'no image', 'path': None}] * 2})
+    created = created.cast_column('image', datasets.Image())
+    pipeline = granular.MapDataset.source(created)
     with pytest.raises(Exception, match='image'):
-        ours[0]
-    assert list(ours.select(['id'])) == [{'id': 0}, {'id': 1}]
+        pipeline[0]
+    assert list(pipeline.select(['id'])) == [{'id': 0}, {'id': 1}]
     with pytest.raises(UnknownKeyError, match='nothing'):
-        ours.select(['nothing'])
+        pipeline.select(['nothing'])
 
 
-def test_formats(dataset):
-    ours = granular.MapDataset.source(dataset.with_format('numpy')).select(['values', 'id'])
-    assert ours[4]['values'].dtype in (np.float32, np.float64)
-    batch = ours.shuffle(seed=1).batch(8)[0]
+def test_numpy_format_is_preserved(dataset):
+    pipeline = granular.MapDataset.source(dataset.with_format('numpy')).select(['values', 'id'])
+    assert pipeline[4]['values'].dtype in (np.float32, np.float64)
+    batch = pipeline.shuffle(seed=1).batch(8)[0]
     assert batch['values'].shape == (8, 3)
     assert (batch['values'][:, 0] == batch['id']).all()
 
@@ -69,7 +71,7 @@ def double(row):
     return 2 * row['id']
 
 
-def test_in_worker_processes(tmp_path):
+def test_dataset_works_in_worker_processes(tmp_path):
     datasets.disable_progress_bars()
     datasets.Dataset.from_dict(rows()).save_to_disk(tmp_path / 'saved')
     stream = granular.MapDataset.source(datasets.load_from_disk(tmp_path / 'saved')).map(double).to_iter_dataset()
@@ -81,18 +83,18 @@ def test_in_worker_processes(tmp_path):
         assert next(iterator) == 0
 
 
-async def test_asynchronous(dataset):
-    ours = aio.MapDataset.source(dataset).select('id')
-    assert await ours.fetch([2, 1]) == [{'id': 2}, {'id': 1}]
+async def test_async_api(dataset):
+    pipeline = aio.MapDataset.source(dataset).select('id')
+    assert await pipeline.fetch([2, 1]) == [{'id': 2}, {'id': 1}]
 
 
-def test_a_loader_reads_it(dataset):
+def test_loader_reads_the_dataset(dataset):
     source = granular.sources.Epochs(dataset.select_columns(['id', 'values']), shuffle=False)
     with granular.Loader(source, batch=10) as loader:
         assert next(loader)['id'].tolist() == list(range(10))
 
 
-def test_a_dictionary_of_splits_says_what_to_choose():
+def test_dictionary_of_splits_is_rejected_with_a_remedy():
     splits = datasets.DatasetDict({'train': datasets.Dataset.from_dict(rows(2))})
     with pytest.raises(InvalidArgumentError, match='train'):
         granular.MapDataset.source(splits)

@@ -1,4 +1,4 @@
-"""JAX with four devices, Orbax beside it, and two processes of JAX; the cases are those of jax_cases.py."""
+"""JAX with four devices and with two processes, and Orbax. tests/support/jax_cases.py has the cases."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def ended(process):
 
 @pytest.fixture(scope='module')
 def outcomes(tmp_path_factory):
-    """What each case failed with: those of one process, and of each of two. They run at the same time."""
+    """Run the cases in one process and in each of two, at the same time, and return their failures."""
     (port,) = free_ports(1)
     folder = tmp_path_factory.mktemp('jax')
     two = {'XLA_FLAGS': '--xla_force_host_platform_device_count=2'}
@@ -44,10 +44,10 @@ def outcomes(tmp_path_factory):
 
 
 @pytest.mark.parametrize('case', re.findall(r'^def (case_\w+)', SOURCE, re.MULTILINE))
-def test_one_process(outcomes, case):
+def test_case_in_one_process(outcomes, case):
     assert not outcomes[0][case], outcomes[0][case]
 
 
 @pytest.mark.parametrize('index', [0, 1])
-def test_two_processes(outcomes, index):
+def test_cases_in_two_processes(outcomes, index):
     assert outcomes[1 + index] == {'several_each_its_part_and_its_file': ''}, outcomes

@@ -1,4 +1,4 @@
-"""A dataset that TensorFlow Datasets wrote, read as a source, without TensorFlow."""
+"""A dataset written by TensorFlow Datasets is a source, without TensorFlow."""
 
 import io
 import sys
@@ -16,7 +16,7 @@ class Tiny(tfds.core.GeneratorBasedBuilder):
     """A dataset of 90 elements."""
 
     VERSION = tfds.core.Version('1.0.0')
-    code_path = None  # to look for it, tfds needs importlib_resources, which it does not bring
+    code_path = None  # the lookup needs importlib_resources, which tfds does not install
 
     def _info(self):
         return tfds.core.DatasetInfo(
@@ -35,7 +35,7 @@ class Tiny(tfds.core.GeneratorBasedBuilder):
 
     def _generate_examples(self):
         for i in range(COUNT):
-            image = granular.encoders['png'](np.full((4, 6, 3), i, np.uint8))  # for an array, tfds needs TensorFlow
+            image = granular.encoders['png'](np.full((4, 6, 3), i, np.uint8))  # tfds needs TensorFlow for an array
             yield i, {'image': io.BytesIO(image), 'label': i % 5, 'vector': [i, i + 0.5, -i]}
 
 
@@ -55,30 +55,30 @@ def check(element):
     return i
 
 
-def test_a_data_source(folder):
-    theirs = tfds.data_source('tiny', split='train', data_dir=folder)
+def test_tfds_data_source_feeds_pipelines(folder):
+    reference = tfds.data_source('tiny', split='train', data_dir=folder)
     assert 'tensorflow' not in sys.modules
-    chain = granular.MapDataset.source(theirs).shuffle(seed=7)
+    chain = granular.MapDataset.source(reference).shuffle(seed=7)
     order = granular.MapDataset.range(COUNT).shuffle(seed=7)
     assert len(chain) == COUNT
     assert sorted(map(check, chain)) == list(range(COUNT))
-    assert [check(element) for element in chain] == [check(theirs[i]) for i in order]
+    assert [check(element) for element in chain] == [check(reference[i]) for i in order]
     batches = list(chain.batch(16).to_iter_dataset())
     assert [len(batch['label']) for batch in batches] == [16] * 5 + [10]
     images = np.concatenate([batch['image'] for batch in batches])
-    assert (images == np.stack([theirs[i]['image'] for i in order])).all()
-    with granular.Loader(granular.sources.Epochs(theirs, seed=1), 30) as loader:
+    assert (images == np.stack([reference[i]['image'] for i in order])).all()
+    with granular.Loader(granular.sources.Epochs(reference, seed=1), 30) as loader:
         labels = np.concatenate([next(loader)['label'] for _ in range(3)])
     assert np.bincount(labels).tolist() == [18] * 5
 
 
-def test_its_files(folder):
-    # The same records by range requests, as from a bucket; the features of the dataset decode them.
+def test_tfds_files_are_arrayrecord_sources(folder):
+    # Read the same records by range requests, as from a bucket, and decode them with the dataset's features.
     split = tfds.builder('tiny', data_dir=folder).info.splits['train[10:70]']
     source = granular.ArrayRecordDataSource(split.file_instructions)
-    theirs = tfds.data_source('tiny', split='train[10:70]', data_dir=folder)
+    reference = tfds.data_source('tiny', split='train[10:70]', data_dir=folder)
     assert len(split.file_instructions) == 3
-    assert len(source) == len(theirs) == 60
+    assert len(source) == len(reference) == 60
     features = tfds.builder('tiny', data_dir=folder).info.features
     chain = granular.MapDataset.source(source).map(features.deserialize_example_np)
-    assert [check(element) for element in chain] == [check(element) for element in theirs]
+    assert [check(element) for element in chain] == [check(element) for element in reference]

@@ -1,6 +1,7 @@
-"""PyTorch's own loaders over readers and streams: what a batch costs, who gets which element, states, tensors."""
+"""PyTorch loaders over readers and streams: requests per batch, shards, states and tensors."""
 
 import gc
+import itertools
 import json
 import multiprocessing
 import os
@@ -19,12 +20,13 @@ import granular
 from granular import MapDataset, ShardOptions
 from granular.errors import InvalidArgumentError, MissingExtraError, StateError
 from granular.integrations.torch import Batches, IterableDataset, has_accelerator, to_torch
+from tests.support.tables import each_value
 
 pytestmark = [
     pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning'),
     pytest.mark.filterwarnings('ignore:.*set_vital.*:UserWarning'),  # of torchdata
     pytest.mark.filterwarnings('ignore:.*worker processes in total.*:UserWarning'),  # than there are cores
-    pytest.mark.filterwarnings('ignore:.*not writable.*:UserWarning'),  # decoded arrays, which torch copies anyway
+    pytest.mark.filterwarnings('ignore:.*not writable.*:UserWarning'),  # torch copies decoded arrays anyway
 ]
 
 
@@ -33,33 +35,33 @@ def nothing_left():
     yield
     deadline = time.monotonic() + 10
     while multiprocessing.active_children() and time.monotonic() < deadline:
-        gc.collect()  # torch's iterators end their workers when they are collected
+        gc.collect()  # iterators of torch end their workers when they are collected
         time.sleep(0.01)
     assert not multiprocessing.active_children()
 
 
 @pytest.fixture(scope='module')
-def place(moto):
+def path(moto):
     """128 datapoints in a bucket."""
-    place = moto.place()
-    with granular.DatasetWriter(place, {'data': 'array', 'label': 'int'}, granular.encoders) as writer:
+    path = moto.place()
+    with granular.DatasetWriter(path, {'data': 'array', 'label': 'int'}, granular.encoders) as writer:
         for i in range(128):
             writer.append({'data': np.full(100, i, np.float32), 'label': i}, flush=False)
-    config = granular.IOConfig(hedge=0)  # no request is made twice for being slow
-    return granular.Path(str(place), **moto.options, config=config)
+    config = granular.IOConfig(hedge=0)  # so that each request is counted once
+    return granular.Path(str(path), **moto.options, config=config)
 
 
-def counted(point):
-    """With the requests that this process has made so far, and who it is."""
-    return {**point, 'requests': granular.io_stats()['requests'], 'pid': os.getpid()}
+def counted(datapoint):
+    """Add the number of requests that this process has made, and its id."""
+    return {**datapoint, 'requests': granular.io_stats()['requests'], 'pid': os.getpid()}
 
 
-@pytest.mark.parametrize(('workers', 'method'), [(0, None), (2, 'fork'), (2, 'spawn')])
-def test_a_batch_is_one_fan_out(place, monkeypatch, workers, method):
+@pytest.mark.parametrize(('workers', 'method'), [(0, None), (2, 'fork'), (1, 'spawn')])
+def test_batch_is_one_fan_out(path, monkeypatch, workers, method):
     monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'test')  # a reader pickles without its credentials
     monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'test')
-    with granular.DatasetReader(place, granular.decoders, cache_keys=('refs',)) as reader:
-        assert reader[3]['label'] == 3  # the loop runs, with a connection, before anything is forked
+    with granular.DatasetReader(path, granular.decoders, cache_keys=('refs',)) as reader:
+        assert reader[3]['label'] == 3  # starts the loop and a connection before the workers are forked
         dataset = MapDataset.source(reader).map(counted)
         loader = DataLoader(dataset, batch_size=16, num_workers=workers, multiprocessing_context=method)
         batches = list(loader)
@@ -69,20 +71,20 @@ def test_a_batch_is_one_fan_out(place, monkeypatch, workers, method):
     pids = {pid for batch in batches for pid in batch['pid'].tolist()}
     assert len(pids) == max(1, workers) and (os.getpid() in pids) == (workers == 0)
     for pid in pids:
-        # Two keys, each neighbours in their bag: two requests, where datapoints one by one would take 32.
+        # Two keys with adjacent records: two requests per batch. Single datapoints would need 32.
         totals = [int(batch['requests'][-1]) for batch in batches if batch['pid'][0] == pid]
         assert set(np.diff(totals)) == {2}
 
 
-def test_readers_and_sources_as_datasets(place):
-    with granular.DatasetReader(place, granular.decoders, cache_keys=('refs',)) as reader:
+def test_readers_and_sources_are_datasets(path):
+    with granular.DatasetReader(path, granular.decoders, cache_keys=('refs',)) as reader:
         for dataset in (reader, granular.sources.Epochs(reader, shuffle=False), MapDataset.source(reader)):
             assert len(dataset) == 128
             before = granular.io_stats()['requests']
             batch = next(iter(DataLoader(dataset, batch_size=64)))
             assert batch['label'].tolist() == list(range(64))
             assert granular.io_stats()['requests'] - before == 2
-            assert [point['label'] for point in dataset._getitems([5, 3])] == [5, 3]
+            assert [datapoint['label'] for datapoint in dataset._getitems([5, 3])] == [5, 3]
 
 
 def stream(count=53):
@@ -93,30 +95,30 @@ def odd_or_large(i):
     return i % 2 == 1 or i > 10
 
 
-@pytest.mark.parametrize('workers', [0, 2, 3])
-@pytest.mark.parametrize('ranks', [1, 2, 3])
-def test_each_element_once_over_ranks_and_workers(ranks, workers):
+@pytest.mark.parametrize(('ranks', 'workers'), each_value(itertools.product([1, 2, 3], [0, 2, 3])))
+def test_ranks_and_workers_share_each_element_once(ranks, workers):
     expected = sorted(stream())
-    found = []
+    elements = []
     for rank in range(ranks):
         dataset = IterableDataset(stream(), ShardOptions(rank, ranks))
-        mine = [i for batch in DataLoader(dataset, batch_size=4, num_workers=workers) for i in batch.tolist()]
-        assert sorted(mine) == sorted(dataset)  # what a rank has does not depend on its workers
-        found += mine
-    assert sorted(found) == expected
+        loader = DataLoader(dataset, batch_size=4, num_workers=workers)
+        elements_of_rank = [i for batch in loader for i in batch.tolist()]
+        assert sorted(elements_of_rank) == sorted(dataset)  # for any number of workers
+        elements += elements_of_rank
+    assert sorted(elements) == expected
     own = MapDataset.range(10).to_iter_dataset(shard_options=ShardOptions(ranks - 1, ranks))
     loader = DataLoader(IterableDataset(own), batch_size=None, num_workers=workers)
     assert sorted(loader) == list(own)
 
 
-def test_whole_batches_in_one_order_from_any_number_of_workers():
+def test_order_of_batches_does_not_depend_on_worker_count():
     dataset = MapDataset.range(50).shuffle(seed=2).batch(8)
     batches = [
         [batch.tolist() for batch in DataLoader(IterableDataset(dataset), batch_size=None, num_workers=workers)]
         for workers in (0, 2, 3)
     ]
     assert batches[0] == batches[1] == batches[2] == [batch.tolist() for batch in dataset]
-    # Where ranks must take as many steps, what is left over belongs to none.
+    # Ranks that must take equally many steps drop the remainder.
     counts = []
     for rank in range(3):
         part = IterableDataset(MapDataset.range(50), ShardOptions(rank, 3, drop_remainder=True))
@@ -125,26 +127,26 @@ def test_whole_batches_in_one_order_from_any_number_of_workers():
 
 
 @pytest.mark.parametrize('workers', [0, 2])
-def test_a_state_in_the_middle_of_an_epoch(workers):
+def test_state_in_the_middle_of_an_epoch(workers):
     def loader(epoch=0):
         dataset = IterableDataset(stream().window_shuffle(7, seed=3))
         dataset.set_epoch(epoch)
         return StatefulDataLoader(dataset, batch_size=4, num_workers=workers)
 
-    whole = [batch.tolist() for batch in loader(2)]
-    assert whole != [batch.tolist() for batch in loader()]
-    for taken in (1, 5):
+    uninterrupted = [batch.tolist() for batch in loader(2)]
+    assert uninterrupted != [batch.tolist() for batch in loader()]
+    for position in (1, 5):
         first = loader(2)
         items = iter(first)
-        before = [next(items).tolist() for _ in range(taken)]
+        before = [next(items).tolist() for _ in range(position)]
         state = pickle.loads(pickle.dumps(first.state_dict()))
         del items
         second = loader()
         second.load_state_dict(state)
-        assert before + [batch.tolist() for batch in second] == whole
+        assert before + [batch.tolist() for batch in second] == uninterrupted
 
 
-def test_epochs_are_those_of_the_dataset():
+def test_epochs_equal_those_of_the_dataset():
     base = MapDataset.range(20).shuffle(seed=4)
     dataset = IterableDataset(base)
     for epoch in (0, 1, 5):
@@ -166,36 +168,36 @@ def ranked(rank, file, queue):
     torch.distributed.init_process_group('gloo', store=store, rank=rank, world_size=2)
     try:
         dataset = IterableDataset(MapDataset.range(31).shuffle(seed=1))
-        sent = pickle.loads(pickle.dumps(dataset))  # as to a worker that is spawned
-        found = [i for batch in DataLoader(dataset, batch_size=4, num_workers=2) for i in batch.tolist()]
+        sent = pickle.loads(pickle.dumps(dataset))  # as for a spawned worker
+        elements = [i for batch in DataLoader(dataset, batch_size=4, num_workers=2) for i in batch.tolist()]
         torch.distributed.barrier()
     finally:
         torch.distributed.destroy_process_group()
-    queue.put((found, list(sent)))
+    queue.put((elements, list(sent)))
 
 
-def test_the_ranks_of_a_group(tmp_path):
+def test_process_group_determines_the_shard(tmp_path):
     context = multiprocessing.get_context('fork')
     queue = context.Queue()
     ranks = [context.Process(target=ranked, args=(rank, str(tmp_path / 'store'), queue)) for rank in range(2)]
     for process in ranks:
         process.start()
-    found = [queue.get(timeout=30) for _ in ranks]
+    elements = [queue.get(timeout=30) for _ in ranks]
     for process in ranks:
         process.join()
         assert process.exitcode == 0
     queue.close()
-    for part in zip(*found, strict=True):
+    for part in zip(*elements, strict=True):
         assert sorted(part[0] + part[1]) == list(range(31))
 
 
 def test_tensors_share_the_memory_of_a_batch():
     batch = {'x': np.arange(6, dtype=np.float32).reshape(2, 3), 'n': (np.zeros(2, np.int64), [1.5]), 'text': ['a', 'b']}
-    found = to_torch(batch, pin_memory=True)
-    assert found['x'].dtype == torch.float32 and found['text'] == ['a', 'b'] and found['n'][1] == [1.5]
-    assert found['x'].data_ptr() == batch['x'].ctypes.data
-    # Pinned where there is something to pin for.
-    assert found['x'].is_pinned() == has_accelerator()
+    elements = to_torch(batch, pin_memory=True)
+    assert elements['x'].dtype == torch.float32 and elements['text'] == ['a', 'b'] and elements['n'][1] == [1.5]
+    assert elements['x'].data_ptr() == batch['x'].ctypes.data
+    # Memory is pinned for an accelerator only.
+    assert elements['x'].is_pinned() == has_accelerator()
     moved = to_torch(batch, 'meta')
     assert moved['x'].device.type == moved['n'][0].device.type == 'meta'
 
@@ -206,21 +208,21 @@ def test_batches_and_their_states(device):
     with granular.Loader(source, 8) as loader:
         expected = [next(loader)['i'].tolist() for _ in range(8)]
     with Batches(granular.Loader(source, 8), device) as batches:
-        found = [next(batches)['i'].tolist() for _ in range(3)]
+        elements = [next(batches)['i'].tolist() for _ in range(3)]
         state = json.loads(json.dumps(batches.state_dict()))
-        assert state['step'] == 24  # whatever is on its way
-        found += [next(batches)['i'].tolist() for _ in range(2)]
+        assert state['step'] == 24  # without prefetched batches
+        elements += [next(batches)['i'].tolist() for _ in range(2)]
         assert isinstance(next(batches)['x'], torch.Tensor)
         batches.load_state_dict(state)
-        assert found[:3] + [next(batches)['i'].tolist() for _ in range(5)] == expected
-        assert found == expected[:5]
+        assert elements[:3] + [next(batches)['i'].tolist() for _ in range(5)] == expected
+        assert elements == expected[:5]
     plain = Batches(DataLoader([1, 2, 3]), device)
     assert [batch.tolist() for batch in plain] == [[1], [2], [3]]
     with pytest.raises(InvalidArgumentError, match='has no state'):
         plain.state_dict()
 
 
-def test_an_error_comes_when_its_batch_would():
+def test_error_is_raised_at_the_position_of_its_batch():
     def fragile(i):
         if i == 9:
             raise ValueError('nine')
@@ -229,14 +231,14 @@ def test_an_error_comes_when_its_batch_would():
     with Batches(iter(MapDataset.range(16).map(fragile).batch(4)), 'cpu') as batches:
         assert [next(batches)['i'].tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
         state = batches.state_dict()
-        for _ in range(2):  # it stays there
+        for _ in range(2):  # the position does not advance
             with pytest.raises(ValueError, match='nine'):
                 next(batches)
             assert batches.state_dict() == state
 
 
 class Refused(torch.utils.data.IterableDataset):
-    """What a worker says to a stream with processes of its own; torch takes 5 s to end one that raises."""
+    """Yields the error for a stream with its own processes, as torch takes 5 s to end a worker that raises."""
 
     def __iter__(self):
         try:
@@ -245,15 +247,15 @@ class Refused(torch.utils.data.IterableDataset):
             yield str(error)
 
 
-def test_what_cannot_be():
+def test_invalid_arguments_are_rejected():
     with pytest.raises(InvalidArgumentError, match='list is no MapDataset or IterDataset'):
         IterableDataset([1])
     with pytest.raises(InvalidArgumentError, match='has a shard already'):
         IterableDataset(MapDataset.range(3).to_iter_dataset(shard_options=ShardOptions(0, 2)), ShardOptions(0, 2))
     with pytest.raises(InvalidArgumentError, match='a stream has them already'):
         IterableDataset(stream(), read_options=granular.ReadOptions())
-    (said,) = DataLoader(Refused(), batch_size=None, num_workers=1)
-    assert 'leave out the one or the other' in said
+    (message,) = DataLoader(Refused(), batch_size=None, num_workers=1)
+    assert 'leave out the one or the other' in message
     with pytest.raises(InvalidArgumentError, match='epoch: expected an integer >= 0, got -1'):
         IterableDataset(stream()).set_epoch(-1)
     with pytest.raises(StateError, match='want a state such as'):
@@ -263,7 +265,7 @@ def test_what_cannot_be():
 
 
 @pytest.mark.parametrize('name', ['torch', 'jax', 'grain', 'orbax'])
-def test_frameworks_that_are_missing_are_named(monkeypatch, name):
+def test_missing_frameworks_are_named(monkeypatch, name):
     monkeypatch.setitem(sys.modules, {'orbax': 'orbax.checkpoint'}.get(name, name), None)
     monkeypatch.delitem(sys.modules, f'granular.integrations.{name}', raising=False)
     with pytest.raises(MissingExtraError, match=rf"pip install 'granular-stream\[{name}\]'"):

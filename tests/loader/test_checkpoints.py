@@ -1,4 +1,4 @@
-"""States in files, and what can be seen of a running pipeline."""
+"""States in files of every store, and progress of a running pipeline."""
 
 import json
 
@@ -14,11 +14,11 @@ def stream(index=0, count=1):
     return dataset.to_iter_dataset(shard_options=ShardOptions(index, count))
 
 
-def test_a_state_in_every_kind_of_store(root):
+def test_state_round_trips_in_every_store(root):
     iterator = iter(stream().batch(5))
     next(iterator)
-    place = granular.save_state(root / 'checkpoint', iterator.get_state())
-    assert place.name == 'process_0-of-1.json'
+    file = granular.save_state(root / 'checkpoint', iterator.get_state())
+    assert file.name == 'process_0-of-1.json'
     rest = [batch.tolist() for batch in iterator]
     granular.save_state(root / 'other', {'step': 3})
     other = iter(stream().batch(5))
@@ -28,7 +28,7 @@ def test_a_state_in_every_kind_of_store(root):
         granular.load_state(root / 'nothing')
 
 
-def test_more_and_fewer_hosts(tmp_path):
+def test_state_resumes_on_more_and_fewer_hosts(tmp_path):
     seen = []
     for index in range(4):
         with iter(stream(index, 4)) as iterator:
@@ -48,7 +48,7 @@ def test_more_and_fewer_hosts(tmp_path):
         granular.load_state(tmp_path, ShardOptions(0, 3))
 
 
-def test_a_loader_on_more_hosts(tmp_path):
+def test_loader_resumes_on_more_hosts(tmp_path):
     source = granular.sources.Epochs([{'i': i} for i in range(96)], seed=1)
 
     def batches(count, state, rounds):
@@ -67,7 +67,7 @@ def test_a_loader_on_more_hosts(tmp_path):
         assert rest == batches(2, state, 4)[0]
 
 
-def test_what_is_no_state(tmp_path):
+def test_invalid_state_files_are_rejected(tmp_path):
     (tmp_path / 'process_0-of-1.json').write_text('{"version": 9}')
     with pytest.raises(StateError, match=r'process_0-of-1.json: is not a state of version 1'):
         granular.load_state(tmp_path)
@@ -79,13 +79,13 @@ def test_what_is_no_state(tmp_path):
     assert not (tmp_path / 'new').exists()
 
 
-async def test_the_asynchronous_face(tmp_path):
-    place = await aio.save_state(tmp_path, {'step': 3})
-    assert json.loads(await place.read_text()) == {'version': 1, 'state': {'step': 3}}
+async def test_async_api(tmp_path):
+    file = await aio.save_state(tmp_path, {'step': 3})
+    assert json.loads(await file.read_text()) == {'version': 1, 'state': {'step': 3}}
     assert await aio.load_state(tmp_path) == {'step': 3}
 
 
-def test_progress_shows_who_waits(capsys):
+def test_progress_shows_the_waiting_stage(capsys):
     source = granular.sources.Epochs([{'i': i} for i in range(100)], seed=1)
     with granular.Loader(granular.sources.Truncate(source, 100), 10) as loader:
         items = granular.progress(loader, total=8, summary=True)
@@ -97,4 +97,4 @@ def test_progress_shows_who_waits(capsys):
     assert list(granular.progress(stream(), summary=True)) == list(stream())
     shown = capsys.readouterr().err
     assert 'waiting' in shown
-    assert 'map(abs)' in shown  # how long it took
+    assert 'map(abs)' in shown  # the duration

@@ -1,3 +1,5 @@
+"""Loader: batches, order, shards, states, errors, read-ahead and closing."""
+
 import asyncio
 import json
 import threading
@@ -12,17 +14,17 @@ from granular.errors import ClosedError, DatapointError, InvalidArgumentError, S
 
 
 class Numbers:
-    """A source of numbers, which can be made to fail or to wait."""
+    """A source of numbers that can fail or wait."""
 
     def __init__(self, length=100, fail=None, wait=0.0):
         self.length, self.failing, self.wait = length, fail, wait
-        self.asked = []
+        self.fetched = []
 
     def __len__(self):
         return self.length
 
     def __getitem__(self, i):
-        self.asked.append(i)
+        self.fetched.append(i)
         if self.wait:
             time.sleep(self.wait)
         if i == self.failing:
@@ -34,7 +36,7 @@ def steps(loader, count):
     return [next(loader)['x'].tolist() for _ in range(count)]
 
 
-def test_batches():
+def test_batches_are_arrays():
     with granular.Loader(sources.Epochs(Numbers(10), shuffle=False), batch=4) as loader:
         assert loader.spec == {'x': (np.dtype(np.int64), ()), 'y': (np.dtype(np.float32), (2, 3))}
         iterator = iter(loader)
@@ -46,14 +48,14 @@ def test_batches():
 
 
 @pytest.mark.parametrize(('prefetch', 'workers'), [(0, 1), (1, 2), (8, 32)])
-def test_the_order_does_not_depend_on_what_runs_beside_it(prefetch, workers):
+def test_order_does_not_depend_on_concurrency(prefetch, workers):
     source = sources.Epochs(Numbers(50), seed=5)
     expected = [[source(i)['x'] for i in range(k * 8, k * 8 + 8)] for k in range(20)]
     with granular.Loader(source, 8, prefetch, workers) as loader:
         assert steps(loader, 20) == expected
 
 
-def test_a_finite_source_ends():
+def test_finite_source_ends():
     with granular.Loader(Numbers(10), batch=4) as loader:
         assert [batch['x'].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
         assert list(loader) == []
@@ -69,11 +71,11 @@ def test_shards_share_every_global_batch():
             parts.append(steps(loader, 4))
             assert loader.save() == {'step': 48, 'seed': 1}
     with granular.Loader(source, 12) as loader:
-        whole = steps(loader, 4)
-    assert [sum((part[k] for part in parts), []) for k in range(4)] == whole
+        unsharded = steps(loader, 4)
+    assert [sum((part[k] for part in parts), []) for k in range(4)] == unsharded
 
 
-def test_states():
+def test_states_resume_exactly():
     source = sources.Epochs(Numbers(30), seed=2)
     with granular.Loader(source, 4) as loader:
         assert loader.save() == {'step': 0, 'seed': 2}
@@ -92,7 +94,7 @@ def test_states():
 
 
 @pytest.mark.parametrize('state', [{}, {'step': -1}, {'step': 'x'}, {'step': 4, 'seed': 1}])
-def test_states_that_do_not_fit(state):
+def test_foreign_states_are_rejected(state):
     with granular.Loader(sources.Epochs(Numbers()), 4) as loader:
         with pytest.raises(StateError):
             loader.load(state)
@@ -113,7 +115,7 @@ def test_a_state_of_another_batch_size():
         assert loader.save() == state
 
 
-def test_an_error_comes_as_it_was_raised_and_where_it_belongs():
+def test_error_is_raised_unchanged_at_its_batch():
     with granular.Loader(sources.Truncate(Numbers(20, fail=9), 20), 4) as loader:
         assert steps(loader, 2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
         for _ in range(2):
@@ -137,7 +139,7 @@ def test_an_error_comes_as_it_was_raised_and_where_it_belongs():
         ({'x': object()}, 'an array of numbers'),
     ],
 )
-def test_a_datapoint_that_differs_is_an_error(odd, match):
+def test_datapoint_of_different_shape_is_an_error(odd, match):
     with granular.Loader(lambda step: odd if step == 5 else {'x': step}, 4) as loader:
         steps(loader, 1)
         with pytest.raises(DatapointError, match=match) as caught:
@@ -145,29 +147,29 @@ def test_a_datapoint_that_differs_is_an_error(odd, match):
         assert 'step 5' in str(caught.value)
 
 
-def test_text_of_different_length_is_not_cut():
+def test_text_of_different_length_is_not_truncated():
     words = ['four', 'longer']
     with granular.Loader(words.__getitem__ and (lambda i: {'t': words[i]}), 2) as loader:
         with pytest.raises(DatapointError, match='<U6'):
             next(loader)
 
 
-def test_recycled_memory():
+def test_memory_is_recycled():
     with granular.Loader(sources.Epochs(Numbers(40), shuffle=False), 4, prefetch=2, recycle_after=2) as loader:
-        kept = [next(loader) for _ in range(12)]
-        owners = {id(batch['y']) for batch in kept}
+        retained = [next(loader) for _ in range(12)]
+        owners = {id(batch['y']) for batch in retained}
         assert len(owners) < 9
-        assert [batch['x'].tolist() for batch in kept[-2:]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert [batch['x'].tolist() for batch in retained[-2:]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     with granular.Loader(sources.Epochs(Numbers(40), shuffle=False), 4) as loader:
         assert len({id(next(loader)['y']) for _ in range(1)}) == 1
 
 
-def test_what_is_fetched_ahead_is_bounded():
+def test_prefetch_is_bounded():
     numbers = Numbers(1000)
     with granular.Loader(numbers, 10, prefetch=3) as loader:
         next(loader)
         time.sleep(0.3)
-        assert max(numbers.asked) < 50
+        assert max(numbers.fetched) < 50
         stats = loader.stats()
         assert stats['batches'] == 1
         assert stats['datapoints'] == 10
@@ -175,7 +177,7 @@ def test_what_is_fetched_ahead_is_bounded():
         assert stats['ready'] + stats['in_flight'] <= 4
 
 
-def test_closing():
+def test_closing_stops_all_work():
     loader = granular.Loader(sources.Epochs(Numbers(wait=0.01)), 4)
     next(loader)
     loader.close()
@@ -199,12 +201,12 @@ def _ended():
     [{'batch': 0}, {'batch': 2.0}, {'batch': 2, 'prefetch': -1}, {'batch': 2, 'workers': 0},
      {'batch': 2, 'shard_id': 1}, {'batch': 2, 'num_shards': 0}],
 )  # fmt: skip
-def test_arguments_that_cannot_be(options):
+def test_invalid_arguments_are_rejected(options):
     with pytest.raises(InvalidArgumentError):
         granular.Loader(Numbers(), **options)
 
 
-def test_from_a_bucket(bucket):
+def test_batches_from_a_bucket(bucket):
     with granular.ShardedDatasetWriter(bucket, {'i': 'int', 'a': 'array'}, granular.encoders, shardlen=20) as writer:
         for i in range(50):
             writer.append({'i': i, 'a': np.full(100, i)})
@@ -218,30 +220,30 @@ def test_from_a_bucket(bucket):
     assert (epochs[0] != epochs[1]).any()
 
 
-async def test_the_asynchronous_face():
+async def test_async_api():
     source = sources.Epochs(Numbers(30), seed=2)
     with granular.Loader(source, 4) as loader:
         expected = steps(loader, 6)
     async with aio.Loader(source, 4) as loader:
         assert (await loader.spec())['x'] == (np.dtype(np.int64), ())
-        found = []
+        received = []
         async for batch in loader:
-            found.append(batch['x'].tolist())
-            if len(found) == 6:
+            received.append(batch['x'].tolist())
+            if len(received) == 6:
                 break
-        assert found == expected
+        assert received == expected
         loader.load({'step': 4})
         assert (await anext(loader))['x'].tolist() == expected[1]
 
 
-async def test_a_consumer_that_gives_up_waiting_loses_nothing():
+async def test_cancelled_consumer_loses_no_batch():
     async with aio.Loader(Numbers(wait=0.05), 4, workers=1) as loader:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(loader), 0.02)
         assert (await anext(loader))['x'].tolist() == [0, 1, 2, 3]
 
 
-async def test_a_state_can_be_loaded_while_somebody_waits():
+async def test_state_can_be_loaded_during_a_pending_next():
     async with aio.Loader(Numbers(wait=0.02), 4, workers=1) as loader:
         waiting = asyncio.create_task(anext(loader))
         await asyncio.sleep(0.01)
@@ -249,7 +251,7 @@ async def test_a_state_can_be_loaded_while_somebody_waits():
         assert (await waiting)['x'].tolist() == [40, 41, 42, 43]
 
 
-async def test_the_end_leaves_no_task():
+async def test_exhausted_loader_leaves_no_task():
     loader = aio.Loader(Numbers(wait=0.01), 4)
     await anext(loader)
     await loader.aclose()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import granular
 from granular import aio
-from granular.aio.stores.s3.replies import Listing
+from granular.aio.stores.s3.listing import Listing
 from granular.errors import (
     AccessDeniedError,
     AlreadyExistsError,

@@ -1,4 +1,4 @@
-"""Samplers and the DataLoader: Grain's records in Grain's order, whatever the number of workers."""
+"""Samplers and the DataLoader: records and order of Grain, for any number of workers."""
 
 import json
 import sys
@@ -27,7 +27,7 @@ class Even(granular.FilterTransform):
         return element % 2 == 0
 
 
-def test_the_order_that_was_promised():
+def test_order_is_pinned():
     sampler = IndexSampler(5, shuffle=True, num_epochs=2, seed=0)
     assert [sampler[i].record_key for i in range(10)] == [0, 4, 1, 2, 3, 1, 2, 3, 0, 4]
     assert list(DataLoader(data_source=range(5), sampler=sampler)) == [0, 4, 1, 2, 3, 1, 2, 3, 0, 4]
@@ -40,7 +40,7 @@ def test_the_order_that_was_promised():
             sampler[index]
 
 
-def test_what_grain_gives(grain):
+def test_elements_equal_those_of_grain(grain):
     script = """
 out = {}
 class Add(grain.transforms.Map):
@@ -62,30 +62,30 @@ sampler = grain.samplers.SequentialSampler(7, grain.sharding.NoSharding(), seed=
 out['sequential'] = [sampler[i].record_key for i in range(7)]
 print(json.dumps(out))
 """
-    theirs = grain.run(script)
+    expected = grain.run(script)
     for count in (1, 2):
         for index in range(count):
             sampler = IndexSampler(12, ShardOptions(index, count, True), shuffle=True, num_epochs=2, seed=7)
             operations = [Add(), Noise(), Even(), Batch(4)]
             loader = DataLoader(data_source=list(range(100, 112)), sampler=sampler, operations=operations)
-            assert plain(list(loader)) == theirs[f'{index}/{count}']
+            assert plain(list(loader)) == expected[f'{index}/{count}']
             keys = [[sampler[i].record_key, int(sampler[i].rng.integers(99))] for i in range(index, 24, count)]
-            assert keys == theirs[f'{index}/{count} keys']
+            assert keys == expected[f'{index}/{count} keys']
     sampler = SequentialSampler(7, NoSharding(), seed=3)
-    assert [sampler[i].record_key for i in range(7)] == theirs['sequential']
+    assert [sampler[i].record_key for i in range(7)] == expected['sequential']
 
 
 @pytest.mark.parametrize('shuffle', [False, True])
 def test_uneven_shards_are_exact(shuffle):
     for count in (2, 3, 4):
         for epoch in range(3):
-            found = []
+            elements = []
             for index in range(count):
                 sampler = IndexSampler(11, ShardOptions(index, count), shuffle=shuffle, num_epochs=3, seed=1)
                 items = list(DataLoader(data_source=range(11), sampler=sampler))
                 each = len(items) // 3
-                found += items[epoch * each : (epoch + 1) * each]
-            assert sorted(found) == list(range(11))
+                elements += items[epoch * each : (epoch + 1) * each]
+            assert sorted(elements) == list(range(11))
     parts = [
         list(DataLoader(data_source=range(11), sampler=SequentialSampler(11, ShardOptions(i, 3)))) for i in range(3)
     ]
@@ -101,21 +101,21 @@ def test_batches_and_states_do_not_depend_on_workers():
             data_source=range(50), sampler=sampler, operations=operations, worker_count=workers, start_method='fork'
         )
 
-    whole = plain(list(loader(0)))
+    expected_batches = plain(list(loader(0)))
     with iter(loader(2)) as iterator:
         first = [plain(next(iterator)) for _ in range(3)]
         state = json.loads(json.dumps(iterator.get_state()))
-        assert first + plain(list(iterator)) == whole
+        assert first + plain(list(iterator)) == expected_batches
     for workers in (0, 1):
         with iter(loader(workers)) as iterator:
             iterator.set_state(state)
-            assert first + plain(list(iterator)) == whole
+            assert first + plain(list(iterator)) == expected_batches
     other = DataLoader(data_source=range(50), sampler=IndexSampler(50, shuffle=True, num_epochs=2, seed=1))
     with pytest.raises(StateError, match='stage 2 was .*seed=0.*, and is .*seed=1'):
         iter(other).set_state(state)
 
 
-def test_a_sampler_of_ones_own():
+def test_custom_sampler():
     class Backwards:
         def __len__(self):
             return 5
@@ -131,14 +131,14 @@ def test_a_sampler_of_ones_own():
 
 
 @pytest.mark.parametrize('name', ['torch', 'jax'])
-def test_frameworks_that_are_missing_are_named(monkeypatch, name):
+def test_missing_frameworks_are_named(monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     kind = {'torch': granular.ShardByTorchRank, 'jax': granular.ShardByJaxProcess}[name]
     with pytest.raises(granular.errors.MissingExtraError, match=rf'granular-stream\[{name}\]'):
         kind()
 
 
-def test_what_is_no_sampler():
+def test_invalid_samplers_are_rejected():
     for make in (
         lambda: IndexSampler(0), lambda: IndexSampler(5, num_epochs=0), lambda: IndexSampler(5, shuffle=True),
         lambda: IndexSampler(5, seed=-1), lambda: ShardOptions(2, 2), lambda: ShardOptions(0, 0),
@@ -151,9 +151,9 @@ def test_what_is_no_sampler():
         list(DataLoader(data_source=[1], sampler=IndexSampler(1, num_epochs=1), operations=[Noise()]))
 
 
-async def test_the_asynchronous_face():
+async def test_async_api():
     sampler = IndexSampler(10, shuffle=True, num_epochs=1, seed=0)
-    found = [
+    elements = [
         plain(batch) async for batch in aio.DataLoader(data_source=range(10), sampler=sampler, operations=[Batch(4)])
     ]
-    assert found == plain(list(DataLoader(data_source=range(10), sampler=sampler, operations=[Batch(4)])))
+    assert elements == plain(list(DataLoader(data_source=range(10), sampler=sampler, operations=[Batch(4)])))

@@ -1,4 +1,4 @@
-"""Which samples stay, and how often: pure functions, and the methods of MapDataset that are made of them."""
+"""Filters: selection and repetition of samples, as pure functions and as methods of MapDataset."""
 
 import collections
 import pickle
@@ -20,18 +20,18 @@ LABELS = [0, 1, 1, 1, 2, 2, 1, 0, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
-    ('length', 'start', 'stop', 'want'),
+    ('length', 'start', 'stop', 'expected'),
     [(100, None, 0.29, (0, 29)), (100, 0, 0, (0, 0)), (100, None, None, (0, 100)), (100, 0.29, 0.57, (29, 57)),
      (10, 1 - 0.9, 0.1 + 0.2, (1, 3)), (3, 1 / 3, 2 / 3, (1, 2)), (11, 0.25, 0.75, (2, 8)), (0, 0.1, 0.9, (0, 0)),
      (100, np.float32(0.29), np.float64(0.58), (29, 58)), (10**12, 0.29, 1, (29 * 10**10, 10**12)),
      (7, Fraction(1, 7), 1, (1, 7))],
 )  # fmt: skip
-def test_percent_edges(length, start, stop, want):
-    assert filters.percent_range(length, start, stop) == want
+def test_percent_boundaries(length, start, stop, expected):
+    assert filters.percent_range(length, start, stop) == expected
 
 
 @given(st.integers(0, 10**9), st.lists(st.floats(0, 1), max_size=6))
-def test_percent_ranges_that_meet_partition(length, edges):
+def test_adjacent_percent_ranges_partition_the_indices(length, edges):
     bounds = [0, *sorted(edges), 1]
     ranges = [filters.percent_range(length, a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
     assert ranges[0][0] == 0
@@ -40,7 +40,7 @@ def test_percent_ranges_that_meet_partition(length, edges):
 
 
 @given(st.integers(1, 10**9), st.data())
-def test_percent_of_whole_samples(length, data):
+def test_percent_of_samples(length, data):
     count = data.draw(st.integers(0, length))
     assert filters.percent_range(length, None, count / length)[1] == count
     hundredths = data.draw(st.integers(0, 100))
@@ -48,7 +48,7 @@ def test_percent_of_whole_samples(length, data):
 
 
 @pytest.mark.parametrize('bounds', [(-0.1, 1), (0, 1.1), (0.6, 0.5), (float('nan'), 1), ('0.5', 1)])
-def test_what_is_no_percentage(bounds):
+def test_invalid_percentages_are_rejected(bounds):
     with pytest.raises(InvalidArgumentError):
         filters.percent_range(10, *bounds)
 
@@ -56,11 +56,11 @@ def test_what_is_no_percentage(bounds):
 # --- classes
 
 
-def test_classes():
-    want = [0, 4, 5, 7]
+def test_classes_are_selected():
+    expected = [0, 4, 5, 7]
     for valid in ([0, 2], (2, 0, 0), {0, 2}, range(0, 3, 2), np.array([2, 0], np.uint8), [0, 2, 77, -5]):
-        assert filters.by_class(LABELS, valid).tolist() == want
-    assert filters.by_class(np.array(LABELS), invalid_classes=[1, 7]).tolist() == want
+        assert filters.by_class(LABELS, valid).tolist() == expected
+    assert filters.by_class(np.array(LABELS), invalid_classes=[1, 7]).tolist() == expected
     assert filters.by_class(LABELS, []).tolist() == []
     assert filters.by_class(LABELS, invalid_classes=range(0)).tolist() == list(range(11))
     assert filters.by_class([-1, 3, -2], [-1, -2]).tolist() == [0, 2]
@@ -68,7 +68,7 @@ def test_classes():
     assert filters.by_class([], [1]).tolist() == []
 
 
-def test_several_classes_of_a_sample():
+def test_samples_with_several_classes():
     for labels in (
         [[0, 3], [1], [], [3, 2]],
         [np.array([0, 3]), np.array([1]), np.zeros(0), (3, 2)],
@@ -88,21 +88,21 @@ def test_several_classes_of_a_sample():
      ([0], ['0'], None, 'strings'), (['a', 0], [0], None, 'int, str'), ([[[0]]], [0], None, '1-D'),
      ([[0], 1], [0], None, 'sample 1 has label 1')],
 )  # fmt: skip
-def test_what_is_no_class(labels, valid, invalid, match):
+def test_invalid_classes_are_rejected(labels, valid, invalid, match):
     with pytest.raises(InvalidArgumentError, match=match):
         filters.by_class(labels, valid, invalid)
 
 
-# --- oversampling: the lists are what OversamplingWrapper(ds, mode=...).indices of kappadata 1.4.15 gave
+# --- oversampling: the lists are those of OversamplingWrapper(ds, mode=...).indices in kappadata 1.4.15
 
 
-def test_oversampling_is_that_of_kappadata():
+def test_oversampling_equals_that_of_kappadata():
     multiplied = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 7, 0, 7, 4, 5, 4, 5]
     assert filters.oversampled(LABELS).tolist() == multiplied
     exact = [0, 7, 0, 7, 0, 7, 0, 1, 2, 3, 6, 8, 9, 10, 4, 5, 4, 5, 4, 5, 4]
     assert filters.oversampled(LABELS, 'exact').tolist() == exact
     assert filters.oversampled([0, -1, 1, 1, 1, -1]).tolist() == [0, 1, 2, 3, 4, 5, 0, 0]
-    # Its 'exact' drops what has no label, and never ends if a class has no samples.
+    # In kappadata 'exact' drops samples without a label, and never ends if a class has no samples.
     assert filters.oversampled([0, -1, 1, 1, 1, -1], 'exact').tolist() == [0, 0, 0, 2, 3, 4, 1, 5]
 
 
@@ -121,34 +121,34 @@ def test_oversampling_of_other_labels():
 
 
 @given(st.lists(st.integers(-2, 6), max_size=60))
-def test_counts_of_oversampling(labels):
+def test_oversampling_balances_the_counts(labels):
     before = collections.Counter(labels)
-    most = max((count for label, count in before.items() if label != -1), default=0)
+    largest = max((count for label, count in before.items() if label != -1), default=0)
     for strategy in ('multiply', 'exact'):
         indices = filters.oversampled(labels, strategy)
         after = collections.Counter(labels[i] for i in indices.tolist())
         assert set(indices.tolist()) == set(range(len(labels)))
         for label, count in before.items():
-            want = count if label == -1 else most if strategy == 'exact' else most // count * count
-            assert after[label] == want
+            expected = count if label == -1 else largest if strategy == 'exact' else largest // count * count
+            assert after[label] == expected
 
 
 # --- repeated and shuffled
 
 
-def test_repetitions():
+def test_repetition_counts():
     assert filters.repetitions_of(11, min_size=25) == 3
     assert filters.repetitions_of(11, min_size=22) == 2
     assert filters.repetitions_of(11, min_size=np.int64(1)) == 1
     assert filters.repetitions_of(11, repetitions=4) == 4
-    for given_ in ({}, {'repetitions': 1, 'min_size': 1}, {'repetitions': 0}, {'min_size': 1.5}, {'min_size': True}):
+    for options in ({}, {'repetitions': 1, 'min_size': 1}, {'repetitions': 0}, {'min_size': 1.5}, {'min_size': True}):
         with pytest.raises(InvalidArgumentError):
-            filters.repetitions_of(11, **given_)
+            filters.repetitions_of(11, **options)
     with pytest.raises(InvalidArgumentError, match='empty'):
         filters.repetitions_of(0, repetitions=2)
 
 
-def test_the_shuffled_order_is_that_of_kappadata():
+def test_shuffled_order_equals_that_of_kappadata():
     assert filters.shuffled(11, 5).tolist() == [10, 7, 1, 3, 2, 4, 6, 0, 9, 5, 8]  # ShuffleWrapper(ds, seed=5).indices
     with pytest.raises(InvalidArgumentError, match='seed'):
         filters.shuffled(11, -1)
@@ -159,7 +159,7 @@ def test_the_shuffled_order_is_that_of_kappadata():
 
 @pytest.fixture
 def counted(monkeypatch):
-    """The masks of each fetch of a reader."""
+    """Record the masks of each fetch of a reader."""
     masks = []
     fetch = aio.DatasetReader.fetch
 
@@ -172,25 +172,25 @@ def counted(monkeypatch):
 
 
 @pytest.fixture
-def place(tmp_path):
+def path(tmp_path):
     with granular.DatasetWriter(tmp_path / 'ds', {'x': 'bytes', 'label': 'int'}, granular.encoders) as writer:
         for i, label in enumerate(LABELS):
             writer.append({'x': bytes([i]) * 1000, 'label': label})
     return tmp_path / 'ds'
 
 
-def test_labels_are_read_by_field_once_and_in_bulk(place, counted):
-    with granular.DatasetReader(place, granular.decoders) as reader:
+def test_labels_are_read_by_field_once_and_in_bulk(path, counted):
+    with granular.DatasetReader(path, granular.decoders) as reader:
         dataset = MapDataset.source(reader)
         train = dataset.filter_classes(valid_classes=[0, 2])
         assert counted == [(11, ['label'])]
         rest = dataset.filter_classes('label', invalid_classes=range(0, 3, 2))
         balanced = train.oversample(strategy='exact')
         assert counted == [(11, ['label'])]
-        assert [point['x'][0] for point in train] == [0, 4, 5, 7]
-        assert [point['label'] for point in rest] == [1] * 7
-        assert [point['x'][0] for point in balanced] == [0, 7, 4, 5]
-        assert [point['x'][0] for point in dataset.oversample().percent(0.5)] == [9, 10, 0, 7, 0, 7, 4, 5, 4, 5]
+        assert [datapoint['x'][0] for datapoint in train] == [0, 4, 5, 7]
+        assert [datapoint['label'] for datapoint in rest] == [1] * 7
+        assert [datapoint['x'][0] for datapoint in balanced] == [0, 7, 4, 5]
+        assert [datapoint['x'][0] for datapoint in dataset.oversample().percent(0.5)] == [9, 10, 0, 7, 0, 7, 4, 5, 4, 5]
         assert all(mask is None for _, mask in counted[1:])
         counted.clear()
         dataset.percent(0.5).filter_classes(valid_classes=[1])
@@ -199,11 +199,11 @@ def test_labels_are_read_by_field_once_and_in_bulk(place, counted):
             dataset.filter_classes('class', valid_classes=[1])
 
 
-def test_it_describes_itself_and_pickles(place):
-    with granular.DatasetReader(place, granular.decoders) as reader:
+def test_filtered_dataset_prints_and_pickles(path):
+    with granular.DatasetReader(path, granular.decoders) as reader:
         dataset = MapDataset.source(reader).filter_classes(valid_classes=[2, 0, 2]).oversample().shuffle(seed=1)
-        said = [line.rsplit(maxsplit=1) for line in str(dataset).splitlines()[1:]]
-        assert [(stage.strip(), length) for stage, length in said] == [
+        stages = [line.rsplit(maxsplit=1) for line in str(dataset).splitlines()[1:]]
+        assert [(stage.strip(), length) for stage, length in stages] == [
             ("filter_classes('label', valid_classes=[0, 2])", '4'),
             ("oversample('label', 'multiply')", '4'),
             ('shuffle(seed=1, Index())', '4'),
@@ -216,25 +216,25 @@ def test_it_describes_itself_and_pickles(place):
             assert next(iterator)['label'] == dataset[0]['label']
 
 
-def test_what_is_chosen_holds_in_every_epoch():
-    points = [{'label': label, 'i': i} for i, label in enumerate(LABELS)]
-    dataset = MapDataset.source(points)
+def test_selection_is_the_same_in_every_epoch():
+    datapoints = [{'label': label, 'i': i} for i, label in enumerate(LABELS)]
+    dataset = MapDataset.source(datapoints)
     ones = dataset.shuffle(seed=3).filter_classes(valid_classes=[0])
-    assert {point['label'] for point in ones.fetch(range(-4, 8))} == {0}
+    assert {datapoint['label'] for datapoint in ones.fetch(range(-4, 8))} == {0}
     some = dataset.shuffle(seed=3).filter_classes(invalid_classes=[2])[1:].filter_classes(valid_classes=[0])
-    assert {point['label'] for point in some.fetch(range(3 * len(some)))} == {0}
-    noisy = dataset.random_map(lambda point, rng: {**point, 'r': rng.random()}, seed=1)
+    assert {datapoint['label'] for datapoint in some.fetch(range(3 * len(some)))} == {0}
+    noisy = dataset.random_map(lambda datapoint, rng: {**datapoint, 'r': rng.random()}, seed=1)
     twos = noisy.filter_classes(valid_classes=[2])
-    assert {point['label'] for point in twos.fetch(range(6))} == {2}
-    assert len({point['r'] for point in twos.fetch(range(6))}) == 6
+    assert {datapoint['label'] for datapoint in twos.fetch(range(6))} == {2}
+    assert len({datapoint['r'] for datapoint in twos.fetch(range(6))}) == 6
     both = MapDataset.mix([dataset, dataset]).filter_classes(valid_classes=[0])
-    assert {point['label'] for point in both.fetch(range(3 * len(both)))} == {0}
+    assert {datapoint['label'] for datapoint in both.fetch(range(3 * len(both)))} == {0}
 
 
-def test_samples_of_several_classes_and_many_classes():
+def test_large_label_sets_of_a_dataset():
     dataset = MapDataset.source([{'label': label} for label in ([0, 3], [1], [], [3, 2])])
     chosen = dataset.filter_classes(valid_classes=[3, 1])
-    assert [point['label'] for point in chosen.filter_classes(invalid_classes=range(1, 2))] == [[0, 3], [3, 2]]
+    assert [datapoint['label'] for datapoint in chosen.filter_classes(invalid_classes=range(1, 2))] == [[0, 3], [3, 2]]
     assert 'invalid_classes=range(0, 900)' in repr(dataset.filter_classes(invalid_classes=np.arange(900)))
     names = [f'class {i:02}' for i in range(12)]
     named = MapDataset.source([{'label': name} for name in names]).filter_classes(valid_classes=names)
@@ -243,7 +243,7 @@ def test_samples_of_several_classes_and_many_classes():
         chosen.oversample()
 
 
-def test_parts_and_repeats():
+def test_parts_and_repeats_of_a_dataset():
     dataset = MapDataset.range(10)
     assert list(dataset.subset([3, -1, 3])) == [3, 9, 3]
     assert list(dataset.subset(np.array([1]))) == [1]
@@ -262,13 +262,13 @@ def test_parts_and_repeats():
      (lambda d: d.repeat().percent(0.5), 'infinitely'), (lambda d: d.filter(bool).oversample(), 'removed'),
      (lambda d: d.map(lambda p: {'label': 0.5}).oversample(), 'label: want classes')],
 )  # fmt: skip
-def test_what_makes_no_choice(make, match):
+def test_invalid_selections_are_rejected(make, match):
     with pytest.raises(InvalidArgumentError, match=match):
         make(MapDataset.source([{'label': 1}] * 3))
 
 
-async def test_the_asynchronous_face(place):
-    async with aio.DatasetReader(place, granular.decoders) as reader:
+async def test_async_api(path):
+    async with aio.DatasetReader(path, granular.decoders) as reader:
         dataset = await aio.MapDataset.source(reader).filter_classes(invalid_classes=[1])
         assert len(dataset) == 4
-        assert [point['x'][0] async for point in await dataset.oversample(strategy='exact')] == [0, 7, 4, 5]
+        assert [datapoint['x'][0] async for datapoint in await dataset.oversample(strategy='exact')] == [0, 7, 4, 5]

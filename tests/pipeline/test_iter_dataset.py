@@ -1,4 +1,4 @@
-"""IterDataset: Grain's elements in Grain's order, and states that are exact between any two of them."""
+"""IterDataset: elements and order of Grain, and states that are exact between any two elements."""
 
 import asyncio
 import json
@@ -38,20 +38,20 @@ def stream(name, length=37, **options):
 
 
 @pytest.mark.parametrize('name', STREAMS)
-def test_a_state_is_exact_between_any_two_elements(name):
+def test_state_is_exact_between_any_two_elements(name):
     dataset = stream(name)
     with iter(dataset) as iterator:
-        states, whole = [iterator.get_state()], []
+        states, expected = [iterator.get_state()], []
         for element in iterator:
-            whole.append(plain(element))
+            expected.append(plain(element))
             states.append(json.loads(json.dumps(iterator.get_state())))
         for at, state in enumerate(states):
             iterator.set_state(state)
             assert iterator.get_state() == state
-            assert [plain(element) for element in iterator] == whole[at:], at
+            assert [plain(element) for element in iterator] == expected[at:], at
     with iter(stream(name, buffer=0)) as iterator:
         iterator.set_state(states[len(states) // 2])
-        assert [plain(element) for element in iterator] == whole[len(states) // 2 :]
+        assert [plain(element) for element in iterator] == expected[len(states) // 2 :]
 
 
 GRAIN = {
@@ -69,7 +69,7 @@ GRAIN = {
 }  # fmt: skip
 
 
-def test_what_grain_gives(grain):
+def test_elements_equal_those_of_grain(grain):
     script = """
 X = grain.experimental
 class Flat(grain.experimental.FlatMapTransform):
@@ -85,11 +85,11 @@ for name, text in json.loads(sys.argv[1]).items():
     out[name] = plain(list(eval(text)))
 print(json.dumps(out))
 """
-    for name, theirs in grain.run(script, json.dumps(GRAIN)).items():
-        assert plain(list(stream(name))) == theirs, name
+    for name, expected_elements in grain.run(script, json.dumps(GRAIN)).items():
+        assert plain(list(stream(name))) == expected_elements, name
 
 
-def test_an_error_does_not_shift_the_state():
+def test_error_does_not_shift_the_state():
     broken = {5}
 
     def fail(x):
@@ -105,10 +105,10 @@ def test_an_error_does_not_shift_the_state():
     ):
         broken.add(5)
         with iter(chain(MapDataset.range(20).to_iter_dataset())) as iterator:
-            found = []
+            elements = []
             with pytest.raises(KeyError, match='element 5'):
                 while True:
-                    found.append(plain(next(iterator)))
+                    elements.append(plain(next(iterator)))
             state = iterator.get_state()
             with pytest.raises(KeyError, match='element 5'):
                 next(iterator)
@@ -117,10 +117,10 @@ def test_an_error_does_not_shift_the_state():
             rest = [plain(element) for element in iterator]
             with pytest.raises(StopIteration):
                 next(iterator)
-        assert found + rest == [plain(element) for element in chain(MapDataset.range(20).to_iter_dataset())]
+        assert elements + rest == [plain(element) for element in chain(MapDataset.range(20).to_iter_dataset())]
 
 
-def test_errors_in_data_are_skipped_replaced_and_counted():
+def test_data_errors_are_skipped_replaced_and_counted():
     def fail(x):
         if x % 5 == 2:
             raise ValueError(f'{x} is bad')
@@ -147,14 +147,14 @@ def test_errors_in_data_are_skipped_replaced_and_counted():
         assert next(loader)['x'].tolist() == [0, 1, -2, 3, 4]
 
 
-def test_a_record_that_does_not_decode_is_skipped(tmp_path):
+def test_undecodable_record_is_skipped(tmp_path):
     with granular.DatasetWriter(
         tmp_path / 'ds', {'x': 'utf8', 'i': 'int'}, {**granular.encoders, 'utf8': bytes}
     ) as writer:
         for i in range(20):
             writer.append({'x': b'\xff' if i in (3, 11) else b'text', 'i': i})
     with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
-        dataset = MapDataset.source(reader).shuffle(seed=1).map(lambda point: point['i'])
+        dataset = MapDataset.source(reader).shuffle(seed=1).map(lambda datapoint: datapoint['i'])
         with iter(dataset.to_iter_dataset(on_error='skip')) as iterator:
             assert sorted(iterator) == [i for i in range(20) if i not in (3, 11)]
             assert iterator.stats()['errors'] == 2
@@ -162,7 +162,7 @@ def test_a_record_that_does_not_decode_is_skipped(tmp_path):
             list(dataset)
 
 
-def test_what_a_store_fails_with_is_raised(tmp_path):
+def test_store_errors_are_raised(tmp_path):
     with granular.DatasetWriter(tmp_path / 'ds', {'i': 'int'}, granular.encoders) as writer:
         writer.append({'i': 1})
     reader = granular.DatasetReader(tmp_path / 'ds', granular.decoders)
@@ -173,7 +173,7 @@ def test_what_a_store_fails_with_is_raised(tmp_path):
         next(iter(MapDataset.range(3).to_iter_dataset(on_error='skip').prefetch(2).map(lambda i: reader[i])))
 
 
-def test_a_state_of_another_pipeline_says_what_differs():
+def test_state_of_another_pipeline_names_the_difference():
     state = iter(stream('filter, batch')).get_state()
     assert state['pipeline'][1] == 'shuffle(seed=1, Index())'
     other = MapDataset.range(37).shuffle(seed=2).to_iter_dataset().filter(lambda x: x % 3).batch(4)
@@ -187,7 +187,7 @@ def test_a_state_of_another_pipeline_says_what_differs():
 
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 8), st.integers(1, 50))
 @settings(max_examples=25, deadline=None)
-def test_a_state_fits_another_number_of_shards(before, after, rounds, length):
+def test_state_resumes_with_another_shard_count(before, after, rounds, length):
     dataset = MapDataset.range(length).shuffle(seed=1)
 
     def iterators(count):
@@ -215,39 +215,39 @@ def test_shards_of_equal_length():
     assert parts == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
 
 
-def test_nones_may_be_wanted():
+def test_none_elements_can_be_kept():
     dataset = MapDataset.range(5).filter(lambda x: x % 2)
     assert list(dataset.to_iter_dataset(allow_nones=True)) == [None, 1, None, 3, None]
     assert list(dataset.to_iter_dataset()) == [1, 3]
     assert list(dataset.to_iter_dataset(allow_nones=True).map(lambda x: x + 1)) == [None, 2, None, 4, None]
 
 
-def test_reading_ahead_is_bounded_by_memory():
-    asked = []
+def test_read_ahead_is_bounded_by_memory():
+    fetched = []
 
     def make(i):
-        asked.append(i)
+        fetched.append(i)
         return np.zeros(1_000_000, np.uint8)
 
     dataset = MapDataset.range(1000).map(make)
     with iter(dataset.to_iter_dataset(ReadOptions(prefetch_buffer_size=80, memory=30_000_000))) as iterator:
         for _ in range(100):
             next(iterator)
-        assert len(asked) <= 100 + 30 + 2 * 10 + 80  # the first chunks are begun before their size is known
+        assert len(fetched) <= 100 + 30 + 2 * 10 + 80  # the first chunks start before their size is known
 
 
-def test_prefetch_can_be_begun_before():
-    asked = []
-    with iter(MapDataset.range(100).map(asked.append).to_iter_dataset()) as iterator:
+def test_prefetch_can_start_early():
+    fetched = []
+    with iter(MapDataset.range(100).map(fetched.append).to_iter_dataset()) as iterator:
         iterator.start_prefetch()
         for _ in range(200):
-            if asked:
+            if fetched:
                 break
             time.sleep(0.01)
-        assert asked
+        assert fetched
 
 
-async def test_the_asynchronous_face():
+async def test_async_api():
     dataset = MapDataset.range(20).shuffle(seed=1)
     async with aiter(dataset.to_iter_dataset().batch(3)) as iterator:
         first = [plain(await anext(iterator)) for _ in range(3)]
@@ -269,7 +269,7 @@ async def test_the_asynchronous_face():
     await iterator.aclose()
 
 
-def test_packing_says_what_is_too_long():
+def test_packing_names_elements_that_are_too_long():
     dataset = MapDataset.source([{'t': np.arange(9)}]).to_iter_dataset()
     with pytest.raises(DatapointError, match="a sequence of 9 in 't' is longer than a row of 8"):
         list(dataset.pack({'t': 8}))

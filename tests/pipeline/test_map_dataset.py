@@ -1,4 +1,4 @@
-"""MapDataset: the meaning and the orders of Google Grain, one fan-out for any chain."""
+"""MapDataset: operations and order of Google Grain, and one fan-out for any chain."""
 
 import collections
 import json
@@ -11,7 +11,7 @@ import granular
 from granular import MapDataset, aio
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
 
-# Each is evaluated here and with Grain; `M` is the MapDataset of either.
+# Each expression is evaluated here and with Grain; `M` is the MapDataset of that package.
 SAME = [
     'M.range(11).shuffle(seed=10).map(lambda x: x + 1).batch(2)',
     'M.range(3, 40, 4)',
@@ -48,7 +48,7 @@ def plain(element):
     return element.tolist() if hasattr(element, 'tolist') else element
 
 
-def test_what_grain_gives(grain):
+def test_elements_equal_those_of_grain(grain):
     script = """
 M = grain.MapDataset
 def plain(x):
@@ -72,13 +72,13 @@ print(json.dumps(out))
             assert plain(list(dataset)) == listed, text
 
 
-def test_the_order_that_was_promised():
+def test_order_is_pinned():
     dataset = MapDataset.source(list(range(11))).shuffle(seed=10).map(lambda x: x + 1).batch(2)
     assert plain(list(dataset)) == [[6, 11], [2, 10], [3, 5], [1, 4], [8, 9], [7]]
     assert dataset[len(dataset) + 2].tolist() == [7, 3]
 
 
-def test_epochs_before_and_after():
+def test_negative_and_later_epochs():
     dataset = MapDataset.range(5).shuffle(seed=3)
     epochs = [[dataset[i] for i in range(5 * epoch, 5 * epoch + 5)] for epoch in (-2, -1, 0, 1)]
     assert all(sorted(epoch) == list(range(5)) for epoch in epochs)
@@ -88,16 +88,16 @@ def test_epochs_before_and_after():
 
 
 @pytest.fixture
-def place(moto):
-    place = moto.place()
+def path(moto):
+    path = moto.place()
     spec = {'id': 'int', 'text': 'utf8', 'data': 'bytes'}
-    with granular.DatasetWriter(place, spec, granular.encoders) as writer:
+    with granular.DatasetWriter(path, spec, granular.encoders) as writer:
         for i in range(300):
             writer.append({'id': i, 'text': f'number {i}', 'data': bytes([i % 256]) * 1000})
-    return place
+    return path
 
 
-def test_any_chain_is_one_fetch_of_the_reader(place, monkeypatch):
+def test_chain_is_one_fetch_of_the_reader(path, monkeypatch):
     calls = []
     fetch = aio.DatasetReader.fetch
 
@@ -106,12 +106,12 @@ def test_any_chain_is_one_fetch_of_the_reader(place, monkeypatch):
         return await fetch(self, indices, mask)
 
     monkeypatch.setattr(aio.DatasetReader, 'fetch', counted)
-    with granular.DatasetReader(place, granular.decoders) as reader:
+    with granular.DatasetReader(path, granular.decoders) as reader:
         dataset = MapDataset.source(reader).shuffle(seed=1)[:200].repeat(2).map(lambda p: p['id'])
         batched = dataset.map(lambda i: i + 1).batch(16)
-        found = batched.fetch([0, 3])
+        batches = batched.fetch([0, 3])
         assert calls == [32]
-        assert [batch.tolist() for batch in found] == [
+        assert [batch.tolist() for batch in batches] == [
             (np.array(dataset.fetch(range(a, a + 16))) + 1).tolist() for a in (0, 48)
         ]
         calls.clear()
@@ -120,8 +120,8 @@ def test_any_chain_is_one_fetch_of_the_reader(place, monkeypatch):
         assert calls == [5, 5]
 
 
-def test_what_is_not_selected_is_not_read(place):
-    with granular.DatasetReader(place, granular.decoders) as reader:
+def test_unselected_keys_are_not_read(path):
+    with granular.DatasetReader(path, granular.decoders) as reader:
         dataset = MapDataset.source(reader).shuffle(seed=1)
         before = granular.io_stats()['bytes']
         assert set(dataset.select(['id'])[3]) == {'id'}
@@ -129,13 +129,13 @@ def test_what_is_not_selected_is_not_read(place):
         assert set(dataset[3]) == {'id', 'text', 'data'}
         assert granular.io_stats()['bytes'] - before - small > 900 > small
         assert dataset.select('text').repeat(2)[3]['text'] == dataset[3]['text']
-        mapped = dataset.map(lambda point: {**point, 'more': 1})
+        mapped = dataset.map(lambda datapoint: {**datapoint, 'more': 1})
         assert mapped.select(['more', 'id'])[3] == {'more': 1, 'id': dataset[3]['id']}
         with pytest.raises(UnknownKeyError, match="unknown field 'nothing'"):
             mapped.select(['nothing'])[0]
 
 
-def test_batches_of_many_kinds():
+def test_batches_of_many_structures():
     Point = collections.namedtuple('Point', 'x y')
     batch = MapDataset.source([Point(i, np.ones((2, 3)) * i) for i in range(4)]).batch(4)[0]
     assert isinstance(batch, Point)
@@ -180,7 +180,7 @@ def test_transformations_as_objects():
     assert plain(list(stream)) == [[0, 1], [2]]
 
 
-def test_a_part_by_indices():
+def test_subset_by_indices():
     dataset = MapDataset.range(10, 20).slice([3, -1, 0])
     assert list(dataset) == [13, 19, 10]
     assert dataset[4] == 19
@@ -194,20 +194,20 @@ def test_select_from_datasets():
     assert list(dataset) == [2, 5, 0]
 
 
-def test_it_is_printed_stage_by_stage():
+def test_repr_lists_the_stages():
     def decode(x):
         return x
 
     left = MapDataset.range(100).shuffle(seed=1)
     dataset = MapDataset.mix([left, MapDataset.source([1, 2]).repeat()]).map(decode).batch(8)
     lines = [line.rsplit(maxsplit=1) for line in str(dataset).split('\n')]
-    assert [(said.strip(), length) for said, length in lines] == [
+    assert [(stage.strip(), length) for stage, length in lines] == [
         ('range(0, 100)', '100'),
         ('shuffle(seed=1, Index())', '100'),
         ('list of 2', '2'),
         ('repeat(None)', '∞'),
         ('mix of 2, weights 1:1', '200'),
-        ('map(test_it_is_printed_stage_by_stage.decode)', '200'),
+        ('map(test_repr_lists_the_stages.decode)', '200'),
         ('batch(8)', '25'),
     ]
     assert str(dataset).startswith('  range')
@@ -222,12 +222,12 @@ def test_it_is_printed_stage_by_stage():
      lambda d: MapDataset.mix([d, d[:0]]), lambda d: MapDataset.zip([d, d[:3]]), lambda d: MapDataset.concatenate([]),
      lambda d: MapDataset.concatenate([d, d.repeat()]), lambda d: d.shuffle(seed=1, order='blocks')],
 )  # fmt: skip
-def test_what_makes_no_dataset(make):
+def test_invalid_arguments_are_rejected(make):
     with pytest.raises(InvalidArgumentError):
         make(MapDataset.range(5))
 
 
-def test_it_pickles(tmp_path):
+def test_dataset_pickles(tmp_path):
     with granular.DatasetWriter(tmp_path / 'ds', {'id': 'int', 'x': 'int'}, granular.encoders) as writer:
         for i in range(300):
             writer.append({'id': i, 'x': i})
@@ -239,14 +239,14 @@ def test_it_pickles(tmp_path):
         assert twin[2]['id'].tolist() == dataset[2]['id'].tolist()
 
 
-async def test_the_asynchronous_face():
+async def test_async_api():
     dataset = aio.MapDataset.range(10).shuffle(seed=1).batch(3)
     assert plain(await dataset.get(1)) == plain(MapDataset.range(10).shuffle(seed=1).batch(3)[1])
     assert plain(await dataset.fetch([1, 2])) == plain([await dataset.get(1), await dataset.get(2)])
     assert len([batch async for batch in dataset]) == 4
 
 
-def test_a_loader_of_a_mapdataset():
+def test_loader_reads_a_mapdataset():
     dataset = MapDataset.range(100).shuffle(seed=1).map(lambda i: {'i': i})
     with granular.Loader(dataset, 10) as loader:
         assert [i for batch in loader for i in batch['i'].tolist()] == [p['i'] for p in dataset]

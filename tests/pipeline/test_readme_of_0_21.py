@@ -1,4 +1,4 @@
-"""The examples of the README of granular 0.21.1, on a disk and in buckets, with the evident slips mended."""
+"""The examples of the README of granular 0.21.1, with its typing errors corrected, on disks and in buckets."""
 
 import json
 import pathlib
@@ -30,7 +30,7 @@ def preproc(datapoint, seed):
     return {'image': datapoint['abc'], 'label': datapoint['foo']}
 
 
-def test_quickstart(directory):
+def test_quickstart_example(directory):
     spec = {'foo': 'int', 'bar': 'utf8[]', 'baz': 'msgpack', 'abc': 'jpg', 'xyz': 'array'}
     with granular.DatasetWriter(directory, spec, granular.encoders) as writer:
         for i in range(10):
@@ -71,7 +71,7 @@ def test_quickstart(directory):
         loader.close()
 
 
-def test_formats_caching_and_masking(directory):
+def test_formats_caching_and_masking_examples(directory):
     encoders = {'bytes': lambda x: x, 'utf8': lambda x: x.encode('utf-8'), 'msgpack': msgpack.packb}
     decoders = {'bytes': lambda x: x, 'utf8': lambda x: x.decode('utf-8'), 'msgpack': msgpack.unpackb}
     with granular.DatasetWriter(directory, {'foo': 'msgpack', 'bar': 'utf8', 'baz': 'bytes'}, encoders) as writer:
@@ -83,7 +83,7 @@ def test_formats_caching_and_masking(directory):
     reader.close()
 
 
-def test_sequences(directory):
+def test_sequences_example(directory):
     spec = {'title': 'utf8', 'frames': 'jpg[]', 'captions': 'utf8[]', 'times': 'int[]'}
     with granular.DatasetWriter(directory, spec, granular.encoders) as writer:
         frames = [np.zeros((4, 4, 3), np.uint8)] * 54
@@ -95,7 +95,7 @@ def test_sequences(directory):
         assert len(reader[0, mask]['frames']) == 10
 
 
-def test_sharding(directory):
+def test_sharding_example(directory):
     spec = {'foo': 'int'}
     for worker_id in range(2):
         writer = granular.ShardedDatasetWriter(
@@ -108,11 +108,11 @@ def test_sharding(directory):
     assert (len(reader), reader.shards) == (40, 4)
     reader.close()
     reader = granular.ShardedDatasetReader(directory, granular.decoders, shardstart=1, shardstep=2)
-    assert [point['foo'] for point in reader] == list(range(20))
+    assert [sample['foo'] for sample in reader] == list(range(20))
     reader.close()
 
 
-def test_a_bag_at_a_path_of_elements(tmp_path):
+def test_bag_at_a_path_of_elements(tmp_path):
     import elements
 
     for version in (1, 2):
@@ -124,7 +124,7 @@ def test_a_bag_at_a_path_of_elements(tmp_path):
             assert reader.version == version
 
 
-def test_a_path_of_elements(tmp_path):
+def test_dataset_at_a_path_of_elements(tmp_path):
     import elements
 
     directory = elements.Path(tmp_path) / 'dataset'
@@ -132,5 +132,5 @@ def test_a_path_of_elements(tmp_path):
         for i in range(5):
             writer.append({'foo': i})
     with granular.DatasetReader(directory, granular.decoders) as reader:
-        assert [point['foo'] for point in reader] == list(range(5))
+        assert [sample['foo'] for sample in reader] == list(range(5))
     assert pathlib.Path(str(directory), 'spec.json').exists()

@@ -1,3 +1,5 @@
+"""Sources of granular 0.21: epochs, transforms, and one fetch for a chain."""
+
 import json
 import pickle
 
@@ -11,11 +13,11 @@ from granular.errors import InvalidArgumentError
 DATA = list(range(100, 117))
 
 
-def transform(point, seed):
-    return (point, *seed)
+def transform(datapoint, seed):
+    return (datapoint, *seed)
 
 
-def test_epochs_hold_everything_once():
+def test_epochs_contain_each_element_once():
     source = sources.Epochs(DATA, seed=3)
     assert len(source) == 17
     first, second = source.fetch(range(17)), source.fetch(range(17, 34))
@@ -29,7 +31,7 @@ def test_epochs_hold_everything_once():
 
 
 @pytest.mark.parametrize('seed', [0, 7])
-def test_what_0_21_gives(oracle21, seed):
+def test_elements_equal_those_of_0_21(oracle21, seed):
     script = """
 seed = int(sys.argv[1])
 data = list(range(100, 117))
@@ -45,7 +47,7 @@ made = {
 print(json.dumps({k: [v(i) if k == 'Transform' else int(v(i)) for i in range(60)] for k, v in made.items()}))
 """
     epochs = sources.Epochs(DATA, seed=seed)
-    ours = {
+    cases = {
         'Epochs': epochs,
         'Sample': sources.Sample(DATA, seed=seed),
         'Truncate': sources.Truncate(DATA, 5),
@@ -53,9 +55,9 @@ print(json.dumps({k: [v(i) if k == 'Transform' else int(v(i)) for i in range(60)
         'Mix': sources.Mix([sources.Epochs(DATA, shuffle=False), sources.Sample(DATA)], [0.3, 0.7], seed=seed),
         'Transform': sources.Transform(epochs, transform, seed=seed),
     }
-    theirs = oracle21.run(script, str(seed))
-    for name, source in ours.items():
-        assert json.loads(json.dumps(source.fetch(range(60)))) == theirs[name], name
+    reference = oracle21.run(script, str(seed))
+    for name, source in cases.items():
+        assert json.loads(json.dumps(source.fetch(range(60)))) == reference[name], name
 
 
 def test_lengths():
@@ -70,26 +72,26 @@ def test_lengths():
         len(sources.Transform(lambda step: step, transform))
 
 
-def test_what_can_be_a_source(tmp_path):
+def test_sequences_callables_and_readers_are_sources(tmp_path):
     class Many:
         def __len__(self):
             return 17
 
         def __getitems__(self, indices):
-            asked.append(indices)
+            fetched.append(indices)
             return [DATA[i] for i in indices]
 
-    asked = []
+    fetched = []
     array = np.array(DATA)
     for source in (DATA, tuple(DATA), array, Many(), dict(enumerate(DATA))):
         assert [int(x) for x in sources.Epochs(source, shuffle=False).fetch([3, 1])] == [103, 101]
-    assert asked == [[3, 1]]
+    assert fetched == [[3, 1]]
     assert sources.Epochs(lambda step: step * 2, length=5, shuffle=False).fetch([6]) == [2]
     with pytest.raises(InvalidArgumentError, match='not a source'):
         sources.Epochs(7)
 
 
-def test_a_chain_is_one_fetch_of_the_reader(tmp_path, monkeypatch):
+def test_chain_is_one_fetch_of_the_reader(tmp_path, monkeypatch):
     with granular.DatasetWriter(tmp_path / 'ds', {'a': 'int'}, granular.encoders) as writer:
         for i in range(30):
             writer.append({'a': i})
@@ -103,9 +105,9 @@ def test_a_chain_is_one_fetch_of_the_reader(tmp_path, monkeypatch):
 
     monkeypatch.setattr(aio.DatasetReader, 'fetch', counted)
     source = sources.Epochs(sources.Truncate(sources.Epochs(reader, seed=1), 20), seed=2)
-    points = sources.Transform(source, lambda point, seed: point['a']).fetch(range(20))
+    datapoints = sources.Transform(source, lambda datapoint, seed: datapoint['a']).fetch(range(20))
     assert calls == [20]
-    assert len(set(points)) == 20
+    assert len(set(datapoints)) == 20
     reader.close()
 
 
@@ -122,7 +124,7 @@ def test_sources_pickle(tmp_path):
         assert len(twin) == 30
 
 
-def test_several_epochs_in_one_fetch():
+def test_one_fetch_spans_several_epochs():
     source = sources.Epochs(DATA, seed=1)
     steps = [40, 3, 20, 18, 0]
     assert source.fetch(steps) == [source(step) for step in steps]
@@ -135,14 +137,14 @@ def test_several_epochs_in_one_fetch():
      lambda: sources.Mix([DATA, DATA], [-1, 2]), lambda: sources.Epochs(DATA, shuffle='yes'),
      lambda: sources.Transform(DATA, 3)],
 )  # fmt: skip
-def test_what_makes_no_source(make):
+def test_invalid_sources_are_rejected(make):
     with pytest.raises(InvalidArgumentError):
         make()
 
 
-def test_an_error_says_at_which_step():
-    def fail(point, seed):
-        raise KeyError('mine') if point == 105 else RuntimeError('never')
+def test_errors_name_the_step():
+    def fail(datapoint, seed):
+        raise KeyError('mine') if datapoint == 105 else RuntimeError('never')
 
     source = sources.Transform(sources.Truncate([105], 1), fail)
     with pytest.raises(KeyError, match='mine') as caught:
@@ -150,7 +152,7 @@ def test_an_error_says_at_which_step():
     assert caught.value.__notes__ == ['while transforming the datapoint at step 7']
 
 
-async def test_the_asynchronous_face():
+async def test_async_api():
     source = aio.sources.Transform(aio.sources.Epochs(DATA, seed=3), transform)
     assert await source.fetch([5]) == sources.Transform(sources.Epochs(DATA, seed=3), transform).fetch([5])
     assert await source.get(5) == (await source.fetch([5]))[0]

@@ -359,7 +359,7 @@ def test_names_of_shards(tmp_path):
         granular.ShardedDatasetReader(tmp_path / 'd', None)
     problems = granular.verify(tmp_path / 'd').problems
     assert [problem.message for problem in problems] == [
-        'the shard is missing', 'the shard is missing, as are all to 000004',
+        'the shard is missing', 'the shard is missing, as are all up to 000004',
     ]  # fmt: skip
 
 
@@ -389,7 +389,7 @@ def test_other_folders_beside_the_shards_cost_no_memory(tmp_path, name):
 def test_a_shard_far_behind_the_others_costs_no_memory(tmp_path):
     for name in ('000000', '999999'):
         (tmp_path / name).mkdir()
-    with Peak() as peak, pytest.raises(CorruptDatasetError, match='000001 is missing, but 999999 is there'):
+    with Peak() as peak, pytest.raises(CorruptDatasetError, match='000001 is missing, but 999999 exists'):
         granular.ShardedDatasetWriter(tmp_path, {'n': 'int'}, granular.encoders, shardlen=2)
     assert peak.bytes < 4 * MiB
 

@@ -134,7 +134,7 @@ def test_reprs_states_and_pickles(tmp_path):
             reader = granular.aio.BagReader(path)
             for thing in (
                 path, path.aio, path.parent, path.store, path.store.config, client, client.transport,
-                client.transport.pool, target, reader, reader.name, f'{path}', f'{path:>9}', [path], {path: path.store},
+                client.transport.pool, target, reader, f'{path}', f'{path:>9}', [path], {path: path.store},
                 granular.aio.DatasetReader(path, None), granular.aio.ShardedDatasetReader(path, None),
             ):  # fmt: skip
                 clean(repr(thing))

@@ -1,9 +1,7 @@
+"""The bridge between threads and the event loop, and its behaviour in entire programs."""
+
 import asyncio
-import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 
@@ -16,46 +14,47 @@ from granular.aio.runtime.scope import scope
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
 from granular.errors import GranularError
-from tests.support.programs import INTERRUPTIBLE, program
+from tests.support.interpreters import QUIET
+from tests.support.programs import INTERRUPTIBLE
 
 
-def here():
+def current_thread():
     return threading.get_ident()
 
 
-async def stay():
-    return here()
+async def stay_on_thread():
+    return current_thread()
 
 
-async def hop():
+async def switch_to_loop():
     await ensure_event_loop()
     await asyncio.sleep(0)
-    return here()
+    return current_thread()
 
 
-def test_what_never_waits_runs_on_the_callers_thread():
-    assert run(stay()) == here()
-    other = run(hop())
-    assert other != here()
-    assert run(hop()) == other
+def test_coroutine_without_waits_runs_on_the_thread_of_the_caller():
+    assert run(stay_on_thread()) == current_thread()
+    other = run(switch_to_loop())
+    assert other != current_thread()
+    assert run(switch_to_loop()) == other
 
 
-async def test_under_a_running_loop():
-    # As in a notebook: the loop of this thread is not ours.
-    assert run(stay()) == here()
-    assert run(hop()) != here()
+async def test_run_works_under_a_running_loop():
+    # As in a notebook, whose loop is not that of the bridge.
+    assert run(stay_on_thread()) == current_thread()
+    assert run(switch_to_loop()) != current_thread()
     assert asyncio.get_running_loop().is_running()
 
 
-def test_from_many_threads():
-    found = []
-    threads = [threading.Thread(target=lambda: found.append(run(hop()))) for _ in range(20)]
+def test_many_threads_share_one_loop():
+    thread_ids = []
+    threads = [threading.Thread(target=lambda: thread_ids.append(run(switch_to_loop()))) for _ in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(set(found)) == 1
-    assert len(found) == 20
+    assert len(set(thread_ids)) == 1
+    assert len(thread_ids) == 20
 
 
 async def fail(after_hop):
@@ -66,7 +65,7 @@ async def fail(after_hop):
 
 
 @pytest.mark.parametrize('after_hop', [False, True])
-def test_errors_come_through(after_hop):
+def test_errors_propagate(after_hop):
     with pytest.raises(LookupError, match='mine'):
         run(fail(after_hop))
 
@@ -79,7 +78,7 @@ async def cleans_up(log):
         log.append('cleaned up')
 
 
-def test_cancelling_reaches_the_coroutine():
+def test_cancellation_reaches_the_coroutine():
     log = []
 
     async def outer():
@@ -93,34 +92,34 @@ def test_cancelling_reaches_the_coroutine():
     assert log == ['cleaned up']
 
 
-def test_a_blocking_call_on_the_librarys_own_loop_says_so():
+def test_blocking_call_on_the_background_loop_is_an_error():
     async def wrong():
         await ensure_event_loop()
-        run(hop())
+        run(switch_to_loop())
 
     with pytest.raises(GranularError, match=r'granular\.aio'):
         run(wrong())
 
 
-def test_pools_and_gathering():
+def test_offload_and_gather():
     async def several():
         await ensure_event_loop()
-        assert await offload(here) != here()
-        return await gather([hop(), hop()])
+        assert await offload(current_thread) != current_thread()
+        return await gather([switch_to_loop(), switch_to_loop()])
 
     assert len(run(several())) == 2
-    assert run(offload(here)) == here()
+    assert run(offload(current_thread)) == current_thread()
 
 
-async def test_calls_that_wait_get_all_of_the_pool():
+async def test_blocking_calls_use_the_entire_pool():
     assert await map_threads(lambda i: i * i, 1000) == [i * i for i in range(1000)]
-    began = time.monotonic()
-    seen = set(await map_threads(lambda i: time.sleep(0.1) or here(), 8))
-    assert len(seen) >= 7  # the first thread may come to a second one
-    assert time.monotonic() - began < 0.7
+    start = time.monotonic()
+    seen = set(await map_threads(lambda i: time.sleep(0.1) or current_thread(), 8))
+    assert len(seen) >= 7  # one thread may run two calls
+    assert time.monotonic() - start < 0.7
 
 
-async def test_the_first_error_ends_what_is_spread():
+async def test_first_error_stops_map_threads():
     called = []
 
     def call(i):
@@ -134,27 +133,27 @@ async def test_the_first_error_ends_what_is_spread():
     assert len(called) < 100
 
 
-async def test_the_first_error_ends_the_others():
+async def test_first_error_cancels_gathered_tasks():
     log = []
     with pytest.raises(LookupError):
         await gather([cleans_up(log), fail(True)])
     assert log == ['cleaned up']
 
 
-async def test_resources_are_made_once():
-    made = []
+async def test_concurrent_requests_open_a_resource_once():
+    opened_resources = []
 
     async def make(opened):
-        made.append(1)
+        opened_resources.append(1)
         await asyncio.sleep(0.01)
         return object()
 
     opened = await scope()
     assert len({id(x) for x in await asyncio.gather(*(opened.get('key', make) for _ in range(9)))}) == 1
-    assert len(made) == 1
+    assert len(opened_resources) == 1
 
 
-async def test_a_resource_that_failed_is_tried_again():
+async def test_failed_resource_is_opened_again():
     async def broken(opened):
         raise OSError('not now')
 
@@ -167,27 +166,24 @@ async def test_a_resource_that_failed_is_tried_again():
     assert await opened.get('key2', works) == 7
 
 
-async def test_aclose_closes_sessions(fakegcs):
-    place = aio.Path(fakegcs.place())
-    await place.write_bytes(b'x')
-    await place.read_bytes()
-    pool = (await place.store.client()).transport.pool
+async def test_aclose_closes_connections(fakegcs):
+    path = aio.Path(fakegcs.place())
+    await path.write_bytes(b'x')
+    await path.read_bytes()
+    pool = (await path.store.client()).transport.pool
     assert pool.connections
     await aio.aclose()
     assert not pool.connections
-    assert await place.read_bytes() == b'x'
+    assert await path.read_bytes() == b'x'
 
 
-# --- whole processes
+# --- entire programs
 
 
-# In development mode asyncio warns of callbacks that take long, as any may while the machine is busy.
-QUIET = "import logging; logging.getLogger('asyncio').setLevel('ERROR')\n"
-
-
-def python(code, *args, **kwargs):
-    command = [sys.executable, '-X', 'dev', '-W', 'error', '-c', QUIET + textwrap.dedent(code), *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, **kwargs)
+@pytest.fixture
+def python(interpreter):
+    """Run a program in development mode."""
+    return lambda code, *args: interpreter.run(QUIET + code, *args)
 
 
 SETUP = """
@@ -201,13 +197,13 @@ place = granular.Path(sys.argv[1], **options)
 def arguments(server):
     import json
 
-    place = server.place()
-    place.write_bytes(b'content')
-    return str(place), json.dumps(server.options)
+    path = server.place()
+    path.write_bytes(b'content')
+    return str(path), json.dumps(server.options)
 
 
 @pytest.mark.parametrize('server', ['seaweed', 'fakegcs'])
-def test_nothing_is_left_at_exit(server, request):
+def test_program_exits_without_warnings(server, request, python):
     code = (
         SETUP
         + """
@@ -223,7 +219,7 @@ next(loader)
     assert (done.returncode, done.stdout, done.stderr) == (0, '', '')
 
 
-def test_after_fork(fakegcs):
+def test_forked_process_reads_a_bucket(fakegcs, python):
     code = (
         SETUP
         + """
@@ -240,7 +236,7 @@ assert place.read_bytes() == b'content'
     assert (done.returncode, done.stderr) == (0, '')
 
 
-def test_ctrl_c_ends_a_wait(tmp_path):
+def test_keyboard_interrupt_ends_a_wait(interpreter):
     code = """
 import asyncio
 from granular.aio.runtime.loops import ensure_event_loop
@@ -257,19 +253,19 @@ try:
 except KeyboardInterrupt:
     print('interrupted', flush=True)
 """
-    with program([sys.executable, '-W', 'error', '-c', INTERRUPTIBLE + code]) as process:
+    with interpreter.start(INTERRUPTIBLE + code) as process:
         assert process.stdout.readline() == 'waiting\n'
-        began = time.monotonic()
-        os.kill(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        start = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
     assert out == 'cleaned up\ninterrupted\n'
     assert (process.returncode, err) == (0, '')
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - start < 10
 
 
 @pytest.mark.parametrize('uvloop', [True, False])
 @pytest.mark.parametrize('what', ['sys.exit(3)', 'signal.default_int_handler()', 'asyncio.get_running_loop().stop()'])
-def test_the_loop_outlives_what_callbacks_do(what, uvloop):
+def test_loop_survives_callbacks_that_exit_or_stop_it(what, uvloop, python):
     code = f"""
 import asyncio, logging, signal, sys
 if not {uvloop}:
@@ -292,7 +288,7 @@ assert run(call_back()) is first is bridge.loop()
 
 
 @pytest.mark.parametrize('uvloop', [True, False])
-def test_a_loop_that_cannot_begin_fails_the_call(uvloop):
+def test_loop_that_cannot_start_fails_the_call(uvloop, python):
     code = f"""
 import os, resource, sys
 if not {uvloop}:
@@ -319,7 +315,7 @@ assert run(hop()) == 7
     assert (done.returncode, done.stdout) == (0, 'OSError\n'), done.stderr
 
 
-def test_a_loop_that_ended_is_replaced_and_its_calls_fail():
+def test_ended_loop_is_replaced_and_its_calls_fail(python):
     code = """
 import asyncio, sys, threading
 sys.modules['uvloop'] = None
@@ -348,7 +344,7 @@ assert run(hop()) is bridge.loop()
     assert (done.returncode, done.stdout) == (0, ''), done.stderr
 
 
-def test_without_uvloop():
+def test_memory_paths_work_without_uvloop(python):
     code = """
 import sys
 sys.modules['uvloop'] = None
@@ -360,7 +356,7 @@ assert granular.Path('memory://x/y').read_bytes() == b'1'
     assert (done.returncode, done.stderr) == (0, '')
 
 
-def test_a_missing_extra_is_named():
+def test_missing_extra_is_named(python):
     code = """
 import sys
 sys.modules['botocore'] = sys.modules['google.auth'] = None

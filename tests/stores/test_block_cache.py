@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import granular
 from granular.aio.stores.base import Request
-from granular.aio.stores.block_cache import packs
-from granular.aio.stores.block_cache.packs import Packs
+from granular.aio.stores.block_cache import folder as cache_folder
+from granular.aio.stores.block_cache.blocks import Blocks
 from granular.errors import InvalidArgumentError, ObjectChangedError, OutOfRangeError, StoreTimeoutError
 from tests.support.faults import DATA, FaultServer
 
@@ -222,33 +222,33 @@ async def test_tasks_fetch_each_block_once(tmp_path):
 
 
 def test_a_process_that_keeps_the_lock_does_not_stop_others(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(packs, '_PATIENCE', 0.1)
+    monkeypatch.setattr(cache_folder, '_LOCK_TIMEOUT', 0.1)
     with FaultServer() as server:
         config = granular.IOConfig(cache_dir=str(tmp_path), hedge=0)
         path = granular.Path('s3://bucket/file', config=config, endpoint_url=server.endpoint, anon=True)
-        Packs(str(tmp_path), 8 * MB)
+        Blocks(str(tmp_path), 8 * MB)
         (file,) = tmp_path.glob('*/lock')
         with open(file, 'rb') as held:
             fcntl.flock(held, fcntl.LOCK_EX)  # as one that was stopped
             for _ in range(3):
                 assert path.read_ranges([5], [70_000], version='"one"') == [DATA[5:70_000]]
-            assert sum('kept its lock' in record.message for record in caplog.records) == 1
-            with pytest.raises(StoreTimeoutError, match='kept its lock'):
-                Packs(str(tmp_path), 8 * MB).trim(0)
+            assert sum('locked by another process' in record.message for record in caplog.records) == 1
+            with pytest.raises(StoreTimeoutError, match='locked by another process'):
+                Blocks(str(tmp_path), 8 * MB).packs.trim(0)
 
 
 def test_a_child_that_is_forked_while_the_lock_is_held_does_not_keep_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(packs, '_PATIENCE', 0.1)
-    one, another = Packs(str(tmp_path), 8 * MB), Packs(str(tmp_path), 8 * MB)
+    monkeypatch.setattr(cache_folder, '_LOCK_TIMEOUT', 0.1)
+    one, another = Blocks(str(tmp_path), 8 * MB), Blocks(str(tmp_path), 8 * MB)
     waits, wakes = os.pipe()
-    with one._alone():
+    with one.folder.exclusive():
         child = os.fork()
         if not child:
             os.close(wakes)
             os.read(waits, 1)
             os._exit(0)
     try:
-        assert another.trim(0) == 0
+        assert another.packs.trim(0) == 0
     finally:
         os.close(wakes)
         os.waitpid(child, 0)
@@ -260,12 +260,12 @@ def test_loops_that_wait_for_blocks_of_each_other_end(tmp_path, monkeypatch):
     with FaultServer(files={'file': content}) as server:
         config = granular.IOConfig(cache_dir=str(tmp_path), hedge=0)
         path = granular.aio.Path('s3://bucket/file', config=config, endpoint_url=server.endpoint, anon=True)
-        meet, seen, has = threading.Barrier(2, timeout=20), threading.local(), Packs.has
+        meet, seen, has = threading.Barrier(2, timeout=20), threading.local(), Blocks.has
 
-        def there(packs, cached, block):
+        def there(blocks, cached, block):
             """That another process has brought each block when it is looked for a second time."""
             if not hasattr(seen, 'blocks'):
-                return has(packs, cached, block)
+                return has(blocks, cached, block)
             if block in seen.blocks:
                 return True
             if seen.blocks:
@@ -283,7 +283,7 @@ def test_loops_that_wait_for_blocks_of_each_other_end(tmp_path, monkeypatch):
 
             return asyncio.run(main())
 
-        monkeypatch.setattr(Packs, 'has', there)
+        monkeypatch.setattr(Blocks, 'has', there)
         spans = [(BLOCK, BLOCK + 10), (2 * BLOCK, 2 * BLOCK + 10)]
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             found = list(pool.map(read, [spans, spans[::-1]]))
@@ -313,7 +313,7 @@ def test_a_folder_that_cannot_be_had(moto, tmp_path, caplog):
     with caplog.at_level(logging.WARNING, 'granular'):
         with granular.ShardedDatasetReader(cached(place, tmp_path / 'file'), granular.decoders) as reader:
             assert reader.fetch(range(60)) == points
-    assert 'there will be no block cache' in caplog.text
+    assert 'continuing without a block cache' in caplog.text
     with pytest.raises(InvalidArgumentError, match='cache_bytes is 1000: want 8388608 or more'):
         granular.IOConfig(cache_bytes=1000)
 
@@ -336,7 +336,7 @@ def test_a_full_disk_is_no_error(moto, tmp_path):
     command = [sys.executable, '-c', FULL, str(place), str(tmp_path), repr(moto.options)]
     ended = subprocess.run(command, check=True, capture_output=True, text=True)
     assert ended.stdout.strip() == str(total)
-    assert 'the block cache is not used for a while: [Errno 27] File too large' in ended.stderr
+    assert 'adding to the block cache is disabled for 30 s: [Errno 27] File too large' in ended.stderr
 
 
 def test_it_is_shown_and_trimmed(moto, tmp_path, granular_cli):
@@ -353,4 +353,4 @@ def test_it_is_shown_and_trimmed(moto, tmp_path, granular_cli):
     assert granular_cli('cache', tmp_path, '--json')[1].startswith('{"bytes": 0, "removed": 0, "places": {"s3://')
     code, out, err = granular_cli('cache', tmp_path / 'nothing')
     assert code == 1
-    assert 'is no cache_dir' in err
+    assert 'is not the cache_dir' in err

@@ -13,7 +13,7 @@ from granular import Path, aio
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
-from granular.aio.stores.gcs import replies as gcsreplies
+from granular.aio.stores.gcs import listing as gcslisting
 from granular.aio.stores.gcs import store as gcs
 from granular.errors import (
     AccessDeniedError,
@@ -243,7 +243,7 @@ def edited(change):
 
 @pytest.mark.parametrize('token', ['the same', 'another'])
 def test_the_same_page_for_ever_is_an_error(proxy, place, monkeypatch, token):
-    monkeypatch.setattr(gcsreplies, '_FRUITLESS', 50)
+    monkeypatch.setattr(gcslisting, '_MAX_EMPTY_PAGES', 50)
     filled(place)
     count = itertools.count()
     proxy.edit = edited(lambda page: page.update(nextPageToken='x' if token == 'the same' else f'x{next(count)}'))
@@ -468,7 +468,7 @@ def test_a_byte_that_is_lost_on_the_way_is_an_error(proxy, fakegcs, data):
 
 def test_many_attempts_without_progress_are_bounded(proxy, place):
     proxy.edit = parts_edited(rewritten(308))
-    with pytest.raises(StoreError, match='no more after 4 attempts'):
+    with pytest.raises(StoreError, match='no progress after 4 attempts'):
         (place / 'x').write_bytes(LARGE)
     assert len(proxy.calls) < 20
 
@@ -579,7 +579,7 @@ def test_a_copy_that_makes_no_progress_is_an_error(proxy, place):
     proxy.edit = lambda method, target, reply: (
         rewritten(200, said)(method, target, reply) if '/rewriteTo/' in target else reply
     )
-    with pytest.raises(StoreError, match='no more after'):
+    with pytest.raises(StoreError, match='no progress after'):
         (place / 'c').copy(place / 'd')
     assert len(proxy.calls) < 30
 
@@ -637,7 +637,7 @@ def test_a_missing_bucket_is_named(fakegcs):
 def test_unknown_options_are_named(fakegcs):
     place = granular.Path('gs://bucket/x', block_size=5, retries=1, **fakegcs.options)
     with pytest.raises(
-        InvalidArgumentError, match=r"unknown options \['block_size', 'retries'\]: there are \['anon', "
+        InvalidArgumentError, match=r"unknown options \['block_size', 'retries'\]: expected some of \['anon', "
     ):
         place.stat()
 

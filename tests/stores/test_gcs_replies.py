@@ -7,7 +7,7 @@ import pytest
 from granular.aio.http.messages import Head
 from granular.aio.http.transport import Answer
 from granular.aio.stores.gcs import replies as gcsreplies
-from granular.aio.stores.gcs.replies import Listing
+from granular.aio.stores.gcs.listing import Listing
 from granular.errors import BadReplyError
 
 OBJECT = {
@@ -39,7 +39,7 @@ def parse_object(reply):
 
 
 def parse_page(reply):
-    return Listing('gs://bucket/a', 'a/', '/').take(reply)
+    return Listing('gs://bucket/a', 'a/', '/').next_page(reply)
 
 
 PARSERS = {
@@ -114,7 +114,7 @@ def test_pages_with_other_fields_are_bad_replies(page):
 )
 def test_empty_listings_are_taken(page):
     listing = Listing('gs://bucket/a', 'a/', '/')
-    assert listing.take(answer(page)) == ([], [], '')
+    assert listing.next_page(answer(page)) == ([], [], '')
     assert listing.ended
 
 
@@ -124,27 +124,27 @@ def items(*names, **more):
 
 def test_a_page_is_not_taken_twice():
     listing = Listing('gs://bucket/a', 'a/', '')
-    listing.take(items('a/1', 'a/2', nextPageToken='x'))
+    listing.next_page(items('a/1', 'a/2', nextPageToken='x'))
     for again in (
         items('a/1', 'a/2', nextPageToken='y'),
         items('a/2', nextPageToken='z'),
         items('a/3', nextPageToken='x'),
     ):
         with pytest.raises(BadReplyError):
-            listing.take(again)
+            listing.next_page(again)
     # A reply that was refused leaves the listing as it was.
     assert listing.token == 'x'
-    assert [item.name for item in listing.take(items('a/3')).items] == ['a/3']
+    assert [item.name for item in listing.next_page(items('a/3')).items] == ['a/3']
     assert listing.ended
 
 
 def test_a_listing_ends_that_brings_nothing_new_with_ever_new_tokens():
     listing = Listing('gs://bucket/a', 'a/', '/')
     page = {'kind': 'storage#objects', 'prefixes': ['a/c/']}
-    assert listing.take(answer({**page, 'nextPageToken': 'first'})).folders == ['a/c/']
-    with pytest.raises(BadReplyError, match='nothing new'):
+    assert listing.next_page(answer({**page, 'nextPageToken': 'first'})).folders == ['a/c/']
+    with pytest.raises(BadReplyError, match='without a new name'):
         for number in range(2000):
-            assert listing.take(answer({**page, 'nextPageToken': str(number)})).folders == []
+            assert listing.next_page(answer({**page, 'nextPageToken': str(number)})).folders == []
 
 
 @pytest.mark.parametrize(
@@ -152,12 +152,12 @@ def test_a_listing_ends_that_brings_nothing_new_with_ever_new_tokens():
 )
 def test_ranges_that_are_none_are_bad_replies(said):
     with pytest.raises(BadReplyError, match='^gs://bucket/x'):
-        gcsreplies.persisted(answer(b'', 308, range=said), 'gs://bucket/x')
+        gcsreplies.persisted_size(answer(b'', 308, range=said), 'gs://bucket/x')
 
 
 def test_the_range_says_how_much_is_stored():
-    assert gcsreplies.persisted(answer(b'', 308, range='bytes=0-262143'), 'x') == 262144
-    assert gcsreplies.persisted(answer(b'', 308), 'x') == 0
+    assert gcsreplies.persisted_size(answer(b'', 308, range='bytes=0-262143'), 'x') == 262144
+    assert gcsreplies.persisted_size(answer(b'', 308), 'x') == 0
 
 
 @pytest.mark.parametrize(

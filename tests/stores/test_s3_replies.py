@@ -8,9 +8,11 @@ import granular
 from granular.aio.http.messages import Head, http_date
 from granular.aio.http.transport import Answer
 from granular.aio.stores import endpoints
+from granular.aio.stores.s3 import documents, uploads
+from granular.aio.stores.s3 import listing as s3listing
 from granular.aio.stores.s3 import options as s3options
 from granular.aio.stores.s3 import replies as s3replies
-from granular.aio.stores.s3.replies import Listing
+from granular.aio.stores.s3.listing import Listing
 from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, StoreError
 
 NAME = 's3://bucket/in'
@@ -118,7 +120,7 @@ def test_a_store_without_an_order_may_have_none():
 
 
 def test_empty_pages_end(monkeypatch):
-    monkeypatch.setattr(s3replies, '_EMPTY_PAGES', 50)
+    monkeypatch.setattr(s3listing, '_EMPTY_PAGES', 50)
     assert listed(*(page('', f't{i}') for i in range(40)), page(contents('in/a'))) == ['in/a']
     with pytest.raises(BadReplyError, match='50 pages'):
         listed(*(page('', f't{i}') for i in range(99)))
@@ -146,8 +148,8 @@ DATE = 'Sat, 21 Nov 2026 20:26:37 GMT'
 def test_heads_are_read():
     head = Head(200, 'OK', {'content-length': '5', 'etag': ETAG, 'last-modified': DATE})
     time = datetime.datetime(2026, 11, 21, 20, 26, 37, tzinfo=datetime.UTC).timestamp()
-    assert s3replies.found_of(head, NAME)[:3] == (5, time, ETAG)
-    assert s3replies.found_of(Head(200, 'OK', {'content-length': '5', 'last-modified': DATE}), NAME).version is None
+    assert s3replies.metadata_of(head, NAME)[:3] == (5, time, ETAG)
+    assert s3replies.metadata_of(Head(200, 'OK', {'content-length': '5', 'last-modified': DATE}), NAME).version is None
 
 
 @pytest.mark.parametrize(
@@ -158,7 +160,7 @@ def test_heads_are_read():
 )  # fmt: skip
 def test_heads_of_nothing(headers):
     with pytest.raises(BadReplyError, match=NAME):
-        s3replies.found_of(Head(200, 'OK', headers), NAME)
+        s3replies.metadata_of(Head(200, 'OK', headers), NAME)
 
 
 @pytest.mark.parametrize(
@@ -188,21 +190,21 @@ def test_a_date_without_a_zone_is_of_utc():
     ],
 )
 def test_checksums_that_an_object_has(headers, digests):
-    found = s3replies.found_of(Head(200, 'OK', {'content-length': '1', **headers}), NAME)
-    assert dict(found.kept(True).digests) == digests
-    assert 'md5' not in found.kept(False).digests
+    metadata = s3replies.metadata_of(Head(200, 'OK', {'content-length': '1', **headers}), NAME)
+    assert dict(metadata.content_info(True).digests) == digests
+    assert 'md5' not in metadata.content_info(False).digests
 
 
 @pytest.mark.parametrize(
     'take',
     [
-        lambda reply: s3replies.written(reply, NAME),
-        lambda reply: s3replies.copied(reply, NAME, 'CopyObjectResult'),
-        lambda reply: s3replies.upload_begun(reply, NAME, 'in'),
-        lambda reply: s3replies.upload_done(reply, NAME, 'in'),
-        lambda reply: s3replies.uploads_page(reply, NAME, 'in', None),
-        lambda reply: s3replies.parts_page(reply, NAME, 0),
-        lambda reply: s3replies.deleted(reply, NAME, ['in']),
+        lambda reply: s3replies.written_etag(reply, NAME),
+        lambda reply: s3replies.copied_part(reply, NAME, 'CopyObjectResult'),
+        lambda reply: s3replies.upload_id(reply, NAME, 'in'),
+        lambda reply: s3replies.joined_etag(reply, NAME, 'in'),
+        lambda reply: uploads.uploads_page(reply, NAME, 'in', None),
+        lambda reply: uploads.parts_page(reply, NAME, 0),
+        lambda reply: s3replies.check_deleted(reply, NAME, ['in']),
     ],
 )
 @pytest.mark.parametrize(
@@ -227,17 +229,17 @@ def test_markers_of_uploads_go_on():
         '<ListMultipartUploadsResult><IsTruncated>true</IsTruncated><NextKeyMarker>in/b</NextKeyMarker>'
         '<NextUploadIdMarker>7</NextUploadIdMarker></ListMultipartUploadsResult>'
     )
-    assert s3replies.uploads_page(answer(body), NAME, 'in', None).markers == ('in/b', '7')
+    assert uploads.uploads_page(answer(body), NAME, 'in', None).markers == ('in/b', '7')
     with pytest.raises(BadReplyError):
-        s3replies.uploads_page(answer(body), NAME, 'in', ('in/b', '7'))
+        uploads.uploads_page(answer(body), NAME, 'in', ('in/b', '7'))
 
 
 def test_keys_that_xml_cannot_hold():
     for key in ('a', 'ä/ö', 'a&b<c>', 'a\tb', 'a\nb', '\U0001f600'):
-        assert s3replies.is_writable(key)
+        assert documents.is_writable(key)
     for key in ('a\x01', 'a\rb', 'a\0', '\ufffe', '\ud800'):
-        assert not s3replies.is_writable(key)
-    assert b'a&amp;b&lt;c&gt;' in s3replies.delete_body(['a&b<c>'])
+        assert not documents.is_writable(key)
+    assert b'a&amp;b&lt;c&gt;' in documents.delete_body(['a&b<c>'])
 
 
 # --- options
@@ -288,6 +290,17 @@ def test_endpoints_that_are_none(endpoint):
 def test_unknown_options_are_refused(options, known):
     with pytest.raises(InvalidArgumentError, match=known):
         s3options.check('s3://bucket', options)
+
+
+@pytest.mark.parametrize('name', ['key', 'secret'])
+def test_key_and_secret_without_the_other_are_refused(name, monkeypatch):
+    monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'of the environment')
+    monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'of the environment')
+    path = granular.Path('s3://bucket/key', endpoint_url='http://127.0.0.1:1', **{name: 'x'})
+    with pytest.raises(InvalidArgumentError, match=r's3://bucket: expected key= and secret= together, got'):
+        path.read_bytes()
+    s3options.check('s3://bucket', {'key': 'x', 'secret': 'y'})
+    s3options.check('s3://bucket', {'key': None, 'secret': None})
 
 
 def test_a_program_that_gives_no_credentials(tmp_path, monkeypatch):

@@ -134,7 +134,7 @@ def test_what_others_put_there_is_left(tmp_path, local):
     assert granular.copy_to_local(tmp_path / 'source', local / 'empty').was_copied
     assert sorted(os.listdir(local / 'empty')) == [MARKER, 'x']
     (tmp_path / 'other').mkdir()
-    with pytest.raises(AlreadyExistsError, match=r'is a copy of .*/source, and not of .*/other'):
+    with pytest.raises(AlreadyExistsError, match=r'is a copy of .*/source, not of .*/other'):
         granular.copy_to_local(tmp_path / 'other', local / 'empty')
     # The copy of a copy has a marker of its own.
     granular.copy_to_local(local / 'empty', local / 'again')
@@ -143,14 +143,14 @@ def test_what_others_put_there_is_left(tmp_path, local):
 
 def test_arguments(tmp_path, moto):
     (tmp_path / 'source').mkdir()
-    with pytest.raises(InvalidArgumentError, match='on no local disk'):
+    with pytest.raises(InvalidArgumentError, match='not on a local disk'):
         granular.copy_to_local(tmp_path / 'source', moto.place())
     for relative in ('../x', '/etc', '', 'a/../../b'):
-        with pytest.raises(InvalidArgumentError, match='relative is'):
+        with pytest.raises(InvalidArgumentError, match='relative: expected'):
             granular.copy_to_local(tmp_path / 'source', tmp_path / 'target', relative)
     with pytest.raises(InvalidArgumentError, match='into itself'):
         granular.copy_to_local(tmp_path / 'source', tmp_path / 'source' / 'deep')
-    with pytest.raises(NotFoundError, match=r'nor an archive \(.zip'):
+    with pytest.raises(NotFoundError, match=r'nor does an archive of this name \(.zip'):
         granular.copy_to_local(tmp_path / 'nothing', tmp_path / 'target')
     assert os.listdir(tmp_path) == ['source']
 
@@ -231,7 +231,7 @@ HOSTILE = {
     'up in the middle': [('a/../../out', b'evil')],
     'up and back': [('a/../b', b'evil')],
     'absolute': [('/tmp/granular-out', b'evil')],
-    'no Unicode': [('a\udcff', b'evil')],
+    'not Unicode': [('a\udcff', b'evil')],
     'link out': [member('l', LINK, '../out')],
     'link to an absolute place': [member('l', LINK, '/etc/passwd')],
     'write through a link': [member('l', LINK, '..'), ('l/out', b'evil')],
@@ -377,7 +377,7 @@ def test_bombs_and_full_disks(tmp_path, local):
     )
     command = [sys.executable, '-c', program, str(tmp_path / 'y.tgz'), str(local / 'y')]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert 'a file may not become so large here' in done.stdout
+    assert 'the file is larger than its file system or the process allows' in done.stdout
     assert done.stderr == ''
     assert granular.copy_to_local(tmp_path / 'y.tgz', local / 'y').was_deleted
     with pytest.raises((AccessDeniedError, NotFoundError, StoreError)):

@@ -52,17 +52,17 @@ class Identity(NamedTuple):
                 before, now = before._replace(version=None), now._replace(version=None)
             if before != now:
                 raise ObjectChangedError(
-                    f'{name}: it was replaced since the reader was pickled: {file} was {_said(before)} and is '
-                    f'{_said(now)} now: open it anew'
+                    f'{name}: was replaced since the reader was pickled: {file} {_describe(before)} then, and '
+                    f'{_describe(now)} now: open a new reader'
                 )
 
 
-def _said(file: FileIdentity | None) -> str:
-    return 'not there' if file is None else f'of {file.size} bytes in version {file.version}'
+def _describe(file: FileIdentity | None) -> str:
+    return 'did not exist' if file is None else f'had {file.size} bytes and version {file.version}'
 
 
 def reopened(kind: type[R], args: tuple[Any, ...], options: Mapping[str, Any], identity: Identity | None) -> R:
     """Unpickle a reader. If it was open, opening it again checks that its files are the same."""
     reader: Any = kind(*args, **options)
-    reader.expected = identity
+    reader._expected = identity
     return reader  # type: ignore[no-any-return]

@@ -83,23 +83,23 @@ class Snapshot:
     @classmethod
     async def load(cls, directory: Path) -> 'Snapshot | None':
         """Return the cached index of a dataset; None if its store has no index cache or the dataset is not in it."""
-        file = place_of(directory)
+        file = cache_file_of(directory)
         if file is None:
             return None
         folders = await offload(_load, file, f'{directory}')
         if folders is None:
             return None
         if directory.store.config.cache_dir:
-            from granular.aio.stores.block_cache.cache import doubt
+            from granular.aio.stores.block_cache.versions import forget_versions
 
             # With both caches, no other request would notice that the dataset was replaced.
-            doubt(directory.store.fingerprint, directory.key)
+            forget_versions(directory.store.fingerprint, directory.key)
         return cls(file, folders)
 
     @staticmethod
     async def save(directory: Path, folders: Mapping[str, FolderState]) -> None:
         """Cache the index of a dataset. A failed write is logged as a warning, not raised."""
-        file = place_of(directory)
+        file = cache_file_of(directory)
         if file is None:
             return
         if all(bag.pin for folder in folders.values() for bag in folder.bags.values()):
@@ -108,14 +108,14 @@ class Snapshot:
             except GranularError:
                 raise  # the folder belongs to another user
             except OSError as error:
-                logger.warning('the index of %s is not kept: %s', f'{directory}', error)
+                logger.warning('index of %s not cached: %s', f'{directory}', error)
 
     async def forget(self) -> None:
         """Remove the cache file, because the dataset was replaced."""
         await offload(_remove, self._file)
 
 
-def place_of(directory: Path) -> str | None:
+def cache_file_of(directory: Path) -> str | None:
     """Return the cache file of a dataset; None if its store has no index cache."""
     store = directory.store
     cache = store.config.index_cache
@@ -125,8 +125,8 @@ def place_of(directory: Path) -> str | None:
     return os.path.join(os.path.expanduser(cache), f'{name[:40]}.index')
 
 
-def recall(file: str, name: str, parse: Callable[[Any, Ints], T]) -> T | None:
-    """Return the content that ``keep`` wrote; None if the file is missing, or damaged, which is logged.
+def load_tables(file: str, name: str, parse: Callable[[Any, Ints], T]) -> T | None:
+    """Return the content that ``save_tables`` wrote; None if the file is missing, or damaged, which is logged.
 
     Args:
       file: the cache file.
@@ -141,7 +141,7 @@ def recall(file: str, name: str, parse: Callable[[Any, Ints], T]) -> T | None:
     except GranularError:
         raise  # the folder belongs to another user
     except OSError as error:
-        logger.warning('%s: the index of %s is not used: %s', file, name, error)
+        logger.warning('%s: index cache of %s ignored: %s', file, name, error)
         return None
     try:
         fd = open_file(os.path.basename(file), os.O_RDONLY, folder)
@@ -152,30 +152,30 @@ def recall(file: str, name: str, parse: Callable[[Any, Ints], T]) -> T | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        logger.warning('%s: the index of %s is not used: %s', file, name, error)
+        logger.warning('%s: index cache of %s ignored: %s', file, name, error)
         return None
     finally:
         os.close(folder)
     try:
         if bytes(view[: len(_MAGIC)]) != _MAGIC:
-            raise ValueError('it begins otherwise')
+            raise ValueError('it has another magic')
         if int.from_bytes(view[len(_MAGIC) : _SUM], 'little') != zlib.crc32(view[_SUM:]):
-            raise ValueError('it is not what was written')
+            raise ValueError('wrong checksum')
         start = _HEAD + int.from_bytes(view[_SUM:_HEAD], 'little')
-        owner, shown, rows = msgpack.unpackb(view[_HEAD:start], strict_map_key=False)
-        if (owner, shown) != (os.path.basename(file), name):
-            raise ValueError(f'it is of {shown}')
+        owner, address, rows = msgpack.unpackb(view[_HEAD:start], strict_map_key=False)
+        if (owner, address) != (os.path.basename(file), name):
+            raise ValueError(f'it is the index of {address}')
         tables = np.frombuffer(view[-(-start // 8) * 8 :], '<i8')
         return parse(rows, tables)
     except Exception as error:
         # Any damage is recoverable: the store has the data.
-        logger.warning('%s: the index of %s is not used: %s', file, name, error)
+        logger.warning('%s: index cache of %s ignored: %s', file, name, error)
         _remove(file)
         return None
 
 
 def _load(file: str, name: str) -> dict[str, FolderState] | None:
-    return recall(file, name, _folders)
+    return load_tables(file, name, _folders)
 
 
 def _folders(rows: Any, tables: Ints) -> dict[str, FolderState]:
@@ -188,46 +188,46 @@ def _folders(rows: Any, tables: Ints) -> dict[str, FolderState]:
 def _bag_state(row: Sequence[Any], tables: Ints) -> BagState:
     version, size, datasize, pin, start, count = row
     if not all(type(number) is int and number >= 0 for number in (version, size, datasize, start, count)):
-        raise ValueError(f'{row!r:.80} is no bag')
+        raise ValueError(f'{row!r:.80} is not a bag')
     if type(pin) is not str or version not in (1, 2, 3) or datasize > size:
-        raise ValueError(f'{row!r:.80} is no bag')
+        raise ValueError(f'{row!r:.80} is not a bag')
     if not 0 < count <= len(tables) - start or tables[start]:
-        raise ValueError(f'there is no table at {start}')
+        raise ValueError(f'no table at {start}')
     return BagState(version, size, datasize, pin, check_limits(tables[start : start + count], datasize, 'it'))
 
 
 def _save(file: str, name: str, folders: Mapping[str, FolderState]) -> None:
     rows: dict[str, tuple[bytes, dict[str, tuple[Any, ...]]]] = {}
     tables: list[Ints] = []
-    at = 0
+    start = 0
     for folder, (spec, bags) in folders.items():
-        kept = {}
+        bag_rows = {}
         for key, bag in bags.items():
-            kept[key] = (*bag[:4], at, len(bag.limits))
+            bag_rows[key] = (*bag[:4], start, len(bag.limits))
             tables.append(bag.limits)
-            at += len(bag.limits)
-        rows[folder] = spec, kept
-    keep(file, name, rows, tables)
+            start += len(bag.limits)
+        rows[folder] = spec, bag_rows
+    save_tables(file, name, rows, tables)
 
 
-def keep(file: str, name: str, rows: Any, tables: Sequence[Ints]) -> None:
+def save_tables(file: str, name: str, rows: Any, tables: Sequence[Ints]) -> None:
     """Write a cache file: a header of msgpack values, followed by numbers."""
     target = os.path.basename(file)
     head = msgpack.packb((target, name, rows))
-    draft = f'{target}.{secrets.token_hex(4)}.tmp'
+    temporary = f'{target}.{secrets.token_hex(4)}.tmp'
     folder = open_folder(os.path.dirname(file))
     try:
-        _write_draft(open_file(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder), head, tables)
-        os.replace(draft, target, src_dir_fd=folder, dst_dir_fd=folder)
+        _write_file(open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder), head, tables)
+        os.replace(temporary, target, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(draft, dir_fd=folder)
+            os.unlink(temporary, dir_fd=folder)
         raise
     finally:
         os.close(folder)
 
 
-def _write_draft(fd: int, head: bytes, tables: Sequence[Ints]) -> None:
+def _write_file(fd: int, head: bytes, tables: Sequence[Ints]) -> None:
     with open(fd, 'wb') as opened:
         front = len(head).to_bytes(8, 'little') + head
         front += bytes(-(_SUM + len(front)) % 8)
@@ -252,4 +252,4 @@ def _remove(file: str) -> None:
     except FileNotFoundError:
         pass
     except OSError as error:
-        logger.warning('%s: not removed: %s', file, error)
+        logger.warning('%s: could not be removed: %s', file, error)

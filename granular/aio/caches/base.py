@@ -7,8 +7,6 @@ from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
-from granular.aio.bags.reader import BagReader
-from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader
 from granular.aio.execution.failures import Failure
 from granular.aio.http.reply import counters
@@ -143,13 +141,7 @@ class Cache(AsyncResource):
         """
         parts: list[Any] = [fingerprint(self._below), self._length, None if self._pack is None else name_of(self._pack)]
         for root in _roots(self._below):
-            if isinstance(root, DatasetReader):
-                *told, functions = root.identity
-                server = root.directory.store.fingerprint
-                parts.append((server, *told, {key: name_of(fn) for key, fn in functions.items()}))
-            elif isinstance(root, BagReader):
-                parts.append((root.origin, *root.identity))
-            elif (identity := getattr(root, 'identity', None)) is not None:
+            if (identity := getattr(root, '_identity', None)) is not None:
                 parts.append(identity)
             elif alone and (isinstance(root, list | tuple | np.ndarray) or ' at 0x' in repr(root)):
                 raise InvalidArgumentError(

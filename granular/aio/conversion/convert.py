@@ -5,13 +5,13 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
-from granular.aio.conversion.infer import Fitting
-from granular.aio.conversion.origins import Ahead, Format, Origin, origin_of
+from granular.aio.conversion.infer import RecordMapping
+from granular.aio.conversion.record_source import Format, ReadAhead, RecordSource, open_source
 from granular.aio.datasets.claims import Claim
-from granular.aio.datasets.codec import Encoder, encode_now, fields_of
+from granular.aio.datasets.codec import Encoder, Field, encode_now, fields_of
 from granular.aio.datasets.sharded_reader import shards_in
 from granular.aio.datasets.sharded_writer import length_of_shard
 from granular.aio.datasets.writer import DatasetWriter
@@ -21,7 +21,7 @@ from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import for_each, outcome, start_task
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
-from granular.aio.stores.local.writing import drop_drafts
+from granular.aio.stores.local.writing import remove_leftovers
 from granular.config import MiB
 from granular.errors import (
     AlreadyExistsError,
@@ -37,7 +37,7 @@ PLAN: Final = 'conversion.json'
 """The file beside the shards that records the source and the settings, so that a resumed run uses the same."""
 
 _CHUNK: Final = 4 * MiB
-_MOST: Final = 512  # records read at a time
+_MAX_CHUNK: Final = 512  # records read at a time
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,16 +132,16 @@ async def convert(
     for name, number in (('shardlen', shardlen), ('parallel', parallel), ('sample', sample)):
         if number is not None:
             check_integer(name, number, 1)
-    async with contextlib.aclosing(await origin_of(source, format)) as origin:
-        fitting = Fitting(await origin.sample(sample), spec, layout, origin.name)
-        place, used = Path(directory), fitting.encoders(encoders)
-        work = _Work(origin, place, fitting, used, shardlen, layout, checksums, parallel, progress)
-        records = None if origin.source is None else len(origin)
+    async with contextlib.aclosing(await open_source(source, format)) as opened:
+        mapping = RecordMapping(await opened.sample(sample), spec, layout, opened.name)
+        fields = fields_of(mapping.spec, mapping.encoders(encoders), layout, f'{directory}')
+        records = None if opened.source is None else len(opened)
         shards = 1 if shardlen is None else None if records is None else max(1, -(-records // shardlen))
-        done = Conversion(origin.name, origin.format, fitting.spec, fitting.renamed, records, shards)
+        result = Conversion(opened.name, opened.format, mapping.spec, mapping.renamed, records, shards)
         if not dry_run:
-            done = await work.run(done)
-    return dataclasses.replace(done, seconds=time.perf_counter() - began)
+            work = _Work(opened, Path(directory), mapping, fields, shardlen, layout, checksums, parallel, progress)
+            result = await work.run(result)
+    return dataclasses.replace(result, seconds=time.perf_counter() - began)
 
 
 class _Work:
@@ -149,29 +149,29 @@ class _Work:
 
     def __init__(
         self,
-        origin: Origin,
-        place: Path,
-        fitting: Fitting,
-        encoders: Mapping[str, Any],
+        source: RecordSource,
+        directory: Path,
+        mapping: RecordMapping,
+        fields: list[Field],
         shardlen: int | None,
         layout: Layout,
         checksums: bool,
         parallel: int,
         progress: Progress | None,
     ) -> None:
-        self._origin, self._place, self._fitting = origin, place, fitting
-        self._fields = fields_of(fitting.spec, encoders, layout, f'{place}')
+        self._source, self._directory, self._mapping, self._fields = source, directory, mapping, fields
         self._shardlen, self._layout, self._checksums, self._parallel = shardlen, layout, checksums, parallel
         self._report = progress
-        self._chunk = max(1, min(_MOST, _CHUNK // fitting.mean))
+        self._chunk = max(1, min(_MAX_CHUNK, _CHUNK // mapping.mean))
         self._lengths: dict[int, int] = {}  # of the finished shards
         self._found = self._bytes = 0
 
     async def run(self, plan: Conversion) -> Conversion:
-        store = self._place.store
+        """Convert, and return the plan with the counts."""
+        store = self._directory.store
         if self._shardlen is None or store.local or not store.conditional:
             return await self._run(plan)
-        claim = Claim(self._place, 0, 1, 'unknown')  # because a killed run is resumed on any machine
+        claim = Claim(self._directory, 0, 1, 'unknown')  # because a killed run is resumed on any machine
         await claim.take()
         try:
             return await self._run(plan)
@@ -179,68 +179,71 @@ class _Work:
             await claim.release()
 
     async def _run(self, plan: Conversion) -> Conversion:
-        await self._look()
-        source = self._origin.source
-        shards, records = await (self._one_by_one() if source is None else self._at_random(source))
+        await self._find_shards()
+        source = self._source.source
+        shards, records = await (self._convert_stream() if source is None else self._convert_indexed(source))
         return dataclasses.replace(plan, shards=shards, records=records, found=self._found, bytes=self._bytes)
 
-    async def _look(self) -> None:
+    async def _find_shards(self) -> None:
         """Find the finished shards, and check that they belong to the same conversion."""
-        place, spec = self._place, self._fitting.spec
-        await place.mkdir(parents=True, exist_ok=True)
+        await self._directory.mkdir(parents=True, exist_ok=True)
         if self._shardlen is None:
-            if (length := await length_of_shard(place, spec, self._layout)) is not None:
+            if (length := await self._length_of(self._directory)) is not None:
                 self._lengths[0] = length
             return
-        plan = {
-            'source': self._origin.name, 'format': self._origin.format, 'size': self._origin.size,
-            'records': None if self._origin.source is None else len(self._origin), 'shardlen': self._shardlen,
-            'spec': spec, 'layout': self._layout, 'checksums': self._checksums,
-        }  # fmt: skip
         try:
-            numbers = await shards_in(place)
+            numbers = await shards_in(self._directory)
         except NotFoundError:
             numbers = []  # a bucket has no empty folders
-        try:
-            there = json.loads(await (place / PLAN).read_bytes())
-        except NotFoundError:
-            if numbers or await (place / 'spec.json').exists():
-                raise AlreadyExistsError(
-                    f'{place}: holds a dataset that convert did not write: choose another folder, or remove it'
-                ) from None
-            if place.store.local:
-                await offload(drop_drafts, (place / PLAN).key)
-            await (place / PLAN).write_text(f'{json.dumps(plan, sort_keys=True)}\n')
-        except ValueError as error:
-            raise CorruptDatasetError(f'{place / PLAN}: is none that convert writes') from error
-        else:
-            if differ := [name for name in plan if not isinstance(there, dict) or there.get(name) != plan[name]]:
-                said = ', '.join(f'{name} {there.get(name)!r}, not {plan[name]!r}' for name in differ)
-                raise AlreadyExistsError(f'{place}: was begun as another conversion, with {said}')
+        await self._check_plan(numbers)
 
-        async def look(number: int) -> None:
-            length = await length_of_shard(place / shard_name(number), spec, self._layout)
+        async def read_length(number: int) -> None:
+            length = await self._length_of(self._directory / shard_name(number))
             if length is not None:
                 self._lengths[number] = length
 
-        async def each() -> AsyncIterator[int]:
-            for number in numbers:
-                yield number
+        await for_each(_each(numbers), read_length, 16)
 
-        await for_each(each(), look, 16)
+    async def _length_of(self, folder: Path) -> int | None:
+        return await length_of_shard(folder, self._mapping.spec, self._layout)
+
+    async def _check_plan(self, numbers: list[int]) -> None:
+        """Write the plan, or check that the existing one is the same."""
+        path = self._directory / PLAN
+        plan = {
+            'source': self._source.name, 'format': self._source.format, 'size': self._source.size,
+            'records': None if self._source.source is None else len(self._source), 'shardlen': self._shardlen,
+            'spec': self._mapping.spec, 'layout': self._layout, 'checksums': self._checksums,
+        }  # fmt: skip
+        try:
+            existing = json.loads(await path.read_bytes())
+        except NotFoundError:
+            if numbers or await (self._directory / 'spec.json').exists():
+                raise AlreadyExistsError(
+                    f'{self._directory}: has a dataset that convert did not write: choose another folder, or remove it'
+                ) from None
+            if path.store.local:
+                await offload(remove_leftovers, path.key)
+            await path.write_text(f'{json.dumps(plan, sort_keys=True)}\n')
+            return
+        except ValueError as error:
+            raise CorruptDatasetError(f'{path}: was not written by convert') from error
+        if differ := [name for name in plan if not isinstance(existing, dict) or existing.get(name) != plan[name]]:
+            differences = ', '.join(f'{name} {existing.get(name)!r}, not {plan[name]!r}' for name in differ)
+            raise AlreadyExistsError(f'{self._directory}: was begun as another conversion, with {differences}')
 
     # --- shared by both kinds of sources
 
     def _folder(self, number: int) -> Path:
-        return self._place if self._shardlen is None else self._place / shard_name(number)
+        return self._directory if self._shardlen is None else self._directory / shard_name(number)
 
     async def _open(self, number: int) -> DatasetWriter:
         # A killed run's unfinished shard is written again, with the same bytes.
         return await DatasetWriter.open(
-            self._folder(number), self._fitting.spec, None, self._layout, 'discard', self._checksums
+            self._folder(number), self._mapping.spec, None, self._layout, 'discard', self._checksums
         )
 
-    def _is_there(self, number: int, wanted: int) -> bool:
+    def _is_finished(self, number: int, expected: int) -> bool:
         """Return whether a shard is finished.
 
         Raises:
@@ -249,9 +252,9 @@ class _Work:
         length = self._lengths.get(number)
         if length is None:
             return False
-        if length != wanted:
+        if length != expected:
             raise CorruptDatasetError(
-                f'{self._folder(number)}: has {length} datapoints, but {wanted} of {self._origin.name} belong there: '
+                f'{self._folder(number)}: has {length} datapoints, expected {expected} from {self._source.name}: '
                 f'the source has changed'
             )
         self._found += length
@@ -260,25 +263,27 @@ class _Work:
 
     async def _write(self, writer: DatasetWriter, records: list[Any], first: int) -> None:
         """Append records, the first of which has number ``first`` in the source. They are encoded in a thread."""
-        for point in await offload(self._encode, records, first):
-            await writer.append(point, flush=False)
+        for datapoint in await offload(self._encode, records, first):
+            await writer.append(datapoint, flush=False)
         self._tell(len(records))
 
     def _encode(self, records: list[Any], first: int) -> list[dict[str, Any]]:
         """Return the encoded records, by key."""
-        out, spec, name = [], self._fitting.spec, self._origin.name
+        out, spec, name = [], self._mapping.spec, self._source.name
         for number, record in enumerate(records, first):
-            point = self._fitting.point(record)
-            if point.keys() != spec.keys():
-                missing, extra = sorted(spec.keys() - point.keys()), sorted(point.keys() - spec.keys())
+            datapoint = self._mapping.datapoint(record)
+            if datapoint.keys() != spec.keys():
+                missing, extra = sorted(spec.keys() - datapoint.keys()), sorted(datapoint.keys() - spec.keys())
                 raise DatapointError(
-                    f'{name}: datapoint {number}: keys are missing {missing} or too many {extra}: a key that is often '
+                    f'{name}: datapoint {number}: missing keys {missing}, unknown keys {extra}: a key that is often '
                     f"missing can have the type 'msgpack', given with spec"
                 )
             try:
-                encoded = encode_now(self._fields, point, name, number)
+                encoded = encode_now(self._fields, datapoint, name, number)
             except EncodeError as error:
-                raise EncodeError(f'{error}: its type was seen in other records: give another with spec') from error
+                raise EncodeError(
+                    f'{error}: the type was inferred from other records: pass another one with spec'
+                ) from error
             pairs = zip(self._fields, encoded, strict=True)
             out.append({field.key: values if field.many else values[0] for field, values in pairs})
         return out
@@ -289,45 +294,48 @@ class _Work:
 
     # --- sources with random access
 
-    async def _at_random(self, source: Source) -> tuple[int, int]:
-        count, length = len(self._origin), self._shardlen or max(1, len(self._origin))
+    async def _convert_indexed(self, source: Source) -> tuple[int, int]:
+        count, length = len(self._source), self._shardlen or max(1, len(self._source))
         shards = max(1, -(-count // length))
-        if more := sorted(number for number in self._lengths if number >= shards):
-            raise CorruptDatasetError(f'{self._folder(more[0])}: is there, but {count} records fill {shards} shards')
-        others = asyncio.Semaphore(0)
+        self._check_surplus(shards, count)
+        finished = asyncio.Semaphore(0)  # counts the shards after the first one
 
-        async def shard(number: int) -> None:
+        async def convert_shard(number: int) -> None:
             start, stop = number * length, min(count, (number + 1) * length)
-            if not self._is_there(number, stop - start):
-                async with await self._open(number) as writer:
-                    self._found += len(writer)
-                    self._tell(len(writer))
-                    await self._fill(source, writer, start + len(writer), stop)
-                    if not number:
-                        for _ in range(shards - 1):
-                            await others.acquire()
-                self._bytes += writer.size
+            if not self._is_finished(number, stop - start):
+                await self._write_shard(source, number, start, stop, [finished] * (0 if number else shards - 1))
             if number:
-                others.release()
+                finished.release()
 
-        async def numbers() -> AsyncIterator[int]:
-            for number in (*range(1, shards), 0):  # the first at the end: without it, this is not a dataset
-                yield number
-
-        await for_each(numbers(), shard, self._parallel)
+        # The first shard last: without it, this is not a dataset.
+        await for_each(_each([*range(1, shards), 0]), convert_shard, self._parallel)
         return shards, count
+
+    def _check_surplus(self, shards: int, records: int) -> None:
+        if surplus := sorted(number for number in self._lengths if number >= shards):
+            raise CorruptDatasetError(f'{self._folder(surplus[0])}: exists, but {records} records fill {shards} shards')
+
+    async def _write_shard(
+        self, source: Source, number: int, start: int, stop: int, publish_after: list[asyncio.Semaphore]
+    ) -> None:
+        async with await self._open(number) as writer:
+            self._found += len(writer)
+            self._tell(len(writer))
+            await self._fill(source, writer, start + len(writer), stop)
+            for shard in publish_after:
+                await shard.acquire()
+        self._bytes += writer.size
 
     async def _fill(self, source: Source, writer: DatasetWriter, start: int, stop: int) -> None:
         """Write records to a shard, and read the next ones meanwhile."""
-        at, reading = start, None
+        indices, reading = range(start, min(start + self._chunk, stop)), None
         try:
-            while at < stop:
-                first, following = at, min(at + self._chunk, stop)
-                records = await outcome(reading or source.fetch(range(first, following)))
-                at = following
-                more = range(at, min(at + self._chunk, stop))
-                reading = start_task(source.fetch(more)) if more else None
-                await self._write(writer, records, first)
+            while indices:
+                records = await outcome(reading or source.fetch(indices))
+                following = range(indices.stop, min(indices.stop + self._chunk, stop))
+                reading = start_task(source.fetch(following)) if following else None
+                await self._write(writer, records, indices.start)
+                indices = following
         finally:
             if reading is not None:
                 reading.cancel()
@@ -335,64 +343,108 @@ class _Work:
 
     # --- sources without random access
 
-    async def _one_by_one(self) -> tuple[int, int]:
-        number = count = 0
-        opened: list[DatasetWriter] = []  # the writer of the current shard, and that of the first
-        publishing: set[asyncio.Task[None]] = set()
+    async def _convert_stream(self) -> tuple[int, int]:
+        publisher = _Publisher(self._publish, self._parallel)
         try:
-            async with contextlib.aclosing(Ahead(self._origin.stream(self._chunk))) as records:
-                while True:
-                    if number in self._lengths:
-                        passed = 0
-                        while got := await records.take(self._left(passed)):
-                            passed += len(got)
-                        self._is_there(number, passed)
-                        count += passed
-                    else:
-                        opened.append(writer := await self._open(number))
-                        count += await self._pour(records, writer, count)
-                        if number:
-                            while len(publishing) >= self._parallel:
-                                ended, publishing = await asyncio.wait(publishing, return_when='FIRST_COMPLETED')
-                                for task in ended:
-                                    task.result()
-                            publishing.add(asyncio.create_task(self._publish(opened.pop())))
-                    if not await records.more():
-                        break
-                    number += 1
-            if more := sorted(other for other in self._lengths if other > number):
-                raise CorruptDatasetError(f'{self._folder(more[0])}: is there, but {count} records end before it')
-            await asyncio.gather(*publishing)
-            while opened:  # the first at the end: without it, this is not a dataset
-                await self._publish(opened.pop())
+            async with contextlib.aclosing(ReadAhead(self._source.stream(self._chunk))) as records:
+                shards, count = await self._write_shards(records, publisher)
+            self._check_surplus(shards, count)
+            await publisher.finish()
         except BaseException as error:
-            for task in publishing:
-                if not isinstance(error, Exception):
-                    task.cancel()
-            await asyncio.gather(*publishing, return_exceptions=True)  # full shards are published
-            for writer in opened:
-                await writer.abort()
+            await publisher.abort(error)
             raise
-        return number + 1, count
+        return shards, count
+
+    async def _write_shards(self, records: ReadAhead, publisher: '_Publisher') -> tuple[int, int]:
+        """Write all records, except those of finished shards; return the number of shards and of records."""
+        number = count = 0
+        while True:
+            if number in self._lengths:
+                count += await self._skip(records, number)
+            else:
+                writer = publisher.add(await self._open(number))
+                count += await self._pour(records, writer, count)
+                if number:  # the first shard is published at the end: without it, this is not a dataset
+                    await publisher.publish()
+            number += 1
+            if not await records.more():
+                return number, count
 
     def _left(self, count: int) -> int:
         """Return how many records to request next for a shard that has ``count``."""
         return self._chunk if self._shardlen is None else min(self._chunk, self._shardlen - count)
 
-    async def _pour(self, records: Ahead, writer: DatasetWriter, first: int) -> int:
+    async def _skip(self, records: ReadAhead, number: int) -> int:
+        """Skip the records of a finished shard; return their number."""
+        count = 0
+        while chunk := await records.take(self._left(count)):
+            count += len(chunk)
+        self._is_finished(number, count)
+        return count
+
+    async def _pour(self, records: ReadAhead, writer: DatasetWriter, first: int) -> int:
         """Fill a shard until it is full or the records end; return the number of its records."""
-        count = there = len(writer)
-        self._found += there
-        self._tell(there)
-        while there and (got := await records.take(min(there, self._chunk))):
-            there -= len(got)
-        if there:
-            raise CorruptDatasetError(f'{writer.directory}: holds {count} datapoints, {there} more than there are')
-        while got := await records.take(self._left(count)):
-            await self._write(writer, got, first + count)
-            count += len(got)
+        count = existing = len(writer)
+        self._found += existing
+        self._tell(existing)
+        while existing and (chunk := await records.take(min(existing, self._chunk))):
+            existing -= len(chunk)
+        if existing:
+            raise CorruptDatasetError(
+                f'{writer.directory}: has {count} datapoints, {existing} more than the source has for it'
+            )
+        while chunk := await records.take(self._left(count)):
+            await self._write(writer, chunk, first + count)
+            count += len(chunk)
         return count
 
     async def _publish(self, writer: DatasetWriter) -> None:
         await writer.aclose()
         self._bytes += writer.size
+
+
+class _Publisher:
+    """Publishes shards in the background, and closes or aborts all of them in the end.
+
+    Args:
+      publish: publishes a shard.
+      parallel: shards that are published at a time.
+    """
+
+    def __init__(self, publish: Callable[[DatasetWriter], Coroutine[Any, Any, None]], parallel: int) -> None:
+        self._publish, self._parallel = publish, parallel
+        self._open: list[DatasetWriter] = []  # the first shard, and the one that is being filled
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, writer: DatasetWriter) -> DatasetWriter:
+        """Take over a shard that is to be filled."""
+        self._open.append(writer)
+        return writer
+
+    async def publish(self) -> None:
+        """Start to publish the shard that was added last."""
+        while len(self._tasks) >= self._parallel:
+            ended, self._tasks = await asyncio.wait(self._tasks, return_when='FIRST_COMPLETED')
+            for task in ended:
+                task.result()
+        self._tasks.add(asyncio.create_task(self._publish(self._open.pop())))
+
+    async def finish(self) -> None:
+        """Publish the remaining shards."""
+        await asyncio.gather(*self._tasks)
+        while self._open:
+            await self._publish(self._open.pop())
+
+    async def abort(self, error: BaseException) -> None:
+        """Abort the shards that are not full. The full ones are published, unless the conversion was cancelled."""
+        if not isinstance(error, Exception):
+            for task in self._tasks:
+                task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._open:
+            await writer.abort()
+
+
+async def _each(numbers: Sequence[int]) -> AsyncIterator[int]:
+    for number in numbers:
+        yield number

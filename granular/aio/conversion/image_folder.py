@@ -17,36 +17,36 @@ _IMAGES: Final = ('.jpg', '.jpeg', '.png', '.webp', '.gif', '.bmp', '.tif', '.ti
 class ImageFolder:
     """Images in one folder per class: ``image`` (the file's bytes), ``label`` (the class number), ``class`` (its name).
 
-    Classes are the folders in ``place`` that hold images at any depth, sorted by name; the images of a class are sorted
-    by path. The names of all files are held in memory.
+    Classes are the folders in ``folder`` with images at any depth, sorted by name; the images of a class are sorted by
+    path. The names of all files are held in memory.
     """
 
-    def __init__(self, place: Path, entries: Sequence[Entry]) -> None:
-        base = len(place.key.rstrip('/')) + 1 if place.key not in ('', '.') else 0
-        kept = [(entry.key[base:].partition('/')[0], entry) for entry in entries if '/' in entry.key[base:]]
-        kept.sort(key=lambda pair: (pair[0], pair[1].key))
-        self._place = place
-        self.classes = sorted({name for name, _ in kept})
+    def __init__(self, folder: Path, entries: Sequence[Entry]) -> None:
+        base = len(folder.key.rstrip('/')) + 1 if folder.key not in ('', '.') else 0
+        images = [(entry.key[base:].partition('/')[0], entry) for entry in entries if '/' in entry.key[base:]]
+        images.sort(key=lambda pair: (pair[0], pair[1].key))
+        self._folder = folder
+        self.classes = sorted({name for name, _ in images})
         self._labels = {name: label for label, name in enumerate(self.classes)}
-        self._rows = [(name, entry.key) for name, entry in kept]
-        self.size = sum(entry.size for _, entry in kept)
+        self._rows = [(name, entry.key) for name, entry in images]
+        self.size = sum(entry.size for _, entry in images)
 
     @classmethod
-    async def listed(cls, place: Path) -> 'ImageFolder':
+    async def listed(cls, folder: Path) -> 'ImageFolder':
         """List a folder and return its images.
 
         Raises:
           NotFoundError: if there are none.
         """
         entries = []
-        async with contextlib.aclosing(place.store.scan_tree(place.key)) as found:  # type: ignore[type-var]
-            async for entry in found:
+        async with contextlib.aclosing(folder.store.scan_tree(folder.key)) as tree:  # type: ignore[type-var]
+            async for entry in tree:
                 name = entry.key.rpartition('/')[2]
                 if not entry.is_dir and not name.startswith('.') and name.lower().endswith(_IMAGES):
                     entries.append(entry)
-        images = cls(place, entries)
+        images = cls(folder, entries)
         if not len(images):
-            raise NotFoundError(f'{place}: holds no images in folders by class ({", ".join(_IMAGES)})')
+            raise NotFoundError(f'{folder}: has no images in folders by class ({", ".join(_IMAGES)})')
         return images
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class ImageFolder:
     async def fetch(self, indices: Any) -> list[dict[str, Any]]:
         """Return the datapoints at many indices."""
         rows = [self._rows[index] for index in np.asarray(indices).tolist()]
-        replies = await gather([self._place.store.read(key) for _, key in rows])
+        replies = await gather([self._folder.store.read(key) for _, key in rows])
         return [
             {'image': reply.data, 'label': self._labels[name], 'class': name}
             for (name, _), reply in zip(rows, replies, strict=True)

@@ -15,10 +15,8 @@ _PLAIN: Final = ('int', 'utf8', 'bytes', 'msgpack')  # types that msgpack can re
 _BAD: Final = re.compile(r'[^A-Za-z0-9_.-]')
 _DEPTH: Final = 64
 
-Point = Mapping[str, Any]
 
-
-class Fitting:
+class RecordMapping:
     """The mapping from records to datapoints of a granular dataset.
 
     Inferred types: ``msgpack`` for ``bool``, ``float``, None, lists and mappings (``tree`` with arrays in it), ``int``
@@ -27,7 +25,7 @@ class Fitting:
     represent all: ``jpg`` for images, ``bytes`` for images and other bytes, otherwise ``msgpack`` or ``tree``.
 
     Args:
-      points: a sample of the records.
+      sample: a sample of the records.
       spec: types that override the inferred ones, by key.
       layout: the layout of the dataset.
       name: the source, for errors.
@@ -38,44 +36,45 @@ class Fitting:
       mean: the mean size of a record in bytes, estimated from the sample.
     """
 
-    def __init__(self, points: Sequence[Any], spec: Mapping[str, str] | None, layout: Layout, name: str) -> None:
+    def __init__(self, sample: Sequence[Any], spec: Mapping[str, str] | None, layout: Layout, name: str) -> None:
         self._name = name
-        records = [self._mapping(point) for point in points]
+        records = [self._mapping(record) for record in sample]
         names = list(dict.fromkeys(field for record in records for field in record))
         self._keys = {field: _key_of(field, layout) for field in names}
-        taken: dict[str, str] = {}
+        fields: dict[str, str] = {}
         for field, key in self._keys.items():
-            if key in taken:
+            if key in fields:
                 raise InvalidArgumentError(
-                    f'{name}: fields {taken[key]!r} and {field!r} would both be key {key!r}: rename one in the source'
+                    f'{name}: fields {fields[key]!r} and {field!r} would both be key {key!r}: rename one in the source'
                 )
-            taken[key] = field
+            fields[key] = field
         self.renamed = {field: key for field, key in self._keys.items() if field != key}
-        found = {
-            key: _joined({_kind(_plain(record.get(field))) for record in records}) for field, key in self._keys.items()
+        types = {
+            key: _common_type({_kind(_plain(record.get(field))) for record in records})
+            for field, key in self._keys.items()
         }
-        if records and (unknown := sorted(set(spec or {}) - set(found))):
-            raise InvalidArgumentError(f'{name}: spec names keys {unknown}, but there are {sorted(found)}')
-        found.update(spec or {})
-        if unfit := sorted(key for key, kind in found.items() if not kind):
-            examples = {key: type(records[0].get(taken[key])).__name__ for key in unfit[:5]}
-            raise InvalidArgumentError(f'{name}: no type fits these keys: {examples}: give one with spec')
-        if not found:
-            raise InvalidArgumentError(f'{name}: has no records to see a spec in: give one')
-        self.spec = check_spec(found, layout)
+        if records and (unknown := sorted(set(spec or {}) - set(types))):
+            raise InvalidArgumentError(f'{name}: spec names keys {unknown}, the records have {sorted(types)}')
+        types.update(spec or {})
+        if unfit := sorted(key for key, kind in types.items() if not kind):
+            examples = {key: type(records[0].get(fields[key])).__name__ for key in unfit[:5]}
+            raise InvalidArgumentError(f'{name}: no type fits these keys: {examples}: pass one with spec')
+        if not types:
+            raise InvalidArgumentError(f'{name}: has no records to infer a spec from: pass spec')
+        self.spec = check_spec(types, layout)
         self._optional = {key for key, kind in self.spec.items() if kind == 'msgpack'}
         self.mean = max(1, sum(_size(list(record.values())) for record in records) // max(1, len(records)))
         images = [field for field, key in self._keys.items() if self.spec[key].removesuffix('[]') in ('jpg', 'png')]
         self._files = all(isinstance(record.get(field), bytes) for record in records for field in images)
 
-    def encoders(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    def encoders(self, custom: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the encoders. Those for images leave image files as they are."""
         out: dict[str, Any] = {**formats.encoders}
         for kind in ('jpg', 'png'):
             out[kind] = formats.encode_image_file if self._files else _Image(out[kind])
-        return {**out, **(given or {})}
+        return {**out, **(custom or {})}
 
-    def point(self, record: Any) -> dict[str, Any]:
+    def datapoint(self, record: Any) -> dict[str, Any]:
         """Return a record as a datapoint."""
         keys = self._keys
         out = {keys.get(field, field): _plain(value) for field, value in self._mapping(record).items()}
@@ -84,13 +83,13 @@ class Fitting:
             out[key] = value.item() if isinstance(value, np.generic) else value
         return out
 
-    def _mapping(self, record: Any) -> Point:
+    def _mapping(self, record: Any) -> Mapping[str, Any]:
         if isinstance(record, Mapping):
             return record
         if isinstance(record, bytes | bytearray | memoryview | str | int | float | np.ndarray | np.generic):
             return {'data': record}
         raise DatapointError(
-            f'{self._name}: a record is of type {type(record).__name__}: want mappings: make them with '
+            f'{self._name}: a record is of type {type(record).__name__}: expected mappings: create them with '
             f'MapDataset.source(...).map(...) or a generator'
         )
 
@@ -153,7 +152,7 @@ def _kind(value: Any, depth: int = 0) -> str:
     return 'png' if _is_pil(value) else ''
 
 
-def _joined(kinds: set[str]) -> str:
+def _common_type(kinds: set[str]) -> str:
     """Return a type that fits values of all the given types; empty if none does."""
     if len(kinds) == 1:
         return kinds.pop()

@@ -34,13 +34,13 @@ class Claim:
     Args:
       directory: the folder of the shards.
       start, step: the series of shards.
-      takes: the claims of other writers to take over. ``'gone'``: those of ended processes of this machine;
+      take_over: the claims of other writers to take over. ``'ended'``: those of ended processes of this machine;
         ``'unknown'``: also those of other machines, whose state is unknown; ``'any'``: all.
     """
 
-    def __init__(self, directory: Path, start: int, step: int, takes: Literal['gone', 'unknown', 'any']) -> None:
-        self._directory, self._start, self._step, self._takes = directory, start, step, takes
-        self._place = directory / f'.writer.{start}.{step}.json'
+    def __init__(self, directory: Path, start: int, step: int, take_over: Literal['ended', 'unknown', 'any']) -> None:
+        self._directory, self._start, self._step, self._take_over = directory, start, step, take_over
+        self._path = directory / f'.writer.{start}.{step}.json'
         self._token = secrets.token_hex(16)
         self._renewed = 0.0
 
@@ -53,38 +53,38 @@ class Claim:
         try:
             await self._write(new=True)
         except GranularError as error:  # including a lost reply
-            holder = await self._read(self._place)
-            if holder is None:
+            owner = await self._read(self._path)
+            if owner is None:
                 raise
-            if holder.get('token') != self._token:
+            if owner.get('token') != self._token:
                 if not isinstance(error, AlreadyExistsError):
                     raise
-                self._refuse(holder, error)
+                self._refuse(owner, error)
                 await self._write(new=False)
         _held.add(self)
         # Of two writers whose series share shards, the one that lists last sees the claim of the other.
         store = self._directory.store
         try:
             entries = [entry async for entry in store.scan(self._directory.key)]
-            if all(entry.key != self._place.key for entry in entries):
-                raise BadReplyError(f'{self._place}: the store accepted it, but does not list it')
+            if all(entry.key != self._path.key for entry in entries):
+                raise BadReplyError(f'{self._path}: the store accepted it, but does not list it')
             for entry in entries:
-                await self._judge(entry)
+                await self._resolve(entry)
         except BaseException:
             await self.release()
             raise
         return entries
 
-    async def _judge(self, entry: Entry) -> None:
+    async def _resolve(self, entry: Entry) -> None:
         """Raise for the claim of another series that shares shards, or delete it if it can be taken over."""
         match = _NAME.fullmatch(entry.key.rpartition('/')[2])
-        if match is None or entry.key == self._place.key:
+        if match is None or entry.key == self._path.key:
             return
         start, step = int(match[1]), int(match[2])
         if not step or (start - self._start) % math.gcd(step, self._step):
             return
-        if (holder := await self._read(Path.of(self._directory.store, entry.key))) is not None:
-            self._refuse(holder, None)
+        if (owner := await self._read(Path.of(self._directory.store, entry.key))) is not None:
+            self._refuse(owner, None)
             await self._directory.store.delete([entry.key])
 
     async def check(self) -> None:
@@ -93,11 +93,11 @@ class Claim:
         Raises:
           AlreadyExistsError: if another writer has.
         """
-        holder = await self._read(self._place)
-        if holder is None:
+        owner = await self._read(self._path)
+        if owner is None:
             await self._write(new=True)  # removed meanwhile, as by `granular clean`, and not claimed since
-        elif holder.get('token') != self._token:
-            raise AlreadyExistsError(f'{self._directory}: another writer took over, on {holder.get("host")!r:.100}')
+        elif owner.get('token') != self._token:
+            raise AlreadyExistsError(f'{self._directory}: another writer took over, on {owner.get("host")!r:.100}')
 
     async def renew(self) -> None:
         """Rewrite the claim if it is older than 600 seconds, to show that the writer is alive."""
@@ -108,23 +108,23 @@ class Claim:
     async def release(self) -> None:
         """Delete the claim, unless another writer has taken over."""
         _held.discard(self)
-        holder = await self._read(self._place)
-        if holder is not None and holder.get('token') == self._token:
-            await self._directory.store.delete([self._place.key])
+        owner = await self._read(self._path)
+        if owner is not None and owner.get('token') == self._token:
+            await self._directory.store.delete([self._path.key])
 
-    def _refuse(self, holder: dict[str, Any], error: GranularError | None) -> None:
-        lives = _lives(holder)
-        if self._takes == 'any' or lives is False or (lives is None and self._takes == 'unknown'):
+    def _refuse(self, owner: dict[str, Any], error: GranularError | None) -> None:
+        alive = _is_alive(owner)
+        if self._take_over == 'any' or alive is False or (alive is None and self._take_over == 'unknown'):
             return
-        way_out = 'wait for it' if self._takes == 'unknown' else "if it does not live, pass resume='discard'"
+        remedy = 'wait for it' if self._take_over == 'unknown' else "if it is not running, pass resume='discard'"
         raise AlreadyExistsError(
-            f'{self._directory}: another writer is writing these shards{"" if lives else ", or was killed"}: process '
-            f'{holder.get("pid")!r:.20} on {holder.get("host")!r:.100}: {way_out}'
+            f'{self._directory}: another writer is writing these shards{"" if alive else ", or was killed"}: process '
+            f'{owner.get("pid")!r:.20} on {owner.get("host")!r:.100}: {remedy}'
         ) from error
 
     async def _write(self, new: bool) -> None:
         content = {'token': self._token, 'shardstart': self._start, 'shardstep': self._step, **_process()}
-        writer = await self._place.store.open_writer(self._place.key, new)
+        writer = await self._path.store.open_writer(self._path.key, new)
         try:
             await writer.write(json.dumps(content).encode())
             await writer.close()
@@ -133,9 +133,9 @@ class Claim:
             raise
         self._renewed = time.monotonic()
 
-    async def _read(self, place: Path) -> dict[str, Any] | None:
+    async def _read(self, path: Path) -> dict[str, Any] | None:
         try:
-            content = json.loads(await place.read_bytes())
+            content = json.loads(await path.read_bytes())
         except NotFoundError:
             return None
         except ValueError:
@@ -146,15 +146,15 @@ class Claim:
 _held: Final[weakref.WeakSet[Claim]] = weakref.WeakSet()
 
 
-def _lives(holder: dict[str, Any]) -> bool | None:
+def _is_alive(owner: dict[str, Any]) -> bool | None:
     """Return whether the writer that made a claim is alive; None if it runs on another machine."""
-    here = _process()
-    if here['system'] is None or holder.get('system') != here['system']:
+    process = _process()
+    if process['system'] is None or owner.get('system') != process['system']:
         return None
-    if holder.get('pid') == here['pid'] and holder.get('started') == here['started']:
-        return any(claim._token == holder.get('token') for claim in list(_held))
-    pid = holder.get('pid')
-    return isinstance(pid, int) and _started(pid) == holder.get('started')
+    if owner.get('pid') == process['pid'] and owner.get('started') == process['started']:
+        return any(claim._token == owner.get('token') for claim in list(_held))
+    pid = owner.get('pid')
+    return isinstance(pid, int) and _started(pid) == owner.get('started')
 
 
 def _process() -> dict[str, Any]:

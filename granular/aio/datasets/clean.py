@@ -10,9 +10,9 @@ from granular.aio.datasets.claims import is_claim
 from granular.aio.paths.path import Path
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import Entry, Store, Upload
-from granular.aio.stores.local.locks import FolderLock, held
+from granular.aio.stores.local.locks import FolderLock, is_locked
 from granular.aio.stores.local.store import LocalStore
-from granular.aio.stores.local.writing import drafted
+from granular.aio.stores.local.writing import final_name
 from granular.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from granular.formats.layout import SUFFIXES, shard_number
 
@@ -70,26 +70,26 @@ async def clean(
     """
     root = Path(place)
     if older < 0:
-        raise InvalidArgumentError(f'older is {older}: want seconds, 0 or more')
+        raise InvalidArgumentError(f'older: expected seconds >= 0, got {older}')
     store = root.store
     await store.ready()
     if await root.is_file():
-        raise InvalidArgumentError(f'{root}: is a file: want the folder that it lies in')
+        raise InvalidArgumentError(f'{root}: is a file, expected the folder that contains it')
     now = await store.now(root.key)  # by the clock that sets the modification times
     folders = await _folders(store, root.key)
     async for upload in store.uploads(root.key):
         folder = folders.setdefault(upload.key.rpartition('/')[0], _Folder())
         folder.uploads.append(upload)
     finished = {_shards_of(key) for key, folder in folders.items() if folder.finished and key != root.key} - {None}
-    found: list[Leftover] = []
+    leftovers: list[Leftover] = []
     claims = [(key, claim) for key, folder in folders.items() for claim in folder.claims]
-    claimed = {key for key, claim in claims if _since(claim.modified, now) < older}
+    claimed = {key for key, claim in claims if _seconds_since(claim.modified, now) < older}
     for key, folder in folders.items():
         if key != root.key and _shards_of(key) in claimed:
             continue  # protects a live writer, however long it takes to fill a shard
-        beside = key != root.key and _shards_of(key) in finished
-        found += await _Cleaning(store, key, folder, beside, bags).run(now, older, remove)
-    return sorted(found, key=lambda leftover: leftover.place)
+        is_shard = key != root.key and _shards_of(key) in finished
+        leftovers += await _Cleaning(store, key, folder, is_shard, bags).run(now, older, remove)
+    return sorted(leftovers, key=lambda leftover: leftover.place)
 
 
 @dataclasses.dataclass(slots=True)
@@ -99,7 +99,7 @@ class _Folder:
     files: dict[str, Entry] = dataclasses.field(default_factory=dict)
     uploads: list[Upload] = dataclasses.field(default_factory=list)
     itself: Entry | None = None
-    crowded: bool = False  # True if it holds other files, or folders
+    has_others: bool = False  # True if it contains files of other programs, or folders
 
     @property
     def finished(self) -> bool:
@@ -121,26 +121,27 @@ async def _folders(store: Store, root: str) -> dict[str, _Folder]:
                 parent = parent or ('/' if entry.key.startswith('/') else '.')
             folder = folders.setdefault(parent, _Folder())
             if entry.is_dir:
-                folder.crowded = True
+                folder.has_others = True
                 folders.setdefault(entry.key, _Folder()).itself = entry
-            elif _ours(name):
+            elif _is_written(name):
                 folder.files[name] = entry
             else:
-                folder.crowded = True
+                folder.has_others = True
     except NotFoundError:
         if store.local:
             raise
     return folders
 
 
-def _ours(name: str) -> bool:
-    stem, end = os.path.splitext(name)
-    named = end in SUFFIXES and _BAG.fullmatch(stem) is not None
-    return named or name == 'spec.json' or _is_draft(name) or is_claim(name)
+def _is_written(name: str) -> bool:
+    """Return whether a file has a name that writers use."""
+    stem, suffix = os.path.splitext(name)
+    is_bag = suffix in SUFFIXES and _BAG.fullmatch(stem) is not None
+    return is_bag or name == 'spec.json' or _is_temporary(name) or is_claim(name)
 
 
-def _is_draft(name: str) -> bool:
-    return bool(drafted(name)) or _INDEX_DRAFT.fullmatch(name) is not None
+def _is_temporary(name: str) -> bool:
+    return bool(final_name(name)) or _INDEX_DRAFT.fullmatch(name) is not None
 
 
 async def _local_tree(store: Store, root: str) -> AsyncIterator[Entry]:
@@ -154,9 +155,9 @@ async def _local_tree(store: Store, root: str) -> AsyncIterator[Entry]:
                 folders.append(entry.key)
 
 
-def _since(when: float | None, now: float) -> float:
+def _seconds_since(time: float | None, now: float) -> float:
     """Return the seconds since a write; 0 if its time is unknown."""
-    return 0.0 if when is None else max(0.0, now - when)
+    return 0.0 if time is None else max(0.0, now - time)
 
 
 def _shards_of(key: str) -> str | None:
@@ -172,36 +173,41 @@ class _Cleaning:
       store: the store.
       key: the folder.
       folder: its content.
-      beside: True if it is a shard beside a finished shard.
+      is_shard: True if it is named like a shard, and another shard is finished.
       bags: True to remove its bags even if they may have been written on their own.
     """
 
-    def __init__(self, store: Store, key: str, folder: _Folder, beside: bool, bags: bool) -> None:
+    def __init__(self, store: Store, key: str, folder: _Folder, is_shard: bool, bags: bool) -> None:
         self._store, self._key, self._folder = store, key, folder
-        self._drafts = [entry for name, entry in folder.files.items() if _is_draft(name) and store.local]
-        told = beside or bags or 'refs.bag' in folder.files or self._draft_of('refs.bag') or self._draft_of('spec.json')
+        self._temporary = [entry for name, entry in folder.files.items() if _is_temporary(name) and store.local]
+        of_dataset = (
+            is_shard
+            or 'refs.bag' in folder.files
+            or self._has_temporary('refs.bag')
+            or self._has_temporary('spec.json')
+        )
         self._unfinished = [
             entry for name, entry in folder.files.items() if name.endswith(SUFFIXES) and not folder.finished
         ]
-        self._bags = self._unfinished if told else []
+        self._bags = self._unfinished if of_dataset or bags else []
         self._claims = folder.claims
-        self._empty = beside and not folder.files and not folder.crowded and store.local
+        self._empty = is_shard and not folder.files and not folder.has_others and store.local
 
-    def _draft_of(self, name: str) -> bool:
-        return any(drafted(file) == name for file in self._folder.files)
+    def _has_temporary(self, name: str) -> bool:
+        return any(final_name(file) == name for file in self._folder.files)
 
     def _age(self, now: float) -> float:
         """Return the seconds since the last write; 0 if unknown."""
-        times = [entry.modified for entry in [*self._drafts, *self._unfinished, *self._claims]]
+        times = [entry.modified for entry in [*self._temporary, *self._unfinished, *self._claims]]
         times += [upload.modified for upload in self._folder.uploads]
         if self._empty and self._folder.itself is not None:
             times.append(self._folder.itself.modified)
-        return min((_since(when, now) for when in times), default=0.0)
+        return min((_seconds_since(time, now) for time in times), default=0.0)
 
     async def run(self, now: float, older: float, remove: bool) -> list[Leftover]:
         """Return the leftovers, and remove them if ``remove`` is true."""
         age = self._age(now)
-        if not (self._drafts or self._bags or self._folder.uploads or self._empty or self._claims) or age < older:
+        if not (self._temporary or self._bags or self._folder.uploads or self._empty or self._claims) or age < older:
             return []
         lock: FolderLock | None = None
         if isinstance(self._store, LocalStore):
@@ -210,35 +216,35 @@ class _Cleaning:
             except AlreadyExistsError:
                 return []  # held by a live writer
         try:
-            files = [*((entry, 'draft') for entry in await self._unheld(self._drafts))]
-            if len(files) == len(self._drafts):
-                files += [(entry, 'bag') for entry in await self._unheld(self._bags)]
+            files = [*((entry, 'draft') for entry in await self._without_writer(self._temporary))]
+            if len(files) == len(self._temporary):
+                files += [(entry, 'bag') for entry in await self._without_writer(self._bags)]
             files += [(entry, 'claim') for entry in self._claims]
             return await self._remove(files, age, remove)
         finally:
             if lock is not None:
                 lock.release()
 
-    async def _unheld(self, entries: Sequence[Entry]) -> list[Entry]:
+    async def _without_writer(self, entries: Sequence[Entry]) -> list[Entry]:
         """Return the entries that no live writer has open."""
         if not self._store.local:
             return list(entries)
-        return [entry for entry in entries if not await offload(held, entry.key)]
+        return [entry for entry in entries if not await offload(is_locked, entry.key)]
 
     async def _remove(self, files: Sequence[tuple[Entry, Any]], age: float, remove: bool) -> list[Leftover]:
         store, url = self._store, self._store.url
-        found = [Leftover(url(entry.key), kind, entry.size, age) for entry, kind in files]
-        found += [Leftover(url(upload.key), 'upload', upload.size, age) for upload in self._folder.uploads]
+        leftovers = [Leftover(url(entry.key), kind, entry.size, age) for entry, kind in files]
+        leftovers += [Leftover(url(upload.key), 'upload', upload.size, age) for upload in self._folder.uploads]
         if self._empty:
-            found.append(Leftover(url(self._key), 'folder', 0, age))
+            leftovers.append(Leftover(url(self._key), 'folder', 0, age))
         if not remove:
-            return found
+            return leftovers
         if self._bags and await (Path.of(store, self._key) / 'spec.json').exists():
             return []  # its writer has finished meanwhile
         for upload in self._folder.uploads:
             await store.abort_upload(upload)
         if files:
             await store.delete([entry.key for entry, _ in files])
-        if store.has_folders and (self._empty or (self._bags and not self._folder.crowded)):
+        if store.has_folders and (self._empty or (self._bags and not self._folder.has_others)):
             await store.delete_empty(self._key)
-        return found
+        return leftovers

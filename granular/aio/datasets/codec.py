@@ -15,7 +15,7 @@ from granular.formats import layout
 Encoder = Callable[[Any], bytes]
 Decoder = Callable[[bytes], Any]
 
-_IN_PLACE: Final = MiB  # bytes that cheap decoders may process on the event loop: well under a millisecond
+_INLINE: Final = MiB  # bytes that cheap decoders may process on the event loop: well under a millisecond
 
 
 class Field(NamedTuple):
@@ -55,7 +55,7 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
       InvalidArgumentError: if ``table`` is not a mapping, or a value in it is not a function.
     """
     if table is not None and not hasattr(table, '__getitem__'):
-        raise InvalidArgumentError(f'{name}: want a mapping from types to functions, got {type(table).__name__}')
+        raise InvalidArgumentError(f'{name}: expected a mapping from types to functions, got {type(table).__name__}')
     fields = []
     for key, kind in spec.items():
         many = how == 'refs' and layout.is_sequence(kind)
@@ -66,12 +66,12 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
         try:
             fn = table[element]
         except KeyError:
-            known = ', '.join(sorted(table))
-            raise UnknownTypeError(f'{name}: key {key!r} has type {element!r}, which is none of: {known}') from None
+            types = ', '.join(sorted(table))
+            raise UnknownTypeError(f'{name}: key {key!r} has type {element!r}, expected one of: {types}') from None
         if fn is None or fn is formats.decode_bytes:  # records are bytes already
             fn = raw
         if not callable(fn):
-            raise InvalidArgumentError(f'{name}: what was given for type {element!r} is no function: {fn!r:.100}')
+            raise InvalidArgumentError(f'{name}: expected a function for type {element!r}, got {fn!r:.100}')
         fields.append(Field(key, kind, many, fn, fn is raw or formats.inline_safe(fn)))
     return fields
 
@@ -79,20 +79,20 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
 # --- decoding -------------------------------------------------------------------------------------------------------
 
 
-async def decode(fields: Sequence[Field], columns: Sequence[Sequence[bytes]], name: str) -> list[list[Any]]:
+async def decode_records(fields: Sequence[Field], columns: Sequence[Sequence[bytes]], name: str) -> list[list[Any]]:
     """Return the values of each field, decoded from its records, in order."""
     alone = running_loop() is None
     return await gather(
         [
-            _decode_here(field, records, name)
-            if field.light and (alone or sum(map(len, records)) <= _IN_PLACE)
-            else _decode_apart(field, records, name)
+            _decode_inline(field, records, name)
+            if field.light and (alone or sum(map(len, records)) <= _INLINE)
+            else _decode_in_threads(field, records, name)
             for field, records in zip(fields, columns, strict=True)
         ]
     )
 
 
-async def _decode_here(field: Field, records: Sequence[bytes], name: str) -> list[Any]:
+async def _decode_inline(field: Field, records: Sequence[bytes], name: str) -> list[Any]:
     return decode_now(field, records, name)
 
 
@@ -105,23 +105,23 @@ def decode_now(field: Field, records: Sequence[bytes], name: str) -> list[Any]:
         out.extend(map(field.fn, records))
     except Exception as error:
         # The list has the values decoded before the failure, so its length is the index.
-        raise _refused(field, len(out), records, name, error) from error
+        raise _decode_error(field, len(out), records, name, error) from error
     return out
 
 
-async def _decode_apart(field: Field, records: Sequence[bytes], name: str) -> list[Any]:
+async def _decode_in_threads(field: Field, records: Sequence[bytes], name: str) -> list[Any]:
     def call(i: int) -> Any:
         try:
             return field.fn(records[i])
         except Exception as error:
-            raise _refused(field, i, records, name, error) from error
+            raise _decode_error(field, i, records, name, error) from error
 
     return await map_threads(call, len(records))
 
 
-def _refused(field: Field, i: int, records: Sequence[bytes], name: str, error: Exception) -> DecodeError:
+def _decode_error(field: Field, i: int, records: Sequence[bytes], name: str, error: Exception) -> DecodeError:
     return DecodeError(
-        f'{name}: key {field.key!r}, value {i} of those read ({len(records[i])} bytes): not decoded as '
+        f'{name}: key {field.key!r}, value {i} of the read ({len(records[i])} bytes): not decoded as '
         f'{field.kind!r}: {describe_error(error)}'
     )
 
@@ -134,7 +134,9 @@ def describe_error(error: BaseException) -> str:
 # --- encoding -------------------------------------------------------------------------------------------------------
 
 
-async def encode(fields: Sequence[Field], datapoint: Mapping[str, Any], name: str, index: int) -> list[list[bytes]]:
+async def encode_datapoint(
+    fields: Sequence[Field], datapoint: Mapping[str, Any], name: str, index: int
+) -> list[list[bytes]]:
     """Return the records of one datapoint, by field; a field that is not a sequence has one record."""
     if all(field.light for field in fields):
         return call_user(encode_now, fields, datapoint, name, index)
@@ -149,8 +151,8 @@ def encode_now(fields: Sequence[Field], datapoint: Mapping[str, Any], name: str,
         if field.many:
             if isinstance(value, str | bytes | Mapping):
                 raise EncodeError(
-                    f'{name}: datapoint {index}, key {field.key!r}: want a sequence of values for {field.kind!r}, got '
-                    f'{type(value).__name__}'
+                    f'{name}: datapoint {index}, key {field.key!r}: expected a sequence of values for {field.kind!r}, '
+                    f'got {type(value).__name__}'
                 )
             out.append([_encode_one(field, item, name, index) for item in value])
         else:
@@ -167,7 +169,7 @@ def _encode_one(field: Field, value: Any, name: str, index: int) -> bytes:
         ) from error
     if not isinstance(record, bytes):
         raise EncodeError(
-            f'{name}: datapoint {index}, key {field.key!r}: want bytes from the encoder of {field.kind!r}, got '
+            f'{name}: datapoint {index}, key {field.key!r}: expected bytes from the encoder of {field.kind!r}, got '
             f'{type(record).__name__}'
         )
     return record

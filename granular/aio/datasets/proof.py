@@ -8,11 +8,13 @@ import email.utils
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from granular.aio.bags.reader import BagReader
+from granular.aio.bags.bag import Bag
 from granular.aio.http.reply import Reply, changed
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
 from granular.errors import CorruptError, NotFoundError, ObjectChangedError
+
+Step = Callable[[], Awaitable[None]]
 
 _ATTEMPTS: Final = 3
 _SETTLED: Final = 5.0  # seconds between a file's last change and its first read; store clocks have whole seconds
@@ -32,12 +34,12 @@ class Proof:
     """
 
     def __init__(self, directory: Path, first: Reply) -> None:
-        self._place = directory / 'spec.json'
+        self._path = directory / 'spec.json'
         self._first = first
         self._local = directory.store.local
         self._settled = not directory.store.versions_repeat or _age(first) > _SETTLED
 
-    async def check(self, refs: BagReader | None, bags: Sequence[BagReader]) -> None:
+    async def check(self, refs: Bag | None, bags: Sequence[Bag]) -> None:
         """Check that the dataset is unchanged.
 
         Raises:
@@ -53,10 +55,10 @@ class Proof:
             await gather([bag.check_versions() for bag in (*bags, *([] if refs is None else [refs]))])
 
     async def _check_spec(self) -> None:
-        now = await self._place.store.read(self._place.key)
+        now = await self._path.store.read(self._path.key)
         if (now.data, now.version, now.modified) != (self._first.data, self._first.version, self._first.modified):
             before = self._first.version or self._first.modified
-            raise changed(f'{self._place}', before, now.version or now.modified)
+            raise changed(f'{self._path}', before, now.version or now.modified)
 
 
 def _age(reply: Reply) -> float:
@@ -68,31 +70,37 @@ def _age(reply: Reply) -> float:
         return 0.0
 
 
-async def open_as_one(name: str, once: Callable[[], Awaitable[None]], prove: Callable[[], Awaitable[None]]) -> None:
+async def open_as_one(
+    name: str, open_once: Callable[[], Awaitable[None]], prove: Callable[[], Awaitable[None]]
+) -> None:
     """Open a dataset, and retry if it was replaced meanwhile. An error of opening is raised if it was not replaced.
 
     Args:
       name: the dataset, for errors.
-      once: opens it.
-      prove: raises an ObjectChangedError or a NotFoundError if it was replaced since ``once`` began.
+      open_once: opens it.
+      prove: raises an ObjectChangedError or a NotFoundError if it was replaced since ``open_once`` began.
 
     Raises:
       ObjectChangedError: if it was replaced during each of 3 attempts.
     """
     for attempt in range(1, _ATTEMPTS + 1):
-        failed: Exception | None = None
         try:
-            try:
-                await once()
-            except (CorruptError, NotFoundError) as error:
-                failed = error
+            failure = await _failure_of(open_once)
             await prove()
         except (ObjectChangedError, NotFoundError) as error:
             if attempt == _ATTEMPTS:
                 raise ObjectChangedError(
-                    f'{name}: it was replaced while it was being opened, {_ATTEMPTS} times in a row: {error}'
+                    f'{name}: was replaced while it was being opened, {_ATTEMPTS} times in a row: {error}'
                 ) from error
             continue
-        if failed is not None:
-            raise failed
+        if failure is not None:
+            raise failure
         return
+
+
+async def _failure_of(open_once: Step) -> Exception | None:
+    try:
+        await open_once()
+    except (CorruptError, NotFoundError) as error:
+        return error
+    return None

@@ -10,9 +10,10 @@ import numpy as np
 from granular.aio.bags.identity import FileIdentity, Identity, reopened
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.codec import Decoder
-from granular.aio.datasets.columns import Datapoint, Part, fetch_points, read_columns
+from granular.aio.datasets.columns import Columns, Datapoint, Group, Mask, fetch_datapoints, read_columns
+from granular.aio.datasets.dataset import Dataset
 from granular.aio.datasets.proof import open_as_one
-from granular.aio.datasets.reader import DatasetReader, Mask
+from granular.aio.datasets.reader import DatasetReader
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
@@ -60,16 +61,16 @@ class ShardedDatasetReader(AsyncResource):
         self._name = f'{self.directory}'
         self._args = (decoders, cache_index, tuple(cache_keys), parallel, verify)
         self._steps = (shardstart, shardstep)
-        self._readers: list[DatasetReader] = []
-        self._given: Snapshot | None = None
+        self._datasets: list[Dataset] = []
+        self._shared: Snapshot | None = None  # pickled with the reader
         self._snapshot: Snapshot | None = None
         self._numbers: list[int] = []
-        self.expected: Identity | None = None
+        self._expected: Identity | None = None
         self._starts = self._stops = np.zeros(0, np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
         args = (self.directory, *self._args[:-1], *self._steps, self._args[-1])
-        if sharing.get() and self._state == 'open' and len(states := self._states_now()) == len(self._readers):
+        if sharing.get() and self._state == 'open' and len(states := self._states()) == len(self._datasets):
             return _shared, (type(self), args, states)
         identity = Identity.of(self.directory.store, self._files()) if self._state == 'open' else None
         return reopened, (type(self), args, {}, identity)
@@ -80,21 +81,21 @@ class ShardedDatasetReader(AsyncResource):
     async def _open(self) -> None:
         await self.directory.store.ready()
         await open_as_one(self._name, self._open_once, self._prove)
-        for reader in self._readers:
-            reader.warn_of_lengths()
-        if self.expected is not None:
-            self.expected.check(Identity.of(self.directory.store, self._files()), self._name)
-        if self._snapshot is None and len(states := self._states_now()) == len(self._readers):
-            await Snapshot.save(self._kept_as, states)
-        lengths = np.array([len(reader) for reader in self._readers], np.int64)
+        for dataset in self._datasets:
+            dataset.warn_of_lengths()
+        if self._expected is not None:
+            self._expected.check(Identity.of(self.directory.store, self._files()), self._name)
+        if self._snapshot is None and len(states := self._states()) == len(self._datasets):
+            await Snapshot.save(self._snapshot_name, states)
+        lengths = np.array([dataset.columns.length for dataset in self._datasets], np.int64)
         self._stops = np.cumsum(lengths)
         self._starts = self._stops - lengths
 
     async def _open_once(self) -> None:
-        self._readers, self._numbers = [], []
+        self._datasets, self._numbers = [], []
         numbers = self._numbers = await shards_in(self.directory)
         if not numbers:
-            raise NotFoundError(f'{self._name}: holds no shards: want folders such as {shard_name(0)}')
+            raise NotFoundError(f'{self._name}: has no shards: expected folders such as {shard_name(0)}')
         if numbers != list(range(len(numbers))):
             missing = next(i for i, number in enumerate(numbers) if i != number)
             raise CorruptDatasetError(
@@ -106,37 +107,41 @@ class ShardedDatasetReader(AsyncResource):
         if not chosen:
             raise NotFoundError(f'{self._name}: has {len(numbers)} shards, none from {start} on in steps of {step}')
         names = [shard_name(i) for i in chosen]
-        self._snapshot = snapshot = await self._recall(names)
-        self._readers = [DatasetReader.of_shard(self.directory / name, self._args, snapshot) for name in names]
+        self._snapshot = snapshot = await self._load_snapshot(names)
+        decoders, cache_index, cache_keys, _, verify = self._args
+        self._datasets = [
+            Dataset(self.directory / name, decoders, cache_index, cache_keys, verify, name) for name in names
+        ]
         try:
-            await gather([reader._ensure_open() for reader in self._readers])
+            await gather([dataset.open(snapshot) for dataset in self._datasets])
         except ObjectChangedError:
             if snapshot is not None:
                 await snapshot.forget()
             raise
-        first = self._readers[0]
-        for reader in self._readers:
-            if reader.spec != first.spec or reader.layout != first.layout:
+        first = self._datasets[0].columns
+        for dataset in self._datasets:
+            columns = dataset.columns
+            if columns.spec != first.spec or columns.layout != first.layout:
                 raise CorruptDatasetError(
-                    f'{reader.directory}: has spec {reader.spec} in layout {reader.layout!r}, but {first.directory} '
-                    f'has {first.spec} in {first.layout!r}'
+                    f'{columns.name}: has spec {columns.spec} in layout {columns.layout!r}, but {first.name} has '
+                    f'{first.spec} in {first.layout!r}'
                 )
 
-    async def _recall(self, names: list[str]) -> Snapshot | None:
+    async def _load_snapshot(self, names: list[str]) -> Snapshot | None:
         """Return the snapshot if it has exactly these shards: mixed with newer shards it would not be one dataset.
 
         Raises:
           ObjectChangedError: if the snapshot was pickled with the reader, and there are other shards now.
         """
-        snapshot = self._given or (await Snapshot.load(self._kept_as) if self._args[1] else None)
+        snapshot = self._shared or (await Snapshot.load(self._snapshot_name) if self._args[1] else None)
         if snapshot is None or snapshot.folders.keys() == set(names):
             return snapshot
-        if self._given is not None:
+        if self._shared is not None:
             raise changed(self._name, f'of {len(snapshot.folders)} shards', f'of {len(names)} shards')
         return None
 
     @property
-    def _kept_as(self) -> Path:
+    def _snapshot_name(self) -> Path:
         """The path that names the snapshot: readers of different subsets of the shards have different snapshots."""
         start, step = self._steps
         return self.directory if self._steps == (0, 1) else self.directory / f'{start}::{step}'
@@ -144,7 +149,7 @@ class ShardedDatasetReader(AsyncResource):
     async def _prove(self) -> None:
         """Check that the listed shards still exist and that there are no others."""
         if self._snapshot is None and self._numbers:
-            await gather([self._check_numbers(), *(reader.prove() for reader in self._readers)])
+            await gather([self._check_numbers(), *(dataset.prove() for dataset in self._datasets)])
 
     async def _check_numbers(self) -> None:
         now = await shards_in(self.directory)
@@ -153,18 +158,18 @@ class ShardedDatasetReader(AsyncResource):
 
     def _files(self) -> dict[str, FileIdentity]:
         return {
-            f'{reader.directory.name}/{file}': identity
-            for reader in self._readers
-            for file, identity in reader.files().items()
+            f'{dataset.directory.name}/{file}': identity
+            for dataset in self._datasets
+            for file, identity in dataset.files().items()
         }
 
-    def _states_now(self) -> dict[str, FolderState]:
-        known = {reader.directory.name: reader._state_now() for reader in self._readers}
-        return {name: state for name, state in known.items() if state is not None}
+    def _states(self) -> dict[str, FolderState]:
+        states = {dataset.directory.name: dataset.state() for dataset in self._datasets}
+        return {name: state for name, state in states.items() if state is not None}
 
     async def _close(self) -> None:
-        for reader in self._readers:
-            await reader.aclose()
+        for dataset in self._datasets:
+            dataset.columns.close()
 
     # --- properties
 
@@ -172,31 +177,31 @@ class ShardedDatasetReader(AsyncResource):
     def spec(self) -> dict[str, str]:
         """The type of each key, sorted by key."""
         self._check_open()
-        return self._readers[0].spec
+        return dict(self._datasets[0].columns.spec)
 
     @property
     def layout(self) -> str:
         """``'refs'`` or ``'columns'``."""
         self._check_open()
-        return self._readers[0].layout
+        return self._datasets[0].columns.layout
 
     @property
     def size(self) -> int:
         """Bytes of all bags of the shards that are read, tables included."""
         self._check_open()
-        return sum(reader.size for reader in self._readers)
+        return sum(dataset.columns.size for dataset in self._datasets)
 
     @property
     def shards(self) -> int:
         """The number of shards that are read."""
         self._check_open()
-        return len(self._readers)
+        return len(self._datasets)
 
     @property
     def readers(self) -> list[DatasetReader]:
-        """The readers of the shards."""
+        """Readers of the shards."""
         self._check_open()
-        return list(self._readers)
+        return [DatasetReader._of(dataset, self._args) for dataset in self._datasets]
 
     def __len__(self) -> int:
         self._check_open()
@@ -206,8 +211,7 @@ class ShardedDatasetReader(AsyncResource):
         """Return an independently closable reader of the same shards that shares its caches."""
         self._check_open()
         twin = type(self).__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        twin._readers = [reader.copy() for reader in self._readers]
+        twin.__dict__.update(self.__dict__, _datasets=[dataset.copy() for dataset in self._datasets])
         return twin
 
     # --- reading
@@ -217,58 +221,62 @@ class ShardedDatasetReader(AsyncResource):
         if self._state != 'open':
             await self._ensure_open()
         if isinstance(index, slice | range):
-            chosen = self._readers[0].choose(mask)
-            parts, order = self._parts(indices_of(index, len(self), self._name))
-            columns = await read_columns(parts, chosen) if parts else [[] for _ in chosen]
-            return {c.field.key: _reorder(column, order) for c, column in zip(chosen, columns, strict=True)}
-        reader, place = self._find(index)
-        return await reader.get(place, mask)
+            choices = self._datasets[0].columns.choose(mask)
+            groups, order = self._group(indices_of(index, len(self), self._name))
+            values = await read_columns(groups, choices) if groups else [[] for _ in choices]
+            return {c.field.key: _reorder(column, order) for c, column in zip(choices, values, strict=True)}
+        columns, position = self._find(index)
+        choices = columns.choices if mask is None else columns.choose(mask)
+        if columns.immediate and (datapoint := columns.read_now(position, choices)) is not None:
+            return datapoint
+        return (await fetch_datapoints([(columns, np.array([position]))], choices))[0]
 
     async def fetch(self, indices: Any, mask: Mask = None) -> list[Datapoint]:
         """Return many datapoints, read in one fan-out over all keys and shards; as ``DatasetReader.fetch``."""
         if self._state != 'open':
             await self._ensure_open()
-        parts, order = self._parts(indices_of(indices, len(self), self._name))
-        return _reorder(await fetch_points(parts, self._readers[0].choose(mask)), order) if parts else []
+        groups, order = self._group(indices_of(indices, len(self), self._name))
+        choices = self._datasets[0].columns.choose(mask)
+        return _reorder(await fetch_datapoints(groups, choices), order) if groups else []
 
     async def available(self, index: SupportsIndex) -> dict[str, bool | range]:
         """Return what a mask can select from a datapoint; as ``DatasetReader.available``."""
         await self._ensure_open()
-        reader, place = self._find(index)
-        return await reader.available(place)
+        columns, position = self._find(index)
+        return await columns.available(position)
 
     async def __aiter__(self) -> AsyncIterator[Datapoint]:
         await self._ensure_open()
         local = self.directory.store.local
-        async with contextlib.aclosing(pages(self.fetch, len(self), self.size, local)) as items:
-            async for point in items:
-                yield point
+        async with contextlib.aclosing(pages(self.fetch, len(self), self.size, local)) as datapoints:
+            async for datapoint in datapoints:
+                yield datapoint
 
-    def _find(self, index: SupportsIndex) -> tuple[DatasetReader, int]:
-        """Return the reader of the shard that holds an index, and the position in that shard."""
-        place = index_of(index, len(self), self._name)
-        shard = int(np.searchsorted(self._stops, place, side='right'))
-        return self._readers[shard], place - int(self._starts[shard])
+    def _find(self, index: SupportsIndex) -> tuple[Columns, int]:
+        """Return the shard that holds an index, and the position in that shard."""
+        position = index_of(index, len(self), self._name)
+        shard = int(np.searchsorted(self._stops, position, side='right'))
+        return self._datasets[shard].columns, position - int(self._starts[shard])
 
-    def _parts(self, places: Ints) -> tuple[list[Part], Ints | None]:
-        """Group positions by shard.
+    def _group(self, indices: Ints) -> tuple[list[Group], Ints | None]:
+        """Group indices by shard.
 
         Returns:
-          The positions of each shard, and their original order; None if they are in order already.
+          The indices in each shard, and their original order; None if they are in order already.
         """
-        shards = np.searchsorted(self._stops, places, side='right')
+        shards = np.searchsorted(self._stops, indices, side='right')
         order = None
         if (np.diff(shards) < 0).any():
             order = np.argsort(shards, kind='stable')
-            places, shards = places[order], shards[order]
-        if not len(places):
+            indices, shards = indices[order], shards[order]
+        if not len(indices):
             return [], order
         edges = np.flatnonzero(np.diff(shards)) + 1
-        parts = [
-            (self._readers[shard]._columns, group - self._starts[shard])
-            for group, shard in zip(np.split(places, edges), shards[np.append(0, edges)].tolist(), strict=True)
+        groups = [
+            (self._datasets[shard].columns, group - self._starts[shard])
+            for group, shard in zip(np.split(indices, edges), shards[np.append(0, edges)].tolist(), strict=True)
         ]
-        return parts, order
+        return groups, order
 
 
 def _shared(
@@ -276,7 +284,7 @@ def _shared(
 ) -> ShardedDatasetReader:
     """Return a reader in a worker process that uses the index of the parent process."""
     reader = kind(*args)
-    reader._given = Snapshot('', folders)
+    reader._shared = Snapshot('', folders)
     return reader
 
 
@@ -284,8 +292,8 @@ def _reorder(values: list[Any], order: Ints | None) -> list[Any]:
     if order is None:
         return values
     out = [None] * len(values)
-    for place, value in zip(order.tolist(), values, strict=True):
-        out[place] = value
+    for position, value in zip(order.tolist(), values, strict=True):
+        out[position] = value
     return out
 
 

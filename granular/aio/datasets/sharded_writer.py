@@ -83,7 +83,7 @@ class ShardedDatasetWriter(AsyncResource):
         store = self.directory.store
         # On a disk, the lock on the next shard's folder excludes other writers before a shard is published.
         self._claim = (
-            Claim(self.directory, shardstart, shardstep, 'any' if resume == 'discard' else 'gone')
+            Claim(self.directory, shardstart, shardstep, 'any' if resume == 'discard' else 'ended')
             if store.conditional and not store.local
             else None
         )
@@ -106,36 +106,36 @@ class ShardedDatasetWriter(AsyncResource):
             await self._claim.release()
             raise
 
-    async def _resume(self, there: list[int]) -> None:
+    async def _resume(self, existing: list[int]) -> None:
         """Find where the previous writer stopped, given the numbers of the existing shards."""
-        mine = [number for number in there if number >= self._next and not (number - self._next) % self._step]
-        if not mine:
+        own = [number for number in existing if number >= self._next and not (number - self._next) % self._step]
+        if not own:
             return
-        wanted = range(self._next, mine[-1] + 1, self._step)
-        missing = next((number for number, present in zip(wanted, mine, strict=False) if number != present), None)
+        expected = range(self._next, own[-1] + 1, self._step)
+        missing = next((number for number, present in zip(expected, own, strict=False) if number != present), None)
         if missing is not None:
             raise CorruptDatasetError(
-                f'{self.directory}: shard {shard_name(missing)} is missing, but {shard_name(mine[-1])} is there: '
-                f'remove what follows, or begin behind it with shardstart'
+                f'{self.directory}: shard {shard_name(missing)} is missing, but {shard_name(own[-1])} exists: '
+                f'remove the shards that follow, or begin after it with shardstart'
             )
         growing = self._layout == 'columns' and self.directory.store.local
         lengths = await gather(
             [
                 length_of_shard(self.directory / shard_name(number), self._spec, self._layout)
-                for number in (mine[:-1] if growing else mine)
+                for number in (own[:-1] if growing else own)
             ]
         )
-        if len(mine) > 1 and lengths[len(mine) - 2] is None and await self._drop(mine[-1]):
-            mine, lengths = mine[:-1], lengths[: len(mine) - (2 if growing else 1)]
-        if None in lengths[: len(mine) - 1]:
+        if len(own) > 1 and lengths[len(own) - 2] is None and await self._drop(own[-1]):
+            own, lengths = own[:-1], lengths[: len(own) - (2 if growing else 1)]
+        if None in lengths[: len(own) - 1]:
             raise CorruptDatasetError(
-                f'{self.directory}: shard {shard_name(mine[lengths.index(None)])} has no spec.json, but a later one '
-                f'is there: its writer was killed, and another went on without it: remove it and what follows'
+                f'{self.directory}: shard {shard_name(own[lengths.index(None)])} has no spec.json, but a later one '
+                f'exists: its writer was killed, and another one continued without it: remove it and the rest'
             )
-        last = self.directory / shard_name(mine[-1])
+        last = self.directory / shard_name(own[-1])
         if self._shardlen is None and await (last / 'spec.json').exists():
             raise AlreadyExistsError(f'{last}: exists already: pass shardlen to write further shards')
-        self._next = mine[-1] + self._step
+        self._next = own[-1] + self._step
         self._found = sum(length or 0 for length in lengths)
         if not growing and lengths[-1] is not None:
             return
@@ -152,9 +152,9 @@ class ShardedDatasetWriter(AsyncResource):
         if not folder.store.local or await (folder / 'spec.json').exists():
             return False
         writer = await DatasetWriter.open(folder, *self._args)
-        unused = writer.unused
+        is_unused = writer._is_unused
         await writer.abort()
-        return unused
+        return is_unused
 
     # --- properties
 
@@ -192,7 +192,7 @@ class ShardedDatasetWriter(AsyncResource):
 
     async def _append(self, datapoint: Mapping[str, Any], flush: bool) -> int:
         self._check_open()
-        self._check_whole()
+        self._check_published()
         if self._claim is not None:
             await self._claim.renew()
         if self._writer is not None and self._full(self._writer):
@@ -250,16 +250,16 @@ class ShardedDatasetWriter(AsyncResource):
         self._done = [self._done[0] + 1, self._done[1] + writer.size, self._done[2] + len(writer) - self._resumed]
         self._writer, self._resumed = None, 0
 
-    def _check_whole(self) -> None:
+    def _check_published(self) -> None:
         if self._failed:
-            raise ClosedError(f'{self.directory}: a shard could not be published: open another writer to go on')
+            raise ClosedError(f'{self.directory}: publishing a shard failed: open another writer to continue')
 
     async def _close(self) -> None:
         await self.directory.store.ready()
         async with self._turns.turn():
             try:
-                self._check_whole()
-                if self._writer is not None and self._writer.unused:
+                self._check_published()
+                if self._writer is not None and self._writer._is_unused:
                     await self._writer.abort()
                 else:
                     await self._finish()

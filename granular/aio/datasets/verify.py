@@ -2,13 +2,14 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from granular.aio.bags.reader import BagReader
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import shards_in
-from granular.aio.paths.path import Path
+from granular.aio.paths.path import Path, Progress
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.threads import offload
 from granular.errors import CorruptError, NotFoundError
@@ -52,7 +53,7 @@ class Report:
     problems: list[Problem] = dataclasses.field(default_factory=list)
 
 
-async def verify(place: Path | str | Any, progress: Callable[[int], None] | None = None) -> Report:
+async def verify(place: Path | str | Any, progress: Progress | None = None) -> Report:
     """Read a whole dataset, sharded or not, and check its structure, references, records and checksums.
 
     Args:
@@ -75,23 +76,23 @@ async def verify(place: Path | str | Any, progress: Callable[[int], None] | None
     root, report = Path(place), Report()
     await root.store.ready()
     if await (root / 'spec.json').exists():
-        await _dataset(root, report, progress)
+        await _verify_dataset(root, report, progress)
         return report
     numbers = await shards_in(root)
     if not numbers:
-        raise NotFoundError(f'{root}: is no dataset: it has neither a spec.json nor shards')
+        raise NotFoundError(f'{root}: is not a dataset: it has neither a spec.json nor shards')
     expected = 0
     for number in numbers:
         if number > expected:
-            till = '' if number == expected + 1 else f', as are all to {shard_name(number - 1)}'
-            place = f'{root / shard_name(expected)}'
-            report.problems.append(Problem(place, None, f'the shard is missing{till}'))
-        await _dataset(root / shard_name(number), report, progress)
+            last = '' if number == expected + 1 else f', as are all up to {shard_name(number - 1)}'
+            path = f'{root / shard_name(expected)}'
+            report.problems.append(Problem(path, None, f'the shard is missing{last}'))
+        await _verify_dataset(root / shard_name(number), report, progress)
         expected = number + 1
     return report
 
 
-async def _dataset(folder: Path, report: Report, progress: Callable[[int], None] | None) -> None:
+async def _verify_dataset(folder: Path, report: Report, progress: Progress | None) -> None:
     try:
         reader = await DatasetReader.open(folder, None)
     except (CorruptError, NotFoundError) as error:
@@ -99,53 +100,60 @@ async def _dataset(folder: Path, report: Report, progress: Callable[[int], None]
         return
     async with reader:
         report.datapoints += len(reader)
-        lengths = {key: len(bag) for key, bag in reader.bags.items()}
+        bags = reader.bags
+        lengths = {key: len(bag) for key, bag in bags.items()}
         if reader.layout == 'columns' and len(set(lengths.values())) > 1:
             report.problems.append(Problem(f'{folder}', None, f'columns differ in length: {lengths}'))
         if reader.layout == 'refs':
-            await _references(reader, folder, report)
-        for bag in reader.bags.values():
-            await _bag(bag, report, progress)
+            await _verify_references(reader, folder, report)
+        for key, bag in bags.items():
+            await _verify_bag(bag, folder / f'{key}.bag', report, progress)
 
 
-async def _references(reader: DatasetReader, folder: Path, report: Report) -> None:
+async def _verify_references(reader: DatasetReader, folder: Path, report: Report) -> None:
     """Check that the references of all datapoints point to existing records."""
     for start in range(0, len(reader), _WINDOW):
         try:
-            await reader.check_references(range(start, min(start + _WINDOW, len(reader))))
+            await reader._columns.check_references(np.arange(start, min(start + _WINDOW, len(reader))))
         except CorruptError as error:
             report.problems.append(Problem(f'{folder / "refs.bag"}', None, str(error)))
 
 
-async def _bag(bag: BagReader, report: Report, progress: Callable[[int], None] | None) -> None:
-    place = bag.beside(SUFFIX)
-    sums: Sums | None = None
-    try:
-        sums = load(await place.read_bytes(), len(bag), f'{place}')
-    except NotFoundError:
-        pass  # written without checksums
-    except CorruptError as error:
-        report.problems.append(Problem(f'{place}', None, str(error)))
+async def _verify_bag(bag: BagReader, path: Path, report: Report, progress: Progress | None) -> None:
+    sums = await _read_sums(path.with_suffix(SUFFIX), len(bag), report)
 
     def check(start: int, records: list[bytes]) -> list[tuple[int, str | None]]:
-        out: list[tuple[int, str | None]] = []
-        for i, record in enumerate(records, start):
-            found = None if sums is None else crc32c(record)
-            wrong = sums is not None and found != sums[i]
-            out.append((len(record), f'its checksum is {found:08x}, not {int(sums[i]):08x}' if wrong else None))  # type: ignore[index]
-        return out
+        return [(len(record), _difference(record, sums, i)) for i, record in enumerate(records, start)]
 
-    async def look(places: range) -> list[tuple[int, str | None]]:
-        return await offload(check, places.start, await bag.fetch(places))
+    async def read(indices: range) -> list[tuple[int, str | None]]:
+        return await offload(check, indices.start, await bag.fetch(indices))
 
     index = 0
-    async with contextlib.aclosing(pages(look, len(bag), bag.size, place.store.local)) as found:
-        async for size, wrong in found:
+    async with contextlib.aclosing(pages(read, len(bag), bag.size, path.store.local)) as results:
+        async for size, difference in results:
             report.records += 1
             report.checked += sums is not None
             report.bytes += size
-            if wrong is not None:
-                report.problems.append(Problem(bag.name, index, wrong))
+            if difference is not None:
+                report.problems.append(Problem(f'{path}', index, difference))
             index += 1
             if progress is not None:
                 progress(size)
+
+
+async def _read_sums(path: Path, records: int, report: Report) -> Sums | None:
+    """Return the checksums of a bag; None if it was written without any, or if they are damaged."""
+    try:
+        return load(await path.read_bytes(), records, f'{path}')
+    except NotFoundError:
+        return None
+    except CorruptError as error:
+        report.problems.append(Problem(f'{path}', None, str(error)))
+        return None
+
+
+def _difference(record: bytes, sums: Sums | None, index: int) -> str | None:
+    """Compare a record with its checksum; None if they agree or if there is no checksum."""
+    if sums is None or (checksum := crc32c(record)) == sums[index]:
+        return None
+    return f'its checksum is {checksum:08x}, not {int(sums[index]):08x}'

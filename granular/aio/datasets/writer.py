@@ -5,15 +5,15 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
 
-from granular.aio.bags.writer import BagWriter
-from granular.aio.datasets.codec import Encoder, encode, fields_of
+from granular.aio.bags.output import BagOutput
+from granular.aio.datasets.codec import Encoder, encode_datapoint, fields_of
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import gather, settle
 from granular.aio.stores.local.locks import FolderLock
 from granular.aio.stores.local.store import LocalStore
-from granular.aio.stores.local.writing import drafted
+from granular.aio.stores.local.writing import final_name
 from granular.errors import (
     AlreadyExistsError,
     BadReplyError,
@@ -73,11 +73,11 @@ class DatasetWriter(AsyncResource):
         versions = dict.fromkeys(self._spec, 2 if layout == 'refs' else 3)
         self._resume = resume
         self._bags = {
-            key: BagWriter(self.directory / f'{key}.bag', version, resume, checksums)
+            key: BagOutput(self.directory / f'{key}.bag', version, resume, checksums)
             for key, version in versions.items()
         }
         refs = self.directory / 'refs.bag'
-        self._refs = BagWriter(refs, checksums=checksums) if layout == 'refs' else None
+        self._refs = BagOutput(refs, 2, 'check', checksums) if layout == 'refs' else None
         for writer in self._writers:
             writer.verifies = False  # all of them are verified together, right before the spec is published
         self._length = self._found = 0
@@ -93,31 +93,31 @@ class DatasetWriter(AsyncResource):
         return f'{type(self).__name__}({self._name!r})'
 
     @property
-    def _writers(self) -> list[BagWriter]:
+    def _writers(self) -> list[BagOutput]:
         return [*self._bags.values(), *([] if self._refs is None else [self._refs])]
 
     async def _open(self) -> None:
-        await self.directory.store.ready()
-        try:
-            there = await self.directory.stat()
-        except NotFoundError:
-            there = None
-        if there is not None and not there.is_dir:
-            raise AlreadyExistsError(f'{self._name}: exists already, and is a file')
         store = self.directory.store
+        await store.ready()
+        try:
+            stat = await self.directory.stat()
+        except NotFoundError:
+            stat = None
+        if stat is not None and not stat.is_dir:
+            raise AlreadyExistsError(f'{self._name}: exists already, and is a file')
         try:
             # If two writers start at once, only one creates the folder or gets the lock.
-            await self.directory.mkdir(parents=True, exist_ok=there is not None or not store.local)
+            await self.directory.mkdir(parents=True, exist_ok=stat is not None or not store.local)
             if isinstance(store, LocalStore):
                 self._lock = await store.lock_folder(self.directory.key)
-            if there is not None:
+            if stat is not None:
                 await self._check_existing()
             await self._open_bags()
         except BaseException:
             self._release()
             raise
         # After a crash between two columns, some are longer: the next appends are checked against them.
-        self._length = self._found = min(len(bag) for bag in self._bags.values())
+        self._length = self._found = min(bag.length for bag in self._bags.values())
 
     async def _open_bags(self) -> None:
         try:
@@ -133,39 +133,40 @@ class DatasetWriter(AsyncResource):
         """Decide for the files in the folder: append to them, continue them, delete them, or refuse to write."""
         store = self.directory.store
         entries = {entry.key.rpartition('/')[2]: entry async for entry in store.scan(self.directory.key)}
-        ours = entries.keys() & self._names
-        drafts = {name for name in entries if drafted(name) in {*self._names, 'spec.json'}}
-        growing = self._layout == 'columns' and self._lock is not None
+        bag_files = entries.keys() & self._names
+        temporary = {name for name in entries if final_name(name) in {*self._names, 'spec.json'}}
+        appendable = self._layout == 'columns' and self._lock is not None
         self._described = 'spec.json' in entries
-        if self._described and not growing:
+        if self._described and not appendable:
             raise AlreadyExistsError(
                 f'{self._name}: exists already: choose another folder or remove this one; only a local dataset in '
                 f'the columns layout can be appended to'
             )
-        if self._described and 'refs.bag' not in entries.keys() - ours:
-            place = self.directory / 'spec.json'
-            existing = parse_spec(await place.read_bytes(), f'{place}')
+        if self._described and 'refs.bag' not in entries.keys() - bag_files:
+            path = self.directory / 'spec.json'
+            existing = parse_spec(await path.read_bytes(), f'{path}')
             if existing != self._spec:
                 raise SpecError(f'{self._name}: exists with spec {existing}, which is not {self._spec}')
-        if strange := [name for name in entries.keys() - ours - {'spec.json'} if not name.startswith('.')]:
+        if foreign := [name for name in entries.keys() - bag_files - {'spec.json'} if not name.startswith('.')]:
             raise AlreadyExistsError(
-                f'{self._name}: exists and holds what is no part of this dataset: {sorted(strange)[:5]}'
+                f'{self._name}: exists and holds files that are not part of this dataset: {sorted(foreign)[:5]}'
             )
-        sure = self._lock is not None and self._lock.sure
-        if growing:
-            self._fresh = not self._described and not any(entries[name].size for name in ours)
+        exclusive = self._lock is not None and self._lock.sure
+        if appendable:
+            self._fresh = not self._described and not any(entries[name].size for name in bag_files)
             if self._resume == 'discard':
-                least = min(entries[f'{key}.idx'].size if f'{key}.idx' in ours else 0 for key in self._spec) // LIMIT
+                tables = (f'{key}.idx' for key in self._spec)
+                shortest = min(entries[name].size if name in bag_files else 0 for name in tables) // LIMIT
                 for writer in self._writers:
-                    writer.keep(least)
-            await store.delete([entries[name].key for name in drafts if sure])
+                    writer.open_at_most(shortest)
+            await store.delete([entries[name].key for name in temporary if exclusive])
             return
-        if (ours or drafts) and not sure and self._resume != 'discard':
+        if (bag_files or temporary) and not exclusive and self._resume != 'discard':
             raise AlreadyExistsError(
                 f'{self._name}: exists already, without a spec.json: another writer is writing it, or was killed: if '
-                f"none lives, pass resume='discard' to write it anew"
+                f"no other writer is running, pass resume='discard' to write it anew"
             )
-        await store.delete([entries[name].key for name in drafts | ours])
+        await store.delete([entries[name].key for name in temporary | bag_files])
 
     @property
     def _names(self) -> set[str]:
@@ -193,7 +194,7 @@ class DatasetWriter(AsyncResource):
         return self._found
 
     @property
-    def unused(self) -> bool:
+    def _is_unused(self) -> bool:
         """True if the folder held no datapoints and none were appended."""
         return self._fresh and not self._length
 
@@ -220,25 +221,25 @@ class DatasetWriter(AsyncResource):
     async def _append(self, datapoint: Mapping[str, Any], flush: bool) -> int:
         self._check_usable()
         if not isinstance(datapoint, Mapping):
-            raise DatapointError(f'{self._name}: want a mapping for a datapoint, got {type(datapoint).__name__}')
+            raise DatapointError(f'{self._name}: expected a mapping for a datapoint, got {type(datapoint).__name__}')
         if datapoint.keys() != self._spec.keys():
             missing, extra = sorted(self._spec.keys() - datapoint.keys()), sorted(datapoint.keys() - self._spec.keys())
-            raise _KeysError(f'{self._name}: datapoint {self._length}: keys are missing {missing} or too many {extra}')
-        records = await encode(self._fields, datapoint, self._name, self._length)
+            raise _KeysError(f'{self._name}: datapoint {self._length}: missing keys {missing}, unknown keys {extra}')
+        records = await encode_datapoint(self._fields, datapoint, self._name, self._length)
         self._failed = True  # until every bag has the datapoint
         refs: list[Any] = []
         for field, values in zip(self._fields, records, strict=True):
             bag = self._bags[field.key]
-            if self._refs is None and len(bag) > self._length:
+            if self._refs is None and bag.length > self._length:
                 await self._verify(field.key, values[0])
                 continue
-            refs.append(([len(bag), len(values)] if values else []) if field.many else len(bag))
+            refs.append(([bag.length, len(values)] if values else []) if field.many else bag.length)
             for value in values:
                 bag.add(value)
         if self._refs is not None:
             self._refs.add(pack_refs(refs))
         self._length += 1
-        if flush or any(writer.crowded for writer in self._writers):
+        if flush or any(writer.is_full for writer in self._writers):
             await self._flush()
         self._failed = False
         return self._length - 1
@@ -246,14 +247,14 @@ class DatasetWriter(AsyncResource):
     async def _verify(self, key: str, record: bytes) -> None:
         """Check that a column which is longer than the others holds the record that is appended again."""
         path = self.directory / f'{key}.idx'
-        at = LIMIT * self._length
-        table = await path.read_range(max(0, at - LIMIT), at + LIMIT)
-        start = int.from_bytes(table[:LIMIT], 'little') if at else 0
+        entry = LIMIT * self._length
+        table = await path.read_range(max(0, entry - LIMIT), entry + LIMIT)
+        start = int.from_bytes(table[:LIMIT], 'little') if entry else 0
         stop = int.from_bytes(table[-LIMIT:], 'little')
         if await (self.directory / f'{key}.bag').read_range(start, stop) != record:
             raise CorruptDatasetError(
                 f'{self._name}: datapoint {self._length}, key {key!r}: the column holds {stop - start} bytes that are '
-                f'not the {len(record)} appended: append the same datapoints as the writer before'
+                f'not the {len(record)} appended: append the same datapoints as the previous writer'
             )
 
     async def flush(self) -> None:
@@ -267,7 +268,7 @@ class DatasetWriter(AsyncResource):
     def _check_usable(self) -> None:
         self._check_open()
         if self._failed:
-            raise ClosedError(f'{self._name}: a write failed before: close it, or abort')
+            raise ClosedError(f'{self._name}: an earlier write failed: close the writer, or abort it')
 
     async def _flush(self) -> None:
         self._torn = True
@@ -287,18 +288,18 @@ class DatasetWriter(AsyncResource):
 
     async def _finish(self) -> None:
         if self._failed:
-            raise ClosedError(f'{self._name}: a write failed before, so it is not published')
-        ahead = {key: len(bag) for key, bag in self._bags.items() if self._refs is None and len(bag) > self._length}
+            raise ClosedError(f'{self._name}: an earlier write failed, so it is not published')
+        ahead = {key: bag.length for key, bag in self._bags.items() if self._refs is None and bag.length > self._length}
         if ahead:
             raise CorruptDatasetError(
                 f'{self._name}: columns are ahead of the {self._length} datapoints: {ahead}: append the same '
-                f"datapoints as the writer before, or pass resume='discard'"
+                f"datapoints as the previous writer, or pass resume='discard'"
             )
         await self._flush()
         # The first bag decides between writers: the writer that fails to create it has published nothing to remove.
-        *others, first = self._writers
+        *rest, first = self._writers
         await first.aclose()
-        await settle([writer.aclose() for writer in others])
+        await settle([writer.aclose() for writer in rest])
         await self._verify_bags()
         if not self._described:
             await self._publish_spec()
@@ -312,11 +313,11 @@ class DatasetWriter(AsyncResource):
         If publishing fails, the spec may exist nevertheless: the read decides. Bags are never removed once a spec that
         needs them may exist.
         """
-        place, content = self.directory / 'spec.json', dump_spec(self._spec)
+        path, content = self.directory / 'spec.json', dump_spec(self._spec)
         self._standing = True
         failure: GranularError | None = None
         try:
-            writer = await place.store.open_writer(place.key, new=True)
+            writer = await path.store.open_writer(path.key, new=True)
             try:
                 await writer.write(content)
                 await writer.close()
@@ -327,54 +328,54 @@ class DatasetWriter(AsyncResource):
             failure = error
         except BaseException:
             if self._lock is not None:  # on a disk, no file appears later
-                self._standing = await place.exists()
+                self._standing = await path.exists()
             raise
-        published = await self._read_spec(place, failure)
+        published = await self._read_spec(path, failure)
         if published == content:
             if failure is not None:
                 await self._verify_bags()
             return
-        if published is not None and failure is None and place.store.conditional:
-            await place.store.delete([place.key])
+        if published is not None and failure is None and path.store.conditional:
+            await path.store.delete([path.key])
             self._standing = False
             raise BadReplyError(
-                f'{place}: expected the {len(content)} bytes that were written, got {len(published)} others: removed'
+                f'{path}: expected the {len(content)} bytes that were written, got {len(published)} different ones: '
+                f'removed'
             )
         if published is not None:
-            await self._yield_to(published, place, failure)
+            await self._yield_to(published, path, failure)
         if failure is not None and self._lock is not None:
             self._standing = False
             raise failure
-        raise self._unpublished(place, failure, 'there is no such file now')
+        raise self._unpublished(path, failure, 'there is no such file now')
 
-    async def _read_spec(self, place: Path, failure: GranularError | None) -> bytes | None:
+    async def _read_spec(self, path: Path, failure: GranularError | None) -> bytes | None:
         try:
-            return await place.read_bytes()
+            return await path.read_bytes()
         except NotFoundError:
             return None
         except GranularError as error:
-            raise self._unpublished(place, failure or error, f'the store does not say: {error}') from error
+            raise self._unpublished(path, failure or error, f'reading it failed: {error}') from error
 
-    def _unpublished(self, place: Path, failure: GranularError | None, found: str) -> GranularError:
+    def _unpublished(self, path: Path, failure: GranularError | None, result: str) -> GranularError:
         """Return the error for a spec that may or may not have been published."""
-        says = 'the store accepted it' if failure is None else f'{failure}'
         if failure is None:
             kind: type[GranularError] = BadReplyError
         else:  # "already exists" may be the reply to a retried request that had succeeded
             kind = StoreError if isinstance(failure, AlreadyExistsError) else type(failure)
         error = kind(
-            f'{place}: not known to be published: {says}, and {found}. Its bags were left as they are: if the spec '
-            f"appears, the dataset is complete; otherwise write it again with resume='discard', or remove what was "
-            f'left with `granular clean`'
+            f'{path}: not known to be published: {failure or "the store accepted it"}, and {result}. Its bags were '
+            f'left as they are: if the spec appears, the dataset is complete; otherwise write it again with '
+            f"resume='discard', or remove the files with `granular clean`"
         )
         error.__cause__ = failure
         return error
 
-    async def _yield_to(self, published: bytes, place: Path, failure: GranularError | None) -> NoReturn:
+    async def _yield_to(self, published: bytes, path: Path, failure: GranularError | None) -> NoReturn:
         """Remove the bags that do not belong to the dataset of another writer, which has published its spec."""
-        theirs = parse_spec(published, f'{place}')
-        await gather([writer.withdraw(sole=False) for writer in self._writers if writer.path.stem not in theirs])
-        raise AlreadyExistsError(f'{place}: another writer has published it meanwhile, with spec {theirs}') from failure
+        spec = parse_spec(published, f'{path}')
+        await gather([bag.remove_published(sole=False) for bag in self._writers if bag.path.stem not in spec])
+        raise AlreadyExistsError(f'{path}: another writer published it meanwhile, with spec {spec}') from failure
 
     async def _abort(self) -> None:
         await self.directory.store.ready()
@@ -386,20 +387,20 @@ class DatasetWriter(AsyncResource):
         try:
             await gather([writer.abort() for writer in self._writers])
             if self._fresh and not self._standing:
-                await self._withdraw()
+                await self._remove_published()
             elif self._torn:
-                least = min(bag.flushed for bag in self._bags.values())
+                shortest = min(bag.flushed for bag in self._bags.values())
                 for bag in self._bags.values():
-                    await bag.cut(least)
+                    await bag.truncate(shortest)
         finally:
             self._release()
 
-    async def _withdraw(self) -> None:
+    async def _remove_published(self) -> None:
         store = self.directory.store
-        *others, first = self._writers
-        sole = self._lock is not None or first.owned
-        await gather([writer.withdraw(sole) for writer in others])
-        await first.withdraw(sole)  # last, because another writer may start then
+        *rest, first = self._writers
+        sole = self._lock is not None or first.is_winner
+        await gather([writer.remove_published(sole) for writer in rest])
+        await first.remove_published(sole)  # last, because another writer may start then
         if store.has_folders:
             await self._remove_folder()
 

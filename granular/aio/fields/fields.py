@@ -113,7 +113,7 @@ class Fields(abc.ABC):
     """
 
     parents: tuple[Any, ...] = ()
-    pure = True
+    _pure = True  # the fields never receive the dict of a datapoint, so they can be loaded in any order
 
     def __init__(self) -> None:
         self.known_labels: dict[str, filters.Labels] = {}
@@ -134,7 +134,7 @@ class Fields(abc.ABC):
         return self.fields is None or field in self.fields
 
     @abc.abstractmethod
-    async def load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
+    async def _load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
         """Return, for each field, its values in the order of the indices, which are integers >= 0."""
 
     @abc.abstractmethod
@@ -149,13 +149,13 @@ class Fields(abc.ABC):
         for parent in self.parents:
             await parent.release()
 
-    async def labels(self, field: str) -> filters.Labels:
+    async def _labels(self, field: str) -> filters.Labels:
         """Return the labels of all datapoints, which are read once, in bulk."""
         if field not in self.known_labels:
             check_fields(self, [field])
 
             async def read(indices: Ints) -> list[Any]:
-                return (await self.load([field], indices, [{} for _ in indices]))[0]
+                return (await self._load([field], indices, [{} for _ in indices]))[0]
 
             self.known_labels[field] = await read_labels(read, len(self), field)
         return self.known_labels[field]
@@ -171,7 +171,7 @@ class Fields(abc.ABC):
 
     async def _load_many(self, field: str, indices: Any, ctxs: Sequence[Ctx] | None = None) -> list[Any]:
         positions = indices_of(indices, len(self), self.describe())
-        return (await self.load([field], positions, [{} for _ in positions] if ctxs is None else ctxs))[0]
+        return (await self._load([field], positions, [{} for _ in positions] if ctxs is None else ctxs))[0]
 
 
 class Keys(Fields):
@@ -195,7 +195,7 @@ class Keys(Fields):
     def fields(self) -> tuple[str, ...] | None:
         return self._names
 
-    async def load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
+    async def _load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
         keys = tuple(dict.fromkeys(fields))
         source = self._selected.get(keys)
         if source is None:
@@ -218,7 +218,7 @@ class Methods(Fields):
       own: name of the method for each field of the object itself, without those of a wrapped dataset.
     """
 
-    pure = False
+    _pure = False
 
     def __init__(self, dataset: Any) -> None:
         super().__init__()
@@ -242,17 +242,17 @@ class Methods(Fields):
             return super().has(field)
         return callable(getattr(self.dataset, _ONE + field, None))
 
-    async def load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
+    async def _load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
         wrapped = self._wrapped
         passed = [wrapped is not None and field not in self.own for field in fields]
         positions = list(range(len(fields)))
-        if wrapped is not None and wrapped.pure:
+        if wrapped is not None and wrapped._pure:
             positions.sort(key=lambda position: not passed[position])  # pure fields first, in one load
         out: list[list[Any]] = [[] for _ in fields]
         for passed_on, group in itertools.groupby(positions, key=passed.__getitem__):
             members = list(group)
             if passed_on and wrapped is not None:
-                columns = await wrapped.load([fields[position] for position in members], indices, ctxs)
+                columns = await wrapped._load([fields[position] for position in members], indices, ctxs)
             else:
                 columns = [await self._call(fields[position], indices, ctxs) for position in members]
             for position, column in zip(members, columns, strict=True):

@@ -94,7 +94,7 @@ class ModeWrapper:
         """
         positions = indices_of(indices, len(self), 'ModeWrapper')
         ctxs: list[Ctx] = [{} for _ in positions]
-        loaded = iter(await self._fields.load(self._loaded, positions, ctxs) if self._loaded else [])
+        loaded = iter(await self._fields._load(self._loaded, positions, ctxs) if self._loaded else [])
         columns = [
             positions.tolist() if item == _INDEX else _ctx_values(item, ctxs) if item.startswith(_CTX) else next(loaded)
             for item in self._items

@@ -25,7 +25,7 @@ class IndexWrapper(Fields):
     def __init__(self, dataset: Any) -> None:
         super().__init__()
         wrapped = fields_of(dataset)
-        self.parents, self.pure = (wrapped,), wrapped.pure
+        self.parents, self._pure = (wrapped,), wrapped._pure
 
     @property
     def fields(self) -> tuple[str, ...] | None:
@@ -40,9 +40,9 @@ class IndexWrapper(Fields):
     @abc.abstractmethod
     def _lookup(self, indices: Ints) -> Ints: ...
 
-    async def load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
+    async def _load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
         """Return, for each field, its values in the order of the indices."""
-        columns: list[list[Any]] = await self.parents[0].load(fields, self._lookup(indices), ctxs)
+        columns: list[list[Any]] = await self.parents[0]._load(fields, self._lookup(indices), ctxs)
         return columns
 
     def _inherit(self) -> None:
@@ -184,7 +184,7 @@ class _ByLabel(_SelectionWrapper):
     async def open(cls, *args: Any, **kwargs: Any) -> Self:
         """Create the wrapper with the constructor's arguments, and read the labels."""
         self = cls(*args, **kwargs)
-        labels = await self.parents[0].labels(self._field)
+        labels = await self.parents[0]._labels(self._field)
         self._indices = await offload(self._choose, labels)
         self._inherit()
         return self
@@ -278,7 +278,7 @@ class FieldConcat(Fields):
         self.parents = tuple(map(fields_of, datasets))
         if not self.parents:
             raise InvalidArgumentError('expected one dataset or more, got none')
-        self.pure = all(part.pure for part in self.parents)
+        self._pure = all(part._pure for part in self.parents)
         self._lengths = np.array([len(part) for part in self.parents], np.int64)
         self._stops = np.cumsum(self._lengths)
         for field in set.intersection(*(set(part.known_labels) for part in self.parents)):
@@ -297,7 +297,7 @@ class FieldConcat(Fields):
         """Return whether all datasets have the field; True if that is unknown."""
         return all(part.has(field) for part in self.parents)
 
-    async def load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
+    async def _load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
         """Return, for each field, its values in the order of the indices."""
         owners = np.searchsorted(self._stops, indices, side='right')
         inner = indices - (self._stops - self._lengths)[owners]
@@ -306,7 +306,7 @@ class FieldConcat(Fields):
             await ensure_event_loop()
         loaded = await gather(
             [
-                self.parents[owners[group[0]]].load(fields, inner[group], [ctxs[i] for i in group.tolist()])
+                self.parents[owners[group[0]]]._load(fields, inner[group], [ctxs[i] for i in group.tolist()])
                 for group in groups
             ]
         )

@@ -13,23 +13,23 @@ from granular.errors import ClosedError, InvalidArgumentError, ObjectChangedErro
 class File:
     """An open file: reads at any position, or writes from the beginning. ``async with`` closes it.
 
-    Concurrent writes take turns, in call order. A write that fails or is cancelled may have handed on a part of its
+    Concurrent writes take turns, in call order. A write that fails or is cancelled may have written a part of its
     bytes, so the file is not published after it.
     """
 
     def __init__(self, path: PurePath, size: int, writer: ObjectWriter | None) -> None:
         self._path, self._size, self._writer = path, size, writer
-        self._at = 0
+        self._position = 0
         self._closed = self._failed = False
-        self._pinned: Reply | None = None  # the first reply: those after it are of its version
+        self._pinned: Reply | None = None  # the first reply, whose version the further ones must have
         self._turns = Lock()
 
     @classmethod
-    async def opened(cls, path: PurePath, size: int) -> Self:
-        """A file to read, of that many bytes."""
+    async def open(cls, path: PurePath, size: int) -> Self:
+        """Open a file of ``size`` bytes for reading."""
         file = cls(path, size, None)
         if path.store.local and size:
-            # It is kept open, and read as it is now whatever lies at its path later on.
+            # The file stays open: it is read as it is now, even if it is replaced later.
             reply = file._pinned = await path.store.read(path.key, 0, 0)
             file._size = reply.size
         return file
@@ -37,20 +37,20 @@ class File:
     async def read(self, size: int = -1) -> bytes:
         """Return the next bytes, at most ``size`` of them; ``b''`` at the end."""
         self._check(writing=False)
-        stop = self._size if size < 0 else min(self._at + size, self._size)
-        if stop <= self._at:
+        stop = self._size if size < 0 else min(self._position + size, self._size)
+        if stop <= self._position:
             return b''
         pinned = self._pinned
         try:
-            reply = await self._path.store.read(self._path.key, self._at, stop, pinned and pinned.version)
+            reply = await self._path.store.read(self._path.key, self._position, stop, pinned and pinned.version)
         except OutOfRangeError as error:
-            # It had as many bytes when it was opened.
+            # It had enough bytes when it was opened.
             raise ObjectChangedError(f'{self._path}: it was replaced while it was being read: {error}') from error
         if reply.size != (self._size if pinned is None else pinned.size):
             raise ObjectChangedError(
                 f'{self._path}: it was replaced while it was being read: {self._size} bytes became {reply.size}'
             )
-        self._pinned, self._at = pinned or reply._replace(data=b''), stop
+        self._pinned, self._position = pinned or reply._replace(data=b''), stop
         return reply.data
 
     async def write(self, data: bytes | bytearray | memoryview) -> int:
@@ -58,30 +58,30 @@ class File:
         async with self._turns.turn():
             writer = self._check(writing=True)
             if self._failed:
-                raise ClosedError(f'{self._path}: a write failed before: write the file anew')
-            self._failed = True  # until all of it is handed on
+                raise ClosedError(f'{self._path}: a write failed before: write the file again')
+            self._failed = True  # until all bytes are written
             await writer.write(data)
             self._failed = False
-            self._at += len(data)
+            self._position += len(data)
             return len(data)
 
     def seek(self, offset: int, whence: int = 0) -> int:
         """Move to a position, from the beginning (0), the current position (1) or the end (2), and return it."""
         self._check(writing=False)
-        at = offset + (0, self._at, self._size)[whence]
-        if at < 0:
-            raise InvalidArgumentError(f'{self._path}: cannot seek to {at}')
-        self._at = at
-        return at
+        position = offset + (0, self._position, self._size)[whence]
+        if position < 0:
+            raise InvalidArgumentError(f'{self._path}: cannot seek to {position}')
+        self._position = position
+        return position
 
     def tell(self) -> int:
         """Return the position of the next read or write."""
-        return self._at
+        return self._position
 
     @property
     def size(self) -> int:
         """The size of the file in bytes; while writing, the bytes written so far."""
-        return self._size if self._writer is None else self._at
+        return self._size if self._writer is None else self._position
 
     async def aclose(self) -> None:
         """Close the file; a written file appears now.
@@ -94,13 +94,16 @@ class File:
                 return
             self._closed, self._pinned = True, None
             if self._writer is not None:
-                try:
-                    if self._failed:
-                        raise ClosedError(f'{self._path}: a write failed before, so it is not published')
-                    await self._writer.close()
-                except BaseException:
-                    await self._writer.abort()
-                    raise
+                await self._publish(self._writer)
+
+    async def _publish(self, writer: ObjectWriter) -> None:
+        try:
+            if self._failed:
+                raise ClosedError(f'{self._path}: a write failed before, so it is not published')
+            await writer.close()
+        except BaseException:
+            await writer.abort()
+            raise
 
     async def abort(self) -> None:
         """Close the file and discard what was written."""

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from granular.aio.http.reply import counters
 from granular.aio.paths.file import File
 from granular.aio.paths.pure import PurePath, glob_regex
-from granular.aio.stores import Stat, Store, ranges
+from granular.aio.stores import Entry, Stat, Store, ranges
 from granular.aio.stores.fanout import Job, read_all
 from granular.errors import (
     InvalidArgumentError,
@@ -84,7 +84,7 @@ class Path(PurePath):
           OutOfRangeError: if the file ends before the range.
         """
         if start < 0 or (end is not None and end < start):
-            raise InvalidArgumentError(f'{self}: range [{start}, {end}): want 0 <= start <= end')
+            raise InvalidArgumentError(f'{self}: expected 0 <= start <= end, got range [{start}, {end})')
         if start == end:
             return b''
         if end is not None:
@@ -129,10 +129,10 @@ class Path(PurePath):
             stat = await self.stat()
             if stat.is_dir:
                 raise StoreError(f'{self}: is a folder, not a file')
-            return await File.opened(self, stat.size)
+            return await File.open(self, stat.size)
         if mode == 'wb':
             return File(self, 0, await self._store.open_writer(self._key))
-        raise InvalidArgumentError(f"{self}: mode is {mode!r}: want 'rb' or 'wb'")
+        raise InvalidArgumentError(f"{self}: expected mode 'rb' or 'wb', got {mode!r}")
 
     async def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
         """Create a folder, or the bucket for a bucket's root. In a bucket, folders need no creation: keys imply them.
@@ -160,21 +160,21 @@ class Path(PurePath):
           UnsupportedError: for the root of a bucket or disk.
         """
         if self._key in ('', '.', '/'):
-            raise UnsupportedError(f'{self}: the root of a store is not deleted')
+            raise UnsupportedError(f'{self}: the root of a store cannot be deleted')
         await self._store.delete_tree(self._key)
 
     async def copy(self, target: 'Path | str', *, progress: Progress | None = None) -> 'Path':
         """Copy a file, or a folder with everything in it. Within one store, the store copies it if it can.
 
-        Each file appears whole, and is compared with the checksums of both stores. A file that the target has already,
-        by size and checksum, is not copied again, so an interrupted copy resumes. For a file on a disk the checksum is
-        computed; if a store has none, the file is copied again. ``spec.json`` files are copied last, and deleted first
-        if other files of their dataset are replaced, so that a partial copy is never a valid dataset. Nothing is
-        written outside of the target.
+        Each file appears complete or not at all, and is compared with the checksums of both stores. A file that the
+        target has already, by size and checksum, is not copied again, so an interrupted copy resumes. For a file on a
+        disk the checksum is computed; if a store has none, the file is copied again. ``spec.json`` files are copied
+        last, and deleted first if other files of their dataset are replaced, so that a partial copy is never a valid
+        dataset. Nothing is written outside of the target.
 
         Args:
           target: the file or folder to write.
-          progress: called with the number of bytes of each piece that was copied or skipped.
+          progress: called on the event loop's thread with the bytes of each piece that was copied or skipped.
 
         Returns:
           The target.
@@ -204,15 +204,18 @@ class Path(PurePath):
             yield type(self).of(self._store, entry.key)
 
     async def glob(self, pattern: str) -> AsyncIterator[Self]:
-        """Yield the paths under this folder that match a pattern: ``*``, ``?``, ``[ab]``, and ``**`` for any depth."""
+        """Yield the paths in this folder that match a pattern: ``*``, ``?``, ``[ab]``, and ``**`` for any depth.
+
+        They are listed page by page.
+        """
         parts = [part for part in pattern.split('/') if part]
         if not parts or pattern.startswith('/'):
-            raise InvalidArgumentError(f'{self}: {pattern!r} is no pattern below it')
+            raise InvalidArgumentError(f'{self}: expected a relative pattern, got {pattern!r}')
         async for key in _expand(self._store, self._key, parts):
             yield type(self).of(self._store, key)
 
     async def rglob(self, pattern: str) -> AsyncIterator[Self]:
-        """Yield the paths that match a pattern at any depth."""
+        """Yield the paths in this folder that match a pattern, at any depth."""
         async for path in self.glob(f'**/{pattern}'):
             yield path
 
@@ -224,42 +227,57 @@ class Path(PurePath):
             (folders if entry.is_dir else files).append(entry.key.rpartition('/')[2])
         yield self, folders, files
         for name in folders:
-            async for found in (self / name).walk():
-                yield found
+            async for level in (self / name).walk():
+                yield level
 
 
 async def _expand(store: Store, key: str, parts: list[str]) -> AsyncIterator[str]:
     """Yield the keys under a key that match the components of a pattern."""
     head, rest = parts[0], parts[1:]
-    place = Path.of(store, key)
-    if '**' in parts and head == '**':
-        regex = _tree_regex(parts)
-        try:
-            async for entry in store.scan_tree(key):
-                if regex.fullmatch(str(Path.of(store, entry.key).relative_to(place))):
-                    yield entry.key
-        except NotFoundError:
-            return
-    elif not any(char in head for char in '*?['):
-        child = place / head
-        if rest:
-            async for found in _expand(store, child.key, rest):
-                yield found
-        elif await child.exists():
-            yield child.key
+    if head == '**':
+        matches = _expand_tree(store, key, parts)
+    elif any(char in head for char in '*?['):
+        matches = _expand_folder(store, key, head, rest)
+    elif rest:
+        matches = _expand(store, (Path.of(store, key) / head).key, rest)
     else:
-        regex = glob_regex(head)
-        try:
-            async for entry in store.scan(key, re.split(r'[*?[]', head, maxsplit=1)[0]):
-                if not regex.fullmatch(entry.key.rpartition('/')[2]):
-                    continue
-                if not rest:
-                    yield entry.key
-                elif entry.is_dir:
-                    async for found in _expand(store, entry.key, rest):
-                        yield found
-        except NotFoundError:
-            return
+        matches = _expand_name(store, key, head)
+    async for match in matches:
+        yield match
+
+
+async def _expand_name(store: Store, key: str, name: str) -> AsyncIterator[str]:
+    child = Path.of(store, key) / name
+    if await child.exists():
+        yield child.key
+
+
+async def _expand_folder(store: Store, key: str, head: str, rest: list[str]) -> AsyncIterator[str]:
+    regex = glob_regex(head)
+    async for entry in _existing(store.scan(key, re.split(r'[*?[]', head, maxsplit=1)[0])):
+        if not regex.fullmatch(entry.key.rpartition('/')[2]):
+            continue
+        if not rest:
+            yield entry.key
+        elif entry.is_dir:
+            async for match in _expand(store, entry.key, rest):
+                yield match
+
+
+async def _expand_tree(store: Store, key: str, parts: list[str]) -> AsyncIterator[str]:
+    regex, folder = _tree_regex(parts), Path.of(store, key)
+    async for entry in _existing(store.scan_tree(key)):
+        if regex.fullmatch(str(Path.of(store, entry.key).relative_to(folder))):
+            yield entry.key
+
+
+async def _existing(entries: AsyncIterator[Entry]) -> AsyncIterator[Entry]:
+    """Yield the entries of a folder; none if it does not exist."""
+    try:
+        async for entry in entries:
+            yield entry
+    except NotFoundError:
+        return
 
 
 def _tree_regex(parts: list[str]) -> re.Pattern[str]:

@@ -92,12 +92,12 @@ class PurePath:
     def __truediv__(self, other: str | os.PathLike[str]) -> Self:
         tail = os.fspath(other)
         if not isinstance(tail, str):
-            raise InvalidArgumentError(f'{self}: can be joined with str, not {type(tail).__name__}')
+            raise InvalidArgumentError(f'{self}: expected str to join, got {type(tail).__name__}')
         if self._store.local:
             joined = os.path.join(self._key, tail) if self._key != '.' or tail.startswith('/') else tail
             return type(self).of(self._store, local_key(joined))
         if tail.startswith('/'):
-            raise InvalidArgumentError(f'{self}: cannot be joined with an absolute path: {tail!r}')
+            raise InvalidArgumentError(f'{self}: expected a relative path to join, got {tail!r}')
         tail = tail.rstrip('/')
         return type(self).of(self._store, f'{self._key}/{tail}' if self._key and tail else self._key or tail)
 
@@ -137,12 +137,12 @@ class PurePath:
     @property
     def parents(self) -> tuple[Self, ...]:
         """All folders that contain this path, the nearest first."""
-        found: list[Self] = []
+        parents: list[Self] = []
         path = self
         while path.parent != path:
             path = path.parent
-            found.append(path)
-        return tuple(found)
+            parents.append(path)
+        return tuple(parents)
 
     def with_name(self, name: str) -> Self:
         """Return this path with another name."""
@@ -153,7 +153,7 @@ class PurePath:
     def with_suffix(self, suffix: str) -> Self:
         """Return this path with another suffix; ``''`` removes it."""
         if suffix and (not suffix.startswith('.') or suffix == '.' or '/' in suffix):
-            raise InvalidArgumentError(f'{self}: {suffix!r} is no suffix')
+            raise InvalidArgumentError(f'{self}: {suffix!r} is not a suffix')
         return self.with_name(self.stem + suffix)
 
     def relative_to(self, other: 'PurePath | str') -> pathlib.PurePosixPath:
@@ -169,7 +169,7 @@ class PurePath:
         if str(base) == '.' and not self._key.startswith('/'):
             head = ''
         if not str(self).startswith(head):
-            raise InvalidArgumentError(f'{self}: does not lie below {base}')
+            raise InvalidArgumentError(f'{self}: is not in {base}')
         return pathlib.PurePosixPath(str(self)[len(head) :])
 
     def is_relative_to(self, other: 'PurePath | str') -> bool:
@@ -182,13 +182,13 @@ class PurePath:
 
     def match(self, pattern: str) -> bool:
         """Return whether the last components match those of a pattern, or all components for an absolute pattern."""
-        wanted = [part for part in pattern.split('/') if part]
-        have = [part for part in self._key.split('/') if part]
-        if not wanted:
-            raise InvalidArgumentError('the pattern is empty')
-        if len(wanted) > len(have) or (pattern.startswith('/') and len(wanted) != len(have)):
+        patterns = [part for part in pattern.split('/') if part]
+        names = [part for part in self._key.split('/') if part]
+        if not patterns:
+            raise InvalidArgumentError(f'{self}: expected a pattern, got {pattern!r}')
+        if len(patterns) > len(names) or (pattern.startswith('/') and len(patterns) != len(names)):
             return False
-        return all(glob_regex(p).fullmatch(h) for p, h in zip(wanted, have[-len(wanted) :], strict=True))
+        return all(glob_regex(p).fullmatch(name) for p, name in zip(patterns, names[-len(patterns) :], strict=True))
 
     def as_posix(self) -> str:
         """Return the address, with forward slashes."""

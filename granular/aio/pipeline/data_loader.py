@@ -32,7 +32,7 @@ class _Applied(Element):
         self._random = any(name == 'random_map' for name, _ in steps)
         self.sparse = any(name == 'filter' for name, _ in steps)
 
-    def call(self, datapoint: Any, index: int) -> Any:
+    def _call(self, datapoint: Any, index: int) -> Any:
         metadata: RecordMetadata
         metadata, data = datapoint
         if type(data) is Failure:

@@ -38,8 +38,8 @@ def format_pipeline(stage: Any) -> str:
 def times(stage: Any) -> list[tuple[str, int, float]]:
     """Return description, element count, and seconds summed over all threads for each stage that was timed."""
     entries = [entry for parent in stage.parents for entry in times(parent)]
-    count = getattr(stage, 'made', 0)
-    return [*entries, (stage.describe(), count, stage.spent)] if count else entries
+    count = getattr(stage, '_made', 0)
+    return [*entries, (stage.describe(), count, stage._spent)] if count else entries
 
 
 def fingerprint(stage: Any) -> list[str]:

@@ -12,46 +12,39 @@ from granular.errors import InvalidArgumentError
 __all__ = ['ContentInfo', 'Entry', 'ObjectWriter', 'Request', 'Stat', 'Store', 'Upload', 'resolve']
 
 _URL: Final = re.compile(r'([A-Za-z][A-Za-z0-9+.-]+)://(.*)', re.DOTALL)
-_FOREIGN: Final = ('name', 'parent', 'exists', 'open', 'glob', '__truediv__')
+_PATH_METHODS: Final = ('name', 'parent', 'exists', 'open', 'glob', '__truediv__')
 
 
-def resolve(place: Any, config: IOConfig, options: Mapping[str, Any]) -> tuple[Store, str]:
+def resolve(path: Any, config: IOConfig, options: Mapping[str, Any]) -> tuple[Store, str]:
     """Return the store and the key of an address, without sending a request.
 
     Args:
-      place: a string, an ``os.PathLike``, or a path object of another library.
+      path: a string, an ``os.PathLike``, or a path object of another library.
       config: the settings.
       options: passed to the store; ignored for path objects of another library.
 
     Raises:
       UnknownSchemeError: if there is no store for the scheme.
       MissingExtraError: if the package for it is not installed.
-      InvalidArgumentError: for a ``place`` of another type, an address without a bucket or host, or with credentials
+      InvalidArgumentError: for a ``path`` of another type, an address without a bucket or host, or with credentials
         in it, a local path with options, or an unknown ``~user``.
     """
-    if not isinstance(place, str):
-        if isinstance(place, os.PathLike):
-            place = os.fsdecode(place)
-        elif all(hasattr(place, name) for name in _FOREIGN):
-            from granular.aio.stores.fsspec import ForeignStore
-
-            # The parent folder becomes the store, so that the path itself has a key and its siblings are reachable.
-            folder = place.parent if place.name and str(place.parent) != str(place) else place
-            return ForeignStore(str(folder), config, {'path': folder}), '' if folder is place else str(place.name)
-        else:
-            raise InvalidArgumentError(f'want an address or a path, got {type(place).__name__}')
-    match = _URL.fullmatch(place)
+    if isinstance(path, os.PathLike):
+        path = os.fsdecode(path)
+    if not isinstance(path, str):
+        return _resolve_foreign(path, config)
+    match = _URL.fullmatch(path)
     if match is None or match[1].lower() == 'file':
         from granular.aio.stores.local.store import LocalStore
 
         if options:
-            raise InvalidArgumentError(f'{place}: a local path takes no storage options, got {sorted(options)}')
-        return LocalStore('', config), local_key(_expanded(place if match is None else match[2]))
+            raise InvalidArgumentError(f'{path}: expected no storage options for a local path, got {sorted(options)}')
+        return LocalStore('', config), local_key(_expand_user(path if match is None else match[2]))
     scheme, rest = match[1].lower(), match[2]
     root, _, key = rest.partition('/')
     if scheme in ('s3', 's3a', 'gs', 'gcs', 'http', 'https'):
         if not root:
-            raise InvalidArgumentError(f'{place}: names no {"host" if scheme.startswith("http") else "bucket"}')
+            raise InvalidArgumentError(f'{path}: expected a {"host" if scheme.startswith("http") else "bucket"}')
         if '@' in root:
             raise InvalidArgumentError(f'{scheme}://...: pass credentials as options, not in the address')
         key = key.strip('/') if scheme.startswith('http') else key.rstrip('/')
@@ -71,11 +64,22 @@ def resolve(place: Any, config: IOConfig, options: Mapping[str, Any]) -> tuple[S
         case _:
             from granular.aio.stores.fsspec import FsspecStore, fsspec_root
 
-            base = fsspec_root(place)
+            base = fsspec_root(path)
             return FsspecStore(base, config, options), f'{scheme}://{rest}'.removeprefix(base).strip('/')
 
 
-def _expanded(path: str) -> str:
+def _resolve_foreign(path: Any, config: IOConfig) -> tuple[Store, str]:
+    """Return the store and the key of a path object of another library."""
+    if not all(hasattr(path, name) for name in _PATH_METHODS):
+        raise InvalidArgumentError(f'expected an address or a path, got {type(path).__name__}')
+    from granular.aio.stores.foreign import ForeignStore
+
+    # The parent folder becomes the store, so that the path itself has a key and its siblings are reachable.
+    folder = path.parent if path.name and str(path.parent) != str(path) else path
+    return ForeignStore(str(folder), config, {'path': folder}), '' if folder is path else str(path.name)
+
+
+def _expand_user(path: str) -> str:
     """Expand a leading ``~`` or ``~user`` of a local path, as shells do.
 
     Raises:
@@ -86,9 +90,7 @@ def _expanded(path: str) -> str:
     expanded = os.path.expanduser(path)
     if expanded == path:
         name = path.partition('/')[0]
-        raise InvalidArgumentError(
-            f'{path}: there is no home folder {name}: for a name that begins with ~, write ./{path}'
-        )
+        raise InvalidArgumentError(f'{path}: no home folder {name}: for a name that begins with ~, write ./{path}')
     return expanded
 
 

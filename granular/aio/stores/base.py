@@ -257,8 +257,7 @@ class Store(abc.ABC):
         Raises:
           NotFoundError: if it does not exist.
         """
-        found = await self.stat(key)
-        return ContentInfo(found.size, None, {})
+        return ContentInfo((await self.stat(key)).size, None, {})
 
     def digest_kind(self, size: int) -> str:
         """Return the kind of checksum that ``content_info`` reports for a file of that size, if any."""
@@ -291,13 +290,13 @@ class Store(abc.ABC):
         """Open a writer for an object, which replaces an existing object at ``close``.
 
         With ``new``, ``close`` raises AlreadyExistsError instead if the object exists by then. On local disks, S3 and
-        GCS this also holds for concurrent writers.
+        GCS this also holds for concurrent writers; other stores check, and raise, when the writer is opened.
         """
         raise self._unsupported('writing', key)
 
     async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
         """Create a folder. Object stores have none: there, a folder is a common beginning of keys."""
-        raise self._unsupported('making a folder', key)
+        raise self._unsupported('creating folders', key)
 
     async def delete(self, keys: Sequence[str]) -> None:
         """Delete files. A missing file is not an error."""
@@ -313,8 +312,8 @@ class Store(abc.ABC):
 
     async def uploads(self, key: str) -> AsyncIterator[Upload]:
         """Yield the unfinished multipart uploads of an object and of all objects in a folder; by default none."""
-        none: tuple[Upload, ...] = ()
-        for upload in none:
+        uploads: tuple[Upload, ...] = ()
+        for upload in uploads:
             yield upload
 
     async def abort_upload(self, upload: Upload) -> None:
@@ -325,8 +324,8 @@ class Store(abc.ABC):
         """Copy a file within the store, without a download. Return False if the store cannot."""
         return False
 
-    def _unsupported(self, what: str, key: str) -> UnsupportedError:
-        return UnsupportedError(f'{self.url(key)}: {what} is not possible on {type(self).__name__}')
+    def _unsupported(self, operation: str, key: str) -> UnsupportedError:
+        return UnsupportedError(f'{self.url(key)}: {type(self).__name__} does not support {operation}')
 
 
 class Folders:

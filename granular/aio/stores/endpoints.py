@@ -50,9 +50,9 @@ def s3(options: Mapping[str, Any], environment: Environment) -> S3Endpoint:
     Raises:
       InvalidArgumentError: if an AWS configuration file cannot be parsed.
     """
-    more = options.get('client_kwargs') or {}
+    client = options.get('client_kwargs') or {}
     profile, services = _profile(options, environment)
-    url = options.get('endpoint_url') or more.get('endpoint_url')
+    url = options.get('endpoint_url') or client.get('endpoint_url')
     ignored = environment.get('AWS_IGNORE_CONFIGURED_ENDPOINT_URLS') or profile.get('ignore_configured_endpoint_urls')
     if not url and str(ignored).lower() != 'true':
         service = services.get('s3', {})
@@ -64,7 +64,7 @@ def s3(options: Mapping[str, Any], environment: Environment) -> S3Endpoint:
         )
     region = (
         options.get('region')
-        or more.get('region_name')
+        or client.get('region_name')
         or environment.get('AWS_REGION')
         or environment.get('AWS_DEFAULT_REGION')
         or profile.get('region')
@@ -105,8 +105,8 @@ def _account(options: Mapping[str, Any], environment: Environment) -> str:
 
 def _profile(options: Mapping[str, Any], environment: Environment) -> tuple[Section, Section]:
     """Return the section of the profile, and the services section that it names."""
-    config = _parsed(environment.get('AWS_CONFIG_FILE', '~/.aws/config'))
-    credentials = _parsed(environment.get('AWS_SHARED_CREDENTIALS_FILE', '~/.aws/credentials'))
+    config = _sections(environment.get('AWS_CONFIG_FILE', '~/.aws/config'))
+    credentials = _sections(environment.get('AWS_SHARED_CREDENTIALS_FILE', '~/.aws/credentials'))
     name = options.get('profile') or environment.get('AWS_DEFAULT_PROFILE', environment.get('AWS_PROFILE', 'default'))
     sections = {_title(title): section for title, section in config.items()}
     # In the credentials file, sections are titled with the plain profile name, and their values take precedence.
@@ -123,10 +123,10 @@ def _title(title: str) -> tuple[str, str]:
     except ValueError:
         return '', title
     # Like botocore, compare only the beginning of the kind.
-    return next((known for known in ('profile', 'services') if kind.startswith(known)), ''), name
+    return next((valid for valid in ('profile', 'services') if kind.startswith(valid)), ''), name
 
 
-def _parsed(path: str) -> Mapping[str, Section]:
+def _sections(path: str) -> Mapping[str, Section]:
     """Return the sections of an AWS configuration file; none if the file does not exist."""
     path = os.path.expanduser(os.path.expandvars(path))
     try:

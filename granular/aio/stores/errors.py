@@ -1,4 +1,4 @@
-"""Conversion of OS and third-party exceptions to ``GranularError`` subclasses."""
+"""Conversion of OS and third-party exceptions to ``GranularError`` subclasses, and quotes for their messages."""
 
 import contextlib
 import errno
@@ -17,9 +17,9 @@ from granular.errors import (
 
 Foreign = Callable[[str, Exception], GranularError | None]
 
-_BUILTIN: Final[tuple[tuple[type[Exception], type[GranularError], str], ...]] = (
-    (FileNotFoundError, NotFoundError, 'there is nothing by this name'),
-    (NotADirectoryError, NotFoundError, 'there is no such folder: a part of it is a file'),
+_BY_TYPE: Final[tuple[tuple[type[Exception], type[GranularError], str], ...]] = (
+    (FileNotFoundError, NotFoundError, 'no such file or folder'),
+    (NotADirectoryError, NotFoundError, 'no such folder: a part of its path is a file'),
     (FileExistsError, AlreadyExistsError, 'exists already'),
     (PermissionError, AccessDeniedError, 'access denied: check the credentials and their rights'),
     (IsADirectoryError, StoreError, 'is a folder, not a file'),
@@ -27,17 +27,17 @@ _BUILTIN: Final[tuple[tuple[type[Exception], type[GranularError], str], ...]] = 
     (OSError, StoreError, 'failed'),
 )
 
-_NUMBERED: Final[Mapping[int | None, tuple[type[GranularError], str]]] = {
+_BY_ERRNO: Final[Mapping[int | None, tuple[type[GranularError], str]]] = {
     errno.ENOSPC: (StoreError, 'the disk is full'),
     errno.EDQUOT: (StoreError, 'the quota is used up'),
-    errno.EFBIG: (StoreError, 'a file may not become so large here'),
+    errno.EFBIG: (StoreError, 'the file is larger than its file system or the process allows'),
     errno.EROFS: (AccessDeniedError, 'the file system is read-only'),
 }
 
 
 @contextlib.contextmanager
 def translated(name: str, foreign: Foreign | None = None) -> Iterator[None]:
-    """Convert exceptions raised in the block to ours, naming the path and keeping the original as the cause.
+    """Convert exceptions raised in the block to ``GranularError`` subclasses, with the path and the original as cause.
 
     Args:
       name: the path or address.
@@ -48,19 +48,24 @@ def translated(name: str, foreign: Foreign | None = None) -> Iterator[None]:
     except GranularError:
         raise
     except Exception as error:
-        ours = foreign(name, error) if foreign is not None else None
-        ours = ours or _of_builtin(name, error)
-        if ours is None:
+        converted = foreign(name, error) if foreign is not None else None
+        converted = converted or _from_builtin(name, error)
+        if converted is None:
             raise
-        raise ours from error
+        raise converted from error
 
 
-def _of_builtin(name: str, error: Exception) -> GranularError | None:
-    for builtin, ours, says in _BUILTIN:
+def _from_builtin(name: str, error: Exception) -> GranularError | None:
+    for builtin, kind, message in _BY_TYPE:
         if isinstance(error, builtin):
-            if (number := getattr(error, 'errno', None)) in _NUMBERED:
-                ours, says = _NUMBERED[number]
+            if (number := getattr(error, 'errno', None)) in _BY_ERRNO:
+                kind, message = _BY_ERRNO[number]
             # The text of an OSError may repeat the path, strerror does not; other exceptions only have their text.
             detail = hidden(getattr(error, 'strerror', None) or str(error))
-            return ours(f'{name}: {says} ({detail})' if detail else f'{name}: {says}')
+            return kind(f'{name}: {message} ({detail})' if detail else f'{name}: {message}')
     return None
+
+
+def quote_body(body: bytes) -> str:
+    """Return the beginning of a reply's body for error messages, without the credentials that a server may quote."""
+    return repr(' '.join(hidden(body[:400].decode(errors='replace')).split())[:120]) if body else 'nothing'

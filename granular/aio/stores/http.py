@@ -4,6 +4,7 @@ import hashlib
 import html.parser
 import urllib.parse
 from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Final
 
 from granular._redact import hidden
 from granular.aio.http.messages import http_date, shown
@@ -14,7 +15,7 @@ from granular.aio.stores.remote import Client, RemoteStore
 from granular.config import MiB
 from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, OutOfRangeError, StoreError
 
-_LARGEST_PAGE = 16 * MiB
+_MAX_PAGE: Final = 16 * MiB
 
 
 class HTTPStore(RemoteStore['HTTPClient']):
@@ -36,7 +37,7 @@ class HTTPStore(RemoteStore['HTTPClient']):
     async def stat(self, key: str) -> Stat:
         client, name = await self.client(), self.url(key)
         try:
-            answer = await client.ask('HEAD', key, name, lambda answer: answer)
+            answer = await client.call('HEAD', key, name, lambda answer: answer)
         except NotFoundError:
             answer = None
         # A server's HTML page for a folder, with or without the trailing slash, is its listing.
@@ -57,7 +58,7 @@ class HTTPStore(RemoteStore['HTTPClient']):
             except OutOfRangeError:
                 size = None
         if size is None:
-            raise StoreError(f'{name}: the server does not say its size')
+            raise StoreError(f'{name}: the server does not report its size')
         modified = http_date(headers.get('last-modified', ''))
         return Stat(size, None if modified is None else modified.timestamp(), headers.get('etag') or None)
 
@@ -71,15 +72,15 @@ class HTTPStore(RemoteStore['HTTPClient']):
         folder = path.rstrip('/') + '/' if path else ''
         name = self.url(folder + mark + query)
         client = await self.client()
-        answer = await client.ask('GET', folder + mark + query, name, lambda answer: _check_page(answer, name))
+        answer = await client.call('GET', folder + mark + query, name, lambda answer: _check_page(answer, name))
         kind = answer.head.headers.get('content-type', 'text/html')
         if 'html' not in kind.lower():
             raise NotFoundError(f'{name}: no such folder: expected a page of links, got {shown(kind)}')
-        asked = (await client.sign(folder + mark + query))[0]
-        children = await offload(_children, answer.body, answer.url, asked)
+        requested = (await client.sign(folder + mark + query))[0]
+        children = await offload(_children, answer.body, answer.url, requested)
         for child in children:
             if any(char in child for char in '/?\0'):
-                raise StoreError(f'{name}: it has a link to {shown(child)}, which is no name of a file')
+                raise StoreError(f'{name}: has a link to {shown(child)}, which is not a file name')
         return [Entry(folder + child, is_dir) for child, is_dir in children.items()]
 
     async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
@@ -93,7 +94,7 @@ class HTTPClient(Client):
     def __init__(self, store: HTTPStore) -> None:
         super().__init__()
         if unknown := sorted(set(store.options) - {'headers', 'tls_verify'}):
-            raise InvalidArgumentError(f'{store.root}: unknown options {unknown}: there are headers and tls_verify')
+            raise InvalidArgumentError(f'{store.root}: unknown options {unknown}: expected headers or tls_verify')
         self._store = store
 
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
@@ -101,13 +102,13 @@ class HTTPClient(Client):
         url = f'{self._store.root}/{urllib.parse.quote(path, safe="/~-_.")}{mark}{query}'
         return url, self._store.options.get('headers', {})
 
-    async def ask(self, method: str, key: str, name: str, check: Callable[[Answer], Answer]) -> Answer:
+    async def call(self, method: str, key: str, name: str, check: Callable[[Answer], Answer]) -> Answer:
         """Send a request other than a range read, with the redirects, retries and limits of reads."""
 
         async def make() -> Outgoing:
             return Outgoing(await self.prepare(key), method)
 
-        return await self.transport.call(make, self.recover, name, check, limit=_LARGEST_PAGE)
+        return await self.transport.call(make, self.recover, name, check, limit=_MAX_PAGE)
 
 
 def _check_page(answer: Answer, name: str) -> Answer:
@@ -136,13 +137,13 @@ class _Links(html.parser.HTMLParser):
             self.hrefs += [value for name, value in attrs if name == 'href' and value]
 
 
-def _children(page: bytes, url: str, asked: str) -> dict[str, bool]:
+def _children(page: bytes, url: str, requested: str) -> dict[str, bool]:
     """Return the names directly in a folder that its page links to, sorted, with True for each folder.
 
     Args:
       page: the page.
       url: its URL, after all redirects.
-      asked: the URL of the folder, as it was requested.
+      requested: the URL of the folder, as it was requested.
     """
     links = _Links()
     try:
@@ -151,10 +152,10 @@ def _children(page: bytes, url: str, asked: str) -> dict[str, bool]:
         links = _Links()
         links.feed(page.decode('latin-1'))
     links.close()
-    here, there = urllib.parse.urlsplit(asked), urllib.parse.urlsplit(url)
+    before, after = urllib.parse.urlsplit(requested), urllib.parse.urlsplit(url)
     # A page of another path, such as a login page, is not that of the folder.
-    places = [part[:2] for part in (here, there) if part.path == here.path]
-    folder = [urllib.parse.unquote(segment) for segment in here.path.split('/')[:-1]]
+    hosts = [parts[:2] for parts in (before, after) if parts.path == before.path]
+    folder = [urllib.parse.unquote(segment) for segment in before.path.split('/')[:-1]]
     children: dict[str, bool] = {}
     for href in links.hrefs:
         try:
@@ -162,10 +163,10 @@ def _children(page: bytes, url: str, asked: str) -> dict[str, bool]:
         except ValueError:
             continue  # an invalid link
         segments = [urllib.parse.unquote(segment) for segment in link.path.split('/')]
-        below = segments[len(folder) :]
-        if link[:2] not in places or segments[: len(folder)] != folder or not below or link.query:
+        inner = segments[len(folder) :]
+        if link[:2] not in hosts or segments[: len(folder)] != folder or not inner or link.query:
             continue
-        child, slash = below[0], len(below) > 1
+        child, is_folder = inner[0], len(inner) > 1
         if child not in ('', '.', '..'):
-            children[child] = children.get(child, False) or slash
+            children[child] = children.get(child, False) or is_folder
     return dict(sorted(children.items()))

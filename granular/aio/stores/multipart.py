@@ -22,7 +22,7 @@ class PartWriter(ObjectWriter):
         self._tasks: set[asyncio.Task[None]] = set()
 
     @abc.abstractmethod
-    async def begin(self) -> None:
+    async def start(self) -> None:
         """Start a multipart upload."""
 
     @abc.abstractmethod
@@ -47,14 +47,14 @@ class PartWriter(ObjectWriter):
         while len(self._buffer) > self._part_size:
             part = bytes(memoryview(self._buffer)[: self._part_size])
             del self._buffer[: self._part_size]
-            await self._emit(part, last=False)
+            await self._send_part(part, last=False)
 
     async def close(self) -> None:
         await ensure_event_loop()
         if self._started:
-            await self._emit(bytes(self._buffer), last=True)
+            await self._send_part(bytes(self._buffer), last=True)
             while self._tasks:
-                await self._settle()
+                await self._finish_one()
             await self.finish()
         else:
             await self.put(bytes(self._buffer))
@@ -70,19 +70,19 @@ class PartWriter(ObjectWriter):
         if self._started:
             await self.discard()
 
-    async def _emit(self, part: bytes, last: bool) -> None:
+    async def _send_part(self, part: bytes, last: bool) -> None:
         await ensure_event_loop()
         if not self._started:
-            await self.begin()
+            await self.start()
             self._started = True
         while len(self._tasks) >= self._parallel:
-            await self._settle()
+            await self._finish_one()
         self._tasks.add(asyncio.ensure_future(self.send(self._parts, part, last)))
         self._parts += 1
         if self._parts % 1000 == 0:
             self._part_size *= 2
 
-    async def _settle(self) -> None:
+    async def _finish_one(self) -> None:
         done, self._tasks = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()

@@ -8,9 +8,9 @@ from typing import Final
 
 from granular.errors import AccessDeniedError
 
-_WIDE: Final = 0o077  # permission bits of the group and of all other users
-_SUFFIX: Final = '.index'
-_OWN_FOLDERS: Final = ('blocks-1', 'blocks-2')
+_OTHERS: Final = 0o077  # permission bits of the group and of all other users
+_INDEX_CACHE: Final = '.index'
+_BLOCK_CACHES: Final = ('blocks-1', 'blocks-2')
 
 
 def open_folder(path: str, dir_fd: int | None = None) -> int:
@@ -41,8 +41,8 @@ def open_folder(path: str, dir_fd: int | None = None) -> int:
     try:
         info = os.fstat(fd)
         _check_owner(info, path, inner)
-        if info.st_mode & _WIDE and info.st_uid == os.geteuid() and (inner or _is_cache(fd)):
-            os.fchmod(fd, stat.S_IMODE(info.st_mode) & ~_WIDE)
+        if info.st_mode & _OTHERS and info.st_uid == os.geteuid() and (inner or _is_cache(fd)):
+            os.fchmod(fd, stat.S_IMODE(info.st_mode) & ~_OTHERS)
     except BaseException:
         os.close(fd)
         raise
@@ -68,8 +68,8 @@ def open_file(path: str, flags: int, dir_fd: int | None = None) -> int:
         info = os.fstat(fd)
         _check_owner(info, path, True)
         if not stat.S_ISREG(info.st_mode) or info.st_nlink > 1:
-            raise AccessDeniedError(f'{path}: expected a regular file with one name, as a cache has: remove it')
-        if info.st_mode & _WIDE:
+            raise AccessDeniedError(f'{path}: expected a regular file with one link: remove it')
+        if info.st_mode & _OTHERS:
             os.fchmod(fd, 0o600)
     except BaseException:
         os.close(fd)
@@ -89,9 +89,9 @@ def _check_owner(info: os.stat_result, path: str, inner: bool) -> None:
 def _is_cache(fd: int) -> bool:
     """Return whether a folder holds only caches, so that changing its mode affects nothing else."""
     # Use a separate descriptor, because a listing moves the position that duplicated descriptors share.
-    own = os.open('.', os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+    listed = os.open('.', os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
     try:
-        with os.scandir(own) as entries:
-            return all(entry.name in _OWN_FOLDERS or _SUFFIX in entry.name for entry in entries)
+        with os.scandir(listed) as entries:
+            return all(entry.name in _BLOCK_CACHES or _INDEX_CACHE in entry.name for entry in entries)
     finally:
-        os.close(own)
+        os.close(listed)

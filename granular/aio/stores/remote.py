@@ -82,15 +82,15 @@ class Client(abc.ABC):
         """Sign by the store's clock. Return False if signatures have no time, or the date is unusable."""
         return False
 
-    async def recover(self, what: RecoverableKind, said: str) -> bool:
+    async def recover(self, kind: RecoverableKind, detail: str) -> bool:
         """Recover from a request error that the store reported. Return whether another attempt is worthwhile."""
-        match what:
+        match kind:
             case 'expired':
                 return await self.renew()
             case 'region':
-                recovered = await self.move(said)
+                recovered = await self.move(detail)
             case 'skewed':
-                recovered = self.set_clock(said)
+                recovered = self.set_clock(detail)
         if recovered:
             self._ready.clear()
         return recovered
@@ -105,10 +105,10 @@ class Client(abc.ABC):
 
     async def _renew(self) -> bool:
         try:
-            found = await self.find_credentials()
+            available = await self.find_credentials()
             self._ready.clear()
-            self._renewed = time.monotonic() if found else 0.0
-            return found
+            self._renewed = time.monotonic() if available else 0.0
+            return available
         finally:
             self._renewing = None
 
@@ -123,8 +123,8 @@ def _date(answer: Answer) -> float:
     """Return the time in the Date header of an answer, in seconds since the epoch."""
     date = answer.head.headers.get('date', '')
     try:
-        when = email.utils.parsedate_to_datetime(date)
-        return (when if when.tzinfo else when.replace(tzinfo=datetime.UTC)).timestamp()
+        moment = email.utils.parsedate_to_datetime(date)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
     except (TypeError, ValueError, OverflowError):
         raise BadReplyError(f'expected the time in the Date header of an answer, got {date[:100]!r}') from None
 
@@ -194,7 +194,7 @@ class RemoteStore(Store, Generic[C]):
         client = await self.client()
         reply = await client.read(key, self.url(key), start, stop, version)
         if reply.version is not None and self.config.cache_dir:
-            from granular.aio.stores.block_cache.cache import note
+            from granular.aio.stores.block_cache.versions import note
 
             note(self.fingerprint, key, reply.version, reply.size)
         return reply

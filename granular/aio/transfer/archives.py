@@ -15,6 +15,7 @@ from granular.aio.paths.path import Path, Progress
 from granular.aio.paths.seekable import SeekableFile
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import Threads, call_in
+from granular.aio.stores.base import ContentInfo
 from granular.config import MiB
 from granular.errors import (
     BadReplyError,
@@ -68,14 +69,18 @@ async def unpack(
       StoreError: if the disk is full.
       UnsupportedError: if the archive is encrypted or uses an unknown compression.
     """
-    from granular.aio.transfer.unpack import Target, untar, unzip  # imported late, as its modules are rarely needed
+    from granular.aio.transfer.unpack import (  # imported late, as its modules are rarely needed
+        UnpackFolder,
+        untar,
+        unzip,
+    )
 
     await ensure_event_loop()
-    kept = await source.store.content_info(source.key)
-    digests = Digests(proven(kept.digests), source.store.config.part_size)
-    version = kept.version or (await source.stat()).version
-    archive = _Archive(source, kept.size, version, asyncio.get_running_loop(), digests, progress)
-    target = Target(f'{source}', folder, {source_stem(source), os.path.basename(folder)}, keep)
+    info = await source.store.content_info(source.key)
+    digests = Digests(proven(info.digests), source.store.config.part_size)
+    version = info.version or (await source.stat()).version
+    archive = _Archive(source, info.size, version, asyncio.get_running_loop(), digests, progress)
+    target = UnpackFolder(f'{source}', folder, {source_stem(source), os.path.basename(folder)}, keep)
 
     def work() -> Unpacked:
         try:
@@ -83,18 +88,13 @@ async def unpack(
                 unzip(archive, target)
             else:
                 untar(archive, kind, target)
-                for name in proven(kept.digests):
-                    if digests.found(name) != kept.digests[name]:
-                        raise BadReplyError(
-                            f'{source}: {kept.size} bytes came with {name} {digests.found(name)}, the store says '
-                            f'{kept.digests[name]}'
-                        )
+                _check_digests(f'{source}', info, digests)
             target.finish()
         except GranularError:
             raise
         except Exception as error:  # any kind: parsers of damaged data raise many
-            doing = f' at {target.member!r}' if target.member else ''
-            raise CorruptArchiveError(f'{source}: cannot be read as {kind}{doing}: {error!r:.200}') from error
+            member = f' at {target.member!r}' if target.member else ''
+            raise CorruptArchiveError(f'{source}: cannot be read as {kind}{member}: {error!r:.200}') from error
         return Unpacked(target.files, target.bytes)
 
     running = asyncio.ensure_future(call_in(pool, work))
@@ -112,6 +112,15 @@ async def unpack(
 def source_stem(source: Path) -> str:
     """Return the name of an archive without its suffix."""
     return split_name(source.name)[0]
+
+
+def _check_digests(name: str, info: ContentInfo, digests: Digests) -> None:
+    """Compare the digests of an archive's bytes with those of the store."""
+    for kind in proven(info.digests):
+        if digests.found(kind) != info.digests[kind]:
+            raise BadReplyError(
+                f'{name}: expected {kind} {info.digests[kind]} for {info.size} bytes, got {digests.found(kind)}'
+            )
 
 
 class _Archive(SeekableFile):
@@ -143,13 +152,13 @@ class _Archive(SeekableFile):
     def _window(self, number: int) -> bytes:
         if number != self._number:
             if self._stopped:
-                raise InterruptedError('unpacking was given up')
-            wanted = self._ahead.pop(number, None) or self._ask(number)
+                raise InterruptedError('unpacking was cancelled')
+            reading = self._ahead.pop(number, None) or self._request(number)
             self._drop()
-            self._ahead[number] = wanted
+            self._ahead[number] = reading
             if number == self._number + 1 and (number + 1) * _WINDOW < self._size:
-                self._ahead[number + 1] = self._ask(number + 1)
-            self._data = wanted.result()[0]
+                self._ahead[number + 1] = self._request(number + 1)
+            self._data = reading.result()[0]
             self._number = number
             self._ahead.pop(number, None)
             if number not in self._seen:
@@ -159,7 +168,7 @@ class _Archive(SeekableFile):
                     self._progress(len(self._data))
         return self._data
 
-    def _ask(self, number: int) -> concurrent.futures.Future[list[bytes]]:
+    def _request(self, number: int) -> concurrent.futures.Future[list[bytes]]:
         start = number * _WINDOW
         reading = self._path.read_ranges([start], [min(start + _WINDOW, self._size)], version=self._version)
         return asyncio.run_coroutine_threadsafe(reading, self._loop)

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, Final, cast
 
-from granular.aio.paths.copy import FolderCopy, below
+from granular.aio.paths.copy import FolderCopy, relative_name
 from granular.aio.paths.path import Path, Progress
 from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.loops import ensure_event_loop
@@ -19,7 +19,7 @@ from granular.aio.runtime.threads import Threads, offload
 from granular.aio.stores import Entry
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.store import LocalStore
-from granular.aio.stores.local.writing import drafted, drop_drafts, sync_all
+from granular.aio.stores.local.writing import final_name, remove_leftovers, sync_all
 from granular.aio.transfer.archives import KINDS, split_name, unpack
 from granular.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 
@@ -100,29 +100,29 @@ async def copy_to_local(
             print(copy.was_copied, len(reader))
     """
     began = time.perf_counter()
-    source, target = _places(src, dst, relative)
+    source, target = _paths(src, dst, relative)
     if unpack and (stem := split_name(target.name)[0]) != target.name and split_name(source.name)[1]:
         target = target.with_name(stem)
     await ensure_event_loop()
     if (done := await _done(source, target)) is None:
-        stat, source_found, kind = await _find(source, unpack)
-        if source.store.local and await offload(_within, target.key, source_found.key):
+        form, path, kind = await _find(source, unpack)
+        if source.store.local and await offload(_within, target.key, path.key):
             raise InvalidArgumentError(f'{source}: cannot be copied into itself, to {target}')
-        if stat == 'file':
+        if form == 'file':
             done = await _copy_file(source, target, progress)
         else:
-            done = await _copy_folder(source, source_found, target, kind, unpack, progress)
+            done = await _copy_folder(source, path, target, kind, unpack, progress)
     return dataclasses.replace(done, seconds=time.perf_counter() - began)
 
 
-def _places(src: Any, dst: Any, relative: str | os.PathLike[str] | None) -> tuple[Path, Path]:
+def _paths(src: Any, dst: Any, relative: str | os.PathLike[str] | None) -> tuple[Path, Path]:
     source, target = Path(src), Path(dst)
     if not isinstance(target.store, LocalStore):
-        raise InvalidArgumentError(f'{target}: is on no local disk: use Path.copy')
+        raise InvalidArgumentError(f'{target}: is not on a local disk: use Path.copy')
     if relative is not None:
         tail = os.fspath(relative).strip()
         if not tail or tail.startswith('/') or '..' in tail.split('/'):
-            raise InvalidArgumentError(f'relative is {tail!r}: want a path below {source} and {target}')
+            raise InvalidArgumentError(f'relative: expected a path in {source} and {target}, got {tail!r}')
         source, target = source / tail, target / tail
     return source, target
 
@@ -143,7 +143,9 @@ async def _find(source: Path, unpack: bool) -> tuple[str, Path, str]:
         for ending, kind in KINDS.items():
             if source.name and await (archive := source.with_name(source.name + ending)).is_file():
                 return 'archive', archive, kind
-        raise NotFoundError(f'{source}: there is nothing by this name, nor an archive ({", ".join(KINDS)})') from error
+        raise NotFoundError(
+            f'{source}: does not exist, nor does an archive of this name ({", ".join(KINDS)})'
+        ) from error
     if stat.is_dir:
         return 'folder', source, ''
     kind = split_name(source.name)[1] if unpack else ''
@@ -161,11 +163,11 @@ async def _done(source: Path, target: Path) -> LocalCopy | None:
     if state is None:
         if not await offload(_is_used, target.key):
             return None
-        logger.info('%s: was not made by copy_to_local, and is left as it is', target)
+        logger.info('%s: was not created by copy_to_local: used as it is', target)
         return LocalCopy(f'{target}')
     if (other := state['source']) != _address(source):
         raise AlreadyExistsError(
-            f'{target}: is a copy of {other}, and not of {_address(source)}: remove it, or copy to another place'
+            f'{target}: is a copy of {other}, not of {_address(source)}: remove it, or copy to another path'
         )
     return LocalCopy(f'{target}') if state['state'] == 'complete' else None
 
@@ -176,29 +178,29 @@ def _address(source: Path) -> str:
 
 async def _state(target: Path) -> dict[str, str] | None:
     """Return the content of a folder's marker; None if it has none."""
-    place = target / MARKER
+    marker = target / MARKER
     try:
-        found = json.loads(await place.read_bytes())
-        return {'source': str(found['source']), 'state': str(found['state'])}
+        content = json.loads(await marker.read_bytes())
+        return {'source': str(content['source']), 'state': str(content['state'])}
     except NotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
-        raise AlreadyExistsError(f'{place}: is none that copy_to_local writes: remove {target}') from error
+        raise AlreadyExistsError(f'{marker}: was not written by copy_to_local: remove {target}') from error
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
 async def _copy_file(source: Path, target: Path, progress: Progress | None) -> LocalCopy:
-    room = target.with_name(f'.{target.name}.copying')
-    async with _locked(room):
+    lock_folder = target.with_name(f'.{target.name}.copying')
+    async with _locked(lock_folder):
         try:
             if await target.exists():
                 return LocalCopy(f'{target}')
-            deleted = await offload(drop_drafts, target.key)
+            deleted = await offload(remove_leftovers, target.key)
             await source.copy(target, progress=progress)
         finally:
-            await target.store.delete_empty(room.key)
+            await target.store.delete_empty(lock_folder.key)
     return LocalCopy(f'{target}', True, deleted, False, 1, (await target.stat()).size, 0.0, 'file')
 
 
@@ -216,7 +218,7 @@ async def _locked(folder: Path) -> AsyncIterator[None]:
             if not await folder.is_dir():
                 raise
             if wait == 0.02:
-                logger.info('%s: waiting for the process that copies it', folder)
+                logger.info('%s: waiting for another process that is copying it', folder)
             await asyncio.sleep(wait)
             wait = min(2 * wait, _POLL)
     try:
@@ -229,14 +231,14 @@ async def _locked(folder: Path) -> AsyncIterator[None]:
 
 
 async def _copy_folder(
-    asked: Path, source: Path, target: Path, kind: str, unpack: bool, progress: Progress | None
+    address: Path, source: Path, target: Path, kind: str, unpack: bool, progress: Progress | None
 ) -> LocalCopy:
     async with _locked(target):
-        if (done := await _done(asked, target)) is not None:  # by the previous holder of the lock
+        if (done := await _done(address, target)) is not None:  # by the previous holder of the lock
             return done
         deleted = await _state(target) is not None
         await offload(_clear, target.key)
-        await _mark(target, asked, 'copying', {})
+        await _mark(target, address, 'copying', {})
         pool = Threads(_ARCHIVES, 'granular-unpack')
         try:
             copying = _Copying(source, target, unpack, pool, progress)
@@ -250,7 +252,7 @@ async def _copy_folder(
             with translated(f'{target}'):
                 await offload(sync_all, target.key)  # unpacked files are synced together: there may be millions
         counts = {'files': copying.files, 'bytes': copying.bytes}
-        await _mark(target, asked, 'complete', counts)
+        await _mark(target, address, 'complete', counts)
     return LocalCopy(f'{target}', True, deleted, copying.unpacked, copying.files, copying.bytes, 0.0, kind or 'folder')
 
 
@@ -262,7 +264,7 @@ async def _mark(target: Path, source: Path, state: str, counts: dict[str, int]) 
 def _is_used(folder: str) -> bool:
     """Return whether a folder holds anything but temporary files of the marker."""
     with translated(folder):
-        return any(drafted(name) != MARKER for name in os.listdir(folder))
+        return any(final_name(name) != MARKER for name in os.listdir(folder))
 
 
 def _clear(folder: str) -> None:
@@ -289,34 +291,34 @@ class _Copying(FolderCopy):
         self.files = self.bytes = 0
         self.unpacked = False
 
-    async def take(self, entry: Entry) -> None:
-        name = below(self._top, entry.key)
+    async def copy_entry(self, entry: Entry) -> None:
+        name = relative_name(self._top, entry.key)
         if name == MARKER:
             return  # the source is itself a copy
         stem, kind = split_name(name) if self._unpacks and not entry.is_dir else (name, '')
         if not kind:
-            await super().take(entry)
+            await super().copy_entry(entry)
             return
-        place = self.place(entry)
+        place = self.target_of(entry)
         folder = place.with_name(stem.rpartition('/')[2])
-        await super().make(folder.parent)
+        await super().make_folder(folder.parent)
         self._claim(folder, name)
         await folder.store.mkdir(folder.key, parents=False, exist_ok=False)
         await self.unpack(Path.of(self._top.store, entry.key), kind, folder)
 
-    async def file(self, entry: Entry) -> None:
-        await super().file(entry)
+    async def copy_file(self, entry: Entry) -> None:
+        await super().copy_file(entry)
         self.files += 1
         self.bytes += entry.size
 
-    async def make(self, folder: PurePath) -> None:
+    async def make_folder(self, folder: PurePath) -> None:
         self._folders.add(folder.key)
         for place in (folder, *folder.parents):
             if (archive := self._owners.get(place.key)) is not None:
-                raise self._twice(place, archive)
+                raise self._duplicate(place, archive)
             if place == self._bottom:
                 break
-        await super().make(folder)
+        await super().make_folder(folder)
 
     async def unpack(self, source: Path, kind: str, folder: PurePath, keep: str = '') -> None:
         """Unpack an archive into an existing folder."""
@@ -327,12 +329,13 @@ class _Copying(FolderCopy):
 
     def _claim(self, folder: PurePath, archive: str) -> None:
         if folder.key in self._owners:
-            raise self._twice(folder, f'{self._owners[folder.key]} and {archive}')
+            raise self._duplicate(folder, f'{self._owners[folder.key]} and {archive}')
         if any(f'{made}/'.startswith(f'{folder.key}/') for made in self._folders):
-            raise self._twice(folder, archive)
+            raise self._duplicate(folder, archive)
         self._owners[folder.key] = archive
 
-    def _twice(self, folder: PurePath, archive: str) -> InvalidArgumentError:
+    def _duplicate(self, folder: PurePath, archive: str) -> InvalidArgumentError:
         return InvalidArgumentError(
-            f'{self._top}: several of it become {folder}, {archive} among them: rename one, or pass unpack=False'
+            f'{self._top}: several entries would become {folder}, among them {archive}: '
+            f'rename one, or pass unpack=False'
         )

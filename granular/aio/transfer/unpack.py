@@ -19,13 +19,13 @@ from granular.config import MiB
 from granular.errors import CorruptArchiveError, InvalidArgumentError, StoreError, UnsupportedError
 
 _CHUNK: Final = MiB
-_ROOM: Final = 64 * MiB  # bytes written between two checks of the disk's free space
+_CHECK_INTERVAL: Final = 64 * MiB  # bytes written between two checks of the disk's free space
 _HEADER: Final = MiB  # limit for the bytes of a name or an extended header, whose declared size is arbitrary
 _TARGET: Final = 4096  # limit for the bytes of a link's target
-_HOPS: Final = 40  # limit for the links followed to resolve one, as in Linux
+_MAX_LINKS: Final = 40  # limit for the links followed to resolve one, as in Linux
 
 
-class Target:
+class UnpackFolder:
     """The folder to unpack into, and the checks that keep an archive inside it.
 
     Links are created at the end, so that no file is written through one. Their names are held in memory.
@@ -44,7 +44,7 @@ class Target:
 
     def __init__(self, archive: str, folder: str, roots: set[str], keep: str) -> None:
         self.archive, self._folder, self._roots, self._keep = archive, folder, roots, keep
-        self._made: set[tuple[str, ...]] = {()}
+        self._folders: set[tuple[str, ...]] = {()}
         self._links: dict[tuple[str, ...], str] = {}
         self._since = 0
         self.member = ''
@@ -66,16 +66,16 @@ class Target:
         """
         if name.startswith('/'):
             raise self.refused(f'{name!r} is absolute')
-        found = tuple(part for part in name.split('/') if part not in ('', '.'))
-        if '..' in found:
+        parts = tuple(part for part in name.split('/') if part not in ('', '.'))
+        if '..' in parts:
             raise self.refused(f'{name!r} may lead out of {self._folder}')
         try:
             name.encode()
         except UnicodeEncodeError:
-            raise self.refused('its name is no Unicode') from None
+            raise self.refused('its name is not Unicode') from None
         if '\0' in name:
-            raise self.refused('its name holds a zero byte')
-        return found
+            raise self.refused('its name has a zero byte')
+        return parts
 
     def path(self, parts: tuple[str, ...]) -> str:
         """Return the path of a member on the disk."""
@@ -83,7 +83,7 @@ class Target:
 
     def make(self, parts: tuple[str, ...]) -> None:
         """Create a folder and its parents."""
-        if parts in self._made:
+        if parts in self._folders:
             return
         self.make(parts[:-1])
         path = self.path(parts)
@@ -93,7 +93,7 @@ class Target:
             except FileExistsError:
                 if not stat.S_ISDIR(os.lstat(path).st_mode):
                     raise self.refused(f'{"/".join(parts)!r} is a file as well as a folder') from None
-        self._made.add(parts)
+        self._folders.add(parts)
 
     def folder(self, name: str) -> None:
         """Create the folder of a member."""
@@ -110,15 +110,7 @@ class Target:
         self.room(size)
         path = self.path(parts)
         with translated(path):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            mode = 0o777 if executable else 0o666
-            try:
-                fd = os.open(path, flags, mode)
-            except FileExistsError:
-                if stat.S_ISDIR(os.lstat(path).st_mode):
-                    raise self.refused('it is a file as well as a folder') from None
-                os.unlink(path)
-                fd = os.open(path, flags, mode)
+            fd = self._create(path, 0o777 if executable else 0o666)
         with open(fd, 'wb', buffering=0) as file:
             left = size
             while left:
@@ -126,17 +118,25 @@ class Target:
                 if not data:
                     raise self.corrupt(f'ends after {size - left} of {size} bytes')
                 left -= len(data)
-                view = memoryview(data)
                 with translated(path):
-                    while view:
-                        view = view[file.write(view) :]
+                    _write(file, data)
         self.files += 1
         self.bytes += size
+
+    def _create(self, path: str, mode: int) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            return os.open(path, flags, mode)
+        except FileExistsError:
+            if stat.S_ISDIR(os.lstat(path).st_mode):
+                raise self.refused('it is a file as well as a folder') from None
+        os.unlink(path)
+        return os.open(path, flags, mode)
 
     def room(self, size: int) -> None:
         """Check the disk's free space before ``size`` more bytes are written; the check runs once per 64 MiB."""
         self._since += size
-        if self._since < _ROOM:
+        if self._since < _CHECK_INTERVAL:
             return
         self._since = 0
         with translated(self._folder):
@@ -155,7 +155,7 @@ class Target:
         self.make(parts[:-1])
         with translated(self.path(parts)):
             if not os.path.lexists(old) or not stat.S_ISREG(os.lstat(old).st_mode):
-                raise self.refused(f'it is a link to {target!r}, which is no file before it')
+                raise self.refused(f'it is a link to {target!r}, which is not an earlier file')
             with contextlib.suppress(FileNotFoundError):
                 if not os.path.samefile(old, self.path(parts)):
                     os.unlink(self.path(parts))
@@ -177,7 +177,7 @@ class Target:
             self._leave_out_root()
         for parts, target in self._links.items():
             self.member = '/'.join(parts)
-            if self._lands(parts, target) is None:
+            if self._leads_out(parts, target):
                 raise self.refused(f'it is a link to {target!r}, which leads out of {self._folder}')
         for parts, target in self._links.items():
             self.member = '/'.join(parts)
@@ -189,7 +189,7 @@ class Target:
 
     def _leave_out_root(self) -> None:
         tops = {name for name in os.listdir(self._folder) if name != self._keep} | {parts[0] for parts in self._links}
-        if len(tops) != 1 or (root := tops.pop()) not in self._roots or (root,) not in self._made:
+        if len(tops) != 1 or (root := tops.pop()) not in self._roots or (root,) not in self._folders:
             return
         # Renamed first, because an entry in it may have the same name.
         aside = self.path((f'.{root}.unpacked',))
@@ -200,61 +200,67 @@ class Target:
         shutil.rmtree(aside)
         self._links = {parts[1:]: target for parts, target in self._links.items()}
 
-    def _lands(self, parts: tuple[str, ...], target: str) -> tuple[str, ...] | None:
-        """Resolve a link through other links; None if it leads out of the folder or through too many links."""
-        at, hops = list(parts[:-1]), 0
+    def _leads_out(self, parts: tuple[str, ...], target: str) -> bool:
+        """Resolve a link through other links; return whether it leads out of the folder or through too many links."""
+        resolved, links = list(parts[:-1]), 0
         if target.startswith('/'):
-            return None
-        ahead = target.split('/')[::-1]
-        while ahead:
-            part = ahead.pop()
+            return True
+        remaining = target.split('/')[::-1]
+        while remaining:
+            part = remaining.pop()
+            if part in ('', '.'):
+                continue
             if part == '..':
-                if not at:
-                    return None
-                at.pop()
-            elif part not in ('', '.'):
-                at.append(part)
-                if (further := self._links.get(tuple(at))) is not None:
-                    hops += 1
-                    if hops > _HOPS or further.startswith('/'):
-                        return None
-                    at.pop()
-                    ahead += further.split('/')[::-1]
-        return tuple(at)
+                if not resolved:
+                    return True
+                resolved.pop()
+                continue
+            resolved.append(part)
+            if (further := self._links.get(tuple(resolved))) is not None:
+                links += 1
+                if links > _MAX_LINKS or further.startswith('/'):
+                    return True
+                resolved.pop()
+                remaining += further.split('/')[::-1]
+        return False
 
 
 # --- zip ------------------------------------------------------------------------------------------------------------
 
 
-def unzip(file: io.RawIOBase, target: Target) -> None:
+def unzip(file: io.RawIOBase, target: UnpackFolder) -> None:
     """Unpack a zip. Its directory is held in memory."""
     with zipfile.ZipFile(io.BufferedReader(file, _CHUNK)) as opened:
         members = sorted(opened.infolist(), key=lambda info: info.header_offset)
         target.room(sum(info.file_size for info in members))
         for info in members:
             target.member = info.orig_filename
-            mode = info.external_attr >> 16 if info.create_system == 3 else 0
-            if '\0' in info.orig_filename:
-                raise target.refused('its name holds a zero byte')
-            if info.flag_bits & 1:
-                raise UnsupportedError(f'{target.member!r} of {target.archive} is encrypted')
-            if info.is_dir():
-                target.folder(info.filename)
-            elif stat.S_ISLNK(mode):
-                if info.file_size > _TARGET:
-                    raise target.refused(f'it is a link of {info.file_size} bytes')
-                target.link(info.filename, opened.read(info).decode())
-            elif stat.S_IFMT(mode) not in (0, stat.S_IFREG):
-                raise target.refused('it is neither a file, a folder nor a link')
-            else:
-                try:
-                    content = opened.open(info)
-                except NotImplementedError as error:
-                    raise UnsupportedError(f'{target.member!r} of {target.archive}: {error}') from error
-                with content:
-                    target.file(info.filename, info.file_size, content.read, bool(mode & 0o100))
-                    if content.read(1):
-                        raise target.corrupt(f'is longer than the {info.file_size} bytes that it says')
+            _unzip_member(opened, info, target)
+
+
+def _unzip_member(opened: zipfile.ZipFile, info: zipfile.ZipInfo, target: UnpackFolder) -> None:
+    mode = info.external_attr >> 16 if info.create_system == 3 else 0
+    if '\0' in info.orig_filename:
+        raise target.refused('its name has a zero byte')
+    if info.flag_bits & 1:
+        raise UnsupportedError(f'{target.member!r} of {target.archive} is encrypted')
+    if info.is_dir():
+        target.folder(info.filename)
+    elif stat.S_ISLNK(mode):
+        if info.file_size > _TARGET:
+            raise target.refused(f'it is a link of {info.file_size} bytes')
+        target.link(info.filename, opened.read(info).decode())
+    elif stat.S_IFMT(mode) not in (0, stat.S_IFREG):
+        raise target.refused('it is not a file, a folder or a link')
+    else:
+        try:
+            content = opened.open(info)
+        except NotImplementedError as error:
+            raise UnsupportedError(f'{target.member!r} of {target.archive}: {error}') from error
+        with content:
+            target.file(info.filename, info.file_size, content.read, bool(mode & 0o100))
+            if content.read(1):
+                raise target.corrupt(f'is longer than its declared {info.file_size} bytes')
 
 
 # --- tar ------------------------------------------------------------------------------------------------------------
@@ -272,31 +278,35 @@ class _Member(tarfile.TarInfo):
 _EXTENDED: Final = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 
 
-def untar(file: io.RawIOBase, kind: str, target: Target) -> None:
+def untar(file: io.RawIOBase, kind: str, target: UnpackFolder) -> None:
     """Unpack a tar, which is read to its last byte."""
     stream = _decompressed(io.BufferedReader(file, _CHUNK), kind)
     with tarfile.open(fileobj=stream, mode='r|', tarinfo=_Member) as opened:
         for member in opened:
             opened.members = []  # type: ignore[attr-defined]  # which it would keep all of
             target.member = member.name
-            if member.isdir():
-                target.folder(member.name)
-            elif member.issym():
-                target.link(member.name, member.linkname)
-            elif member.islnk():
-                target.hard_link(member.name, member.linkname)
-            elif member.isfile():
-                content = opened.extractfile(member)
-                if content is None:
-                    raise target.corrupt('has no content')
-                target.file(member.name, member.size, content.read, bool(member.mode & 0o100))
-            else:
-                raise target.refused('it is neither a file, a folder nor a link')
+            _untar_member(opened, member, target)
     target.member = ''
     while stream.read(_CHUNK):  # after the end, because the checksum covers the whole file
         pass
     while file.read(_CHUNK):
         pass
+
+
+def _untar_member(opened: tarfile.TarFile, member: tarfile.TarInfo, target: UnpackFolder) -> None:
+    if member.isdir():
+        target.folder(member.name)
+    elif member.issym():
+        target.link(member.name, member.linkname)
+    elif member.islnk():
+        target.hard_link(member.name, member.linkname)
+    elif member.isfile():
+        content = opened.extractfile(member)
+        if content is None:
+            raise target.corrupt('has no content')
+        target.file(member.name, member.size, content.read, bool(member.mode & 0o100))
+    else:
+        raise target.refused('it is not a file, a folder or a link')
 
 
 def _decompressed(file: io.BufferedReader, kind: str) -> Any:
@@ -311,3 +321,9 @@ def _decompressed(file: io.BufferedReader, kind: str) -> Any:
             zstandard = import_extra('zstandard', 'arrayrecord')
             return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
     return file
+
+
+def _write(file: Any, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]

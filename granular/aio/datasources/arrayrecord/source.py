@@ -79,7 +79,8 @@ class ArrayRecordDataSource(AsyncResource):
     ::
 
         async with granular.aio.ArrayRecordDataSource('s3://bucket/train.array_record') as source:
-            record, last_ten = await source.get(0), await source.get(slice(-10, None))
+            record = await source.get(0)
+            last_ten = await source.get(slice(-10, None))
             records = await source.fetch([3, 1, 4])
 
     All chunks that a batch needs are read from all files concurrently, and each is decompressed once, in threads. The
@@ -162,7 +163,7 @@ class ArrayRecordDataSource(AsyncResource):
         self._indices = {}
 
     @property
-    def identity(self) -> tuple[Any, ...]:
+    def _identity(self) -> tuple[Any, ...]:
         """The parts in order, each by store, address and records, and by the version of a file that was opened."""
         versions = {path: index.version for path, index in self._indices.items()}
         return tuple(

@@ -57,6 +57,12 @@ class ParquetDataSource(AsyncResource):
       paths: a file, or a sequence of files.
       columns: the names of the columns to read, in the order wanted; all by default.
       cache_bytes: limit on the bytes of decoded columns in the LRU cache; 0 for no cache.
+
+    Raises:
+      CorruptError: if a file is not a Parquet file, or is damaged.
+      UnsupportedError: if it is encrypted, or has several columns of one name.
+      CorruptDatasetError: if a file has other columns than the first.
+      UnknownKeyError: if a column of ``columns`` does not exist.
     """
 
     def __init__(
@@ -104,7 +110,7 @@ class ParquetDataSource(AsyncResource):
                     f'{sorted(footer.names)}'
                 )
         self._columns = first.names if self._requested is None else self._requested
-        self.choose(self._columns, first.names)
+        self._choose(self._columns, first.names)
         counts = [len(footer.stops) for footer in self._footers]
         rows = [int(footer.stops[-1]) if len(footer.stops) else 0 for footer in self._footers]
         bases = np.cumsum(rows, dtype=np.int64) - rows
@@ -113,7 +119,7 @@ class ParquetDataSource(AsyncResource):
         self._firsts = np.cumsum(counts, dtype=np.int64) - counts
 
     async def _close(self) -> None:
-        await self.release()
+        await self._release()
 
     # --- properties
 
@@ -124,7 +130,7 @@ class ParquetDataSource(AsyncResource):
         return self._columns
 
     @property
-    def identity(self) -> tuple[Any, ...]:
+    def _identity(self) -> tuple[Any, ...]:
         """The files in order, each by store, address, bytes and version, and the columns."""
         return *((f.path.store.fingerprint, f'{f.path}', f.size, f.version) for f in self._footers), self._columns
 
@@ -137,12 +143,6 @@ class ParquetDataSource(AsyncResource):
     def __len__(self) -> int:
         self._check_open()
         return int(self._stops[-1]) if len(self._stops) else 0
-
-    @property
-    def footers(self) -> list[Footer]:
-        """The footers of the files."""
-        self._check_open()
-        return self._footers
 
     def copy(self) -> Self:
         """Return an independently closable source of the same files, with a cache of its own."""
@@ -165,7 +165,7 @@ class ParquetDataSource(AsyncResource):
           UnknownKeyError: a ``KeyError``, for a column that does not exist.
         """
         await self._ensure_open()
-        names = self.choose(mask)
+        names = self._choose(mask)
         if isinstance(index, slice | range):
             return await self._read(indices_of(index, len(self), self._name), names)
         values = await self._read(np.array([index_of(index, len(self), self._name)]), names)
@@ -183,7 +183,7 @@ class ParquetDataSource(AsyncResource):
         """
         await self._ensure_open()
         positions = indices_of(indices, len(self), self._name)
-        values = await self._read(positions, self.choose(mask))
+        values = await self._read(positions, self._choose(mask))
         if not values:
             return [{} for _ in positions]
         return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
@@ -194,7 +194,7 @@ class ParquetDataSource(AsyncResource):
             async for row in items:
                 yield row
 
-    def choose(self, mask: Mask, available: Sequence[str] | None = None) -> tuple[str, ...]:
+    def _choose(self, mask: Mask, available: Sequence[str] | None = None) -> tuple[str, ...]:
         """Return the columns that a mask selects.
 
         Raises:
@@ -204,23 +204,23 @@ class ParquetDataSource(AsyncResource):
             return self._columns
         return names_in(mask, self._columns if available is None else available, 'columns', self._name)
 
-    def groups_of(self, positions: Ints) -> Ints:
+    def _groups_of(self, positions: Ints) -> Ints:
         """Return the row group of each row, counted over all files."""
         return np.searchsorted(self._stops, positions, side='right')
 
-    def weight(self, group: int, names: tuple[str, ...]) -> int:
+    def _weight(self, group: int, names: tuple[str, ...]) -> int:
         """Estimate the decoded bytes of some columns of a row group."""
         owner = int(self._owners[group])
         return weight(self._footers[owner], group - int(self._firsts[owner]), names)
 
-    async def expect(self, groups: Sequence[int], names: tuple[str, ...]) -> None:
+    async def _expect(self, groups: Sequence[int], names: tuple[str, ...]) -> None:
         """Start to read row groups that will be requested soon, and protect them from eviction."""
         cache = await self._caches.get()
         cache.expected = {(group, name) for group in groups for name in names}
         for group in groups:
             self._start_loading(cache, [(group, name) for name in names])
 
-    async def release(self) -> None:
+    async def _release(self) -> None:
         """Cancel prefetches that no caller is waiting for, and clear the cache."""
         if (cache := await self._caches.peek()) is not None:
             cache.clear()
@@ -234,7 +234,7 @@ class ParquetDataSource(AsyncResource):
         if not len(positions) or not names:
             return {name: [] for name in names}
         cache = await self._caches.get()
-        owners = self.groups_of(positions)
+        owners = self._groups_of(positions)
         groups = np.unique(owners).tolist()
         keys = [(group, name) for group in groups for name in names]
         if damaged := cache.damaged.keys() & set(keys):

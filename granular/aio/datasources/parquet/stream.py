@@ -77,7 +77,7 @@ class ParquetRows(Source):
         """Read the footers, once."""
         if self._layout is None:
             await self.data._ensure_open()
-            footers = self.data.footers
+            footers = self.data._footers
             stops = [footer.stops.tolist() for footer in footers]
             lengths = [rows[-1] if rows else 0 for rows in stops]
             groups = np.cumsum([0, *map(len, stops)]).tolist()
@@ -90,10 +90,10 @@ class ParquetRows(Source):
 
     def chunk(self) -> int:
         """Return the number of rows to fetch at once: many if they are small, as a fetch has a fixed cost by column."""
-        rows = next((footer.stops[0] for footer in self.data.footers if len(footer.stops)), 0)
+        rows = next((footer.stops[0] for footer in self.data._footers if len(footer.stops)), 0)
         if not rows:
             return _MAX_ROWS
-        return max(1, min(_MAX_ROWS, MiB * int(rows) // max(1, self.data.weight(0, self.data.columns))))
+        return max(1, min(_MAX_ROWS, MiB * int(rows) // max(1, self.data._weight(0, self.data.columns))))
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         layout = await self.open()
@@ -102,11 +102,11 @@ class ParquetRows(Source):
             return []
         files, rows = layout.order.lookup(steps)
         positions = layout.firsts[files] + rows
-        groups = np.unique(self.data.groups_of(positions)).tolist()
+        groups = np.unique(self.data._groups_of(positions)).tolist()
         if groups != self._current:
             self._current = groups
             wanted = await offload(self._plan, layout, groups, int(steps[-1]))
-            await self.data.expect(wanted, self.data.columns)
+            await self.data._expect(wanted, self.data.columns)
         values = await self._source.fetch(positions)
         for step, value in zip(steps.tolist(), values, strict=True):
             if type(value) is Failure:
@@ -128,7 +128,7 @@ class ParquetRows(Source):
             if group not in wanted:
                 wanted[group] = None
                 if group not in self._weights:
-                    self._weights[group] = self.data.weight(group, self.data.columns)
+                    self._weights[group] = self.data._weight(group, self.data.columns)
                 remaining -= self._weights[group]
                 if remaining <= 0 or len(wanted) >= limit:
                     break
@@ -136,7 +136,7 @@ class ParquetRows(Source):
 
     async def release(self) -> None:
         self._current = []
-        await self.data.release()
+        await self.data._release()
 
     def describe(self) -> str:
         return f'{self.data!r}, {self.cycle} at a time'

@@ -8,7 +8,7 @@ from typing import Any, Final, Self, SupportsIndex
 
 import numpy as np
 
-from granular.aio.bags.index_cache import keep, place_of, recall
+from granular.aio.bags.index_cache import cache_file_of, load_tables, save_tables
 from granular.aio.datasets import codec
 from granular.aio.datasets.codec import Field
 from granular.aio.datasources.arguments import Mask, Paths, as_paths, name_of, names_in
@@ -60,6 +60,10 @@ class WebDatasetDataSource(AsyncResource):
       paths: a file, or a sequence of files, not compressed.
       decoders: by field, or by the part after its last dot, the function that decodes a member's bytes, such as
         ``granular.decoders``; fields without a decoder (by default all) are bytes.
+
+    Raises:
+      CorruptError: if a file is not a tar file, or is truncated.
+      UnsupportedError: if it is compressed, or has sparse members.
     """
 
     def __init__(self, paths: Paths, decoders: Decoders = None) -> None:
@@ -117,7 +121,7 @@ class WebDatasetDataSource(AsyncResource):
         return sum(index.size for index in self._indices)
 
     @property
-    def identity(self) -> tuple[Any, ...]:
+    def _identity(self) -> tuple[Any, ...]:
         """The files in order, each by store, address, bytes and version, and the decoders of fields."""
         files = [
             (p.store.fingerprint, f'{p}', i.size, i.version) for p, i in zip(self.paths, self._indices, strict=True)
@@ -153,7 +157,7 @@ class WebDatasetDataSource(AsyncResource):
             return (await self.fetch([index_of(index, len(self), self._name)], mask))[0]
         positions = indices_of(index, len(self), self._name)
         datapoints = await self.fetch(positions, mask)
-        columns: dict[str, list[Any]] = {name: [] for name in self.choose(mask)}
+        columns: dict[str, list[Any]] = {name: [] for name in self._choose(mask)}
         for position, datapoint in zip(positions.tolist(), datapoints, strict=True):
             for name, column in columns.items():
                 if name not in datapoint:
@@ -175,7 +179,7 @@ class WebDatasetDataSource(AsyncResource):
         """
         await self._ensure_open()
         positions = indices_of(indices, len(self), self._name)
-        selected = self.choose(mask)
+        selected = self._choose(mask)
         owners = np.searchsorted(self._stops, positions, side='right')
         datapoints: list[dict[str, Any]] = [{} for _ in positions]
         targets: dict[str, list[int]] = {name: [] for name in selected if name != KEY}  # of the values of each field
@@ -198,7 +202,9 @@ class WebDatasetDataSource(AsyncResource):
             for name, (_, _, i), record in zip(names[owner], ranges[owner], file_records, strict=True):
                 targets[name].append(i)
                 records[name].append(record)
-        values = await codec.decode([self._fields[name] for name in targets], list(records.values()), self._name)
+        values = await codec.decode_records(
+            [self._fields[name] for name in targets], list(records.values()), self._name
+        )
         for (name, field_targets), column in zip(targets.items(), values, strict=True):
             for i, value in zip(field_targets, column, strict=True):
                 datapoints[i][name] = value
@@ -222,7 +228,7 @@ class WebDatasetDataSource(AsyncResource):
             await gather([read(store, owners) for store, owners in stores.items()])
         except ObjectChangedError:
             for owner in ranges:
-                if (file := place_of(self.paths[owner])) is not None:
+                if (file := cache_file_of(self.paths[owner])) is not None:
                     await offload(_forget, file)
             raise
         return records
@@ -234,7 +240,7 @@ class WebDatasetDataSource(AsyncResource):
             async for datapoint in items:
                 yield datapoint
 
-    def choose(self, mask: Mask) -> tuple[str, ...]:
+    def _choose(self, mask: Mask) -> tuple[str, ...]:
         """Return the fields that a mask selects.
 
         Raises:
@@ -262,7 +268,7 @@ def _field(name: str, decoders: Decoders, source: str) -> Field:
 
 async def _index_of(path: Path) -> Index:
     """Return the index of a file: the cached one if the file is unchanged, or a new one."""
-    file = place_of(path)
+    file = cache_file_of(path)
     if file is not None and (cached := await offload(_recall, file, f'{path}')) is not None:
         stat = await path.stat()
         if cached.version is not None and (stat.size, stat.version) == (cached.size, cached.version):
@@ -270,7 +276,7 @@ async def _index_of(path: Path) -> Index:
     index = await _scan(path)
     if file is not None and index.version is not None:
         try:
-            await offload(keep, file, f'{path}', *_packed(index))
+            await offload(save_tables, file, f'{path}', *_packed(index))
         except OSError as error:
             logger.warning('the index of %s was not cached, and will be read again: %s', f'{path}', error)
     return index
@@ -307,7 +313,7 @@ def _recall(file: str, name: str) -> Index | None:
             raise ValueError('expected tables of the lengths in the head')
         return unpack(head, np.split(numbers, np.cumsum(counts)[:-1]))
 
-    return recall(file, name, parse)
+    return load_tables(file, name, parse)
 
 
 def _forget(file: str) -> None:

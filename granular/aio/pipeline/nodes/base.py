@@ -30,11 +30,11 @@ class IndexNode(Node):
     """A node that maps each index to an index of its source."""
 
     @abc.abstractmethod
-    def lookup(self, indices: Ints) -> Ints:
+    def _lookup(self, indices: Ints) -> Ints:
         """Return the indices in the source."""
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
-        return await self.parents[0].fetch(self.lookup(np.asarray(indices, np.int64)))
+        return await self.parents[0].fetch(self._lookup(np.asarray(indices, np.int64)))
 
     def select(self, fields: Sequence[str]) -> Self | None:
         source = self.parents[0].select(fields)
@@ -61,7 +61,7 @@ class Wrapped(IndexNode):
     def __len__(self) -> int:
         return self._length
 
-    def lookup(self, indices: Ints) -> Ints:
+    def _lookup(self, indices: Ints) -> Ints:
         return indices % self._length if self._length else indices
 
     def describe(self) -> str:
@@ -86,10 +86,10 @@ class Shuffle(IndexNode):
             coming = zip(epochs.tolist(), blocks.tolist(), strict=True)
             await source.expect([(epoch, block) for epoch, block in coming if epoch <= last])
         if all(self.order.is_ready(length, self.seed, epoch) for epoch in np.unique(steps // length).tolist()):
-            return await source.fetch(call_user(self.lookup, steps))
-        return await source.fetch(await offload(self.lookup, steps))
+            return await source.fetch(call_user(self._lookup, steps))
+        return await source.fetch(await offload(self._lookup, steps))
 
-    def lookup(self, indices: Ints) -> Ints:
+    def _lookup(self, indices: Ints) -> Ints:
         length = len(self)
         epochs, positions = np.divmod(indices, length)
         out = np.empty_like(positions)
@@ -123,7 +123,7 @@ class Slice(IndexNode):
     def __len__(self) -> int:
         return len(self._part)
 
-    def lookup(self, indices: Ints) -> Ints:
+    def _lookup(self, indices: Ints) -> Ints:
         epochs, positions = np.divmod(indices, len(self))
         part = self._part
         inner = part.start + positions * part.step if isinstance(part, range) else part[positions]
@@ -151,7 +151,7 @@ class Repeat(IndexNode):
             return ENDLESS if len(self.parents[0]) else 0
         return self._epochs * len(self.parents[0])
 
-    def lookup(self, indices: Ints) -> Ints:
+    def _lookup(self, indices: Ints) -> Ints:
         return indices if self._reseed else indices % len(self.parents[0])
 
     def describe(self) -> str:
@@ -165,7 +165,7 @@ class Seeded(IndexNode):
         super().__init__(parent)
         self.declared_seed = seed
 
-    def lookup(self, indices: Ints) -> Ints:
+    def _lookup(self, indices: Ints) -> Ints:
         return indices
 
     def describe(self) -> str:
@@ -181,11 +181,11 @@ class SourceChoice(Node):
         super().__init__(*map(convert, parents))
 
     @abc.abstractmethod
-    def choose(self, indices: Ints) -> tuple[Ints, Ints]:
+    def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
         """Return, for each index, the number of the source and the index in that source."""
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
-        owners, inner = await offload(self.choose, np.asarray(indices, np.int64))
+        owners, inner = await offload(self._choose, np.asarray(indices, np.int64))
         chosen = np.unique(owners).tolist()
         if len(chosen) > 1:
             await ensure_event_loop()
@@ -213,7 +213,7 @@ class Proportional(SourceChoice):
     def __len__(self) -> int:
         return self._length
 
-    def choose(self, indices: Ints) -> tuple[Ints, Ints]:
+    def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
         return turns(indices, self._weights)
 
     def describe(self) -> str:
@@ -263,7 +263,7 @@ class Concatenate(SourceChoice):
     def __len__(self) -> int:
         return int(self._stops[-1])
 
-    def choose(self, indices: Ints) -> tuple[Ints, Ints]:
+    def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
         epochs, positions = np.divmod(indices, len(self))
         owners = np.searchsorted(self._stops, positions, side='right')
         return owners, positions - (self._stops - self._lengths)[owners] + epochs * self._lengths[owners]
@@ -282,7 +282,7 @@ class Selection(SourceChoice):
     def __len__(self) -> int:
         return self._length
 
-    def choose(self, indices: Ints) -> tuple[Ints, Ints]:
+    def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
         pairs = np.array([self._chooser(index) for index in indices.tolist()], np.int64).reshape(-1, 2)
         return pairs[:, 0], pairs[:, 1]
 

@@ -24,10 +24,10 @@ _NUMBERS: Final = (  # types for which np.array gives the result of np.stack in 
 class Element(Node):
     """A function of each datapoint. None passes through unchanged."""
 
-    doing = 'transforming'
+    _doing = 'transforming'
 
     @abc.abstractmethod
-    def call(self, datapoint: Any, index: int) -> Any:
+    def _call(self, datapoint: Any, index: int) -> Any:
         """Return the transformed datapoint."""
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
@@ -36,7 +36,9 @@ class Element(Node):
             chain.append(source)
         steps = np.asarray(indices).tolist()
         datapoints = await source.fetch(indices)
-        return await map_in_threads([timed(node, node.call) for node in reversed(chain)], datapoints, self.doing, steps)
+        return await map_in_threads(
+            [timed(node, node._call) for node in reversed(chain)], datapoints, self._doing, steps
+        )
 
 
 class Map(Element):
@@ -46,7 +48,7 @@ class Map(Element):
         super().__init__(parent)
         self._fn, self._label = method_of(fn, 'map'), label
 
-    def call(self, datapoint: Any, index: int) -> Any:
+    def _call(self, datapoint: Any, index: int) -> Any:
         return self._fn(datapoint)
 
     def describe(self) -> str:
@@ -60,7 +62,7 @@ class MapWithIndex(Element):
         super().__init__(parent)
         self._fn = method_of(fn, 'map_with_index')
 
-    def call(self, datapoint: Any, index: int) -> Any:
+    def _call(self, datapoint: Any, index: int) -> Any:
         return self._fn(index, datapoint)
 
     def describe(self) -> str:
@@ -78,7 +80,7 @@ class RandomMap(Element):
         self._seed = int(seed)
         self._key = np.random.Philox(self._seed).state['state']['key']
 
-    def call(self, datapoint: Any, index: int) -> Any:
+    def _call(self, datapoint: Any, index: int) -> Any:
         return self._fn(datapoint, generator(self._key, index))
 
     def describe(self) -> str:
@@ -93,14 +95,14 @@ def generator(key: Any, index: int) -> np.random.Generator:
 class Filter(Element):
     """None for each datapoint for which ``fn(datapoint)`` is false."""
 
-    doing = 'filtering'
+    _doing = 'filtering'
 
     def __init__(self, parent: Source, fn: FilterTransform | Callable[[Any], bool]) -> None:
         super().__init__(parent)
         self._fn = method_of(fn, 'filter')
         self.sparse = True
 
-    def call(self, datapoint: Any, index: int) -> Any:
+    def _call(self, datapoint: Any, index: int) -> Any:
         return datapoint if self._fn(datapoint) else None
 
     def describe(self) -> str:
@@ -114,7 +116,7 @@ class Select(Element):
         super().__init__(parent)
         self._fields = tuple(fields)
 
-    def call(self, datapoint: Any, index: int) -> Any:
+    def _call(self, datapoint: Any, index: int) -> Any:
         try:
             return {field: datapoint[field] for field in self._fields}
         except KeyError as error:

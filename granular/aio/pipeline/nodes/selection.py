@@ -31,8 +31,8 @@ class ClassSelection(Slice):
         super().__init__(parent, part)
         self._description, self._recurs = description, _recurs(parent)
 
-    def lookup(self, indices: Ints) -> Ints:
-        return super().lookup(indices if self._recurs or not len(self) else indices % len(self))
+    def _lookup(self, indices: Ints) -> Ints:
+        return super()._lookup(indices if self._recurs or not len(self) else indices % len(self))
 
     def describe(self) -> str:
         return self._description

@@ -56,12 +56,10 @@ class Source(abc.ABC):
       seed: seed of the order, part of the state of a loader; 0 if nothing is random.
       sparse: True if some datapoints may be None because a filter removed them.
       parents: the upstream sources.
-      spent: seconds spent in this stage, summed over all threads, while stage timing is enabled (:data:`timing`).
-      made: number of datapoints, or batches, produced in that time.
     """
 
-    spent = 0.0
-    made = 0
+    _spent = 0.0  # seconds in this stage, summed over all threads, while stage timing is enabled (timing.on)
+    _made = 0  # datapoints, or batches, produced in that time
     endless = False
     seed = 0
     sparse = False
@@ -168,8 +166,8 @@ class _Adapter(Source):
         try:
             datapoints = await self._fetch(indices)
             if timing.on:
-                self.spent += time.perf_counter() - began
-                self.made += len(datapoints)
+                self._spent += time.perf_counter() - began
+                self._made += len(datapoints)
             return datapoints
         except Exception as error:
             if not capturing.get() or not of_datapoint(error):
@@ -323,8 +321,8 @@ def timed(stage: Source, call: Callable[[Any, int], Any]) -> Callable[[Any, int]
         try:
             return call(datapoint, step)
         finally:
-            stage.spent += time.perf_counter() - began
-            stage.made += 1
+            stage._spent += time.perf_counter() - began
+            stage._made += 1
 
     return counted
 

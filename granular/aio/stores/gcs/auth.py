@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from granular._lazy import import_extra
 from granular._redact import hidden
-from granular.aio.stores import errors as translating
+from granular.aio.stores.errors import translated
 from granular.errors import (
     AccessDeniedError,
     GranularError,
@@ -19,9 +19,9 @@ from granular.errors import (
 )
 
 _SCOPES: Final = ('https://www.googleapis.com/auth/devstorage.full_control',)
-_RENEW: Final = 300.0  # seconds before the expiry of a token in which it is renewed
-_PATIENCE: Final = 30.0  # minimum seconds between two renewals while the current token is valid
-_NAMES: Final = ('anon', 'google_default', 'cloud')
+_RENEW_BEFORE: Final = 300.0  # seconds before the expiry of a token in which it is renewed
+_RENEW_INTERVAL: Final = 30.0  # minimum seconds between two renewals while the current token is valid
+_TOKEN_NAMES: Final = ('anon', 'google_default', 'cloud')
 
 
 class Login:
@@ -53,7 +53,7 @@ class Login:
         if left.total_seconds() <= 0:
             return True
         # The metadata server returns the same token again until shortly before it expires.
-        return left.total_seconds() < _RENEW and time.monotonic() - self._renewed > _PATIENCE
+        return left.total_seconds() < _RENEW_BEFORE and time.monotonic() - self._renewed > _RENEW_INTERVAL
 
     def renew(self) -> None:
         """Get a new token.
@@ -62,7 +62,7 @@ class Login:
           AccessDeniedError: if the credentials are refused a token.
           StoreError: if the token server does not answer.
         """
-        with translated(self._root):
+        with google_errors(self._root):
             self.credentials.refresh(_request(self._timeout))
         self._renewed = time.monotonic()
 
@@ -70,7 +70,7 @@ class Login:
         """Return the headers that authorise a request."""
         headers: dict[str, str] = {}
         if self.credentials is not None:
-            with translated(self._root):
+            with google_errors(self._root):
                 self.credentials.apply(headers)
         return headers
 
@@ -99,7 +99,7 @@ def log_in(root: str, options: Mapping[str, Any], emulated: bool, timeout: float
     """
     token, project = options.get('token'), options.get('project') or os.environ.get('GOOGLE_CLOUD_PROJECT') or ''
     if options.get('anon') and token not in (None, 'anon'):
-        raise InvalidArgumentError(f'{root}: anon=True and a token: pass one of them')
+        raise InvalidArgumentError(f'{root}: expected anon=True or a token, got both')
     if options.get('anon') or token == 'anon':
         return Login(root, None, project, timeout)
     if token is None and emulated and not os.environ.get('GOOGLE_APPLICATION_CREDENTIALS'):
@@ -108,11 +108,11 @@ def log_in(root: str, options: Mapping[str, Any], emulated: bool, timeout: float
         import_extra(module, 'gcs', 'credentials for gs:// need google-auth')
     import google.auth.credentials
 
-    with translated(root):
-        credentials, found = _credentials(root, token, timeout)
+    with google_errors(root):
+        credentials, own_project = _credentials(root, token, timeout)
     if isinstance(credentials, google.auth.credentials.AnonymousCredentials):
         credentials = None
-    return Login(root, credentials, project or found or '', timeout)
+    return Login(root, credentials, project or own_project or '', timeout)
 
 
 def _credentials(root: str, token: Any, timeout: float) -> tuple[Any, str | None]:
@@ -122,12 +122,14 @@ def _credentials(root: str, token: Any, timeout: float) -> tuple[Any, str | None
     from google.oauth2 import credentials, service_account
 
     if token in (None, 'google_default'):
-        found, project = google.auth.default(scopes=_SCOPES, request=_request(timeout))
-        return found, project
+        default, project = google.auth.default(scopes=_SCOPES, request=_request(timeout))
+        return default, project
     if token == 'cloud':
         return compute_engine.Credentials(scopes=_SCOPES), None
     if token in ('cache', 'browser'):
-        raise InvalidArgumentError(f'{root}: token={token!r} is not supported: expected one of {_NAMES}, or a token')
+        raise InvalidArgumentError(
+            f'{root}: expected a token, or one of {_TOKEN_NAMES}, got token={token!r}, which is not supported'
+        )
     if isinstance(token, google.auth.credentials.Credentials):
         return google.auth.credentials.with_scopes_if_required(token, _SCOPES), None
     if isinstance(token, str | os.PathLike):
@@ -137,8 +139,8 @@ def _credentials(root: str, token: Any, timeout: float) -> tuple[Any, str | None
         token = content
     if not isinstance(token, Mapping):
         raise InvalidArgumentError(
-            f'{root}: token is of type {type(token).__name__}: expected one of {_NAMES}, a path, a dict, an access '
-            f'token or credentials of google-auth'
+            f'{root}: expected a token that is one of {_TOKEN_NAMES}, a path, a dict, an access token or credentials '
+            f'of google-auth, got {type(token).__name__}'
         )
     kind = token.get('type') or ('authorized_user' if 'refresh_token' in token else 'service_account')
     project = token.get('project_id') or token.get('quota_project_id')
@@ -148,7 +150,7 @@ def _credentials(root: str, token: Any, timeout: float) -> tuple[Any, str | None
         # Google rejects scopes other than those of the login.
         return credentials.Credentials.from_authorized_user_info(token), project
     raise InvalidArgumentError(
-        f'{root}: token is of type {kind!r}: expected a service_account or an authorized_user; for others set '
+        f'{root}: expected a token of type service_account or authorized_user, got {kind!r}: for others set '
         f'GOOGLE_APPLICATION_CREDENTIALS or pass credentials of google-auth'
     )
 
@@ -162,9 +164,11 @@ def _content(root: str, token: str | os.PathLike[str]) -> Any:
         with open(path, 'rb') as file:
             content = json.load(file)
     except (OSError, ValueError, RecursionError) as error:
-        raise InvalidArgumentError(f'{root}: {path} cannot be read as credentials: {error}') from error
+        raise InvalidArgumentError(f'{root}: {path} is not a readable file of credentials: {error}') from error
     if not isinstance(content, dict):
-        raise InvalidArgumentError(f'{root}: {path} holds {type(content).__name__}, not a JSON object of credentials')
+        raise InvalidArgumentError(
+            f'{root}: {path}: expected a JSON object of credentials, got {type(content).__name__}'
+        )
     return content
 
 
@@ -180,26 +184,26 @@ def _request(timeout: float) -> Any:
     return Request()
 
 
-def translated(name: str) -> contextlib.AbstractContextManager[None]:
-    """Convert the exceptions of google-auth to ours."""
-    return translating.translated(name, _ours)
+def google_errors(name: str) -> contextlib.AbstractContextManager[None]:
+    """Convert the exceptions of google-auth to ``GranularError`` subclasses."""
+    return translated(name, _from_google)
 
 
-def _ours(name: str, error: Exception) -> GranularError | None:
+def _from_google(name: str, error: Exception) -> GranularError | None:
     from google.auth import exceptions
 
     detail = hidden(str(error))
     if isinstance(error, exceptions.TransportError) or getattr(error, 'retryable', False):
-        return StoreError(f'{name}: no answer from the server that gives its tokens: {detail}')
+        return StoreError(f'{name}: no answer from the token server: {detail}')
     if isinstance(error, exceptions.MalformedError):
-        return InvalidArgumentError(f'{name}: its credentials cannot be read: {detail}')
+        return InvalidArgumentError(f'{name}: malformed credentials: {detail}')
     if isinstance(error, exceptions.DefaultCredentialsError):
         return AccessDeniedError(
-            f'{name}: no credentials of Google: set GOOGLE_APPLICATION_CREDENTIALS, log in with gcloud, pass token=, '
+            f'{name}: no Google credentials: set GOOGLE_APPLICATION_CREDENTIALS, log in with gcloud, pass token=, '
             f'or anon=True for a public bucket ({detail})'
         )
     if isinstance(error, exceptions.GoogleAuthError):
-        return AccessDeniedError(f'{name}: its credentials get no token: {detail}')
+        return AccessDeniedError(f'{name}: its credentials were refused a token: {detail}')
     if isinstance(error, ValueError | TypeError | AttributeError):  # from a file whose fields have other types
-        return InvalidArgumentError(f'{name}: its credentials cannot be used: {type(error).__name__}: {detail}')
+        return InvalidArgumentError(f'{name}: invalid credentials: {type(error).__name__}: {detail}')
     return None

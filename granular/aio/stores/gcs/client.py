@@ -15,7 +15,8 @@ from granular.aio.runtime.threads import offload
 from granular.aio.stores import endpoints
 from granular.aio.stores.gcs import replies as gcsreplies
 from granular.aio.stores.gcs.auth import Login, log_in
-from granular.aio.stores.gcs.replies import Listing, Page, Resource, Rewrite
+from granular.aio.stores.gcs.listing import Listing, Page
+from granular.aio.stores.gcs.replies import Resource, Rewrite
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.errors import (
     BadReplyError,
@@ -26,8 +27,8 @@ from granular.errors import (
 )
 
 _OPTIONS: Final = ('anon', 'endpoint_url', 'project', 'requester_pays', 'tls_verify', 'token')
-_OBJECT: Final = 'kind,name,size,generation,updated,crc32c,md5Hash,metadata'
-_LISTED: Final = 'kind,nextPageToken,prefixes,items(kind,name,size,generation,updated)'
+_OBJECT_FIELDS: Final = 'kind,name,size,generation,updated,crc32c,md5Hash,metadata'
+_PAGE_FIELDS: Final = 'kind,nextPageToken,prefixes,items(kind,name,size,generation,updated)'
 T = TypeVar('T')
 
 
@@ -37,28 +38,28 @@ class GCSClient(Client):
     def __init__(self, store: RemoteStore[Any]) -> None:
         super().__init__()
         if unknown := sorted(set(store.options) - set(_OPTIONS)):
-            raise InvalidArgumentError(f'{store.root}: unknown options {unknown}: there are {sorted(_OPTIONS)}')
+            raise InvalidArgumentError(f'{store.root}: unknown options {unknown}: expected some of {sorted(_OPTIONS)}')
         self._token_lock = asyncio.Lock()
         self._store = store
         self.base = address(store.root, store.endpoint)
         timeout = store.config.connect_timeout + store.config.first_byte_timeout
         self._login: Login = log_in(store.root, store.options, is_emulator(store.endpoint), timeout)
         parts = urllib.parse.urlsplit(self.base)
-        if parts.scheme == 'http' and self._login.credentials is not None and not _loopback(parts.hostname):
+        if parts.scheme == 'http' and self._login.credentials is not None and not _is_loopback(parts.hostname):
             raise InvalidArgumentError(
                 f'{store.root}: a token is not sent over plain http to {parts.hostname}: use https'
             )
         payer = store.options.get('requester_pays')
         self._payer = payer if isinstance(payer, str) else self._login.project if payer else ''
         if payer and not self._payer:
-            raise InvalidArgumentError(f'{store.root}: requester_pays=True needs a project to pay: pass project=')
+            raise InvalidArgumentError(f'{store.root}: requester_pays=True needs a project to bill: pass project=')
 
     # --- reads
 
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
         # Accept gzip, so that the store does not decompress a gzip object: byte ranges refer to the stored bytes.
         headers = {'Accept-Encoding': 'gzip', **await self._headers()}
-        return self._url(f'/download/storage/v1/b/{_quoted(self._store.bucket)}/o/{_quoted(key)}', alt='media'), headers
+        return self._url(f'/download/storage/v1/b/{_quote(self._store.bucket)}/o/{_quote(key)}', alt='media'), headers
 
     async def find_credentials(self) -> bool:
         if self._login.credentials is None:
@@ -118,16 +119,16 @@ class GCSClient(Client):
 
         return await self.transport.call(make, self.recover, name, check, statuses=statuses)
 
-    def objects(self, key: str | None = None, more: str = '', **query: str) -> str:
+    def objects(self, key: str | None = None, suffix: str = '', **query: str) -> str:
         """Return the URL of an object's description, or of the list of all objects."""
-        place = '' if key is None else f'/{_quoted(key)}'
-        return self._url(f'/storage/v1/b/{_quoted(self._store.bucket)}/o{place}{more}', **query)
+        item = '' if key is None else f'/{_quote(key)}'
+        return self._url(f'/storage/v1/b/{_quote(self._store.bucket)}/o{item}{suffix}', **query)
 
     def uploads(self, **query: str) -> str:
         """Return the URL to which new objects are sent."""
-        return self._url(f'/upload/storage/v1/b/{_quoted(self._store.bucket)}/o', **query)
+        return self._url(f'/upload/storage/v1/b/{_quote(self._store.bucket)}/o', **query)
 
-    async def look(self, key: str) -> Resource | None:
+    async def find_object(self, key: str) -> Resource | None:
         """Request the description of an object; return None if it does not exist."""
         name = self._store.url(key)
 
@@ -137,20 +138,20 @@ class GCSClient(Client):
                 return None
             return gcsreplies.resource_of(answer, name, key)
 
-        return await self.send(name, 'GET', self.objects(key, fields=_OBJECT), check, (200, 404))
+        return await self.send(name, 'GET', self.objects(key, fields=_OBJECT_FIELDS), check, (200, 404))
 
-    async def list(self, listing: Listing, count: int) -> Page:
-        """Request the next page of a listing, of at most ``count`` names."""
+    async def page(self, listing: Listing, limit: int) -> Page:
+        """Request the next page of a listing, of at most ``limit`` names."""
 
         def check(answer: Answer) -> Page:
             if answer.head.status == 404:
                 gcsreplies.check_missing(answer, listing.name)
                 raise NotFoundError(f'{listing.name}: no such bucket (status 404)')
-            return listing.take(answer)
+            return listing.next_page(answer)
 
         url = self.objects(
-            prefix=listing.prefix, delimiter=listing.delimiter, pageToken=listing.token, maxResults=str(count),
-            fields=_LISTED,
+            prefix=listing.prefix, delimiter=listing.delimiter, pageToken=listing.token, maxResults=str(limit),
+            fields=_PAGE_FIELDS,
         )  # fmt: skip
         return await self.send(listing.name, 'GET', url, check, (200, 404))
 
@@ -171,8 +172,8 @@ class GCSClient(Client):
           StoreError: if the copy makes no progress.
         """
         name = self._store.url(source)
-        origin = await self.look(source)
-        if origin is None:
+        original = await self.find_object(source)
+        if original is None:
             raise NotFoundError(f'{name}: no such object')
 
         def check(answer: Answer) -> Rewrite:
@@ -182,25 +183,25 @@ class GCSClient(Client):
                 raise ObjectChangedError(f'{name}: it was replaced or deleted while it was being copied')
             rewrite = gcsreplies.rewrite_of(answer, name, target)
             if (copy := rewrite.resource) is not None and (
-                copy.size != origin.size or copy.digests.get('crc32c') != origin.digests.get('crc32c')
+                copy.size != original.size or copy.digests.get('crc32c') != original.digests.get('crc32c')
             ):
                 raise BadReplyError(
-                    f'{name}: {origin.size} bytes of crc32c {origin.digests.get("crc32c")} became {copy.size} of '
-                    f'{copy.digests.get("crc32c")} at {target!r}'
+                    f'{name}: expected a copy of {original.size} bytes of crc32c {original.digests.get("crc32c")} at '
+                    f'{target!r}, got {copy.size} of {copy.digests.get("crc32c")}'
                 )
             return rewrite
 
-        place = f'/rewriteTo/b/{_quoted(self._store.bucket)}/o/{_quoted(target)}'
-        token, copied, fruitless = '', -1, 0
+        rewrite_to = f'/rewriteTo/b/{_quote(self._store.bucket)}/o/{_quote(target)}'
+        token, copied, stalled = '', -1, 0
         while True:
-            url = self.objects(source, place, ifSourceGenerationMatch=origin.generation, rewriteToken=token)
+            url = self.objects(source, rewrite_to, ifSourceGenerationMatch=original.generation, rewriteToken=token)
             rewrite = await self.send(name, 'POST', url, check, (200, 404, 412))
             if rewrite.resource is not None:
                 return
-            fruitless = 0 if rewrite.copied > copied else fruitless + 1
-            if fruitless >= self._store.config.attempts:
+            stalled = 0 if rewrite.copied > copied else stalled + 1
+            if stalled >= self._store.config.attempts:
                 raise StoreError(
-                    f'{name}: {rewrite.copied} of {origin.size} bytes copied, no more after {fruitless} requests'
+                    f'{name}: {rewrite.copied} of {original.size} bytes copied, no progress after {stalled} requests'
                 )
             token, copied = rewrite.token, max(copied, rewrite.copied)
 
@@ -215,9 +216,9 @@ class GCSClient(Client):
             gcsreplies.bucket_of(answer, name, bucket)
             return True
 
-        return await self.send(name, 'GET', self._url(f'/storage/v1/b/{_quoted(bucket)}'), check, (200, 404))
+        return await self.send(name, 'GET', self._url(f'/storage/v1/b/{_quote(bucket)}'), check, (200, 404))
 
-    async def make_bucket(self) -> bool:
+    async def create_bucket(self) -> bool:
         """Create the bucket. Return False if it was created meanwhile."""
         name, bucket = self._store.root, self._store.bucket
         if not self._login.project and self._login.credentials is not None:
@@ -235,7 +236,7 @@ class GCSClient(Client):
             return True
         # Bucket names are global to all projects: a bucket that is invisible to these credentials cannot be used.
         if not await self.has_bucket():
-            raise StoreError(f'{name}: the store says that it exists, and that it does not')
+            raise StoreError(f'{name}: the store reports that the bucket exists, and that it does not')
         return False
 
 
@@ -251,7 +252,7 @@ def address(root: str, endpoint: str) -> str:
     except (ValueError, AttributeError):
         valid = False
     if not valid or parts.username or parts.password or parts.query or parts.fragment:
-        raise InvalidArgumentError(f'{root}: endpoint_url must be http(s)://host, without credentials')
+        raise InvalidArgumentError(f'{root}: expected an endpoint_url of http(s)://host, without credentials')
     return endpoint.rstrip('/')
 
 
@@ -260,11 +261,11 @@ def is_emulator(endpoint: str) -> bool:
     return endpoint.startswith('http://') or endpoint == endpoints.emulator(os.environ)
 
 
-def _quoted(part: str) -> str:
+def _quote(part: str) -> str:
     return urllib.parse.quote(part, safe='')
 
 
-def _loopback(host: str | None) -> bool:
+def _is_loopback(host: str | None) -> bool:
     if host is None or host == 'localhost':
         return host is not None
     try:

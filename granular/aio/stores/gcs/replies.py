@@ -9,11 +9,12 @@ import datetime
 import json
 import re
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from granular._redact import hidden
 from granular.aio.http.transport import Answer
+from granular.aio.stores.errors import quote_body
 from granular.errors import BadReplyError
 
 WRITER: Final = 'granular-writer'
@@ -22,8 +23,7 @@ WRITER: Final = 'granular-writer'
 _DIGITS: Final = re.compile(r'[0-9]{1,19}')
 _RANGE: Final = re.compile(r'bytes=0-([0-9]{1,19})')
 _DIGESTS: Final[Mapping[str, tuple[str, int]]] = {'crc32c': ('crc32c', 4), 'md5': ('md5Hash', 16)}
-_MISSING: Final = re.compile(rb'\s*\{.*"code"\s*:\s*404\b', re.DOTALL)
-_FRUITLESS: Final = 1000  # consecutive pages that list nothing new
+_NOT_FOUND: Final = re.compile(rb'\s*\{.*"code"\s*:\s*404\b', re.DOTALL)
 
 
 class Resource(NamedTuple):
@@ -44,20 +44,6 @@ class Resource(NamedTuple):
     modified: float | None
     digests: Mapping[str, str]
     writer: str
-
-
-class Page(NamedTuple):
-    """One page of a listing.
-
-    Attributes:
-      items: the objects.
-      folders: the prefixes up to and including the delimiter.
-      token: requests the next page; empty on the last one.
-    """
-
-    items: Sequence[Resource]
-    folders: Sequence[str]
-    token: str
 
 
 class Rewrite(NamedTuple):
@@ -83,15 +69,15 @@ def document(answer: Answer, name: str) -> Mapping[str, Any]:
     try:
         value = json.loads(answer.body)
     except (ValueError, RecursionError):
-        raise BadReplyError(f'{name}: expected JSON, got {_shown(answer.body)}') from None
+        raise BadReplyError(f'{name}: expected JSON, got {quote_body(answer.body)}') from None
     if not isinstance(value, dict) or 'error' in value:
-        raise BadReplyError(f'{name}: expected a JSON object without an error, got {_shown(answer.body)}')
+        raise BadReplyError(f'{name}: expected a JSON object without an error, got {quote_body(answer.body)}')
     return value
 
 
 def resource_of(answer: Answer, name: str, key: str) -> Resource:
     """Return the object that an answer describes, which must have the given key."""
-    resource = _resource(document(answer, name), name)
+    resource = parse_resource(document(answer, name), name)
     if resource.name != key:
         raise BadReplyError(f'{name}: expected the description of {key!r}, got that of {resource.name!r}')
     return resource
@@ -102,15 +88,15 @@ def check_missing(answer: Answer, name: str) -> None:
 
     Only the beginning of the error document is matched: it quotes the key, which may be long, and may be truncated.
     """
-    if not _MISSING.match(answer.body):
-        raise BadReplyError(f'{name}: expected an error document with status 404, got {_shown(answer.body)}')
+    if not _NOT_FOUND.match(answer.body):
+        raise BadReplyError(f'{name}: expected an error document with status 404, got {quote_body(answer.body)}')
 
 
 def bucket_of(answer: Answer, name: str, bucket: str) -> None:
     """Check that an answer describes a bucket."""
     value = document(answer, name)
     if value.get('kind') != 'storage#bucket' or value.get('name') != bucket:
-        raise BadReplyError(f'{name}: expected the description of bucket {bucket!r}, got {_shown(answer.body)}')
+        raise BadReplyError(f'{name}: expected the description of bucket {bucket!r}, got {quote_body(answer.body)}')
 
 
 def check_deleted(answer: Answer, name: str) -> None:
@@ -121,17 +107,17 @@ def check_deleted(answer: Answer, name: str) -> None:
     if answer.head.status == 404:
         check_missing(answer, name)
     if answer.head.status == 200 and answer.body.strip() != b'null':
-        raise BadReplyError(f'{name}: expected status 204 for a deletion, got 200 and {_shown(answer.body)}')
+        raise BadReplyError(f'{name}: expected status 204 for a deletion, got 200 and {quote_body(answer.body)}')
 
 
-def persisted(answer: Answer, name: str) -> int:
+def persisted_size(answer: Answer, name: str) -> int:
     """Return the bytes of an upload that the store has, from an answer with status 308: none without a Range."""
-    said = answer.head.headers.get('range')
-    if said is None:
+    header = answer.head.headers.get('range')
+    if header is None:
         return 0
-    match = _RANGE.fullmatch(said)
+    match = _RANGE.fullmatch(header)
     if match is None:
-        raise BadReplyError(f'{name}: expected the range of bytes that the store has, got Range {said[:80]!r}')
+        raise BadReplyError(f'{name}: expected the range of bytes that the store has, got Range {header[:80]!r}')
     return int(match[1]) + 1
 
 
@@ -140,14 +126,14 @@ def session_of(answer: Answer, name: str) -> str:
 
     The host is dropped: data and tokens are only sent to the endpoint.
     """
-    said = answer.head.headers.get('location', '')
+    location = answer.head.headers.get('location', '')
     try:
-        parts = urllib.parse.urlsplit(said)
+        parts = urllib.parse.urlsplit(location)
         query = urllib.parse.parse_qs(parts.query)
     except ValueError:
         parts, query = urllib.parse.urlsplit(''), {}
     if not parts.path.startswith('/') or not query.get('upload_id'):
-        raise BadReplyError(f'{name}: expected the Location of an upload, got {hidden(said)[:80]!r}')
+        raise BadReplyError(f'{name}: expected the Location of an upload, got {hidden(location)[:80]!r}')
     return f'{parts.path}?{parts.query}'
 
 
@@ -156,84 +142,20 @@ def rewrite_of(answer: Answer, name: str, key: str) -> Rewrite:
     value = document(answer, name)
     done, token = value.get('done'), value.get('rewriteToken') or ''
     if value.get('kind', 'storage#rewriteResponse') != 'storage#rewriteResponse' or not isinstance(done, bool):
-        raise BadReplyError(f'{name}: expected the state of a copy, got {_shown(answer.body)}')
+        raise BadReplyError(f'{name}: expected the state of a copy, got {quote_body(answer.body)}')
     copied = _count(value.get('totalBytesRewritten'), 'totalBytesRewritten', name)
     if not done:
         if not isinstance(token, str) or not token:
-            raise BadReplyError(f'{name}: expected a token to go on copying with, got {_shown(answer.body)}')
+            raise BadReplyError(f'{name}: expected a token to continue the copy, got {quote_body(answer.body)}')
         return Rewrite(copied, token, None)
-    resource = _resource(value.get('resource'), name)
+    resource = parse_resource(value.get('resource'), name)
     if resource.name != key:
         raise BadReplyError(f'{name}: expected a copy at {key!r}, got one at {resource.name!r}')
     return Rewrite(copied, '', resource)
 
 
-class Listing:
-    """Checks of the pages of a listing, each of which must continue the one before.
-
-    Names are in ascending order, so that a repeated page is detected whatever its token.
-
-    Args:
-      name: the folder, for errors.
-      prefix: the beginning of all names.
-      delimiter: the end of the names of folders; empty to list all objects.
-    """
-
-    def __init__(self, name: str, prefix: str, delimiter: str) -> None:
-        self.name, self.prefix, self.delimiter = name, prefix, delimiter
-        self.token = ''
-        self.ended = False
-        self._item = self._folder = ''
-        self._fruitless = 0
-
-    def take(self, answer: Answer) -> Page:
-        """Check and parse the next page.
-
-        Raises:
-          BadReplyError: if the answer is not the next page. The state is then unchanged, so that a retry can pass.
-        """
-        name, value = self.name, document(answer, self.name)
-        known = ('items', 'prefixes', 'nextPageToken')
-        if value.get('kind', 'storage#objects') != 'storage#objects' or not any(
-            key in value for key in ('kind', *known)
-        ):
-            raise BadReplyError(f'{name}: expected a listing, got {_shown(answer.body)}')
-        items, folders, token = (value.get(key, default) for key, default in zip(known, ([], [], ''), strict=True))
-        if not isinstance(items, list) or not isinstance(folders, list) or not isinstance(token, str):
-            raise BadReplyError(f'{name}: expected lists of items and prefixes and a token, got {_shown(answer.body)}')
-        if token and token == self.token:
-            raise BadReplyError(f'{name}: the token of a page of the listing is that of the page before')
-        resources = [_resource(item, name) for item in items]
-        item, folder = self._item, self._folder
-        for resource in resources:
-            self._check(resource.name, item)
-            if resource.name == item or (self.delimiter and self.delimiter in resource.name[len(self.prefix) :][:-1]):
-                raise BadReplyError(f'{name}: listed {resource.name!r} after {item!r}, which cannot be')
-            item = resource.name
-        fresh: list[str] = []
-        for prefix in folders:
-            if not isinstance(prefix, str) or not self.delimiter or not prefix.endswith(self.delimiter):
-                raise BadReplyError(f'{name}: expected prefixes that end in {self.delimiter!r}, got {prefix!r}')
-            self._check(prefix, folder)
-            if prefix != folder:
-                fresh.append(prefix)
-            folder = prefix
-        fruitless = 0 if resources or fresh else self._fruitless + 1
-        if token and fruitless >= _FRUITLESS:
-            raise BadReplyError(f'{name}: {fruitless} pages of the listing in a row list nothing new')
-        self._item, self._folder, self._fruitless = item, folder, fruitless
-        self.token, self.ended = token, not token
-        return Page(resources, fresh, token)
-
-    def _check(self, listed: str, before: str) -> None:
-        if not listed.startswith(self.prefix) or listed < before:
-            raise BadReplyError(
-                f'{self.name}: expected names that begin with {self.prefix!r} in ascending order, got {listed!r} '
-                f'after {before!r}'
-            )
-
-
-def _resource(value: Any, name: str) -> Resource:
+def parse_resource(value: Any, name: str) -> Resource:
+    """Return the object that a JSON value describes."""
     if not isinstance(value, dict) or value.get('kind', 'storage#object') != 'storage#object':
         raise BadReplyError(f'{name}: expected the description of an object, got {str(value)[:80]!r}')
     key, generation, metadata = value.get('name'), value.get('generation'), value.get('metadata')
@@ -285,10 +207,3 @@ def _digest(value: Any, length: int, field: str, name: str) -> str:
     if len(digest) != length:
         raise BadReplyError(f'{name}: expected {length} bytes in base64 as {field}, got {str(value)[:80]!r}')
     return digest.hex()
-
-
-def _shown(body: bytes) -> str:
-    if not body:
-        return 'nothing'
-    # Servers quote requests, which may contain credentials.
-    return repr(' '.join(hidden(body[:400].decode(errors='replace')).split())[:120])

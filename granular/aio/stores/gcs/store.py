@@ -11,7 +11,7 @@ from granular.aio.runtime.threads import offload
 from granular.aio.stores import endpoints
 from granular.aio.stores.base import ContentInfo, Entry, Folders, ObjectWriter, Stat
 from granular.aio.stores.gcs.client import GCSClient
-from granular.aio.stores.gcs.replies import Listing, Page
+from granular.aio.stores.gcs.listing import Listing, Page
 from granular.aio.stores.remote import RemoteStore
 from granular.errors import (
     AlreadyExistsError,
@@ -21,7 +21,7 @@ from granular.errors import (
 
 _PAGE: Final = 1000  # names in a page of a listing, the maximum of the API
 _BATCH: Final = 100  # concurrent deletions
-_PASSES: Final = 10  # passes of deleting a folder that others write to
+_PASSES: Final = 10  # passes of listing a folder and deleting what it contains
 
 
 class GCSStore(RemoteStore[GCSClient]):
@@ -57,18 +57,18 @@ class GCSStore(RemoteStore[GCSClient]):
 
     async def stat(self, key: str) -> Stat:
         client = await self.client()
-        if key and (resource := await client.look(key)) is not None:
+        if key and (resource := await client.find_object(key)) is not None:
             return Stat(resource.size, resource.modified, resource.generation)
         listing = Listing(self.url(key), f'{key}/' if key else '', '')
         while not listing.ended:
-            page = await client.list(listing, 1)
+            page = await client.page(listing, 1)
             if not key or page.items:
                 return Stat(0, is_dir=True)
         raise NotFoundError(f'{self.url(key)}: no such object or folder')
 
     async def content_info(self, key: str) -> ContentInfo:
         client = await self.client()
-        resource = await client.look(key)
+        resource = await client.find_object(key)
         if resource is None:
             raise NotFoundError(f'{self.url(key)}: no such object')
         return ContentInfo(resource.size, resource.generation, resource.digests)
@@ -82,7 +82,7 @@ class GCSStore(RemoteStore[GCSClient]):
         missing = must_exist and bool(key) and not prefix
         while not listing.ended:
             await ensure_event_loop()  # the consumer may request a page on another thread than the previous one
-            page = await client.list(listing, _PAGE)
+            page = await client.page(listing, _PAGE)
             missing = missing and not page.items and not page.folders
             yield page
         if missing:
@@ -114,7 +114,7 @@ class GCSStore(RemoteStore[GCSClient]):
     async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
         if not key:
             client = await self.client()
-            if not await client.has_bucket() and await client.make_bucket():
+            if not await client.has_bucket() and await client.create_bucket():
                 return
         elif exist_ok or not await self._has(key):
             return
@@ -135,14 +135,15 @@ class GCSStore(RemoteStore[GCSClient]):
 
     async def delete_tree(self, key: str) -> None:
         for number in range(_PASSES):
-            left = 0
+            count = 0
             async for page in self._pages(key, '', '', number == 0):
-                left += len(page.items)
+                count += len(page.items)
                 await self.delete([item.name for item in page.items])
-            if not left:
+            if not count:
                 return
         raise StoreError(
-            f'{self.url(key)}: {left} objects were there after {_PASSES} rounds of deletions: others write to it'
+            f'{self.url(key)}: has {count} objects after they were deleted {_PASSES} times: another writer adds '
+            f'objects, or the store does not delete them'
         )
 
     async def copy_within(self, source: str, target: str) -> bool:

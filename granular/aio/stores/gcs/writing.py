@@ -24,15 +24,15 @@ _BINARY: Final = 'application/octet-stream'
 _UPLOADED: Final = (200, 201, 308, 404, 410, 412)
 _DISCARDED: Final = (200, 204, 400, 404, 410, 412, 499)
 
-Refusal = Literal['taken', 'gone']
-"""An answer that a lost reply to an earlier attempt may explain: the object exists already, or the upload is gone."""
+Refusal = Literal['exists', 'ended']
+"""An answer that a lost reply to an earlier attempt may explain: the object exists already, or the upload has ended."""
 
 
 class GCSWriter(PartWriter):
     """A resumable upload, whose parts are sent in sequence, or a single request if one part is enough.
 
     The object's metadata contains a token of its writer. If the reply to an attempt may have been lost, the existing
-    object decides: it is ours if it has the token, the size and the checksum of what was sent.
+    object decides: this writer has published it if it has the token, the size and the checksum of what was sent.
 
     Args:
       store: the bucket.
@@ -60,8 +60,8 @@ class GCSWriter(PartWriter):
         return {'name': self._key, 'contentType': _BINARY, 'metadata': {WRITER: self._token}}
 
     async def put(self, data: bytes) -> None:
-        self._crc = await _extended(0, data)
-        digest = _encoded(self._crc)
+        self._crc = await _extend_crc(0, data)
+        digest = _encode_crc(self._crc)
         edge = secrets.token_hex(16)
         # The store itself checks this checksum before the object appears.
         description = json.dumps({**self._resource, 'crc32c': digest})
@@ -75,17 +75,17 @@ class GCSWriter(PartWriter):
 
         def check(answer: Answer) -> Resource | Refusal:
             if answer.head.status == 412:
-                return 'taken'
+                return 'exists'
             if answer.head.status == 404:
                 gcsreplies.check_missing(answer, self._name)
                 raise NotFoundError(f'{self._name}: no such bucket (status 404)')
-            return self._agreeing(gcsreplies.resource_of(answer, self._name, self._key), len(data))
+            return self._matching(gcsreplies.resource_of(answer, self._name, self._key), len(data))
 
         await self._publish(
             len(data), lambda: self._client.send(self._name, 'POST', url, check, (200, 201, 404, 412), body, headers)
         )
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         def check(answer: Answer) -> str | None:
             if answer.head.status == 412:
                 return None
@@ -105,25 +105,25 @@ class GCSWriter(PartWriter):
             headers,
         )
         if session is None:
-            raise self._taken(await self._client.look(self._key))
+            raise self._conflict(await self._client.find_object(self._key))
         self._session = session
 
     async def send(self, number: int, data: bytes, last: bool) -> None:
-        self._crc = await _extended(self._crc, data)
+        self._crc = await _extend_crc(self._crc, data)
         end = self._offset + len(data)
         if last:
-            # The store checks the condition only as the upload ends: a look before can save sending the last part.
-            if self._new and (resource := await self._client.look(self._key)) is not None:
-                raise self._taken(resource)
+            # The store checks the condition only when the upload ends: checking before can save sending the last part.
+            if self._new and (resource := await self._client.find_object(self._key)) is not None:
+                raise self._conflict(resource)
             await self._publish(end, lambda: self._upload(data, end, True))
             return
         match await self._upload(data, end, False):
-            case 'taken':
-                raise self._taken(await self._client.look(self._key))
-            case 'gone':
-                raise StoreError(f'{self._name}: the upload is gone, after {self._offset} bytes')
+            case 'exists':
+                raise self._conflict(await self._client.find_object(self._key))
+            case 'ended':
+                raise StoreError(f'{self._name}: the upload no longer exists, after {self._offset} bytes')
             case Resource() as resource:
-                # Some emulators end an upload when they are asked for its progress.
+                # Some emulators end an upload at a request for its progress.
                 if resource.writer == self._token:
                     await self._client.delete(self._key, resource.generation)
                 raise StoreError(f'{self._name}: the store ended the upload at {resource.size} bytes, before its end')
@@ -134,7 +134,12 @@ class GCSWriter(PartWriter):
     async def discard(self) -> None:
         # An upload that is not cancelled expires after a week, without creating its object.
         await self._client.send_upload(
-            self._name, 'DELETE', self._session, lambda: (b'', {'Content-Length': '0'}), lambda answer: None, _DISCARDED
+            self._name,
+            'DELETE',
+            self._session,
+            lambda: (b'', {'Content-Length': '0'}),
+            lambda answer: None,
+            _DISCARDED,
         )
 
     async def _upload(self, data: bytes, end: int, last: bool) -> Resource | Refusal | None:
@@ -143,26 +148,26 @@ class GCSWriter(PartWriter):
         Returns:
           The object if this ended the upload, a refusal, or None if the store has the part.
         """
-        start, fruitless = end - len(data), 0
+        start, stalled = end - len(data), 0
         while True:
             state = await self._advance(memoryview(data)[self._offset - start :], end, last)
             if not isinstance(state, int):
                 return state
             if state > end:
-                raise BadReplyError(f'{self._name}: {end} bytes were sent, the store says that it has {state}')
+                raise BadReplyError(f'{self._name}: {end} bytes were sent, the store reports {state}')
             if state == end and not last:
                 self._offset = end
                 return None
             if state > self._offset:
-                self._offset, fruitless = state, 0
+                self._offset, stalled = state, 0
                 continue
-            fruitless += 1
-            if fruitless >= self._config.attempts:
+            stalled += 1
+            if stalled >= self._config.attempts:
                 raise StoreError(
-                    f'{self._name}: the store has {state} of {end} bytes, and no more after {fruitless} attempts'
+                    f'{self._name}: the store has {state} of {end} bytes, no progress after {stalled} attempts'
                 )
             await asyncio.sleep(
-                random.uniform(0, min(self._config.backoff_cap, self._config.backoff * 2 ** (fruitless - 1)))
+                random.uniform(0, min(self._config.backoff_cap, self._config.backoff * 2 ** (stalled - 1)))
             )
 
     async def _advance(self, rest: memoryview, end: int, last: bool) -> Resource | Refusal | int:
@@ -171,83 +176,83 @@ class GCSWriter(PartWriter):
         A lost reply leaves open how much has arrived, so all further attempts only ask for that.
         """
         total = str(end) if last else '*'
-        asked = not rest
+        sent = not rest
 
         def requests() -> tuple[bytes | memoryview, Mapping[str, str]]:
-            nonlocal asked
-            if asked:
+            nonlocal sent
+            if sent:
                 return b'', {'Content-Range': f'bytes */{total}'}
-            asked = True
+            sent = True
             headers = {'Content-Type': _BINARY, 'Content-Range': f'bytes {self._offset}-{end - 1}/{total}'}
             if last:
-                headers['X-Goog-Hash'] = f'crc32c={_encoded(self._crc)}'
+                headers['X-Goog-Hash'] = f'crc32c={_encode_crc(self._crc)}'
             return rest, headers
 
         def check(answer: Answer) -> Resource | Refusal | int:
             match answer.head.status:
                 case 308:
-                    return gcsreplies.persisted(answer, self._name)
+                    return gcsreplies.persisted_size(answer, self._name)
                 case 412:
-                    return 'taken'
+                    return 'exists'
                 case 404 | 410:
-                    return 'gone'
+                    return 'ended'
             resource = gcsreplies.resource_of(answer, self._name, self._key)
-            return self._agreeing(resource, end) if last else resource
+            return self._matching(resource, end) if last else resource
 
         return await self._client.send_upload(self._name, 'PUT', self._session, requests, check, _UPLOADED)
 
     async def _publish(self, size: int, send: Callable[[], Awaitable[Resource | Refusal | None]]) -> None:
         """Send the request that publishes the object; if its outcome is in doubt, the object in the store decides."""
-        failure: GranularError | None = None  # None if the store says that the object exists already
+        failure: GranularError | None = None  # None if the store reports that the object exists
         try:
             outcome = await send()
             if isinstance(outcome, Resource):
                 return
-            if outcome == 'gone':
-                failure = StoreError(f'{self._name}: the upload is gone')
+            if outcome == 'ended':
+                failure = StoreError(f'{self._name}: the upload no longer exists')
         except StoreError as error:
             failure = error
         try:
-            resource = await self._client.look(self._key)
+            resource = await self._client.find_object(self._key)
         except GranularError as error:
             failure = failure or error
-            failure.add_note(f'{self._name}: it is not known whether the object was written')
+            failure.add_note(f'{self._name}: unknown whether the object was written')
             raise failure from failure.__cause__
         if resource is None or resource.writer != self._token:
-            failure = failure or self._taken(resource)
+            failure = failure or self._conflict(resource)
             raise failure from failure.__cause__
         try:
-            self._agreeing(resource, size)
+            self._matching(resource, size)
         except BadReplyError:
             await self._client.delete(self._key, resource.generation)
             raise
 
-    def _agreeing(self, resource: Resource, size: int) -> Resource:
+    def _matching(self, resource: Resource, size: int) -> Resource:
         """Return the object if it has the size and checksum of what was sent.
 
         Raises:
-          BadReplyError: if it has not.
+          BadReplyError: if it differs.
         """
         digest, expected = resource.digests.get('crc32c'), f'{self._crc:08x}'
         if resource.size != size or digest != expected:
             raise BadReplyError(
-                f'{self._name}: {size} bytes of crc32c {expected} were sent, the store has {resource.size} bytes of '
+                f'{self._name}: expected {size} bytes of crc32c {expected}, the store has {resource.size} bytes of '
                 f'crc32c {digest}'
             )
         return resource
 
-    def _taken(self, resource: Resource | None) -> GranularError:
+    def _conflict(self, resource: Resource | None) -> GranularError:
         """Return the error for status 412, given the object that exists."""
         if self._new and resource is not None:
-            return AlreadyExistsError(f'{self._name}: another writer has published it meanwhile')
-        why = 'there is no object' if self._new else 'the request had no condition'
-        return StoreError(f'{self._name}: status 412, although {why}')
+            return AlreadyExistsError(f'{self._name}: another writer has published it in the meantime')
+        reason = 'there is no object' if self._new else 'the request had no condition'
+        return StoreError(f'{self._name}: status 412, although {reason}')
 
 
-async def _extended(crc: int, data: bytes) -> int:
+async def _extend_crc(crc: int, data: bytes) -> int:
     """Continue a CRC32C over further bytes, off the event loop from 1 MiB on."""
     return crc32c(data, crc) if len(data) < MiB else await offload(crc32c, data, crc)
 
 
-def _encoded(crc: int) -> str:
+def _encode_crc(crc: int) -> str:
     return base64.b64encode(crc.to_bytes(4, 'big')).decode()

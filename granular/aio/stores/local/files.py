@@ -20,8 +20,8 @@ IN_PLACE = 256 * KiB
 _END = 4 * KiB
 
 
-class File:
-    """An open file, closed when its last reader releases it."""
+class OpenFile:
+    """A local file open for reading, closed when its last reader releases it."""
 
     __slots__ = ('_end', '_seen_size', '_seen_time', 'fd', 'size', 'version')
 
@@ -32,14 +32,14 @@ class File:
         self.size = info.st_size
         self.version = version_of(info)
         self._seen_time, self._seen_size = info.st_mtime_ns, info.st_size
-        self._end = self._sum_of_end() if stat.S_ISREG(info.st_mode) else 0
+        self._end = self._checksum_of_end() if stat.S_ISREG(info.st_mode) else 0
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # The default argument is still available when modules are cleared at exit.
         if self.fd >= 0:
             close(self.fd)
 
-    def exactly(self, key: str, start: int, stop: int) -> bytes:
+    def read_exactly(self, key: str, start: int, stop: int) -> bytes:
         """Read all bytes from ``start`` to ``stop``."""
         if stop - start <= IN_PLACE:
             data = os.pread(self.fd, stop - start, start)
@@ -59,13 +59,13 @@ class File:
         """
         done = 0
         while done < len(target):
-            got = os.preadv(self.fd, [target[done : done + MAX_READ]], start + done)
-            if not got:
+            count = os.preadv(self.fd, [target[done : done + MAX_READ]], start + done)
+            if not count:
                 self.check(key)
                 size = os.fstat(self.fd).st_size
                 stop = start + len(target)
-                raise OutOfRangeError(f'{key}: bytes {start} to {stop} were asked for, but it has {size}')
-            done += got
+                raise OutOfRangeError(f'{key}: bytes {start} to {stop} were requested, but it has {size}')
+            done += count
 
     def check(self, key: str) -> None:
         """Check that all bytes read before this call are of the version that was opened.
@@ -77,11 +77,11 @@ class File:
         """
         info = os.fstat(self.fd)
         if info.st_mtime_ns != self._seen_time or info.st_size != self._seen_size:
-            if info.st_size <= self.size or self._sum_of_end() != self._end:
+            if info.st_size <= self.size or self._checksum_of_end() != self._end:
                 raise changed(key, self.version, version_of(info))
             self._seen_time, self._seen_size = info.st_mtime_ns, info.st_size
 
-    def _sum_of_end(self) -> int:
+    def _checksum_of_end(self) -> int:
         start = max(0, self.size - _END)
         return zlib.crc32(os.pread(self.fd, self.size - start, start))
 
@@ -91,7 +91,7 @@ def version_of(info: os.stat_result) -> str:
     return f'{info.st_ino:x}-{info.st_size:x}-{info.st_mtime_ns:x}'
 
 
-class Files:
+class OpenFiles:
     """Recently opened files, kept open for the next read: at most ``limit`` of them, however many shards there are.
 
     The keys are path and version, so that a reader of a file that was replaced continues with the file it opened.
@@ -100,13 +100,13 @@ class Files:
     def __init__(self, limit: int = 512) -> None:
         self._limit = limit
         self._lock = threading.Lock()
-        self.opened: dict[tuple[str, str], File] = {}
+        self.opened: dict[tuple[str, str], OpenFile] = {}
 
-    def current(self, path: str) -> File:
+    def current(self, path: str) -> OpenFile:
         """Return the file as it is now."""
-        return self.opened.get((path, version_of(os.stat(path)))) or self._keep(path, File(path))
+        return self.opened.get((path, version_of(os.stat(path)))) or self._add(path, OpenFile(path))
 
-    def pinned(self, path: str, version: str) -> File:
+    def pinned(self, path: str, version: str) -> OpenFile:
         """Return the file of the given version.
 
         Raises:
@@ -114,19 +114,19 @@ class Files:
         """
         file = self.opened.get((path, version))
         if file is None:
-            file = self._keep(path, File(path))
+            file = self._add(path, OpenFile(path))
             if file.version != version:
                 raise changed(path, version, file.version)
         return file
 
-    def _keep(self, path: str, file: File) -> File:
+    def _add(self, path: str, file: OpenFile) -> OpenFile:
         with self._lock:
             while len(self.opened) >= self._limit:
                 del self.opened[next(iter(self.opened))]
             self.opened[path, file.version] = file
         return file
 
-    def get(self, path: str, version: str | None) -> File:
+    def get(self, path: str, version: str | None) -> OpenFile:
         """Return the file of the given version, or the current one if that is None."""
         return self.current(path) if version is None else self.pinned(path, version)
 
@@ -137,5 +137,5 @@ class Files:
                 del self.opened[key]
 
 
-files = Files()
+files = OpenFiles()
 after_fork(lambda: files.__dict__.update(_lock=threading.Lock()))

@@ -12,7 +12,7 @@ from granular.aio.runtime.forking import each_after_fork
 from granular.errors import AlreadyExistsError
 
 # Errors of file systems that have no such locks, or none on folders, such as NFS.
-_UNKNOWN: Final = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
+_UNSUPPORTED: Final = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 
 logger = logging.getLogger('granular')
 
@@ -32,7 +32,7 @@ def lock(fd: int, shared: bool = False) -> bool | None:
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno in _UNKNOWN:
+        if error.errno in _UNSUPPORTED:
             return None
         raise
     return True
@@ -68,7 +68,7 @@ class RangeLocks:
         except (BlockingIOError, PermissionError):
             return False
         except OSError as error:
-            logger.debug('no locks on bytes of files: %s', error)
+            logger.debug('continuing without locks on bytes of files: %s', error)
         return True
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
@@ -88,12 +88,12 @@ class FolderLock:
     def __init__(self, folder: str) -> None:
         self._fd = -1
         self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        found = lock(self._fd)
+        acquired = lock(self._fd)
         # The previous holder may have removed the folder, and another one may have been created since.
-        if found is False or not is_at(self._fd, folder):
+        if acquired is False or not is_at(self._fd, folder):
             self.release()
             raise AlreadyExistsError(f'{folder}: another writer is writing it')
-        self.sure = found is not None
+        self.sure = acquired is not None
         _held.add(self)
 
     def release(self, close: Callable[[int], None] = os.close) -> None:
@@ -118,7 +118,7 @@ def is_at(fd: int, path: str) -> bool:
         return False
 
 
-def held(path: str) -> bool:
+def is_locked(path: str) -> bool:
     """Return whether a file is locked."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -16,7 +16,7 @@ from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.threads import READS, SLOW, Timer, map_threads_now, offload
 from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
 from granular.aio.stores.errors import translated
-from granular.aio.stores.local.files import IN_PLACE, MAX_READ, File, files, version_of
+from granular.aio.stores.local.files import IN_PLACE, MAX_READ, OpenFile, files, version_of
 from granular.aio.stores.local.locks import FolderLock, lock
 from granular.config import IOConfig
 from granular.errors import AlreadyExistsError
@@ -51,7 +51,7 @@ class LocalStore(Store):
         with translated(key):
             file = files.get(key, version)
             first = max(0, file.size + start) if start < 0 else start
-            data = file.exactly(key, first, max(first, file.size) if stop is None else stop)
+            data = file.read_exactly(key, first, max(first, file.size) if stop is None else stop)
             file.check(key)
         counters.requests += 1
         counters.bytes += len(data)
@@ -77,24 +77,11 @@ class LocalStore(Store):
 
     def read_many_now(self, requests: Sequence[Request]) -> list[bytes]:
         """Read several byte ranges on the calling thread."""
-        pread = os.pread
         replies: list[bytes] = []
         for key, starts, stops, version in requests:
             with translated(key):
                 file = files.get(key, version)
-                fd = file.fd
-                done = 0
-                while done < len(starts):
-                    timer = Timer()
-                    for start, stop in zip(starts[done : done + READS], stops[done : done + READS], strict=True):
-                        data = pread(fd, stop - start, start) if stop - start <= MAX_READ else b''
-                        replies.append(data if len(data) == stop - start else file.exactly(key, start, stop))
-                    done += READS
-                    if timer.wall > SLOW and timer.waited:  # a slow disk, which is faster with many reads at a time
-                        replies += map_threads_now(
-                            functools.partial(_nth, file, key, starts, stops, done), max(0, len(starts) - done)
-                        )
-                        break
+                replies += _read_ranges(file, key, starts, stops)
                 file.check(key)
             counters.bytes += sum(stops) - sum(starts)
         counters.requests += len(replies)
@@ -103,9 +90,9 @@ class LocalStore(Store):
     async def check_version(self, key: str, version: str) -> None:
         # Check the path, because a replaced file may still be open.
         with translated(key):
-            now = version_of(os.stat(key))
-        if now != version:
-            raise changed(key, version, now)
+            current = version_of(os.stat(key))
+        if current != version:
+            raise changed(key, version, current)
 
     async def stat(self, key: str) -> Stat:
         def call() -> Stat:
@@ -118,8 +105,8 @@ class LocalStore(Store):
 
     async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
         def call() -> list[Entry]:
-            with translated(key), os.scandir(key) as found:
-                entries = [_entry(item, '' if key == '.' else key) for item in found]
+            with translated(key), os.scandir(key) as items:
+                entries = [_entry(item, '' if key == '.' else key) for item in items]
             return sorted((entry for entry in entries if entry is not None), key=lambda entry: entry.key)
 
         for entry in await offload(call):
@@ -174,17 +161,9 @@ class LocalStore(Store):
 
         def call() -> None:
             with translated(key):
-                new = _missing(key) if parents else [key]
-                if parents:
-                    os.makedirs(key, exist_ok=exist_ok)
-                else:
-                    try:
-                        os.mkdir(key)
-                    except FileExistsError:
-                        if not exist_ok or not os.path.isdir(key):
-                            raise
-                        return
-                for folder in new:  # a dataset only survives a power cut if the folders on its path do
+                for folder in _make_folders(
+                    key, parents, exist_ok
+                ):  # a dataset only survives a power cut if the folders on its path do
                     sync(os.path.dirname(folder))
 
         await offload(call)
@@ -220,9 +199,9 @@ class LocalStore(Store):
         await offload(call)
 
     async def copy_within(self, source: str, target: str) -> bool:
-        from granular.aio.stores.local.writing import copy
+        from granular.aio.stores.local.writing import copy_file
 
-        await offload(copy, source, target)
+        await offload(copy_file, source, target)
         return True
 
 
@@ -240,6 +219,21 @@ def _clock(folder: str) -> float:
         return os.fstat(fd).st_mtime
     finally:
         os.close(fd)
+
+
+def _make_folders(key: str, parents: bool, exist_ok: bool) -> list[str]:
+    """Create a folder, and those above it if ``parents``. Return the created folders."""
+    if parents:
+        missing = _missing(key)
+        os.makedirs(key, exist_ok=exist_ok)
+        return missing
+    try:
+        os.mkdir(key)
+    except FileExistsError:
+        if not exist_ok or not os.path.isdir(key):
+            raise
+        return []
+    return [key]
 
 
 def _missing(folder: str) -> list[str]:
@@ -262,5 +256,22 @@ def _entry(item: 'os.DirEntry[str]', folder: str) -> Entry | None:
     return Entry(os.path.join(folder, item.name), stat.S_ISDIR(info.st_mode), size, info.st_mtime)
 
 
-def _nth(file: File, key: str, starts: list[int], stops: list[int], first: int, i: int) -> bytes:
-    return file.exactly(key, starts[first + i], stops[first + i])
+def _read_ranges(file: OpenFile, key: str, starts: list[int], stops: list[int]) -> list[bytes]:
+    """Read byte ranges of a file; in threads from the first slow ones on."""
+    pread, fd = os.pread, file.fd
+    replies: list[bytes] = []
+    while len(replies) < len(starts):
+        timer, done = Timer(), len(replies)
+        for start, stop in zip(starts[done : done + READS], stops[done : done + READS], strict=True):
+            data = pread(fd, stop - start, start) if stop - start <= MAX_READ else b''
+            replies.append(data if len(data) == stop - start else file.read_exactly(key, start, stop))
+        if timer.wall > SLOW and timer.waited:  # a slow disk, which is faster with many reads at a time
+            done = len(replies)
+            return replies + map_threads_now(
+                functools.partial(_read_nth, file, key, starts, stops, done), len(starts) - done
+            )
+    return replies
+
+
+def _read_nth(file: OpenFile, key: str, starts: list[int], stops: list[int], first: int, i: int) -> bytes:
+    return file.read_exactly(key, starts[first + i], stops[first + i])

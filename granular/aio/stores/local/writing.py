@@ -14,46 +14,46 @@ from granular.aio.http.reply import changed
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import ObjectWriter
 from granular.aio.stores.errors import translated
-from granular.aio.stores.local.files import IN_PLACE, File, version_of
-from granular.aio.stores.local.locks import held, lock
+from granular.aio.stores.local.files import IN_PLACE, OpenFile, version_of
+from granular.aio.stores.local.locks import is_locked, lock
 from granular.config import MiB
 
-_DRAFT: Final = re.compile(r'\.(.+)\.[0-9a-f]{8}\.part', re.DOTALL)
+_TEMPORARY: Final = re.compile(r'\.(.+)\.[0-9a-f]{8}\.part', re.DOTALL)
 
 
-def draft_of(key: str) -> str:
-    """Return the name of a temporary file in the same folder, which is to replace the file atomically."""
+def temporary_path(key: str) -> str:
+    """Return a path for a temporary file in the same folder, which is to replace the file atomically."""
     folder, name = os.path.split(key)
     return os.path.join(folder, f'.{name}.{secrets.token_hex(4)}.part')
 
 
-def drafted(name: str) -> str:
+def final_name(name: str) -> str:
     """Return the name of the file that a temporary file is to become; empty if it is not a temporary file."""
-    match = _DRAFT.fullmatch(name)
+    match = _TEMPORARY.fullmatch(name)
     return '' if match is None else match[1]
 
 
-def drop_drafts(path: str) -> bool:
+def remove_leftovers(path: str) -> bool:
     """Remove the temporary files of a file that killed processes left behind. Return whether there were any."""
     folder, name = os.path.split(path)
     with translated(path):
-        found = [os.path.join(folder, draft) for draft in os.listdir(folder or '.') if drafted(draft) == name]
-        dead = [draft for draft in found if not held(draft)]
-        for draft in dead:
-            os.unlink(draft)
-    return bool(dead)
+        names = [entry for entry in os.listdir(folder or '.') if final_name(entry) == name]
+        leftovers = [path for path in (os.path.join(folder, entry) for entry in names) if not is_locked(path)]
+        for leftover in leftovers:
+            os.unlink(leftover)
+    return bool(leftovers)
 
 
 class LocalWriter(ObjectWriter):
     """A file written under a temporary name and renamed when it is complete, so that it appears like an object."""
 
     def __init__(self, key: str, new: bool) -> None:
-        self._key, self._draft, self._new = key, draft_of(key), new
+        self._key, self._temporary_path, self._new = key, temporary_path(key), new
         with translated(key):
-            self._file = open(self._draft, 'xb', buffering=MiB)  # noqa: SIM115
+            self._file = open(self._temporary_path, 'xb', buffering=MiB)  # noqa: SIM115
             lock(self._file.fileno())  # so that the file is not taken for the leftover of a crash
         # A writer that is never closed leaves no temporary file behind.
-        self._discard = weakref.finalize(self, _discard, self._file, self._draft, os.getpid())
+        self._discard = weakref.finalize(self, _discard, self._file, self._temporary_path, os.getpid())
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         if len(data) > IN_PLACE:
@@ -74,10 +74,11 @@ class LocalWriter(ObjectWriter):
                 self._file.flush()
                 os.fsync(self._file.fileno())  # after a power cut, the name must not lead to an empty file
                 if self._new:
-                    os.link(self._draft, self._key)  # unlike a rename, this does not replace the file of another writer
-                    os.unlink(self._draft)
+                    # Unlike a rename, this does not replace the file of another writer.
+                    os.link(self._temporary_path, self._key)
+                    os.unlink(self._temporary_path)
                 else:
-                    os.replace(self._draft, self._key)
+                    os.replace(self._temporary_path, self._key)
                 self._file.close()
                 sync(os.path.dirname(self._key))
         except BaseException:
@@ -89,12 +90,12 @@ class LocalWriter(ObjectWriter):
         await offload(self._discard)
 
 
-def _discard(file: BinaryIO, draft: str, maker: int) -> None:
+def _discard(file: BinaryIO, temporary: str, creator: int) -> None:
     with contextlib.suppress(OSError):  # on a full disk, closing cannot write what is still buffered
         file.close()
-    if os.getpid() == maker:  # not a forked child, which has copies of all objects
+    if os.getpid() == creator:  # not a forked child, which has copies of all objects
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(draft)
+            os.unlink(temporary)
 
 
 def sync(path: str) -> None:
@@ -109,29 +110,29 @@ def sync(path: str) -> None:
         os.close(fd)
 
 
-def copy(source: str, target: str) -> None:
+def copy_file(source: str, target: str) -> None:
     """Copy a file.
 
     Raises:
       ObjectChangedError: if the source is written to during the copy.
     """
     with translated(source):
-        before = File(source)
-    draft = draft_of(target)
+        before = OpenFile(source)
+    temporary = temporary_path(target)
     try:
         with translated(target):
-            shutil.copyfile(source, draft)
-            sync(draft)
+            shutil.copyfile(source, temporary)
+            sync(temporary)
         with translated(source):
             after = version_of(os.stat(source))
-        if after != before.version or os.path.getsize(draft) != before.size:
+        if after != before.version or os.path.getsize(temporary) != before.size:
             raise changed(source, before.version, after)
         with translated(target):
-            os.replace(draft, target)
+            os.replace(temporary, target)
             sync(os.path.dirname(target))
     finally:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(draft)
+            os.unlink(temporary)
 
 
 def sync_all(folder: str) -> None:

@@ -17,11 +17,13 @@ from granular.aio.http.download import coding_of
 from granular.aio.http.messages import Target, http_date
 from granular.aio.http.transport import Answer, Outgoing
 from granular.aio.runtime.threads import offload
-from granular.aio.stores import errors as translating
+from granular.aio.stores.errors import translated
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.stores.s3 import options as s3options
 from granular.aio.stores.s3 import replies as s3replies
-from granular.aio.stores.s3.replies import Found, Listing, Page
+from granular.aio.stores.s3.documents import bucket_body, code_of, delete_body
+from granular.aio.stores.s3.listing import Listing, Page
+from granular.aio.stores.s3.replies import ObjectMetadata
 from granular.config import KiB, MiB
 from granular.errors import (
     AccessDeniedError,
@@ -34,20 +36,20 @@ from granular.errors import (
 
 T = TypeVar('T')
 Query = Sequence[tuple[str, str]]
-_MOST_SKEW: Final = datetime.timedelta(days=100 * 365)
-_LOOKS: Final = 5  # checks that a new bucket exists
-_LISTED: Final = 16 * MiB  # maximum bytes of a page; 1,000 fully escaped keys of 1,024 bytes take some 10 MB
+_MAX_SKEW: Final = datetime.timedelta(days=100 * 365)
+_BUCKET_CHECKS: Final = 5  # attempts to list a new bucket
+_MAX_PAGE: Final = 16 * MiB  # maximum bytes of a page; 1,000 fully escaped keys of 1,024 bytes take some 10 MB
 _REGION: Final = re.compile(r'[a-z]{2,4}(-[a-z]{2,12}){1,3}-\d{1,2}')
-_DENIED: Final = (
+_DENIED_CODES: Final = (
     *('401', '403', 'AccessDenied', 'ExpiredToken', 'ExpiredTokenException', 'InvalidClientTokenId'),
     *('InvalidAccessKeyId', 'SignatureDoesNotMatch', 'UnrecognizedClientException'),
 )
-_FIXED: Final = {'x-amz-checksum-mode': 'ENABLED'}  # requests the checksum of an object that is read whole
+_READ_HEADERS: Final = {'x-amz-checksum-mode': 'ENABLED'}  # requests the checksum of an object that is read whole
 logger = logging.getLogger('granular')
 
 
 class S3Client(Client):
-    """Client of a bucket under one event loop. Create it on a worker thread: botocore reads files and asks services."""
+    """Client of a bucket under one event loop. Create it on a worker thread: finding credentials blocks."""
 
     def __init__(self, store: RemoteStore[Any]) -> None:
         super().__init__()
@@ -56,21 +58,21 @@ class S3Client(Client):
         self._store = store
         options = store.options
         self._anon = bool(options.get('anon'))
-        with translated(store.root):
+        with botocore_errors(store.root):
             session = botocore.Session(profile=options.get('profile'))
             session.get_scoped_config()  # raises for a profile that does not exist
             self._endpoint, self.region, _ = store.endpoint
-            if 'key' in options and 'secret' in options:
+            if options.get('key') is not None:
                 session.set_credentials(options['key'], options['secret'], options.get('token'))
             self._credentials = None if self._anon else session.get_credentials()
-        self._fixed = self._anon or 'key' in options
+        self._renewable = not self._anon and options.get('key') is None
         if self._credentials is None and not self._anon:
             raise AccessDeniedError(
                 f'{store.root}: no AWS credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile, '
                 f'pass key= and secret=, or anon=True for a public bucket'
             )
         self._payer = {'x-amz-request-payer': 'requester'} if options.get('requester_pays') else {}
-        self.written = s3options.written_headers(options)
+        self.written_headers = s3options.written_headers(options)
         self._base = self._address()
         self._skew = datetime.timedelta()
         express = store.bucket.endswith('--x-s3')
@@ -78,7 +80,7 @@ class S3Client(Client):
         self.etag_is_md5 = not express
         # Some servers of other vendors reject the checksums that S3 has supported since 2022.
         self.takes_crc32c = not self._endpoint
-        self.odd_etags = False  # True once an ETag was not the MD5 of an object that was correct
+        self.has_odd_etags = False  # True once an ETag was not the MD5 of an object that was correct
 
     def _address(self) -> str:
         return s3options.address(
@@ -88,7 +90,7 @@ class S3Client(Client):
     # --- signing
 
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
-        return await self._sign('GET', key, (), _FIXED, b'')
+        return await self._sign('GET', key, (), _READ_HEADERS, b'')
 
     async def _sign(
         self, method: str, key: str, query: Query, headers: Mapping[str, str], body: bytes | memoryview
@@ -98,7 +100,7 @@ class S3Client(Client):
         if not key and urllib.parse.urlsplit(self._base).path:
             url = self._base
         if query:
-            url += '?' + '&'.join(f'{_quoted(name)}={_quoted(value)}' for name, value in query)
+            url += '?' + '&'.join(f'{_quote(name)}={_quote(value)}' for name, value in query)
         headers = {**headers, **self._payer}
         if self._credentials is None:
             return url, headers
@@ -107,7 +109,7 @@ class S3Client(Client):
         from granular.aio.stores.s3.signing import UNSIGNED, Signer
 
         payload = UNSIGNED if body and url.startswith('https:') else await _sha256(body)
-        with translated(self._store.url(key)):
+        with botocore_errors(self._store.url(key)):
             if getattr(self._credentials, 'refresh_needed', bool)():
                 await offload(self._credentials.get_frozen_credentials)
             frozen = self._credentials.get_frozen_credentials()
@@ -119,17 +121,17 @@ class S3Client(Client):
         def find() -> Any:
             from botocore.session import Session
 
-            with translated(self._store.root):
+            with botocore_errors(self._store.root):
                 # A session caches its credentials: only a new one asks the providers again.
                 return Session(profile=self._store.options.get('profile')).get_credentials()
 
-        if self._fixed:
+        if not self._renewable:
             return False
         self._credentials = await offload(find)
         return self._credentials is not None
 
     async def move(self, region: str) -> bool:
-        # A given endpoint is never left, and an invalid region must not become part of a host name.
+        # The endpoint of the options is never left, and an invalid region must not become part of a host name.
         if self._endpoint or not _REGION.fullmatch(region):
             return False
         if region != self.region:
@@ -139,12 +141,14 @@ class S3Client(Client):
         return True
 
     def set_clock(self, date: str) -> bool:
-        theirs = http_date(date)
-        skew = datetime.timedelta.max if theirs is None else theirs - datetime.datetime.now(datetime.UTC)
-        if abs(skew) > _MOST_SKEW:
+        server_time = http_date(date)
+        skew = datetime.timedelta.max if server_time is None else server_time - datetime.datetime.now(datetime.UTC)
+        if abs(skew) > _MAX_SKEW:
             return False
         self._skew = skew
-        logger.warning("%s: this machine's clock is %s behind the store's", self._store.root, self._skew)
+        logger.warning(
+            "%s: this machine's clock is %s behind the store's: signing by the store's", self._store.root, skew
+        )
         return True
 
     # --- requests
@@ -174,7 +178,7 @@ class S3Client(Client):
 
         def checked(answer: Answer) -> T:
             if answer.head.status == 404 and 404 not in statuses:
-                raise s3replies.missing(answer, name)
+                raise s3replies.missing_error(answer, name)
             return check(answer)
 
         async def make() -> Outgoing:
@@ -183,7 +187,7 @@ class S3Client(Client):
 
         return await self.transport.call(make, self.recover, name, checked, statuses={*statuses, 404}, limit=limit)
 
-    async def look(self, key: str) -> Found:
+    async def head(self, key: str) -> ObjectMetadata:
         """Request the metadata of an object (HEAD).
 
         Raises:
@@ -191,72 +195,72 @@ class S3Client(Client):
         """
         name = self._store.url(key)
 
-        def check(answer: Answer) -> Found:
+        def check(answer: Answer) -> ObjectMetadata:
             status = answer.head.status
             if status == 404 and any(header.startswith('x-amz') for header in answer.head.headers):
                 raise NotFoundError(f'{name}: no such object (status 404)')
             if status != 200:
                 raise _UnexplainedError(str(status))
-            return s3replies.found_of(answer.head, name)
+            return s3replies.metadata_of(answer.head, name)
 
-        async def look() -> Found:
-            found = await self.call('HEAD', key, check, headers=_FIXED, statuses=(200, 400, 403, 404))
-            if not coding_of(found.headers.get('content-encoding', '')) or not found.size:
-                return found
-            # The length may be that of what a proxy would compress on the way.
-            return found._replace(size=(await self.read(key, name, 0, 1, found.version)).size)
+        async def attempt() -> ObjectMetadata:
+            metadata = await self.call('HEAD', key, check, headers=_READ_HEADERS, statuses=(200, 400, 403, 404))
+            if not coding_of(metadata.headers.get('content-encoding', '')) or not metadata.size:
+                return metadata
+            # The length may be that of a transfer that a proxy would compress.
+            return metadata._replace(size=(await self.read(key, name, 0, 1, metadata.version)).size)
 
         try:
-            return await look()
+            return await attempt()
         except _UnexplainedError:
             # A reply to HEAD has no body to show whether S3 sent it, and whether credentials, region or clock need
             # recovery. The reply to a read has one.
             await self.call('GET', key, lambda answer: None, headers={'Range': 'bytes=0-0'}, statuses=(200, 206, 416))
         try:
-            return await look()
+            return await attempt()
         except _UnexplainedError as error:
-            said = f'{name}: HEAD is answered by status {error}, and GET is not'
-            raise AccessDeniedError(said) if str(error) == '403' else BadReplyError(said) from None
+            message = f'{name}: HEAD is answered by status {error}, and GET is not'
+            raise AccessDeniedError(message) if str(error) == '403' else BadReplyError(message) from None
 
-    async def page(self, listing: Listing, most: int = 0) -> Page:
-        """Request the next page of a listing, of at most ``most`` names unless that is 0."""
-        query = [*listing.query(), *([('max-keys', str(most))] if most else [])]
-        page = await self.call('GET', '', listing.check, query=query, statuses=(200, 404), limit=_LISTED)
+    async def page(self, listing: Listing, limit: int = 0) -> Page:
+        """Request the next page of a listing, of at most ``limit`` names unless that is 0."""
+        query = [*listing.query(), *([('max-keys', str(limit))] if limit else [])]
+        page = await self.call('GET', '', listing.check, query=query, statuses=(200, 404), limit=_MAX_PAGE)
         listing.advance(page)
         return page
 
-    async def make_bucket(self) -> None:
+    async def create_bucket(self) -> None:
         """Create the bucket, and verify that it exists."""
         name = self._store.root
 
         def check(answer: Answer) -> None:
-            # A retry meets the bucket that was created by an attempt whose reply was lost.
+            # The bucket may have been created by an earlier attempt whose reply was lost.
             if answer.head.status != 409:
-                s3replies.nothing(answer, name)
-            elif s3replies.code_of(answer.body) != 'BucketAlreadyOwnedByYou':
-                raise AlreadyExistsError(f'{name}: exists already ({s3replies.code_of(answer.body)})')
+                s3replies.check_empty(answer, name)
+            elif code_of(answer.body) != 'BucketAlreadyOwnedByYou':
+                raise AlreadyExistsError(f'{name}: exists already ({code_of(answer.body)})')
 
-        body = s3replies.bucket_body(self.region)
+        body = bucket_body(self.region)
         headers = {'Content-MD5': md5_header(body)} if body else {}
-        for tries in range(_LOOKS):
+        for tries in range(_BUCKET_CHECKS):
             await self.call('PUT', '', check, headers=headers, body=body, statuses=(200, 409))
             with contextlib.suppress(NotFoundError):
-                await self.page(Listing(name, '', '', self.ordered), most=1)
+                await self.page(Listing(name, '', '', self.ordered), limit=1)
                 return
             await asyncio.sleep(0.1 * 2**tries)
-        raise BadReplyError(f'{name}: the store said that it has made the bucket, but there is none')
+        raise BadReplyError(f'{name}: the store has confirmed the creation of the bucket, but it does not exist')
 
     async def delete_one(self, key: str, version: str | None = None) -> None:
         """Delete an object, only in the given version unless that is None. A missing object is not an error."""
         name = self._store.url(key)
 
         def check(answer: Answer) -> None:
-            if answer.head.status == 404 and s3replies.code_of(answer.body) == 'NoSuchBucket':
+            if answer.head.status == 404 and code_of(answer.body) == 'NoSuchBucket':
                 raise NotFoundError(f'{name}: no such bucket (NoSuchBucket)')
             if answer.head.status == 204:
-                s3replies.nothing(answer, name)
-            elif answer.head.status != 412 and s3replies.code_of(answer.body) != 'NoSuchKey':
-                raise BadReplyError(f'{name}: a deletion answered by status {answer.head.status}')
+                s3replies.check_empty(answer, name)
+            elif answer.head.status != 412 and code_of(answer.body) != 'NoSuchKey':
+                raise BadReplyError(f'{name}: expected status 204 for a deletion, got {answer.head.status}')
 
         headers = {'If-Match': version} if version else {}
         await self.call('DELETE', key, check, headers=headers, statuses=(200, 204, 404, *((412,) if version else ())))
@@ -265,15 +269,15 @@ class S3Client(Client):
         """Delete objects in one request. Missing objects are not an error."""
         if not keys:
             return
-        name, body = self._store.url(keys[0]), s3replies.delete_body(keys)
+        name, body = self._store.url(keys[0]), delete_body(keys)
         await self.call(
             'POST',
             '',
-            lambda answer: s3replies.deleted(answer, name, keys),
+            lambda answer: s3replies.check_deleted(answer, name, keys),
             query=[('delete', '')],
             headers={'Content-MD5': md5_header(body), 'Content-Type': 'application/xml'},
             body=body,
-            limit=_LISTED,
+            limit=_MAX_PAGE,
         )
 
 
@@ -292,25 +296,25 @@ async def _sha256(data: bytes | memoryview) -> str:
     return await offload(lambda: hashlib.sha256(data).hexdigest())
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return urllib.parse.quote(text, safe='-_.~')
 
 
-def translated(name: str) -> contextlib.AbstractContextManager[None]:
-    """Convert the exceptions of botocore, raised while it finds credentials, to ours."""
-    return translating.translated(name, _ours)
+def botocore_errors(name: str) -> contextlib.AbstractContextManager[None]:
+    """Convert the exceptions of botocore, raised while it finds credentials, to ``GranularError`` subclasses."""
+    return translated(name, _from_botocore)
 
 
-def _ours(name: str, error: Exception) -> GranularError | None:
+def _from_botocore(name: str, error: Exception) -> GranularError | None:
     import botocore.exceptions as botocore
 
     if isinstance(error, botocore.ClientError):  # from the service that issues the credentials
         code = str(error.response.get('Error', {}).get('Code', ''))
-        if code in _DENIED:
+        if code in _DENIED_CODES:
             return AccessDeniedError(f'{name}: access denied ({code}): check the credentials and their rights')
         return StoreError(f'{name}: {hidden(str(error))}')
     if isinstance(error, botocore.NoCredentialsError | botocore.PartialCredentialsError | botocore.ProfileNotFound):
         return AccessDeniedError(f'{name}: {error}')
-    said = f'{name}: {type(error).__name__}: {hidden(str(error))}'
+    message = f'{name}: {type(error).__name__}: {hidden(str(error))}'
     # The reply of a credential program or service may not be JSON.
-    return StoreError(said) if isinstance(error, botocore.BotoCoreError | ValueError) else None
+    return StoreError(message) if isinstance(error, botocore.BotoCoreError | ValueError) else None

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from granular.errors import InvalidArgumentError
 
-KNOWN: Final = (
+_OPTIONS: Final = (
     *('anon', 'client_kwargs', 'config_kwargs', 'endpoint_url', 'key', 'profile', 'region', 'requester_pays'),
     *('s3_additional_kwargs', 'secret', 'tls_verify', 'token'),
 )
@@ -34,23 +34,26 @@ _HEADERS: Final[Mapping[str, str]] = {
 
 
 def check(root: str, options: Mapping[str, Any]) -> None:
-    """Reject unknown options.
+    """Reject unknown options, and half of a pair of credentials.
 
     Raises:
-      InvalidArgumentError: naming the unknown options and the valid ones.
+      InvalidArgumentError: naming the unknown options and the valid ones, or the missing half.
     """
-    for label, given, known in (
-        ('options', options, KNOWN),
+    for label, names, valid in (
+        ('options', options, _OPTIONS),
         ('client_kwargs', options.get('client_kwargs') or {}, ('endpoint_url', 'region_name')),
         ('config_kwargs', options.get('config_kwargs') or {}, _TUNING),
         ('config_kwargs of s3', (options.get('config_kwargs') or {}).get('s3') or {}, ('addressing_style',)),
         ('s3_additional_kwargs', options.get('s3_additional_kwargs') or {}, tuple(_HEADERS)),
     ):
-        if unknown := sorted(set(given) - set(known)):
-            raise InvalidArgumentError(f'{root}: unknown {label} {unknown}: there are {sorted(known)}')
+        if unknown := sorted(set(names) - set(valid)):
+            raise InvalidArgumentError(f'{root}: unknown {label} {unknown}: expected some of {sorted(valid)}')
     for name in ('key', 'secret', 'token', 'profile'):
         if not isinstance(value := options.get(name), str | None):
             raise InvalidArgumentError(f'{root}: expected text for {name}, got {type(value).__name__}')
+    if (options.get('key') is None) != (options.get('secret') is None):
+        present, absent = ('secret', 'key') if options.get('key') is None else ('key', 'secret')
+        raise InvalidArgumentError(f'{root}: expected key= and secret= together, got {present}= without {absent}=')
     if (style := addressing(options)) not in _STYLES:
         raise InvalidArgumentError(f'{root}: expected an addressing_style of {_STYLES}, got {style!r}')
 
@@ -62,8 +65,8 @@ def addressing(options: Mapping[str, Any]) -> str:
 
 def written_headers(options: Mapping[str, Any]) -> dict[str, str]:
     """Return the headers of requests that create an object, such as those of its encryption."""
-    given = (options.get('s3_additional_kwargs') or {}).items()
-    return {_HEADERS[name]: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given}
+    settings = (options.get('s3_additional_kwargs') or {}).items()
+    return {_HEADERS[name]: str(value).lower() if isinstance(value, bool) else str(value) for name, value in settings}
 
 
 def address(root: str, endpoint_url: str | None, region_name: str, style: str) -> str:
@@ -77,12 +80,12 @@ def address(root: str, endpoint_url: str | None, region_name: str, style: str) -
         try:
             parts = urllib.parse.urlsplit(endpoint_url)
             valid = parts.scheme in ('http', 'https') and parts.hostname and parts.port != 0
-        except ValueError:  # of a host or a port that is none
+        except ValueError:  # an invalid host or port
             valid = False
         if not valid or parts.username or parts.password:
-            raise InvalidArgumentError(f'{root}: endpoint_url must be http(s)://host, without credentials')
-        plain = endpoint_url.rstrip('/')
-        return f'{plain}/{bucket}' if style != 'virtual' else plain.replace('://', f'://{bucket}.', 1)
+            raise InvalidArgumentError(f'{root}: expected an endpoint_url of http(s)://host, without credentials')
+        server = endpoint_url.rstrip('/')
+        return f'{server}/{bucket}' if style != 'virtual' else server.replace('://', f'://{bucket}.', 1)
     domain = 'amazonaws.com.cn' if region_name.startswith('cn-') else 'amazonaws.com'
     # TLS certificates do not match the host name of a bucket with dots.
     if style == 'path' or (style == 'auto' and '.' in bucket):

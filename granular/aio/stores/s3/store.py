@@ -11,9 +11,9 @@ from granular.aio.runtime.threads import offload
 from granular.aio.stores import endpoints
 from granular.aio.stores.base import ContentInfo, Entry, Folders, ObjectWriter, Stat, Upload
 from granular.aio.stores.remote import RemoteStore
-from granular.aio.stores.s3 import replies as s3replies
 from granular.aio.stores.s3.client import S3Client
-from granular.aio.stores.s3.replies import Listing, Page
+from granular.aio.stores.s3.documents import is_writable
+from granular.aio.stores.s3.listing import Listing, Page
 from granular.errors import (
     AlreadyExistsError,
     NotFoundError,
@@ -30,7 +30,8 @@ class S3Store(RemoteStore[S3Client]):
     Options: ``key``, ``secret``, ``token``, ``profile``, ``anon``, ``endpoint_url``, ``region``, ``requester_pays``,
     ``tls_verify``, ``s3_additional_kwargs`` (headers of what is written, such as ``ServerSideEncryption``),
     ``client_kwargs`` (``endpoint_url`` and ``region_name``) and ``config_kwargs`` (``s3={'addressing_style': ...}``).
-    Options that are not given come from the environment and from botocore's credential chain.
+    ``key`` and ``secret`` are given together. Options that are not given come from the environment and from botocore's
+    credential chain.
     """
 
     has_folders = False
@@ -57,17 +58,17 @@ class S3Store(RemoteStore[S3Client]):
         client = await self.client()
         if key:
             with contextlib.suppress(NotFoundError):
-                found = await client.look(key)
-                return Stat(found.size, found.modified, found.version)
+                metadata = await client.head(key)
+                return Stat(metadata.size, metadata.modified, metadata.version)
         listing = Listing(self.url(key), f'{key}/' if key else '', '', client.ordered)
-        page = await client.page(listing, most=1)
+        page = await client.page(listing, limit=1)
         if key and not page.items:
             raise NotFoundError(f'{self.url(key)}: no such object or folder')
         return Stat(0, is_dir=True)
 
     async def content_info(self, key: str) -> ContentInfo:
         client = await self.client()
-        return (await client.look(key)).content_info(client.etag_is_md5)
+        return (await client.head(key)).content_info(client.etag_is_md5)
 
     def digest_kind(self, size: int) -> str:
         return 'md5' if size <= self.config.part_size else 'parts'
@@ -75,12 +76,12 @@ class S3Store(RemoteStore[S3Client]):
     async def _pages(self, key: str, prefix: str = '', delimiter: str = '') -> AsyncIterator[Page]:
         client = await self.client()
         listing = Listing(self.url(key), f'{key}/{prefix}' if key else prefix, delimiter, client.ordered)
-        found = not key or bool(prefix)
+        exists = not key or bool(prefix)
         while True:
             await ensure_event_loop()  # the consumer may request a page on another thread than the previous one
             page = await client.page(listing)
-            found = found or bool(page.items or page.folders)
-            if page.token is None and not found:
+            exists = exists or bool(page.items or page.folders)
+            if page.token is None and not exists:
                 raise NotFoundError(f'{self.url(key)}: no such folder')
             yield page
             if page.token is None:
@@ -118,7 +119,7 @@ class S3Store(RemoteStore[S3Client]):
                 raise AlreadyExistsError(f'{self.url(key)}: exists already')
             return
         if not key:
-            await (await self.client()).make_bucket()
+            await (await self.client()).create_bucket()
 
     async def delete(self, keys: Sequence[str]) -> None:
         client = await self.client()
@@ -127,43 +128,43 @@ class S3Store(RemoteStore[S3Client]):
             return
         keys = list(dict.fromkeys(keys))
         for key in keys:
-            if not s3replies.is_writable(key):
+            if not is_writable(key):
                 await client.delete_one(key)
-        keys = [key for key in keys if s3replies.is_writable(key)]
+        keys = [key for key in keys if is_writable(key)]
         for i in range(0, len(keys), _BATCH):
             await client.delete_many(keys[i : i + _BATCH])
 
     async def delete_tree(self, key: str) -> None:
-        for tries in range(_PASSES):
-            left = 0
+        for number in range(_PASSES):
+            count = 0
             try:
                 async for page in self._pages(key):
-                    left += len(page.items)
+                    count += len(page.items)
                     await self.delete([item.key for item in page.items])
             except NotFoundError:
-                if tries:
+                if number:
                     return
                 raise
-            if not left:  # only the root of a bucket exists while it is empty
+            if not count:  # only the root of a bucket exists while it is empty
                 return
         raise StoreError(
-            f'{self.url(key)}: has {left} objects after they were deleted {_PASSES} times: something goes on writing '
-            f'them, or the store does not delete them'
+            f'{self.url(key)}: has {count} objects after they were deleted {_PASSES} times: another writer adds '
+            f'objects, or the store does not delete them'
         )
 
     async def uploads(self, key: str) -> AsyncIterator[Upload]:
-        from granular.aio.stores.s3.writing import uploads
+        from granular.aio.stores.s3.uploads import uploads
 
         async for upload in uploads(self, await self.client(), key):
             yield upload
 
     async def abort_upload(self, upload: Upload) -> None:
-        from granular.aio.stores.s3.writing import abort
+        from granular.aio.stores.s3.uploads import abort
 
         await abort(await self.client(), upload.key, upload.id)
 
     async def copy_within(self, source: str, target: str) -> bool:
-        from granular.aio.stores.s3.copying import copy
+        from granular.aio.stores.s3.copying import copy_object
 
-        await copy(self, await self.client(), source, target)
+        await copy_object(self, await self.client(), source, target)
         return True

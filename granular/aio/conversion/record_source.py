@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -43,7 +43,7 @@ _ENDLESS: Final = 1 << 62  # the length of a source that repeats without end
 _SAMPLE: Final = 64 * MiB  # limit for the bytes of the sample
 
 
-class Origin:
+class RecordSource:
     """The source of a conversion.
 
     Attributes:
@@ -66,7 +66,7 @@ class Origin:
     ) -> None:
         self.name, self.format, self.source, self.items, self.size = name, format, source, items, size
         self.opened = opened
-        self._back: list[Any] = []  # sampled records, to be yielded again by ``stream``
+        self._sampled: list[Any] = []  # sampled records, to be yielded again by ``stream``
         self._pull: Callable[[int], Coroutine[Any, Any, list[Any]]] | None = None
 
     def __len__(self) -> int:
@@ -80,27 +80,27 @@ class Origin:
     async def sample(self, count: int) -> list[Any]:
         """Return some records, about 64 MiB at most: spread over a source with random access, else the first ones."""
         if self.source is not None:
-            places = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(np.int64))
+            indices = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(np.int64))
             out: list[Any] = []
-            for few in np.array_split(places, -(-len(places) // 16) or 1):
-                out += await self.source.fetch(few) if len(few) and nbytes(out) < _SAMPLE else []
+            for chunk in np.array_split(indices, -(-len(indices) // 16) or 1):
+                out += await self.source.fetch(chunk) if len(chunk) and nbytes(out) < _SAMPLE else []
             return out
         async with contextlib.aclosing(self.stream(count)) as stream:
-            self._back = await anext(stream, [])
-        return self._back
+            self._sampled = await anext(stream, [])
+        return self._sampled
 
     async def stream(self, chunk: int) -> AsyncGenerator[list[Any], None]:
         """Yield lists of at most ``chunk`` records of a source without random access, sampled records included."""
-        back, self._back = self._back, []
-        for start in range(0, len(back), chunk):
-            yield back[start : start + chunk]
+        sampled, self._sampled = self._sampled, []
+        for start in range(0, len(sampled), chunk):
+            yield sampled[start : start + chunk]
         if self._pull is None:
             self._pull = await _pull_from(self.items)
         while records := await self._pull(chunk):
             yield records
 
 
-class Ahead:
+class ReadAhead:
     """A stream of records that is read ahead, with lists of any requested length."""
 
     def __init__(self, stream: AsyncGenerator[list[Any], None]) -> None:
@@ -139,36 +139,36 @@ async def _pull_from(items: Any) -> Callable[[int], Coroutine[Any, Any, list[Any
     Blocking iterables run in a thread.
     """
     if hasattr(items, '__aiter__'):
-        later = aiter(items)
-
-        async def wait(count: int) -> list[Any]:
-            out: list[Any] = []
-            weight = 0
-            while len(out) < count and weight < _CHUNK:
-                try:
-                    out.append(item := await anext(later))
-                except StopAsyncIteration:
-                    break
-                weight += nbytes(item)
-            return out
-
-        return lambda count: await_user(wait(count))
+        async_iterator = aiter(items)
+        return lambda count: await_user(_take_async(async_iterator, count))
     iterator = await offload(iter, items)
-
-    def take(count: int) -> list[Any]:
-        out: list[Any] = []
-        weight = 0
-        for item in itertools.islice(iterator, count):
-            out.append(item)
-            weight += nbytes(item)
-            if weight >= _CHUNK:
-                break
-        return out
-
-    return lambda count: offload(take, count)
+    return lambda count: offload(_take, iterator, count)
 
 
-async def origin_of(source: Any, format: Format | None) -> Origin:
+async def _take_async(iterator: AsyncIterator[Any], count: int) -> list[Any]:
+    out: list[Any] = []
+    size = 0
+    while len(out) < count and size < _CHUNK:
+        try:
+            out.append(item := await anext(iterator))
+        except StopAsyncIteration:
+            break
+        size += nbytes(item)
+    return out
+
+
+def _take(iterator: Iterator[Any], count: int) -> list[Any]:
+    out: list[Any] = []
+    size = 0
+    for item in itertools.islice(iterator, count):
+        out.append(item)
+        size += nbytes(item)
+        if size >= _CHUNK:
+            break
+    return out
+
+
+async def open_source(source: Any, format: Format | None) -> RecordSource:
     """Open the source that the user passed, by address or as an object.
 
     Raises:
@@ -178,47 +178,47 @@ async def origin_of(source: Any, format: Format | None) -> Origin:
     """
     await ensure_event_loop()
     if format is not None and format not in FORMATS:
-        raise InvalidArgumentError(f'format is {format!r}: want one of {", ".join(FORMATS)}')
+        raise InvalidArgumentError(f'format: expected one of {", ".join(FORMATS)}, got {format!r}')
     if isinstance(source, str | os.PathLike | PurePath):
-        return await _at(Path(source), format)
-    if isinstance(source, list | tuple) and source and all(isinstance(one, str | os.PathLike) for one in source):
-        paths = [Path(one) for one in source]
-        return await _files(paths, format or _format_of(paths), f'{paths[0]} and {len(paths) - 1} more')
-    return await _object(source)
+        return await _open_address(Path(source), format)
+    if isinstance(source, list | tuple) and source and all(isinstance(path, str | os.PathLike) for path in source):
+        paths = [Path(path) for path in source]
+        return await _open_files(paths, format or _format_of(paths), f'{paths[0]} and {len(paths) - 1} more')
+    return await _open_object(source)
 
 
 # --- objects --------------------------------------------------------------------------------------------------------
 
 
-async def _object(source: Any) -> Origin:
+async def _open_object(source: Any) -> RecordSource:
     kind = type(source)
     name = kind.__qualname__
     if kind.__module__.partition('.')[0] == 'datasets':
         return _hugging_face(source, name)
     if isinstance(source, dict | bytes):
-        raise InvalidArgumentError(f'{kind.__name__} cannot be converted: want records, such as a list of dicts')
-    known = isinstance(source, Source) or isinstance(getattr(source, 'node', None), Source)
-    if known or (hasattr(source, '__len__') and hasattr(source, '__getitem__')) or hasattr(source, 'fetch'):
+        raise InvalidArgumentError(f'{kind.__name__} cannot be converted: expected records, such as a list of dicts')
+    is_source = isinstance(source, Source) or isinstance(getattr(source, 'node', None), Source)
+    if is_source or (hasattr(source, '__len__') and hasattr(source, '__getitem__')) or hasattr(source, 'fetch'):
         opened = getattr(source, 'aio', source)
         if (opening := getattr(opened, '_ensure_open', None)) is not None:
             await opening()
         node = sources.convert(source)
         if node.endless or len(node) >= _ENDLESS:
-            raise InvalidArgumentError(f'{name}: has no end: give it one, with a length or a slice')
+            raise InvalidArgumentError(f'{name}: is endless: limit it, with a length or a slice')
         if node.sparse:
-            return Origin(name, 'iterable', items=_kept(node))
-        return Origin(name, 'source', node)
+            return RecordSource(name, 'iterable', items=_filtered(node))
+        return RecordSource(name, 'source', node)
     if isinstance(source, Iterable) or hasattr(source, '__aiter__'):
-        return Origin(name, 'iterable', items=source)
-    raise InvalidArgumentError(f'{name} cannot be converted: want an address, a source or an iterable')
+        return RecordSource(name, 'iterable', items=source)
+    raise InvalidArgumentError(f'{name} cannot be converted: expected an address, a source or an iterable')
 
 
-async def _kept(node: Source) -> AsyncIterator[Any]:
+async def _filtered(node: Source) -> AsyncIterator[Any]:
     """Yield the records that passed the filters."""
     for start in range(0, len(node), 64):
-        for point in await node.fetch(np.arange(start, min(start + 64, len(node)))):
-            if point is not None:
-                yield point
+        for record in await node.fetch(np.arange(start, min(start + 64, len(node)))):
+            if record is not None:
+                yield record
 
 
 class _HuggingFace:
@@ -234,7 +234,7 @@ class _HuggingFace:
         return [_with_files(row, self._files) for row in self._dataset.__getitems__(indices)]
 
 
-def _hugging_face(dataset: Any, name: str) -> Origin:
+def _hugging_face(dataset: Any, name: str) -> RecordSource:
     datasets = import_extra('datasets', 'huggingface')
     if isinstance(dataset, dict):
         raise InvalidArgumentError(f'{name}: has splits {sorted(dataset)}: choose one of them')
@@ -245,55 +245,59 @@ def _hugging_face(dataset: Any, name: str) -> Origin:
             dataset = dataset.cast_column(field, type(feature)(decode=False))
             files.append(field)
     if isinstance(dataset, datasets.IterableDataset):
-        return Origin(name, 'huggingface', items=(_with_files(row, files) for row in dataset))
-    return Origin(name, 'huggingface', sources.convert(_HuggingFace(dataset, files)))
+        return RecordSource(name, 'huggingface', items=(_with_files(row, files) for row in dataset))
+    return RecordSource(name, 'huggingface', sources.convert(_HuggingFace(dataset, files)))
 
 
 def _with_files(row: dict[str, Any], files: Sequence[str]) -> dict[str, Any]:
     for field in files:
-        value = row[field]
-        if value is not None:
-            data = value['bytes']
-            if data is None:
-                with open(value['path'], 'rb') as file:
-                    data = file.read()
-            row[field] = data
+        if (value := row[field]) is not None:
+            row[field] = _read_file(value['path']) if value['bytes'] is None else value['bytes']
     return row
+
+
+def _read_file(path: str) -> bytes:
+    with open(path, 'rb') as file:
+        return file.read()
 
 
 # --- addresses ------------------------------------------------------------------------------------------------------
 
 
-async def _at(place: Path, format: Format | None) -> Origin:
-    if any(char in place.name for char in '*?['):
-        paths = sorted([path async for path in place.parent.glob(place.name)])
+async def _open_address(path: Path, format: Format | None) -> RecordSource:
+    if any(char in path.name for char in '*?['):
+        paths = sorted([match async for match in path.parent.glob(path.name)])
         if not paths:
-            raise NotFoundError(f'{place}: nothing matches')
-        return await _files(paths, format or _format_of(paths), f'{place}')
-    if not (await place.stat()).is_dir:
-        return await _files([place], format or _format_of([place]), f'{place}')
-    entries = [entry async for entry in place.store.scan(place.key)]
+            raise NotFoundError(f'{path}: matches no files')
+        return await _open_files(paths, format or _format_of(paths), f'{path}')
+    if not (await path.stat()).is_dir:
+        return await _open_files([path], format or _format_of([path]), f'{path}')
+    return await _open_folder(path, format)
+
+
+async def _open_folder(folder: Path, format: Format | None) -> RecordSource:
+    entries = [entry async for entry in folder.store.scan(folder.key)]
     names = {entry.key.rpartition('/')[2] for entry in entries}
     if format == 'huggingface' or (format is None and names & {'dataset_dict.json', 'state.json'}):
-        return await _saved(place, 'dataset_dict.json' in names)
-    found: dict[str, list[Path]] = {kind: [] for kind in FORMATS}
+        return await _open_saved(folder, 'dataset_dict.json' in names)
+    files: dict[str, list[Path]] = {kind: [] for kind in FORMATS}
     for entry in entries:
         if not entry.is_dir and (kind := _kind_of(entry.key)):
-            found[kind].append(Path.of(place.store, entry.key))
-    kinds = [format] if format else [kind for kind, paths in found.items() if paths]
+            files[kind].append(Path.of(folder.store, entry.key))
+    kinds = [format] if format else [kind for kind, paths in files.items() if paths]
     if len(kinds) > 1:
-        raise InvalidArgumentError(f'{place}: holds files of {", ".join(map(str, kinds))}: pass format')
+        raise InvalidArgumentError(f'{folder}: has files of {", ".join(map(str, kinds))}: pass format')
     if kinds and kinds[0] != 'images':
-        if not found[kinds[0]]:
-            raise NotFoundError(f'{place}: holds no files of {kinds[0]}')
-        return await _files(sorted(found[kinds[0]]), kinds[0], f'{place}')
+        if not files[kinds[0]]:
+            raise NotFoundError(f'{folder}: has no files of {kinds[0]}')
+        return await _open_files(sorted(files[kinds[0]]), kinds[0], f'{folder}')
     try:
-        images = await ImageFolder.listed(place)
+        images = await ImageFolder.listed(folder)
     except NotFoundError as error:
         if format:
             raise
         raise NotFoundError(f'{error}, nor files of {", ".join(_ENDINGS)}: unknown format') from None
-    return Origin(f'{place}', 'images', sources.convert(images), size=images.size)
+    return RecordSource(f'{folder}', 'images', sources.convert(images), size=images.size)
 
 
 def _kind_of(name: str) -> str:
@@ -305,24 +309,24 @@ def _format_of(paths: Sequence[Path]) -> str:
     kinds = {_kind_of(path.name) for path in paths}
     if len(kinds) != 1 or '' in kinds:
         raise InvalidArgumentError(
-            f'{paths[0]}: its name does not say what it is: want one of {", ".join(_ENDINGS)}, a folder, or format'
+            f'{paths[0]}: unknown format: expected a name that ends in {", ".join(_ENDINGS)}, a folder, or format'
         )
     return kinds.pop()
 
 
-async def _files(paths: Sequence[Path], format: str, name: str) -> Origin:
+async def _open_files(paths: Sequence[Path], format: str, name: str) -> RecordSource:
     size = sum(stat.size for stat in await gather([path.stat() for path in paths]))
     if format == 'huggingface':
         module = import_extra('datasets', 'huggingface')
         files = [_local(path) for path in paths]
         read = await offload(lambda: [module.Dataset.from_file(file) for file in files])
-        return Origin(name, format, _hugging_face(module.concatenate_datasets(read), name).source, size=size)
+        return RecordSource(name, format, _hugging_face(module.concatenate_datasets(read), name).source, size=size)
     if format not in _CLASSES:
-        raise InvalidArgumentError(f'{name}: as {format} want a folder')
+        raise InvalidArgumentError(f'{name}: expected a folder for format {format!r}')
     options: dict[str, Any] = {'decoders': _TEXTS} if format == 'webdataset' else {}
     opened: Any = getattr(datasources, _CLASSES[format])(paths, **options)
     await opened._ensure_open()
-    return Origin(name, format, sources.convert(opened), size=size, opened=opened)
+    return RecordSource(name, format, sources.convert(opened), size=size, opened=opened)
 
 
 def _class(data: bytes) -> int | str:
@@ -337,17 +341,17 @@ _TEXTS: Final = {
 }  # fmt: skip
 
 
-async def _saved(place: Path, splits: bool) -> Origin:
+async def _open_saved(folder: Path, has_splits: bool) -> RecordSource:
     """Open a folder that ``save_to_disk`` wrote."""
-    if splits:
-        found = json.loads(await (place / 'dataset_dict.json').read_bytes())
-        raise InvalidArgumentError(f'{place}: has splits {found.get("splits")}: choose the folder of one of them')
+    if has_splits:
+        content = json.loads(await (folder / 'dataset_dict.json').read_bytes())
+        raise InvalidArgumentError(f'{folder}: has splits {content.get("splits")}: choose the folder of one of them')
     module = import_extra('datasets', 'huggingface')
-    origin = _hugging_face(await offload(module.load_from_disk, _local(place)), f'{place}')
-    return Origin(f'{place}', 'huggingface', origin.source)
+    dataset = await offload(module.load_from_disk, _local(folder))
+    return RecordSource(f'{folder}', 'huggingface', _hugging_face(dataset, f'{folder}').source)
 
 
-def _local(place: Path) -> str:
-    if not place.store.local:
-        raise UnsupportedError(f'{place}: Hugging Face datasets are read from a local disk: use copy_to_local first')
-    return place.key
+def _local(path: Path) -> str:
+    if not path.store.local:
+        raise UnsupportedError(f'{path}: Hugging Face datasets are read from a local disk: use copy_to_local first')
+    return path.key

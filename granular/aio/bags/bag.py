@@ -1,0 +1,361 @@
+"""An opened bag: its limits, the reads of its records, and its cached data. docs/format.md describes the bytes."""
+
+import copy
+import hashlib
+import os
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from granular.aio.bags.identity import FileIdentity
+from granular.aio.bags.index_cache import BagState
+from granular.aio.http.reply import Reply, changed, counters, stands_in
+from granular.aio.paths.path import Path
+from granular.aio.runtime.tasks import gather
+from granular.aio.stores.errors import translated
+from granular.aio.stores.fanout import Job, read_all
+from granular.aio.stores.local.files import IN_PLACE, files
+from granular.errors import ClosedError, CorruptBagError, InvalidArgumentError, NotFoundError, UnsupportedError
+from granular.formats import layout
+from granular.formats.checksums import SUFFIX, Sums, check, load
+from granular.indexing import Ints
+
+
+class Bag:
+    """A bag for the readers of this package, which check indices and whether they are open.
+
+    Args:
+      source: the ``.bag`` file, or its content.
+      cache_index: keep the table of limits in memory.
+      cache_data: keep the records in memory.
+      index: the ``.idx`` file, or its content; by default the file beside the bag, if there is one.
+      verify: check each record against its checksum.
+      split: True if the limits are in an ``.idx`` file, as in version 3; None if unknown.
+      state: the state from an index cache, to open without a request.
+
+    Attributes:
+      name: the file, or the size of the content, for errors.
+      path: the file; None if the bag was given as bytes.
+      opened: True until it is closed.
+      version: 1, 2 or 3.
+      length: the number of records.
+      datasize: bytes of records.
+      size: bytes of records and table.
+      sums: the checksums of all records, if they are verified.
+      immediate: True if records can be read without waiting: limits in memory, records in memory or on a local disk.
+    """
+
+    def __init__(
+        self,
+        source: Path | bytes,
+        cache_index: bool = True,
+        cache_data: bool = False,
+        *,
+        index: Path | bytes | None = None,
+        verify: bool = False,
+        split: bool | None = None,
+        state: BagState | None = None,
+    ) -> None:
+        self.path = None if isinstance(source, bytes) else source
+        self._data = source if isinstance(source, bytes) else None
+        self._index_path = None if isinstance(index, bytes) else index
+        self._index = index if isinstance(index, bytes) else None
+        self._cache_index, self._cache_data, self._verify = cache_index, cache_data, verify
+        self._split, self._cached_state = split if index is None else True, state
+        self.name = f'<{len(source)} bytes>' if isinstance(source, bytes) else f'{source}'
+        self.opened = self.immediate = False
+        self.version = self.length = self.datasize = self.size = 0
+        self.sums: Sums | None = None
+        self._pin: str | None = None  # the version of the file that holds the records
+        self._limits: Ints | None = None
+        self._view: memoryview | None = None  # of the limits: indexing it is faster than indexing the array
+        self._handle: tuple[str, str] | None = None
+        self._table: tuple[Path, int, str | None] | None = None  # file, start and version, if it is not in memory
+        self._files: list[tuple[Path, FileIdentity]] = []
+
+    def copy(self) -> Self:
+        """Return an independently closable bag that shares what is cached."""
+        return copy.copy(self)
+
+    def close(self) -> None:
+        """Drop what is cached."""
+        self.opened = self.immediate = False
+        self._limits = self._view = None
+        if self.path is not None:
+            self._data = None
+
+    # --- opening
+
+    async def open(self) -> None:
+        """Open the files."""
+        try:
+            await self._open()
+        except CorruptBagError:
+            if not self.is_remote:
+                raise
+            await self._open()  # the bytes may have been damaged on the way
+        self.immediate = self._view is not None and (self._data is not None or not self.is_remote)
+        self.opened = True
+
+    async def _open(self) -> None:
+        self._files = []
+        if self.path is None:
+            await self._open_content(self._data or b'')
+        else:
+            await self.path.store.ready()
+            if self._cached_state is not None:
+                await self._open_state(self._cached_state, self.path)
+            else:
+                await self._open_file(self.path)
+        if self._verify:
+            await self._read_sums(self.sums_path)
+
+    async def _read_sums(self, path: Path) -> None:
+        try:
+            content = await path.read_bytes()
+        except NotFoundError as error:
+            raise CorruptBagError(
+                f'{self.name}: has no checksums to verify: it was written without checksums=True: {error}'
+            ) from error
+        self.sums = load(content, self.length, f'{path}')
+
+    async def _open_content(self, data: bytes) -> None:
+        end = Reply(data, 0, len(data), None)
+        if self._index is not None or self._index_path is not None:
+            index_end = None if self._index_path is None else await self._index_path.store.read(self._index_path.key)
+            await self._open_split(end, self._index_path, index_end)
+        else:
+            await self._open_single(end)
+
+    async def _open_state(self, state: BagState, path: Path) -> None:
+        """Open the bag from cached state. The first read fails if the file was replaced since."""
+        self.version, self.size, self.datasize, self._pin, self._limits = state
+        self.length, self._view = len(self._limits) - 1, layout.view_of(self._limits)
+        self._handle = path.key, state.pin
+        end = self.datasize if self.version == 3 else self.size
+        self._files.append((path, FileIdentity(end, self._pin)))
+        if self._cache_data:
+            self._data = (await path.read_ranges([0], [end], version=self._pin))[0]
+
+    async def _open_file(self, path: Path) -> None:
+        store, tail = path.store, path.store.config.tail
+        index = self._index_path or path.with_suffix('.idx')
+        reads = [store.read(path.key, -tail)]
+        if self._split is not False and self._index is None and index != path:
+            reads.append(_read_end(index, tail, missing_ok=self._split is None))
+        replies = await gather(reads)
+        end, index_end = replies[0], replies[1] if len(replies) > 1 else None
+        if index_end is not None and layout.last_limit(index_end.data, index_end.size) > end.size:
+            # A writer may have appended between the two reads: the index is newer than the end of the bag.
+            end = await store.read(path.key, -tail)
+        self._add_file(path, end)
+        self._pin = end.version
+        if self._pin is not None:
+            self._handle = path.key, self._pin
+        if index_end is not None:
+            self._add_file(index, index_end)
+        if index_end is not None or self._index is not None:
+            await self._open_split(end, index, index_end)
+        else:
+            await self._open_single(end)
+        if self._cache_data:
+            read = Job(path.key, np.array([0]), np.array([end.size]), self._pin)
+            self._data = (await read_all(store, [read]))[0][0] if end.start else end.data
+
+    def _add_file(self, path: Path, end: Reply) -> None:
+        """Record the identity of an opened file.
+
+        Raises:
+          UnsupportedError: if the file has no version, so that later reads could not detect a replacement.
+        """
+        if end.version is None and end.size:
+            raise UnsupportedError(
+                f'{path}: the server sends neither an ETag nor a Last-Modified header, by which to detect that the '
+                f'file is replaced while it is read: copy it to a disk first, or have the server send one of them'
+            )
+        self._files.append((path, FileIdentity(end.size, end.version)))
+
+    async def _open_single(self, end: Reply) -> None:
+        """Open a bag of version 1 or 2, whose table is at its end."""
+        self.size = end.size
+        if not end.size:
+            self.version, self._limits = 2, layout.blank_limits(0, self.name)
+            self._view = layout.view_of(self._limits)
+            return
+        start = self.datasize = layout.table_start(end.data, end.size, self.name)
+        if self._cache_index or self._data is not None or self._cache_data:
+            filled = await self._read_limits(self.path, start, end)
+            self.version, self._limits = layout.finish_limits(filled, start, self.name)
+            self.length, self._view = len(self._limits) - 1, layout.view_of(self._limits)
+            return
+        path = self._require_path()
+        if start >= end.start:
+            first = end.data[start - end.start : start - end.start + layout.LIMIT]
+        else:
+            first = (await path.read_ranges([start], [start + layout.LIMIT], version=self._pin))[0]
+        self.version = 1 if not int.from_bytes(first, 'little') else 2
+        skip = layout.LIMIT if self.version == 1 else 0
+        self.length = (end.size - start - skip) // layout.LIMIT
+        self._table = (path, start + skip, self._pin)
+
+    async def _open_split(self, end: Reply, index: Path | None, index_end: Reply | None) -> None:
+        """Open a bag of version 3, whose table is a file of its own."""
+        if index_end is None:
+            index_end = Reply(self._index or b'', 0, len(self._index or b''), None)
+        self.version, self.datasize = 3, end.size
+        self.length = layout.check_count(index_end.size // layout.LIMIT, self.name)
+        self.size = end.size + index_end.size
+        if self._cache_index or self._cache_data or self.path is None or index is None or not self.length:
+            size = self.length * layout.LIMIT  # without a limit that is being written
+            index_end = index_end._replace(data=index_end.data[: max(0, size - index_end.start)], size=size)
+            filled = await self._read_limits(index, 0, index_end)
+            self._limits = layout.check_limits(filled, end.size, self.name)
+            self._view = layout.view_of(self._limits)
+        else:
+            self._table = (index, 0, index_end.version)
+
+    async def _read_limits(self, path: Path | None, start: int, end: Reply) -> Ints:
+        """Return a zero and the limits from ``start`` to the end of a file, of which ``end`` is read already."""
+        filled = layout.blank_limits((end.size - start) // layout.LIMIT, self.name)
+        target = memoryview(filled[1:].data).cast('B')
+        stop = max(start, end.start)
+        target[stop - start :] = memoryview(end.data)[stop - end.start :]
+        if start < stop:
+            table = path or self._require_path()
+            await table.store.read_into(table.key, start, stop, end.version, target[: stop - start])
+        return filled
+
+    def _require_path(self) -> Path:
+        if self.path is None:
+            raise InvalidArgumentError(f'{self.name}: is not a file')
+        return self.path
+
+    # --- identity
+
+    @property
+    def identity(self) -> FileIdentity:
+        """The size with the table, and the version of the file that holds the records."""
+        return FileIdentity(self.size, self._pin)
+
+    @property
+    def origin(self) -> str:
+        """The identity of the store and the file; for a bag in memory, a digest of its bytes."""
+        if self.path is None:
+            return hashlib.sha256((self._data or b'') + (self._index or b'')).hexdigest()
+        return f'{self.path.store.fingerprint} {self.name}'
+
+    @property
+    def state(self) -> BagState | None:
+        """The state for the index cache; None without the table in memory or with a stand-in version."""
+        if self._limits is None or self._pin is None or stands_in(self._pin):
+            return None
+        return BagState(self.version, self.size, self.datasize, self._pin, self._limits)
+
+    async def check_versions(self) -> None:
+        """Check that the files are still those that were opened.
+
+        Raises:
+          ObjectChangedError: if a file was replaced.
+          NotFoundError: if a file was removed.
+        """
+        await gather([_check_version(path, identity) for path, identity in self._files])
+
+    @property
+    def is_remote(self) -> bool:
+        """True if the bag is read over a network, where the bytes of an intact file may arrive damaged."""
+        return self.path is not None and not self.path.store.local
+
+    @property
+    def sums_path(self) -> Path:
+        """The file of the checksums."""
+        return self._require_path().with_suffix(SUFFIX)
+
+    # --- one record of an immediate bag, on this thread
+
+    def size_of(self, index: int) -> int:
+        """Return the bytes of a record."""
+        view: Any = self._view
+        return int(view[index + 1] - view[index])
+
+    def read_now(self, index: int) -> bytes:
+        """Return a record."""
+        view: Any = self._view
+        start, stop = view[index], view[index + 1]
+        if self._data is not None:
+            record = self._data[start:stop]
+        else:
+            handle: Any = self._handle
+            try:
+                file = files.opened.get(handle) or files.pinned(*handle)
+                record = os.pread(file.fd, stop - start, start) if stop - start <= IN_PLACE else b''
+                if len(record) != stop - start:
+                    record = file.read_exactly(handle[0], start, stop)
+                file.check(handle[0])
+            except OSError:
+                with translated(handle[0]):
+                    raise
+            counters.ranges += 1
+            counters.requests += 1
+            counters.bytes += stop - start
+        if self.sums is not None:
+            check(self.sums, np.array([index]), [record], self.name)
+        return record
+
+    # --- many records, as byte ranges for a fan-out over many bags
+
+    def limits(self, indices: Ints) -> tuple[Ints, Ints] | None:
+        """Return the starts and stops of records, if the table is in memory."""
+        if not self.opened:
+            raise ClosedError(f'the reader of {self.name} is closed')
+        return None if self._limits is None else (self._limits[indices], self._limits[indices + 1])
+
+    def limits_read(self, indices: Ints) -> Job:
+        """Return the read of the table entries that hold the limits of records, if the table is not in memory."""
+        if self._table is None:
+            raise InvalidArgumentError(f'{self.name}: its table is cached')
+        path, start, version = self._table
+        entries = start + layout.LIMIT * indices
+        return Job(path.key, np.where(indices > 0, entries - layout.LIMIT, entries), entries + layout.LIMIT, version)
+
+    def parse_limits(self, indices: Ints, entries: Sequence[bytes]) -> tuple[Ints, Ints]:
+        """Return the starts and stops of records from the table entries of ``limits_read``."""
+        numbers = np.frombuffer(b''.join(entries), '<i8')
+        # The first record's start is not in the table: it has one limit, all other records have two.
+        ends = np.cumsum(np.where(indices > 0, 2, 1)) - 1
+        stops = numbers[ends]
+        starts = np.where(indices > 0, numbers[ends - 1], 0)
+        bad = (starts < 0) | (stops < starts) | (stops > self.datasize)
+        if bad.any():
+            i = int(np.argmax(bad))
+            raise CorruptBagError(
+                f'{self.name}: record {indices[i]} has limits {starts[i]} to {stops[i]}, of {self.datasize} bytes'
+            )
+        return starts, stops
+
+    def records_read(self, starts: Ints, stops: Ints) -> Job:
+        """Return the read of the bytes of records."""
+        return Job(self._require_path().key, starts, stops, self._pin)
+
+    def cached_records(self, starts: Ints, stops: Ints) -> list[bytes] | None:
+        """Return the bytes of records, if they are in memory."""
+        data = self._data
+        if data is None:
+            return None
+        return [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+
+async def _check_version(path: Path, identity: FileIdentity) -> None:
+    if identity.size and identity.version is not None:  # an empty file has no first byte to request
+        await path.store.check_version(path.key, identity.version)
+    elif (size := (await path.store.read(path.key, -path.store.config.tail)).size) != identity.size:
+        raise changed(f'{path}', f'of {identity.size} bytes', f'of {size} bytes')
+
+
+async def _read_end(path: Path, tail: int, missing_ok: bool) -> Any:
+    try:
+        return await path.store.read(path.key, -tail)
+    except NotFoundError:
+        if not missing_ok:
+            raise
+        return None

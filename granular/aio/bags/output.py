@@ -1,0 +1,395 @@
+"""The files of a bag that is being written."""
+
+import array
+import contextlib
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import BinaryIO, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granular.aio.paths.path import Path
+from granular.aio.runtime.lifecycle import AsyncResource
+from granular.aio.runtime.lock import Lock
+from granular.aio.runtime.tasks import gather
+from granular.aio.runtime.threads import offload
+from granular.aio.stores import ObjectWriter
+from granular.aio.stores.errors import translated
+from granular.aio.stores.local.store import LocalStore
+from granular.aio.stores.local.writing import sync
+from granular.config import MiB
+from granular.errors import (
+    AlreadyExistsError,
+    ClosedError,
+    CorruptBagError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfRangeError,
+    StoreError,
+)
+from granular.formats import layout
+from granular.formats.checksums import SUFFIX, crc32c
+
+_FULL: Final = MiB  # bytes buffered at most before they are written, even if the caller does not flush
+
+
+class BagOutput(AsyncResource):
+    """The files of a bag that is being written, for the writers of this package.
+
+    Args:
+      path, version, resume, checksums: as for ``BagWriter``.
+
+    Attributes:
+      version: the version that is written.
+      length: the number of records.
+      flushed: the number of records that were flushed.
+      verifies: True if closing verifies the published files; otherwise the caller of ``aclose`` calls ``verify``.
+    """
+
+    def __init__(self, path: Path, version: int, resume: Literal['check', 'discard'], checksums: bool) -> None:
+        super().__init__()
+        if version not in (1, 2, 3):
+            raise InvalidArgumentError(f'{path}: expected version 1, 2 or 3, got {version!r}')
+        if resume not in ('check', 'discard'):
+            raise InvalidArgumentError(f"{path}: expected resume 'check' or 'discard', got {resume!r}")
+        self.path, self.version, self._resume = path, version, resume
+        self._index_path = self.path.with_suffix('.idx')
+        self._sums_path = self.path.with_suffix(SUFFIX)
+        self._sums = array.array('I') if checksums else None  # of all records, or for version 3 of those not flushed
+        self.length = self._offset = 0
+        self._ends = array.array('q')  # of all records, or for version 3 of those not flushed
+        self._pending: list[bytes] = []
+        self._pending_size = 0
+        self._max_length: int | None = None
+        self._writers: list[ObjectWriter] = []
+        self._files: list[BinaryIO] = []
+        self._published: dict[Path, _Published] = {}  # the files that closing published
+        self._uncertain: list[Path] = []  # files whose publishing failed, but which may exist nevertheless
+        self._turns = Lock()
+        self.verifies = True
+        self._tail: _Tail | None = None
+        self._failed = False
+        self.flushed = 0
+
+    def __repr__(self) -> str:
+        return f'BagWriter({f"{self.path}"!r})'
+
+    async def _open(self) -> None:
+        if self.version == 3 and isinstance(self.path.store, LocalStore):
+            await self._open_local(self.path.store)
+            return
+        paths = [self.path] if self.version < 3 else [self.path, self._index_path]
+        for path in paths:
+            if await path.exists():
+                raise AlreadyExistsError(f'{path}: exists already, and bags in a bucket cannot be appended to')
+        self._writers = [await path.store.open_writer(path.key, new=True) for path in paths]
+
+    async def _open_local(self, store: LocalStore) -> None:
+        try:
+            index = await self._index_path.read_bytes()
+        except NotFoundError:
+            index = b''
+        try:
+            datasize = (await self.path.stat()).size
+        except NotFoundError:
+            datasize = 0
+        self.length = len(index) // layout.LIMIT
+        if self._max_length is not None:
+            self.length = min(self.length, self._max_length)
+        filled = layout.blank_limits(self.length, f'{self._index_path}')
+        memoryview(filled[1:].data).cast('B')[:] = memoryview(index)[: self.length * layout.LIMIT]
+        self._offset = int(layout.check_limits(filled, datasize, f'{self.path}')[-1])
+        if datasize > self._offset and self._resume == 'check':
+            self._tail = _Tail(self.path.key, self._offset, datasize)
+        self.flushed = self.length
+        sums = await self._resume_sums(filled)
+        self._files = [
+            await store.open_appender(self.path.key, self._offset if self._tail is None else datasize),
+            await store.open_appender(self._index_path.key, self.length * layout.LIMIT),
+        ]
+        if sums is not None:
+            self._files.append(await store.open_appender(self._sums_path.key, 4 * sums))
+
+    async def _resume_sums(self, limits: NDArray[np.int64]) -> int | None:
+        """Compute the checksums that a continued bag lacks; return how many it has, or None if none are written."""
+        try:
+            existing = min((await self._sums_path.stat()).size // 4, self.length)
+        except NotFoundError:
+            if self._sums is None:
+                return None
+            existing = 0
+        self._sums = array.array('I')
+        for i in range(existing, self.length):
+            self._sums.append(crc32c(await self.path.read_range(int(limits[i]), int(limits[i + 1]))))
+        return existing
+
+    def open_at_most(self, records: int) -> None:
+        """Discard the records after the first ``records`` when the bag is opened."""
+        self._max_length = records
+
+    # --- properties
+
+    @property
+    def size(self) -> int:
+        """Bytes of the appended records and of their table."""
+        return self._offset + layout.LIMIT * (self.length + (self.version == 1))
+
+    # --- appending
+
+    async def append(self, record: bytes | bytearray | memoryview, flush: bool) -> int:
+        """Append a record and return its index; as ``BagWriter.append``."""
+        async with self._turns.turn():
+            self.add(record)
+            index = self.length - 1
+            if flush or self.is_full:
+                await self._flush()
+            return index
+
+    def add(self, record: bytes | bytearray | memoryview) -> None:
+        """Append a record to the buffer, without writing it."""
+        self._check_usable()
+        if not isinstance(record, bytes | bytearray | memoryview):
+            raise InvalidArgumentError(f'{self.path}: expected bytes for a record, got {type(record).__name__}')
+        if self.length >= layout.MAX_RECORDS:
+            raise OutOfRangeError(f'{self.path}: the bag is full: it holds {layout.MAX_RECORDS} records')
+        record = bytes(record)
+        fresh = record if self._tail is None else self._tail.check(record, self.length)
+        if not record and self.version == 2:
+            self.version = 1
+        self.length += 1
+        self._offset += len(record)
+        self._ends.append(self._offset)
+        if self._sums is not None:
+            self._sums.append(crc32c(record))
+        if fresh:
+            self._pending.append(fresh)
+            self._pending_size += len(fresh)
+
+    @property
+    def is_full(self) -> bool:
+        """True if the buffer is large enough to be flushed."""
+        return self._pending_size >= _FULL
+
+    async def flush(self) -> None:
+        """Write the appended records; as ``BagWriter.flush``."""
+        async with self._turns.turn():
+            await self._flush()
+
+    async def _flush(self) -> None:
+        self._check_usable()
+        data = self._pending[0] if len(self._pending) == 1 else b''.join(self._pending)
+        self._failed = True  # until the write succeeds: a partial write cannot be continued
+        if self._files:
+            ends, self._ends = self._ends, array.array('q')
+            table = layout.table_of(np.frombuffer(ends, np.int64), 3) if ends else b''
+            # The checksums go before the table, so that every readable record has one.
+            await offload(self._write_files, [data, self._take_sums(), table])
+            self.flushed = self.length
+        elif data:
+            await self._writers[0].write(data)
+        self._failed = False
+        self._pending.clear()
+        self._pending_size = 0
+
+    def _take_sums(self) -> bytes:
+        """Return the checksums of the records appended since the last call."""
+        if not self._sums:
+            return b''
+        sums, self._sums = self._sums, array.array('I')
+        return np.frombuffer(sums, np.uintc).astype('<u4').tobytes()
+
+    def _write_files(self, parts: Sequence[bytes]) -> None:
+        data, table, *sums = self._files
+        for file, part in zip((data, *(sums or (None,)), table), parts, strict=True):
+            if file is not None:
+                _write(file, part)
+
+    def _close_files(self) -> None:
+        data, table, *sums = self._files
+        sizes = {data: self._offset, table: layout.LIMIT * self.length, **dict.fromkeys(sums, 4 * self.length)}
+        for file, size in sizes.items():
+            with translated(file.name):
+                os.fsync(file.fileno())
+                if (written := os.fstat(file.fileno()).st_size) != size:
+                    raise CorruptBagError(f'{file.name}: expected {size} bytes after writing, got {written}')
+                file.close()
+        with translated(f'{self.path}'):
+            sync(os.path.dirname(self.path.key))  # so that the names of new files are durable
+
+    async def _close(self) -> None:
+        await self.path.store.ready()
+        async with self._turns.turn():
+            await self._finish()
+
+    async def _finish(self) -> None:
+        self._state = 'open'
+        try:
+            await self._flush()
+            if self._tail is not None and self._tail.left:
+                raise CorruptBagError(
+                    f'{self.path}: {self._tail.left} bytes after its last record were not appended again: append what '
+                    f"the previous writer appended, or pass resume='discard'"
+                )
+            if self._files:
+                await offload(self._close_files)
+                return
+            table = layout.table_of(np.frombuffer(self._ends, np.int64), self.version)
+            if not self.length and self.version != 1:
+                table = b''
+            if table:
+                await self._writers[-1].write(table)
+            await self._publish(len(table))
+            if self.verifies:
+                await self.verify()
+        except BaseException:
+            await self._drop()
+            raise
+        finally:
+            self._state = 'closed'
+
+    async def _publish(self, table: int) -> None:
+        """Publish the files. The first one decides between concurrent writers: the loser has published nothing."""
+        sizes = [self._offset + table] if len(self._writers) == 1 else [self._offset, table]
+        paths = [self.path, self._index_path][: len(sizes)]
+        first, *rest = zip(paths, list(self._writers), sizes, strict=True)
+        await self._publish_one(*first)
+        # Only now, the checksums: they may replace those of a killed writer, but never those of another live writer.
+        if self._sums is not None:
+            sums = self._take_sums()
+            self._published[self._sums_path] = _Published(len(sums))
+            await self._sums_path.write_bytes(sums)
+        for file in rest:
+            await self._publish_one(*file)
+
+    async def _publish_one(self, path: Path, writer: ObjectWriter, size: int) -> None:
+        try:
+            await writer.close()
+        except AlreadyExistsError:
+            raise
+        except BaseException:
+            self._uncertain.append(path)
+            raise
+        self._writers.remove(writer)
+        self._published[path] = _Published(size)
+
+    @property
+    def is_winner(self) -> bool:
+        """True if this writer published the file that decides between concurrent writers."""
+        return self.path in self._published
+
+    async def verify(self) -> None:
+        """Compare the published files with the store's metadata.
+
+        Raises:
+          StoreError: if a file is missing, has another size, or was replaced since the previous call.
+        """
+        await gather([self._verify(path, published) for path, published in self._published.items()])
+
+    async def _verify(self, path: Path, published: '_Published') -> None:
+        try:
+            stat = await path.stat()
+        except NotFoundError as error:
+            raise StoreError(f'{path}: {published.size} bytes were written, but there is no such file') from error
+        version = published.version or stat.version
+        if stat.is_dir or stat.size != published.size or stat.version != version:
+            raise StoreError(
+                f'{path}: expected {published.size} bytes of version {version} after writing, got {stat.size} of '
+                f'version {stat.version}'
+            )
+        published.version = version
+
+    async def remove_published(self, sole: bool) -> None:
+        """Remove the files that this writer published, unless replaced since. The deciding file is removed last.
+
+        Args:
+          sole: True if no other writer can have created the files whose publishing failed.
+        """
+        uncertain = [(path, _Published(-1)) for path in self._uncertain if sole or self.is_winner]
+        for path, published in [*uncertain, *reversed(self._published.items())]:
+            try:
+                stat = await path.stat()
+            except NotFoundError:
+                continue
+            if published.version in (None, stat.version):
+                await self.path.store.delete([path.key])
+        self._published.clear()
+
+    async def _abort(self) -> None:
+        await self.path.store.ready()
+        async with self._turns.turn():
+            await self._drop()
+
+    async def _drop(self) -> None:
+        for file in self._files:
+            with contextlib.suppress(OSError):  # on a full disk, the remaining buffer cannot be written
+                file.close()
+        if self._files and self._failed:
+            await self.truncate(self.flushed)
+        await gather([writer.abort() for writer in self._writers])
+        if self.verifies:
+            await self.remove_published(sole=False)
+
+    async def truncate(self, records: int) -> None:
+        """Discard the records after the first ``records`` of a closed local bag of version 3."""
+        store = self.path.store
+        if not isinstance(store, LocalStore) or not self._files:
+            return
+        size = records * layout.LIMIT
+        end = int.from_bytes(await self._index_path.read_range(size - layout.LIMIT, size), 'little') if records else 0
+        # The table goes first: readers ignore bytes that it does not cover.
+        await store.truncate(self._index_path.key, size)
+        await store.truncate(self.path.key, end)
+        if len(self._files) == 3:
+            await store.truncate(self._sums_path.key, 4 * records)
+
+    def _check_usable(self) -> None:
+        self._check_open()
+        if self._failed:
+            raise ClosedError(f'{self.path}: an earlier write failed: close the writer, or abort it')
+
+
+@dataclasses.dataclass(slots=True)
+class _Published:
+    """A published file.
+
+    Attributes:
+      size: the bytes written.
+      version: the version that was verified; None before.
+    """
+
+    size: int
+    version: str | None = None
+
+
+class _Tail:
+    """The bytes after a bag's last limit, which a resuming writer must append again."""
+
+    def __init__(self, key: str, start: int, stop: int) -> None:
+        self._key, self._position, self._stop = key, start, stop
+
+    @property
+    def left(self) -> int:
+        return self._stop - self._position
+
+    def check(self, record: bytes, index: int) -> bytes:
+        """Compare a record with the tail; return the part of the record that the tail does not have."""
+        size = min(len(record), self.left)
+        with open(self._key, 'rb') as file:
+            file.seek(self._position)
+            existing = file.read(size)
+        if existing != record[:size]:
+            raise CorruptBagError(
+                f'{self._key}: record {index} differs from the {self.left} bytes that a previous writer left after the '
+                f"last limit: append the same records, or pass resume='discard'"
+            )
+        self._position += size
+        return record[size:]
+
+
+def _write(file: BinaryIO, data: bytes) -> None:
+    with translated(file.name):
+        if data:
+            file.write(data)
+        file.flush()

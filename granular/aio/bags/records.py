@@ -1,0 +1,84 @@
+"""Read records of many bags in one fan-out."""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from granular.aio.bags.bag import Bag
+from granular.aio.runtime.threads import offload
+from granular.aio.stores import Store
+from granular.aio.stores.fanout import read_all
+from granular.config import MiB
+from granular.errors import CorruptBagError, CorruptError
+from granular.formats.checksums import check
+from granular.indexing import Ints
+
+T = TypeVar('T')
+
+logger = logging.getLogger('granular')
+
+
+async def retry_if_corrupt(read: Callable[[bool], Awaitable[T]], remote: bool) -> T:
+    """Return ``read(False)``, or, if that raises CorruptError, ``read(True)``, which bypasses the store's caches.
+
+    An intact file may arrive damaged, or be damaged in a cache. A local disk is read only once: a retry would return
+    the same bytes.
+    """
+    try:
+        return await read(False)
+    except CorruptError as error:
+        if not remote:
+            raise
+        logger.warning('corrupt data, read once more from the store: %s', error)
+        return await read(True)
+
+
+async def read_records(requests: Sequence[tuple[Bag, Ints]], fresh: bool = False) -> list[list[bytes]]:
+    """Read records of many bags of one store: one fan-out for the limits that are not in memory, one for the data.
+
+    Args:
+      requests: the bags, each with the indices of its records.
+      fresh: bypass the store's caches.
+    """
+    limits = await _read_limits(requests, fresh)
+    for (bag, indices), (starts, stops) in zip(requests, limits, strict=True):
+        if (total := int((stops - starts).sum())) > bag.datasize:
+            if len(np.unique(indices)) == len(indices):
+                raise CorruptBagError(f'{bag.name}: {len(indices)} records have {total} bytes of {bag.datasize}')
+            return await _read_distinct(requests, fresh)
+    cached = [bag.cached_records(*bounds) for (bag, _), bounds in zip(requests, limits, strict=True)]
+    missing = [i for i, records in enumerate(cached) if records is None]
+    reads = [requests[i][0].records_read(*limits[i]) for i in missing]
+    fetched = iter(await read_all(_store_of(requests), reads, fresh) if missing else ())
+    out = [next(fetched) if records is None else records for records in cached]
+    for (bag, indices), records in zip(requests, out, strict=True):
+        if bag.sums is not None:
+            if sum(map(len, records)) <= MiB:
+                check(bag.sums, indices, records, bag.name)
+            else:
+                await offload(check, bag.sums, indices, records, bag.name)
+    return out
+
+
+async def _read_limits(requests: Sequence[tuple[Bag, Ints]], fresh: bool) -> list[tuple[Ints, Ints]]:
+    """Return the starts and stops of records."""
+    cached = [bag.limits(indices) for bag, indices in requests]
+    missing = [request for request, limits in zip(requests, cached, strict=True) if limits is None]
+    if not missing:
+        return [limits for limits in cached if limits is not None]
+    tables = await read_all(_store_of(missing), [bag.limits_read(indices) for bag, indices in missing], fresh)
+    parsed = (bag.parse_limits(indices, table) for (bag, indices), table in zip(missing, tables, strict=True))
+    return [next(parsed) if limits is None else limits for limits in cached]
+
+
+def _store_of(requests: Sequence[tuple[Bag, Ints]]) -> Store:
+    return next(bag.path.store for bag, _ in requests if bag.path is not None)
+
+
+async def _read_distinct(requests: Sequence[tuple[Bag, Ints]], fresh: bool) -> list[list[bytes]]:
+    """Read records as ``read_records``, for indices that repeat: each record is read and stored once."""
+    distinct = [np.unique(indices, return_inverse=True) for _, indices in requests]
+    out = await read_records([(bag, once) for (bag, _), (once, _) in zip(requests, distinct, strict=True)], fresh)
+    return [[records[i] for i in again.tolist()] for records, (_, again) in zip(out, distinct, strict=True)]

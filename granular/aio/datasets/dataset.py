@@ -1,0 +1,162 @@
+"""Open the files of one dataset: the spec, the references and the bags."""
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from granular.aio.bags.bag import Bag
+from granular.aio.bags.identity import FileIdentity
+from granular.aio.bags.index_cache import FolderState, Snapshot
+from granular.aio.datasets.codec import Decoder, fields_of
+from granular.aio.datasets.columns import Columns
+from granular.aio.datasets.proof import Proof
+from granular.aio.paths.path import Path
+from granular.aio.runtime.tasks import gather
+from granular.errors import CorruptBagError, CorruptDatasetError, GranularError, NotFoundError, UnknownKeyError
+from granular.formats.layout import Layout, Spec, parse_spec
+
+
+class Dataset:
+    """A dataset, or one shard, for the readers of this package.
+
+    Args:
+      directory, decoders, cache_index, cache_keys, verify: as for ``DatasetReader``.
+      shard: its name in a snapshot; empty for a dataset without shards.
+
+    Attributes:
+      directory: the folder.
+      name: the folder, for errors.
+      columns: the bags, as of the last call of ``open``.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        decoders: Mapping[str, Decoder | Any] | None,
+        cache_index: bool,
+        cache_keys: Sequence[str],
+        verify: bool,
+        shard: str = '',
+    ) -> None:
+        self.directory, self.name, self._shard = directory, f'{directory}', shard
+        self._decoders = decoders
+        self._cache_index, self._cache_keys, self._verify = cache_index, cache_keys, verify
+        self._content = b''  # of the spec
+        self._proof: Proof | None = None
+        self.columns = Columns(self.name, {}, (), {}, None, None)
+
+    def copy(self) -> Self:
+        """Return an independently closable dataset that shares what is cached."""
+        twin = copy.copy(self)
+        twin.columns = self.columns.copy()
+        return twin
+
+    # --- opening
+
+    async def open(self, snapshot: Snapshot | None) -> None:
+        """Open all files, without a request if the snapshot has them."""
+        self._proof, self.columns = None, Columns(self.name, {}, (), {}, None, None)
+        state = None if snapshot is None else snapshot.folders.get(self._shard)
+        refs = self._bag('refs', False, False, state)
+        if state is None:
+            spec, layout = await self._read_layout(refs)
+        else:
+            spec = self._parse(state.spec)
+            layout = 'refs' if 'refs' in state.bags.keys() - spec.keys() else 'columns'
+        if unknown := set(self._cache_keys) - set(spec) - {'refs'}:
+            raise UnknownKeyError(f'{self.name}: cache_keys has {sorted(unknown)}, the spec has {list(spec)}')
+        fields = fields_of(spec, self._decoders, layout, self.name)
+        bags = {key: self._bag(key, key in self._cache_keys, layout == 'columns', state) for key in spec}
+        self.columns = Columns(
+            self.name, spec, fields, bags, refs if layout == 'refs' else None, None if state is None else snapshot
+        )
+        await gather([self._open_bag(key, bag) for key, bag in bags.items()])
+        if layout == 'refs' and not refs.opened:
+            await refs.open()
+        await self.columns.finish('refs' in self._cache_keys)
+
+    def _bag(self, key: str, cache_data: bool, split: bool, state: FolderState | None) -> Bag:
+        bag_state = None if state is None else state.bags.get(key)
+        path = self.directory / f'{key}.bag'
+        return Bag(path, self._cache_index, cache_data, verify=self._verify, split=split, state=bag_state)
+
+    def _parse(self, content: bytes) -> Spec:
+        self._content = content
+        return parse_spec(content, f'{self.directory / "spec.json"}')
+
+    async def _read_layout(self, refs: Bag) -> tuple[Spec, Layout]:
+        """Read the spec, try to open the references, and return the spec and the layout."""
+        content: Any
+        error: Any  # of opening the references, or None
+        if self.directory.store.local:
+            content = await self._read_spec()
+            error = await _try_open(refs)
+        else:
+            content, error = await gather([self._read_spec(), _try_open(refs)])
+        spec = self._parse(content)
+        if 'refs' in spec or isinstance(error, NotFoundError):
+            return spec, 'columns'
+        if error is not None:
+            raise error
+        return spec, 'refs'
+
+    async def _read_spec(self) -> bytes:
+        try:
+            reply = await self.directory.store.read((self.directory / 'spec.json').key)
+            self._proof = Proof(self.directory, reply)
+            return reply.data
+        except NotFoundError as error:
+            raise NotFoundError(
+                f'{self.name}: has no spec.json: it is not a dataset, or its writer has not finished: {error}'
+            ) from error
+
+    async def _open_bag(self, key: str, bag: Bag) -> None:
+        try:
+            await bag.open()
+        except NotFoundError as error:
+            raise CorruptDatasetError(
+                f'{self.name}: the spec has key {key!r}, but its bag is missing: {error}'
+            ) from error
+
+    async def prove(self) -> None:
+        """Check that all files belong to one dataset that still exists. One opened from a snapshot is not checked.
+
+        Raises:
+          ObjectChangedError: if the dataset was replaced since opening began.
+          NotFoundError: if it was removed.
+        """
+        if self._proof is not None:
+            await self._proof.check(self.columns.refs, [bag for bag in self.columns.bags.values() if bag.opened])
+
+    def warn_of_lengths(self) -> None:
+        """Warn if the bags of the columns layout differ in length."""
+        columns = self.columns
+        lengths = {key: bag.length for key, bag in columns.bags.items()}
+        if columns.refs is None and columns.length != max(lengths.values()):
+            warnings.warn(
+                f'{self.name}: columns differ in length, as after a crash: {lengths}; reading {columns.length}',
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    # --- what was opened
+
+    def files(self) -> dict[str, FileIdentity]:
+        """Return the identities of the bags, by file name."""
+        return {f'{key}.bag': bag.identity for key, bag in self.columns.all_bags.items()}
+
+    def state(self) -> FolderState | None:
+        """Return the state for a snapshot; None unless the state of every bag is complete."""
+        states = {key: bag.state for key, bag in self.columns.all_bags.items()}
+        complete = {key: state for key, state in states.items() if state is not None}
+        return FolderState(self._content, complete) if len(complete) == len(states) else None
+
+
+async def _try_open(bag: Bag) -> GranularError | None:
+    """Open a bag. Return the error if it is missing or is not a bag."""
+    try:
+        await bag.open()
+    except (NotFoundError, CorruptBagError) as error:
+        return error
+    return None

@@ -1,0 +1,87 @@
+"""References of the refs layout: for each datapoint and key, the first record and the number of records."""
+
+import functools
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granular.aio.bags.bag import Bag
+from granular.aio.bags.records import read_records, retry_if_corrupt
+from granular.aio.runtime.threads import offload
+from granular.errors import CorruptDatasetError, OutOfRangeError
+from granular.formats.layout import Spec, is_sequence, unpack_refs
+from granular.indexing import Ints
+
+_WINDOW: Final = 1 << 15  # datapoints whose references are unpacked at a time
+
+
+class References:
+    """The references of all datapoints, by key. Keys whose datapoint i has record i, as for most scalars, are omitted.
+
+    Memory: 8 bytes per datapoint for each of the other keys.
+
+    Args:
+      tables: for each key, the first records and the numbers of records; None if datapoint i has record i.
+    """
+
+    def __init__(self, tables: list[tuple[NDArray[np.uint32], NDArray[np.uint32]] | None]) -> None:
+        self._tables = tables
+
+    @classmethod
+    async def load(cls, refs: Bag, spec: Spec) -> 'References':
+        """Read and unpack a whole ``refs.bag``."""
+        if refs.length * (len(spec) + 1) > refs.size:
+            # Each reference takes at least one byte, and so does their number.
+            raise CorruptDatasetError(
+                f'{refs.name}: references of {refs.length} datapoints to {len(spec)} keys cannot fit {refs.size} bytes'
+            )
+        firsts, counts = np.empty((2, len(spec), refs.length), np.uint32)
+        for start in range(0, refs.length, _WINDOW):
+            stop = min(start + _WINDOW, refs.length)
+            read = functools.partial(_read_references, refs, spec, range(start, stop))
+            first, count = await retry_if_corrupt(read, refs.is_remote)
+            firsts[:, start:stop], counts[:, start:stop] = first.T, count.T
+        indices = np.arange(refs.length, dtype=np.uint32)
+        same = [not is_sequence(kind) and np.array_equal(firsts[i], indices) for i, kind in enumerate(spec.values())]
+        return cls([None if omitted else (firsts[i].copy(), counts[i].copy()) for i, omitted in enumerate(same)])
+
+    def at(self, indices: Ints) -> tuple[Ints, Ints]:
+        """Return the first record and the number of records, both of shape (datapoints, keys)."""
+        firsts = np.empty((len(indices), len(self._tables)), np.int64)
+        counts = np.ones((len(indices), len(self._tables)), np.int64)
+        for key, table in enumerate(self._tables):
+            firsts[:, key] = indices if table is None else table[0][indices]
+            if table is not None:
+                counts[:, key] = table[1][indices]
+        return firsts, counts
+
+    def at_one(self, index: int) -> list[tuple[int, int]]:
+        """Return the first record and the number of records of each key of one datapoint."""
+        return [(index, 1) if table is None else (int(table[0][index]), int(table[1][index])) for table in self._tables]
+
+
+async def _read_references(refs: Bag, spec: Spec, indices: range, fresh: bool) -> tuple[Ints, Ints]:
+    records = (await read_records([(refs, np.arange(indices.start, indices.stop))], fresh))[0]
+    first, count = await offload(unpack_refs, records, spec, refs.name)
+    if (first < 0).any() or (count < 0).any() or (first + count >> 32).any():
+        raise CorruptDatasetError(
+            f'{refs.name}: references of datapoints {indices.start} to {indices.stop} point to no records'
+        )
+    return first, count
+
+
+def clip(first: int, count: int, selection: bool | range | slice, key: str, index: int, name: str) -> tuple[int, int]:
+    """Return the first record and the number of records that a mask selects of a sequence, clipped to its length.
+
+    Raises:
+      OutOfRangeError: for a range that begins beyond the end of the sequence.
+    """
+    if selection is True:
+        return first, count
+    if isinstance(selection, slice):
+        start, stop, _ = selection.indices(count)
+        return first + start, max(0, stop - start)
+    if not isinstance(selection, range) or selection.start > count:
+        raise OutOfRangeError(f'{name}: datapoint {index}, key {key!r}: the mask selects {selection} of {count} values')
+    return first + selection.start, min(selection.stop, count) - selection.start

@@ -1,0 +1,193 @@
+"""Blocks of a block cache on the local disk, shared by all processes of one user on a machine.
+
+::
+
+    blocks-2/
+      table        16 bytes for each block of each object, mapped by all processes: its location and its checksum
+      objects/...  one record for each version of an object: its size, and the position of its area of the table
+      packs/...    blocks one after the other, appended to by one process at a time
+      lock         held briefly when an object is registered, and when a pack is created or removed
+      flights      byte locks, one for each block in flight
+
+No file is trusted. The checksum of a block is 64 bits: a CRC32C of each half of its bytes, seeded with the identity of
+the object (store, endpoint, key, version, size) and the number of the block. A process compares it the first time that
+it reads a slot of a pack for a block, unless it wrote the slot itself. So a table, a record or a pack that was deleted,
+truncated, rolled back to an earlier copy, filled with zeros, or swapped for another one, for example by a power cut,
+costs time and never yields the bytes of another block: no order of writes has to be enforced, and nothing is synced.
+
+A block is written before the table refers to it, by one 8-byte memory write. A pack only changes at its end, and its
+number is random, so that it is not given to another pack after it was removed: a process that has the pack open
+continues to read it, and for all others its blocks are absent. Damage is logged, and the blocks are fetched from the
+store again.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from granular.aio.http.buffers import blank
+from granular.aio.stores.block_cache.folder import VERSION, CacheFolder
+from granular.aio.stores.block_cache.objects import AREA, BLOCK, SHIFT, CachedObject, Objects, area_words
+from granular.aio.stores.block_cache.packs import Pack, Packs
+from granular.errors import NotFoundError
+
+SLOTS: Final = 24  # bits of a location that give the block's slot in its pack; the other bits are the pack's number
+_SLOT: Final = (1 << SLOTS) - 1
+
+
+class Blocks:
+    """The blocks in a folder.
+
+    Memory: 8 bytes for each block in the packs that this process has read, in addition to the system's page cache.
+
+    Args:
+      path: the folder, created if it does not exist.
+      limit: maximum bytes on the disk of all packs.
+
+    Attributes:
+      folder: its files.
+      objects: the objects that its blocks belong to.
+      packs: the files that hold the blocks.
+
+    Raises:
+      AccessDeniedError: if the folder belongs to another user, or contains symbolic links.
+    """
+
+    def __init__(self, path: str, limit: int) -> None:
+        self.folder = CacheFolder(path)
+        self.objects = Objects(self.folder)
+        self.packs = Packs(self.folder, limit)
+        self._words = self.folder.words
+
+    # --- reading
+
+    def read(self, cached: CachedObject, start: int, stop: int) -> bytes | None:
+        """Return a byte range if all of it is cached, else None."""
+        if stop > cached.size:
+            return None  # the store raises the error
+        first, last = start >> SHIFT, (stop - 1) >> SHIFT
+        if first == last:
+            location = self._words[cached.entries + 2 * first]
+            pack = self.packs.get(location >> SLOTS) if location else None
+            if pack is None:
+                return None
+            slot, verified = location & _SLOT, pack.verified
+            valid = slot < len(verified) and verified[slot] == cached.seed + first
+            if not valid and not self._verify(cached, first, pack, location):
+                return None
+            data = os.pread(pack.fd, stop - start, (slot << SHIFT) + (start & (BLOCK - 1)))
+            return data if len(data) == stop - start else None
+        out, view = blank(stop - start)
+        return out if self._read_into(cached, start, stop, view) else None
+
+    def _read_into(self, cached: CachedObject, start: int, stop: int, view: memoryview) -> bool:
+        """Read a byte range, with one read for adjacent blocks of a pack. Return whether all of it is cached."""
+        at = start
+        while at < stop:
+            block = at >> SHIFT
+            location = self._words[cached.entries + 2 * block]
+            pack = self.packs.get(location >> SLOTS) if location else None
+            if pack is None:
+                return False
+            count = self._adjacent(cached, block, pack, location, ((stop - 1) >> SHIFT) + 1 - block)
+            if not count:
+                return False
+            end = min(stop, (block + count) << SHIFT)
+            position = ((location & _SLOT) << SHIFT) + (at & (BLOCK - 1))
+            if os.preadv(pack.fd, [view[at - start : end - start]], position) != end - at:
+                return False
+            at = end
+        return True
+
+    def _adjacent(self, cached: CachedObject, block: int, pack: Pack, location: int, limit: int) -> int:
+        """Return how many blocks, at most ``limit``, follow each other in a pack; 0 if one of them is damaged."""
+        slot, verified, words = location & _SLOT, pack.verified, self._words
+        count = 0
+        while True:
+            i = slot + count
+            valid = i < len(verified) and verified[i] == cached.seed + block + count
+            if not valid and not self._verify(cached, block + count, pack, location + count):
+                return 0
+            count += 1
+            if count == limit or words[cached.entries + 2 * (block + count)] != location + count:
+                return count
+
+    def _verify(self, cached: CachedObject, block: int, pack: Pack, location: int) -> bool:
+        """Compare a block's checksum with the bytes at its location. Return whether they agree."""
+        entry, slot = cached.entries + 2 * block, location & _SLOT
+        length, at = cached.length(block), slot << SHIFT
+        half = length // 2
+        left, right = os.pread(pack.fd, half, at), os.pread(pack.fd, length - half, at + half)
+        if len(left) + len(right) == length and cached.checksum(block, left, right) == self._words[entry + 1]:
+            pack.set_verified(slot, cached.seed + block)
+            return True
+        self.folder.log_damage(pack.name, f'slot {slot} does not have block {block}')
+        if self._words[entry] == location:
+            self._words[entry] = 0
+        return False
+
+    def has(self, cached: CachedObject, block: int) -> bool:
+        """Return whether a block is cached; its checksum is compared when it is read."""
+        location = self._words[cached.entries + 2 * block]
+        return bool(location) and self.packs.get(location >> SLOTS) is not None
+
+    # --- writing
+
+    def write(self, cached: CachedObject, first: int, data: bytes) -> None:
+        """Cache consecutive blocks, from the block ``first`` on."""
+        view = memoryview(data)
+        self.folder.reserve(cached.entries + 2 * first, 2 * -(-len(view) // BLOCK))
+        while view:
+            pack, slot, count = self.packs.reserve(-(-len(view) // BLOCK))
+            part, done = view[: count << SHIFT], 0
+            while done < len(part):
+                done += os.pwrite(pack.fd, part[done:], (slot << SHIFT) + done)
+            for i in range(count):
+                block = part[i << SHIFT : (i + 1) << SHIFT]
+                half, entry = len(block) // 2, cached.entries + 2 * (first + i)
+                self._words[entry + 1] = cached.checksum(first + i, bytes(block[:half]), bytes(block[half:]))
+                self._words[entry] = pack.number << SLOTS | slot + i
+                pack.set_verified(slot + i, cached.seed + first + i)
+            first += count
+            view = view[len(part) :]
+
+    def forget(self, cached: CachedObject, block: int) -> None:
+        """Mark a block as absent."""
+        entry = cached.entries + 2 * block
+        if self._words[entry]:  # writing to a page of the table without disk space would kill the process
+            self._words[entry] = 0
+
+    # --- blocks in flight
+
+    def claim(self, cached: CachedObject, first: int, count: int) -> bool:
+        """Claim blocks for fetching. Return False if another process holds one of them."""
+        return self.folder.block_locks.lock(cached.first_lock + first, count)
+
+    def release(self, cached: CachedObject, first: int, count: int) -> None:
+        """Release claimed blocks."""
+        self.folder.block_locks.unlock(cached.first_lock + first, count)
+
+    # --- inspection
+
+    def usage(self) -> Iterator[tuple[str, int, int]]:
+        """Yield the address and size of each version of an object, and how many of its bytes are cached."""
+        numbers = [file.number for file in self.packs.files()]
+        table = np.frombuffer(self.folder.table, np.uint64)
+        for record in self.objects.records():
+            locations = table[record.entries : record.entries + area_words(record.size) - AREA : 2]
+            present = np.isin(locations >> np.uint64(SLOTS), numbers) & (locations > 0)
+            excess = -record.size % BLOCK if present[-1] else 0  # the last block is shorter
+            yield record.url, record.size, int(present.sum()) * BLOCK - excess
+
+
+def open_existing(path: str) -> Blocks:
+    """Open the block cache in a folder that has one.
+
+    Raises:
+      NotFoundError: if it has none.
+    """
+    if not os.path.exists(os.path.join(path, VERSION, 'table')):
+        raise NotFoundError(f'{path}: is not the cache_dir of a block cache')
+    return Blocks(path, 0)

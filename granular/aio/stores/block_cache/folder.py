@@ -1,0 +1,130 @@
+"""Folder of a block cache on the local disk: its files, the table that all processes map, and the lock between them."""
+
+import contextlib
+import errno
+import fcntl
+import logging
+import mmap
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from granular.aio.stores.local.locks import RangeLocks
+from granular.aio.stores.private import open_file, open_folder
+from granular.errors import StoreTimeoutError
+
+VERSION: Final = 'blocks-2'
+HEAD: Final = 4096  # bytes before the first area; the first word is the position of the next area, in words of 8 bytes
+_OLD_VERSION: Final = 'blocks-1'
+_TABLE: Final = 1 << 34  # bytes of the mapping, for 64 TiB of objects; the file is sparse
+_LOCK_TIMEOUT: Final = 5.0  # seconds to wait for the lock, which is held for moments
+_LOG_INTERVAL: Final = 30.0  # seconds in which further damage is only logged as DEBUG
+_UNSUPPORTED: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # errors of file systems without reservations
+
+logger = logging.getLogger('granular')
+
+
+class CacheFolder:
+    """The open files of a block cache.
+
+    Args:
+      path: the folder, created if it does not exist.
+
+    Attributes:
+      path: the folder of this version of the format.
+      objects: descriptor of the folder of object records.
+      packs: descriptor of the folder of packs.
+      table: the mapped table.
+      words: the words of the table.
+      block_locks: one byte lock for each block in flight.
+
+    Raises:
+      AccessDeniedError: if the folder belongs to another user, or contains symbolic links.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.join(path, VERSION)
+        self._fds: list[int] = []
+        outer = self._track(open_folder(path))
+        self._top = self._track(open_folder(VERSION, outer))
+        self.objects = self._track(open_folder('objects', self._top))
+        self.packs = self._track(open_folder('packs', self._top))
+        with contextlib.suppress(OSError):
+            shutil.rmtree(_OLD_VERSION, dir_fd=outer)  # it would take its own limit in addition to this one's
+        self._table_fd = self._track(open_file('table', os.O_RDWR | os.O_CREAT, self._top))
+        if os.fstat(self._table_fd).st_size < _TABLE:
+            os.ftruncate(self._table_fd, _TABLE)  # a sparse file
+        self.reserve(0, HEAD // 8)
+        self.table = mmap.mmap(self._table_fd, _TABLE)
+        self.words = memoryview(self.table).cast('Q')
+        self.block_locks = RangeLocks(open_file('flights', os.O_RDWR | os.O_CREAT, self._top))
+        os.close(open_file('lock', os.O_RDWR | os.O_CREAT, self._top))  # rejects a planted link now
+        self._thread_lock = threading.Lock()
+        self._last_warning = -_LOG_INTERVAL
+
+    def _track(self, fd: int) -> int:
+        self._fds.append(fd)
+        return fd
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        for fd in self._fds:
+            close(fd)
+
+    def reserve(self, start: int, count: int) -> None:
+        """Reserve disk space for words of the table, where the file system can.
+
+        Writing to a mapped page without disk space would kill the process.
+
+        Raises:
+          OSError: if the disk is full.
+        """
+        try:
+            os.posix_fallocate(self._table_fd, 8 * start, 8 * count)
+        except AttributeError:
+            return  # a system without posix_fallocate
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Exclude other threads and processes from registering objects, and from creating or removing packs.
+
+        Raises:
+          StoreTimeoutError: if another process keeps the lock, such as one that was stopped.
+        """
+        deadline = time.monotonic() + _LOCK_TIMEOUT
+        if not self._thread_lock.acquire(timeout=_LOCK_TIMEOUT):
+            raise self._lock_timeout()
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._thread_lock.release)
+            fd = open_file('lock', os.O_RDWR | os.O_CREAT, self._top)
+            stack.callback(os.close, fd)
+            self._acquire(fd, deadline)
+            # Closing is not enough: a child that was forked meanwhile has the file open as well.
+            stack.callback(fcntl.flock, fd, fcntl.LOCK_UN)
+            yield
+
+    def _acquire(self, fd: int, deadline: float) -> None:
+        pause = 0.0005
+        while True:
+            try:
+                return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise self._lock_timeout() from None
+            time.sleep(pause)
+            pause = min(2 * pause, 0.02)
+
+    def _lock_timeout(self) -> StoreTimeoutError:
+        return StoreTimeoutError(f'{self.path}: locked by another process for more than {_LOCK_TIMEOUT:g} s')
+
+    def log_damage(self, name: str, error: object) -> None:
+        """Log damage of a file as a WARNING at most every 30 s, otherwise as DEBUG."""
+        level, now = logging.DEBUG, time.monotonic()
+        if now - self._last_warning > _LOG_INTERVAL:
+            level, self._last_warning = logging.WARNING, now
+        logger.log(level, '%s: %s is ignored, its blocks are fetched again when needed: %s', self.path, name, error)

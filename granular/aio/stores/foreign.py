@@ -1,0 +1,115 @@
+"""Path objects of other libraries."""
+
+import io
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from granular.aio.http.reply import Reply, stand_in
+from granular.aio.stores.base import Entry, ObjectWriter, Stat
+from granular.aio.stores.threaded import ThreadedStore, ThreadedWriter
+from granular.config import IOConfig
+from granular.errors import NotFoundError
+
+
+class ForeignStore(ThreadedStore):
+    """A path object of another library, such as PyPI's ``elements``: keys are joined to it with ``/``.
+
+    It needs ``/``, ``name``, ``parent``, ``exists``, ``open('rb')`` and ``glob``; to write, also ``open('wb')`` and
+    ``mkdir``; to delete, also ``remove`` or ``unlink``.
+    """
+
+    def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
+        super().__init__(root, config, options)
+        self._base = options['path']
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.root, self.config, self.options)
+
+    def _path(self, key: str) -> Any:
+        return self._base / key if key else self._base
+
+    async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
+        def call_now() -> Reply:
+            with self._path(key).open('rb') as file:
+                size = file.seek(0, io.SEEK_END)
+                size = file.tell() if size is None else size
+                current = self._version(key, size)
+                self.check_unchanged(key, version or current, current)
+                first, end = self.check_range(key, start, stop, size)
+                file.seek(first)
+                data = file.read(end - first)
+            self.check_unchanged(key, current, self._version(key, size))
+            return self.reply_of(key, data, first, end, size, current)
+
+        return await self.call(key, call_now)
+
+    def _version(self, key: str, size: int) -> str:
+        """Return the version of a file: its size, and the time of its last change if its path has ``stat``."""
+        path = self._path(key)
+        info = path.stat() if hasattr(path, 'stat') else None
+        fields = [f'{name} {getattr(info, name)}' for name in ('st_mtime_ns', 'st_mtime') if hasattr(info, name)]
+        return stand_in(size, *fields)
+
+    async def stat(self, key: str) -> Stat:
+        def call_now() -> Stat:
+            path = self._path(key)
+            if not path.exists():
+                raise NotFoundError(f'{self.url(key)}: no such file or folder')
+            try:
+                with path.open('rb') as file:
+                    file.seek(0, io.SEEK_END)
+                    return Stat(file.tell())
+            except OSError:
+                return Stat(0, is_dir=True)
+
+        return await self.call(key, call_now)
+
+    async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
+        def call_now(folder: str) -> list[Entry]:
+            children = list(self._path(folder).glob('*'))
+            if not children and not self._path(folder).exists():
+                raise NotFoundError(f'{self.url(folder)}: no such folder')
+            entries = [Entry(f'{folder}/{child.name}'.strip('/'), _is_dir(child)) for child in children]
+            return sorted(entries, key=lambda entry: entry.key)
+
+        for entry in await self.call(key, lambda: call_now(key)):
+            yield entry
+
+    async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
+        return await ThreadedWriter.open(self, key, new, lambda: self._path(key).open('wb'), lambda: self._remove(key))
+
+    def exists_now(self, key: str) -> bool:
+        return bool(self._path(key).exists())
+
+    def _remove(self, key: str) -> None:
+        path = self._path(key)
+        (path.remove if hasattr(path, 'remove') else path.unlink)()
+
+    async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
+        def call_now() -> None:
+            if self._path(key).exists():
+                if not exist_ok:
+                    raise FileExistsError(key)
+                return
+            self._path(key).mkdir()
+
+        await self.call(key, call_now)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        def call_now() -> None:
+            for key in keys:
+                if self._path(key).exists():
+                    self._remove(key)
+
+        await self.call(keys[0] if keys else '', call_now)
+
+
+def _is_dir(path: Any) -> bool:
+    for name in ('is_dir', 'isdir'):
+        if hasattr(path, name):
+            return bool(getattr(path, name)())
+    try:  # without these methods, a folder is a path that cannot be opened
+        path.open('rb').close()
+    except OSError:
+        return True
+    return False

@@ -1,0 +1,138 @@
+"""XML documents of S3: strict parsing of replies, and the bodies of requests."""
+
+import datetime
+import re
+import urllib.parse
+from collections.abc import Iterable
+from typing import Final
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape
+
+from granular.aio.stores.errors import quote_body
+from granular.errors import BadReplyError
+
+_UNWRITABLE: Final = re.compile('[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]')  # not preserved by XML
+_NAMESPACE: Final = 'http://s3.amazonaws.com/doc/2006-03-01/'
+
+
+# --- replies
+
+
+def parse(body: bytes, name: str, *tags: str) -> ElementTree.Element:
+    """Return the root of an XML document with one of the given root tags; namespaces are stripped from all tags.
+
+    Raises:
+      BadReplyError: if the body is not XML, declares entities, or has another root.
+    """
+    expected = f'{name}: expected the XML document {tags[0]}'
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise BadReplyError(f'{expected}, got a body that is not UTF-8: {error}') from None
+    if '<!DOCTYPE' in text or '<!ENTITY' in text:
+        raise BadReplyError(f'{expected}, got one with a document type: {quote(body)}')
+    try:
+        root = ElementTree.fromstring(text)
+    except (ElementTree.ParseError, ValueError) as error:
+        raise BadReplyError(f'{expected}, got {quote(body)} ({error})') from None
+    for element in root.iter():
+        element.tag = element.tag.rpartition('}')[2]
+    if root.tag not in tags:
+        raise BadReplyError(f'{expected}, got {quote(body)}')
+    return root
+
+
+def code_of(body: bytes) -> str:
+    """Return the code of an error document; empty if there is none."""
+    match = re.search(rb'<Code>(\w+)</Code>', body)
+    return '' if match is None else match[1].decode()
+
+
+def quote(body: bytes) -> str:
+    """Return the beginning of a body for error messages, without credentials; the code of an error document."""
+    code = code_of(body)
+    return f'the error {code}' if code else quote_body(body)
+
+
+def text_of(element: ElementTree.Element, tag: str, name: str) -> str:
+    """Return the text of a child that must exist."""
+    text = element.findtext(tag)
+    if text is None:
+        raise BadReplyError(f'{name}: {element.tag} without {tag}')
+    return text
+
+
+def number_of(element: ElementTree.Element, tag: str, name: str) -> int:
+    """Return the number in a child that must exist."""
+    text = text_of(element, tag, name)
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise BadReplyError(f'{name}: expected a number for {tag}, got {text[:80]!r}')
+    return int(text)
+
+
+def time_of(element: ElementTree.Element, tag: str, name: str) -> float:
+    """Return the time in a child that must exist, in seconds since the epoch."""
+    text = text_of(element, tag, name)
+    try:
+        time = datetime.datetime.fromisoformat(text)
+        return (time if time.tzinfo else time.replace(tzinfo=datetime.UTC)).timestamp()
+    except (ValueError, OverflowError):
+        raise BadReplyError(f'{name}: expected a time for {tag}, got {text[:80]!r}') from None
+
+
+def is_truncated(root: ElementTree.Element, name: str) -> bool:
+    """Return whether a page says that there are more."""
+    text = text_of(root, 'IsTruncated', name).strip()
+    if text not in ('true', 'false'):
+        raise BadReplyError(f'{name}: expected true or false for IsTruncated, got {text[:80]!r}')
+    return text == 'true'
+
+
+class NameDecoder:
+    """Decoder of the names in a page, which are URL-encoded if the page says so."""
+
+    def __init__(self, root: ElementTree.Element, name: str) -> None:
+        self._name = name
+        self._encoded = root.findtext('EncodingType') == 'url'
+
+    def decode(self, text: str) -> str:
+        """Return a name as it was given to the object."""
+        if not self._encoded:
+            return text
+        try:
+            return urllib.parse.unquote_plus(text, errors='strict')
+        except UnicodeDecodeError:
+            raise BadReplyError(f'{self._name}: expected names in UTF-8, got {text[:80]!r}') from None
+
+
+# --- requests
+
+
+def is_writable(key: str) -> bool:
+    """Return whether a key survives an XML document unchanged."""
+    return _UNWRITABLE.search(key) is None
+
+
+def complete_body(parts: Iterable[tuple[str, str]]) -> bytes:
+    """Return the body of a request that joins parts, which are numbered from 1, given their ETags and CRC32Cs."""
+    lines = []
+    for number, (etag, crc) in enumerate(parts, 1):
+        checksum = f'<ChecksumCRC32C>{crc}</ChecksumCRC32C>' if crc else ''
+        lines.append(f'<Part><PartNumber>{number}</PartNumber><ETag>{escape(etag)}</ETag>{checksum}</Part>')
+    return _body('CompleteMultipartUpload', lines)
+
+
+def delete_body(keys: Iterable[str]) -> bytes:
+    """Return the body of a request that deletes objects."""
+    return _body('Delete', [f'<Object><Key>{escape(key)}</Key></Object>' for key in keys])
+
+
+def bucket_body(region: str) -> bytes:
+    """Return the body of a request that creates a bucket; empty for us-east-1, which must not be named."""
+    if region == 'us-east-1':
+        return b''
+    return _body('CreateBucketConfiguration', [f'<LocationConstraint>{escape(region)}</LocationConstraint>'])
+
+
+def _body(tag: str, lines: Iterable[str]) -> bytes:
+    return f'<{tag} xmlns="{_NAMESPACE}">{"".join(lines)}</{tag}>'.encode()

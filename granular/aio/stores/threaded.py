@@ -1,0 +1,144 @@
+"""Stores without async reads: their blocking calls run in threads."""
+
+import abc
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
+
+from granular.aio.http.reply import Reply, changed, counters
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.threads import offload
+from granular.aio.stores.base import ObjectWriter, Store
+from granular.aio.stores.errors import translated
+from granular.config import MiB
+from granular.errors import OutOfRangeError, StoreError
+
+T = TypeVar('T')
+
+
+class ThreadedStore(Store):
+    """A store whose blocking calls run in the thread pool."""
+
+    async def call(self, key: str, call_now: Callable[[], T]) -> T:
+        """Run a blocking call in a thread, and convert its exceptions to ``GranularError`` subclasses."""
+        await ensure_event_loop()
+
+        def guarded() -> T:
+            with translated(self.url(key)):
+                return call_now()
+
+        return await offload(guarded)
+
+    @abc.abstractmethod
+    def exists_now(self, key: str) -> bool:
+        """Return whether a file or folder exists, on the calling thread."""
+
+    def check_range(self, key: str, start: int, stop: int | None, size: int) -> tuple[int, int]:
+        """Return the first byte of a read and the one after its last.
+
+        Raises:
+          OutOfRangeError: if the object ends before.
+        """
+        first = max(0, size + start) if start < 0 else start
+        end = size if stop is None else stop
+        if first > size or end > size:
+            raise OutOfRangeError(f'{self.url(key)}: bytes {start} to {stop} were requested, but it has {size}')
+        return first, end
+
+    def check_unchanged(self, key: str, before: str, now: str) -> None:
+        """Check that a file still has its earlier version.
+
+        Raises:
+          ObjectChangedError: if it has another one.
+        """
+        if before != now:
+            raise changed(self.url(key), before, now)
+
+    def reply_of(self, key: str, data: bytes, first: int, end: int, size: int, version: str) -> Reply:
+        """Check the length of the data read, count the request, and return the reply."""
+        if len(data) != end - first:
+            raise StoreError(f'{self.url(key)}: expected {end - first} bytes, got {len(data)}')
+        counters.requests += 1
+        counters.bytes += len(data)
+        return Reply(bytes(data), first, size, version)
+
+
+class ThreadedWriter(ObjectWriter):
+    """Writer to a file object in a thread, at least 1 MiB at a time.
+
+    A file that is to be replaced is opened with the first megabyte, or the end, because opening may empty it.
+    """
+
+    def __init__(self, store: ThreadedStore, key: str, open_file: Callable[[], Any], remove: Callable[[], object]):
+        self._store, self._key, self._open_file, self._remove = store, key, open_file, remove
+        self._file: Any = None
+        self._buffer = bytearray()
+        self._size = 0
+
+    @classmethod
+    async def open(
+        cls, store: ThreadedStore, key: str, new: bool, open_file: Callable[[], Any], remove: Callable[[], object]
+    ) -> Self:
+        """Open a writer. A new file is opened now: most file systems then show it to other writers.
+
+        Raises:
+          AlreadyExistsError: if the file must be new and exists.
+        """
+        writer = cls(store, key, open_file, remove)
+
+        def create() -> Any:
+            if store.exists_now(key):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), key)
+            return open_file()
+
+        if new:
+            writer._file = await store.call(key, create)
+        return writer
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._buffer += data
+        if len(self._buffer) >= MiB:
+            await self._drain()
+
+    async def _drain(self, last: bool = False) -> None:
+        data, self._buffer = bytes(self._buffer), bytearray()
+        self._size += len(data)
+
+        def call_now() -> None:
+            if self._file is None:
+                self._file = self._open_file()
+            self._file.write(data)
+            if last:
+                self._file.close()
+
+        await self._store.call(self._key, call_now)
+
+    async def close(self) -> None:
+        await self._drain(last=True)
+        if (size := (await self._store.stat(self._key)).size) != self._size:
+            raise StoreError(f'{self._store.url(self._key)}: expected {self._size} bytes after writing, got {size}')
+
+    async def abort(self) -> None:
+        def call_now() -> None:
+            if hasattr(self._file, 'discard'):
+                self._file.discard()
+            if _uploads(self._file):
+                self._file.closed = True  # closing would publish what was written
+                return
+            with contextlib.suppress(OSError):
+                self._file.close()
+            with contextlib.suppress(FileNotFoundError):
+                self._remove()
+
+        self._buffer.clear()
+        if self._file is not None:
+            await self._store.call(self._key, call_now)
+
+
+def _uploads(file: Any) -> bool:
+    """Return whether a file of fsspec appears when it is closed, and has not been closed."""
+    from fsspec.spec import AbstractBufferedFile
+
+    return isinstance(file, AbstractBufferedFile) and not file.closed

@@ -1,0 +1,61 @@
+"""The functions of the sync API: each calls its async counterpart and waits for the result."""
+
+import functools
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+from granular.aio.conversion import convert as conversion
+from granular.aio.conversion.convert import Conversion
+from granular.aio.datasets import clean as cleaning
+from granular.aio.datasets import verify as verification
+from granular.aio.datasets.clean import Leftover
+from granular.aio.datasets.verify import Problem, Report
+from granular.aio.loader import checkpoints
+from granular.aio.pipeline.transforms import ShardOptions
+from granular.aio.runtime.bridge import run
+from granular.aio.transfer import local_copy
+from granular.aio.transfer.local_copy import LocalCopy
+from granular.sync.base import sync_doc
+from granular.sync.path import Path
+
+__all__ = [
+    'Conversion',
+    'Leftover',
+    'LocalCopy',
+    'Problem',
+    'Report',
+    'clean',
+    'convert',
+    'copy_to_local',
+    'load_state',
+    'save_state',
+    'verify',
+]
+
+P = ParamSpec('P')
+R = TypeVar('R')
+
+
+def _blocking(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
+    """Make a sync function of an async one, with its types, signature and docstring."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return run(function(*args, **kwargs))
+
+    call.__module__, call.__doc__ = __name__, sync_doc(function)
+    return call
+
+
+clean = _blocking(cleaning.clean)
+convert = _blocking(conversion.convert)
+copy_to_local = _blocking(local_copy.copy_to_local)
+load_state = _blocking(checkpoints.load_state)
+verify = _blocking(verification.verify)
+
+
+def save_state(directory: Path | str | Any, state: Mapping[str, Any], process: ShardOptions | None = None) -> Path:
+    return Path(run(checkpoints.save_state(directory, state, process)))
+
+
+save_state.__doc__ = sync_doc(checkpoints.save_state)

@@ -1,0 +1,49 @@
+"""Stores that are used through threads: file systems of fsspec, and path objects of other libraries."""
+
+import time
+
+import pytest
+
+import granular
+from granular.errors import AlreadyExistsError
+
+
+@pytest.fixture(params=['memory', 'elements'])
+def folder(request, tmp_path):
+    if request.param == 'memory':
+        return granular.aio.Path(f'memory://{tmp_path.name}-{time.time_ns()}')
+    return granular.aio.Path(pytest.importorskip('elements').Path(tmp_path))
+
+
+async def write(path, content, new):
+    writer = await path.store.open_writer(path.key, new)
+    await writer.write(content)
+    await writer.close()
+
+
+async def test_a_new_file_does_not_replace_an_existing_one(folder):
+    await write(folder / 'x', b'first', True)
+    with pytest.raises(AlreadyExistsError, match='exists already'):
+        await write(folder / 'x', b'second', True)
+    assert await (folder / 'x').read_bytes() == b'first'
+    await write(folder / 'x', b'third', False)
+    assert await (folder / 'x').read_bytes() == b'third'
+
+
+async def test_a_new_file_is_created_when_its_writer_is_opened():
+    folder = granular.aio.Path(f'memory://created-{time.time_ns()}')
+    writer = await folder.store.open_writer((folder / 'x').key, True)
+    with pytest.raises(AlreadyExistsError):
+        await write(folder / 'x', b'late', True)
+    await writer.write(b'early')
+    await writer.close()
+    assert await (folder / 'x').read_bytes() == b'early'
+
+
+async def test_a_new_file_that_is_given_up_is_removed(folder):
+    writer = await folder.store.open_writer((folder / 'x').key, True)
+    await writer.write(bytes(2 << 20))
+    await writer.abort()
+    assert not await (folder / 'x').exists()
+    await write(folder / 'x', b'new', True)
+    assert await (folder / 'x').read_bytes() == b'new'
