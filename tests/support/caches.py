@@ -8,7 +8,7 @@ import uuid
 import numpy as np
 
 from granular.aio.caches.segments import FOLDER
-from granular.aio.stores.local.locks import held
+from granular.aio.stores.local.locks import is_locked
 
 RUN = f'run-{uuid.uuid4().hex[:12]}'
 """A part of each name, as several runs of the tests may share a machine."""
@@ -17,7 +17,7 @@ RUN = f'run-{uuid.uuid4().hex[:12]}'
 def unheld_memory():
     """Return the paths of named memory that no process holds."""
     paths = [os.path.join(FOLDER, name) for name in os.listdir(FOLDER) if name.startswith('granular-')]
-    return {path for path in paths if not held(path) and os.path.lexists(path)}
+    return {path for path in paths if not is_locked(path) and os.path.lexists(path)}
 
 
 def open_memory():
