@@ -12,7 +12,7 @@ from granular.aio.fields.fields import FieldDataset
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.threads import current, secondary_threads
-from granular.sync.base import Batched, blocking
+from granular.sync.base import Batched, blocking, sync_doc
 from granular.sync.pipeline import MapDataset
 
 __all__ = [
@@ -98,71 +98,28 @@ class _Wrapped(Fields):
 
 
 class SubsetWrapper(Fields):
-    """The datapoints at some indices, in the order given.
-
-    ::
-
-        first_and_last = granular.SubsetWrapper(reader, [0, -1])
-
-    Args:
-      dataset: a dataset of fields, or a reader.
-      indices: integers, negative ones from the end, which may repeat; or a slice or range. Loaders only see
-        non-negative indices, whereas KappaData passes negative ones on.
-    """
+    __doc__ = sync_doc(wrappers.SubsetWrapper)
 
     def __init__(self, dataset: Any, indices: Any) -> None:
         self.aio = wrappers.SubsetWrapper(dataset, indices)
 
 
 class PercentFilterWrapper(Fields):
-    """A contiguous part of the datapoints. Adjacent ranges neither share nor omit a datapoint.
-
-    ::
-
-        train = granular.PercentFilterWrapper(reader, to_percent=0.9)
-        test = granular.PercentFilterWrapper(reader, from_percent=0.9)
-
-    A bound within 1e-15 of a whole datapoint is rounded to it: 0.29 of 100 is 29, whereas KappaData truncates the
-    floating-point product to 28. ``to_percent=0`` is empty, whereas KappaData returns all datapoints.
-
-    Args:
-      dataset: a dataset of fields, or a reader.
-      from_percent: start of the part, from 0 to 1; None for 0.
-      to_percent: end of the part, from 0 to 1; None for 1.
-    """
+    __doc__ = sync_doc(wrappers.PercentFilterWrapper)
 
     def __init__(self, dataset: Any, from_percent: float | None = None, to_percent: float | None = None) -> None:
         self.aio = wrappers.PercentFilterWrapper(dataset, from_percent, to_percent)
 
 
 class RepeatWrapper(Fields):
-    """All datapoints several times, one repetition after the other.
-
-    ::
-
-        three_epochs = granular.RepeatWrapper(reader, repetitions=3)
-
-    Args:
-      dataset: a dataset of fields, or a reader; not empty.
-      repetitions: number of repetitions.
-      min_size: alternatively, the minimum number of datapoints; rounded up to whole repetitions.
-    """
+    __doc__ = sync_doc(wrappers.RepeatWrapper)
 
     def __init__(self, dataset: Any, repetitions: int | None = None, min_size: int | None = None) -> None:
         self.aio = wrappers.RepeatWrapper(dataset, repetitions, min_size)
 
 
 class ShuffleWrapper(Fields):
-    """All datapoints in shuffled order, the same as KappaData's for the same seed.
-
-    ::
-
-        images = granular.ModeWrapper(granular.ShuffleWrapper(reader, seed=0), 'image')
-
-    Args:
-      dataset: a dataset of fields, or a reader.
-      seed: an integer >= 0. Required, because a run without a seed could not be repeated.
-    """
+    __doc__ = sync_doc(wrappers.ShuffleWrapper)
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.aio = wrappers.ShuffleWrapper(dataset, seed)
@@ -221,49 +178,14 @@ class OversamplingWrapper(Fields):
 
 
 class FieldConcat(Fields):
-    """Datasets of fields, one after the other. A batch is one fetch from each dataset that it touches, concurrently.
-
-    ::
-
-        both = granular.FieldConcat([reader, granular.ShuffleWrapper(reader, seed=0)])
-
-    Args:
-      datasets: datasets of fields, or readers. The result has the fields that all of them have.
-    """
+    __doc__ = sync_doc(wrappers.FieldConcat)
 
     def __init__(self, datasets: Sequence[Any]) -> None:
         self.aio = wrappers.FieldConcat(datasets)
 
 
 class ModeWrapper(Batched):
-    """Loads exactly the fields of each datapoint that a mode names, in its order.
-
-    ::
-
-        dataset = granular.ModeWrapper(reader, 'image label')
-        image, label = dataset[0]
-        pairs = dataset.fetch([3, 1, 4])
-
-    An element is the field's value if the mode names one field, and a tuple of values if it names several; with
-    ``return_ctx`` it is a pair of that and the datapoint's context dict. A batch is loaded field by field; from a
-    reader, all fields that are keys are read concurrently. Memory: the elements of one fetch, and during iteration
-    those that the stream prefetches.
-
-    Besides the dataset's fields, ``index`` is the datapoint's index, from 0 on, and ``ctx.name`` the value that loaders
-    have stored in the context dict under that name. Each datapoint gets a new dict, even without ``return_ctx``, so
-    that loaders need not check for None, which KappaData passes in that case.
-
-    Args:
-      dataset: a dataset of fields, a reader, whose fields are its keys, or a MapDataset of dicts.
-      mode: field names separated by spaces, or a sequence of names. A repeated name is loaded repeatedly.
-      return_ctx: return the context dict with each element.
-
-    Attributes:
-      aio: the async counterpart, which does the work.
-
-    Raises:
-      UnknownKeyError: for a field that does not exist; the message lists the existing ones.
-    """
+    __doc__ = sync_doc(mode_wrapper.ModeWrapper)
 
     def __init__(self, dataset: Any, mode: str | Sequence[str], return_ctx: bool = False) -> None:
         self.aio = mode_wrapper.ModeWrapper(dataset, mode, return_ctx)

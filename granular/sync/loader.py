@@ -10,46 +10,11 @@ from granular.aio.loader import loader as core
 from granular.aio.loader.collate import Batch, Spec
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.loops import ensure_event_loop
+from granular.sync.base import sync_doc
 
 
 class Loader(core.LoaderHandle):
-    """Batches of a source, in order; the same for the same seed and step, however they are fetched.
-
-    ::
-
-        source = granular.sources.Epochs(reader, shuffle=True, seed=0)
-        with granular.Loader(source, batch=64) as loader:
-            for batch in loader:
-                train_step(batch['image'], batch['label'])  # arrays of shape (64, ...)
-
-    Batches are fetched on the library's background loop while the training step runs. Batch ``k`` of shard ``s`` holds
-    the source's steps from ``(k * num_shards + s) * batch`` on. Over an endless source (``Epochs``, ``Sample``)
-    iteration never ends; over a finite one it ends with the last step that gives every shard a whole batch.
-
-    Memory is bounded by ``prefetch + 1`` batches and the requests in flight for them.
-
-    Args:
-      source: a source, a reader, a callable, or any indexable object; its datapoints are dicts of numbers and arrays.
-      batch: datapoints per batch.
-      prefetch: number of batches to prefetch.
-      workers: number of threads that decode and transform; reads run on the event loop. With ``mp``, number of
-        processes.
-      recycle_after: reuse a batch's memory after this many more batches were returned; False for new memory each time.
-      shard_id, num_shards: this loader's index among several loaders, and their number. Each loader gets its own part
-        of every global batch.
-      mp: a start method ('spawn', 'forkserver', 'fork') or context of :mod:`multiprocessing`, to assemble batches in
-        worker processes and return them through shared memory. The source and functions must pickle, unless forked.
-      on_error: how to handle a datapoint that failed to load: 'raise', 'skip', which makes its batch smaller, or a
-        function of step and error that returns a replacement, or None to skip it, or raises. Store errors are always
-        raised.
-
-    Raises (while iterating):
-      DatapointError: for a datapoint whose keys, dtypes or shapes differ from those of the first. Values are never cast
-        or truncated.
-      Exception: any error of the source, unchanged, with a note of the step. The loader stays at the failed batch: to
-        continue after it, ``load`` a later step.
-      WorkerError: if a worker process died.
-    """
+    __doc__ = sync_doc(core.Loader)
 
     def __init__(
         self,
