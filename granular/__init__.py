@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 from granular import aio, errors, filters, formats, shuffle, sources
 from granular._lazy import lazy_getattr
 from granular.aio.http.reply import io_stats
+from granular.aio.pipeline.blocking_iterator import DatasetIterator
+from granular.aio.pipeline.data_loader import DataLoader
+from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.nodes.source import RandomAccessDataSource
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, SequentialSampler
 from granular.aio.pipeline.transforms import (
@@ -32,11 +35,10 @@ from granular.config import IOConfig
 from granular.errors import GranularError
 from granular.formats.plain import decoders, encoders
 from granular.sync.bags import BagReader, BagWriter
-from granular.sync.data_loader import DataLoader
 from granular.sync.datasets import DatasetReader, DatasetWriter, ShardedDatasetReader, ShardedDatasetWriter
 from granular.sync.loader import Loader
 from granular.sync.path import Path
-from granular.sync.pipeline import DatasetIterator, IterDataset, MapDataset
+from granular.sync.pipeline import MapDataset
 from granular.sync.progress import progress
 
 if TYPE_CHECKING:

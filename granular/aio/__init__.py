@@ -22,7 +22,8 @@ from granular.aio.loader.checkpoints import load_state, save_state
 from granular.aio.loader.loader import Loader
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.data_loader import DataLoader
-from granular.aio.pipeline.iter_dataset import DatasetIterator, IterDataset
+from granular.aio.pipeline.iter_dataset import IterDataset
+from granular.aio.pipeline.iterator import DatasetIterator
 from granular.aio.pipeline.map_dataset import MapDataset
 from granular.aio.runtime.scope import aclose
 

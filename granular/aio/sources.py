@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular.aio.pipeline.nodes.base import Several, Shuffle, Wrapped
+from granular.aio.pipeline.nodes.base import Shuffle, SourceChoice, Wrapped
 from granular.aio.pipeline.nodes.elements import Element, name_of
 from granular.aio.pipeline.nodes.source import Node, Source, convert, length_of, steps_of
 from granular.aio.runtime.threads import offload
@@ -36,11 +36,11 @@ class Epochs(Shuffle):
     """
 
     def __init__(self, source: Any, length: int | None = None, shuffle: bool | Order = True, seed: int = 0) -> None:
-        below = Wrapped(source, length)
-        if len(below) < 1:
-            raise InvalidArgumentError(f'an epoch needs datapoints, got length {len(below)}')
+        epoch = Wrapped(source, length)
+        if len(epoch) < 1:
+            raise InvalidArgumentError(f'expected one datapoint or more per epoch, got length {len(epoch)}')
         order = shuffle if not isinstance(shuffle, bool) else Permutation() if shuffle else Sequential()
-        super().__init__(below, order, seed)
+        super().__init__(epoch, order, seed)
         self.endless = True
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
@@ -69,12 +69,12 @@ class Transform(Element):
 
     def __init__(self, source: Any, fn: Callable[..., Any], seed: int = 0) -> None:
         if not callable(fn):
-            raise InvalidArgumentError(f'{fn!r:.100} is no function')
+            raise InvalidArgumentError(f'{fn!r:.100} is not a function')
         super().__init__(convert(source))
         self._fn, self._own_seed = fn, seed
 
-    def _call(self, point: Any, index: int) -> Any:
-        return self._fn(point, seed=[self._own_seed, index])
+    def _call(self, datapoint: Any, index: int) -> Any:
+        return self._fn(datapoint, seed=[self._own_seed, index])
 
     def describe(self) -> str:
         return f'Transform({name_of(self._fn)}, seed={self._own_seed})'
@@ -98,7 +98,7 @@ class Sample(Node):
         self._length = length_of(self.parents[0]) if length is None else length
         self.seed, self.endless = seed, True
         if self._length < 1:
-            raise InvalidArgumentError(f'a sample needs datapoints, got length {self._length}')
+            raise InvalidArgumentError(f'expected one datapoint or more to sample from, got length {self._length}')
 
     def __len__(self) -> int:
         return self._length
@@ -132,7 +132,9 @@ class Truncate(Node):
         self._limit = min(length_of(self.parents[0]) if length is None else length, limit)
         self.endless = True
         if self._limit < 1:
-            raise InvalidArgumentError(f'nothing is left of a source truncated to {self._limit}')
+            raise InvalidArgumentError(
+                f'expected a limit >= 1 and a source that is not empty, got {self._limit} datapoints'
+            )
 
     def __len__(self) -> int:
         return self._limit
@@ -144,7 +146,7 @@ class Truncate(Node):
         return f'Truncate({self._limit})'
 
 
-class Interleave(Several):
+class Interleave(SourceChoice):
     """One datapoint of each source in turn. Its length is the number of sources times the shortest length.
 
     ::
@@ -166,7 +168,7 @@ class Interleave(Several):
         return f'Interleave of {len(self.parents)}'
 
 
-class Mix(Several):
+class Mix(SourceChoice):
     """Datapoints of a source chosen at random for each step, at the same step of it. As long as the shortest source.
 
     ::
@@ -184,7 +186,7 @@ class Mix(Several):
         p = np.asarray(weights, np.float32)
         if p.shape != (len(self.parents),) or not np.isfinite(p).all() or (p < 0).any() or not p.sum() > 0:
             raise InvalidArgumentError(
-                f'want {len(self.parents)} weights that are not negative and not all zero, got {list(weights)}'
+                f'expected {len(self.parents)} weights >= 0, not all of them 0, got {list(weights)}'
             )
         # Single precision as in 0.21, because the draws depend on it.
         self._weights = p / p.sum()

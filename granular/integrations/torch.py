@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from granular._lazy import import_extra
-from granular.aio.pipeline.iter_dataset import IterOperations
-from granular.aio.pipeline.nodes.operations import MapOperations
+from granular.aio.pipeline.blocking_iterator import DatasetIterator
+from granular.aio.pipeline.iter_dataset import IterDataset
+from granular.aio.pipeline.map_dataset import MapOperations
 from granular.aio.pipeline.transforms import ReadOptions, ShardByTorchRank, ShardOptions
 from granular.errors import InvalidArgumentError, StateError
 from granular.indexing import check_integer
 from granular.integrations import batches as core
-from granular.sync.pipeline import DatasetIterator, IterDataset
 
 torch = import_extra('torch', 'torch')
 data = import_extra('torch.utils.data', 'torch')
@@ -49,7 +49,7 @@ class IterableDataset(_Base):  # type: ignore[misc]
 
     def __init__(
         self,
-        dataset: MapOperations | IterOperations,
+        dataset: MapOperations | IterDataset,
         shard_options: ShardOptions | None = None,
         read_options: ReadOptions | None = None,
     ) -> None:
@@ -58,7 +58,7 @@ class IterableDataset(_Base):  # type: ignore[misc]
             dataset = dataset.to_iter_dataset(read_options)
         elif read_options is not None:
             raise InvalidArgumentError('read_options are those of to_iter_dataset: a stream has them already')
-        if not isinstance(dataset, IterOperations):
+        if not isinstance(dataset, IterDataset):
             raise InvalidArgumentError(f'{type(dataset).__name__} is no MapDataset or IterDataset')
         self._stream = dataset._stream
         own = any(root.shard.shard_count > 1 for root in self._stream.roots())

@@ -5,17 +5,14 @@ import inspect
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, SupportsIndex
 
-from numpy.typing import ArrayLike
-
 from granular import filters
 from granular.aio.fields import fields as core
-from granular.aio.fields import mode_wrapper as coremode
-from granular.aio.fields import wrappers as corewrappers
+from granular.aio.fields import mode_wrapper, wrappers
 from granular.aio.fields.fields import FieldDataset
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.threads import current, secondary_threads
-from granular.sync.base import Batched
+from granular.sync.base import Batched, blocking, sync_doc
 from granular.sync.pipeline import MapDataset
 
 __all__ = [
@@ -90,10 +87,10 @@ class FieldWrapper(core.FieldWrapper):
     """
 
     def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset if isinstance(dataset, Fields) else _Below(dataset)
+        self.dataset = dataset if isinstance(dataset, Fields) else _Wrapped(dataset)
 
 
-class _Below(Fields):
+class _Wrapped(Fields):
     """The dataset that a wrapper wraps."""
 
     def __init__(self, dataset: Any) -> None:
@@ -101,74 +98,31 @@ class _Below(Fields):
 
 
 class SubsetWrapper(Fields):
-    """The datapoints at some indices, in the order given.
-
-    ::
-
-        first_and_last = granular.SubsetWrapper(reader, [0, -1])
-
-    Args:
-      dataset: a dataset of fields, or a reader.
-      indices: integers, negative ones from the end, which may repeat; or a slice or range. Loaders only see
-        non-negative indices, whereas KappaData passes negative ones on.
-    """
+    __doc__ = sync_doc(wrappers.SubsetWrapper)
 
     def __init__(self, dataset: Any, indices: Any) -> None:
-        self.aio = corewrappers.SubsetWrapper(dataset, indices)
+        self.aio = wrappers.SubsetWrapper(dataset, indices)
 
 
 class PercentFilterWrapper(Fields):
-    """A contiguous part of the datapoints. Adjacent ranges neither share nor omit a datapoint.
-
-    ::
-
-        train = granular.PercentFilterWrapper(reader, to_percent=0.9)
-        test = granular.PercentFilterWrapper(reader, from_percent=0.9)
-
-    A bound within 1e-15 of a whole datapoint is rounded to it: 0.29 of 100 is 29, whereas KappaData truncates the
-    floating-point product to 28. ``to_percent=0`` is empty, whereas KappaData returns all datapoints.
-
-    Args:
-      dataset: a dataset of fields, or a reader.
-      from_percent: start of the part, from 0 to 1; None for 0.
-      to_percent: end of the part, from 0 to 1; None for 1.
-    """
+    __doc__ = sync_doc(wrappers.PercentFilterWrapper)
 
     def __init__(self, dataset: Any, from_percent: float | None = None, to_percent: float | None = None) -> None:
-        self.aio = corewrappers.PercentFilterWrapper(dataset, from_percent, to_percent)
+        self.aio = wrappers.PercentFilterWrapper(dataset, from_percent, to_percent)
 
 
 class RepeatWrapper(Fields):
-    """All datapoints several times, one repetition after the other.
-
-    ::
-
-        three_epochs = granular.RepeatWrapper(reader, repetitions=3)
-
-    Args:
-      dataset: a dataset of fields, or a reader; not empty.
-      repetitions: number of repetitions.
-      min_size: alternatively, the minimum number of datapoints; rounded up to whole repetitions.
-    """
+    __doc__ = sync_doc(wrappers.RepeatWrapper)
 
     def __init__(self, dataset: Any, repetitions: int | None = None, min_size: int | None = None) -> None:
-        self.aio = corewrappers.RepeatWrapper(dataset, repetitions, min_size)
+        self.aio = wrappers.RepeatWrapper(dataset, repetitions, min_size)
 
 
 class ShuffleWrapper(Fields):
-    """All datapoints in shuffled order, the same as KappaData's for the same seed.
-
-    ::
-
-        images = granular.ModeWrapper(granular.ShuffleWrapper(reader, seed=0), 'image')
-
-    Args:
-      dataset: a dataset of fields, or a reader.
-      seed: an integer >= 0. Required, because a run without a seed could not be repeated.
-    """
+    __doc__ = sync_doc(wrappers.ShuffleWrapper)
 
     def __init__(self, dataset: Any, seed: int) -> None:
-        self.aio = corewrappers.ShuffleWrapper(dataset, seed)
+        self.aio = wrappers.ShuffleWrapper(dataset, seed)
 
 
 class ClassFilterWrapper(Fields):
@@ -192,7 +146,7 @@ class ClassFilterWrapper(Fields):
     def __init__(
         self, dataset: Any, valid_classes: Any = None, invalid_classes: Any = None, field: str = 'label'
     ) -> None:
-        self.aio = run(corewrappers.ClassFilterWrapper.open(dataset, valid_classes, invalid_classes, field))
+        self.aio = run(wrappers.ClassFilterWrapper.open(dataset, valid_classes, invalid_classes, field))
 
 
 class OversamplingWrapper(Fields):
@@ -220,56 +174,21 @@ class OversamplingWrapper(Fields):
         field: str = 'label',
         unlabeled: int | str | None = -1,
     ) -> None:
-        self.aio = run(corewrappers.OversamplingWrapper.open(dataset, strategy, field, unlabeled))
+        self.aio = run(wrappers.OversamplingWrapper.open(dataset, strategy, field, unlabeled))
 
 
 class FieldConcat(Fields):
-    """Datasets of fields, one after the other. A batch is one fetch from each dataset that it touches, concurrently.
-
-    ::
-
-        both = granular.FieldConcat([reader, granular.ShuffleWrapper(reader, seed=0)])
-
-    Args:
-      datasets: datasets of fields, or readers. The result has the fields that all of them have.
-    """
+    __doc__ = sync_doc(wrappers.FieldConcat)
 
     def __init__(self, datasets: Sequence[Any]) -> None:
-        self.aio = corewrappers.FieldConcat(datasets)
+        self.aio = wrappers.FieldConcat(datasets)
 
 
 class ModeWrapper(Batched):
-    """Loads exactly the fields of each datapoint that a mode names, in its order.
-
-    ::
-
-        dataset = granular.ModeWrapper(reader, 'image label')
-        image, label = dataset[0]
-        pairs = dataset.fetch([3, 1, 4])
-
-    An element is the field's value if the mode names one field, and a tuple of values if it names several; with
-    ``return_ctx`` it is a pair of that and the datapoint's context dict. A batch is loaded field by field; from a
-    reader, all fields that are keys are read concurrently. Memory: the elements of one fetch, and during iteration
-    those that the stream prefetches.
-
-    Besides the dataset's fields, ``index`` is the datapoint's index, from 0 on, and ``ctx.name`` the value that loaders
-    have stored in the context dict under that name. Each datapoint gets a new dict, even without ``return_ctx``, so
-    that loaders need not check for None, which KappaData passes in that case.
-
-    Args:
-      dataset: a dataset of fields, a reader, whose fields are its keys, or a MapDataset of dicts.
-      mode: field names separated by spaces, or a sequence of names. A repeated name is loaded repeatedly.
-      return_ctx: return the context dict with each element.
-
-    Attributes:
-      aio: the async counterpart, which does the work.
-
-    Raises:
-      UnknownKeyError: for a field that does not exist; the message lists the existing ones.
-    """
+    __doc__ = sync_doc(mode_wrapper.ModeWrapper)
 
     def __init__(self, dataset: Any, mode: str | Sequence[str], return_ctx: bool = False) -> None:
-        self.aio = coremode.ModeWrapper(dataset, mode, return_ctx)
+        self.aio = mode_wrapper.ModeWrapper(dataset, mode, return_ctx)
 
     @property
     def mode(self) -> str:
@@ -295,24 +214,12 @@ class ModeWrapper(Batched):
     def __str__(self) -> str:
         return str(self.aio)
 
-    def get(self, index: SupportsIndex | slice) -> Any:
-        """Return an element, or a list of them for a slice; like ``wrapper[index]``.
-
-        Raises:
-          OutOfRangeError: an ``IndexError``, for an index past the end.
-        """
-        return run(self.aio.get(index))
+    get = blocking(mode_wrapper.ModeWrapper.get)
 
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
         return run(self.aio.get(index))
 
-    def fetch(self, indices: ArrayLike | slice) -> list[Any]:
-        """Return many elements, in the order requested; each field is read for all of them at once.
-
-        Args:
-          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
-        """
-        return run(self.aio.fetch(indices))
+    fetch = blocking(mode_wrapper.ModeWrapper.fetch)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(MapDataset.source(self).to_iter_dataset(allow_nones=True))

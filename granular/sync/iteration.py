@@ -21,7 +21,7 @@ class _Iteration(Running, Generic[T]):
 
     async def next(self) -> T | object:
         """Return the next item, or ``_END``, also after an error."""
-        async with self.turn.turn():
+        async with self.turn():
             if self.closed:
                 return _END
             self.check()
@@ -35,7 +35,7 @@ class _Iteration(Running, Generic[T]):
     async def _close(self) -> None:
         close = getattr(self._items, 'aclose', None)
         if close is not None:
-            async with self.turn.turn():  # a running generator cannot be closed
+            async with self.turn():  # a running generator cannot be closed
                 await close()
 
 

@@ -10,46 +10,11 @@ from granular.aio.loader import loader as core
 from granular.aio.loader.collate import Batch, Spec
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.loops import ensure_event_loop
+from granular.sync.base import sync_doc
 
 
-class Loader:
-    """Batches of a source, in order; the same for the same seed and step, however they are fetched.
-
-    ::
-
-        source = granular.sources.Epochs(reader, shuffle=True, seed=0)
-        with granular.Loader(source, batch=64) as loader:
-            for batch in loader:
-                train_step(batch['image'], batch['label'])  # arrays of shape (64, ...)
-
-    Batches are fetched on the library's background loop while the training step runs. Batch ``k`` of shard ``s`` holds
-    the source's steps from ``(k * num_shards + s) * batch`` on. Over an endless source (``Epochs``, ``Sample``)
-    iteration never ends; over a finite one it ends with the last step that gives every shard a whole batch.
-
-    Memory is bounded by ``prefetch + 1`` batches and the requests in flight for them.
-
-    Args:
-      source: a source, a reader, a callable, or any indexable object; its datapoints are dicts of numbers and arrays.
-      batch: datapoints per batch.
-      prefetch: number of batches to prefetch.
-      workers: number of threads that decode and transform; reads run on the event loop. With ``mp``, number of
-        processes.
-      recycle_after: reuse a batch's memory after this many more batches were returned; False for new memory each time.
-      shard_id, num_shards: this loader's index among several loaders, and their number. Each loader gets its own part
-        of every global batch.
-      mp: a start method ('spawn', 'forkserver', 'fork') or context of :mod:`multiprocessing`, to assemble batches in
-        worker processes and return them through shared memory. The source and functions must pickle, unless forked.
-      on_error: how to handle a datapoint that failed to load: 'raise', 'skip', which makes its batch smaller, or a
-        function of step and error that returns a replacement, or None to skip it, or raises. Store errors are always
-        raised.
-
-    Raises (while iterating):
-      DatapointError: for a datapoint whose keys, dtypes or shapes differ from those of the first. Values are never cast
-        or truncated.
-      Exception: any error of the source, unchanged, with a note of the step. The loader stays at the failed batch: to
-        continue after it, ``load`` a later step.
-      WorkerError: if a worker process died.
-    """
+class Loader(core.LoaderHandle):
+    __doc__ = sync_doc(core.Loader)
 
     def __init__(
         self,
@@ -64,65 +29,34 @@ class Loader:
         on_error: OnError = 'raise',
     ) -> None:
         self.aio = core.Loader(source, batch, prefetch, workers, recycle_after, shard_id, num_shards, mp, on_error)
+        self._core = self.aio._core
 
     @property
     def spec(self) -> Spec:
-        """The dtype and shape of each key of a datapoint, taken from the first datapoint."""
-        return run(self.aio.spec())
+        """The dtype and shape of each key of a datapoint, determined from the first datapoint."""
+        return run(self._core.spec())
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Batch:
-        batch, _ = run(self.aio._take(), self.aio._take_back)
+        batch, _ = run(self._core.take(), self._core.take_back)
         if batch is END:
             raise StopIteration
         return cast(Batch, batch)
 
-    @property
-    def consumed(self) -> int:
-        """Number of the source's steps before the next batch, over all shards: the ``'step'`` of ``save``."""
-        return self.aio.consumed
-
-    def save(self) -> dict[str, int]:
-        """Return the state of the next batch, as plain JSON, regardless of prefetched batches."""
-        return self.aio.save()
-
     def load(self, state: Mapping[str, int]) -> None:
-        """Resume from a state, also during iteration: prefetched batches are discarded.
-
-        Raises:
-          StateError: if it is not a state, or belongs to another seed or batch size.
-        """
         run(self._load(state))
 
     async def _load(self, state: Mapping[str, int]) -> None:
         await ensure_event_loop()  # tasks may only be touched on their loop
         self.aio.load(state)
 
-    state_dict = save
     load_state_dict = load
 
-    def stats(self) -> dict[str, float]:
-        """Return counters and rates of the loader.
-
-        These are batches, datapoints and bytes; batches and bytes per second; seconds that the consumer waited, and
-        seconds that it spent on its own work; batches ready and in flight; datapoints that failed to load.
-        """
-        return self.aio.stats()
-
-    def fingerprint(self) -> list[str]:
-        """Return a description of the source, one line per stage. A state fits loaders with the same fingerprint."""
-        return self.aio.fingerprint()
-
-    @property
-    def errors(self) -> list[tuple[int, str]]:
-        """Step and message of the datapoints that failed to load, the last thousand."""
-        return self.aio.errors
-
     def close(self) -> None:
-        """Cancel fetches in flight and stop the loader's threads and processes. Closing it again has no effect."""
-        run(self.aio.aclose())
+        """Close the loader: stop its fetches, threads and processes. Closing twice is allowed."""
+        run(self._core.aclose())
 
     def __enter__(self) -> Self:
         return self

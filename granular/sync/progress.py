@@ -34,40 +34,35 @@ def progress(items: Iterable[Any], total: int | None = None, summary: bool = Fal
       MissingExtraError: if rich is not installed.
     """
     import_extra('rich.progress', 'cli', 'progress needs rich')
-    shown = _shown(items, total, summary)
+    generator = _with_bar(items, total, summary)
     # A loop that ends early leaves the generator open: close it before the interpreter unloads the modules it uses.
-    atexit.register(_close, weakref.ref(shown))
-    return shown
+    atexit.register(_close, weakref.ref(generator))
+    return generator
 
 
-def _close(shown: 'weakref.ref[Generator[Any, None, None]]') -> None:
-    if (generator := shown()) is not None:
+def _close(reference: 'weakref.ref[Generator[Any, None, None]]') -> None:
+    if (generator := reference()) is not None:
         generator.close()
 
 
-def _shown(items: Iterable[Any], total: int | None, summary: bool) -> Generator[Any, None, None]:
+def _with_bar(items: Iterable[Any], total: int | None, summary: bool) -> Generator[Any, None, None]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     timing.on |= summary
-    source: Any = iter(items)
-    stats = getattr(source, 'stats', dict)
+    iterator: Any = iter(items)
+    stats = getattr(iterator, 'stats', dict)
     console = Console(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn('{task.fields[said]}'), TimeElapsedColumn())
-    began, waited = time.perf_counter(), 0.0
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn('{task.fields[figures]}'), TimeElapsedColumn())
+    start, waited = time.perf_counter(), 0.0
     try:
         with Progress(*columns, console=console) as bar:
-            task = bar.add_task('', total=total, said='')
-            while True:
-                asked = time.perf_counter()
-                try:
-                    item = next(source)
-                except StopIteration:
-                    break
-                now = time.perf_counter()
-                waited += now - asked
+            task = bar.add_task('', total=total, figures='')
+            for item, seconds in _timed(iterator):
+                waited += seconds
                 bar.advance(task)
-                bar.update(task, said=_line(stats(), bar.tasks[0].completed, now - began, waited))
+                elapsed = time.perf_counter() - start
+                bar.update(task, figures=_figures(stats(), bar.tasks[0].completed, elapsed, waited))
                 yield item
     finally:
         if summary:
@@ -76,7 +71,15 @@ def _shown(items: Iterable[Any], total: int | None, summary: bool) -> Generator[
             console.print('\n'.join(f'{name:<18} {value:,.6g}' for name, value in stats().items()), highlight=False)
 
 
-def _line(stats: dict[str, float], count: float, seconds: float, waited: float) -> str:
+def _timed(iterator: Iterator[Any]) -> Iterator[tuple[Any, float]]:
+    """Yield each item with the seconds that it took to get it."""
+    start = time.perf_counter()
+    for item in iterator:
+        yield item, time.perf_counter() - start
+        start = time.perf_counter()
+
+
+def _figures(stats: dict[str, float], count: float, seconds: float, waited: float) -> str:
     parts = [f'{count / max(seconds, 1e-9):,.1f}/s']
     if 'bytes' in stats:
         parts.append(f'{stats["bytes"] / 1e6 / max(seconds, 1e-9):,.1f} MB/s')
@@ -102,6 +105,6 @@ def _summary(items: Any) -> Any:
     elif (stream := getattr(getattr(items, '_dataset', items), '_stream', None)) is not None:
         stages = list(stream.roots()) if stream.merged() is None else [stream.merged()]
     for stage in stages:
-        for said, made, spent in times(stage):
-            table.add_row(said, f'{made:,}', f'{spent:,.3f}', f'{spent / made * 1e6:,.1f}')
+        for description, count, seconds in times(stage):
+            table.add_row(description, f'{count:,}', f'{seconds:,.3f}', f'{seconds / count * 1e6:,.1f}')
     return table

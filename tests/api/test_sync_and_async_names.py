@@ -15,8 +15,8 @@ SOURCES = ('Epochs', 'Transform', 'Sample', 'Truncate', 'Interleave', 'Mix')
 PAIRS = [
     (getattr(granular, name), getattr(aio, name))
     for name in (
-        'ArrayRecordDataSource', 'BagReader', 'BagWriter', 'DatasetReader', 'DatasetWriter', 'Loader',
-        'ParquetDataSource', 'ParquetIterDataset', 'Path', 'WebDatasetDataSource',
+        'ArrayRecordDataSource', 'BagReader', 'BagWriter', 'DatasetIterator', 'DatasetReader', 'DatasetWriter',
+        'Loader', 'MapDataset', 'ParquetDataSource', 'Path', 'WebDatasetDataSource',
     )
 ] + [
     (granular.SharedMemoryCache, aio.SharedMemoryCache),
@@ -28,8 +28,14 @@ PAIRS = [
 ]  # fmt: skip
 
 # How async objects are opened and closed; the readers of parts; the attributes of a stage that the pipeline goes by.
-ONLY_ASYNC = {'abort', 'aclose', 'bags', 'open', 'readers'} | {'describe', 'parents', 'release', 'select', 'sparse'}
-ONLY_SYNC = {'close', 'aio', 'endless', 'seed'}
+ONLY_ASYNC = {'abort', 'aclose', 'bags', 'get', 'open', 'readers'} | {
+    'describe',
+    'parents',
+    'release',
+    'select',
+    'sparse',
+}
+ONLY_SYNC = {'close', 'aio', 'endless', 'load_state_dict', 'seed', 'state_dict'}
 
 
 def public(cls):
@@ -61,6 +67,26 @@ def test_everything_public_is_documented(ours, theirs):
         assert inspect.getdoc(cls)
         for name in public(cls):
             assert inspect.getdoc(getattr(cls, name)), f'{cls.__module__}.{cls.__name__}.{name}'
+
+
+@pytest.mark.parametrize('name', ['DataLoader', 'IterDataset', 'ParquetIterDataset'])
+def test_one_class_serves_for_and_async_for(name):
+    cls = getattr(granular, name)
+    assert cls is getattr(aio, name)
+    assert callable(cls.__iter__)
+    assert callable(cls.__aiter__)
+
+
+async def test_for_and_async_for_yield_the_same_elements():
+    stream = granular.MapDataset.range(10).shuffle(seed=1).to_iter_dataset().batch(4)
+    sampler = granular.IndexSampler(10, shuffle=True, num_epochs=1, seed=1)
+    for items in stream, granular.DataLoader(data_source=range(10), sampler=sampler, operations=[granular.Batch(4)]):
+        blocking, iterator = iter(items), aiter(items)
+        assert isinstance(blocking, granular.DatasetIterator)
+        assert isinstance(iterator, aio.DatasetIterator)
+        assert (await anext(iterator)).tolist() == next(blocking).tolist()
+        await iterator.set_state(blocking.get_state())
+        assert [batch.tolist() async for batch in iterator] == [batch.tolist() for batch in blocking]
 
 
 def test_exported_names():

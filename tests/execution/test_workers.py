@@ -145,7 +145,7 @@ DEATHS = {
         functools.partial(giving, Unpicklable(SystemExit(4))), WorkerError, 'does not pickle: SystemExit: 4',
     ),
     'a value that does not load': (
-        functools.partial(giving, Unloadable()), WorkerError, 'cannot be unpickled here: SystemExit: 3',
+        functools.partial(giving, Unloadable()), WorkerError, 'does not unpickle in this process: SystemExit: 3',
     ),
 }  # fmt: skip
 
@@ -326,12 +326,12 @@ def test_workers_share_the_index_of_a_reader(moto, monkeypatch):
         with granular.Loader(source, 16) as threads, granular.Loader(source, 16, workers=2, mp='spawn') as processes:
             for _ in range(12):
                 assert next(threads)['i'].tolist() == next(processes)['i'].tolist()
-        from granular.aio.execution.workers import _split
+        from granular.aio.execution.shared_memory import split
         from granular.aio.runtime.sharing import sharing
 
         token = sharing.set(True)
         try:
-            head, parts = _split(reader.aio)
+            head, parts = split(reader.aio)
         finally:
             sharing.reset(token)
         assert b'secret' not in head

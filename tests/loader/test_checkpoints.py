@@ -24,7 +24,7 @@ def test_state_round_trips_in_every_store(root):
     other = iter(stream().batch(5))
     other.set_state(granular.load_state(root / 'checkpoint'))
     assert [batch.tolist() for batch in other] == rest
-    with pytest.raises(NotFoundError, match='holds no state'):
+    with pytest.raises(NotFoundError, match='contains no state'):
         granular.load_state(root / 'nothing')
 
 
@@ -69,12 +69,12 @@ def test_loader_resumes_on_more_hosts(tmp_path):
 
 def test_invalid_state_files_are_rejected(tmp_path):
     (tmp_path / 'process_0-of-1.json').write_text('{"version": 9}')
-    with pytest.raises(StateError, match=r'process_0-of-1.json: is no state of version 1'):
+    with pytest.raises(StateError, match=r'process_0-of-1.json: is not a state of version 1'):
         granular.load_state(tmp_path)
     (tmp_path / 'process_0-of-1.json').write_text('{"vers')
-    with pytest.raises(StateError, match='is no state: '):
+    with pytest.raises(StateError, match='is not a state: '):
         granular.load_state(tmp_path)
-    with pytest.raises(StateError, match='no plain JSON'):
+    with pytest.raises(StateError, match='not plain JSON'):
         granular.save_state(tmp_path / 'new', {'x': object()})
     assert not (tmp_path / 'new').exists()
 

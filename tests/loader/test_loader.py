@@ -101,6 +101,20 @@ def test_foreign_states_are_rejected(state):
         assert steps(loader, 1)
 
 
+def test_a_state_of_another_batch_size():
+    source = sources.Epochs(Numbers(30), seed=2)
+    with granular.Loader(source, 4) as loader:
+        steps(loader, 3)
+        state = loader.save()
+    with granular.Loader(source, 8) as loader:
+        with pytest.raises(StateError, match=r'its step 12 is not a multiple of this loader.s 8 datapoints per batch'):
+            loader.load(state)
+        assert loader.save()['step'] == 0
+    with granular.Loader(source, 4, num_shards=2) as loader:
+        loader.load(state)  # the number of shards may differ
+        assert loader.save() == state
+
+
 def test_error_is_raised_unchanged_at_its_batch():
     with granular.Loader(sources.Truncate(Numbers(20, fail=9), 20), 4) as loader:
         assert steps(loader, 2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -122,7 +136,7 @@ def test_error_is_raised_unchanged_at_its_batch():
         ({'y': 1}, 'keys'),
         ({'x': 1, 'y': 2}, 'keys'),
         (7, 'dict'),
-        ({'x': object()}, 'no array'),
+        ({'x': object()}, 'an array of numbers'),
     ],
 )
 def test_datapoint_of_different_shape_is_an_error(odd, match):

@@ -111,7 +111,7 @@ def test_batches_and_states_do_not_depend_on_workers():
             iterator.set_state(state)
             assert first + plain(list(iterator)) == expected_batches
     other = DataLoader(data_source=range(50), sampler=IndexSampler(50, shuffle=True, num_epochs=2, seed=1))
-    with pytest.raises(StateError, match='stage 2 was .*seed=0.*, here .*seed=1'):
+    with pytest.raises(StateError, match='stage 2 was .*seed=0.*, and is .*seed=1'):
         iter(other).set_state(state)
 
 
@@ -147,7 +147,7 @@ def test_invalid_samplers_are_rejected():
     ):  # fmt: skip
         with pytest.raises(InvalidArgumentError):
             make()
-    with pytest.raises(InvalidArgumentError, match='give the sampler a seed'):
+    with pytest.raises(InvalidArgumentError, match='pass a seed to the sampler'):
         list(DataLoader(data_source=[1], sampler=IndexSampler(1, num_epochs=1), operations=[Noise()]))
 
 

@@ -258,8 +258,8 @@ def test_parts_and_repeats_of_a_dataset():
 
 @pytest.mark.parametrize(
     ('make', 'match'),
-    [(lambda d: d.filter_classes(), 'either'), (lambda d: d.repeat().filter_classes(valid_classes=[1]), 'for ever'),
-     (lambda d: d.repeat().percent(0.5), 'for ever'), (lambda d: d.filter(bool).oversample(), 'gaps'),
+    [(lambda d: d.filter_classes(), 'either'), (lambda d: d.repeat().filter_classes(valid_classes=[1]), 'infinitely'),
+     (lambda d: d.repeat().percent(0.5), 'infinitely'), (lambda d: d.filter(bool).oversample(), 'removed'),
      (lambda d: d.map(lambda p: {'label': 0.5}).oversample(), 'label: want classes')],
 )  # fmt: skip
 def test_invalid_selections_are_rejected(make, match):

@@ -177,9 +177,9 @@ def test_state_of_another_pipeline_names_the_difference():
     state = iter(stream('filter, batch')).get_state()
     assert state['pipeline'][1] == 'shuffle(seed=1, Index())'
     other = MapDataset.range(37).shuffle(seed=2).to_iter_dataset().filter(lambda x: x % 3).batch(4)
-    with pytest.raises(StateError, match=r"stage 2 was 'shuffle\(seed=1, Index\(\)\)', here 'shuffle\(seed=2"):
+    with pytest.raises(StateError, match=r"stage 2 was 'shuffle\(seed=1, Index\(\)\)', and is 'shuffle\(seed=2"):
         iter(other).set_state(state)
-    with pytest.raises(StateError, match='want a state'):
+    with pytest.raises(StateError, match='expected a state'):
         iter(other).set_state({'step': 3})
     with pytest.raises(StateError, match='position of an element'):
         iter(MapDataset.range(3).to_iter_dataset()).set_state({'state': 'x'})

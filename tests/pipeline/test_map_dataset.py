@@ -131,7 +131,7 @@ def test_unselected_keys_are_not_read(path):
         assert dataset.select('text').repeat(2)[3]['text'] == dataset[3]['text']
         mapped = dataset.map(lambda datapoint: {**datapoint, 'more': 1})
         assert mapped.select(['more', 'id'])[3] == {'more': 1, 'id': dataset[3]['id']}
-        with pytest.raises(UnknownKeyError, match="no field 'nothing'"):
+        with pytest.raises(UnknownKeyError, match="unknown field 'nothing'"):
             mapped.select(['nothing'])[0]
 
 
@@ -184,7 +184,7 @@ def test_subset_by_indices():
     dataset = MapDataset.range(10, 20).slice([3, -1, 0])
     assert list(dataset) == [13, 19, 10]
     assert dataset[4] == 19
-    with pytest.raises(InvalidArgumentError, match='within the 10'):
+    with pytest.raises(InvalidArgumentError, match='from -10 to 9'):
         MapDataset.range(10).slice([10])
 
 

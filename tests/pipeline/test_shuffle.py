@@ -121,4 +121,4 @@ async def test_small_block_buffer_reads_blocks_again(shards, caplog):
         parts = [order[window + at : window + at + 40] for at in range(0, 200, 40) for window in range(0, 2000, 200)]
         for part in parts:
             assert [datapoint['i'] for datapoint in await buffer.fetch(part)] == part.tolist()
-    assert 'hold more than 100000 bytes' in caplog.text
+    assert 'contain more than 100000 bytes' in caplog.text

@@ -87,7 +87,7 @@ def test_sequences_callables_and_readers_are_sources(tmp_path):
         assert [int(x) for x in sources.Epochs(source, shuffle=False).fetch([3, 1])] == [103, 101]
     assert fetched == [[3, 1]]
     assert sources.Epochs(lambda step: step * 2, length=5, shuffle=False).fetch([6]) == [2]
-    with pytest.raises(InvalidArgumentError, match='no source'):
+    with pytest.raises(InvalidArgumentError, match='not a source'):
         sources.Epochs(7)
 
 

@@ -132,7 +132,7 @@ def case_a_state_that_does_not_fit(folder):
         with pytest.raises(InvalidArgumentError, match='DatasetIterator has no state'):
             checkpointer.save(folder / 'three', ocp.args.Composite(data=CheckpointSave(aiter(asynchronous))))
         (folder / 'one' / 'data' / 'process_0-of-1.json').unlink()
-        with pytest.raises(NotFoundError, match='holds no state'):
+        with pytest.raises(NotFoundError, match='contains no state'):
             checkpointer.restore(folder / 'one', ocp.args.Composite(data=other))
 
 

@@ -15,7 +15,7 @@ logger = logging.getLogger('granular')
 
 OnError = Literal['raise', 'skip'] | Callable[[int, Exception], Any]
 
-_KEPT: Final = 1000
+_RECENT: Final = 1000
 
 
 capturing: contextvars.ContextVar[bool] = contextvars.ContextVar('capturing', default=False)
@@ -36,7 +36,7 @@ class Failure:
         self.step, self.error = step, error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _carried, (self.step, *portable(self.error))
+        return _unpickled, (self.step, *portable(self.error))
 
 
 def of_datapoint(error: Exception) -> bool:
@@ -85,7 +85,7 @@ def remote(chain: Sequence[BaseException], text: str) -> BaseException:
     return chain[0]
 
 
-def _carried(step: int, chain: Sequence[Exception], text: str) -> Failure:
+def _unpickled(step: int, chain: Sequence[Exception], text: str) -> Failure:
     remote(chain, text)
     return Failure(step, chain[0])
 
@@ -104,10 +104,10 @@ class Errors:
 
     def __init__(self, on_error: OnError) -> None:
         if on_error not in ('raise', 'skip') and not callable(on_error):
-            raise InvalidArgumentError(f"on_error is {on_error!r}: want 'raise', 'skip', or a function")
+            raise InvalidArgumentError(f"on_error: expected 'raise', 'skip', or a function, got {on_error!r}")
         self.on_error = on_error
         self.count = 0
-        self.recent: collections.deque[tuple[int, str]] = collections.deque(maxlen=_KEPT)
+        self.recent: collections.deque[tuple[int, str]] = collections.deque(maxlen=_RECENT)
 
     @property
     def raises(self) -> bool:
@@ -122,10 +122,10 @@ class Errors:
 
     def report(self, failed: Sequence[tuple[int, str]]) -> None:
         """Count and log datapoints that failed."""
-        for step, said in failed:
+        for step, message in failed:
             self.count += 1
-            self.recent.append((step, said))
-            logger.warning('the datapoint at step %d could not be made: %s', step, said)
+            self.recent.append((step, message))
+            logger.warning('the datapoint at step %d failed: %s', step, message)
 
 
 def outline(failure: Failure) -> tuple[int, str]:

@@ -10,6 +10,7 @@ from granular.aio.execution.failures import capturing
 from granular.aio.runtime.loops import StartedCoroutine, ensure_event_loop
 from granular.aio.runtime.tasks import end_tasks, outcome, start_task
 from granular.aio.runtime.threads import CORES, Threads, Timer, current, start_inline
+from granular.aio.runtime.user_functions import mark_computing
 from granular.errors import ClosedError, GranularError
 
 T = TypeVar('T')
@@ -22,12 +23,12 @@ END: Final = object()
 """Sentinel returned after the last item."""
 
 
-class Ahead(Generic[T]):
-    """Computes items by position, up to ``depth`` of them ahead of the one that is taken next.
+class Prefetch(Generic[T]):
+    """Computes items by position, up to ``depth`` of them ahead of the next one.
 
     Items that never wait, such as reads from a local disk, are computed on one thread, one after the other: threads
     that read the page cache only slow each other down, and slow reads are spread over the pool anyway. Items that wait,
-    as for a bucket, are computed on the loop, all at a time.
+    as for a bucket, are computed on the loop, concurrently.
 
     Args:
       make: computes the item at a position.
@@ -38,6 +39,7 @@ class Ahead(Generic[T]):
       captures: True if failures are returned as ``Failure``.
 
     Attributes:
+      token: the token of the iterator that consumes the items.
       position: the position of the next item.
       stop: the position after the last; None if there is no end.
       depth: the number of items computed beyond the next one.
@@ -59,9 +61,10 @@ class Ahead(Generic[T]):
         self._make, self.stride, self._weight = make, stride, weight
         self._workers, self._name, self._captures = workers, name, captures
         self.position, self.stop, self.depth = 0, None, 0  # type: int, int | None, int
+        self.token: object = None
         self.cheap = False
         self.waited = self.consumed = 0.0
-        self._handed: float | None = None  # when the last item was returned
+        self._returned: float | None = None  # when the last item was returned
         self._items: collections.deque[asyncio.Task[T]] = collections.deque()
         self._pool: Threads | None = None
         self._lane: Threads | None = None
@@ -80,9 +83,9 @@ class Ahead(Generic[T]):
         """Return the next item, or ``END``. After an error, the position stays at the item that failed."""
         await ensure_event_loop()
         began = time.perf_counter()
-        if self._handed is not None:
-            self.consumed += began - self._handed
-            self._handed = None
+        if self._returned is not None:
+            self.consumed += began - self._returned
+            self._returned = None
         while True:
             if self._closed:
                 raise ClosedError('the iterator is closed')
@@ -90,27 +93,35 @@ class Ahead(Generic[T]):
             if not self._items:
                 return END
             task = self._items[0]
-            try:
-                item = await outcome(asyncio.shield(task))
-            except asyncio.CancelledError:
-                waiting = asyncio.current_task()
-                if task.cancelled() and waiting is not None and not waiting.cancelling():
-                    if self._items and self._items[0] is task:
-                        self.drop()
-                        raise GranularError(f'the item at {self.position} was cancelled while it was made') from None
-                    continue  # the position was changed in the meantime
+            item = await self._wait(task)
+            if self._is_next(task):
+                break
+            # The position was changed in the meantime.
+        self._items.popleft()
+        self.position += self.stride
+        self.begin()
+        self._returned = time.perf_counter()
+        self.waited += self._returned - began
+        return item
+
+    async def _wait(self, task: 'asyncio.Task[T]') -> T | None:
+        """Return the result of a task; None if it was cancelled because the position was changed."""
+        try:
+            return await outcome(asyncio.shield(task))
+        except asyncio.CancelledError:
+            consumer = asyncio.current_task()
+            if not task.cancelled() or consumer is None or consumer.cancelling():
                 raise  # the consumer stopped waiting; the item is left for the next request
-            except BaseException:
-                self.drop()
-                raise
-            if not self._items or self._items[0] is not task:
-                continue  # the position was changed in the meantime
-            self._items.popleft()
-            self.position += self.stride
-            self.begin()
-            self._handed = time.perf_counter()
-            self.waited += self._handed - began
-            return item
+            if not self._is_next(task):
+                return None
+            self.drop()
+            raise GranularError(f'the item at {self.position} was cancelled while it was computed') from None
+        except BaseException:
+            self.drop()
+            raise
+
+    def _is_next(self, task: 'asyncio.Task[T]') -> bool:
+        return bool(self._items) and self._items[0] is task
 
     def begin(self) -> None:
         """Start the items that are due and not in progress. Requires a running loop."""
@@ -141,17 +152,18 @@ class Ahead(Generic[T]):
         return _Using(self._pool)
 
     async def _run(self, position: int) -> T:
-        capturing.set(self._captures)  # only in the context of this task
+        capturing.set(self._captures)  # only in the context of this task, as the next mark
+        mark_computing(self.token)
         with self.using_pool():
             if self._waits:
                 return await self._make(position)
             if self._lane is None:
                 self._lane = Threads(self._width, f'{self._name}-lane')
-            found = await start_inline(lambda: self._timed(position), self._lane)
-            if not isinstance(found, StartedCoroutine):
-                return found
+            started = await start_inline(lambda: self._timed(position), self._lane)
+            if not isinstance(started, StartedCoroutine):
+                return started
             self._waits, self.cheap = True, False
-            return await found
+            return await started
 
     async def _timed(self, position: int) -> T:
         timer = Timer()

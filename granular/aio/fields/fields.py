@@ -93,8 +93,8 @@ class FieldWrapper(FieldDataset):
     @property
     def fields(self) -> tuple[str, ...] | None:
         """Names of its own fields and those of the wrapped dataset, sorted; None if the latter are unknown."""
-        below = fields_of(self.dataset).fields
-        return None if below is None else tuple(sorted({*_methods(type(self)), *below}))
+        wrapped = fields_of(self.dataset).fields
+        return None if wrapped is None else tuple(sorted({*_methods(type(self)), *wrapped}))
 
     def __getattr__(self, name: str) -> Any:
         # Only fields without a method of this class are delegated.
@@ -108,17 +108,18 @@ class Fields(abc.ABC):
 
     Attributes:
       parents: the wrapped datasets or sources, for printed pipelines.
-      known: labels that were already read, by field.
+      pure: True if the fields never receive the dict of a datapoint, so that they can be loaded in any order.
+      known_labels: labels that were already read, by field.
     """
 
     parents: tuple[Any, ...] = ()
     _pure = True  # the fields never receive the dict of a datapoint, so they can be loaded in any order
 
     def __init__(self) -> None:
-        self.known: dict[str, filters.Labels] = {}
+        self.known_labels: dict[str, filters.Labels] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, 'known': {}}
+        return {**self.__dict__, 'known_labels': {}}
 
     @abc.abstractmethod
     def __len__(self) -> int: ...
@@ -150,14 +151,14 @@ class Fields(abc.ABC):
 
     async def _labels(self, field: str) -> filters.Labels:
         """Return the labels of all datapoints, which are read once, in bulk."""
-        if field not in self.known:
+        if field not in self.known_labels:
             check_fields(self, [field])
 
             async def read(indices: Ints) -> list[Any]:
                 return (await self._load([field], indices, [{} for _ in indices]))[0]
 
-            self.known[field] = await read_labels(read, len(self), field)
-        return self.known[field]
+            self.known_labels[field] = await read_labels(read, len(self), field)
+        return self.known_labels[field]
 
     def __getattr__(self, name: str) -> Any:
         for prefix, loads in ((_ONE, self._load_one), (_MANY, self._load_many)):
@@ -169,9 +170,8 @@ class Fields(abc.ABC):
         return (await self._load_many(field, [index], None if ctx is None else [ctx]))[0]
 
     async def _load_many(self, field: str, indices: Any, ctxs: Sequence[Ctx] | None = None) -> list[Any]:
-        places = indices_of(indices, len(self), self.describe())
-        given = [{} for _ in places] if ctxs is None else ctxs
-        return (await self._load([field], places, given))[0]
+        positions = indices_of(indices, len(self), self.describe())
+        return (await self._load([field], positions, [{} for _ in positions] if ctxs is None else ctxs))[0]
 
 
 class Keys(Fields):
@@ -180,9 +180,11 @@ class Keys(Fields):
     def __init__(self, source: Source, names: tuple[str, ...] | None) -> None:
         super().__init__()
         if source.sparse:
-            raise InvalidArgumentError('a filter leaves gaps, which have no fields: choose samples by class or index')
+            raise InvalidArgumentError(
+                'elements removed by a filter have no fields: select datapoints by class or index instead'
+            )
         if len(source) >= ENDLESS:
-            raise InvalidArgumentError('what is repeated for ever has no samples to count: wrap it before repeat()')
+            raise InvalidArgumentError('an infinitely repeated dataset cannot be wrapped: wrap it before repeat()')
         self.parents, self._names, self._length = (source,), names, len(source)
         self._selected: dict[tuple[str, ...], Source] = {}  # by requested keys
 
@@ -198,11 +200,11 @@ class Keys(Fields):
         source = self._selected.get(keys)
         if source is None:
             source = self._selected[keys] = selected(self.parents[0], keys)
-        points = await source.fetch(indices)
-        for point in points:
-            if type(point) is Failure:
-                raise point.error
-        return [[point[field] for point in points] for field in fields]
+        datapoints = await source.fetch(indices)
+        for datapoint in datapoints:
+            if type(datapoint) is Failure:
+                raise datapoint.error
+        return [[datapoint[field] for datapoint in datapoints] for field in fields]
 
     def describe(self) -> str:
         return str(self.parents[0].describe())
@@ -221,9 +223,9 @@ class Methods(Fields):
     def __init__(self, dataset: Any) -> None:
         super().__init__()
         self.dataset = dataset
-        self._below = fields_of(dataset.dataset) if isinstance(dataset, FieldWrapper) else None
+        self._wrapped = fields_of(dataset.dataset) if isinstance(dataset, FieldWrapper) else None
         self.own = _methods(type(dataset))
-        self.parents = () if self._below is None else (self._below,)
+        self.parents = () if self._wrapped is None else (self._wrapped,)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -241,20 +243,20 @@ class Methods(Fields):
         return callable(getattr(self.dataset, _ONE + field, None))
 
     async def _load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
-        below = self._below
-        passed = [below is not None and field not in self.own for field in fields]
-        places = list(range(len(fields)))
-        if below is not None and below._pure:
-            places.sort(key=lambda place: not passed[place])  # pure fields first, in one load
+        wrapped = self._wrapped
+        passed = [wrapped is not None and field not in self.own for field in fields]
+        positions = list(range(len(fields)))
+        if wrapped is not None and wrapped._pure:
+            positions.sort(key=lambda position: not passed[position])  # pure fields first, in one load
         out: list[list[Any]] = [[] for _ in fields]
-        for on, group in itertools.groupby(places, key=passed.__getitem__):
-            its = list(group)
-            if on and below is not None:
-                found = await below._load([fields[place] for place in its], indices, ctxs)
+        for passed_on, group in itertools.groupby(positions, key=passed.__getitem__):
+            members = list(group)
+            if passed_on and wrapped is not None:
+                columns = await wrapped._load([fields[position] for position in members], indices, ctxs)
             else:
-                found = [await self._call(fields[place], indices, ctxs) for place in its]
-            for place, column in zip(its, found, strict=True):
-                out[place] = column
+                columns = [await self._call(fields[position], indices, ctxs) for position in members]
+            for position, column in zip(members, columns, strict=True):
+                out[position] = column
         return out
 
     async def _call(self, field: str, indices: Ints, ctxs: Sequence[Ctx]) -> list[Any]:
@@ -263,26 +265,26 @@ class Methods(Fields):
         method = getattr(self.dataset, name)
         waits = inspect.iscoroutinefunction(method)
         if name.startswith(_MANY):
-            found = await await_user(method(numbers, ctxs)) if waits else await offload(method, numbers, ctxs)
-            if len(found) != len(numbers):
-                raise DatapointError(f'{name} gave {len(found)} values for {len(numbers)} samples')
-            return list(found)
+            values = await await_user(method(numbers, ctxs)) if waits else await offload(method, numbers, ctxs)
+            if len(values) != len(numbers):
+                raise DatapointError(f'{name} returned {len(values)} values for {len(numbers)} datapoints')
+            return list(values)
 
-        def noted(error: Exception, i: int) -> None:
-            error.add_note(f'while loading field {field!r} of sample {numbers[i]} of {self.describe()}')
+        def add_note(error: Exception, i: int) -> None:
+            error.add_note(f'while loading field {field!r} of datapoint {numbers[i]} of {self.describe()}')
 
         def call(i: int) -> Any:
             try:
                 return method(numbers[i], ctxs[i])
             except Exception as error:
-                noted(error, i)
+                add_note(error, i)
                 raise
 
         async def wait(i: int) -> Any:
             try:
                 return await await_user(method(numbers[i], ctxs[i]))
             except Exception as error:
-                noted(error, i)
+                add_note(error, i)
                 raise
 
         if not waits:
@@ -317,7 +319,7 @@ def fields_of(dataset: Any) -> Fields:
         spec = getattr(dataset, 'spec', None)
         return Keys(convert(dataset), tuple(sorted(spec)) if isinstance(spec, Mapping) else None)
     raise InvalidArgumentError(
-        f'{type(dataset).__name__} has no fields: want a dataset with methods such as getitem_x, or a reader'
+        f'{type(dataset).__name__} has no fields: expected a dataset with methods such as getitem_x, or a reader'
     )
 
 
@@ -325,7 +327,7 @@ def no_elements(dataset: Any) -> InvalidArgumentError:
     """Create the error for indexing a dataset of fields."""
     mode = ' '.join(dataset.fields or ('x', 'y'))
     return InvalidArgumentError(
-        f'{type(dataset).__name__} has fields, and no elements: load them with ModeWrapper(dataset, mode={mode!r})'
+        f'{type(dataset).__name__} has fields, but no elements: load them with ModeWrapper(dataset, mode={mode!r})'
     )
 
 
@@ -337,29 +339,28 @@ def check_fields(dataset: Fields, wanted: Sequence[str], builtin: Sequence[str] 
     """
     for field in wanted:
         if not dataset.has(field):
-            there = ', '.join(map(repr, [*(dataset.fields or ()), *builtin]))
-            raise UnknownKeyError(f'{dataset.describe()}: there is no field {field!r}: there are {there or "none"}')
+            available = ', '.join(map(repr, [*(dataset.fields or ()), *builtin]))
+            raise UnknownKeyError(f'{dataset.describe()}: unknown field {field!r}: there are {available or "none"}')
 
 
 def _methods(kind: type) -> dict[str, str]:
     """Return the method for each field: of the most derived class, and there ``getitems_`` before ``getitem_``."""
-    found: dict[str, str] = {}
-    for base in kind.__mro__:
-        for prefix in (_MANY, _ONE):
-            for name in vars(base):
-                if name.startswith(prefix):
-                    found.setdefault(name.removeprefix(prefix), name)
-    return found
+    methods: dict[str, str] = {}
+    for base, prefix in itertools.product(kind.__mro__, (_MANY, _ONE)):
+        for name in vars(base):
+            if name.startswith(prefix):
+                methods.setdefault(name.removeprefix(prefix), name)
+    return methods
 
 
 def _all_methods(dataset: Any) -> set[str]:
     """Return the fields of an object of another library, and of the datasets that it wraps."""
-    found: set[str] = set()
+    fields: set[str] = set()
     for _ in range(_DEEP):
-        found |= {name.removeprefix(_ONE) for name in dir(dataset) if name.startswith(_ONE)}
-        several = getattr(dataset, 'datasets', None)
-        below = several[0] if isinstance(several, list | tuple) and several else getattr(dataset, 'dataset', None)
-        if below is None or below is dataset:
+        fields |= {name.removeprefix(_ONE) for name in dir(dataset) if name.startswith(_ONE)}
+        datasets = getattr(dataset, 'datasets', None)
+        wrapped = datasets[0] if isinstance(datasets, list | tuple) and datasets else getattr(dataset, 'dataset', None)
+        if wrapped is None or wrapped is dataset:
             break
-        dataset = below
-    return found
+        dataset = wrapped
+    return fields

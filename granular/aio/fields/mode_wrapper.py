@@ -46,7 +46,7 @@ class ModeWrapper:
         self._fields = fields_of(dataset)
         self._items = tuple(mode.split() if isinstance(mode, str) else mode)
         if not self._items or not all(isinstance(item, str) for item in self._items):
-            raise InvalidArgumentError(f'the mode is {mode!r}: want names of fields, such as "x y"')
+            raise InvalidArgumentError(f'mode: expected names of fields, such as "x y", got {mode!r}')
         self._loaded = [item for item in self._items if item != _INDEX and not item.startswith(_CTX)]
         check_fields(self._fields, self._loaded, (_INDEX,))
         self._return_ctx = return_ctx
@@ -92,11 +92,11 @@ class ModeWrapper:
         Args:
           indices: a 1-D sequence of integers in any order, repeated or negative; or a slice or range.
         """
-        places = indices_of(indices, len(self), 'ModeWrapper')
-        ctxs: list[Ctx] = [{} for _ in places]
-        found = iter(await self._fields._load(self._loaded, places, ctxs) if self._loaded else [])
+        positions = indices_of(indices, len(self), 'ModeWrapper')
+        ctxs: list[Ctx] = [{} for _ in positions]
+        loaded = iter(await self._fields._load(self._loaded, positions, ctxs) if self._loaded else [])
         columns = [
-            places.tolist() if item == _INDEX else _kept(item, ctxs) if item.startswith(_CTX) else next(found)
+            positions.tolist() if item == _INDEX else _ctx_values(item, ctxs) if item.startswith(_CTX) else next(loaded)
             for item in self._items
         ]
         samples = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
@@ -113,17 +113,17 @@ class _Loading(Fetching):
     def __init__(self, wrapper: ModeWrapper) -> None:
         super().__init__(wrapper)
         self.parents: tuple[Any, ...] = (wrapper._fields,)
-        self._said = f'ModeWrapper({wrapper.mode!r}{", return_ctx=True" if wrapper.return_ctx else ""})'
+        self._description = f'ModeWrapper({wrapper.mode!r}{", return_ctx=True" if wrapper.return_ctx else ""})'
 
     def describe(self) -> str:
-        return self._said
+        return self._description
 
 
-def _kept(item: str, ctxs: Sequence[Ctx]) -> list[Any]:
+def _ctx_values(item: str, ctxs: Sequence[Ctx]) -> list[Any]:
     name = item.removeprefix(_CTX)
     for ctx in ctxs:
         if name not in ctx:
             raise UnknownKeyError(
-                f'{item}: no loader has put {name!r} into the dict of the sample, which has {sorted(ctx)}'
+                f'{item}: no field method stored {name!r} in the dict of the datapoint, which contains {sorted(ctx)}'
             )
     return [ctx[name] for ctx in ctxs]

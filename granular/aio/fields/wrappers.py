@@ -19,19 +19,19 @@ from granular.errors import ClosedError, InvalidArgumentError
 from granular.indexing import Ints, indices_of
 
 
-class Mapped(Fields):
+class IndexWrapper(Fields):
     """A wrapper that maps each index to an index of the wrapped dataset."""
 
     def __init__(self, dataset: Any) -> None:
         super().__init__()
-        below = fields_of(dataset)
-        self.parents, self._pure = (below,), below._pure
+        wrapped = fields_of(dataset)
+        self.parents, self._pure = (wrapped,), wrapped._pure
 
     @property
     def fields(self) -> tuple[str, ...] | None:
         """Names of the fields, sorted; None if they are unknown."""
-        known: tuple[str, ...] | None = self.parents[0].fields
-        return known
+        fields: tuple[str, ...] | None = self.parents[0].fields
+        return fields
 
     def has(self, field: str) -> bool:
         """Return whether the field exists; True if that is unknown."""
@@ -42,33 +42,33 @@ class Mapped(Fields):
 
     async def _load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
         """Return, for each field, its values in the order of the indices."""
-        found: list[list[Any]] = await self.parents[0]._load(fields, self._lookup(indices), ctxs)
-        return found
+        columns: list[list[Any]] = await self.parents[0]._load(fields, self._lookup(indices), ctxs)
+        return columns
 
     def _inherit(self) -> None:
-        if self.parents[0].known:
+        if self.parents[0].known_labels:
             indices = self._lookup(np.arange(len(self)))
-            self.known = {field: labels[indices] for field, labels in self.parents[0].known.items()}
+            self.known_labels = {field: labels[indices] for field, labels in self.parents[0].known_labels.items()}
 
 
-class _Chosen(Mapped):
+class _SelectionWrapper(IndexWrapper):
     """Datapoints at selected indices, stored with 8 bytes per index."""
 
     _indices: Ints | None = None
 
-    def _chosen(self) -> Ints:
+    def _selected_indices(self) -> Ints:
         if self._indices is None:
             raise ClosedError(f'{self.describe()} is not open yet: use `await open(...)`')
         return self._indices
 
     def __len__(self) -> int:
-        return len(self._chosen())
+        return len(self._selected_indices())
 
     def _lookup(self, indices: Ints) -> Ints:
-        return self._chosen()[indices]
+        return self._selected_indices()[indices]
 
 
-class SubsetWrapper(_Chosen):
+class SubsetWrapper(_SelectionWrapper):
     """The datapoints at the given indices, in that order.
 
     ::
@@ -91,7 +91,7 @@ class SubsetWrapper(_Chosen):
         return f'SubsetWrapper({len(self)} indices)'
 
 
-class PercentFilterWrapper(Mapped):
+class PercentFilterWrapper(IndexWrapper):
     """A contiguous part of the datapoints. Adjacent ranges neither share nor omit datapoints.
 
     ::
@@ -123,7 +123,7 @@ class PercentFilterWrapper(Mapped):
         return f'PercentFilterWrapper([{self._start}:{self._stop}])'
 
 
-class RepeatWrapper(Mapped):
+class RepeatWrapper(IndexWrapper):
     """All datapoints, repeated as a whole. Pass either ``repetitions`` or ``min_size``.
 
     ::
@@ -152,7 +152,7 @@ class RepeatWrapper(Mapped):
         return f'RepeatWrapper({self._times})'
 
 
-class ShuffleWrapper(_Chosen):
+class ShuffleWrapper(_SelectionWrapper):
     """All datapoints in shuffled order, that of KappaData for the same seed.
 
     ::
@@ -175,7 +175,7 @@ class ShuffleWrapper(_Chosen):
         return f'ShuffleWrapper(seed={self._seed})'
 
 
-class _ByLabel(_Chosen):
+class _ByLabel(_SelectionWrapper):
     """Datapoints selected by their labels."""
 
     _field = ''
@@ -214,7 +214,7 @@ class ClassFilterWrapper(_ByLabel):
         self, dataset: Any, valid_classes: Any = None, invalid_classes: Any = None, field: str = 'label'
     ) -> None:
         super().__init__(dataset)
-        self._said = describe_classes(valid_classes, invalid_classes)
+        self._description = describe_classes(valid_classes, invalid_classes)
         self._valid, self._invalid, self._field = valid_classes, invalid_classes, field
 
     def _choose(self, labels: filters.Labels) -> Ints:
@@ -222,7 +222,7 @@ class ClassFilterWrapper(_ByLabel):
 
     def describe(self) -> str:
         """Describe the dataset in one line."""
-        return f'ClassFilterWrapper({self._said}, field={self._field!r})'
+        return f'ClassFilterWrapper({self._description}, field={self._field!r})'
 
 
 class OversamplingWrapper(_ByLabel):
@@ -277,12 +277,12 @@ class FieldConcat(Fields):
         super().__init__()
         self.parents = tuple(map(fields_of, datasets))
         if not self.parents:
-            raise InvalidArgumentError('want one dataset or more')
+            raise InvalidArgumentError('expected one dataset or more, got none')
         self._pure = all(part._pure for part in self.parents)
         self._lengths = np.array([len(part) for part in self.parents], np.int64)
         self._stops = np.cumsum(self._lengths)
-        for field in set.intersection(*(set(part.known) for part in self.parents)):
-            self.known[field] = np.concatenate([part.known[field] for part in self.parents])
+        for field in set.intersection(*(set(part.known_labels) for part in self.parents)):
+            self.known_labels[field] = np.concatenate([part.known_labels[field] for part in self.parents])
 
     def __len__(self) -> int:
         return int(self._stops[-1])
@@ -290,8 +290,8 @@ class FieldConcat(Fields):
     @property
     def fields(self) -> tuple[str, ...] | None:
         """Names of the fields that all datasets have, sorted; None if they are unknown."""
-        known = [set(part.fields) for part in self.parents if part.fields is not None]
-        return tuple(sorted(set.intersection(*known))) if len(known) == len(self.parents) else None
+        fields = [set(part.fields) for part in self.parents if part.fields is not None]
+        return tuple(sorted(set.intersection(*fields))) if len(fields) == len(self.parents) else None
 
     def has(self, field: str) -> bool:
         """Return whether all datasets have the field; True if that is unknown."""
@@ -301,16 +301,19 @@ class FieldConcat(Fields):
         """Return, for each field, its values in the order of the indices."""
         owners = np.searchsorted(self._stops, indices, side='right')
         inner = indices - (self._stops - self._lengths)[owners]
-        places = [np.flatnonzero(owners == owner) for owner in np.unique(owners)]
-        if len(places) > 1:
+        groups = [np.flatnonzero(owners == owner) for owner in np.unique(owners)]  # positions, by dataset
+        if len(groups) > 1:
             await ensure_event_loop()
-        found = await gather(
-            [self.parents[owners[at[0]]]._load(fields, inner[at], [ctxs[i] for i in at.tolist()]) for at in places]
+        loaded = await gather(
+            [
+                self.parents[owners[group[0]]]._load(fields, inner[group], [ctxs[i] for i in group.tolist()])
+                for group in groups
+            ]
         )
         out: list[list[Any]] = [[None] * len(indices) for _ in fields]
-        for at, columns in zip(places, found, strict=True):
+        for group, columns in zip(groups, loaded, strict=True):
             for column, values in zip(out, columns, strict=True):
-                for i, value in zip(at.tolist(), values, strict=True):
+                for i, value in zip(group.tolist(), values, strict=True):
                     column[i] = value
         return out
 

@@ -37,14 +37,14 @@ async def save_state(
     Raises:
       StateError: if the state is not plain JSON.
     """
-    place = _file(directory, process)
+    path = _file(directory, process)
     try:
         text = json.dumps({'version': _VERSION, 'state': state}, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise StateError(f'{place}: the state is no plain JSON: {error}') from error
-    await place.parent.mkdir(parents=True, exist_ok=True)
-    await place.write_text(text)
-    return place
+        raise StateError(f'{path}: the state is not plain JSON: {error}') from error
+    await path.parent.mkdir(parents=True, exist_ok=True)
+    await path.write_text(text)
+    return path
 
 
 async def load_state(directory: Path | str | Any, process: ShardOptions | None = None) -> dict[str, Any]:
@@ -76,25 +76,29 @@ async def load_state(directory: Path | str | Any, process: ShardOptions | None =
         missing = error
     files = sorted([path async for path in Path(directory).glob('process_*-of-*.json')], key=str)
     if not files:
-        raise NotFoundError(f'{directory}: holds no state: {missing}') from missing
+        raise NotFoundError(f'{directory}: contains no state: {missing}') from missing
     states = [_parse(await path.read_text(), path) for path in files]
     for path, state in zip(files, states, strict=True):
         if state != states[0]:
             raise StateError(
-                f'{path}: stands at {_outline(state)}, but {files[0]} at {_outline(states[0])}: processes must be '
-                f'saved after the same number of elements to go on with another number of them'
+                f'{path} is at {_outline(state)}, {files[0]} at {_outline(states[0])}: to resume with another '
+                f'number of processes, save all of them after the same number of elements'
             )
     return states[0]
 
 
-def _parse(text: str, place: Path) -> dict[str, Any]:
+def _parse(text: str, path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except ValueError as error:
-        raise StateError(f'{place}: is no state: {error}') from error
-    if not isinstance(found, dict) or found.get('version') != _VERSION or not isinstance(found.get('state'), dict):
-        raise StateError(f'{place}: is no state of version {_VERSION}')
-    state: dict[str, Any] = found['state']
+        raise StateError(f'{path}: is not a state: {error}') from error
+    if (
+        not isinstance(document, dict)
+        or document.get('version') != _VERSION
+        or not isinstance(document.get('state'), dict)
+    ):
+        raise StateError(f'{path}: is not a state of version {_VERSION}')
+    state: dict[str, Any] = document['state']
     return state
 
 

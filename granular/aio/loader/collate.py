@@ -50,27 +50,31 @@ class Assembly:
 
     async def make(self, first: int) -> LoadedBatch:
         """Return the batch that starts at a step."""
-        points = await self._source.fetch(np.arange(first, first + self._size))
-        if self._is_small() and not any(type(point) is Failure for point in points):
-            return self._assemble(points, first)
-        return await offload(self._assemble, points, first)
+        datapoints = await self._source.fetch(np.arange(first, first + self._size))
+        if self._is_small() and not any(type(datapoint) is Failure for datapoint in datapoints):
+            return self._assemble(datapoints, first)
+        return await offload(self._assemble, datapoints, first)
 
     def _is_small(self) -> bool:
         size = sum(dtype.itemsize * math.prod(shape) for dtype, shape in self._spec.values())
         return self._size * size <= _IN_PLACE and self._size * len(self._spec) <= _VALUES_IN_PLACE
 
-    def _assemble(self, points: list[Any], first: int) -> LoadedBatch:
+    def _assemble(self, datapoints: list[Any], first: int) -> LoadedBatch:
         failed: list[tuple[int, str]] = []
         if not self._errors.raises:
-            points = self._resolved(points, first, failed)
-        for i, point in enumerate(points):
-            if type(point) is not dict or point.keys() != self._spec.keys():
-                check_keys(point, first + i, self._spec)
-        out = self.recycled.popleft() if self.recycled and len(points) == self._size else self._memory(len(points))
+            datapoints = self._resolved(datapoints, first, failed)
+        for i, datapoint in enumerate(datapoints):
+            if type(datapoint) is not dict or datapoint.keys() != self._spec.keys():
+                check_keys(datapoint, first + i, self._spec)
+        out = (
+            self.recycled.popleft()
+            if self.recycled and len(datapoints) == self._size
+            else self._memory(len(datapoints))
+        )
         for key, (dtype, shape) in self._spec.items():
             target = out[key]
-            for i, point in enumerate(points):
-                value = point[key]
+            for i, datapoint in enumerate(datapoints):
+                value = datapoint[key]
                 if type(value) is not np.ndarray:
                     value = np.asarray(value)
                 if (value.dtype is not dtype and value.dtype != dtype) or value.shape != shape:
@@ -78,58 +82,58 @@ class Assembly:
                 target[i] = value
         return LoadedBatch(out, failed)
 
-    def _resolved(self, points: list[Any], first: int, failed: list[tuple[int, str]]) -> list[Any]:
+    def _resolved(self, datapoints: list[Any], first: int, failed: list[tuple[int, str]]) -> list[Any]:
         """Apply the ``on_error`` policy to datapoints that failed or differ from the spec; return the others."""
         out = []
-        for step, point in enumerate(points, first):
-            if type(point) is not Failure:
+        for step, datapoint in enumerate(datapoints, first):
+            if type(datapoint) is not Failure:
                 try:
-                    check(point, step, self._spec)
+                    check(datapoint, step, self._spec)
                 except DatapointError as error:
-                    point = Failure(step, error)
-            if type(point) is Failure:
-                failed.append(outline(point))
-                point = self._errors.resolve(Failure(step, point.error))
-                if point is not None:
-                    check(point, step, self._spec)
-            if point is not None:
-                out.append(point)
+                    datapoint = Failure(step, error)
+            if type(datapoint) is Failure:
+                failed.append(outline(datapoint))
+                datapoint = self._errors.resolve(Failure(step, datapoint.error))
+                if datapoint is not None:
+                    check(datapoint, step, self._spec)
+            if datapoint is not None:
+                out.append(datapoint)
         return out
 
     def _memory(self, rows: int) -> Batch:
         return {key: np.empty((rows, *shape), dtype) for key, (dtype, shape) in self._spec.items()}
 
 
-def spec_of(point: Any) -> Spec:
+def spec_of(datapoint: Any) -> Spec:
     """Return the dtype and shape of each key, from the first datapoint of a source.
 
     Raises:
       DatapointError: if the datapoint is not a dict of numbers and arrays.
     """
-    if not isinstance(point, Mapping):
-        raise DatapointError(f'step 0: want a dict for a datapoint, got {type(point).__name__}')
-    arrays = {key: np.asarray(value) for key, value in point.items()}
+    if not isinstance(datapoint, Mapping):
+        raise DatapointError(f'step 0: expected a dict, got {type(datapoint).__name__}')
+    arrays = {key: np.asarray(value) for key, value in datapoint.items()}
     for key, value in arrays.items():
         if value.dtype == object:
             raise differing(key, value, 0)
     return {key: (value.dtype, value.shape) for key, value in arrays.items()}
 
 
-def check(point: Any, step: int, spec: Spec) -> None:
+def check(datapoint: Any, step: int, spec: Spec) -> None:
     """Raise ``DatapointError`` if keys, dtypes or shapes of a datapoint differ from those of the first."""
-    check_keys(point, step, spec)
+    check_keys(datapoint, step, spec)
     for key, (dtype, shape) in spec.items():
-        value = np.asarray(point[key])
+        value = np.asarray(datapoint[key])
         if value.dtype != dtype or value.shape != shape:
             raise differing(key, value, step, dtype, shape)
 
 
-def check_keys(point: Any, step: int, spec: Spec) -> None:
+def check_keys(datapoint: Any, step: int, spec: Spec) -> None:
     """Raise ``DatapointError`` if the keys of a datapoint differ from those of the first."""
-    if not isinstance(point, Mapping):
-        raise DatapointError(f'step {step}: want a dict for a datapoint, got {type(point).__name__}')
-    if point.keys() != spec.keys():
-        raise DatapointError(f'step {step}: keys are {sorted(point)}, those of the first {sorted(spec)}')
+    if not isinstance(datapoint, Mapping):
+        raise DatapointError(f'step {step}: expected a dict, got {type(datapoint).__name__}')
+    if datapoint.keys() != spec.keys():
+        raise DatapointError(f'step {step}: keys are {sorted(datapoint)}, those of the first {sorted(spec)}')
 
 
 def differing(
@@ -137,7 +141,9 @@ def differing(
 ) -> DatapointError:
     """Create the error for a value whose dtype or shape differs from that of the first datapoint."""
     if value.dtype == object:
-        return DatapointError(f'step {step}, key {key!r}: makes no array of numbers: leave it out in a transform')
+        return DatapointError(
+            f'step {step}, key {key!r}: expected a number or an array of numbers: remove the key in a transform'
+        )
     return DatapointError(
         f'step {step}, key {key!r}: dtype {value.dtype} and shape {value.shape}, the first has {dtype} and {shape}: '
         f'make them equal in a transform'

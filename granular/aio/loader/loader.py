@@ -1,5 +1,6 @@
 """The Loader: batches in order, prefetched, resumable at any step."""
 
+import abc
 import collections
 import functools
 from collections.abc import Mapping
@@ -7,12 +8,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from granular.aio.execution.failures import Errors, OnError, of_datapoint
-from granular.aio.execution.prefetch import END, Ahead
+from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.loader.collate import Assembly, Batch, LoadedBatch, Spec, spec_of
 from granular.aio.pipeline.describe import fingerprint
 from granular.aio.pipeline.nodes.source import Source, convert, length_of
 from granular.aio.runtime.lifecycle import Running
-from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.user_functions import await_user
 from granular.errors import ClosedError, InvalidArgumentError, StateError
@@ -24,7 +24,56 @@ if TYPE_CHECKING:
 _TRIED: Final = 100  # datapoints tried for the spec if failed ones are skipped
 
 
-class Loader:
+class LoaderHandle(abc.ABC):
+    """Base of the loaders of both APIs: its running part is closed once the handle is dropped."""
+
+    _core: '_Core'
+
+    @property
+    def consumed(self) -> int:
+        """Number of steps of the source before the next batch, over all shards: the ``'step'`` of ``save``."""
+        return self._core.ahead.position
+
+    def save(self) -> dict[str, int]:
+        """Return the state: plain JSON, the position of the next batch, independent of prefetched batches."""
+        return {'step': self.consumed, 'seed': self._core.source.seed}
+
+    @abc.abstractmethod
+    def load(self, state: Mapping[str, int]) -> None:
+        """Continue from a state; also possible while iterating. Drops prefetched batches.
+
+        Raises:
+          StateError: if this is not a state, or was saved with a different seed, or with a batch size that does not
+            divide its step.
+        """
+
+    state_dict = save
+
+    def fingerprint(self) -> list[str]:
+        """Return one line per stage; a state fits every loader with the same lines."""
+        return [*fingerprint(self._core.source), f'Loader(batch={self._core.batch})']
+
+    def stats(self) -> dict[str, float]:
+        """Return counters of what was loaded, throughput, waiting times, and read-ahead.
+
+        ``batches``, ``datapoints`` and ``bytes``; ``batches_per_second`` and ``bytes_per_second``; ``wait_seconds``
+        that the consumer waited, and ``consumer_seconds`` that it spent itself; batches ``ready`` and ``in_flight``;
+        failed datapoints (``errors``).
+        """
+        core = self._core
+        ready, in_flight = core.ahead.counts()
+        times = {'wait_seconds': core.ahead.waited, 'consumer_seconds': core.ahead.consumed}
+        seconds = max(sum(times.values()), 1e-9)
+        rates = {f'{name}_per_second': core.counts[name] / seconds for name in ('batches', 'bytes')}
+        return {**core.counts, **rates, **times, 'ready': ready, 'in_flight': in_flight, 'errors': core.errors.count}
+
+    @property
+    def errors(self) -> list[tuple[int, str]]:
+        """Step and message of failed datapoints, the last 1,000."""
+        return list(self._core.errors.recent)
+
+
+class Loader(LoaderHandle):
     """Load batches from a source, in an order that depends only on seed and step, however they are fetched.
 
     ::
@@ -78,66 +127,29 @@ class Loader:
         batch, prefetch = check_integer('batch', batch, 1), check_integer('prefetch', prefetch, 0)
         workers = check_integer('workers', workers, 1)
         if not 0 <= shard_id < num_shards:
-            raise InvalidArgumentError(f'want 0 <= shard_id < num_shards, got {shard_id} and {num_shards}')
+            raise InvalidArgumentError(f'expected 0 <= shard_id < num_shards, got {shard_id} and {num_shards}')
         self.source: Source = convert(source)
         self.batch, self.prefetch, self.workers = batch, prefetch, workers
         self.shard_id, self.num_shards, self.recycle_after = shard_id, num_shards, recycle_after
         self._core = _Core(self.source, batch, prefetch, workers, recycle_after, shard_id, num_shards, mp, on_error)
         self._core.close_with(self)
 
-    # --- state
-
-    @property
-    def consumed(self) -> int:
-        """Number of steps of the source before the next batch, over all shards: the ``'step'`` of ``save``."""
-        return self._core.ahead.position
-
-    def save(self) -> dict[str, int]:
-        """Return the state: plain JSON, the position of the next batch, independent of prefetched batches."""
-        return {'step': self.consumed, 'seed': self.source.seed}
-
     def load(self, state: Mapping[str, int]) -> None:
-        """Continue from a state; also possible while iterating. Drops prefetched batches.
-
-        Raises:
-          StateError: if this is not a state, or was saved with a different seed.
-        """
         step, seed = state.get('step'), state.get('seed', self.source.seed)
         if not isinstance(step, int) or step < 0:
-            raise StateError(f'want a state such as {self.save()}, got {dict(state)}')
+            raise StateError(f'expected a state such as {self.save()}, got {dict(state)}')
         if seed != self.source.seed:
             raise StateError(f'the state was saved with seed {seed}, this source has {self.source.seed}')
+        if step % self.batch:
+            raise StateError(
+                f'the state was saved with another batch size: its step {step} is not a multiple of this '
+                f"loader's {self.batch} datapoints per batch"
+            )
         self._core.check()
         self._core.ahead.drop()
         self._core.ahead.position = step
 
-    state_dict = save
     load_state_dict = load
-
-    def fingerprint(self) -> list[str]:
-        """Return one line per stage; a state fits every loader with the same lines."""
-        return [*fingerprint(self.source), f'Loader(batch={self.batch})']
-
-    def stats(self) -> dict[str, float]:
-        """Return counters of what was loaded, throughput, waiting times, and read-ahead.
-
-        ``batches``, ``datapoints`` and ``bytes``; ``batches_per_second`` and ``bytes_per_second``; ``wait_seconds``
-        that the consumer waited, and ``consumer_seconds`` that it spent itself; batches ``ready`` and ``in_flight``;
-        failed datapoints (``errors``).
-        """
-        core = self._core
-        ready, in_flight = core.ahead.counts()
-        times = {'wait_seconds': core.ahead.waited, 'consumer_seconds': core.ahead.consumed}
-        seconds = max(sum(times.values()), 1e-9)
-        rates = {f'{name}_per_second': core.counts[name] / seconds for name in ('batches', 'bytes')}
-        return {**core.counts, **rates, **times, 'ready': ready, 'in_flight': in_flight, 'errors': core.errors.count}
-
-    @property
-    def errors(self) -> list[tuple[int, str]]:
-        """Step and message of failed datapoints, the last 1,000."""
-        return list(self._core.errors.recent)
-
-    # --- batches
 
     async def spec(self) -> Spec:
         """Return the dtype and shape of each key of a datapoint, determined from the first datapoint."""
@@ -147,20 +159,10 @@ class Loader:
         return self
 
     async def __anext__(self) -> Batch:
-        batch, _ = await self._take()
+        batch, _ = await self._core.take()
         if batch is END:
             raise StopAsyncIteration
         return cast(Batch, batch)
-
-    async def _take(self) -> tuple[Any, int]:
-        """Return the next batch, or ``END``, and the step after it."""
-        return await self._core.take()
-
-    def _take_back(self, taken: tuple[Any, int]) -> None:
-        """Return a batch that did not reach the consumer, unless another one was taken or a state loaded since."""
-        self._core.take_back(*taken)
-
-    # --- closing
 
     async def aclose(self) -> None:
         """Close the loader: stop its fetches, threads and processes. Closing twice is allowed."""
@@ -191,56 +193,62 @@ class _Core(Running):
         on_error: OnError,
     ) -> None:
         super().__init__()
-        self._source, self._batch, self._workers, self._mp = source, batch, workers, mp
+        self.source, self.batch, self._workers, self._mp = source, batch, workers, mp
         self._first, self._recycle_after = shard_id * batch, recycle_after
         self._processes: Workers | None = None
         self._stride = batch * num_shards
-        self.ahead: Ahead[LoadedBatch] = Ahead(
+        self.ahead: Prefetch[LoadedBatch] = Prefetch(
             self._make, self._stride, batch, workers, 'granular-loader', on_error != 'raise'
         )
-        self.ahead.depth = prefetch
+        self.ahead.depth, self.ahead.token = prefetch, self.token
         self._assembly: Assembly | None = None
-        self._handed: collections.deque[Batch] = collections.deque()
+        self._returned: collections.deque[Batch] = collections.deque()
         self._spec: Spec | None = None
-        self._learning = Lock()
         self.errors = Errors(on_error)
         self.counts = {'batches': 0, 'datapoints': 0, 'bytes': 0}
 
     @functools.cached_property
     def _limit(self) -> int | None:
         """The step after the last batch; None if the source is endless."""
-        return None if self._source.endless else length_of(self._source) // self._stride * self._stride
+        return None if self.source.endless else length_of(self.source) // self._stride * self._stride
 
     async def spec(self) -> Spec:
         """Return the dtype and shape of each key of a datapoint, determined from the first datapoint."""
-        await ensure_event_loop()
-        async with self._learning.turn():
-            if self._spec is None:
-                self._spec = await self._learn()
+        if self._spec is None:
+            await ensure_event_loop()
+            async with self.turn():
+                return await self.compute(self._learned_spec())
         return self._spec
 
-    async def _learn(self) -> Spec:
-        with self.ahead.using_pool():
-            for step in range(1 if self.errors.raises else _TRIED):
-                try:
-                    return spec_of((await self._source.fetch([step]))[0])
-                except Exception as error:
-                    failed: Exception = error
-                    if not of_datapoint(error):
-                        break
-        raise failed
+    async def _learned_spec(self) -> Spec:
+        if self._spec is None:
+            with self.ahead.using_pool():
+                self._spec = spec_of(await self._first_datapoint())
+        return self._spec
+
+    async def _first_datapoint(self) -> Any:
+        """Return the first datapoint that does not fail; the first of all, unless failures are skipped or replaced."""
+        tries = 1 if self.errors.raises else _TRIED
+        for step in range(tries):
+            try:
+                return (await self.source.fetch([step]))[0]
+            except Exception as error:
+                if step + 1 == tries or not of_datapoint(error):
+                    raise
+        raise AssertionError
 
     async def take(self) -> tuple[Any, int]:
         """Return the next batch, or ``END``, and the step after it; concurrent calls wait for each other."""
         await ensure_event_loop()
-        async with self.turn.turn():
+        async with self.turn():
             self.check()
             await self.settle()
-            batch = await await_user(self._next())
+            batch = await await_user(self.compute(self._next()))
             return batch, self.ahead.position
 
-    def take_back(self, batch: Any, position: int) -> None:
-        """Let a batch come again, if it is the last that was taken."""
+    def take_back(self, taken: tuple[Any, int]) -> None:
+        """Return a batch that did not reach the consumer, unless another one was taken or a state loaded since."""
+        batch, position = taken
         if batch is END or self.ahead.position != position:
             return
         self.ahead.drop()
@@ -253,32 +261,31 @@ class _Core(Running):
             self.ahead.stop = self._limit
             if self._limit is not None and self.ahead.position >= self._limit:
                 return END
-            self._assembly = Assembly(self._source, self._batch, await self.spec(), self.errors.on_error)
+            self._assembly = Assembly(self.source, self.batch, await self._learned_spec(), self.errors.on_error)
             if self._mp is not None:
                 from granular.aio.execution.workers import Workers
 
                 self._processes = Workers(self._assembly, self._workers, self._mp)
-        found: Any = await self.ahead.take()
-        if found is END:
+        loaded: Any = await self.ahead.take()
+        if loaded is END:
             return END
-        made: LoadedBatch = found
-        if made.failed:
-            self.errors.report(made.failed)
-        batch = made.batch
+        batch, failed = loaded
+        if failed:
+            self.errors.report(failed)
         self.counts['batches'] += 1
-        self.counts['datapoints'] += self._batch - len(made.failed)
+        self.counts['datapoints'] += self.batch - len(failed)
         self.counts['bytes'] += sum(array.nbytes for array in batch.values())
         if self._recycle_after:
-            self._handed.append(batch)
-            if len(self._handed) > self._recycle_after:
-                self._assembly.recycled.append(self._handed.popleft())
+            self._returned.append(batch)
+            if len(self._returned) > self._recycle_after:
+                self._assembly.recycled.append(self._returned.popleft())
         return batch
 
     async def _make(self, step: int) -> LoadedBatch:
         first = step + self._first
         if self._processes is not None:
-            made: LoadedBatch = await self._processes.make(first)
-            return made
+            loaded: LoadedBatch = await self._processes.make(first)
+            return loaded
         if self._assembly is None:
             raise ClosedError('the loader is closed')
         return await self._assembly.make(first)
@@ -286,8 +293,8 @@ class _Core(Running):
     async def _close(self) -> None:
         await ensure_event_loop()
         await self.ahead.aclose()
-        await self._source.release()
+        await self.source.release()
         if self._processes is not None:
             await self._processes.aclose()
         self._assembly = None
-        self._handed.clear()
+        self._returned.clear()

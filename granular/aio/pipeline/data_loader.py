@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from granular.aio.execution.failures import Failure, OnError
+from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
-from granular.aio.pipeline.iter_dataset import DatasetIterator, IterDataset, IterOperations
+from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.nodes.base import Wrapped
 from granular.aio.pipeline.nodes.elements import Element, method_of, name_of
 from granular.aio.pipeline.nodes.source import Source
@@ -31,9 +32,9 @@ class _Applied(Element):
         self._random = any(name == 'random_map' for name, _ in steps)
         self.sparse = any(name == 'filter' for name, _ in steps)
 
-    def _call(self, point: Any, index: int) -> Any:
+    def _call(self, datapoint: Any, index: int) -> Any:
         metadata: RecordMetadata
-        metadata, data = point
+        metadata, data = datapoint
         if type(data) is Failure:
             return Failure(metadata.index, data.error)
         rng = metadata.rng
@@ -45,7 +46,7 @@ class _Applied(Element):
                     return None
             elif name == 'random_map':
                 if rng is None:
-                    raise InvalidArgumentError('a random_map needs random numbers: give the sampler a seed')
+                    raise InvalidArgumentError('random_map requires random numbers: pass a seed to the sampler')
                 data = fn(data, rng)
             elif name == 'map_with_index':
                 data = fn(metadata.index, data)
@@ -57,7 +58,7 @@ class _Applied(Element):
         return ', '.join(f'{name}({name_of(fn)})' for name, fn in self._steps) or 'no operations'
 
 
-class Operations:
+class DataLoader:
     """Load elements from a data source, in the order of a sampler, through operations.
 
     ::
@@ -69,8 +70,8 @@ class Operations:
             worker_count=4,
         )
 
-    Each iteration starts from the beginning. Batches do not depend on the number of workers, and neither do states: a
-    state saved with four workers can be restored with none.
+    Iterate it with ``for`` or ``async for``; each iteration starts from the beginning. Batches do not depend on the
+    number of workers, and neither do states: a state saved with four workers can be restored with none.
 
     Args:
       data_source: a reader, a list, or any other source.
@@ -85,8 +86,6 @@ class Operations:
         replacement, returns None to skip it, or raises. Store errors are always raised.
       start_method: start method of the processes: 'spawn', 'forkserver' or 'fork'.
     """
-
-    _kind: type[IterOperations]
 
     def __init__(
         self,
@@ -105,15 +104,13 @@ class Operations:
             shard_options = getattr(sampler, 'shard_options', None) or NoSharding()
         own = getattr(sampler, 'shard_options', shard_options)
         if (own.shard_index, own.shard_count) != (shard_options.shard_index, shard_options.shard_count):
-            raise InvalidArgumentError(
-                f'the sampler is sharded as {own}, and the loader as {shard_options}: pass it once'
-            )
+            raise InvalidArgumentError(f'the sampler has the shard {own}, the loader {shard_options}: pass it once')
         steps: list[tuple[str, Any]] = []
         rest = list(operations)
         while rest and (name := operation_of(rest[0])) not in ('batch', 'flat_map'):
             steps.append((name, method_of(rest.pop(0), name)))
         source = _Applied(Sampled(Wrapped(data_source), sampler, shard_options), steps, sampler)
-        dataset = self._kind(Read(source, read_options or ReadOptions(), on_error=on_error))
+        dataset = IterDataset(Read(source, read_options or ReadOptions(), on_error=on_error))
         seed = getattr(sampler, 'seed', None)
         if seed is not None:
             dataset = dataset.seed(seed)
@@ -121,13 +118,11 @@ class Operations:
         workers = MultiprocessingOptions(worker_count, worker_buffer_size, start_method)
         self._dataset = dataset.mp_prefetch(workers)
 
+    def __iter__(self) -> blocking_iterator.DatasetIterator:
+        return iter(self._dataset)
+
+    def __aiter__(self) -> iterator.DatasetIterator:
+        return aiter(self._dataset)
+
     def __str__(self) -> str:
         return format_pipeline(self._dataset._stream)
-
-
-class DataLoader(Operations):
-    __doc__ = Operations.__doc__
-    _kind = IterDataset
-
-    def __aiter__(self) -> DatasetIterator:
-        return DatasetIterator(self._dataset._stream)

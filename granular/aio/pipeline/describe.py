@@ -13,10 +13,10 @@ def iter_stages(stage: Any, depth: int = 0) -> list[tuple[int, str, str]]:
     else:
         for parent in stage.parents:
             out += iter_stages(parent, depth + 1)
-    said = stage.describe()
-    if out and out[-1][1] == said:  # a root has the description of the source that it wraps
+    description = stage.describe()
+    if out and out[-1][1] == description:  # a root has the description of the source that it wraps
         return out
-    return [*out, (depth, said, _length(stage))]
+    return [*out, (depth, description, _length(stage))]
 
 
 def _length(stage: Any) -> str:
@@ -29,19 +29,19 @@ def _length(stage: Any) -> str:
 
 def format_pipeline(stage: Any) -> str:
     """Format a pipeline for printing."""
-    lines = [('  ' * depth + said, length) for depth, said, length in iter_stages(stage)]
-    width = max(len(said) for said, _ in lines)
-    most = max(len(length) for _, length in lines)
-    return '\n'.join(f'{said:<{width}}  {length:>{most}}'.rstrip() for said, length in lines)
+    lines = [('  ' * depth + description, length) for depth, description, length in iter_stages(stage)]
+    width = max(len(description) for description, _ in lines)
+    length_width = max(len(length) for _, length in lines)
+    return '\n'.join(f'{description:<{width}}  {length:>{length_width}}'.rstrip() for description, length in lines)
 
 
 def times(stage: Any) -> list[tuple[str, int, float]]:
     """Return description, element count, and seconds summed over all threads for each stage that was timed."""
-    found = [entry for parent in stage.parents for entry in times(parent)]
-    made = getattr(stage, '_made', 0)
-    return [*found, (stage.describe(), made, stage._spent)] if made else found
+    entries = [entry for parent in stage.parents for entry in times(parent)]
+    count = getattr(stage, '_made', 0)
+    return [*entries, (stage.describe(), count, stage._spent)] if count else entries
 
 
 def fingerprint(stage: Any) -> list[str]:
     """Return a readable line per stage; two pipelines with different lines are different pipelines."""
-    return ['  ' * depth + said for depth, said, _ in iter_stages(stage)]
+    return ['  ' * depth + description for depth, description, _ in iter_stages(stage)]

@@ -1,16 +1,285 @@
-"""The async API of MapDataset."""
+"""MapDataset: its operations, which the sync and the async API share, and its async API."""
 
+import abc
+import builtins
 import operator
-from collections.abc import AsyncIterator
+from collections.abc import Callable, Sequence
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular.aio.execution.failures import OnError
+from granular.aio.pipeline import iterator
+from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.iter_dataset import IterDataset
-from granular.aio.pipeline.nodes import selection as choosing
-from granular.aio.pipeline.nodes.operations import MapOperations
-from granular.filters import Strategy
+from granular.aio.pipeline.nodes import base as nodes
+from granular.aio.pipeline.nodes import elements, selection
+from granular.aio.pipeline.nodes.source import RandomAccessDataSource, Source
+from granular.aio.pipeline.streams.streams import Read
+from granular.aio.pipeline.transforms import (
+    FilterTransform,
+    MapTransform,
+    MapWithIndexTransform,
+    RandomMapTransform,
+    ReadOptions,
+    ShardOptions,
+    Transformation,
+    apply,
+)
+from granular.errors import InvalidArgumentError
+from granular.filters import Strategy, percent_range, repetitions_of
+from granular.indexing import Ints, check_integer
+from granular.shuffle import MAX_SEED, Index, Order
+
+
+class MapOperations(abc.ABC):
+    """Operations of a MapDataset. Each returns a new dataset; nothing is read until elements are requested."""
+
+    _node: Source
+
+    def __init__(self, node: Source) -> None:
+        self._node = node
+
+    def _derive(self, node: Source) -> Self:
+        return type(self)(node)
+
+    @property
+    def node(self) -> Source:
+        """The source of the dataset."""
+        return self._node
+
+    # --- constructors
+
+    @classmethod
+    def source(cls, source: RandomAccessDataSource | Any) -> Self:
+        """Create a dataset over a reader, a list, an array, or any other source.
+
+        ::
+
+            dataset = MapDataset.source([3, 1, 4]).map(lambda number: 2 * number)
+        """
+        return cls(nodes.Wrapped(source))
+
+    @classmethod
+    def range(cls, start: int, stop: int | None = None, step: int = 1) -> Self:
+        """Create a dataset of integers, those of ``range(start, stop, step)``."""
+        return cls(nodes.Wrapped(range(start) if stop is None else range(start, stop, step)))
+
+    @classmethod
+    def mix(cls, datasets: Sequence['MapOperations'], weights: Sequence[float] | None = None) -> Self:
+        """Mix datasets evenly, in proportion to their weights, until the first of them is exhausted.
+
+        ::
+
+            MapDataset.mix([web.seed(1).shuffle().repeat(), books.seed(2).shuffle().repeat()], weights=[0.9, 0.1])
+
+        Args:
+          datasets: datasets to mix, each shuffled or repeated first where needed.
+          weights: numbers above 0, with any sum; equal by default.
+        """
+        return cls(nodes.Proportional(_nodes(datasets), weights))
+
+    @classmethod
+    def select_from_datasets(cls, datasets: Sequence['MapOperations'], selection_map: Any) -> Self:
+        """Mix datasets by a map that has a length and returns ``(number of the dataset, index in it)`` for an index."""
+        return cls(nodes.Selection(_nodes(datasets), selection_map.__getitem__, len(selection_map)))
+
+    @classmethod
+    def concatenate(cls, datasets: Sequence['MapOperations']) -> Self:
+        """Concatenate datasets; each epoch of the result contains one epoch of each of them."""
+        return cls(nodes.Concatenate(_nodes(datasets)))
+
+    @classmethod
+    def zip(cls, datasets: Sequence['MapOperations']) -> Self:
+        """Combine datasets of equal length: each element is a tuple of their elements at the same index."""
+        return cls(nodes.Zip(_nodes(datasets)))
+
+    # --- order and selection
+
+    def seed(self, seed: int) -> Self:
+        """Set the seed of all later operations that are given none: each derives a seed of its own from it."""
+        return self._derive(nodes.Seeded(self._node, check_integer('seed', seed, 0, MAX_SEED)))
+
+    def shuffle(self, seed: int | None = None, order: Order | None = None) -> Self:
+        """Shuffle all elements, in a different order every epoch.
+
+        ::
+
+            dataset.shuffle(seed=0, order=granular.shuffle.Blocks())
+
+        Args:
+          seed: integer from 0 to 2**32 - 1; by default derived from :meth:`seed`.
+          order: an order of :mod:`granular.shuffle`; by default ``Index()``, the order of Google Grain. ``Blocks()``
+            reads many records with one request.
+        """
+        return self._derive(nodes.Shuffle(self._node, order or Index(), self._seed_of(seed, 'shuffle')))
+
+    def slice(self, sl: builtins.slice | Sequence[int] | Ints) -> Self:
+        """Select a part of the dataset, by a slice or by indices of elements."""
+        return self._derive(nodes.Slice(self._node, sl))
+
+    def subset(self, indices: Sequence[int] | Ints) -> Self:
+        """Select elements by indices, in that order. They may repeat; negative ones count from the end."""
+        return self.slice(indices)
+
+    def percent(self, from_percent: float | None = None, to_percent: float | None = None) -> Self:
+        """Select a contiguous part of the dataset. Adjacent ranges neither share nor omit elements.
+
+        ::
+
+            train, test = dataset.percent(to_percent=0.9), dataset.percent(from_percent=0.9)
+
+        Args:
+          from_percent: start of the part, from 0 to 1; None for 0.
+          to_percent: end of the part, from 0 to 1; None for 1. 0.29 of 100 elements are 29; 0 gives an empty part.
+        """
+        if len(self) >= nodes.ENDLESS:
+            raise InvalidArgumentError(
+                'an infinitely repeated dataset has no percentages: call percent() before repeat()'
+            )
+        return self.slice(builtins.slice(*percent_range(len(self), from_percent, to_percent)))
+
+    def repeat(
+        self, num_epochs: int | None = None, *, min_size: int | None = None, reseed_each_epoch: bool = True
+    ) -> Self:
+        """Repeat the dataset for several epochs, or forever if both ``num_epochs`` and ``min_size`` are None.
+
+        Args:
+          num_epochs: number of epochs, 1 or more.
+          min_size: minimum number of elements, instead of ``num_epochs``; rounded up to whole epochs.
+          reseed_each_epoch: True if random operations differ from epoch to epoch.
+        """
+        if min_size is not None:
+            num_epochs = repetitions_of(len(self), num_epochs, min_size)
+        return self._derive(nodes.Repeat(self._node, num_epochs, reseed_each_epoch))
+
+    @abc.abstractmethod
+    def filter_classes(self, field: str = 'label', valid_classes: Any = None, invalid_classes: Any = None) -> Any:
+        """Keep the elements of some classes, or of all other classes.
+
+        Reads only the labels, once. If the order changes from epoch to epoch, the first epoch decides which indices are
+        kept: shuffle after filtering.
+
+        Args:
+          field: key of the label; an element may have one label or a sequence of labels.
+          valid_classes: classes to keep: a list, range or array of integers or strings.
+          invalid_classes: classes to remove, instead of ``valid_classes``.
+        """
+
+    @abc.abstractmethod
+    def oversample(
+        self, field: str = 'label', strategy: Strategy = 'multiply', unlabeled: int | str | None = -1
+    ) -> Any:
+        """Repeat elements of rare classes. Reads only the labels, once.
+
+        Args:
+          field: key of the label.
+          strategy: ``'multiply'``: each element appears k times, where k is how often its class fits into the largest
+            class; ``'exact'``: elements of each class are repeated until it is as large as the largest class.
+          unlabeled: label that means "no class": its elements appear once. None if there is no such label.
+        """
+
+    # --- elements
+
+    def map(self, transform: MapTransform | Callable[[Any], Any]) -> Self:
+        """Apply a function to each element, in threads. None, which ``filter`` leaves, is passed through."""
+        return self._derive(elements.Map(self._node, transform))
+
+    def map_with_index(self, transform: MapWithIndexTransform | Callable[[int, Any], Any]) -> Self:
+        """Apply a function to each index and element: ``transform(index, element)``."""
+        return self._derive(elements.MapWithIndex(self._node, transform))
+
+    def random_map(
+        self, transform: RandomMapTransform | Callable[[Any, np.random.Generator], Any], *, seed: int | None = None
+    ) -> Self:
+        """Apply a function to each element and a random generator, which depends only on seed and index.
+
+        ::
+
+            dataset.random_map(lambda image, rng: np.roll(image, rng.integers(8)), seed=0)
+        """
+        return self._derive(elements.RandomMap(self._node, transform, self._seed_of(seed, 'random_map')))
+
+    def filter(self, transform: FilterTransform | Callable[[Any], bool]) -> Self:
+        """Replace each element for which a function returns False by None. Iteration skips these elements."""
+        return self._derive(elements.Filter(self._node, transform))
+
+    def select(self, fields: Sequence[str]) -> Self:
+        """Keep some fields of each element, a dict. A reader reads only these fields."""
+        fields = [fields] if isinstance(fields, str) else list(fields)
+        return self._derive(elements.selected(self._node, fields))
+
+    def batch(
+        self,
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: Callable[[Sequence[Any]], Any] | None = None,
+    ) -> Self:
+        """Combine consecutive elements to batches, stacking each leaf (of dicts, tuples, lists) along a new first axis.
+
+        Args:
+          batch_size: elements per batch.
+          drop_remainder: True to drop a smaller last batch.
+          batch_fn: function from a list of elements to a batch, instead of stacking.
+
+        Raises:
+          InvalidArgumentError: if the dataset was filtered: call ``to_iter_dataset()`` before ``batch()``.
+        """
+        return self._derive(elements.Batch(self._node, batch_size, drop_remainder, batch_fn))
+
+    def apply(self, transformations: Transformation | Sequence[Transformation]) -> Self:
+        """Apply one transformation, or several in order."""
+        applied: Self = apply(self, transformations)
+        return applied
+
+    def pipe(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Return ``func(self, *args, **kwargs)``, to use your own functions in a chain of operations."""
+        return func(self, *args, **kwargs)
+
+    def to_iter_dataset(
+        self,
+        read_options: ReadOptions | None = None,
+        *,
+        allow_nones: bool = False,
+        shard_options: ShardOptions | None = None,
+        on_error: OnError = 'raise',
+    ) -> IterDataset:
+        """Convert to an IterDataset, a stream of the elements with read-ahead.
+
+        ::
+
+            stream = dataset.to_iter_dataset(granular.ReadOptions(prefetch_buffer_size=1000), on_error='skip').batch(64)
+
+        Args:
+          read_options: limits of the read-ahead.
+          allow_nones: True to return None for filtered elements instead of skipping them.
+          shard_options: the shard of this process, which gets every ``shard_count``-th element from ``shard_index`` on.
+            The state of such a stream fits any number of shards.
+          on_error: policy for an element that fails: 'raise', 'skip', or a function of index and error that returns a
+            replacement, returns None to skip the element, or raises. Store errors are always raised.
+        """
+        read = Read(self._node, read_options or ReadOptions(), allow_nones, shard_options, on_error)
+        return IterDataset(read)
+
+    # --- length and description
+
+    def __len__(self) -> int:
+        return len(self._node)
+
+    def __str__(self) -> str:
+        return format_pipeline(self._node)
+
+    def __repr__(self) -> str:
+        return f'<{type(self).__name__} of {len(self)} elements: {self._node.describe()}>'
+
+    def _seed_of(self, seed: int | None, what: str) -> int:
+        if seed is None:
+            seed = nodes.default_seed([self._node])
+        if seed is None:
+            raise InvalidArgumentError(f'{what} requires a seed: pass seed=, or call seed() first')
+        return check_integer('seed', seed, 0, MAX_SEED)
 
 
 class MapDataset(MapOperations):
@@ -27,8 +296,6 @@ class MapDataset(MapOperations):
     by ``filter`` is None here; iteration skips it.
     """
 
-    _stream = IterDataset
-
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         """Return the elements at the given indices, in the order of the indices, in one fan-out."""
         return await self._node.fetch(np.asarray(indices, np.int64))
@@ -40,31 +307,16 @@ class MapDataset(MapOperations):
     async def filter_classes(
         self, field: str = 'label', valid_classes: Any = None, invalid_classes: Any = None
     ) -> Self:
-        """Keep the elements of some classes, or of all other classes.
-
-        Reads only the labels, once. If the order changes from epoch to epoch, the first epoch decides which indices are
-        kept: shuffle after filtering.
-
-        Args:
-          field: key of the label; an element may have one label or a sequence of labels.
-          valid_classes: classes to keep: a list, range or array of integers or strings.
-          invalid_classes: classes to remove, instead of ``valid_classes``.
-        """
-        return self._derive(await choosing.filtered(self._node, field, valid_classes, invalid_classes))
+        return self._derive(await selection.filtered(self._node, field, valid_classes, invalid_classes))
 
     async def oversample(
         self, field: str = 'label', strategy: Strategy = 'multiply', unlabeled: int | str | None = -1
     ) -> Self:
-        """Repeat elements of rare classes. Reads only the labels, once.
+        return self._derive(await selection.oversampled(self._node, field, strategy, unlabeled))
 
-        Args:
-          field: key of the label.
-          strategy: ``'multiply'``: each element appears k times, where k is how often its class fits into the largest
-            class; ``'exact'``: elements of each class are repeated until it is as large as the largest class.
-          unlabeled: label that means "no class": its elements appear once. None if there is no such label.
-        """
-        return self._derive(await choosing.oversampled(self._node, field, strategy, unlabeled))
+    def __aiter__(self) -> iterator.DatasetIterator:
+        return aiter(self.to_iter_dataset())
 
-    def __aiter__(self) -> AsyncIterator[Any]:
-        stream: IterDataset = self.to_iter_dataset()
-        return aiter(stream)
+
+def _nodes(datasets: Sequence[MapOperations]) -> list[Source]:
+    return [dataset._node for dataset in datasets]

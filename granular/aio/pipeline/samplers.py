@@ -79,7 +79,7 @@ class IndexSampler:
         seed: int | None = None,
     ) -> None:
         if shuffle and seed is None:
-            raise InvalidArgumentError('to shuffle, pass a seed')
+            raise InvalidArgumentError('shuffle=True requires a seed')
         self.num_records, self.shuffle = check_integer('num_records', num_records, 1), shuffle
         self.num_epochs = None if num_epochs is None else check_integer('num_epochs', num_epochs, 1)
         self.seed = None if seed is None else check_integer('seed', seed, 0, MAX_SEED)
@@ -108,15 +108,15 @@ class IndexSampler:
         if self.shuffle and self.seed is not None:
             out = np.empty_like(places)
             for epoch in np.unique(epochs).tolist():
-                here = epochs == epoch
-                out[here] = permute(places[here], length, self.seed + epoch)
+                mask = epochs == epoch
+                out[mask] = permute(places[mask], length, self.seed + epoch)
             places = out
         return places + self._start
 
     def __getitem__(self, index: int) -> RecordMetadata:
         place = index // self.shard_options.shard_count
         if index < 0 or place >= self.shard_length:
-            raise OutOfRangeError(f'index {index} is out of range: the sampler has {len(self)}')
+            raise OutOfRangeError(f'index {index} is out of range: the sampler has {len(self)} indices')
         key = int(self.record_keys(np.array([place]))[0])
         return RecordMetadata(index, key, self.rng(index))
 
@@ -164,7 +164,7 @@ class Sampled(Node):
         elif hasattr(sampler, '__len__'):
             self._length = -(-max(0, len(sampler) - shard.shard_index) // shard.shard_count)
         else:
-            raise InvalidArgumentError(f'{type(sampler).__name__} has no length: give it one')
+            raise InvalidArgumentError(f'{type(sampler).__name__} has no length: define __len__')
 
     def __len__(self) -> int:
         return self._length
@@ -175,12 +175,12 @@ class Sampled(Node):
         sampler = self._sampler
         if isinstance(sampler, IndexSampler):
             keys = sampler.record_keys(places)
-            points: Sequence[Any] = await self.parents[0].fetch(keys)
-            made = [RecordMetadata(number, key) for number, key in zip(numbers, keys.tolist(), strict=True)]
+            datapoints: Sequence[Any] = await self.parents[0].fetch(keys)
+            metadata = [RecordMetadata(number, key) for number, key in zip(numbers, keys.tolist(), strict=True)]
         else:
-            made = [call_user(sampler.__getitem__, number) for number in numbers]
-            points = await self.parents[0].fetch([metadata.record_key or 0 for metadata in made])
-        return list(zip(made, points, strict=True))
+            metadata = [call_user(sampler.__getitem__, number) for number in numbers]
+            datapoints = await self.parents[0].fetch([entry.record_key or 0 for entry in metadata])
+        return list(zip(metadata, datapoints, strict=True))
 
     def describe(self) -> str:
         return repr(self._sampler)

@@ -184,7 +184,7 @@ class ShardOptions:
     def __post_init__(self) -> None:
         if self.shard_count < 1 or not 0 <= self.shard_index < self.shard_count:
             raise InvalidArgumentError(
-                f'want 0 <= shard_index < shard_count, got {self.shard_index} and {self.shard_count}'
+                f'expected 0 <= shard_index < shard_count, got {self.shard_index} and {self.shard_count}'
             )
 
     def split(self, records: int) -> tuple[int, int]:
@@ -274,7 +274,7 @@ def operation_of(transformation: Any) -> str:
         if callable(getattr(transformation, name, None)):
             return name
     if not callable(transformation):
-        raise InvalidArgumentError(f'{transformation!r:.100} is no transformation')
+        raise InvalidArgumentError(f'{transformation!r:.100} is not a transformation')
     return 'map'
 
 
@@ -287,5 +287,5 @@ def apply(dataset: Any, transformations: Transformation | Sequence[Transformatio
         elif hasattr(dataset, name):
             dataset = getattr(dataset, name)(step)
         else:
-            raise InvalidArgumentError(f'{name} needs a stream: call to_iter_dataset() before it')
+            raise InvalidArgumentError(f'{name} requires a stream: call to_iter_dataset() first')
     return dataset

@@ -6,15 +6,19 @@ import contextlib
 import logging
 import os
 import weakref
+from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from granular.aio.runtime.lock import Lock
-from granular.aio.runtime.loops import running_loop
+from granular.aio.runtime.lock import Lock, Turn
+from granular.aio.runtime.loops import StartedCoroutine, running_loop
 from granular.aio.runtime.scope import Closable, scope
+from granular.aio.runtime.user_functions import computing
 from granular.errors import ClosedError, GranularError
 
 logger = logging.getLogger('granular')
+
+T = TypeVar('T')
 
 
 class AsyncResource(abc.ABC):
@@ -88,14 +92,35 @@ class Running(abc.ABC):
 
     The user holds a handle, to which nothing here refers (:meth:`close_with`): once the handle is dropped, this part is
     closed. Items are taken one at a time, in the order of the requests, by any number of threads or tasks.
+
+    Attributes:
+      token: stands for it in the contexts of its functions (:func:`mark_computing`), which may outlive it.
     """
 
     _loop: asyncio.AbstractEventLoop | None = None
     _process = 0  # of the loop
 
     def __init__(self) -> None:
-        self.turn = Lock()
+        self._lock = Lock()
         self.closed = False
+        self.token = object()
+
+    def turn(self) -> Turn:
+        """Return the turn of an operation, in the order of the requests, taken by ``async with``.
+
+        Raises:
+          GranularError: if a function that computes its elements requests one: it would wait for itself.
+        """
+        if self.token in computing.get():
+            raise GranularError(
+                'an iterator was used by a function that computes its elements, which would wait for itself: '
+                'use another iterator there'
+            )
+        return self._lock.turn()
+
+    def compute(self, coro: Coroutine[Any, Any, T]) -> StartedCoroutine[T]:
+        """Return a coroutine that calls functions of this iterator, to be awaited in any context."""
+        return _Computing(coro, self.token)
 
     def check(self) -> None:
         """Raise an error if it is closed, or bound to another loop than the running one."""
@@ -144,6 +169,23 @@ class Running(abc.ABC):
 
     @abc.abstractmethod
     async def _close(self) -> None: ...
+
+
+class _Computing(StartedCoroutine[T]):
+    """A coroutine that computes elements of an iterator.
+
+    Its context is marked for each of its steps alone, as it may begin on one thread and resume on a loop.
+    """
+
+    def __init__(self, coro: Coroutine[Any, Any, T], token: object) -> None:
+        self._coro, self._token = coro, token
+
+    def _step(self, value: Any, error: BaseException | None) -> Any:
+        outer = computing.set((*computing.get(), self._token))
+        try:
+            return self._coro.send(value) if error is None else self._coro.throw(error)
+        finally:
+            computing.reset(outer)
 
 
 _closings: set[asyncio.Task[None]] = set()

@@ -44,12 +44,12 @@ class StartedCoroutine(Generic[T]):
 
     def __await__(self) -> Generator[Any, Any, T]:
         # `yield from` refuses a coroutine that has started, so its steps are written out here.
-        coro, value = self._coro, None
+        value: Any = None
         error: BaseException | None = None
         try:
             while True:
                 try:
-                    yielded = coro.send(value) if error is None else coro.throw(error)
+                    yielded = self._step(value, error)
                 except StopIteration as end:
                     return cast(T, end.value)
                 value, error = None, None
@@ -60,7 +60,10 @@ class StartedCoroutine(Generic[T]):
                 except BaseException as thrown:
                     error = thrown
         finally:
-            coro.close()
+            self._coro.close()
+
+    def _step(self, value: Any, error: BaseException | None) -> Any:
+        return self._coro.send(value) if error is None else self._coro.throw(error)
 
 
 def start_coroutine(coro: Coroutine[Any, Any, T]) -> T | StartedCoroutine[T]:

@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, TypeVar, TypeVarTuple
 
 from granular.aio.runtime.forking import after_fork
 from granular.aio.runtime.loops import StartedCoroutine, running_loop, start_coroutine
-from granular.aio.runtime.user_functions import call_user
+from granular.aio.runtime.user_functions import call_user, computing
 
 T = TypeVar('T')
 Ts = TypeVarTuple('Ts')
@@ -180,7 +180,7 @@ class _ParallelCalls(Generic[T]):
         return True
 
     def _start_helpers(self, count: int) -> list[concurrent.futures.Future[None]]:
-        return [threads().submit(self._help) for _ in range(count)]
+        return [threads().submit(self._help, computing.get()) for _ in range(count)]
 
     def _start_more_helpers(self, timer: Timer, running: int) -> list[concurrent.futures.Future[None]]:
         """Start as many helpers as the pool has threads if this thread has mostly waited; else check again later."""
@@ -190,14 +190,15 @@ class _ParallelCalls(Generic[T]):
         self._next_check = math.inf
         return self._start_helpers(min(threads().width, self._count) - 1 - running)
 
-    def _help(self) -> None:
-        token = object()
+    def _help(self, tokens: tuple[object, ...]) -> None:
+        token, outer = object(), computing.set(tokens)
         _computing.add(id(token))
         try:
             while self._step():
                 pass
         finally:
             _computing.discard(id(token))
+            computing.reset(outer)
 
     def _step(self) -> bool:
         if self.stopped or self._errors or (i := next(self._numbers)) >= self._count:

@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import contextvars
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar, TypeVarTuple
 
@@ -15,6 +16,17 @@ CONTROL: Final = (
     StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError, concurrent.futures.CancelledError,
 )  # fmt: skip
 """Exceptions that have a meaning for coroutines, futures and iterators other than that a function failed."""
+
+
+computing: Final[contextvars.ContextVar[tuple[object, ...]]] = contextvars.ContextVar('computing', default=())
+"""Tokens of the iterators whose elements this context computes: a function that it calls may not wait for them."""
+
+
+def mark_computing(token: object) -> None:
+    """Mark the context of the current task: it computes elements of the iterator with this token."""
+    tokens = computing.get()
+    if token not in tokens:
+        computing.set((*tokens, token))
 
 
 def function_error(error: BaseException) -> FunctionError:

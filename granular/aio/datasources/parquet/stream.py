@@ -265,6 +265,11 @@ class ReadingRows(Flow):
         self._read, self._rows = read, rows_of(read.source)
         self._inner: tuple[_FileLayout, Reading] | None = None
         self._start = self._rows.start()
+        self._token: object = None
+        self.calls_functions = callable(read.on_error)
+
+    def bind(self, token: object) -> None:
+        self._token = token
 
     async def _ready(self) -> tuple[_FileLayout, Reading]:
         if self._inner is None:
@@ -274,8 +279,9 @@ class ReadingRows(Flow):
             chunk = self._rows.chunk()
             if self._rows.options is None:
                 read = read.replaced(options=ReadOptions(prefetch_buffer_size=8 * chunk))
-            self._inner = layout, Reading(read, chunk)
-            self.parents = (self._inner[1],)
+            reading = Reading(read, chunk)
+            reading.bind(self._token)
+            self._inner, self.parents = (layout, reading), (reading,)
         return self._inner
 
     async def next(self) -> Any:
@@ -305,29 +311,13 @@ class ReadingRows(Flow):
         await (await self._ready())[1].begin()
 
 
-def parquet_stream(
-    paths: Any,
-    columns: Sequence[str] | None,
-    cycle_length: int,
-    read_ahead: int,
-    read_options: ReadOptions | None,
-    on_error: OnError,
-) -> Stream:
-    """Create the stream of ``ParquetIterDataset``, for the sync and the async API."""
-    cycle_length = check_integer('cycle_length', cycle_length, 1)
-    read_ahead = check_integer('read_ahead', read_ahead, 0)
-    data = ParquetDataSource(paths, columns, read_ahead)
-    rows = ParquetRows(data, min(cycle_length, len(data.paths)), read_ahead, read_options)
-    return ReadRows(rows, read_options or ReadOptions(), on_error=on_error)
-
-
 class ParquetIterDataset(IterDataset):
-    """A stream of the rows of Parquet files, on a disk or in buckets, for ``async for``.
+    """A stream of the rows of Parquet files, on a disk or in buckets, for ``for`` or ``async for``.
 
     ::
 
-        stream = granular.aio.ParquetIterDataset(['s3://bucket/a.parquet', 's3://bucket/b.parquet'], columns=['label'])
-        async for row in stream:
+        stream = granular.ParquetIterDataset(['s3://bucket/a.parquet', 's3://bucket/b.parquet'], columns=['label'])
+        for row in stream:  # or: async for row in stream
             print(row['label'])
 
     Row groups are read in order, each with range requests for the chosen columns, and the next ones are prefetched.
@@ -365,7 +355,11 @@ class ParquetIterDataset(IterDataset):
         read_options: ReadOptions | None = None,
         on_error: OnError = 'raise',
     ) -> None:
-        super().__init__(parquet_stream(paths, columns, cycle_length, read_ahead, read_options, on_error))
+        cycle_length = check_integer('cycle_length', cycle_length, 1)
+        read_ahead = check_integer('read_ahead', read_ahead, 0)
+        data = ParquetDataSource(paths, columns, read_ahead)
+        rows = ParquetRows(data, min(cycle_length, len(data.paths)), read_ahead, read_options)
+        super().__init__(ReadRows(rows, read_options or ReadOptions(), on_error=on_error))
 
     def _derive(self, stream: Stream) -> Any:
         return IterDataset(stream)

@@ -26,7 +26,7 @@ ENDLESS: Final = sys.maxsize
 """The length of an infinitely repeated dataset."""
 
 
-class Mapped(Node):
+class IndexNode(Node):
     """A node that maps each index to an index of its source."""
 
     @abc.abstractmethod
@@ -37,15 +37,15 @@ class Mapped(Node):
         return await self.parents[0].fetch(self._lookup(np.asarray(indices, np.int64)))
 
     def select(self, fields: Sequence[str]) -> Self | None:
-        below = self.parents[0].select(fields)
-        if below is None:
+        source = self.parents[0].select(fields)
+        if source is None:
             return None
-        twin = type(self).__new__(type(self))
-        twin.__dict__.update(self.__dict__, parents=(below,))
-        return twin
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__, parents=(source,))
+        return copy
 
 
-class Wrapped(Mapped):
+class Wrapped(IndexNode):
     """Any source, repeated without end: the root of every chain.
 
     Args:
@@ -68,63 +68,65 @@ class Wrapped(Mapped):
         return self.parents[0].describe()
 
 
-class Shuffle(Mapped):
+class Shuffle(IndexNode):
     """The datapoints of the source, in a different order every epoch."""
 
     def __init__(self, parent: Source, order: Order, seed: int) -> None:
         if not isinstance(order, Order):
-            raise InvalidArgumentError(f'{order!r:.100} is no order: want one of granular.shuffle')
+            raise InvalidArgumentError(f'expected an order of granular.shuffle, got {order!r:.100}')
         super().__init__(BlockBuffer(parent, order.block) if isinstance(order, Blocks) else parent)
         self.order, self.seed = order, int(seed)
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         steps = np.asarray(indices, np.int64)
-        length, below = len(self), self.parents[0]
-        if isinstance(self.order, Blocks) and isinstance(below, BlockBuffer) and len(steps):
+        length, source = len(self), self.parents[0]
+        if isinstance(self.order, Blocks) and isinstance(source, BlockBuffer) and len(steps):
             epochs, blocks = self.order.upcoming(steps, length, self.seed)
             last = ENDLESS if self.endless else int(steps.max()) // length  # nothing follows the last epoch
             coming = zip(epochs.tolist(), blocks.tolist(), strict=True)
-            await below.expect([(epoch, block) for epoch, block in coming if epoch <= last])
+            await source.expect([(epoch, block) for epoch, block in coming if epoch <= last])
         if all(self.order.is_ready(length, self.seed, epoch) for epoch in np.unique(steps // length).tolist()):
-            return await below.fetch(call_user(self._lookup, steps))
-        return await below.fetch(await offload(self._lookup, steps))
+            return await source.fetch(call_user(self._lookup, steps))
+        return await source.fetch(await offload(self._lookup, steps))
 
     def _lookup(self, indices: Ints) -> Ints:
         length = len(self)
-        epochs, places = np.divmod(indices, length)
-        out = np.empty_like(places)
+        epochs, positions = np.divmod(indices, length)
+        out = np.empty_like(positions)
         for epoch in set(epochs.tolist()):
-            here = epochs == epoch
-            out[here] = self.order.lookup(places[here], length, self.seed, epoch) + epoch * length
+            mask = epochs == epoch
+            out[mask] = self.order.lookup(positions[mask], length, self.seed, epoch) + epoch * length
         return out
 
     def describe(self) -> str:
         return f'shuffle(seed={self.seed}, {self.order!r})'
 
 
-class Slice(Mapped):
+class Slice(IndexNode):
     """A part of the source, given by a slice or by indices."""
 
     def __init__(self, parent: Source, part: slice | Sequence[int] | Ints) -> None:
         super().__init__(parent)
         if len(parent) >= ENDLESS and not isinstance(part, slice):
-            raise InvalidArgumentError('a part of what is repeated for ever is taken by a slice')
+            raise InvalidArgumentError('an infinitely repeated dataset cannot be selected by indices: pass a slice')
         self._part: range | Ints
         if isinstance(part, slice):
             self._part = range(*part.indices(len(parent)))
         else:
             self._part = np.asarray(part, np.int64)
             if self._part.ndim != 1 or ((self._part < -len(parent)) | (self._part >= len(parent))).any():
-                raise InvalidArgumentError(f'want a 1-D sequence of indices within the {len(parent)} that there are')
+                raise InvalidArgumentError(
+                    f'expected a 1-D sequence of indices from {-len(parent)} to {len(parent) - 1}'
+                )
             self._part = self._part % max(1, len(parent))
 
     def __len__(self) -> int:
         return len(self._part)
 
     def _lookup(self, indices: Ints) -> Ints:
-        epochs, places = np.divmod(indices, len(self))
+        epochs, positions = np.divmod(indices, len(self))
         part = self._part
-        inner = part.start + places * part.step if isinstance(part, range) else part[places]
+        inner = part.start + positions * part.step if isinstance(part, range) else part[positions]
         # An infinitely repeated source has no next epoch.
         return inner if len(self.parents[0]) >= ENDLESS else inner + epochs * len(self.parents[0])
 
@@ -133,7 +135,7 @@ class Slice(Mapped):
         return f'[{part.start}:{part.stop}:{part.step}]' if isinstance(part, range) else f'slice of {len(part)} indices'
 
 
-class Repeat(Mapped):
+class Repeat(IndexNode):
     """Several epochs as one."""
 
     def __init__(self, parent: Source, epochs: int | None, reseed: bool = True) -> None:
@@ -141,7 +143,7 @@ class Repeat(Mapped):
         if epochs is not None:
             epochs = check_integer('num_epochs', epochs, 1)
         if len(parent) >= ENDLESS:
-            raise InvalidArgumentError('it is repeated for ever already')
+            raise InvalidArgumentError('the dataset is already repeated infinitely')
         self._epochs, self._reseed = epochs, reseed
 
     def __len__(self) -> int:
@@ -156,26 +158,26 @@ class Repeat(Mapped):
         return f'repeat({self._epochs if self._reseed else f"{self._epochs}, reseed_each_epoch=False"})'
 
 
-class Seeded(Mapped):
+class Seeded(IndexNode):
     """A node that sets the default seed for random operations after it."""
 
     def __init__(self, parent: Source, seed: int) -> None:
         super().__init__(parent)
-        self.given = seed
+        self.declared_seed = seed
 
     def _lookup(self, indices: Ints) -> Ints:
         return indices
 
     def describe(self) -> str:
-        return f'seed({self.given})'
+        return f'seed({self.declared_seed})'
 
 
-class Several(Node):
+class SourceChoice(Node):
     """Several sources; each index maps to one of them."""
 
     def __init__(self, parents: Sequence[Any]) -> None:
         if not parents:
-            raise InvalidArgumentError('want one source or more')
+            raise InvalidArgumentError('expected one source or more, got none')
         super().__init__(*map(convert, parents))
 
     @abc.abstractmethod
@@ -187,15 +189,15 @@ class Several(Node):
         chosen = np.unique(owners).tolist()
         if len(chosen) > 1:
             await ensure_event_loop()
-        found = await gather([self.parents[owner].fetch(inner[owners == owner]) for owner in chosen])
+        fetched = await gather([self.parents[owner].fetch(inner[owners == owner]) for owner in chosen])
         out: list[Any] = [None] * len(owners)
-        for owner, points in zip(chosen, found, strict=True):
-            for place, point in zip(np.flatnonzero(owners == owner).tolist(), points, strict=True):
-                out[place] = point
+        for owner, datapoints in zip(chosen, fetched, strict=True):
+            for position, datapoint in zip(np.flatnonzero(owners == owner).tolist(), datapoints, strict=True):
+                out[position] = datapoint
         return out
 
 
-class Proportional(Several):
+class Proportional(SourceChoice):
     """Sources mixed evenly in proportion to their weights; ends when the first of them is exhausted."""
 
     def __init__(self, parents: Sequence[Source], weights: Sequence[float] | None) -> None:
@@ -203,7 +205,7 @@ class Proportional(Several):
         self._weights = proportions(len(parents), weights)
         for i, parent in enumerate(parents):
             if not len(parent):
-                raise InvalidArgumentError(f'dataset {i} of those to mix is empty: {parent.describe()}')
+                raise InvalidArgumentError(f'mix: dataset {i} is empty: {parent.describe()}')
         total = sum(self._weights)
         shares = [len(parent) / (weight / total) for parent, weight in zip(parents, self._weights, strict=True)]
         self._length = min(ENDLESS, int(min(shares)))
@@ -223,7 +225,7 @@ def proportions(count: int, weights: Sequence[float] | None) -> tuple[int, ...]:
     if weights is None:
         return (1,) * count
     if len(weights) != count or not all(np.isfinite(weight) and weight > 0 for weight in weights):
-        raise InvalidArgumentError(f'want {count} weights above 0, got {list(weights)}')
+        raise InvalidArgumentError(f'expected {count} weights > 0, got {list(weights)}')
     scale = 100 / min(weights)
     return tuple(int(weight * scale) for weight in weights)
 
@@ -246,13 +248,15 @@ def turns(indices: Ints, weights: Sequence[int]) -> tuple[Ints, Ints]:
     return owners, inner
 
 
-class Concatenate(Several):
+class Concatenate(SourceChoice):
     """One source after another; an epoch contains one epoch of each."""
 
     def __init__(self, parents: Sequence[Source]) -> None:
         super().__init__(parents)
         if any(len(parent) >= ENDLESS for parent in parents):
-            raise InvalidArgumentError('what is repeated for ever has no end to put another behind')
+            raise InvalidArgumentError(
+                'an infinitely repeated dataset cannot be concatenated: call concatenate() before repeat()'
+            )
         self._lengths = np.array([len(parent) for parent in parents], np.int64)
         self._stops = np.cumsum(self._lengths)
 
@@ -260,15 +264,15 @@ class Concatenate(Several):
         return int(self._stops[-1])
 
     def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
-        epochs, places = np.divmod(indices, len(self))
-        owners = np.searchsorted(self._stops, places, side='right')
-        return owners, places - (self._stops - self._lengths)[owners] + epochs * self._lengths[owners]
+        epochs, positions = np.divmod(indices, len(self))
+        owners = np.searchsorted(self._stops, positions, side='right')
+        return owners, positions - (self._stops - self._lengths)[owners] + epochs * self._lengths[owners]
 
     def describe(self) -> str:
         return f'concatenate {len(self.parents)}'
 
 
-class Selection(Several):
+class Selection(SourceChoice):
     """Sources mixed by a function from index to (source, index in the source)."""
 
     def __init__(self, parents: Sequence[Source], chooser: Callable[[int], tuple[int, int]], length: int) -> None:
@@ -292,14 +296,14 @@ class Zip(Node):
     def __init__(self, parents: Sequence[Source]) -> None:
         lengths = [len(parent) for parent in parents]
         if not lengths or len(set(lengths)) > 1:
-            raise InvalidArgumentError(f'want datasets of one length, got {lengths}')
+            raise InvalidArgumentError(f'expected datasets of equal length, got {lengths}')
         super().__init__(*parents)
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         if len(self.parents) > 1:
             await ensure_event_loop()
-        found = await gather([parent.fetch(indices) for parent in self.parents])
-        return list(zip(*found, strict=True))
+        fetched = await gather([parent.fetch(indices) for parent in self.parents])
+        return list(zip(*fetched, strict=True))
 
     def describe(self) -> str:
         return f'zip of {len(self.parents)}'
@@ -313,12 +317,15 @@ def default_seed(parents: Sequence[Any]) -> int | None:
     words: list[int] = []
     level, depth = list(parents), 1
     while level:
-        above: list[Any] = []
-        for node in level:
-            if (given := getattr(node, 'given', None)) is not None:
-                words += [given, depth]
-            else:
-                for parent in node.parents:
-                    above += parent.parents if isinstance(parent, BlockBuffer) else (parent,)
-        level, depth = above, depth + 1
+        seeds = [getattr(node, 'declared_seed', None) for node in level]
+        for seed in seeds:
+            words += [] if seed is None else [seed, depth]
+        level = [
+            upstream
+            for node, seed in zip(level, seeds, strict=True)
+            if seed is None
+            for parent in node.parents
+            for upstream in (parent.parents if isinstance(parent, BlockBuffer) else (parent,))
+        ]
+        depth += 1
     return int(np.random.SeedSequence(words).generate_state(1, dtype=np.uint32)[0]) if words else None

@@ -38,8 +38,8 @@ class BlockBuffer(Node):
         self._buffers = PerLoop(_Buffer)  # tasks of one event loop fill a buffer
 
     def select(self, fields: Sequence[str]) -> Self | None:
-        below = self.parents[0].select(fields)
-        return None if below is None else type(self)(below, self._block, self._memory)
+        source = self.parents[0].select(fields)
+        return None if source is None else type(self)(source, self._block, self._memory)
 
     async def expect(self, keys: Sequence[tuple[int, int]]) -> None:
         """Start to read blocks, given by epoch and number, ahead of requests for them."""
@@ -60,36 +60,36 @@ class BlockBuffer(Node):
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         buffer = await self._buffers.get()
         steps = np.asarray(indices, np.int64)
-        epochs, places = np.divmod(steps, len(self))
-        numbers, within = np.divmod(places, self._block)
+        epochs, positions = np.divmod(steps, len(self))
+        numbers, within = np.divmod(positions, self._block)
         keys = list(zip(epochs.tolist(), numbers.tolist(), strict=True))
-        wanted = dict.fromkeys(keys)
-        there = {key for key in wanted if key in buffer.blocks}
-        counters.cached += sum(key in there for key in keys)
-        self._begin(buffer, wanted)
-        blocks = {key: buffer.blocks[key] for key in wanted}
+        needed = dict.fromkeys(keys)
+        buffered = {key for key in needed if key in buffer.blocks}
+        counters.cached += sum(key in buffered for key in keys)
+        self._begin(buffer, needed)
+        blocks = {key: buffer.blocks[key] for key in needed}
         await wait_shared({block.task for block in blocks.values() if not block.task.done()})
         out: list[Any] = []
         again: list[int] = []
-        for i, (key, place) in enumerate(zip(keys, within.tolist(), strict=True)):
-            point = blocks[key].take(place)
-            if point is _TAKEN:
+        for i, (key, position) in enumerate(zip(keys, within.tolist(), strict=True)):
+            datapoint = blocks[key].take(position)
+            if datapoint is _TAKEN:
                 again.append(i)
-            out.append(point)
+            out.append(datapoint)
         for key, block in blocks.items():
             if not block.left and buffer.blocks.get(key) is block:
                 del buffer.blocks[key]
-                buffer.kept -= block.size
+                buffer.nbytes -= block.size
         if again:  # already taken (a state was restored) or dropped with their block
-            for i, point in zip(again, await self.parents[0].fetch(steps[again]), strict=True):
-                out[i] = point
+            for i, datapoint in zip(again, await self.parents[0].fetch(steps[again]), strict=True):
+                out[i] = datapoint
         return out
 
     async def _read(self, buffer: '_Buffer', keys: list[tuple[int, int]]) -> None:
         length, block = len(self), self._block
         ranges = [(epoch * length, number * block, min(length, (number + 1) * block)) for epoch, number in keys]
         try:
-            points = iter(
+            datapoints = iter(
                 await self.parents[0].fetch(
                     np.concatenate([np.arange(start, stop) + base for base, start, stop in ranges])
                 )
@@ -100,14 +100,14 @@ class BlockBuffer(Node):
             raise
         for key, (_, start, stop) in zip(keys, ranges, strict=True):
             entry = buffer.blocks[key]
-            entry.fill(list(itertools.islice(points, stop - start)))
-            entry.size = estimate_nbytes(entry.points)
-            buffer.kept += entry.size
+            entry.fill(list(itertools.islice(datapoints, stop - start)))
+            entry.size = estimate_nbytes(entry.datapoints)
+            buffer.nbytes += entry.size
         self._evict(buffer, keys)
 
     def _evict(self, buffer: '_Buffer', new: Sequence[tuple[int, int]]) -> None:
         for key in list(buffer.blocks):
-            if buffer.kept <= self._memory:
+            if buffer.nbytes <= self._memory:
                 return
             block = buffer.blocks[key]
             if not block.task.done() or key in new:
@@ -115,11 +115,11 @@ class BlockBuffer(Node):
             if not self._warned:
                 self._warned = True
                 logger.warning(
-                    'the windows that are being read hold more than %d bytes: blocks are dropped and read again: '
-                    'choose smaller ones, or fewer blocks to a window',
+                    'the open windows contain more than %d bytes, so blocks are dropped and read again: '
+                    'choose smaller blocks, or fewer of them per window',
                     self._memory,
                 )
-            buffer.kept -= block.size
+            buffer.nbytes -= block.size
             del buffer.blocks[key]
 
 
@@ -128,27 +128,27 @@ class _Buffer:
 
     def __init__(self) -> None:
         self.blocks: dict[tuple[int, int], _Block] = {}
-        self.kept = 0
+        self.nbytes = 0
 
 
 class _Block:
     """The datapoints of a block that were not taken yet."""
 
-    __slots__ = ('left', 'points', 'size', 'task')
+    __slots__ = ('datapoints', 'left', 'size', 'task')
 
     def __init__(self, task: asyncio.Task[None]) -> None:
         self.task = task
-        self.points: list[Any] = []
+        self.datapoints: list[Any] = []
         self.left = 1
         self.size = 0
 
-    def fill(self, points: list[Any]) -> None:
-        self.points, self.left = points, len(points)
+    def fill(self, datapoints: list[Any]) -> None:
+        self.datapoints, self.left = datapoints, len(datapoints)
 
-    def take(self, place: int) -> Any:
-        if place >= len(self.points):
+    def take(self, position: int) -> Any:
+        if position >= len(self.datapoints):
             return _TAKEN
-        point, self.points[place] = self.points[place], _TAKEN
-        if point is not _TAKEN:
+        datapoint, self.datapoints[position] = self.datapoints[position], _TAKEN
+        if datapoint is not _TAKEN:
             self.left -= 1
-        return point
+        return datapoint

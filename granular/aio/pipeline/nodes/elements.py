@@ -27,16 +27,18 @@ class Element(Node):
     _doing = 'transforming'
 
     @abc.abstractmethod
-    def _call(self, point: Any, index: int) -> Any:
+    def _call(self, datapoint: Any, index: int) -> Any:
         """Return the transformed datapoint."""
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         chain: list[Element] = [self]
-        while isinstance(below := chain[-1].parents[0], Element):
-            chain.append(below)
+        while isinstance(source := chain[-1].parents[0], Element):
+            chain.append(source)
         steps = np.asarray(indices).tolist()
-        points = await below.fetch(indices)
-        return await map_in_threads([timed(node, node._call) for node in reversed(chain)], points, self._doing, steps)
+        datapoints = await source.fetch(indices)
+        return await map_in_threads(
+            [timed(node, node._call) for node in reversed(chain)], datapoints, self._doing, steps
+        )
 
 
 class Map(Element):
@@ -46,8 +48,8 @@ class Map(Element):
         super().__init__(parent)
         self._fn, self._label = method_of(fn, 'map'), label
 
-    def _call(self, point: Any, index: int) -> Any:
-        return self._fn(point)
+    def _call(self, datapoint: Any, index: int) -> Any:
+        return self._fn(datapoint)
 
     def describe(self) -> str:
         return f'{self._label}({name_of(self._fn)})'
@@ -60,8 +62,8 @@ class MapWithIndex(Element):
         super().__init__(parent)
         self._fn = method_of(fn, 'map_with_index')
 
-    def _call(self, point: Any, index: int) -> Any:
-        return self._fn(index, point)
+    def _call(self, datapoint: Any, index: int) -> Any:
+        return self._fn(index, datapoint)
 
     def describe(self) -> str:
         return f'map_with_index({name_of(self._fn)})'
@@ -78,8 +80,8 @@ class RandomMap(Element):
         self._seed = int(seed)
         self._key = np.random.Philox(self._seed).state['state']['key']
 
-    def _call(self, point: Any, index: int) -> Any:
-        return self._fn(point, generator(self._key, index))
+    def _call(self, datapoint: Any, index: int) -> Any:
+        return self._fn(datapoint, generator(self._key, index))
 
     def describe(self) -> str:
         return f'random_map({name_of(self._fn)}, seed={self._seed})'
@@ -100,8 +102,8 @@ class Filter(Element):
         self._fn = method_of(fn, 'filter')
         self.sparse = True
 
-    def _call(self, point: Any, index: int) -> Any:
-        return point if self._fn(point) else None
+    def _call(self, datapoint: Any, index: int) -> Any:
+        return datapoint if self._fn(datapoint) else None
 
     def describe(self) -> str:
         return f'filter({name_of(self._fn)})'
@@ -114,11 +116,11 @@ class Select(Element):
         super().__init__(parent)
         self._fields = tuple(fields)
 
-    def _call(self, point: Any, index: int) -> Any:
+    def _call(self, datapoint: Any, index: int) -> Any:
         try:
-            return {field: point[field] for field in self._fields}
+            return {field: datapoint[field] for field in self._fields}
         except KeyError as error:
-            raise UnknownKeyError(f'index {index}: there is no field {error}: there are {sorted(point)}') from None
+            raise UnknownKeyError(f'index {index}: unknown field {error}: there are {sorted(datapoint)}') from None
 
     def describe(self) -> str:
         return f'select({", ".join(self._fields)})'
@@ -126,8 +128,8 @@ class Select(Element):
 
 def selected(source: Source, fields: Sequence[str]) -> Source:
     """Restrict a source to some fields of each datapoint, and read only those if the source can."""
-    below = source.select(fields)
-    return Select(source, fields) if below is None else below
+    selection = source.select(fields)
+    return Select(source, fields) if selection is None else selection
 
 
 class Batch(Node):
@@ -140,43 +142,43 @@ class Batch(Node):
         size = check_integer('batch_size', size, 1)
         if parent.sparse:
             raise InvalidArgumentError(
-                'a filter leaves gaps, so that batches would not be full: call to_iter_dataset() before batch()'
+                'batches of a filtered dataset would not be full: call to_iter_dataset() before batch()'
             )
         self.size, self._drop, self._fn = size, drop_remainder, batch_fn or stack
-        self._below = len(parent)
-        self._length = self._below // size if drop_remainder else -(-self._below // size)
+        self._source_length = len(parent)
+        self._length = self._source_length // size if drop_remainder else -(-self._source_length // size)
 
     def __len__(self) -> int:
         return self._length
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         steps = np.asarray(indices, np.int64)
-        epochs, places = np.divmod(steps, self._length)
-        starts = places * self.size
-        stops = np.minimum(starts + self.size, self._below)
-        bases = epochs * self._below
-        below = np.concatenate([np.arange(a, b) + c for a, b, c in zip(starts, stops, bases, strict=True)] or [steps])
-        points = await self.parents[0].fetch(below)
+        epochs, positions = np.divmod(steps, self._length)
+        starts = positions * self.size
+        stops = np.minimum(starts + self.size, self._source_length)
+        bases = epochs * self._source_length
+        inner = np.concatenate([np.arange(a, b) + c for a, b, c in zip(starts, stops, bases, strict=True)] or [steps])
+        datapoints = await self.parents[0].fetch(inner)
         cuts = np.cumsum(stops - starts)
-        batches = [points[b - a : b] for a, b in zip((stops - starts).tolist(), cuts.tolist(), strict=True)]
-        if self._fn is stack and estimate_nbytes(points) < _IN_PLACE:
+        batches = [datapoints[b - a : b] for a, b in zip((stops - starts).tolist(), cuts.tolist(), strict=True)]
+        if self._fn is stack and estimate_nbytes(datapoints) < _IN_PLACE:
             make = timed(self, self.make)
             return [make(batch, step) for batch, step in zip(batches, steps.tolist(), strict=True)]
         return await map_in_threads([timed(self, self.make)], batches, 'batching', steps.tolist())
 
-    def make(self, points: list[Any], index: int) -> Any:
+    def make(self, datapoints: list[Any], index: int) -> Any:
         """Return a batch, or the first ``Failure`` among its datapoints."""
-        for point in points:
-            if type(point) is Failure:
-                return point
-        return self._fn(points)
+        for datapoint in datapoints:
+            if type(datapoint) is Failure:
+                return datapoint
+        return self._fn(datapoints)
 
     def describe(self) -> str:
-        given = '' if self._fn is stack else f', batch_fn={name_of(self._fn)}'
-        return f'batch({self.size}{", drop_remainder=True" if self._drop else ""}{given})'
+        batch_fn = '' if self._fn is stack else f', batch_fn={name_of(self._fn)}'
+        return f'batch({self.size}{", drop_remainder=True" if self._drop else ""}{batch_fn})'
 
 
-def stack(points: Sequence[Any]) -> Any:
+def stack(datapoints: Sequence[Any]) -> Any:
     """Stack datapoints of one structure (dicts, tuples, lists of arrays and numbers), each leaf along a new first axis.
 
     Bytes become an array of objects, because numpy's bytes dtype drops trailing zeros.
@@ -184,45 +186,47 @@ def stack(points: Sequence[Any]) -> Any:
     Raises:
       DatapointError: if structures or shapes differ.
     """
-    first = points[0]
+    first = datapoints[0]
     if isinstance(first, Mapping):
         keys = first.keys()
-        for i, point in enumerate(points):
-            if not isinstance(point, Mapping) or point.keys() != keys:
-                raise DatapointError(f'datapoint {i} of a batch is {_outline(point)}, the first {_outline(first)}')
-        return {key: _stacked(key, [point[key] for point in points]) for key in keys}
+        for i, datapoint in enumerate(datapoints):
+            if not isinstance(datapoint, Mapping) or datapoint.keys() != keys:
+                raise DatapointError(f'datapoint {i} of a batch is {_outline(datapoint)}, the first {_outline(first)}')
+        return {key: _stacked(key, [datapoint[key] for datapoint in datapoints]) for key in keys}
     if isinstance(first, tuple | list):
-        for i, point in enumerate(points):
-            if type(point) is not type(first) or len(point) != len(first):
-                raise DatapointError(f'datapoint {i} of a batch is {_outline(point)}, the first {_outline(first)}')
-        parts = [_stacked(i, [point[i] for point in points]) for i in range(len(first))]
+        for i, datapoint in enumerate(datapoints):
+            if type(datapoint) is not type(first) or len(datapoint) != len(first):
+                raise DatapointError(f'datapoint {i} of a batch is {_outline(datapoint)}, the first {_outline(first)}')
+        parts = [_stacked(i, [datapoint[i] for datapoint in datapoints]) for i in range(len(first))]
         return type(first)(*parts) if hasattr(first, '_fields') else type(first)(parts)
     if isinstance(first, bytes | bytearray):
-        out = np.empty(len(points), object)
-        out[:] = points
+        out = np.empty(len(datapoints), object)
+        out[:] = datapoints
         return out
     try:
-        return np.array(points) if type(first) in _NUMBERS else np.stack(points)
+        return np.array(datapoints) if type(first) in _NUMBERS else np.stack(datapoints)
     except ValueError:
-        odd = next(i for i, point in enumerate(points) if np.shape(point) != np.shape(first))
+        odd = next(i for i, datapoint in enumerate(datapoints) if np.shape(datapoint) != np.shape(first))
         raise DatapointError(
-            f'datapoint {odd} of a batch has shape {np.shape(points[odd])}, the first {np.shape(first)}: '
+            f'datapoint {odd} of a batch has shape {np.shape(datapoints[odd])}, the first {np.shape(first)}: '
             f'make them equal in a map, or pass batch_fn'
         ) from None
 
 
-def _stacked(key: Any, points: list[Any]) -> Any:
+def _stacked(key: Any, datapoints: list[Any]) -> Any:
     try:
-        return stack(points)
+        return stack(datapoints)
     except DatapointError as error:
         raise DatapointError(f'{key!r}: {error}') from None
 
 
-def _outline(point: Any) -> str:
-    if isinstance(point, Mapping):
-        return f'a dict of {sorted(map(str, point))}'
+def _outline(datapoint: Any) -> str:
+    if isinstance(datapoint, Mapping):
+        return f'a dict of {sorted(map(str, datapoint))}'
     return (
-        f'a {type(point).__name__} of {len(point)}' if isinstance(point, tuple | list) else f'a {type(point).__name__}'
+        f'a {type(datapoint).__name__} of {len(datapoint)}'
+        if isinstance(datapoint, tuple | list)
+        else f'a {type(datapoint).__name__}'
     )
 
 
@@ -231,7 +235,7 @@ def method_of(transform: Any, name: str) -> Callable[..., Any]:
     method = getattr(transform, name, None) if not isinstance(transform, type) else None
     fn = method if callable(method) else transform
     if not callable(fn):
-        raise InvalidArgumentError(f'{transform!r:.100} is no function, and has no method {name!r}')
+        raise InvalidArgumentError(f'{transform!r:.100} is neither a function nor an object with a method {name!r}')
     return fn  # type: ignore[no-any-return]
 
 
@@ -244,8 +248,8 @@ def name_of(fn: Any) -> str:
     return getattr(fn, '__qualname__', type(fn).__qualname__).replace('<locals>.', '')
 
 
-async def stacked(fn: Callable[[Sequence[Any]], Any], points: list[Any]) -> Any:
+async def stacked(fn: Callable[[Sequence[Any]], Any], datapoints: list[Any]) -> Any:
     """Combine datapoints to a batch, on the event loop if they are small and in a thread otherwise."""
-    if fn is stack and estimate_nbytes(points) < _IN_PLACE:
-        return stack(points)
-    return await offload(fn, points)
+    if fn is stack and estimate_nbytes(datapoints) < _IN_PLACE:
+        return stack(datapoints)
+    return await offload(fn, datapoints)

@@ -17,40 +17,42 @@ from granular.indexing import Ints
 _PAGE: Final = 1 << 17  # labels per fan-out
 _LISTED: Final = 10  # classes to list in a description; more consecutive integers are shown as a range
 
-_known: weakref.WeakKeyDictionary[Source, dict[Any, filters.Labels]] = weakref.WeakKeyDictionary()
+_labels: weakref.WeakKeyDictionary[Source, dict[Any, filters.Labels]] = weakref.WeakKeyDictionary()
 
 
-class Chosen(Slice):
+class ClassSelection(Slice):
     """Datapoints selected by their labels.
 
     If the order of the source changes from epoch to epoch, the selection made for the first epoch is used for all of
     them.
     """
 
-    def __init__(self, parent: Source, part: Ints, said: str) -> None:
+    def __init__(self, parent: Source, part: Ints, description: str) -> None:
         super().__init__(parent, part)
-        self._said, self._recurs = said, _recurs(parent)
+        self._description, self._recurs = description, _recurs(parent)
 
     def _lookup(self, indices: Ints) -> Ints:
         return super()._lookup(indices if self._recurs or not len(self) else indices % len(self))
 
     def describe(self) -> str:
-        return self._said
+        return self._description
 
 
-async def filtered(node: Source, field: Any, valid_classes: Any, invalid_classes: Any) -> Chosen:
+async def filtered(node: Source, field: Any, valid_classes: Any, invalid_classes: Any) -> ClassSelection:
     """Select the datapoints of some classes."""
-    said = f'filter_classes({field!r}, {describe_classes(valid_classes, invalid_classes)})'
+    description = f'filter_classes({field!r}, {describe_classes(valid_classes, invalid_classes)})'
     labels = await labels_of(node, field)
     indices = await offload(filters.by_class, labels, valid_classes, invalid_classes, field)
-    return _chosen(node, labels, indices, said, field)
+    return _class_selection(node, labels, indices, description, field)
 
 
-async def oversampled(node: Source, field: Any, strategy: filters.Strategy, unlabeled: int | str | None) -> Chosen:
+async def oversampled(
+    node: Source, field: Any, strategy: filters.Strategy, unlabeled: int | str | None
+) -> ClassSelection:
     """Repeat the datapoints of rare classes."""
     labels = await labels_of(node, field)
     indices = await offload(filters.oversampled, labels, strategy, unlabeled, field)
-    return _chosen(node, labels, indices, f'oversample({field!r}, {strategy!r})', field)
+    return _class_selection(node, labels, indices, f'oversample({field!r}, {strategy!r})', field)
 
 
 def describe_classes(valid_classes: Any, invalid_classes: Any) -> str:
@@ -65,18 +67,20 @@ def describe_classes(valid_classes: Any, invalid_classes: Any) -> str:
 async def labels_of(node: Source, field: Any) -> filters.Labels:
     """Return the labels of one epoch; they are read once per node."""
     if len(node) >= ENDLESS:
-        raise InvalidArgumentError('what is repeated for ever has no end to its labels: choose classes before repeat()')
+        raise InvalidArgumentError(
+            'an infinitely repeated dataset cannot be selected by class: select classes before repeat()'
+        )
     if node.sparse:
-        raise InvalidArgumentError('a filter leaves gaps, which have no class: choose classes before filter()')
-    known = _known.setdefault(node, {})
-    if field not in known:
-        below = selected(node, [field])
+        raise InvalidArgumentError('elements removed by a filter have no class: select classes before filter()')
+    labels_by_field = _labels.setdefault(node, {})
+    if field not in labels_by_field:
+        source = selected(node, [field])
 
         async def read(indices: Ints) -> list[Any]:
-            return [point[field] for point in await below.fetch(indices)]
+            return [datapoint[field] for datapoint in await source.fetch(indices)]
 
-        known[field] = await read_labels(read, len(node), str(field))
-    return known[field]
+        labels_by_field[field] = await read_labels(read, len(node), str(field))
+    return labels_by_field[field]
 
 
 async def read_labels(
@@ -92,14 +96,16 @@ async def read_labels(
     return np.concatenate(pages) if pages else filters.as_labels([], field)
 
 
-def _chosen(node: Source, labels: filters.Labels, indices: Ints, said: str, field: Any) -> Chosen:
-    chosen = Chosen(node, indices, said)
-    _known[chosen] = {field: labels[indices]}
+def _class_selection(
+    node: Source, labels: filters.Labels, indices: Ints, description: str, field: Any
+) -> ClassSelection:
+    chosen = ClassSelection(node, indices, description)
+    _labels[chosen] = {field: labels[indices]}
     return chosen
 
 
 def _recurs(node: Source) -> bool:
     """Return whether index ``len + i`` is the same datapoint as index ``i``, up to random transformations."""
-    if isinstance(node, Wrapped | Chosen):
+    if isinstance(node, Wrapped | ClassSelection):
         return True
     return isinstance(node, Slice | Seeded | Repeat | Concatenate | Element) and all(map(_recurs, node.parents))

@@ -117,7 +117,7 @@ def convert(source: Any) -> Source:
         return Fetching(source)
     if isinstance(source, Mapping) and any(isinstance(key, str) for key in source):
         raise InvalidArgumentError(
-            f'{type(source).__name__} holds several by name: choose one of {list(source)!r:.200}'
+            f'{type(source).__name__} maps names to several datasets: choose one of {list(source)!r:.200}'
         )
     for name in ('fetch', '__getitems__', '_getitems'):
         if callable(getattr(source, name, None)):
@@ -128,7 +128,9 @@ def convert(source: Any) -> Source:
         return _Called(source, '__call__')
     if hasattr(source, '__getitem__'):
         return _Called(source, '__getitem__')
-    raise InvalidArgumentError(f'{type(source).__name__} is no source: want a reader, a callable, or an indexable')
+    raise InvalidArgumentError(
+        f'{type(source).__name__} is not a source: expected a reader, a callable, or an indexable object'
+    )
 
 
 class _Adapter(Source):
@@ -162,11 +164,11 @@ class _Adapter(Source):
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         began = time.perf_counter()
         try:
-            found = await self._fetch(indices)
+            datapoints = await self._fetch(indices)
             if timing.on:
                 self._spent += time.perf_counter() - began
-                self._made += len(found)
-            return found
+                self._made += len(datapoints)
+            return datapoints
         except Exception as error:
             if not capturing.get() or not of_datapoint(error):
                 raise
@@ -174,7 +176,7 @@ class _Adapter(Source):
             if len(steps) == 1:
                 return [Failure(int(steps[0]), error)]
             halves = np.array_split(steps, 2)
-            return [point for half in await gather([self.fetch(half) for half in halves]) for point in half]
+            return [datapoint for half in await gather([self.fetch(half) for half in halves]) for datapoint in half]
 
 
 class Fetching(_Adapter):
@@ -185,12 +187,9 @@ class Fetching(_Adapter):
         self._mask = mask
 
     async def _fetch(self, indices: ArrayLike) -> list[Any]:
-        found: list[Any] = await (
-            await_user(self._source.fetch(indices))
-            if self._mask is None
-            else await_user(self._source.fetch(indices, mask=self._mask))
-        )
-        return found
+        options = {} if self._mask is None else {'mask': self._mask}
+        datapoints: list[Any] = await await_user(self._source.fetch(indices, **options))
+        return datapoints
 
     def select(self, fields: Sequence[str]) -> Self | None:
         if not takes_mask(self._source) or self._mask is not None:
@@ -220,12 +219,13 @@ class _Blocking(_Adapter):
         if self._method == 'fetch' and takes_mask(self._source):
             return type(self)(self._source, self._method, tuple(fields))
         # A Hugging Face dataset then decodes the selected columns only.
-        known, choose = getattr(self._source, 'column_names', None), getattr(self._source, 'select_columns', None)
-        if not isinstance(known, list) or not callable(choose):
+        column_names = getattr(self._source, 'column_names', None)
+        select_columns = getattr(self._source, 'select_columns', None)
+        if not isinstance(column_names, list) or not callable(select_columns):
             return None
-        if unknown := [field for field in fields if field not in known]:
-            raise UnknownKeyError(f'there are no columns {unknown}: there are {known}')
-        return type(self)(choose(list(fields)), self._method)
+        if unknown := [field for field in fields if field not in column_names]:
+            raise UnknownKeyError(f'unknown columns {unknown}: there are {column_names}')
+        return type(self)(select_columns(list(fields)), self._method)
 
     def describe(self) -> str:
         return super().describe() + ('' if self._mask is None else f', keys {", ".join(self._mask)}')
@@ -271,7 +271,7 @@ def length_of(source: Any) -> int:
 
 
 async def map_in_threads(
-    calls: Sequence[Callable[[Any, int], Any]], points: Sequence[Any], doing: str, steps: Sequence[int]
+    calls: Sequence[Callable[[Any, int], Any]], datapoints: Sequence[Any], doing: str, steps: Sequence[int]
 ) -> list[Any]:
     """Call user functions on each datapoint and its step, one after another, in threads.
 
@@ -281,24 +281,24 @@ async def map_in_threads(
     first, *rest = calls
 
     def single(i: int) -> Any:
-        point = points[i]
-        if point is None or type(point) is Failure:
-            return point
+        datapoint = datapoints[i]
+        if datapoint is None or type(datapoint) is Failure:
+            return datapoint
         try:
-            return first(point, steps[i])
+            return first(datapoint, steps[i])
         except Exception as error:
             return failed(error, steps[i])
 
     def several(i: int) -> Any:
-        point, step = points[i], steps[i]
+        datapoint, step = datapoints[i], steps[i]
         try:
             for fn in calls:
-                if point is None or type(point) is Failure:
-                    return point
-                point = fn(point, step)
+                if datapoint is None or type(datapoint) is Failure:
+                    return datapoint
+                datapoint = fn(datapoint, step)
         except Exception as error:
             return failed(error, step)
-        return point
+        return datapoint
 
     def failed(error: Exception, step: int) -> Failure:
         if isinstance(error, CONTROL):
@@ -308,7 +308,7 @@ async def map_in_threads(
             raise error
         return Failure(step, error)
 
-    return await map_threads(several if rest else single, len(points))
+    return await map_threads(several if rest else single, len(datapoints))
 
 
 def timed(stage: Source, call: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
@@ -316,10 +316,10 @@ def timed(stage: Source, call: Callable[[Any, int], Any]) -> Callable[[Any, int]
     if not timing.on:
         return call
 
-    def counted(point: Any, step: int) -> Any:
+    def counted(datapoint: Any, step: int) -> Any:
         began = time.perf_counter()
         try:
-            return call(point, step)
+            return call(datapoint, step)
         finally:
             stage._spent += time.perf_counter() - began
             stage._made += 1
@@ -335,19 +335,19 @@ def steps_of(indices: ArrayLike) -> Ints:
     return steps
 
 
-def estimate_nbytes(points: Sequence[Any]) -> int:
+def estimate_nbytes(datapoints: Sequence[Any]) -> int:
     """Estimate the size of datapoints in bytes, from a few of them."""
-    few = points[:: max(1, len(points) // 4)]
-    return sum(map(nbytes, few)) * len(points) // max(1, len(few))
+    few = datapoints[:: max(1, len(datapoints) // 4)]
+    return sum(map(nbytes, few)) * len(datapoints) // max(1, len(few))
 
 
-def nbytes(point: Any) -> int:
+def nbytes(datapoint: Any) -> int:
     """Estimate the size of a datapoint in bytes."""
-    if isinstance(point, Mapping):
-        return 64 + sum(map(nbytes, point.values()))
-    if isinstance(point, list | tuple):
-        return 64 + sum(map(nbytes, point))
-    return 64 + (len(point) if isinstance(point, bytes | bytearray | str) else getattr(point, 'nbytes', 0))
+    if isinstance(datapoint, Mapping):
+        return 64 + sum(map(nbytes, datapoint.values()))
+    if isinstance(datapoint, list | tuple):
+        return 64 + sum(map(nbytes, datapoint))
+    return 64 + (len(datapoint) if isinstance(datapoint, bytes | bytearray | str) else getattr(datapoint, 'nbytes', 0))
 
 
 class Node(Source):

@@ -5,9 +5,15 @@ from typing import Any
 
 
 class Flow(abc.ABC):
-    """A running stage of a stream."""
+    """A running stage of a stream.
+
+    Attributes:
+      parents: the previous stages.
+      calls_functions: True if the stage calls user functions itself, and not in the tasks of a prefetch.
+    """
 
     parents: 'tuple[Flow, ...]' = ()
+    calls_functions = False
 
     @abc.abstractmethod
     async def next(self) -> Any:
@@ -28,6 +34,11 @@ class Flow(abc.ABC):
     def unmark(self, mark: Any) -> Any:
         """Return the state for a mark."""
         return mark
+
+    def bind(self, token: object) -> None:
+        """Bind the stage to the iterator with this token, which its functions may not use. Call it before it starts."""
+        for parent in self.parents:
+            parent.bind(token)
 
     async def begin(self) -> None:
         """Start the read-ahead."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.base import turns
-from granular.aio.pipeline.nodes.elements import generator, stacked
+from granular.aio.pipeline.nodes.elements import generator, stack, stacked
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import end_tasks
@@ -20,6 +20,8 @@ from granular.shuffle import permute
 class Applying(Flow):
     """A function of each element, after a stage that drops or combines elements."""
 
+    calls_functions = True
+
     def __init__(self, parent: Flow, name: str, fn: Callable[..., Any], seed: int | None) -> None:
         self.parents = (parent,)
         self._parent, self._name, self._fn, self._count = parent, name, fn, 0
@@ -27,21 +29,21 @@ class Applying(Flow):
 
     async def next(self) -> Any:
         while True:
-            point = await self._parent.next()
-            if point is END:
+            element = await self._parent.next()
+            if element is END:
                 return END
             index, self._count = self._count, self._count + 1
-            if point is None:
+            if element is None:
                 return None
             if self._name == 'filter':
-                if await offload(self._fn, point):
-                    return point
+                if await offload(self._fn, element):
+                    return element
             elif self._name == 'map_with_index':
-                return await offload(self._fn, index, point)
+                return await offload(self._fn, index, element)
             elif self._name == 'random_map':
-                return await offload(self._fn, point, generator(self._key, index))
+                return await offload(self._fn, element, generator(self._key, index))
             else:
-                return await offload(self._fn, point)
+                return await offload(self._fn, element)
 
     def state(self) -> Any:
         if self._name in ('map', 'filter'):
@@ -62,17 +64,18 @@ class Batching(Flow):
     def __init__(self, parent: Flow, size: int, drop: bool, fn: Callable[[Sequence[Any]], Any]) -> None:
         self.parents = (parent,)
         self._parent, self._size, self._drop, self._fn = parent, size, drop, fn
+        self.calls_functions = fn is not stack
 
     async def next(self) -> Any:
-        points: list[Any] = []
-        while len(points) < self._size:
-            point = await self._parent.next()
-            if point is END:
+        elements: list[Any] = []
+        while len(elements) < self._size:
+            element = await self._parent.next()
+            if element is END:
                 break
-            points.append(point)
-        if not points or (self._drop and len(points) < self._size):
+            elements.append(element)
+        if not elements or (self._drop and len(elements) < self._size):
             return END
-        return await stacked(self._fn, points)
+        return await stacked(self._fn, elements)
 
     def state(self) -> Any:
         return self._parent.state()
@@ -84,34 +87,36 @@ class Batching(Flow):
 class FlatMapping(Flow):
     """Several elements for each one."""
 
+    calls_functions = True
+
     def __init__(self, parents: Sequence[Flow], fn: Callable[[Any], Sequence[Any]]) -> None:
         self.parents = tuple(parents)
         self._parent, self._fn = parents[0], fn
-        self._made: Sequence[Any] | None = ()  # None until those are made again of which a state was restored
-        self._place = 0
+        self._computed: Sequence[Any] | None = ()  # None until those are made again of which a state was restored
+        self._next_index = 0
         self._before = self._parent.state()
 
     async def next(self) -> Any:
-        if self._made is None:
-            self._made = list(await offload(self._fn, await self._parent.next()))
-        while self._place >= len(self._made):
-            self._before, self._made, self._place = self._parent.state(), (), 0
-            point = await self._parent.next()
-            if point is END:
+        if self._computed is None:
+            self._computed = list(await offload(self._fn, await self._parent.next()))
+        while self._next_index >= len(self._computed):
+            self._before, self._computed, self._next_index = self._parent.state(), (), 0
+            element = await self._parent.next()
+            if element is END:
                 return END
-            self._made = list(await offload(self._fn, point))
-        self._place += 1
-        return self._made[self._place - 1]
+            self._computed = list(await offload(self._fn, element))
+        self._next_index += 1
+        return self._computed[self._next_index - 1]
 
     def state(self) -> Any:
-        if self._made is not None and self._place >= len(self._made):
+        if self._computed is not None and self._next_index >= len(self._computed):
             return {'parent': self._parent.state(), 'place': 0}
-        return {'parent': self._before, 'place': self._place}
+        return {'parent': self._before, 'place': self._next_index}
 
     async def restore(self, state: Any) -> None:
         await self._parent.restore(state['parent'])
-        self._before, self._place = state['parent'], state['place']
-        self._made = None if self._place else ()
+        self._before, self._next_index = state['parent'], state['place']
+        self._computed = None if self._next_index else ()
 
 
 class WindowShuffling(Flow):
@@ -129,18 +134,18 @@ class WindowShuffling(Flow):
     async def next(self) -> Any:
         if not self._window and not await self._fill():
             return END
-        point = self._window.pop()
+        element = self._window.pop()
         if not self._window:
             self._number += 1
-        return point
+        return element
 
     async def _fill(self) -> bool:
         before = self._parent.state()
         window: list[Any] = []
-        while len(window) < self._size and (point := await self._parent.next()) is not END:
-            window.append(point)
+        while len(window) < self._size and (element := await self._parent.next()) is not END:
+            window.append(element)
         order = permute(np.arange(len(window)), len(window), self._seed + self._number).tolist()
-        self._window, self._before, self._length = [window[place] for place in order], before, len(window)
+        self._window, self._before, self._length = [window[position] for position in order], before, len(window)
         del self._window[len(window) - self._skipped :]
         self._skipped = 0
         return bool(self._window)
@@ -166,17 +171,17 @@ class Mixing(Flow):
         if self._ended:
             return END
         owners, _ = turns(np.array([self._count]), self._weights)
-        point = await self.parents[int(owners[0])].next()
-        self._ended = point is END
+        element = await self.parents[int(owners[0])].next()
+        self._ended = element is END
         self._count += not self._ended
-        return point
+        return element
 
     def state(self) -> Any:
         return {'parents': [parent.state() for parent in self.parents], 'count': self._count}
 
     async def restore(self, state: Any) -> None:
-        for parent, its in zip(self.parents, state['parents'], strict=True):
-            await parent.restore(its)
+        for parent, parent_state in zip(self.parents, state['parents'], strict=True):
+            await parent.restore(parent_state)
         self._count, self._ended = state['count'], False
 
 
@@ -198,10 +203,10 @@ class Interleaving(Flow):
             if number is None:
                 self._turn = (self._turn + 1) % len(self._open)
                 continue
-            point = await self.parents[number].next()
-            if point is not END:
+            element = await self.parents[number].next()
+            if element is not END:
                 self._turn = (self._turn + 1) % len(self._open)
-                return point
+                return element
             self._open[self._turn] = None
             self._turn = (self._turn + 1) % len(self._open)
         return END
@@ -239,22 +244,22 @@ class Prefetching(Flow):
         await self.begin()
         if self._ready is None:
             return END
-        point, after = await self._ready.get()
+        element, after = await self._ready.get()
         if isinstance(after, _Raised):
             self._task = None
             raise after.error
-        if point is END:
+        if element is END:
             self._task = None
         else:
             self._after = after
-        return point
+        return element
 
     async def _fill(self, ready: 'asyncio.Queue[tuple[Any, Any]]') -> None:
-        point: Any = None
-        while point is not END:
+        element: Any = None
+        while element is not END:
             try:
-                point = await self._parent.next()
-                await ready.put((point, self._parent.state()))
+                element = await self._parent.next()
+                await ready.put((element, self._parent.state()))
             except asyncio.CancelledError:
                 raise
             except BaseException as error:
@@ -306,7 +311,7 @@ class Packing(Flow):
         self.parents = tuple(parents)
         self._parent, self._lengths, self._rows, self._meta = parents[0], lengths, rows, tuple(meta)
         self._packed: list[dict[str, Any]] | None = []  # None until they are made again, after a state was restored
-        self._place = 0
+        self._next_index = 0
         self._before = self._parent.state()
         self._over: Any = None  # the element that fits into no row of this pack
         self._over_before: Any = None
@@ -314,13 +319,13 @@ class Packing(Flow):
     async def next(self) -> Any:
         if self._packed is None:
             self._packed = await self._pack()
-        if self._place >= len(self._packed):
-            self._packed, self._place = [], 0
+        if self._next_index >= len(self._packed):
+            self._packed, self._next_index = [], 0
             self._packed = await self._pack()
             if not self._packed:
                 return END
-        self._place += 1
-        return self._packed[self._place - 1]
+        self._next_index += 1
+        return self._packed[self._next_index - 1]
 
     async def _pack(self) -> list[dict[str, Any]]:
         used = {key: np.zeros(self._rows, np.int64) for key in self._lengths}
@@ -328,36 +333,36 @@ class Packing(Flow):
         self._before = self._parent.state() if self._over is None else self._over_before
         while True:
             before = self._parent.state()
-            point, self._over = self._over, None
-            if point is None:
-                point = await self._parent.next()
-            if point is END:
+            element, self._over = self._over, None
+            if element is None:
+                element = await self._parent.next()
+            if element is END:
                 break
-            sizes = self._sizes(point)
+            sizes = self._sizes(element)
             free = np.all([used[key] + size <= self._lengths[key] for key, size in sizes.items()], axis=0)
             if not free.any():
-                self._over, self._over_before = point, before
+                self._over, self._over_before = element, before
                 break
             row = int(np.argmax(free))
-            rows[row].append(point)
+            rows[row].append(element)
             for key, size in sizes.items():
                 used[key][row] += size
-        return [self._row(points) for points in rows if points]
+        return [self._row(elements) for elements in rows if elements]
 
-    def _sizes(self, point: Any) -> dict[str, int]:
+    def _sizes(self, element: Any) -> dict[str, int]:
         sizes = {}
         for key, length in self._lengths.items():
-            if key not in point:
-                raise DatapointError(f'a sequence to pack has no {key!r}: it has {sorted(point)}')
-            sizes[key] = 1 if np.ndim(point[key]) == 0 else len(point[key])
+            if key not in element:
+                raise DatapointError(f'pack: a sequence has no {key!r}, only {sorted(element)}')
+            sizes[key] = 1 if np.ndim(element[key]) == 0 else len(element[key])
             if sizes[key] > length:
-                raise DatapointError(f'a sequence of {sizes[key]} in {key!r} is longer than a row of {length}')
+                raise DatapointError(f'pack: a sequence of {sizes[key]} in {key!r} is longer than a row of {length}')
         return sizes
 
-    def _row(self, points: list[Any]) -> dict[str, Any]:
+    def _row(self, elements: list[Any]) -> dict[str, Any]:
         out: dict[str, Any] = {}
         for key, length in self._lengths.items():
-            parts = [np.atleast_1d(np.asarray(point[key])) for point in points]
+            parts = [np.atleast_1d(np.asarray(element[key])) for element in elements]
             values = np.zeros((length, *parts[0].shape[1:]), parts[0].dtype)
             segments, positions = np.zeros(length, np.int32), np.zeros(length, np.int32)
             at = 0
@@ -372,11 +377,11 @@ class Packing(Flow):
         return out
 
     def state(self) -> Any:
-        if self._packed is None or self._place < len(self._packed):
-            return {'parent': self._before, 'place': self._place}
+        if self._packed is None or self._next_index < len(self._packed):
+            return {'parent': self._before, 'place': self._next_index}
         return {'parent': self._parent.state() if self._over is None else self._over_before, 'place': 0}
 
     async def restore(self, state: Any) -> None:
         await self._parent.restore(state['parent'])
-        self._before, self._place, self._over = state['parent'], state['place'], None
-        self._packed = None if self._place else []
+        self._before, self._next_index, self._over = state['parent'], state['place'], None
+        self._packed = None if self._next_index else []

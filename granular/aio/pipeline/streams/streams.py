@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from granular.aio.execution.failures import Errors, Failure, OnError, outline
-from granular.aio.execution.prefetch import END, Ahead
+from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.base import ENDLESS, Repeat, Slice, default_seed
 from granular.aio.pipeline.nodes.elements import Batch
@@ -39,11 +39,11 @@ class Stream(abc.ABC):
 
     Attributes:
       parents: the previous stages, or the source.
-      given: the seed that this stage sets for later ones; None if it sets none.
+      declared_seed: the seed that this stage sets for later ones; None if it sets none.
     """
 
     parents: tuple[Any, ...] = ()
-    given: int | None = None
+    declared_seed: int | None = None
 
     @abc.abstractmethod
     def flow(self) -> Flow:
@@ -63,9 +63,9 @@ class Stream(abc.ABC):
         return self._over([parent.with_workers(share) for parent in self.parents])
 
     def _over(self, parents: Sequence[Any]) -> 'Stream':
-        twin = type(self).__new__(type(self))
-        twin.__dict__.update(self.__dict__, parents=tuple(parents))
-        return twin
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__, parents=tuple(parents))
+        return copy
 
     def sharded(self, part: ShardOptions) -> 'Stream':
         """Return a shard of the stream: every ``shard_count``-th element of all that it reads.
@@ -115,11 +115,11 @@ class Read(Stream):
 
     def replaced(self, **changes: Any) -> 'Read':
         """Return a copy with some arguments changed."""
-        given = {
+        arguments = {
             'source': self.source, 'options': self.options, 'allow_nones': self.allow_nones, 'shard': self.shard,
             'on_error': self.on_error, 'workers': self.workers,
         }  # fmt: skip
-        return type(self)(**{**given, **changes})
+        return type(self)(**{**arguments, **changes})
 
     def merged(self) -> 'Read | None':
         return self
@@ -137,7 +137,7 @@ class Read(Stream):
     def at_epoch(self, epoch: int) -> Stream:
         length = len(self.source)
         if length >= ENDLESS:
-            raise InvalidArgumentError(f'what is repeated for ever has no epoch {epoch}')
+            raise InvalidArgumentError(f'an infinitely repeated dataset has no epoch {epoch}')
         part = slice(epoch * length, (epoch + 1) * length)
         return self.replaced(source=Slice(Repeat(self.source, None), part))
 
@@ -152,7 +152,7 @@ class Read(Stream):
         return f'to_iter_dataset({"allow_nones=True" if self.allow_nones else ""})'
 
 
-class _Chunks:
+class _ChunkTask:
     """Loads chunks of a source, in this process or in a worker."""
 
     captures = True
@@ -172,13 +172,14 @@ class Reading(Flow):
 
     def __init__(self, read: Read, chunk: int = _CHUNK) -> None:
         self._read, self.errors = read, Errors(read.on_error)
+        self.calls_functions = callable(read.on_error)
         shard, options = read.shard, read.options
         self._stride = shard.shard_count
         length = len(read.source)
         self._stop = length // self._stride * self._stride if shard.drop_remainder else length
         weight = _weight(read.source)
         self._chunk = max(1, min(chunk // weight, options.prefetch_buffer_size // _CHUNKS))
-        self._task = _Chunks(read.source, self._stride, self._chunk, self._stop)
+        self._task = _ChunkTask(read.source, self._stride, self._chunk, self._stop)
         self._workers = None
         depth = _CHUNKS
         # Worker processes received their task at start, so their chunks cannot grow.
@@ -189,13 +190,13 @@ class Reading(Flow):
             self._workers = Workers(self._task, read.workers.num_workers, read.workers.start_method)
             depth = max(depth, read.workers.num_workers * read.workers.per_worker_buffer_size)
         make = self._task.make if self._workers is None else self._workers.make
-        self.ahead: Ahead[list[Any]] = Ahead(
+        self.ahead: Prefetch[list[Any]] = Prefetch(
             make, self._stride * self._chunk, self._chunk * weight, max(1, options.num_threads), 'granular-read', True
         )
         self._depth = min(depth, -(-options.prefetch_buffer_size // self._chunk))
         self.ahead.depth, self.ahead.stop = self._depth, self._stop
-        self._points: list[Any] = []
-        self._place = 0  # position in the chunk
+        self._elements: list[Any] = []
+        self._next_index = 0  # of the next element in the chunk
         self._first = 0  # position of the first element of the chunk in the source
         self._sized = 0
         self.ahead.position = shard.shard_index
@@ -203,30 +204,30 @@ class Reading(Flow):
 
     async def next(self) -> Any:
         while True:
-            if self._place >= len(self._points):
+            if self._next_index >= len(self._elements):
                 self._first = self.ahead.position
-                found: Any = await self.ahead.take()
-                if found is END:
+                chunk: Any = await self.ahead.take()
+                if chunk is END:
                     return END
-                self._points, self._place = found, 0
-                size = self._learn(found)
+                self._elements, self._next_index = chunk, 0
+                size = self._learn(chunk)
                 if self.ahead.cheap and size < _SMALL and self._chunk < self._most:
                     await self._widen()
-            point = self._points[self._place]
-            if type(point) is Failure:
+            element = self._elements[self._next_index]
+            if type(element) is Failure:
                 if self.errors.raises:
-                    await self._seek(self._first + self._place * self._stride)
-                    raise point.error
-                self.errors.report([outline(point)])
-                point = self.errors.resolve(point)
-                if point is None:
-                    self._place += 1
+                    await self._seek(self._first + self._next_index * self._stride)
+                    raise element.error
+                self.errors.report([outline(element)])
+                element = self.errors.resolve(element)
+                if element is None:
+                    self._next_index += 1
                     continue
-            self._points[self._place] = None
-            self._place += 1
-            if point is not None or self._read.allow_nones:
+            self._elements[self._next_index] = None
+            self._next_index += 1
+            if element is not None or self._read.allow_nones:
                 self.counts['elements'] += 1
-                return point
+                return element
 
     async def _widen(self) -> None:
         """Double the chunk size for small elements, because each fetch has the same overhead."""
@@ -235,24 +236,29 @@ class Reading(Flow):
         self.ahead.stride = self._stride * self._chunk
         await self.ahead.seek(self.ahead.position)
 
-    def _learn(self, points: list[Any]) -> int:
+    def _learn(self, chunk: list[Any]) -> int:
         """Limit the read-ahead to the memory setting. Returns the estimated size of the chunk in bytes."""
-        size = estimate_nbytes(points)
+        size = estimate_nbytes(chunk)
         self.counts['bytes'] += size
         if size > self._sized:
             self._sized = size
             self.ahead.depth = max(1, min(self._depth, self._read.options.memory // size - 1))
         return size
 
+    def bind(self, token: object) -> None:
+        self.ahead.token = token
+
     def state(self) -> int:
         return self._position() - self._read.shard.shard_index
 
     def _position(self) -> int:
-        return self._first + self._place * self._stride if self._place < len(self._points) else self.ahead.position
+        if self._next_index >= len(self._elements):
+            return self.ahead.position
+        return self._first + self._next_index * self._stride
 
     async def restore(self, state: Any) -> None:
         if not isinstance(state, int) or state < 0:
-            raise StateError(f'want the position of an element, got {state!r:.100}')
+            raise StateError(f'expected the position of an element, got {state!r:.100}')
         # All shards have read everything before this position; this shard continues with its first element from there.
         index, count = self._read.shard.shard_index, self._stride
         position = index + -(-max(0, state - index) // count) * count
@@ -260,11 +266,11 @@ class Reading(Flow):
             await self._seek(position)
 
     async def _seek(self, position: int) -> None:
-        self._points, self._place = [], 0
+        self._elements, self._next_index = [], 0
         await self.ahead.seek(position)
 
     async def begin(self) -> None:
-        if not self._points:
+        if not self._elements:
             await ensure_event_loop()
             self.ahead.begin()
 
@@ -277,8 +283,8 @@ class Reading(Flow):
 
 def _weight(source: Source) -> int:
     """Return the number of datapoints per element of a source."""
-    below = max((_weight(parent) for parent in source.parents), default=1)
-    return below * source.size if isinstance(source, Batch) else below
+    source_weight = max((_weight(parent) for parent in source.parents), default=1)
+    return source_weight * source.size if isinstance(source, Batch) else source_weight
 
 
 # --- operations on single elements, merged into the read if possible
@@ -333,15 +339,15 @@ class BatchOf(Stream):
         return Batching(self.parents[0].flow(), self.size, self.drop_remainder, self.fn)
 
     def describe(self) -> str:
-        given = '' if self.fn is elements.stack else f', batch_fn={elements.name_of(self.fn)}'
-        return f'batch({self.size}{", drop_remainder=True" if self.drop_remainder else ""}{given})'
+        batch_fn = '' if self.fn is elements.stack else f', batch_fn={elements.name_of(self.fn)}'
+        return f'batch({self.size}{", drop_remainder=True" if self.drop_remainder else ""}{batch_fn})'
 
 
 class SeededStream(Stream):
     """A stage that sets the default seed for later random operations."""
 
     def __init__(self, parent: Stream, seed: int) -> None:
-        self.parents, self.given = (parent,), seed
+        self.parents, self.declared_seed = (parent,), seed
 
     def merged(self) -> Read | None:
         read: Read | None = self.parents[0].merged()
@@ -352,18 +358,18 @@ class SeededStream(Stream):
         return flow
 
     def describe(self) -> str:
-        return f'seed({self.given})'
+        return f'seed({self.declared_seed})'
 
 
 class Staged(Stream):
     """A stage with one or more parents, whose flow is created by a function."""
 
-    def __init__(self, parents: Sequence[Stream], said: str, make: Callable[..., Flow], *args: Any) -> None:
+    def __init__(self, parents: Sequence[Stream], description: str, make: Callable[..., Flow], *args: Any) -> None:
         self.parents = tuple(parents)
-        self._said, self._make, self._args = said, make, args
+        self._description, self._make, self._args = description, make, args
 
     def flow(self) -> Flow:
         return self._make([parent.flow() for parent in self.parents], *self._args)
 
     def describe(self) -> str:
-        return self._said
+        return self._description

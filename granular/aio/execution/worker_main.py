@@ -1,0 +1,118 @@
+"""The main function of a worker process: it computes items on its own event loop and sends them to the consumer."""
+
+import asyncio
+import concurrent.futures
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from granular.aio.execution import shared_memory
+from granular.aio.execution.failures import capturing, portable, summary
+from granular.aio.runtime.user_functions import await_user
+from granular.errors import WorkerError
+
+
+class Task(Protocol):
+    """The work of the processes: picklable, it computes the item at a position."""
+
+    captures: bool
+
+    async def make(self, position: int) -> Any:
+        """Return the item at a position."""
+        ...
+
+
+_Outcome = tuple[BaseException | None, Any]
+
+
+def work(pipe: Connection, payload: Any, sizes: Sequence[int], inherited: Sequence[Connection]) -> None:
+    """Compute requested items, until the parent stops the worker or ends.
+
+    Args:
+      pipe: carries requests and replies.
+      payload: the :class:`Task`, or its pickle.
+      sizes: the sizes of the task's arrays, in a file whose descriptor comes first.
+      inherited: the parent's ends of pipes, which a forked process has to close.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent closes its workers when it is interrupted
+    from granular.aio.runtime.bridge import bridge
+
+    for end in inherited:
+        end.close()
+    task: Task | None = None
+    failed: BaseException | None = None
+    try:
+        fd = shared_memory.receive_fd(pipe) if sizes else -1
+        task = shared_memory.join(payload, fd, sizes) if isinstance(payload, bytes) else payload
+        capturing.set(task.captures)
+    except BaseException as error:  # the classes of unpickled objects may raise anything
+        failed = error
+    lock = threading.Lock()
+    running: dict[int, concurrent.futures.Future[_Outcome]] = {}
+    replies = concurrent.futures.ThreadPoolExecutor(1, 'granular-reply')  # copying takes too long for the loop
+
+    def reply(number: int, future: 'concurrent.futures.Future[_Outcome]') -> None:
+        running.pop(number, None)
+        if not future.cancelled():
+            _reply(pipe, lock, number, *future.result())
+
+    while True:
+        try:
+            request = pipe.recv()
+        except (EOFError, OSError):
+            break
+        if request is None:
+            break
+        number, position = request
+        if position is None:
+            if (cancelled := running.get(number)) is not None:
+                cancelled.cancel()
+        elif task is None:
+            _reply(pipe, lock, number, failed, None)
+        else:
+            future = running[number] = asyncio.run_coroutine_threadsafe(_attempt(task, position), bridge.loop())
+            future.add_done_callback(lambda done, number=number: replies.submit(reply, number, done))  # type: ignore[misc]
+    for future in list(running.values()):
+        future.cancel()
+    bridge.stop()
+    os._exit(0)  # threads of user functions are not awaited
+
+
+async def _attempt(task: Task, position: int) -> _Outcome:
+    """Return the error, if any, and the item. Errors are not raised: asyncio would end the loop with some of them."""
+    try:
+        return None, await await_user(task.make(position))
+    except asyncio.CancelledError:
+        raise  # the consumer cancelled the item
+    except BaseException as error:
+        return error, None
+
+
+def _reply(pipe: Connection, lock: threading.Lock, number: int, error: BaseException | None, item: Any) -> None:
+    parts: Sequence[Any] = ()
+    try:
+        head, parts = shared_memory.split(item if error is None else portable(error))
+    except BaseException as unpicklable:  # the methods of its class may raise anything
+        error = WorkerError(f'the item does not pickle: {summary(unpicklable)}')
+        head = pickle.dumps(portable(error))
+    try:
+        with lock:
+            _send(pipe, (number, error is None, head, [part.nbytes for part in parts]), parts)
+    except OSError:
+        os._exit(1)  # the parent has ended, or memory is exhausted: it reports this process as dead
+
+
+def _send(pipe: Connection, message: Any, parts: Sequence[Any]) -> None:
+    if not parts:
+        pipe.send(message)
+        return
+    fd = shared_memory.write(parts)
+    try:
+        pipe.send(message)
+        shared_memory.send_fd(pipe, fd)
+    finally:
+        os.close(fd)

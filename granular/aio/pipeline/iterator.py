@@ -1,0 +1,234 @@
+"""A position in a running stream, and the asynchronous iterator over it."""
+
+import abc
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Self
+
+from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.describe import fingerprint
+from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.streams.streams import Reading, Stream
+from granular.aio.runtime.lifecycle import Running
+from granular.aio.runtime.user_functions import await_user
+from granular.errors import StateError
+
+
+class Cursor(Running):
+    """The position in a stream: returns its elements one after another, and the state from which the next one follows.
+
+    If an element fails, its error is raised and the state stays before it: the next call tries the element again.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__()
+        self._stream = stream
+        self._flow = stream.flow()
+        self._fingerprint = fingerprint(stream)
+        self._flow.bind(self.token)
+        self._calls_functions = _calls_functions(self._flow)
+        self._moves = 0  # operations begun: each computes an element or restores a state
+        self._before: Any = None  # the mark before the last of them
+        self._astray = False  # True if the flow must go back to it: the last operation is unfinished, or it failed
+        self._count = 0
+
+    async def take(self) -> tuple[Any, int]:
+        """Return the next element, or ``END``, and the number of the operation that computed it."""
+        async with self.turn():
+            self.check()
+            try:
+                await self._begin_move()
+                step = self._flow.next()
+                element = await await_user(self.compute(step) if self._calls_functions else step)
+                self._astray = False
+            finally:
+                if self._loop is None:
+                    await self.settle()
+            self._count += element is not END
+            return element, self._moves
+
+    def take_back(self, taken: tuple[Any, int]) -> None:
+        """Let an element that did not reach the consumer come again, unless it was another's turn since."""
+        element, move = taken
+        if move == self._moves and element is not END:
+            self._astray = True
+            self._count -= 1
+
+    async def _return(self) -> None:
+        """Go back to where the last move began, if it failed: so late, neither errors nor cancellations prevent it."""
+        if self._astray:
+            await self._flow.restore(self._before)
+            self._astray = False
+
+    async def _begin_move(self) -> None:
+        await self._return()
+        self._before = self._flow.mark()
+        self._astray = True
+        self._moves += 1
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state from which the next element follows: plain JSON with indices, not data.
+
+        While another thread waits for an element, this is the state before that element.
+        """
+        while True:
+            moves = self._moves
+            state = self._flow.unmark(self._before) if self._astray else self._flow.state()
+            if moves == self._moves:
+                return {'state': state, 'pipeline': self._fingerprint}
+
+    async def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state.
+
+        Raises:
+          StateError: if this is not a state, or belongs to a different pipeline; the message names the first
+            difference.
+        """
+        if not isinstance(state, Mapping) or 'state' not in state:
+            raise StateError(f'expected a state such as {self.get_state()}, got {state!r:.200}')
+        check_fingerprint(state.get('pipeline'), self._fingerprint)
+        async with self.turn():
+            self.check()
+            try:
+                await self._begin_move()
+                await self._flow.restore(state['state'])
+                self._astray = False
+            except (KeyError, TypeError, ValueError) as error:
+                raise StateError(f'not a state of this pipeline: {type(error).__name__}: {error}') from error
+            finally:
+                await self.settle()
+
+    async def start_prefetch(self) -> None:
+        """Start reading before the first element is requested."""
+        async with self.turn():
+            self.check()
+            try:
+                await self._return()
+                await self.compute(self._flow.begin())
+            finally:
+                await self.settle()
+
+    def stats(self) -> dict[str, float]:
+        """Return the counters of this iterator."""
+        readings = list(_readings(self._flow))
+        counts = [reading.ahead.counts() for reading in readings]
+        return {
+            'elements': self._count,
+            'read': sum(reading.counts['elements'] for reading in readings),
+            'bytes': sum(reading.counts['bytes'] for reading in readings),
+            'wait_seconds': sum(reading.ahead.waited for reading in readings),
+            'consumer_seconds': max((reading.ahead.consumed for reading in readings), default=0.0),
+            'ready': sum(ready for ready, _ in counts),
+            'in_flight': sum(in_flight for _, in_flight in counts),
+            'errors': sum(reading.errors.count for reading in readings),
+        }
+
+    @property
+    def errors(self) -> list[tuple[int, str]]:
+        """Index and message of failed elements, the last 1,000 of each source."""
+        return [error for reading in _readings(self._flow) for error in reading.errors.recent]
+
+    async def _close(self) -> None:
+        await self._flow.aclose()
+
+
+def _calls_functions(flow: Flow) -> bool:
+    return flow.calls_functions or any(map(_calls_functions, flow.parents))
+
+
+def _readings(flow: Flow) -> Sequence[Reading]:
+    if isinstance(flow, Reading):
+        return [flow]
+    return [reading for parent in flow.parents for reading in _readings(parent)]
+
+
+def check_fingerprint(state_lines: Any, own_lines: Sequence[str]) -> None:
+    """Check that a state belongs to this pipeline.
+
+    Raises:
+      StateError: if it does not; the message names the first stage that differs.
+    """
+    if state_lines is None or list(state_lines) == list(own_lines):
+        return
+    for i in range(max(len(state_lines), len(own_lines))):
+        saved, current = (lines[i] if i < len(lines) else 'nothing' for lines in (state_lines, own_lines))
+        if saved != current:
+            raise StateError(
+                f'the state belongs to another pipeline: stage {i + 1} was {saved.strip()!r}, '
+                f'and is {current.strip()!r} in this one'
+            )
+
+
+class CursorHandle(abc.ABC):
+    """Base of the iterators of ``for`` and ``async for``: a cursor, which is closed once its handle is dropped."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._cursor = Cursor(stream)
+        self._cursor.close_with(self)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state from which the next element follows: plain JSON with indices, not data."""
+        return self._cursor.get_state()
+
+    @abc.abstractmethod
+    def set_state(self, state: Mapping[str, Any]) -> Any:
+        """Continue from a state.
+
+        Raises:
+          StateError: if this is not a state, or belongs to a different pipeline; the message names the first
+            difference.
+        """
+
+    @abc.abstractmethod
+    def start_prefetch(self) -> Any:
+        """Start reading before the first element is requested."""
+
+    def stats(self) -> dict[str, float]:
+        """Return the counters of this iterator.
+
+        ``elements`` returned; ``read`` elements and ``bytes`` (estimated) of the sources; ``wait_seconds`` that the
+        consumer waited for them, and ``consumer_seconds`` that it spent itself; chunks ``ready`` and ``in_flight``;
+        failed elements (``errors``).
+        """
+        return self._cursor.stats()
+
+    @property
+    def errors(self) -> list[tuple[int, str]]:
+        """Index and message of failed elements, the last 1,000 of each source."""
+        return self._cursor.errors
+
+
+class DatasetIterator(CursorHandle, AsyncIterator[Any]):
+    """The elements of a stream, for ``async for``; its state can be saved and restored between any two elements.
+
+    ::
+
+        iterator = aiter(stream)
+        element = await anext(iterator)
+        state = iterator.get_state()  # plain JSON
+        await iterator.set_state(state)  # continues after that element
+    """
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        element, _ = await self._cursor.take()
+        if element is END:
+            raise StopAsyncIteration
+        return element
+
+    async def set_state(self, state: Mapping[str, Any]) -> None:
+        await self._cursor.restore(state)
+
+    async def start_prefetch(self) -> None:
+        await self._cursor.start_prefetch()
+
+    async def aclose(self) -> None:
+        """Close the iterator: stop its tasks, threads and processes. Closing twice is allowed."""
+        await self._cursor.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *args: object) -> None:
+        await self.aclose()
