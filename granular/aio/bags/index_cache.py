@@ -108,7 +108,7 @@ class Snapshot:
             except GranularError:
                 raise  # the folder belongs to another user
             except OSError as error:
-                logger.warning('index of %s not cached: %s', f'{directory}', error)
+                logger.warning('the index of %s was not cached, and will be read again: %s', f'{directory}', error)
 
     async def forget(self) -> None:
         """Remove the cache file, because the dataset was replaced."""
