@@ -1,1 +1,1 @@
-"""Benchmarks: every bar is a ratio inside one run. ``make bench`` prints them; docs/performance.md keeps them."""
+"""Benchmarks: every bar is a ratio within one run. ``make bench`` prints them; docs/performance.md records them."""

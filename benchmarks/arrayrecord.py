@@ -1,4 +1,4 @@
-"""ArrayRecord files, beside the package's own reader on a disk, and by range requests from the 25 ms server."""
+"""ArrayRecord files: compared with the reader of the package on a disk, and by range requests to the 25 ms server."""
 
 import functools
 import pathlib
@@ -17,7 +17,7 @@ OPTIONS = ('group_size:1', 'group_size:1,uncompressed', 'group_size:1,brotli', '
 
 
 def arrayrecord(data: Data, server: Server) -> Result:
-    """Batches of 64 random records of 1 to 8 kB."""
+    """Compare batches of 64 random records of 1 to 8 kB."""
     rng = np.random.default_rng(0)
     rates: dict[str, float] = {}
     bars = []
@@ -30,7 +30,7 @@ def arrayrecord(data: Data, server: Server) -> Result:
             for who, fetch in (('granular', ours.fetch), ('array_record', theirs.__getitems__)):
                 runs[who].append(BATCH * BATCHES / best(functools.partial(_read, fetch, batches), 1))
         mine, other = (rates.setdefault(f'{who}, {options}', median(found)) for who, found in runs.items())
-        # Much of it is decompressing, by the same libraries.
+        # Most of the time is decompression, by the same libraries.
         bars.append(Bar(f'local, {options} / array_record', mine / other, 0.8, f'{mine:,.0f}/s / {other:,.0f}/s'))
     path = _written(data, OPTIONS[0])
     ours = granular.ArrayRecordDataSource(f'{server.delayed}/{path.parent.name}/{path.name}')

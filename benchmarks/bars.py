@@ -1,4 +1,4 @@
-"""What a benchmark gives: bars, which are ratios inside one run, and tables of the figures behind them, with plots."""
+"""Results of benchmarks: bars, which are ratios within one run, tables of their figures, and plots."""
 
 import contextlib
 import datetime
@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCS = ROOT / 'docs'
-CORE = 1  # where clients run; the server has core 0
+CORE = 1  # the core of clients; the server has core 0
 
 
 class Bar(NamedTuple):
-    """A figure that must reach, or stay below, a bound."""
+    """A ratio that must reach a bound, or stay below it."""
 
     name: str
     value: float
@@ -30,18 +30,18 @@ class Bar(NamedTuple):
     at_most: bool = False
 
     @property
-    def met(self) -> bool:
-        """Whether it does."""
+    def reached(self) -> bool:
+        """Whether the ratio is within its bound."""
         return self.value <= self.bound if self.at_most else self.value >= self.bound
 
     def __str__(self) -> str:
         sign = '<=' if self.at_most else '>='
-        verdict = 'ok  ' if self.met else 'MISS'
+        verdict = 'ok  ' if self.reached else 'MISS'
         return f'{verdict}  {self.name:<58} {self.value:>8.2f} {sign} {self.bound:<6.4g} {self.behind}'
 
 
 class Table(NamedTuple):
-    """The figures of a benchmark: a row is who, how much, and what there is to say of it."""
+    """The figures of a benchmark: a row is a name, an amount, and a remark."""
 
     name: str
     title: str
@@ -54,13 +54,13 @@ class Table(NamedTuple):
         return '\n'.join([f'{self.title} ({self.unit})', *(f'  {line}' for line in lines)])
 
     def markdown(self) -> str:
-        """As docs/performance.md has it."""
+        """Return the Markdown for docs/performance.md."""
         rows = [f'| {who} | {value:,.5g} | {note} |' for who, value, note in self.rows]
         return '\n'.join([f'| {self.title} | {self.unit} | |', '| --- | ---: | --- |', *rows])
 
 
 class Curves(NamedTuple):
-    """Figures against a knob: a line for each condition."""
+    """Figures over a setting: a line for each condition."""
 
     name: str
     title: str
@@ -73,7 +73,7 @@ class Curves(NamedTuple):
         return self.markdown()
 
     def markdown(self) -> str:
-        """As docs/performance.md has it."""
+        """Return the Markdown for docs/performance.md."""
         head = [f'| {self.title}, {self.unit} | {" | ".join(self.points)} |', f'| --- |{" ---: |" * len(self.points)}']
         rows = [f'| {name} | {" | ".join(f"{value:,.4g}" for value in line)} |' for name, line in self.lines.items()]
         return '\n'.join(head + rows)
@@ -84,45 +84,45 @@ Result = tuple[list[Bar], Sequence[Figures]]
 
 
 def median(runs: Sequence[float]) -> float:
-    """The middle of several runs."""
+    """Return the median of several runs."""
     return statistics.median(runs)
 
 
 def best(fn: Callable[[], Any], repeats: int) -> float:
-    """The least seconds of several runs."""
+    """Return the least duration of several runs, in seconds."""
     times = []
     for _ in range(repeats):
-        began = time.perf_counter()
+        started = time.perf_counter()
         fn()
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - started)
     return min(times)
 
 
 def child(command: Sequence[str], core: int | None = CORE, **more: Any) -> dict[str, Any]:
-    """Run a program, on the clients' core if none is said; the line of JSON that it prints is its result.
+    """Run a program, by default on the core for clients, and return the JSON that it prints last.
 
-    The processes that it leaves behind are killed.
+    The processes that it leaves are killed.
     """
     pinned = command if core is None else ['taskset', '-c', str(core), *command]
-    with tempfile.TemporaryFile('w+') as said:
-        process = subprocess.Popen(pinned, stdout=said, stderr=subprocess.STDOUT, start_new_session=True, **more)
+    with tempfile.TemporaryFile('w+') as output:
+        process = subprocess.Popen(pinned, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, **more)
         try:
             code = process.wait(600)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        said.seek(0)
-        text = said.read()
+        output.seek(0)
+        text = output.read()
     if code:
         raise RuntimeError(f'{" ".join(command)}\n{text}')
-    found = [line for line in text.splitlines() if line.startswith('{')]
-    result: dict[str, Any] = json.loads(found[-1]) if found else {}
+    results = [line for line in text.splitlines() if line.startswith('{')]
+    result: dict[str, Any] = json.loads(results[-1]) if results else {}
     return result
 
 
 def machine() -> str:
-    """Where and when."""
+    """Describe the machine and the date."""
     models = re.findall(r'model name\s*: (.*)', pathlib.Path('/proc/cpuinfo').read_text())
     day = datetime.datetime.now(tz=datetime.UTC).date()
     model = models[0] if models else platform.processor()
@@ -130,12 +130,12 @@ def machine() -> str:
 
 
 def write(bars: Sequence[Bar], tables: Sequence[Figures]) -> None:
-    """Put bars, tables and plots into docs/performance.md, between the marks of each."""
+    """Write bars, tables and plots into docs/performance.md, between their marks."""
     page = DOCS / 'performance.md'
     text = page.read_text()
     rows = [
         f'| {bar.name} | {bar.value:.2f} | {"at most" if bar.at_most else "at least"} {bar.bound:g} '
-        f'| {"" if bar.met else "**missed** "}{bar.behind} |'
+        f'| {"" if bar.reached else "**missed** "}{bar.behind} |'
         for bar in bars
     ]
     head = [f'{machine()}.', '', '| bar | figure | bound | details |', '| --- | ---: | --- | --- |']
@@ -154,7 +154,7 @@ def _between(text: str, name: str, content: str) -> str:
 
 
 def plot(figures: Figures) -> None:
-    """A table as horizontal bars, curves as lines."""
+    """Plot a table as horizontal bars, and curves as lines."""
     import matplotlib as mpl
 
     mpl.use('svg')

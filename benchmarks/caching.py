@@ -1,4 +1,4 @@
-"""Caches: the second epoch from the local disk; what worker processes share, beside KappaData's."""
+"""Caches: the second epoch from the local disk, and a cache of worker processes compared with KappaData."""
 
 import functools
 import json
@@ -16,14 +16,14 @@ WORKERS = 4
 
 
 def blockcache(data: Data, server: Server) -> Result:
-    """Two epochs with the block cache over the 25 ms server, and two more of another process."""
+    """Measure two epochs with the block cache over the 25 ms server, and two more in another process."""
     bars, rows = [], []
     for name, place in (('100 kB', data.medium()), ('4 kB', data.small())):
         batches = data.count(10_000 if name == '100 kB' else 200_000) // 64
         job = {'url': f'{server.delayed}/{place.name}', 'batches': batches, 'epochs': 2}
         with tempfile.TemporaryDirectory(prefix='granular-bench-', dir=data.folder) as folder:
             knobs = {'cache_dir': folder, 'cache_bytes': 4 << 30, 'index_cache': folder}
-            # The last batches of the first epoch are read ahead already while it is counted, as in any run.
+            # As in any run, the first batches of the second epoch are prefetched during the first.
             first = _ours(data, 'epochs', **job, knobs=knobs)
             again = _ours(data, 'epochs', **job, knobs=knobs)
             plain = _ours(data, 'epochs', **{**job, 'epochs': 1})
@@ -45,7 +45,7 @@ def blockcache(data: Data, server: Server) -> Result:
 
 
 def shared(data: Data, server: Server) -> Result:
-    """2,000 values of 10 kB that are cached already, read one by one by 4 worker processes."""
+    """Read 2,000 cached values of 10 kB one by one in 4 worker processes."""
     job = {'count': 2000, 'size': 10_000, 'workers': WORKERS}
     rate = in_turns(
         1 if data.quick else 3,
@@ -64,7 +64,7 @@ def shared(data: Data, server: Server) -> Result:
 
 
 def main() -> None:
-    """What granular does of it, in a process of its own: ``python -m benchmarks.caching cached JOB``."""
+    """The part of granular, in its own process: ``python -m benchmarks.caching cached JOB``."""
     import granular
     from benchmarks.rivals import reading
 

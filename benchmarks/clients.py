@@ -1,4 +1,4 @@
-"""What granular does in a benchmark, in a process of its own: ``python -m benchmarks.clients WHAT JOB``, in JSON."""
+"""The part of granular in a benchmark, in its own process: ``python -m benchmarks.clients FUNCTION JOB``, in JSON."""
 
 import time
 
@@ -22,30 +22,30 @@ import numpy as np  # noqa: E402
 Job = Mapping[str, Any]
 
 
-def sizes(point: Mapping[str, Any], seed: Any) -> dict[str, int]:
-    """A datapoint without its bytes, so that the loader is measured and not the copying of its batches."""
-    return {'size': len(point['data']), 'label': point['label']}
+def sizes(datapoint: Mapping[str, Any], seed: Any) -> dict[str, int]:
+    """Drop the bytes of a datapoint, so that the copying of batches is not measured."""
+    return {'size': len(datapoint['data']), 'label': datapoint['label']}
 
 
-def crop(point: Mapping[str, Any], seed: Any) -> dict[str, Any]:
-    """A datapoint of a fixed size."""
-    return {'data': np.frombuffer(point['data'], np.uint8, 50_000), 'label': point['label']}
+def crop(datapoint: Mapping[str, Any], seed: Any) -> dict[str, Any]:
+    """Crop a datapoint to a fixed size."""
+    return {'data': np.frombuffer(datapoint['data'], np.uint8, 50_000), 'label': datapoint['label']}
 
 
-def array(point: Mapping[str, Any], seed: Any) -> dict[str, Any]:
-    """A datapoint as numbers."""
-    return {'data': np.frombuffer(point['data'], np.uint8), 'label': point['label']}
+def array(datapoint: Mapping[str, Any], seed: Any) -> dict[str, Any]:
+    """Convert a datapoint to numbers."""
+    return {'data': np.frombuffer(datapoint['data'], np.uint8), 'label': datapoint['label']}
 
 
 def open_reader(job: Job) -> granular.DatasetReader:
-    """The dataset of a job, with what is small in memory."""
+    """Open the dataset of a job, with its small keys in memory."""
     knobs = {'concurrency': job.get('inflight', 256), **job.get('knobs', {})}
-    place = granular.Path(job['url'], config=granular.IOConfig(**knobs))
-    return granular.DatasetReader(place, granular.decoders, cache_keys=tuple(job.get('cache_keys', ('label', 'text'))))
+    path = granular.Path(job['url'], config=granular.IOConfig(**knobs))
+    return granular.DatasetReader(path, granular.decoders, cache_keys=tuple(job.get('cache_keys', ('label', 'text'))))
 
 
 def batches(job: Job, fn: Any) -> Iterator[Any]:
-    """A loader's batches, the first of which is taken already."""
+    """Iterate over the batches of a loader, after the first one."""
     source = granular.sources.Epochs(open_reader(job), shuffle=job.get('shuffle', True), seed=0)
     loader = granular.Loader(granular.sources.Transform(source, fn), job.get('batch', 64))
     next(loader)
@@ -53,21 +53,21 @@ def batches(job: Job, fn: Any) -> Iterator[Any]:
 
 
 def loader(job: Job) -> dict[str, float]:
-    """Datapoints a second of the Loader."""
+    """Measure the datapoints per second of the Loader."""
     items = batches(job, array if job.get('arrays') else sizes)
-    began = time.perf_counter()
+    started = time.perf_counter()
     for _ in range(job['batches']):
         next(items)
-    return {'rate': job['batches'] * job.get('batch', 64) / (time.perf_counter() - began)}
+    return {'rate': job['batches'] * job.get('batch', 64) / (time.perf_counter() - started)}
 
 
 def fetch(job: Job) -> dict[str, float]:
-    """Datapoints a second of an asynchronous program that keeps some fetches of 64 going."""
+    """Measure the datapoints per second of an async program with several fetches of 64 in flight."""
 
     async def main() -> float:
         config = granular.IOConfig(concurrency=job['inflight'], max_gap=job.get('max_gap', -1))
-        place = granular.aio.Path(job['url'], config=config)
-        async with granular.aio.DatasetReader(place, granular.decoders) as reader:
+        path = granular.aio.Path(job['url'], config=config)
+        async with granular.aio.DatasetReader(path, granular.decoders) as reader:
             order = np.random.default_rng(0).integers(0, len(reader), job['count'])
             todo = iter(range(0, len(order), 64))
 
@@ -75,69 +75,69 @@ def fetch(job: Job) -> dict[str, float]:
                 for at in todo:
                     await reader.fetch(order[at : at + 64], mask=['data'])
 
-            began = time.perf_counter()
+            started = time.perf_counter()
             await asyncio.gather(*(work() for _ in range(job.get('ahead', 8))))
-            return len(order) / (time.perf_counter() - began)
+            return len(order) / (time.perf_counter() - started)
 
     return {'rate': run(main())}
 
 
 def run(coro: Any) -> Any:
-    """On the kind of loop that granular uses."""
+    """Run a coroutine on the kind of event loop that granular uses."""
     import uvloop
 
     return uvloop.run(coro)
 
 
 def ranges(job: Job) -> dict[str, float]:
-    """Ranges a second of one file, all asked for in one call, the best of some."""
+    """Measure the ranges per second of one call for many ranges of a file, the best of several."""
 
     async def main() -> float:
         config = granular.IOConfig(**job['config'])
-        place = granular.aio.Path(job['url'], config=config)
+        path = granular.aio.Path(job['url'], config=config)
         starts = np.array(job['starts'])
         best = 1e9
         for _ in range(job['times']):
-            began = time.perf_counter()
-            await place.read_ranges(starts, starts + job['size'])
-            best = min(best, time.perf_counter() - began)
+            started = time.perf_counter()
+            await path.read_ranges(starts, starts + job['size'])
+            best = min(best, time.perf_counter() - started)
         return len(starts) / best
 
     return {'rate': run(main())}
 
 
 def tail(job: Job) -> dict[str, float]:
-    """Seconds that 50, 99 and 99.9 of 100 reads take, and the share that was asked for twice."""
+    """Measure the percentiles 50, 99 and 99.9 of the duration of reads, and the share of hedged requests."""
 
     async def main() -> list[float]:
         config = granular.IOConfig(concurrency=64, hedge=job['hedge'])
-        place = granular.aio.Path(job['url'], config=config)
+        path = granular.aio.Path(job['url'], config=config)
         todo, times = iter(job['starts']), []
 
         async def work() -> None:
             for start in todo:
-                began = time.perf_counter()
-                await place.read_range(start, start + 100_000)
-                times.append(time.perf_counter() - began)
+                started = time.perf_counter()
+                await path.read_range(start, start + 100_000)
+                times.append(time.perf_counter() - started)
 
         await asyncio.gather(*(work() for _ in range(64)))
         return times
 
     times = sorted(run(main()))
-    found = {str(share): times[int(len(times) * share / 100)] for share in (50, 99, 99.9)}
-    return found | {'hedges': granular.io_stats()['hedges'] / len(times)}
+    result = {str(share): times[int(len(times) * share / 100)] for share in (50, 99, 99.9)}
+    return result | {'hedges': granular.io_stats()['hedges'] / len(times)}
 
 
 def iterate(job: Job) -> dict[str, float]:
-    """Datapoints a second of ``for datapoint in reader``."""
+    """Measure the datapoints per second of ``for datapoint in reader``."""
     with open_reader(job) as reader:
-        began = time.perf_counter()
+        started = time.perf_counter()
         count = sum(1 for _ in reader)
-        return {'rate': count / (time.perf_counter() - began)}
+        return {'rate': count / (time.perf_counter() - started)}
 
 
 def large(job: Job) -> dict[str, float]:
-    """Bytes a second of large records, some at a time, and how far memory grew for each byte in flight."""
+    """Measure the bytes per second of concurrent large records, and the growth of memory per byte in flight."""
 
     async def main() -> tuple[float, float]:
         async with granular.aio.DatasetReader(granular.aio.Path(job['url']), granular.decoders) as reader:
@@ -151,111 +151,111 @@ def large(job: Job) -> dict[str, float]:
                 return got
 
             idle = peak()
-            began = time.perf_counter()
+            started = time.perf_counter()
             got = sum(await asyncio.gather(*(work() for _ in range(job['inflight']))))
-            return got / (time.perf_counter() - began), peak() - idle
+            return got / (time.perf_counter() - started), peak() - idle
 
     rate, grown = run(main())
     return {'bytes': rate, 'grown': grown, 'inflight': job['inflight'] * 16e6}
 
 
 def peak() -> float:
-    """The most bytes of memory that the process ever had. The figure of getrusage begins with that of the parent."""
+    """Return the peak memory of the process in bytes. That of getrusage would include the parent's."""
     lines = pathlib.Path('/proc/self/status').read_text().splitlines()
     return next(float(line.split()[1]) * 1024 for line in lines if line.startswith('VmHWM'))
 
 
 def opening(job: Job) -> dict[str, float]:
-    """Seconds to open a sharded dataset, the first time and at best, and the requests made."""
+    """Measure the seconds to open a sharded dataset, the first and the best, and the requests."""
     config = granular.IOConfig(index_cache=job.get('cache', ''))
-    place, step = granular.Path(job['url'], config=config), job.get('step', 1)
+    path, step = granular.Path(job['url'], config=config), job.get('step', 1)
     times = []
     for _ in range(job.get('times', 1)):
         before = granular.io_stats()['requests']
-        began = time.perf_counter()
-        with granular.ShardedDatasetReader(place, granular.decoders, shardstep=step) as reader:
-            times.append(time.perf_counter() - began)
+        started = time.perf_counter()
+        with granular.ShardedDatasetReader(path, granular.decoders, shardstep=step) as reader:
+            times.append(time.perf_counter() - started)
             requests, count = granular.io_stats()['requests'] - before, len(reader)
     return {'seconds': times[0], 'best': min(times), 'requests': requests, 'count': count}
 
 
 def batch(job: Job) -> dict[str, float]:
-    """Seconds to fetch some datapoints at once, the requests made, and those for neighbours, for each key."""
+    """Measure the seconds and requests of one fetch of datapoints, and the requests for adjacent ones, per key."""
 
     def requests(fn: Any) -> float:
         before = granular.io_stats()['requests']
         fn()
         return granular.io_stats()['requests'] - before
 
-    place = granular.Path(job['url'], config=granular.IOConfig(max_gap=0, concurrency=256))
-    with granular.DatasetReader(place, granular.decoders) as reader:
-        asked = requests(lambda: reader.fetch(job['picks']))
+    path = granular.Path(job['url'], config=granular.IOConfig(max_gap=0, concurrency=256))
+    with granular.DatasetReader(path, granular.decoders) as reader:
+        request_count = requests(lambda: reader.fetch(job['picks']))
         best = 1e9
         for _ in range(6):
-            began = time.perf_counter()
+            started = time.perf_counter()
             reader.fetch(job['picks'])
-            best = min(best, time.perf_counter() - began)
+            best = min(best, time.perf_counter() - started)
     with granular.DatasetReader(job['url'], granular.decoders) as reader:
         near = requests(lambda: reader.fetch(range(1000, 1256))) / len(reader.spec)
-    return {'seconds': best, 'requests': asked, 'near': near}
+    return {'seconds': best, 'requests': request_count, 'near': near}
 
 
 def index(job: Job) -> dict[str, float]:
-    """How far memory grows to open a bag, for each byte of its index."""
+    """Measure the growth of memory by opening a bag, per byte of its index."""
     granular.Path(job['url']).with_suffix('.idx').read_range(0, 8)
     idle = peak()
-    began = time.perf_counter()
+    started = time.perf_counter()
     with granular.BagReader(job['url']) as bag:
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - started
         return {'grown': (peak() - idle) / (8 * len(bag)), 'seconds': seconds, 'count': len(bag)}
 
 
 def epochs(job: Job) -> dict[str, float]:
-    """How far memory grows over some epochs."""
+    """Measure the growth of memory over several epochs."""
     idle = now()
     items = batches({**job, 'cache_keys': ()}, crop)
-    most = 0.0
-    began = time.perf_counter()
+    peak_memory = 0.0
+    started = time.perf_counter()
     for i in range(job['batches']):
         next(items)
         if i % 8 == 0:
-            most = max(most, now())
-    return {'grown': most - idle, 'rate': job['batches'] * 64 / (time.perf_counter() - began)}
+            peak_memory = max(peak_memory, now())
+    return {'grown': peak_memory - idle, 'rate': job['batches'] * 64 / (time.perf_counter() - started)}
 
 
 def now() -> float:
-    """The bytes of memory that the process has."""
+    """Return the current memory of the process in bytes."""
     return float(pathlib.Path('/proc/self/statm').read_text().split()[1]) * resource.getpagesize()
 
 
 def first(job: Job) -> dict[str, float]:
-    """Seconds from before the import to the first batch, and those of the import."""
+    """Measure the seconds from before the import to the first batch, and those of the import."""
     batches(job, sizes)
     return {'seconds': time.perf_counter() - _began, 'imported': _imported}
 
 
 def local(job: Job) -> dict[str, float]:
-    """Datapoints a second from the local disk: one by one, in batches, of one key, and as a pipeline."""
+    """Measure the datapoints per second from the local disk: single, in batches, of one key, and in a pipeline."""
     reader = granular.DatasetReader(job['url'], granular.decoders)
     order = job['order']
     many = [np.array(order[i : i + 256]) for i in range(0, len(order), 256)]
     one = {'get': (reader.__getitem__, order), 'fetch': (reader.fetch, many)}
     one['key'] = (lambda picks: reader.fetch(picks, ['data']), many)
-    found = {}
+    result = {}
     for name, (fn, items) in one.items():
         best = 1e9
         for _ in range(3):
-            began = time.perf_counter()
+            started = time.perf_counter()
             for item in items:
                 fn(item)
-            best = min(best, time.perf_counter() - began)
-        found[name] = len(order) / best
-    found['pipeline'] = max(loader({**job, 'arrays': True, 'batch': 256, 'cache_keys': ()})['rate'] for _ in range(3))
-    return found
+            best = min(best, time.perf_counter() - started)
+        result[name] = len(order) / best
+    result['pipeline'] = max(loader({**job, 'arrays': True, 'batch': 256, 'cache_keys': ()})['rate'] for _ in range(3))
+    return result
 
 
 def images(job: Job) -> dict[str, float]:
-    """Images a second of one thread, of two, and of the loader, and the longest time that the loop did not turn."""
+    """Measure the images per second of one thread, of two, and of the loader, and the longest block of the loop."""
     with granular.DatasetReader(job['url'], None) as raw:
         records = [raw[i]['image'] for i in range(min(400, len(raw)))]
     decode = granular.decoders['jpg']
@@ -267,9 +267,9 @@ def images(job: Job) -> dict[str, float]:
 
         with concurrent.futures.ThreadPoolExecutor(count) as pool:
             list(pool.map(work, range(count)))
-            began = time.perf_counter()
+            started = time.perf_counter()
             list(pool.map(work, range(count)))
-            return len(records) / (time.perf_counter() - began)
+            return len(records) / (time.perf_counter() - started)
 
     async def main() -> tuple[list[list[float]], float]:
         reader = await granular.aio.DatasetReader.open(job['url'], granular.decoders)
@@ -287,12 +287,12 @@ def images(job: Job) -> dict[str, float]:
 
         for _ in range(3):
             task = asyncio.create_task(beat())
-            began = time.perf_counter()
+            started = time.perf_counter()
             for _ in range(job['batches']):
                 await anext(loader)
-            rate = job['batches'] * 32 / (time.perf_counter() - began)
+            rate = job['batches'] * 32 / (time.perf_counter() - started)
             task.cancel()
-            await asyncio.sleep(0.2)  # until what was fetched ahead is there
+            await asyncio.sleep(0.2)  # until prefetched batches have arrived
             runs.append([rate, threads(1), threads(2)])
         await loader.aclose()
         return runs, gap

@@ -1,4 +1,4 @@
-"""How the knobs of IOConfig turn: the curves that their defaults were chosen from."""
+"""Settings of IOConfig: the curves from which their defaults were chosen."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 def inflight(data: Data, server: Server) -> Result:
-    """Requests in flight against latency and the size of records."""
+    """Vary the requests in flight, for several latencies and record sizes."""
     points = (16, 64, 256, 512, 1024, 2048, 0)
     lines = {}
     for size, place in ((4, data.small()), (100, data.medium())):
@@ -20,7 +20,7 @@ def inflight(data: Data, server: Server) -> Result:
         ):  # fmt: skip
             line = []
             for count in points:
-                # For some seconds, and longer for what adapts.
+                # For some seconds, and longer where the concurrency adapts.
                 seconds, rate = (3, min(count / trip, 10_000)) if count else (8, 8000)
                 many = max(64 * 48, data.count(int(seconds * rate)))
                 job = {'url': f'{url}/{place.name}', 'inflight': count, 'count': many, 'max_gap': 0, 'ahead': 48}
@@ -31,7 +31,7 @@ def inflight(data: Data, server: Server) -> Result:
 
 
 def gap(data: Data, server: Server) -> Result:
-    """Bytes between neighbours that are read along, against a request for each."""
+    """Vary the gap between adjacent ranges that are merged into one request."""
     place = data.large()
     points = (4, 16, 32, 64, 128, 256)
     lines: dict[str, list[float]] = {}
@@ -47,7 +47,7 @@ def gap(data: Data, server: Server) -> Result:
 
 
 def request(data: Data, server: Server) -> Result:
-    """The largest request, against one range and eight of 16 MB."""
+    """Vary the largest request, for one range of 16 MB and for eight."""
     place = data.large()
     points = (1, 2, 4, 8, 16)
     lines: dict[str, list[float]] = {}

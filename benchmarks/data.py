@@ -1,4 +1,4 @@
-"""The data of the benchmarks, written once into a folder and kept there."""
+"""The datasets of the benchmarks, written once into a folder."""
 
 import io
 import json
@@ -17,33 +17,33 @@ class Data:
     """A folder of datasets.
 
     Args:
-      folder: where they lie, or will.
-      quick: a tenth of them.
+      folder: of the datasets.
+      quick: write a tenth of the data.
     """
 
     def __init__(self, folder: pathlib.Path, quick: bool) -> None:
         self.folder, self.quick = folder, quick
         folder.mkdir(parents=True, exist_ok=True)
 
-    def count(self, whole: int) -> int:
-        """How many of so many records there are."""
-        return whole // 10 if self.quick else whole
+    def count(self, full_count: int) -> int:
+        """Return the number of records, given that of a full run."""
+        return full_count // 10 if self.quick else full_count
 
     def once(self, name: str, write: Any) -> pathlib.Path:
-        """A folder of that name, written the first time that it is asked for."""
-        place = self.folder / f'{name}{"-quick" if self.quick else ""}'
-        if not (place / 'done').exists():
-            write(place)
-            (place / 'done').touch()
-        return place
+        """Return the folder of a name; write it on first use."""
+        target = self.folder / f'{name}{"-quick" if self.quick else ""}'
+        if not (target / 'done').exists():
+            write(target)
+            (target / 'done').touch()
+        return target
 
     def records(self, name: str, count: int, low: int, high: int, layout: Any = 'columns') -> pathlib.Path:
-        """A dataset of so many records of random bytes of these sizes, with a label and a text."""
+        """Return a dataset of random bytes of the given sizes, each with a label and a text."""
 
-        def write(place: pathlib.Path) -> None:
+        def write(target: pathlib.Path) -> None:
             rng = np.random.default_rng(0)
             block = rng.bytes(64 << 20)
-            with granular.DatasetWriter(place, SPEC, granular.encoders, layout=layout) as writer:
+            with granular.DatasetWriter(target, SPEC, granular.encoders, layout=layout) as writer:
                 for i in range(self.count(count)):
                     size = int(rng.integers(low, high + 1))
                     at = int(rng.integers(0, len(block) - size))
@@ -65,14 +65,14 @@ class Data:
         return self.records('large', 300, 16_000_000, 16_000_000)
 
     def local(self, size: int) -> pathlib.Path:
-        """A dataset for the local disk, in the layout that granular 0.24 reads as well."""
+        """A dataset for the local disk, in a layout that granular 0.24 also reads."""
         return self.records(f'local{size}', 200_000_000 // size * 2, size, size, 'columns')
 
     def shards(self, layout: Any) -> pathlib.Path:
         """1,000 shards of 20 datapoints."""
 
-        def write(place: pathlib.Path) -> None:
-            writer = granular.ShardedDatasetWriter(place, SPEC, granular.encoders, shardlen=20, layout=layout)
+        def write(target: pathlib.Path) -> None:
+            writer = granular.ShardedDatasetWriter(target, SPEC, granular.encoders, shardlen=20, layout=layout)
             with writer:
                 for i in range(self.count(1000) * 20):
                     writer.append({'data': b'x' * 100, 'label': i, 'text': str(i)}, flush=False)
@@ -82,11 +82,11 @@ class Data:
     def images(self) -> pathlib.Path:
         """2,000 jpg images of 320 by 240."""
 
-        def write(place: pathlib.Path) -> None:
+        def write(target: pathlib.Path) -> None:
             from PIL import Image
 
             rng = np.random.default_rng(0)
-            with granular.DatasetWriter(place, {'image': 'jpg', 'label': 'int'}, granular.encoders) as writer:
+            with granular.DatasetWriter(target, {'image': 'jpg', 'label': 'int'}, granular.encoders) as writer:
                 for i in range(self.count(2000)):
                     small = rng.integers(0, 255, (24, 32, 3), np.uint8)
                     image = np.asarray(Image.fromarray(small).resize((320, 240)))
@@ -95,15 +95,15 @@ class Data:
         return self.once('images', write)
 
     def job(self, name: str, **what: Any) -> str:
-        """A file that tells a rival what to do."""
-        place = self.folder / f'{name}.json'
-        place.write_text(json.dumps(what))
-        return str(place)
+        """Write the job of a rival to a file."""
+        target = self.folder / f'{name}.json'
+        target.write_text(json.dumps(what))
+        return str(target)
 
 
-def ranges_of(place: pathlib.Path, count: int, seed: int = 1) -> list[tuple[int, int]]:
-    """The byte ranges of so many random records of a bag, drawn from shuffled epochs."""
-    with granular.BagReader(place / 'data.bag') as bag:
+def ranges_of(target: pathlib.Path, count: int, seed: int = 1) -> list[tuple[int, int]]:
+    """Return the byte ranges of random records of a bag, drawn from shuffled epochs."""
+    with granular.BagReader(target / 'data.bag') as bag:
         limits = bag.aio.limits(np.arange(len(bag)))
     assert limits is not None
     rng = np.random.default_rng(seed)
@@ -112,12 +112,12 @@ def ranges_of(place: pathlib.Path, count: int, seed: int = 1) -> list[tuple[int,
     return list(zip(limits[0][order].tolist(), limits[1][order].tolist(), strict=True))
 
 
-def wrk_script(place: pathlib.Path, path: str, ranges: list[tuple[int, int]]) -> str:
-    """What wrk is to ask for, in Lua."""
+def wrk_script(target: pathlib.Path, path: str, ranges: list[tuple[int, int]]) -> str:
+    """Write a Lua script with the requests of wrk."""
     out = io.StringIO()
     out.write('local r = {\n')
     out.writelines(f'"bytes={a}-{b - 1}",\n' for a, b in ranges)
     out.write('}\nlocal i = 0\nrequest = function() i = i % #r + 1; ')
     out.write(f'return wrk.format("GET", "/{path}", {{Range = r[i]}}) end\n')
-    place.write_text(out.getvalue())
-    return str(place)
+    target.write_text(out.getvalue())
+    return str(target)

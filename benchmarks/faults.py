@@ -1,4 +1,4 @@
-"""Every fault, met by granular and by those beside it with their own settings: what becomes of a read.
+"""Faults: the outcome of a read at every fault, with granular and with other clients at their default settings.
 
 ``python -m benchmarks.faults [--only FAULT ...]`` prints a table for docs/reliability.md.
 """
@@ -28,7 +28,7 @@ from tests.support.faults import FaultServer
 
 WHO = ('granular', 's3fs', 'gcsfs', 'obstore')
 COUNT, SIZE, STRIDE = 12, 64 << 10, 2 << 20
-LIMIT = 190.0  # seconds after which a read hangs
+LIMIT = 190.0  # seconds after which a read counts as hanging
 
 DATA = np.random.default_rng(0).bytes(COUNT * STRIDE)
 STARTS = [STRIDE * i for i in range(COUNT)]
@@ -36,7 +36,7 @@ STOPS = [start + SIZE for start in STARTS]
 
 
 class Fault(NamedTuple):
-    """What a store does to some of the requests, and whether a read can bring the right bytes all the same."""
+    """A fault of some requests, and whether a read can still return the correct bytes."""
 
     lines: list[Any]
     passes: bool = True
@@ -73,18 +73,18 @@ FAULTS = {
 
 
 class Outcome(NamedTuple):
-    """What came of it."""
+    """The outcome of a case."""
 
     text: str
     good: bool
-    says: str
+    message: str
 
     def __str__(self) -> str:
         return self.text if self.good else f'**{self.text}**'
 
 
 class Store(FaultServer):
-    """The object, of which a second store has a copy."""
+    """Create the object, and its copy for a second store."""
 
     other: FaultServer
 
@@ -94,7 +94,7 @@ class Store(FaultServer):
 
 
 def certificate(folder: pathlib.Path) -> ssl.SSLContext:
-    """A certificate of another host, which is trusted."""
+    """Create a trusted certificate of another host."""
     command = ['openssl', 'req', '-x509', '-newkey', 'rsa:2048', '-nodes', '-days', '2', '-subj', '/CN=example.org']
     files = ['-addext', 'subjectAltName=DNS:example.org', '-keyout', 'key.pem', '-out', 'cert.pem']
     subprocess.run([*command, *files], check=True, capture_output=True, cwd=folder)
@@ -105,7 +105,7 @@ def certificate(folder: pathlib.Path) -> ssl.SSLContext:
 
 @contextlib.contextmanager
 def serving(fault: Fault, folder: pathlib.Path) -> Iterator[Store]:
-    """The server of one case, and the credentials that it knows."""
+    """Start the server of a case, with its credentials."""
     tls = certificate(folder) if fault.where == 'tls' else None
     keys = AmazonKeys(folder / 'credentials')
     with FaultServer(files={'object': DATA}) as other, Store(tls, {'object': DATA}) as server:
@@ -116,7 +116,7 @@ def serving(fault: Fault, folder: pathlib.Path) -> Iterator[Store]:
 
 
 def run(name: str, who: str) -> Outcome:
-    """One fault and one client, in a process of its own."""
+    """Run one client with one fault in its own process."""
     fault = FAULTS[name]
     with tempfile.TemporaryDirectory(prefix='granular-faults-') as temporary, contextlib.ExitStack() as stack:
         folder = pathlib.Path(temporary)
@@ -130,14 +130,14 @@ def run(name: str, who: str) -> Outcome:
             'starts': STARTS,
             'stops': STOPS,
         }
-        if fault.where == 'tls':  # whose tokens cannot come over it
+        if fault.where == 'tls':  # tokens cannot be fetched over it
             job['account'] = 'anon'
         (folder / 'job.json').write_text(json.dumps(job))
         python = sys.executable if who == 'granular' else str(RIVALS / who / 'bin' / 'python')
         settings = {
             'AWS_SHARED_CREDENTIALS_FILE': job['credentials'],
             'AWS_EC2_METADATA_DISABLED': 'true',
-            'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false',  # which asks Google for the kind of each bucket
+            'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false',  # it asks Google for the kind of each bucket
             **({'SSL_CERT_FILE': str(folder / 'cert.pem')} if fault.where == 'tls' else {}),
             **({'AWS_CA_BUNDLE': str(folder / 'cert.pem')} if fault.where == 'tls' else {}),
             **({'PYTHONPATH': str(ROOT)} if who == 'granular' else {}),
@@ -150,31 +150,31 @@ def run(name: str, who: str) -> Outcome:
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return Outcome('hangs', False, '')
-        said = [line for line in done.stdout.splitlines() if line.startswith('{')]
-        if not said:
+        results = [line for line in done.stdout.splitlines() if line.startswith('{')]
+        if not results:
             raise RuntimeError(f'{name}, {who}: {done.stdout}{done.stderr}')
-        return judge(fault, json.loads(said[-1]), server)
+        return judge(fault, json.loads(results[-1]), server)
 
 
-def judge(fault: Fault, found: dict[str, Any], server: Store) -> Outcome:
-    """Whether it is what one may rely on: the right bytes, or, where there are none, an error."""
-    seconds = f'{found["seconds"]:.1f} s'
-    says = str(found.get('says', ''))
-    if 'error' in found:
-        return Outcome(f'{found["error"]}, {seconds}', not fault.passes, says)
+def judge(fault: Fault, result: dict[str, Any], server: Store) -> Outcome:
+    """Compare a result with the reliable one: the correct bytes, or an error where they are unavailable."""
+    seconds = f'{result["seconds"]:.1f} s'
+    message = str(result.get('says', ''))
+    if 'error' in result:
+        return Outcome(f'{result["error"]}, {seconds}', not fault.passes, message)
     old = [zlib.crc32(DATA[a:b]) for a, b in zip(STARTS, STOPS, strict=True)]
     files = server.files or {}
     new = [zlib.crc32(files['object'][a:b]) for a, b in zip(STARTS, STOPS, strict=True)]
-    if found['sums'] not in (old, new):
-        return Outcome('WRONG BYTES', False, says)
+    if result['sums'] not in (old, new):
+        return Outcome('WRONG BYTES', False, message)
     if server.other.authorized:
         told = ', with its credentials' if any(server.other.authorized) else ''
-        return Outcome(f'goes there{told}, {seconds}', not told, says)
-    return Outcome(f'right, {seconds}', True, says)
+        return Outcome(f'goes there{told}, {seconds}', not told, message)
+    return Outcome(f'right, {seconds}', True, message)
 
 
 def main() -> None:
-    """Print the table, and how many faults each survived."""
+    """Print the table, and the number of faults that each client survived."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--only', nargs='+', choices=FAULTS, metavar='FAULT')
     parser.add_argument('--parallel', type=int, default=6, help='cases at a time: most of them wait')
@@ -190,8 +190,8 @@ def main() -> None:
     good = collections.Counter(who for (_, who), outcome in outcomes.items() if outcome.good)
     print(f'| survived, of {len(names)} | {" | ".join(str(good[who]) for who in args.who)} |\n')
     for (name, who), outcome in outcomes.items():
-        if outcome.says:
-            print(f'{name}, {who}: {outcome.says}')
+        if outcome.message:
+            print(f'{name}, {who}: {outcome.message}')
 
 
 if __name__ == '__main__':

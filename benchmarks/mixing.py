@@ -1,4 +1,4 @@
-"""How well orders mix: the distances of neighbours, and the labels of a batch of a sorted dataset."""
+"""Mixing of shuffled orders: distances of adjacent records, and labels per batch of a sorted dataset."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ QUANTILES = (1, 5, 25, 50, 75, 95, 99)
 
 
 def mixing(data: Data, server: Server) -> Result:
-    """Our orders beside those of mosaicml-streaming and webdataset, over 200,000 records sorted by 100 labels."""
+    """Compare our orders with those of mosaicml-streaming and webdataset, over 200,000 records sorted by 100 labels."""
     places = np.arange(COUNT)
     ours = {
         'numpy permutation (Epochs)': shuffle.Permutation(),

@@ -1,4 +1,4 @@
-"""nginx as a bucket: a folder with ranges, at once, late, unevenly, or over TLS, by one worker on core 0."""
+"""nginx as a bucket: a folder with ranges, without latency, with latency, with a tail, or over TLS, on core 0."""
 
 import contextlib
 import os
@@ -61,7 +61,7 @@ GCS = 'rewrite ^/download/storage/v1/b/([^/]+)/o/(.+)$ /$1/$2 last;'
 
 
 class Server(NamedTuple):
-    """Addresses of the one folder."""
+    """The addresses of the folder."""
 
     instant: str
     delayed: str
@@ -73,7 +73,7 @@ class Server(NamedTuple):
 
 
 def ports(count: int) -> list[int]:
-    """Free ports of the loopback."""
+    """Return free ports of the loopback interface."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for item in sockets:
@@ -83,7 +83,7 @@ def ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def serving(folder: pathlib.Path, own: pathlib.Path) -> Iterator[Server]:
-    """nginx over a folder, with its own files in another."""
+    """Run nginx over a folder, with its own files in another folder."""
     program = shutil.which('nginx', path=f'{os.environ["PATH"]}:/usr/sbin')
     if program is None or shutil.which('wrk') is None or not (MODULES / 'ngx_http_lua_module.so').exists():
         raise SystemExit(NEEDED)

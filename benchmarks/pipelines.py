@@ -1,4 +1,4 @@
-"""Pipelines: streams beside the Loader, blocks, overhead beside Grain's, worker processes, and PyTorch's loader."""
+"""Pipelines: streams compared with the Loader, blocks, overhead compared with Grain, processes, PyTorch's loader."""
 
 import functools
 
@@ -11,7 +11,7 @@ _ours = functools.partial(ours, module='piping')
 
 
 def streams(data: Data, server: Server) -> Result:
-    """A shuffled and batched MapDataset beside the bare Loader, over the 25 ms server."""
+    """Compare a shuffled and batched MapDataset with the Loader alone, over the 25 ms server."""
     batches = data.count(1000)
     job = {'url': f'{server.delayed}/{data.medium().name}', 'batches': batches}
     rate = in_turns(
@@ -23,33 +23,34 @@ def streams(data: Data, server: Server) -> Result:
 
 
 def blocks(data: Data, server: Server) -> Result:
-    """4 kB records in blocks and fully shuffled, over the 25 ms server."""
+    """Compare 4 kB records shuffled in blocks and fully shuffled, over the 25 ms server."""
     url = f'{server.delayed}/{data.small().name}'
     full, some = data.count(400), data.count(1600) - 20
     whole = _ours(data, 'loader', url=url, batch=256, batches=full, blocks=False)
-    found = _ours(data, 'loader', url=url, batch=256, batches=some, blocks=True)
-    figures = f'{found["rate"]:,.0f}/s / {whole["rate"]:,.0f}/s'
-    saved = f'{found["requests"]:.4f} requests a record, fully shuffled {whole["requests"]:.2f}'
+    result = _ours(data, 'loader', url=url, batch=256, batches=some, blocks=True)
+    figures = f'{result["rate"]:,.0f}/s / {whole["rate"]:,.0f}/s'
+    saved = f'{result["requests"]:.4f} requests a record, fully shuffled {whole["requests"]:.2f}'
     return [
-        Bar('records / requests of shuffle.Blocks, 4 kB', 1 / found['requests'], 20, saved),
-        Bar('shuffle.Blocks / full shuffle, 4 kB, 25 ms server', found['rate'] / whole['rate'], 10, figures),
+        Bar('records / requests of shuffle.Blocks, 4 kB', 1 / result['requests'], 20, saved),
+        Bar('shuffle.Blocks / full shuffle, 4 kB, 25 ms server', result['rate'] / whole['rate'], 10, figures),
     ], []
 
 
 def labels(data: Data, server: Server) -> Result:
-    """The labels of 100 kB records, by ModeWrapper: the bytes of all replies after opening, whatever was sent for."""
+    """Count the bytes of all replies while ModeWrapper loads the labels of 100 kB records, after opening."""
     place = data.medium()
-    found = _ours(data, 'labels', url=f'{server.delayed}/{place.name}', cache_keys=[])
+    result = _ours(data, 'labels', url=f'{server.delayed}/{place.name}', cache_keys=[])
     bag, whole = ((place / f'{key}.bag').stat().st_size for key in ('label', 'data'))
     behind = (
-        f'{found["bytes"]:,.0f} B / {bag:,} B for {found["count"]:,.0f} labels in {found["requests"]:.0f} requests, '
-        f'{found["seconds"] * 1e3:.0f} ms; opening took {found["opening"]:,.0f} B; the records are {whole:,} B'
+        f'{result["bytes"]:,.0f} B / {bag:,} B for {result["count"]:,.0f} labels in {result["requests"]:.0f} requests, '
+        f'{result["seconds"] * 1e3:.0f} ms; opening took {result["opening"]:,.0f} B; the records are {whole:,} B'
     )
-    return [Bar('bytes of ModeWrapper(reader, "label") / label bag', found['bytes'] / bag, 1, behind, at_most=True)], []
+    ratio = result['bytes'] / bag
+    return [Bar('bytes of ModeWrapper(reader, "label") / label bag', ratio, 1, behind, at_most=True)], []
 
 
 def overhead(data: Data, server: Server) -> Result:
-    """What a pipeline costs by itself: a list, the identity, batches of 64; beside Grain."""
+    """Compare the overhead of a pipeline with Grain: a list, the identity, batches of 64."""
     count = data.count(640_000)
     rate = in_turns(
         1 if data.quick else 3,
@@ -58,16 +59,16 @@ def overhead(data: Data, server: Server) -> Result:
             'grain': lambda: rival(data, 'grain', 'grain', 'overhead', core=None, count=count)['rate'],
         },
     )
-    got, theirs = rate['ours'], rate['grain']
+    got, grain_rate = rate['ours'], rate['grain']
     looked = _ours(data, 'lookups', core=None)['rate']
     return [
-        Bar('elements of a pipeline without I/O / Grain', got / theirs, 3, f'{got:,.0f}/s / {theirs:,.0f}/s'),
+        Bar('elements of a pipeline without I/O / Grain', got / grain_rate, 3, f'{got:,.0f}/s / {grain_rate:,.0f}/s'),
         Bar('lookups in a shuffled billion, millions a second', looked / 1e6, 5),
     ], []
 
 
 def workers(data: Data, server: Server) -> Result:
-    """A transformation that computes in Python for a millisecond, in 4 worker processes and in 1."""
+    """Compare 4 worker processes with 1, for a transformation that computes in Python for a millisecond."""
     batches = 40 if data.quick else 120
     rate = in_turns(
         1 if data.quick else 3,
@@ -81,7 +82,7 @@ def workers(data: Data, server: Server) -> Result:
 
 
 def torch(data: Data, server: Server) -> Result:
-    """PyTorch's DataLoader over a reader that it asks for batches, and over one that it asks for datapoints."""
+    """Compare PyTorch's DataLoader over a reader that it asks for batches, and for single datapoints."""
     url = f'{server.delayed}/{data.medium().name}'
 
     def run(workers: int, together: bool) -> float:

@@ -1,4 +1,4 @@
-"""What pipelines do in a benchmark, in a process of its own: ``python -m benchmarks.piping WHAT JOB``, in JSON."""
+"""The part of pipelines in a benchmark, in its own process: ``python -m benchmarks.piping FUNCTION JOB``, in JSON."""
 
 import json
 import pathlib
@@ -16,98 +16,98 @@ Job = Mapping[str, Any]
 
 
 def rate(items: Iterable[Any], count: int, each: int, warm: int = 1) -> float:
-    """Datapoints a second of an iterator, behind its first items."""
+    """Measure the datapoints per second of an iterator, after its first items."""
     iterator = iter(items)
     for _ in range(warm):
         next(iterator)
-    began = time.perf_counter()
+    started = time.perf_counter()
     for _ in range(count):
         next(iterator)
-    return count * each / (time.perf_counter() - began)
+    return count * each / (time.perf_counter() - started)
 
 
-def plain(point: Mapping[str, Any]) -> dict[str, int]:
-    """A datapoint without its bytes, so that reading is measured and not the copying of batches."""
-    return sizes(point, None)
+def plain(datapoint: Mapping[str, Any]) -> dict[str, int]:
+    """Drop the bytes of a datapoint, so that the copying of batches is not measured."""
+    return sizes(datapoint, None)
 
 
 def stream(job: Job) -> dict[str, float]:
-    """Datapoints a second of a shuffled and batched MapDataset."""
+    """Measure the datapoints per second of a shuffled and batched MapDataset."""
     dataset = granular.MapDataset.source(open_reader(job)).shuffle(seed=1).repeat().map(plain).batch(64)
     return {'rate': rate(dataset.to_iter_dataset(), job['batches'], 64, 20)}
 
 
 def loader(job: Job) -> dict[str, float]:
-    """Datapoints and requests a second of a Loader, shuffled in one order or the other."""
+    """Measure the datapoints per second of a Loader, and the requests per datapoint, for an order."""
     order = granular.shuffle.Blocks() if job['blocks'] else True
     source = granular.sources.Epochs(open_reader(job), shuffle=order, seed=0)
     with granular.Loader(granular.sources.Transform(source, sizes), job['batch']) as items:
         for _ in range(job.get('warm', 20)):
             next(items)
-        before, began = granular.io_stats()['requests'], time.perf_counter()
+        before, started = granular.io_stats()['requests'], time.perf_counter()
         for _ in range(job['batches']):
             next(items)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - started
         requests = granular.io_stats()['requests'] - before
-    points = job['batches'] * job['batch']
-    return {'rate': points / seconds, 'requests': requests / points}
+    datapoints = job['batches'] * job['batch']
+    return {'rate': datapoints / seconds, 'requests': requests / datapoints}
 
 
-def same(point: Any) -> Any:
-    """The identity."""
-    return point
+def same(datapoint: Any) -> Any:
+    """Return the datapoint unchanged."""
+    return datapoint
 
 
 def epochs(job: Job) -> dict[str, list[float]]:
-    """Datapoints a second and requests of each epoch of a shuffled Loader."""
+    """Measure the datapoints per second and the requests of each epoch of a shuffled Loader."""
     source = granular.sources.Epochs(open_reader(job), seed=0)
-    found: dict[str, list[float]] = {'rates': [], 'requests': []}
+    result: dict[str, list[float]] = {'rates': [], 'requests': []}
     with granular.Loader(granular.sources.Transform(source, sizes), 64) as items:
         for _ in range(job['epochs']):
-            before, began = granular.io_stats()['requests'], time.perf_counter()
+            before, started = granular.io_stats()['requests'], time.perf_counter()
             for _ in range(job['batches']):
                 next(items)
-            found['rates'].append(job['batches'] * 64 / (time.perf_counter() - began))
-            found['requests'].append(granular.io_stats()['requests'] - before)
-    return found
+            result['rates'].append(job['batches'] * 64 / (time.perf_counter() - started))
+            result['requests'].append(granular.io_stats()['requests'] - before)
+    return result
 
 
 def overhead(job: Job) -> dict[str, float]:
-    """Elements a second of a pipeline over a list."""
+    """Measure the elements per second of a pipeline over a list."""
     dataset = granular.MapDataset.source(list(range(job['count']))).map(same).batch(64)
     best = max(rate(dataset.to_iter_dataset(), job['count'] // 64 - 100, 64, 90) for _ in range(3))
     return {'rate': best}
 
 
-def slow(point: int, seed: Any) -> dict[str, int]:
-    """A millisecond of Python."""
+def slow(datapoint: int, seed: Any) -> dict[str, int]:
+    """Compute in Python for a millisecond."""
     until = time.thread_time() + 0.001
     while time.thread_time() < until:
         pass
-    return {'x': point}
+    return {'x': datapoint}
 
 
 def workers(job: Job) -> dict[str, float]:
-    """Datapoints a second of a transformation in Python, in so many processes."""
+    """Measure the datapoints per second of a transformation in Python, in worker processes."""
     source = granular.sources.Transform(granular.sources.Epochs(range(100_000), seed=0), slow)
     with granular.Loader(source, 64, workers=job['workers'], mp='spawn') as items:
         return {'rate': rate(items, job['batches'], 64, 16)}
 
 
 def lookups(job: Job) -> dict[str, float]:
-    """Lookups a second in a shuffled billion."""
+    """Measure the lookups per second in a shuffled billion."""
     steps = np.random.default_rng(0).integers(0, 10**9, 4_000_000)
     order, best = granular.shuffle.Index(), 0.0
     for _ in range(3):
-        began = time.perf_counter()
+        started = time.perf_counter()
         order.lookup(steps, 10**9, 1, 0)
-        best = max(best, len(steps) / (time.perf_counter() - began))
+        best = max(best, len(steps) / (time.perf_counter() - started))
     return {'rate': best}
 
 
 def labels(job: Job) -> dict[str, float]:
-    """Bytes of all replies, and seconds, of opening a reader, and of loading the label of every datapoint after it."""
-    began, before = time.perf_counter(), granular.io_stats()
+    """Count the bytes and seconds of opening a reader, and of loading the label of every datapoint."""
+    started, before = time.perf_counter(), granular.io_stats()
     reader = open_reader(job)
     opened, between = time.perf_counter(), granular.io_stats()
     count = len(granular.ModeWrapper(reader, 'label')[:])
@@ -117,7 +117,7 @@ def labels(job: Job) -> dict[str, float]:
         'opening': between['bytes'] - before['bytes'],
         'bytes': after['bytes'] - between['bytes'],
         'requests': after['requests'] - between['requests'],
-        'opening_seconds': opened - began,
+        'opening_seconds': opened - started,
         'seconds': done - opened,
     }
 

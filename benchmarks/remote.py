@@ -1,4 +1,4 @@
-"""Reading from a bucket: ours beside wrk, a bare aiohttp loop, obstore, s3fs, gcsfs, tensorstore and the loaders."""
+"""Reads from a bucket: granular, wrk, a plain aiohttp loop, obstore, s3fs, gcsfs, tensorstore and other loaders."""
 
 import functools
 import os
@@ -23,18 +23,18 @@ Who = TypeVar('Who', bound=Hashable)
 
 
 def ours(data: Data, what: str, core: int | None = CORE, module: str = 'clients', **job: object) -> dict[str, float]:
-    """A run of granular."""
+    """Run a benchmark of granular."""
     return child([sys.executable, '-m', f'benchmarks.{module}', what, data.job('ours', **job)], core, cwd=ROOT)
 
 
 def rival(data: Data, name: str, script: str, *args: str, core: int | None = CORE, **job: object) -> dict[str, float]:
-    """A run of a rival, in its own environment."""
+    """Run a rival, in its own environment."""
     python = str(RIVALS / name / 'bin' / 'python')
     return child([python, str(SCRIPTS / f'run_{script}.py'), *args, data.job(name, **job)], core, cwd='/')
 
 
 def wrk(url: str, script: str, inflight: int, seconds: int) -> tuple[float, float]:
-    """Requests and bytes a second that wrk gets."""
+    """Measure the requests and bytes per second of wrk."""
     command = ['taskset', '-c', str(CORE), 'wrk', '-t1', f'-c{inflight}', f'-d{seconds}', '-s', script, url]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     rate = re.search(r'Requests/sec:\s*([\d.]+)', said)
@@ -94,18 +94,18 @@ def _medium(data: Data, url: str, which: str) -> tuple[list[Bar], Table]:
 
 
 def in_turns(times: int, who: Mapping[Who, Callable[[], float]]) -> dict[Who, float]:
-    """The median of some runs of each, in turns, as the machine is not always equally fast."""
+    """Return the median of several alternating runs of each, as the speed of the machine varies."""
     runs = [{name: fn() for name, fn in who.items()} for _ in range(times)]
     return {name: median([run[name] for run in runs]) for name in who}
 
 
 def table(name: str, title: str, unit: str, figures: Mapping[str, float]) -> Table:
-    """Figures, the largest first."""
+    """Make a table of figures, the largest first."""
     return Table(name, title, unit, [(who, value, '') for who, value in sorted(figures.items(), key=lambda x: -x[1])])
 
 
 def loaders(data: Data, url: str, place: pathlib.Path) -> dict[str, float]:
-    """The loaders of others, each with its own format and recommended settings, on both cores."""
+    """Compare with other loaders, each with its own format and recommended settings, on both cores."""
     count = data.count(10_000)
     found = {}
     for name, label in (
@@ -196,7 +196,7 @@ def tls(data: Data, server: Server) -> Result:
 
 
 def tail(data: Data, server: Server) -> Result:
-    """How long reads take when one reply in a hundred takes 2 s, with hedging and without."""
+    """Measure the duration of reads when one reply in a hundred takes 2 s, with hedging and without."""
     place = data.medium()
     size = data.count(10_000) * 90_000
     starts = np.random.default_rng(0).integers(0, size, 4000 if data.quick else 20_000).tolist()
@@ -211,7 +211,7 @@ def tail(data: Data, server: Server) -> Result:
 
 
 def faults(data: Data, server: Server) -> Result:
-    """The throughput that is left when one reply in a hundred is a 500, a 503, or a connection that is closed."""
+    """Measure the throughput when one reply in a hundred is a 500, a 503, or a closed connection."""
     place, count = data.medium(), data.count(40_000)
 
     def rate(there: str, depth: int) -> float:

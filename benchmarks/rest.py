@@ -13,7 +13,7 @@ from benchmarks.remote import ours, rival, table
 
 
 def local(data: Data, server: Server) -> Result:
-    """The local disk, beside granular 0.24.2 and Grain."""
+    """Compare reads from the local disk with granular 0.24.2 and Grain."""
     rate = _local(data, 4000, 20_480)
     more = _local(data, 100_000, 5120)
     folder = data.folder / f'grain{data.count(100_000)}'
@@ -59,7 +59,7 @@ def _local(data: Data, size: int, draws: int) -> dict[str, float]:
 
 
 def batch(data: Data, server: Server) -> Result:
-    """One batch on the 25 ms server, and 100 shards: in requests and in round trips."""
+    """Count the requests and round trips of one batch and of 100 shards on the 25 ms server."""
     place = data.small()
     picks = np.random.default_rng(1).permutation(data.count(200_000))[:256]
     ranges = []
@@ -85,7 +85,7 @@ def batch(data: Data, server: Server) -> Result:
 
 
 def opening(data: Data, server: Server) -> Result:
-    """1,000 shards of 3 keys, and a large index."""
+    """Measure the opening of 1,000 shards of 3 keys, and of a large index."""
     bars, rows = [], []
     for layout in ('refs', 'columns'):
         place = data.shards(layout)
@@ -112,7 +112,7 @@ def opening(data: Data, server: Server) -> Result:
 
 
 def large_index(data: Data, server: Server) -> Bar:
-    """An index of 100 million records."""
+    """Measure the memory of an index of 100 million records."""
     count = data.count(100_000_000)
     place = data.folder / f'index{count}'
     place.mkdir(exist_ok=True)
@@ -128,7 +128,7 @@ def large_index(data: Data, server: Server) -> Bar:
 
 
 def memory(data: Data, server: Server) -> Result:
-    """The memory of one epoch, and of ten."""
+    """Compare the memory of one epoch and of ten."""
     place = data.medium()
     count = data.count(10_000) // 64
     url = f'{server.instant}/{place.name}'
@@ -147,7 +147,7 @@ def memory(data: Data, server: Server) -> Result:
 
 
 def first(data: Data, server: Server) -> Result:
-    """The time to the first batch."""
+    """Measure the time to the first batch."""
     place = data.medium()
     runs = [ours(data, 'first', url=f'{server.delayed}/{place.name}') for _ in range(5)]
     seconds, imported = (median([run[name] for run in runs]) for name in ('seconds', 'imported'))
@@ -158,7 +158,7 @@ def first(data: Data, server: Server) -> Result:
 
 
 def images(data: Data, server: Server) -> Result:
-    """Decoding images on both cores, without holding up the loop."""
+    """Measure image decoding on both cores, and how long it blocks the event loop."""
     place = data.images()
     run = ours(data, 'images', core=None, url=str(place), batches=50 if data.quick else 200)
     rates = [run[name] for name in ('rate', 'single', 'double')]
@@ -170,7 +170,7 @@ def images(data: Data, server: Server) -> Result:
 
 
 def processes(data: Data, server: Server) -> Result:
-    """Two loaders in two processes, on the local disk."""
+    """Measure two loaders in two processes, on the local disk."""
     place = data.local(4000)
     job = {'url': str(place), 'batches': 400, 'batch': 256, 'cache_keys': ()}
     ratios, behind = [], ''

@@ -1,6 +1,6 @@
-"""Random reads and writes for an hour, of which one request in a hundred fails: ``python -m benchmarks.soak``.
+"""Soak test: an hour of random reads and writes while one request in a hundred fails: ``python -m benchmarks.soak``.
 
-Reads go to a server that draws its faults, with and without the caches, its listings among them. Writers, copies and
+Reads and listings go to a server that injects random faults, with and without caches. Writers, copies and
 deletions go to SeaweedFS and fake-gcs-server through a proxy that fails requests before or after they were carried out;
 what they leave is read past the proxy.
 """
@@ -34,12 +34,12 @@ from tests.support.faults import FaultServer, Request
 from tests.support.gcs_faults import GCSFaultProxy
 from tests.support.servers import FakeGCSServer, SeaweedServer
 
-SHARE = 0.01  # of all requests
+SHARE = 0.01  # share of all requests
 POINTS, SHARDLEN = 1600, 200
 SPEC = {'columns': {'data': 'bytes', 'label': 'int'}, 'refs': {'data': 'bytes', 'frames': 'bytes[]', 'label': 'int'}}
-WARM = 5.0  # minutes that the slope of memory leaves out
-IDLE = 20.0  # seconds after which connections that are not used are closed
-RENEWED = 30.0  # seconds for which credentials are good at least
+WARM = 5.0  # minutes that the slope of memory excludes
+IDLE = 20.0  # seconds after which idle connections are closed
+RENEWED = 30.0  # minimal lifetime of credentials in seconds
 
 # Every fault that a read survives.
 FAULTS: tuple[Any, ...] = (
@@ -51,21 +51,21 @@ FAULTS: tuple[Any, ...] = (
     ('raw', b'SSH-2.0-OpenSSH_9.2\r\n\r\n'), ('raw', b'\x16\x03\x01' * 50, True),
 )  # fmt: skip
 
-# Pages of a listing that are none.
+# Invalid pages of a listing.
 PAGES = ('reset', '', '<html><body>Sign in to continue</body></html>', '{"error": {"code": 503}}', '<Error/>')
 PAGES += ('<?xml version="1.0"?><ListBucketResult><IsTruncated>fal', '{"kind": "storage#objects", "items": [')
 
-# Faults of a request that writes, lists or deletes, which the store has carried out or not.
+# Faults of requests that write, list or delete, before or after the store has carried them out.
 WRITE_FAULTS = (
     'reset', 'status 500', 'status 503', 'page html', 'page xml', 'page json', 'page empty', 'dropped',
     'after reset', 'after status 500', 'after page html', 'after page xml', 'after page json', 'after page empty',
     'after half', 'after cut',
 )  # fmt: skip
-CACHE_BYTES = 16 << 20  # less than the datasets have, so that blocks are dropped
+CACHE_BYTES = 16 << 20  # less than the datasets, so that blocks are evicted
 
 
 class Faulty(FaultServer):
-    """Draws a fault for a share of all requests, and a page that is none for a share of all listings."""
+    """A server that injects a fault into a share of all requests, and an invalid page into a share of all listings."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         super().__init__(files=files)
@@ -75,7 +75,7 @@ class Faulty(FaultServer):
         self._expired = 0.0
 
     def record(self, request: Request, lines: Mapping[str, str]) -> None:
-        self.count += 1  # and nothing is kept, for an hour's requests
+        self.count += 1  # only counted, to bound the memory of an hour
 
     def next_line(self) -> Any:
         if self._dice.random() >= SHARE:
@@ -101,13 +101,13 @@ class Faulty(FaultServer):
 
 
 def plan(share: float, seed: int) -> Callable[[Call], str]:
-    """Draw a fault for a share of the requests."""
+    """Return a fault for a share of the requests."""
     dice = random.Random(seed)
     return lambda call: dice.choice(WRITE_FAULTS) if dice.random() < share else ''
 
 
 def serve(folder: pathlib.Path) -> None:
-    """The server's process: says where it is, and, when its input ends, what it did."""
+    """The server process: prints its addresses, and, when its input ends, its counts."""
     data = folder / 'data'
     files = {str(file.relative_to(data)): file.read_bytes() for file in data.rglob('*') if file.is_file()}
     keys = AmazonKeys(folder / 'credentials')
@@ -122,8 +122,8 @@ def serve(folder: pathlib.Path) -> None:
             proxy.keep_calls = False
             proxies.append(proxy)
             stores[str(store.new_bucket())] = [store.options, proxy.endpoint]
-        places = {'endpoint': server.endpoint, 'account': google_key(folder, server), 'stores': stores}
-        print(json.dumps(places), flush=True)
+        sources = {'endpoint': server.endpoint, 'account': google_key(folder, server), 'stores': stores}
+        print(json.dumps(sources), flush=True)
         sys.stdin.read()
         met = server.met + collections.Counter(f'write: {fault}' for proxy in proxies for fault in proxy.faults)
         print(json.dumps({'requests': server.count + sum(proxy.count for proxy in proxies), 'met': met}), flush=True)
@@ -131,67 +131,67 @@ def serve(folder: pathlib.Path) -> None:
 
 @functools.cache
 def point(index: int, layout: str) -> dict[str, Any]:
-    """What a datapoint must be."""
+    """Return the expected datapoint."""
     rng = np.random.default_rng(index)
     data = rng.bytes(int(10 ** rng.uniform(1, 5)))
     frames = {'frames': [rng.bytes(500 * k) for k in range(index % 4)]} if layout == 'refs' else {}
     return {'data': data, 'label': index, **frames}
 
 
-def summed(found: Mapping[str, Any], seed: Any) -> dict[str, int]:
-    """A datapoint for the Loader, whose checksum covers all of it."""
-    return {'label': found['label'], 'crc': crc32c(found['data'] + b''.join(found.get('frames', ())))}
+def summed(datapoint: Mapping[str, Any], seed: Any) -> dict[str, int]:
+    """Convert a datapoint for the Loader: a label, and a checksum of all its bytes."""
+    return {'label': datapoint['label'], 'crc': crc32c(datapoint['data'] + b''.join(datapoint.get('frames', ())))}
 
 
-def difference(found: Any, wanted: Any) -> str:
+def difference(actual: Any, expected: Any) -> str:
     """Describe the first difference of two values."""
-    if not (isinstance(found, list) and isinstance(wanted, list)):
-        return f'{str(found)[:100]} instead of {str(wanted)[:100]}'
-    pairs = itertools.zip_longest(found, wanted)
+    if not (isinstance(actual, list) and isinstance(expected, list)):
+        return f'{str(actual)[:100]} instead of {str(expected)[:100]}'
+    pairs = itertools.zip_longest(actual, expected)
     first = next(i for i, (one, other) in enumerate(pairs) if one != other)
-    return f'{len(found)} instead of {len(wanted)}, the first at {first}: {str(found[first : first + 1])[:200]}'
+    return f'{len(actual)} instead of {len(expected)}, the first at {first}: {str(actual[first : first + 1])[:200]}'
 
 
 class Soak:
-    """The reads, what they brought, and what the process took."""
+    """The reads and writes, their results, and the resources of the process."""
 
     def __init__(
         self,
-        places: Mapping[str, list[granular.Path]],
+        sources: Mapping[str, list[granular.Path]],
         buckets: list[tuple[granular.Path, granular.Path]],
         minutes: float,
         share: float,
     ) -> None:
-        self.places, self.buckets, self.share = places, buckets, share
+        self.sources, self.buckets, self.share = sources, buckets, share
         self.written: collections.Counter[str] = collections.Counter()
-        self.began = time.monotonic()
-        self.end = self.began + 60 * minutes
+        self.started = time.monotonic()
+        self.end = self.started + 60 * minutes
         self.burnt = time.process_time()
         self.reads = self.mismatches = self.batches = self.opened = 0
         self.errors: collections.Counter[str] = collections.Counter()
-        self.running: dict[object, float] = {}  # when each read that goes on began
-        self.longest = 0.0  # seconds of a read
+        self.running: dict[object, float] = {}  # start of each read in progress
+        self.longest = 0.0  # seconds per read
         self.samples: list[tuple[float, float, int, int]] = []
 
-    def compare(self, found: Any, wanted: Any, where: str) -> None:
-        """One datapoint beside what it must be."""
+    def compare(self, actual: Any, expected: Any, where: str) -> None:
+        """Compare a datapoint with the expected one."""
         self.reads += 1
-        if found != wanted:
+        if actual != expected:
             self.mismatches += 1
-            print(f'MISMATCH {where}: {difference(found, wanted)}', flush=True)
+            print(f'MISMATCH {where}: {difference(actual, expected)}', flush=True)
 
     def failed(self, error: GranularError) -> None:
-        """A read ended with an error, as one whose second reply is broken as well does."""
+        """Count a read that failed, for example because a retry failed as well."""
         self.errors[type(error).__name__] += 1
         print(f'error {type(error).__name__}: {str(error)[:300]} {getattr(error, "__notes__", "")}', flush=True)
 
     async def pace(self) -> None:
-        """Wait until the processor has had its rest."""
-        while time.process_time() - self.burnt > self.share * (time.monotonic() - self.began + 1):
+        """Wait until the share of processor time is below its limit."""
+        while time.process_time() - self.burnt > self.share * (time.monotonic() - self.started + 1):
             await asyncio.sleep(0.05)
 
     async def worker(self, layout: str, place: granular.Path, seed: int) -> None:
-        """Reads through a reader of its own, opened anew every now and then."""
+        """Read through one reader, reopened from time to time."""
         dice, path = random.Random(seed), granular.aio.Path(place)
         while time.monotonic() < self.end:
             try:
@@ -208,7 +208,7 @@ class Soak:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """Reads that may end with an error."""
+        """Read; failures are counted."""
         try:
             yield
         except GranularError as error:
@@ -216,7 +216,7 @@ class Soak:
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """A read that is to end."""
+        """Count a read and its duration."""
         mark = object()
         self.running[mark] = time.monotonic()
         try:
@@ -225,14 +225,14 @@ class Soak:
             self.longest = max(self.longest, time.monotonic() - self.running.pop(mark))
 
     async def read(self, reader: Any, path: Any, layout: str, dice: random.Random) -> None:
-        """One of the ways to read, compared."""
+        """Read in a random way, and compare."""
         where, kind = dice.randrange(POINTS), dice.random()
         if kind < 0.5:
             self.compare(await reader.get(where), point(where, layout), f'{path} {where}')
         elif kind < 0.8:
             indices = [dice.randrange(POINTS) for _ in range(16)]
-            for index, found in zip(indices, await reader.fetch(indices), strict=True):
-                self.compare(found, point(index, layout), f'{path} {index}')
+            for index, actual in zip(indices, await reader.fetch(indices), strict=True):
+                self.compare(actual, point(index, layout), f'{path} {index}')
         elif kind < 0.9:
             labels = (await reader.get(slice(where, where + 20), ('label',)))['label']
             self.compare(labels, list(range(where, min(where + 20, POINTS))), f'{path} {where} to {where + 20}')
@@ -240,13 +240,13 @@ class Soak:
             shard, local = divmod(where, SHARDLEN)
             first = [len(point(i, layout)['data']) for i in range(shard * SHARDLEN, where)]
             start, data = sum(first), point(where, layout)['data']
-            found = await (path / f'{shard:06d}' / 'data.bag').read_ranges(
+            actual = await (path / f'{shard:06d}' / 'data.bag').read_ranges(
                 [start, start], [start + len(data), start + len(data) // 2]
             )
-            self.compare(found, [data, data[: len(data) // 2]], f'{path} {shard} {local}')
+            self.compare(actual, [data, data[: len(data) // 2]], f'{path} {shard} {local}')
 
     async def writer(self, faulty: granular.Path, direct: granular.Path, seed: int) -> None:
-        """Writes, copies and deletes through the proxy, and compares past it what is there."""
+        """Write, copy and delete through the proxy, and compare the result without the proxy."""
         dice = random.Random(seed)
         for turn in itertools.count():
             await self.pace()
@@ -262,7 +262,7 @@ class Soak:
                 await self.delete(through, past)
 
     async def tried(self, action: str, work: Awaitable[Any]) -> bool:
-        """Do something that may end with an error; returns whether it did not."""
+        """Await an operation and count its failure. Returns whether it succeeded."""
         try:
             await work
         except GranularError as error:
@@ -277,7 +277,7 @@ class Soak:
         return True
 
     async def write_file(self, through: Any, past: Any, dice: random.Random) -> None:
-        """A file in parts, and a copy of it."""
+        """Write a file in parts, and copy it."""
         data = dice.randbytes(dice.randrange(20 << 20))
         if await self.tried('file written', (through / 'file').write_bytes(data)):
             self.compare(await (past / 'file').read_bytes(), data, f'{past} file')
@@ -285,7 +285,7 @@ class Soak:
                 self.compare(await (past / 'copy').read_bytes(), data, f'{past} copy')
 
     async def write_dataset(self, through: Any, past: Any, layout: str, dice: random.Random) -> None:
-        """A dataset of some shards: whole if its writer succeeds, and right as far as it can be read if not."""
+        """Write a dataset of several shards: complete if its writer succeeds, else correct where readable."""
         count = dice.randrange(1, 200)
 
         async def write() -> None:
@@ -295,19 +295,19 @@ class Soak:
                 for index in range(count):
                     await writer.append(point(index, layout), flush=False)
 
-        whole = await self.tried('dataset written', write())
-        found = await self.everything(past)
-        self.compare(found, [point(index, layout) for index in range(count if whole else len(found))], str(past))
-        if not whole:
+        complete = await self.tried('dataset written', write())
+        actual = await self.everything(past)
+        self.compare(actual, [point(index, layout) for index in range(count if complete else len(actual))], str(past))
+        if not complete:
             return
         target = through.parent / f'{through.name}-copy'
         if await self.tried('dataset copied', through.copy(target)):
-            found = await self.everything(past.parent / target.name)
-            self.compare(found, [point(index, layout) for index in range(count)], f'{past} copied')
+            actual = await self.everything(past.parent / target.name)
+            self.compare(actual, [point(index, layout) for index in range(count)], f'{past} copied')
         await self.delete(target, past.parent / target.name)
 
     async def everything(self, place: Any) -> list[Any]:
-        """All datapoints of a dataset; none if there is no dataset, and an error's text if it cannot be read."""
+        """Return all datapoints of a dataset, none if it does not exist, or the text of the error."""
         try:
             async with granular.aio.ShardedDatasetReader(place, granular.decoders) as reader:
                 return await reader.fetch(range(len(reader)))
@@ -317,14 +317,14 @@ class Soak:
             return [f'{type(error).__name__}: {error}']
 
     async def delete(self, through: Any, past: Any) -> None:
-        """Delete all of it: nothing is left if that succeeds."""
+        """Delete the folder, and check that nothing remains if that succeeds."""
         if await past.exists() and await self.tried('deleted', through.rmtree()):
             self.compare(await past.exists(), False, f'{past} deleted')
         if await past.exists():
             await past.rmtree()
 
     async def loader(self, layout: str, place: granular.Path, seed: int) -> None:
-        """A synchronous Loader for some batches, every now and then."""
+        """Run a Loader of the sync API for some batches, from time to time."""
         for turn in itertools.count(seed):
             await asyncio.to_thread(self.load, layout, place, turn)
             await asyncio.sleep(20)
@@ -333,7 +333,7 @@ class Soak:
                 return
 
     def load(self, layout: str, place: granular.Path, turn: int) -> None:
-        """Batches of a Loader, compared."""
+        """Compare the batches of a Loader."""
         with self.counted(), granular.ShardedDatasetReader(place, granular.decoders) as reader:
             self.opened += 1
             epochs = granular.sources.Epochs(reader, seed=turn)
@@ -344,21 +344,21 @@ class Soak:
                     with self.timed():
                         batch = next(loader)
                     indices = order.lookup(np.arange(step, step + 32)).tolist()
-                    wanted = [summed(point(index, layout), None)['crc'] for index in indices]
-                    self.compare([batch['label'].tolist(), batch['crc'].tolist()], [indices, wanted], f'batch {step}')
+                    expected = [summed(point(index, layout), None)['crc'] for index in indices]
+                    self.compare([batch['label'].tolist(), batch['crc'].tolist()], [indices, expected], f'batch {step}')
                     self.batches += 1
 
     def oldest(self) -> float:
-        """Seconds that the oldest read takes that goes on."""
+        """Return the age of the oldest read in progress, in seconds."""
         return time.monotonic() - min(list(self.running.values()), default=time.monotonic())
 
     def sample(self) -> None:
-        """Memory in MB, descriptors and threads."""
+        """Return the memory in MB, and the numbers of descriptors and threads."""
         pages = int(pathlib.Path('/proc/self/statm').read_text().split()[1])
-        minutes = (time.monotonic() - self.began) / 60
+        minutes = (time.monotonic() - self.started) / 60
         sample = minutes, pages * os.sysconf('SC_PAGE_SIZE') / 1e6, _entries('fd'), _entries('task')
         self.samples.append(sample)
-        busy = (time.process_time() - self.burnt) / (time.monotonic() - self.began)
+        busy = (time.process_time() - self.burnt) / (time.monotonic() - self.started)
         print(
             f'{minutes:5.1f} min  {self.reads:>9,} reads  {sum(self.errors.values())} errors  {self.mismatches} '
             f'mismatches  {sample[1]:.1f} MB  {sample[2]} descriptors  {sample[3]} threads  {busy:.2f} cores  '
@@ -367,29 +367,29 @@ class Soak:
         )
 
     async def sampler(self) -> None:
-        """A sample each minute."""
+        """Take a sample each minute."""
         while (left := self.end - time.monotonic()) > 0:
             self.sample()
             await asyncio.sleep(min(60, left))
         self.sample()
-        while self.running:  # whatever does not end is seen
+        while self.running:  # detects reads that never end
             print(f'{len(self.running)} reads go on, {self.oldest():.0f} s', flush=True)
             await asyncio.sleep(10)
 
     async def run(self) -> None:
-        """All of it."""
+        """Run all tasks."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.sampler())
             for number, (faulty, direct) in enumerate(self.buckets):
                 group.create_task(self.writer(faulty, direct, number))
-            for seed, (layout, places) in enumerate(self.places.items()):
-                for number, place in enumerate(places):
+            for seed, (layout, sources) in enumerate(self.sources.items()):
+                for number, place in enumerate(sources):
                     for k in range(2):
                         group.create_task(self.worker(layout, place, 100 * seed + 10 * number + k))
                     group.create_task(self.loader(layout, place, 100 * seed + 10 * number))
 
     def report(self, server: Mapping[str, Any]) -> str:
-        """The figures."""
+        """Return the figures."""
         warm = [(minutes, size) for minutes, size, _, _ in self.samples[:-1] if minutes >= WARM]
         slope = (
             60 * np.polyfit([when for when, _ in warm], [size for _, size in warm], 1)[0]
@@ -418,7 +418,7 @@ def _entries(what: str) -> int:
 
 
 def write(folder: pathlib.Path) -> None:
-    """The datasets."""
+    """Write the datasets."""
     for layout in ('columns', 'refs'):
         place = folder / 'data' / layout
         writer = granular.ShardedDatasetWriter(place, SPEC[layout], granular.encoders, SHARDLEN, layout=layout)
@@ -428,7 +428,7 @@ def write(folder: pathlib.Path) -> None:
 
 
 def main() -> None:
-    """Print the figures; the exit status says whether every datapoint was right."""
+    """Print the figures. The exit status is 0 if every datapoint was correct."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--minutes', type=float, default=60)
     parser.add_argument('--share', type=float, default=0.2, help='of a core that the reads may take')
@@ -443,7 +443,7 @@ def main() -> None:
         command = [sys.executable, '-m', 'benchmarks.soak', '--serve', temporary]
         pipe: Callable[..., Any] = functools.partial(subprocess.Popen, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         with pipe(command, text=True, cwd=ROOT) as server:
-            said = json.loads(server.stdout.readline())
+            addresses = json.loads(server.stdout.readline())
             os.environ['AWS_SHARED_CREDENTIALS_FILE'] = str(folder / 'credentials')
             cached = granular.IOConfig(
                 cache_dir=str(folder / 'blocks'), cache_bytes=CACHE_BYTES, index_cache=str(folder / 'indices')
@@ -452,13 +452,15 @@ def main() -> None:
                 root
                 for config in (granular.IOConfig(), cached)
                 for root in (
-                    granular.Path('s3://soak', endpoint_url=said['endpoint'], config=config),
-                    granular.Path('gs://soak', endpoint_url=said['endpoint'], token=said['account'], config=config),
+                    granular.Path('s3://soak', endpoint_url=addresses['endpoint'], config=config),
+                    granular.Path(
+                        'gs://soak', endpoint_url=addresses['endpoint'], token=addresses['account'], config=config
+                    ),
                 )
             ]
             buckets = [
                 (granular.Path(bucket, **{**options, 'endpoint_url': proxy}), granular.Path(bucket, **options))
-                for bucket, (options, proxy) in said['stores'].items()
+                for bucket, (options, proxy) in addresses['stores'].items()
             ]
             soak = Soak(
                 {layout: [root / layout for root in roots] for layout in SPEC}, buckets, args.minutes, args.share

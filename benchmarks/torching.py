@@ -1,4 +1,4 @@
-"""PyTorch's DataLoader in a benchmark, in a process of its own: ``python -m benchmarks.torching WHAT JOB``, in JSON."""
+"""PyTorch's DataLoader in a benchmark, in its own process: ``python -m benchmarks.torching FUNCTION JOB``, in JSON."""
 
 import json
 import pathlib
@@ -16,7 +16,7 @@ BATCH = 64
 
 
 class OneByOne:
-    """A dataset that can only be asked for one datapoint after the other."""
+    """A dataset without ``__getitems__``."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -29,12 +29,12 @@ class OneByOne:
 
 
 def sizes(points: Sequence[Mapping[str, Any]]) -> list[int]:
-    """A batch without its bytes, so that reading is measured and not the collation."""
+    """Drop the bytes of a batch, so that the collation is not measured."""
     return [len(point['data']) for point in points]
 
 
 def loader(job: Job) -> dict[str, float]:
-    """Datapoints a second of the DataLoader over a reader, with ``__getitems__`` or without."""
+    """Measure the datapoints per second of the DataLoader over a reader, with ``__getitems__`` or without."""
     reader = open_reader(job)
     items = DataLoader(
         reader if job['together'] else OneByOne(reader),

@@ -1,6 +1,6 @@
-"""A loop of your own: crawl a dataset in a bucket with hundreds of reads in flight, on asyncio alone.
+"""Crawl a dataset in a bucket with hundreds of reads in flight, in an asyncio program.
 
-No batches and no loader: some tasks take index after index, and each waits for its own datapoint.
+There are no batches and no loader: each task takes the next index and awaits its datapoint.
 """
 
 import argparse
@@ -15,27 +15,27 @@ import granular
 from granular import testing
 
 
-async def crawl(place: granular.aio.Path, inflight: int) -> None:
-    """Visit every datapoint once, and print how much ink each digit takes."""
-    ink, most = collections.defaultdict(list), 0
-    async with granular.aio.DatasetReader(place, granular.decoders, cache_keys=('refs', 'label')) as reader:
+async def crawl(path: granular.aio.Path, inflight: int) -> None:
+    """Read every datapoint once, and print the average ink of each digit."""
+    ink, peak = collections.defaultdict(list), 0
+    async with granular.aio.DatasetReader(path, granular.decoders, cache_keys=('refs', 'label')) as reader:
         todo, waiting = iter(range(len(reader))), 0
 
         async def visit() -> None:
-            nonlocal waiting, most
+            nonlocal waiting, peak
             for index in todo:
                 waiting += 1
-                most = max(most, waiting)
-                point = await reader.get(index)
+                peak = max(peak, waiting)
+                datapoint = await reader.get(index)
                 waiting -= 1
-                ink[point['label']].append(point['image'].mean() / 255)
+                ink[datapoint['label']].append(datapoint['image'].mean() / 255)
 
-        began = time.perf_counter()
+        start = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for _ in range(inflight):
                 group.create_task(visit())
-        seconds = time.perf_counter() - began
-    print(f'{sum(map(len, ink.values())):,} datapoints in {seconds:.2f} s, up to {most} in flight')
+        seconds = time.perf_counter() - start
+    print(f'{sum(map(len, ink.values())):,} datapoints in {seconds:.2f} s, up to {peak} in flight')
     for label, shares in sorted(ink.items()):
         print(f'  {label}: {sum(shares) / len(shares):.1%} ink')
 
@@ -43,20 +43,20 @@ async def crawl(place: granular.aio.Path, inflight: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        '--url', help='a dataset with images and labels (by default digits on a server that starts here)'
+        '--url', help='a dataset with images and labels (default: digits on a server that this program starts)'
     )
     parser.add_argument('--inflight', type=int, default=500)
     args = parser.parse_args()
     config = granular.IOConfig(concurrency=args.inflight)
     with contextlib.ExitStack() as stack:
         if args.url is None:
-            place = granular.Path('gs://examples', config=config, **stack.enter_context(testing.gcs_server()))
-            place.mkdir()
-            write(place / 'digits')
-            place = place / 'digits'
+            path = granular.Path('gs://examples', config=config, **stack.enter_context(testing.gcs_server()))
+            path.mkdir()
+            write(path / 'digits')
+            path = path / 'digits'
         else:
-            place = granular.Path(args.url, config=config)
-        asyncio.run(crawl(granular.aio.Path(place), args.inflight))
+            path = granular.Path(args.url, config=config)
+        asyncio.run(crawl(granular.aio.Path(path), args.inflight))
 
 
 if __name__ == '__main__':

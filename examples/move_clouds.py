@@ -1,7 +1,7 @@
 """Move a dataset from one cloud to another, here from S3 to Google Cloud Storage, and check every record there.
 
-Files stream from one store to the other, several at a time; nothing touches the local disk. What is there already is
-not copied again, so that a copy that was interrupted goes on.
+Files stream from one store to the other, several at a time, without the local disk. Files that exist already are not
+copied again, so an interrupted copy resumes.
 """
 
 import argparse
@@ -16,18 +16,18 @@ from granular import testing
 
 
 async def move(source: granular.aio.Path, target: granular.aio.Path, keep: bool) -> None:
-    """Copy, verify, and then delete what was copied."""
-    moved, began = 0, time.perf_counter()
+    """Copy and verify a dataset, then delete the source."""
+    moved, start = 0, time.perf_counter()
 
     def progress(count: int) -> None:
         nonlocal moved
         moved += count
 
     await source.copy(target, progress=progress)
-    print(f'copied {moved:,} bytes to {target} in {time.perf_counter() - began:.2f} s')
+    print(f'copied {moved:,} bytes to {target} in {time.perf_counter() - start:.2f} s')
     report = await granular.aio.verify(target)
     if report.problems:
-        raise SystemExit(f'{target} is not whole, {source} is kept: {report.problems[0]}')
+        raise SystemExit(f'{target} is incomplete, {source} is not deleted: {report.problems[0]}')
     print(f'verified {report.datapoints:,} datapoints: {report.checked:,} records have the checksums of their writer')
     if not keep:
         await source.rmtree()
@@ -36,8 +36,10 @@ async def move(source: granular.aio.Path, target: granular.aio.Path, keep: bool)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--source', help='a dataset (by default digits on an S3 server that starts here)')
-    parser.add_argument('--target', help='a folder in another store (by default on a GCS server that starts here)')
+    parser.add_argument('--source', help='a dataset (default: digits on an S3 server that this program starts)')
+    parser.add_argument(
+        '--target', help='a folder in another store (default: on a GCS server that this program starts)'
+    )
     parser.add_argument('--keep', action='store_true', help='do not delete the source')
     args = parser.parse_args()
     with contextlib.ExitStack() as stack:

@@ -14,22 +14,22 @@ import granular
 
 
 def cnn() -> nn.Module:
-    """From images of 8 by 8 to the scores of ten digits."""
+    """Build a model from images of 8 by 8 to the scores of ten digits."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(512, 10),
     )  # fmt: skip
 
 
-def dataset(place: granular.Path) -> granular.MapDataset:
-    """The datapoints of a folder, as a model wants them."""
-    reader = granular.DatasetReader(place, granular.decoders, cache_keys=('refs', 'label'))
+def dataset(path: granular.Path) -> granular.MapDataset:
+    """Open the datapoints of a folder, prepared for a model."""
+    reader = granular.DatasetReader(path, granular.decoders, cache_keys=('refs', 'label'))
     return granular.MapDataset.source(reader).map(prepare)
 
 
-def accuracy(model: nn.Module, place: granular.Path) -> float:
-    """The share of a dataset's digits that a model reads right."""
-    test = dataset(place)
+def accuracy(model: nn.Module, path: granular.Path) -> float:
+    """Return the share of correctly classified digits of a dataset."""
+    test = dataset(path)
     batch = next(iter(DataLoader(test, batch_size=len(test))))
     with torch.no_grad():
         return (model(batch['image']).argmax(1) == batch['label']).float().mean().item()
@@ -37,7 +37,9 @@ def accuracy(model: nn.Module, place: granular.Path) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--url', help='a folder for the digits in any store (by default an S3 server that starts here)')
+    parser.add_argument(
+        '--url', help='a folder for the digits in any store (default: an S3 server that this program starts)'
+    )
     parser.add_argument('--epochs', type=int, default=3)
     parser.add_argument('--workers', type=int, default=0, help="processes of PyTorch's loader")
     args = parser.parse_args()
@@ -46,9 +48,9 @@ def main() -> None:
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
     model = cnn().to(device)
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    with bucket(args.url) as place:
+    with bucket(args.url) as path:
         loader = DataLoader(
-            dataset(place / 'train'), batch_size=64, shuffle=True, num_workers=args.workers, pin_memory=device == 'cuda'
+            dataset(path / 'train'), batch_size=64, shuffle=True, num_workers=args.workers, pin_memory=device == 'cuda'
         )
         for epoch in range(args.epochs):
             for batch in loader:
@@ -58,7 +60,7 @@ def main() -> None:
                 loss.backward()
                 optimizer.step()
             print(f'epoch {epoch}: loss {loss.item():.3f}, {granular.io_stats()["requests"]:,} requests so far')
-        print(f'accuracy on the test set: {accuracy(model.cpu(), place / "test"):.3f}')
+        print(f'accuracy on the test set: {accuracy(model.cpu(), path / "test"):.3f}')
 
 
 if __name__ == '__main__':

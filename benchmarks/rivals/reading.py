@@ -1,4 +1,4 @@
-"""Reads a second of a cache that several processes share; for granular and for rivals alike."""
+"""Reads per second of a cache that several processes share, for granular and for rivals."""
 
 import multiprocessing
 import random
@@ -8,19 +8,19 @@ from typing import Any
 
 
 def values(count: int, size: int) -> list[bytes]:
-    """Bytes to cache, each of them other ones."""
+    """Return different bytes for each index."""
     rng = random.Random(0)
     return [rng.randbytes(size) for _ in range(count)]
 
 
 def rate(read: Callable[[int], Any], count: int, workers: int, rounds: int) -> float:
-    """Reads a second of all workers together, each of which reads every index in an order of its own.
+    """Measure the reads per second of all workers, of which each reads every index in its own order.
 
     Args:
-      read: gives the value of an index, which is cached already.
-      count: how many there are.
+      read: returns the cached value of an index.
+      count: the number of values.
       workers: processes, forked.
-      rounds: times that each reads all.
+      rounds: the number of times that each worker reads all values.
     """
     context = multiprocessing.get_context('fork')
     barrier, ends = context.Barrier(workers + 1), context.SimpleQueue()
@@ -28,8 +28,8 @@ def rate(read: Callable[[int], Any], count: int, workers: int, rounds: int) -> f
     for process in processes:
         process.start()
     barrier.wait()
-    began = time.perf_counter()
-    seconds = max(ends.get() for _ in range(workers)) - began
+    started = time.perf_counter()
+    seconds = max(ends.get() for _ in range(workers)) - started
     for process in processes:
         process.join()
     return float(workers * rounds * count / seconds)
@@ -38,7 +38,7 @@ def rate(read: Callable[[int], Any], count: int, workers: int, rounds: int) -> f
 def _work(read: Callable[[int], Any], count: int, rounds: int, seed: int, barrier: Any, ends: Any) -> None:
     order = list(range(count))
     random.Random(seed).shuffle(order)
-    read(order[0])  # what is connected or mapped at the first read
+    read(order[0])  # connects or maps, at the first read
     barrier.wait()
     for _ in range(rounds):
         for index in order:

@@ -1,4 +1,4 @@
-"""A bare aiohttp loop: one session, as many tasks as requests in flight, and nothing else."""
+"""A plain aiohttp loop: one session, and as many tasks as requests in flight."""
 
 import asyncio
 import json
@@ -30,9 +30,9 @@ async def main():
                         got += len(await response.read())
                 return got
 
-            began = time.perf_counter()
+            started = time.perf_counter()
             got = sum(await asyncio.gather(*(work() for _ in range(job['inflight']))))
-            best = min(best, time.perf_counter() - began)
+            best = min(best, time.perf_counter() - started)
     return got, best
 
 

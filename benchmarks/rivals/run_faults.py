@@ -1,4 +1,4 @@
-"""Ranges of one object, read with the settings that a client has by itself: granular, s3fs, gcsfs or obstore.
+"""Ranges of one object, read by a client with its default settings: granular, s3fs, gcsfs or obstore.
 
 Prints the checksum of each range, or the error.
 """
@@ -19,8 +19,8 @@ def granular():
 
     import granular
 
-    place = granular.Path('s3://bucket/object', endpoint_url=job['endpoint'])
-    return lambda: place.read_ranges(starts, stops)
+    path = granular.Path('s3://bucket/object', endpoint_url=job['endpoint'])
+    return lambda: path.read_ranges(starts, stops)
 
 
 def s3fs():
@@ -61,14 +61,14 @@ def obstore():
         credential_provider=provide,
         client_options={'allow_http': True},
     )
-    return lambda: [bytes(found) for found in obstore.get_ranges(store, 'object', starts=starts, ends=stops)]
+    return lambda: [bytes(result) for result in obstore.get_ranges(store, 'object', starts=starts, ends=stops)]
 
 
 read = {'granular': granular, 's3fs': s3fs, 'gcsfs': gcsfs, 'obstore': obstore}[who]
 try:
-    fn = read()  # what it imports and makes is not counted
-    began = time.perf_counter()
-    found = {'sums': [zlib.crc32(piece) for piece in fn()]}
+    fn = read()  # imports and set-up are not measured
+    started = time.perf_counter()
+    result = {'sums': [zlib.crc32(piece) for piece in fn()]}
 except Exception as error:
-    found = {'error': type(error).__name__, 'says': str(error)[:300]}
-print(json.dumps({**found, 'seconds': time.perf_counter() - began}), flush=True)
+    result = {'error': type(error).__name__, 'says': str(error)[:300]}
+print(json.dumps({**result, 'seconds': time.perf_counter() - started}), flush=True)

@@ -28,14 +28,14 @@ def run(first, last):
     got = 0
     for i in range(first, last, 4 * size):
         pick = slice(i, min(i + 4 * size, last))
-        found = fs.cat_ranges(paths[pick], starts[pick], stops[pick], batch_size=size, on_error='raise')
-        got += sum(map(len, found))
+        bodies = fs.cat_ranges(paths[pick], starts[pick], stops[pick], batch_size=size, on_error='raise')
+        got += sum(map(len, bodies))
     return got
 
 
 run(0, size)
-began = time.perf_counter()
+started = time.perf_counter()
 got = run(0, len(starts))
-seconds = time.perf_counter() - began
+seconds = time.perf_counter() - started
 assert got == sum(stops) - sum(starts)
 print(json.dumps({'rate': len(starts) / seconds, 'bytes': got / seconds}))

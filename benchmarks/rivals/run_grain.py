@@ -28,27 +28,27 @@ def read():
     source = grain.sources.ArrayRecordDataSource(f'{job["folder"]}/data.array_record')
     order = np.random.default_rng(0).integers(0, len(source), 40_000).tolist()
     batches = [order[i : i + 256] for i in range(0, len(order), 256)]
-    found = {}
+    result = {}
     for name, items, fn in (('bulk', batches, source.__getitems__), ('one', order, source.__getitem__)):
         best = 1e9
         for _ in range(3):
-            began = time.perf_counter()
+            started = time.perf_counter()
             for item in items:
                 fn(item)
-            best = min(best, time.perf_counter() - began)
-        found[name] = len(order) / best
+            best = min(best, time.perf_counter() - started)
+        result[name] = len(order) / best
     data = grain.MapDataset.source(source).shuffle(seed=0).repeat()
     data = data.map(lambda record: np.frombuffer(record, np.uint8)).batch(256).to_iter_dataset()
     items = iter(data)
     next(items)
     best = 1e9
     for _ in range(3):
-        began = time.perf_counter()
+        started = time.perf_counter()
         for _ in range(80):
             next(items)
-        best = min(best, time.perf_counter() - began)
-    found['pipeline'] = 80 * 256 / best
-    print(json.dumps(found), flush=True)
+        best = min(best, time.perf_counter() - started)
+    result['pipeline'] = 80 * 256 / best
+    print(json.dumps(result), flush=True)
     os._exit(0)
 
 
@@ -62,10 +62,10 @@ def overhead():
         for _ in range(90):
             next(items)
         count = job['count'] // 64 - 100
-        began = time.perf_counter()
+        started = time.perf_counter()
         for _ in range(count):
             next(items)
-        best = max(best, count * 64 / (time.perf_counter() - began))
+        best = max(best, count * 64 / (time.perf_counter() - started))
     print(json.dumps({'rate': best}), flush=True)
     os._exit(0)
 

@@ -110,7 +110,7 @@ def loader():
     import granular
 
     path = elements.Path(f'{job["url"]}/{job["path"]}')
-    decoders = {**granular.decoders, 'bytes': bytes, 'utf8': text}  # those of its own do not pickle
+    decoders = {**granular.decoders, 'bytes': bytes, 'utf8': text}  # its own decoders do not pickle
     decoders = {kind: decoders[kind] for kind in ('bytes', 'utf8', 'int')}
     reader = granular.DatasetReader(path, decoders, cache_index=True, cache_keys=('label', 'text'))
     source = granular.sources.Epochs(reader, shuffle=True, seed=0)
@@ -118,10 +118,10 @@ def loader():
     items = granular.Loader(source, batch=64, workers=32)
     items = iter(items)
     next(items)
-    began = time.perf_counter()
+    started = time.perf_counter()
     for _ in range(job['batches']):
         next(items)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - started
     print(json.dumps({'rate': job['batches'] * 64 / seconds}), flush=True)
     os._exit(0)
 
@@ -130,8 +130,8 @@ def text(data):
     return data.decode()
 
 
-def sizes(point, seed=None):
-    return {'size': np.int64(len(point['data'])), 'label': np.int64(point['label'])}
+def sizes(datapoint, seed=None):
+    return {'size': np.int64(len(datapoint['data'])), 'label': np.int64(datapoint['label'])}
 
 
 def reads():
@@ -141,10 +141,10 @@ def reads():
     order = job['order']
     best = 1e9
     for _ in range(3):
-        began = time.perf_counter()
+        started = time.perf_counter()
         for i in order:
             reader[i]
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.perf_counter() - started)
     print(json.dumps({'rate': len(order) / best}))
 
 

@@ -8,7 +8,7 @@ import types
 
 import reading
 
-# The package imports torchvision, of which there is no build for the CPU here; what caches needs torch alone.
+# The package imports torchvision, which has no CPU build here; its caches need torch only.
 package = types.ModuleType('kappadata')
 package.__path__ = list(importlib.util.find_spec('kappadata').submodule_search_locations)
 sys.modules['kappadata'] = package

@@ -36,7 +36,7 @@ def read():
     from litdata import StreamingDataLoader, StreamingDataset
     from litdata.streaming import downloader
 
-    # Its HTTP client refuses servers without TLS, as nginx is here, and has no option for it.
+    # Its HTTP client rejects servers without TLS, and has no option for them.
     downloader._OBSTORE_CLIENT_OPTIONS['allow_http'] = True
     local = tempfile.mkdtemp(prefix='granular-lit-')
     options = {'endpoint_url': job['url'], 'aws_access_key_id': 'x', 'aws_secret_access_key': 'x'}
@@ -46,9 +46,9 @@ def read():
         )
         loader = StreamingDataLoader(data, batch_size=64, num_workers=2, collate_fn=collate)
         items = iter(loader)
-        began = time.perf_counter()
+        started = time.perf_counter()
         count = sum(next(items)[1].shape[0] for _ in range(job['batches']))
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - started
         print(json.dumps({'rate': count / seconds}), flush=True)
     finally:
         shutil.rmtree(local, ignore_errors=True)

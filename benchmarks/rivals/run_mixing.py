@@ -1,4 +1,4 @@
-"""The orders in which mosaicml-streaming and webdataset give the records of a dataset in shards."""
+"""The orders of mosaicml-streaming and webdataset for the records of a sharded dataset."""
 
 import json
 import pathlib
@@ -15,10 +15,10 @@ def streaming():
     from streaming.base.shuffle import get_shuffle
 
     sizes = np.array([len(shard) for shard in shards])
-    found = {}
+    orders = {}
     for name, block in (('py1e, its default', 1 << 18), ('py1e, blocks of 4,000', 4000)):
-        found[name] = get_shuffle('py1e', sizes, 1, 1, 0, block).tolist()
-    return found
+        orders[name] = get_shuffle('py1e', sizes, 1, 1, 0, block).tolist()
+    return orders
 
 
 def webdataset():

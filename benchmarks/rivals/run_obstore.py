@@ -24,9 +24,9 @@ async def main():
             got += len(await obstore.get_range_async(store, job['path'], start=start, end=stop))
         return got
 
-    began = time.perf_counter()
+    started = time.perf_counter()
     got = sum(await asyncio.gather(*(work() for _ in range(job['inflight']))))
-    return got, time.perf_counter() - began
+    return got, time.perf_counter() - started
 
 
 got, seconds = uvloop.run(main())

@@ -46,9 +46,9 @@ def read():
         )
         loader = DataLoader(data, batch_size=64, num_workers=2, collate_fn=collate)
         items = iter(loader)
-        began = time.perf_counter()
+        started = time.perf_counter()
         count = sum(next(items)[1].shape[0] for _ in range(job['batches']))
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - started
         print(json.dumps({'rate': count / seconds}), flush=True)
     finally:
         shutil.rmtree(local, ignore_errors=True)

@@ -19,13 +19,13 @@ async def main():
     async def work():
         got = 0
         for start, stop in todo:
-            found = await store.read(job['path'], byte_range=slice(start, stop))
-            got += len(found.value)
+            record = await store.read(job['path'], byte_range=slice(start, stop))
+            got += len(record.value)
         return got
 
-    began = time.perf_counter()
+    started = time.perf_counter()
     got = sum(await asyncio.gather(*(work() for _ in range(job['inflight']))))
-    return got, time.perf_counter() - began
+    return got, time.perf_counter() - started
 
 
 got, seconds = asyncio.run(main())

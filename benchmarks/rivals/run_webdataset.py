@@ -31,10 +31,10 @@ def read():
     items = iter(loader)
     for _ in range(4):
         next(items)
-    began = time.perf_counter()
+    started = time.perf_counter()
     for _ in range(job['batches']):
         next(items)
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - started
     print(json.dumps({'rate': job['batches'] * 64 / seconds}), flush=True)
     os._exit(0)
 

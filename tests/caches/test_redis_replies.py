@@ -144,7 +144,7 @@ def test_malformed_replies_are_misses(reply, tmp_path, caplog):
         with ScriptedRedis(command, REPLIES[reply]) as server:
             source = RecordingSource(tmp_path / f'log-{command.decode()}')
             retry = 0 if reply in WHOLE and command in (b'MGET', b'SET') else 60
-            options = {'timeout': 0.15, 'wait': 0.02, 'retry': retry, 'fingerprint': 'x'}
+            options = {'timeout': 0.3, 'wait': 0.02, 'retry': retry, 'fingerprint': 'x'}
             with granular.RedisCache(source, server.url, label, **options) as cache:
                 for _ in range(2):
                     assert cache.fetch([0, 1, 2, 3]) == [0, 1, 2, 3]
