@@ -90,6 +90,17 @@ def test_links_lead_to_files_and_headings(page):
         assert not anchor or anchor in anchors(target), f'{path}#{anchor}'
 
 
+@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+def test_named_files_and_tests_exist(page):
+    sources = {path: path.read_text() for path in (ROOT / 'tests').rglob('*.py')}
+    files = {path.name for path in sources}
+    for name in re.findall(r'`(\w[\w/]*\.py|test_\w+)`', prose(page)):
+        if name.startswith('test_'):
+            assert name in files or any(f'def {name}(' in text for text in sources.values()), name
+        elif '/' in name:
+            assert any((ROOT / folder / name).exists() for folder in ('.', 'granular', 'granular/aio')), name
+
+
 def test_the_readme_links_to_each_page():
     links = re.findall(r'\]\((docs/[^)#]*\.md)\)', (ROOT / 'README.md').read_text())
     assert {f'docs/{page.name}' for page in PAGES[1:]} <= set(links)
