@@ -11,7 +11,7 @@ MiB: Final = 1 << 20
 GiB: Final = 1 << 30
 
 
-def _knob(name: str, default: float | int | str, doc: str) -> Any:
+def _env(name: str, default: float | int | str, doc: str) -> Any:
     """Return a field whose default is the environment variable GRANULAR_<NAME>, read when the config is constructed."""
     variable = f'GRANULAR_{name.upper()}'
 
@@ -22,12 +22,12 @@ def _knob(name: str, default: float | int | str, doc: str) -> Any:
         try:
             return type(default)(text)
         except ValueError:
-            raise InvalidArgumentError(f'{variable}={text!r} is not a number like {default!r}') from None
+            raise InvalidArgumentError(f'{variable}: expected a number such as {default!r}, got {text!r}') from None
 
     return dataclasses.field(default_factory=read, metadata={'variable': variable, 'doc': doc})
 
 
-_MAY_BE_ZERO: Final = ('concurrency', 'max_gap', 'min_rate', 'hedge', 'backoff', 'backoff_cap', 'retry_time')
+_ZERO_ALLOWED: Final = ('concurrency', 'max_gap', 'min_rate', 'hedge', 'backoff', 'backoff_cap', 'retry_time')
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,38 +44,40 @@ class IOConfig:
     ``-1`` for ``max_gap`` and ``max_request`` selects the store's own default (:func:`store_defaults`).
     """
 
-    concurrency: int = _knob('concurrency', 0, 'requests in flight per store and event loop; 0 to adapt from 256 on')
-    memory: int = _knob('memory', 512 * MiB, 'bytes of replies in flight per store and event loop')
-    max_gap: int = _knob('max_gap', -1, 'bytes between two ranges that are read along rather than asked apart')
-    max_request: int = _knob('max_request', -1, 'bytes above which one range becomes several requests')
-    tail: int = _knob('tail', 64 * KiB, "bytes of a bag's end asked for when it is opened")
-    connect_timeout: float = _knob('connect_timeout', 5.0, 'seconds until a connection must stand')
-    first_byte_timeout: float = _knob('first_byte_timeout', 10.0, 'seconds until a reply must have begun')
-    read_timeout: float = _knob('read_timeout', 10.0, 'seconds without a byte of the body after which a request failed')
-    min_rate: int = _knob('min_rate', 1024, 'bytes a second that must come on average over read_timeout; 0 for any')
-    hedge: float = _knob('hedge', 0.03, 'of all requests, the share that may be sent twice for being slow; 0 for none')
-    attempts: int = _knob('attempts', 10, 'times a request is tried')
-    retry_time: float = _knob('retry_time', 180.0, 'seconds after which a request is not tried again')
-    backoff: float = _knob('backoff', 0.1, 'seconds before the first retry; doubles, with full jitter')
-    backoff_cap: float = _knob('backoff_cap', 20.0, 'seconds that a single wait never passes')
-    part_size: int = _knob('part_size', 8 * MiB, 'bytes of an upload part; doubles every 1,000 parts')
-    index_cache: str = _knob('index_cache', '', 'a local folder that keeps the indices of datasets; none if empty')
-    cache_dir: str = _knob('cache_dir', '', 'a local folder that keeps blocks of objects in buckets; none if empty')
-    cache_bytes: int = _knob('cache_bytes', 10 * GiB, 'bytes on the disk that cache_dir may take, from 8 MiB on')
-    upload_concurrency: int = _knob('upload_concurrency', 4, 'parts of one object in flight while it is written')
+    concurrency: int = _env('concurrency', 0, 'requests in flight per store and event loop; 0 to adapt from 256 on')
+    memory: int = _env('memory', 512 * MiB, 'bytes of replies in flight per store and event loop')
+    max_gap: int = _env('max_gap', -1, 'bytes between two ranges that are read along rather than asked apart')
+    max_request: int = _env('max_request', -1, 'bytes above which one range becomes several requests')
+    tail: int = _env('tail', 64 * KiB, "bytes of a bag's end asked for when it is opened")
+    connect_timeout: float = _env('connect_timeout', 5.0, 'seconds until a connection must stand')
+    first_byte_timeout: float = _env('first_byte_timeout', 10.0, 'seconds until a reply must have begun')
+    read_timeout: float = _env('read_timeout', 10.0, 'seconds without a byte of the body after which a request failed')
+    min_rate: int = _env('min_rate', 1024, 'bytes a second that must come on average over read_timeout; 0 for any')
+    hedge: float = _env('hedge', 0.03, 'of all requests, the share that may be sent twice for being slow; 0 for none')
+    attempts: int = _env('attempts', 10, 'times a request is tried')
+    retry_time: float = _env('retry_time', 180.0, 'seconds after which a request is not tried again')
+    backoff: float = _env('backoff', 0.1, 'seconds before the first retry; doubles, with full jitter')
+    backoff_cap: float = _env('backoff_cap', 20.0, 'seconds that a single wait never passes')
+    part_size: int = _env('part_size', 8 * MiB, 'bytes of an upload part; doubles every 1,000 parts')
+    index_cache: str = _env('index_cache', '', 'a local folder that keeps the indices of datasets; none if empty')
+    cache_dir: str = _env('cache_dir', '', 'a local folder that keeps blocks of objects in buckets; none if empty')
+    cache_bytes: int = _env('cache_bytes', 10 * GiB, 'bytes on the disk that cache_dir may take, from 8 MiB on')
+    upload_concurrency: int = _env('upload_concurrency', 4, 'parts of one object in flight while it is written')
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             if field.name in ('index_cache', 'cache_dir'):
                 continue
-            value, least = getattr(self, field.name), -1 if field.name in ('max_gap', 'max_request') else 0
-            if value < least or (value == 0 and field.name not in _MAY_BE_ZERO):
-                raise InvalidArgumentError(f'IOConfig.{field.name} is {value!r}: {field.metadata["doc"]}')
+            value, minimum = getattr(self, field.name), -1 if field.name in ('max_gap', 'max_request') else 0
+            if value < minimum or (value == 0 and field.name not in _ZERO_ALLOWED):
+                raise InvalidArgumentError(f'IOConfig.{field.name}: {value!r} is not allowed: {field.metadata["doc"]}')
         # S3 refuses parts smaller than 5 MiB, and GCS requires multiples of 256 KiB.
         if self.part_size < 5 * MiB or self.part_size % (256 * KiB):
-            raise InvalidArgumentError(f'IOConfig.part_size is {self.part_size}: a multiple of 256 KiB from 5 MiB on')
+            raise InvalidArgumentError(
+                f'IOConfig.part_size: expected a multiple of 256 KiB, at least 5 MiB, got {self.part_size}'
+            )
         if self.cache_bytes < 8 * MiB:
-            raise InvalidArgumentError(f'IOConfig.cache_bytes is {self.cache_bytes}: want {8 * MiB} or more')
+            raise InvalidArgumentError(f'IOConfig.cache_bytes: expected at least {8 * MiB}, got {self.cache_bytes}')
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -46,7 +46,8 @@ def as_labels(values: Any, name: str = 'labels') -> Labels:
         classes = np.asarray(value)
         if classes.ndim != 1:
             raise InvalidArgumentError(
-                f'{name}: sample {i} has label {value!r:.60}: want an integer, a string or a 1-D sequence of them'
+                f'{name}: expected an integer, a string or a 1-D sequence of them as label of datapoint {i}, got '
+                f'{value!r:.60}'
             )
         if classes.dtype == bool:
             classes = np.flatnonzero(classes)
@@ -74,29 +75,29 @@ def by_class(labels: Any, valid_classes: Any = None, invalid_classes: Any = None
     several = array.dtype == object
     kinds = {classes.dtype.kind for classes in (array if several else [array]) if classes.size}
     if wanted.size and kinds - {wanted.dtype.kind}:
-        here = next(classes for classes in (array if several else [array]) if classes.size)
+        example = next(classes for classes in (array if several else [array]) if classes.size)
         raise InvalidArgumentError(
-            f'{name}: of {wanted[:5].tolist()} none can be found among classes such as {here[:5].tolist()}: '
-            f'one are integers, the other strings'
+            f'{name}: expected classes such as {example[:5].tolist()}, got {wanted[:5].tolist()}: integers never '
+            f'match strings'
         )
     if several:
-        found = np.array([bool(np.isin(classes, wanted).any()) for classes in array], bool)
+        matches = np.array([bool(np.isin(classes, wanted).any()) for classes in array], bool)
     else:
-        found = np.isin(array, wanted)
-    return np.flatnonzero(found if valid else ~found)
+        matches = np.isin(array, wanted)
+    return np.flatnonzero(matches if valid else ~matches)
 
 
 def chosen_classes(valid_classes: Any = None, invalid_classes: Any = None) -> tuple[bool, Labels]:
     """Return whether the given classes are the valid ones, and the classes, sorted, without repeats."""
     if (valid_classes is None) == (invalid_classes is None):
-        raise InvalidArgumentError('want either valid_classes or invalid_classes')
+        raise InvalidArgumentError('expected either valid_classes or invalid_classes')
     classes = valid_classes if invalid_classes is None else invalid_classes
     try:
         array = None if isinstance(classes, str | bytes) else as_labels(list(classes), 'classes')
     except TypeError:  # not iterable
         array = None
     if array is None or array.dtype == object:
-        raise InvalidArgumentError(f'want a 1-D sequence of classes, got {classes!r:.100}')
+        raise InvalidArgumentError(f'expected a 1-D sequence of classes, got {classes!r:.100}')
     return invalid_classes is None, np.unique(array)
 
 
@@ -122,10 +123,10 @@ def oversampled(
       InvalidArgumentError: for datapoints with several classes, as their counts cannot be balanced.
     """
     if strategy not in ('multiply', 'exact'):
-        raise InvalidArgumentError(f"the strategy is {strategy!r}: want 'multiply' or 'exact'")
+        raise InvalidArgumentError(f"strategy: expected 'multiply' or 'exact', got {strategy!r}")
     array = as_labels(labels, name)
     if array.dtype == object:
-        raise InvalidArgumentError(f'{name}: oversampling wants one class for each sample, these have several')
+        raise InvalidArgumentError(f'{name}: expected one class per datapoint for oversampling, got several')
     labeled = np.ones(len(array), bool)
     if unlabeled is not None and isinstance(unlabeled, str) == (array.dtype.kind == 'U'):
         labeled = array != unlabeled
@@ -133,11 +134,11 @@ def oversampled(
     order = order[labeled[order]]
     edges = np.flatnonzero(array[order][1:] != array[order][:-1]) + 1
     groups = [group for group in np.split(order, edges) if len(group)]
-    most = max(map(len, groups), default=0)
+    largest = max(map(len, groups), default=0)
     if strategy == 'multiply':
-        more = [np.tile(group, most // len(group) - 1) for group in groups]
-        return np.concatenate([np.arange(len(array)), *more])
-    return np.concatenate([*(np.resize(group, most) for group in groups), np.flatnonzero(~labeled)])
+        repeats = [np.tile(group, largest // len(group) - 1) for group in groups]
+        return np.concatenate([np.arange(len(array)), *repeats])
+    return np.concatenate([*(np.resize(group, largest) for group in groups), np.flatnonzero(~labeled)])
 
 
 def percent_range(length: int, from_percent: float | None = None, to_percent: float | None = None) -> tuple[int, int]:
@@ -152,9 +153,9 @@ def percent_range(length: int, from_percent: float | None = None, to_percent: fl
     """
     bounds = [0 if from_percent is None else from_percent, 1 if to_percent is None else to_percent]
     if not all(isinstance(p, int | float | np.integer | np.floating | Fraction) and 0 <= p <= 1 for p in bounds):
-        raise InvalidArgumentError(f'want percentages from 0 to 1, got {from_percent!r} and {to_percent!r}')
+        raise InvalidArgumentError(f'expected percentages from 0 to 1, got {from_percent!r} and {to_percent!r}')
     if bounds[0] > bounds[1]:
-        raise InvalidArgumentError(f'from_percent={from_percent} lies behind to_percent={to_percent}')
+        raise InvalidArgumentError(f'expected from_percent <= to_percent, got {from_percent} and {to_percent}')
     start, stop = (_edge(length, p) for p in bounds)
     return start, stop
 
@@ -162,11 +163,11 @@ def percent_range(length: int, from_percent: float | None = None, to_percent: fl
 def repetitions_of(length: int, repetitions: int | None = None, min_size: int | None = None) -> int:
     """Return how often to repeat a dataset: ``repetitions`` times, or until it has at least ``min_size`` datapoints."""
     if (repetitions is None) == (min_size is None):
-        raise InvalidArgumentError('want either repetitions or min_size')
+        raise InvalidArgumentError('expected either repetitions or min_size')
     name, value = ('repetitions', repetitions) if min_size is None else ('min_size', min_size)
     value = check_integer(name, value, 1)
     if not length:
-        raise InvalidArgumentError('an empty dataset stays empty, however often it is repeated')
+        raise InvalidArgumentError('an empty dataset cannot be repeated: it would stay empty')
     return value if min_size is None else -(-value // length)
 
 
@@ -182,9 +183,9 @@ def _checked(array: Labels, values: Sequence[Any], name: str) -> Labels:
         return array
     if array.dtype.kind not in 'biu':
         kinds = sorted({type(value).__name__ for value in values})
-        raise InvalidArgumentError(f'{name}: want classes that are integers or strings, got {", ".join(kinds[:5])}')
+        raise InvalidArgumentError(f'{name}: expected classes that are integers or strings, got {", ".join(kinds[:5])}')
     if array.dtype.kind == 'u' and array.max() > np.iinfo(np.int64).max:
-        raise OutOfRangeError(f'{name}: class {array.max()} is beyond 2**63 - 1')
+        raise OutOfRangeError(f'{name}: expected classes up to 2**63 - 1, got {array.max()}')
     return array.astype(np.int64)
 
 

@@ -38,12 +38,12 @@ def index_of(index: SupportsIndex, length: int, name: str) -> int:
       OutOfRangeError: if it is out of range; an ``IndexError``, so that ``list(reader)`` ends after the last record.
     """
     try:
-        place = operator.index(index)
+        position = operator.index(index)
     except TypeError:
-        raise InvalidArgumentError(f'{name}: {index!r:.100} is no index: want an integer') from None
-    if not -length <= place < length:
-        raise OutOfRangeError(f'{name}: index {place} is out of range: it has {length}')
-    return place + length if place < 0 else place
+        raise InvalidArgumentError(f'{name}: expected an integer as index, got {index!r:.100}') from None
+    if not -length <= position < length:
+        raise OutOfRangeError(f'{name}: index {position} is out of range: it has {length}')
+    return position + length if position < 0 else position
 
 
 def indices_of(indices: Any, length: int, name: str) -> Ints:
@@ -62,10 +62,12 @@ def indices_of(indices: Any, length: int, name: str) -> Ints:
         return np.arange(*indices.indices(length), dtype=np.int64)
     array = np.asarray(indices)
     if array.ndim != 1 or (array.size and array.dtype.kind not in 'iu'):
-        raise InvalidArgumentError(f'{name}: want a 1-D sequence of integers, got {array.dtype} of shape {array.shape}')
+        raise InvalidArgumentError(
+            f'{name}: expected a 1-D sequence of integers, got {array.dtype} of shape {array.shape}'
+        )
     # Check before the conversion to signed integers, which would make unsigned indices from 2**63 on negative.
-    bad = (array < -length) | (array >= length)
-    if bad.any():
-        raise OutOfRangeError(f'{name}: index {array[bad][0]} is out of range: it has {length}')
+    invalid = (array < -length) | (array >= length)
+    if invalid.any():
+        raise OutOfRangeError(f'{name}: index {array[invalid][0]} is out of range: it has {length}')
     array = array.astype(np.int64, copy=False)
     return np.where(array < 0, array + length, array)

@@ -10,10 +10,10 @@ from granular.indexing import Ints, check_integer
 
 MAX_SEED: Final = 2**32 - 1  # of pipelines, as in Grain: the keys of its cipher come from 32 bits
 
-_KEPT: Final = 2  # epochs cached: one that ends while the next begins
+_MAX_CACHED: Final = 2  # epochs: one that ends while the next begins
 _CHUNK: Final = 1 << 15  # lookups at a time, so that intermediate results stay in the CPU cache
-_SMALLEST: Final = 16  # minimum bits of a block of the cipher; fewer mix badly
-_FEW: Final = 4096  # datapoints up to which a permutation is computed as a whole
+_MIN_BITS: Final = 16  # minimum bits of a block of the cipher; fewer mix badly
+_MAX_TABLE: Final = 4096  # datapoints up to which a permutation is computed as a whole
 
 
 @runtime_checkable
@@ -38,7 +38,7 @@ class Permutation:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, int, int], Ints] = {}
+        self._cached: dict[tuple[int, int, int], Ints] = {}
 
     def __reduce__(self) -> tuple[type['Permutation'], tuple[()]]:
         return type(self), ()
@@ -49,17 +49,17 @@ class Permutation:
     def lookup(self, places: Ints, length: int, seed: int, epoch: int) -> Ints:
         """Return the indices at these positions of an epoch."""
         key = length, seed, epoch
-        permutation = self._kept.get(key)
+        permutation = self._cached.get(key)
         if permutation is None:
             permutation = np.random.default_rng(seed=[seed, epoch]).permutation(np.arange(length))
-            while len(self._kept) >= _KEPT:
-                self._kept.pop(next(iter(self._kept)), None)
-            self._kept[key] = permutation
+            while len(self._cached) >= _MAX_CACHED:
+                self._cached.pop(next(iter(self._cached)), None)
+            self._cached[key] = permutation
         return permutation[places]
 
     def is_ready(self, length: int, seed: int, epoch: int) -> bool:
         """Return whether a lookup in that epoch is fast; the first takes half a second for ten million datapoints."""
-        return (length, seed, epoch) in self._kept
+        return (length, seed, epoch) in self._cached
 
 
 class Sequential:
@@ -129,24 +129,28 @@ class Blocks:
         # last.
         lacking = count * self.block - length
         slot = int(_unpermute(count - 1, count, seed + epoch))
-        its = slot // self.window
-        windows = np.where(places < its * full, places, np.maximum(places + lacking, its * full)) // full
+        short_window = slot // self.window
+        windows = (
+            np.where(places < short_window * full, places, np.maximum(places + lacking, short_window * full)) // full
+        )
         # Positions of that window before the missing datapoints were shifted too far or not at all: assign both to it.
-        windows = np.where((places >= its * full) & (places < (its + 1) * full - lacking), its, windows)
-        out = np.empty_like(places)
+        windows = np.where(
+            (places >= short_window * full) & (places < (short_window + 1) * full - lacking), short_window, windows
+        )
+        indices = np.empty_like(places)
         for window in set(windows.tolist()):
-            here = windows == window
+            mask = windows == window
             first = window * self.window
             last = min(first + self.window, count)
-            short = window == its
+            short = window == short_window
             size = (last - first) * self.block - (lacking if short else 0)
-            begin = window * full - (lacking if window > its else 0)
-            slots, within = np.divmod(_mixture(size, seed, epoch, window)[places[here] - begin], self.block)
+            begin = window * full - (lacking if window > short_window else 0)
+            slots, within = np.divmod(_mixture(size, seed, epoch, window)[places[mask] - begin], self.block)
             if short:  # swap the window's last slot and that of the short block
                 own, end = slot - first, last - first - 1
                 slots = np.where(slots == end, own, np.where(slots == own, end, slots))
-            out[here] = permute(slots + first, count, seed + epoch) * self.block + within
-        return out
+            indices[mask] = permute(slots + first, count, seed + epoch) * self.block + within
+        return indices
 
     def is_ready(self, length: int, seed: int, epoch: int) -> bool:
         """Return True."""
@@ -159,8 +163,8 @@ class Blocks:
         epochs, slots = np.divmod(np.unique(epochs * count + places // self.block), count)
         blocks = np.empty_like(slots)
         for epoch in set(epochs.tolist()):
-            here = epochs == epoch
-            blocks[here] = permute(slots[here], count, seed + epoch)
+            mask = epochs == epoch
+            blocks[mask] = permute(slots[mask], count, seed + epoch)
         return epochs, blocks
 
 
@@ -168,20 +172,20 @@ def permute(places: Ints, length: int, seed: int) -> Ints:
     """Return a permutation of ``range(length)`` at these positions; the seed is taken modulo 2**32."""
     if length <= 1:
         return np.zeros_like(places)
-    if length <= _FEW:
+    if length <= _MAX_TABLE:
         return _table(length, seed % (1 << 32))[places]
     bits, keys = _bits(length), _keys(seed % (1 << 32))
-    out = np.empty_like(places)
-    flat, found = places.reshape(-1), out.reshape(-1)
-    for at in range(0, len(flat), _CHUNK):
-        found[at : at + _CHUNK] = _walk(flat[at : at + _CHUNK], length, bits // 2, keys)
-    return out
+    indices = np.empty_like(places)
+    flat_places, flat_indices = places.reshape(-1), indices.reshape(-1)
+    for at in range(0, len(flat_places), _CHUNK):
+        flat_indices[at : at + _CHUNK] = _walk(flat_places[at : at + _CHUNK], length, bits // 2, keys)
+    return indices
 
 
 @functools.lru_cache(64)
 def _table(length: int, seed: int) -> Ints:
     """Compute a small permutation as a whole: most of the cipher's numbers are out of range and need long walks."""
-    following = _encipher(np.arange(1 << _SMALLEST, dtype=np.uint32), _SMALLEST // 2, _keys(seed)).astype(np.int64)
+    following = _encipher(np.arange(1 << _MIN_BITS, dtype=np.uint32), _MIN_BITS // 2, _keys(seed)).astype(np.int64)
     while (following[:length] >= length).any():
         far = np.flatnonzero(following >= length)
         following[far] = following[following[far]]
@@ -207,7 +211,7 @@ def _unpermute(index: int, length: int, seed: int) -> int:
 
 def _bits(length: int) -> int:
     bits = (length - 1).bit_length() if (length - 1) & (length - 2) else max(1, (length - 2).bit_length())
-    bits = max(_SMALLEST, bits + bits % 2)
+    bits = max(_MIN_BITS, bits + bits % 2)
     # Grain takes the logarithm of the last index, which for a power of two gives one bit too few.
     return bits if length - 1 < 1 << bits else bits + 2
 
@@ -237,19 +241,19 @@ def _encipher(values: NDArray[Any], width: int, keys: tuple[int, ...]) -> NDArra
 def _mix(x: Any, width: int, mask: Any) -> Any:
     """Apply Simon's round function: three rotations."""
 
-    def turned(by: int) -> Any:
+    def rotated(by: int) -> Any:
         return (x << by | x >> (width - by)) & mask
 
-    return (turned(1) & turned(8)) ^ turned(2)
+    return (rotated(1) & rotated(8)) ^ rotated(2)
 
 
 @functools.lru_cache(64)
 def _keys(seed: int) -> tuple[int, ...]:
     """Return four keys from a seed, as C++'s ``std::seed_seq`` generates them (its standard, [rand.util.seedseq])."""
-    count, given = 4, (seed,)
+    count, seeds = 4, (seed,)
     full = (1 << 32) - 1
     state = [0x8B8B8B8B] * count
-    lag, rounds = (count - 1) // 2, max(len(given) + 1, count)
+    lag, rounds = (count - 1) // 2, max(len(seeds) + 1, count)
     near = (count - lag) // 2
     far = near + lag
 
@@ -258,19 +262,19 @@ def _keys(seed: int) -> tuple[int, ...]:
         return x ^ x >> 27
 
     for k in range(rounds):
-        here, there = k % count, (k + near) % count
-        first = 1664525 * scramble(state[here] ^ state[there] ^ state[k - 1 if k else -1 % count]) & full
-        second = first + (len(given) if k == 0 else here + (given[k - 1] if k <= len(given) else 0)) & full
-        state[there] = state[there] + first & full
+        first_index, second_index = k % count, (k + near) % count
+        first = 1664525 * scramble(state[first_index] ^ state[second_index] ^ state[k - 1 if k else -1 % count]) & full
+        second = first + (len(seeds) if k == 0 else first_index + (seeds[k - 1] if k <= len(seeds) else 0)) & full
+        state[second_index] = state[second_index] + first & full
         state[(k + far) % count] = state[(k + far) % count] + second & full
-        state[here] = second
+        state[first_index] = second
     for k in range(rounds, rounds + count):
-        here, there = k % count, (k + near) % count
-        third = 1566083941 * scramble(state[here] + state[there] + state[(k - 1) % count]) & full
-        fourth = third - here & full
-        state[there] ^= third
+        first_index, second_index = k % count, (k + near) % count
+        third = 1566083941 * scramble(state[first_index] + state[second_index] + state[(k - 1) % count]) & full
+        fourth = third - first_index & full
+        state[second_index] ^= third
         state[(k + far) % count] ^= fourth
-        state[here] = fourth
+        state[first_index] = fourth
     return tuple(state)
 
 

@@ -31,18 +31,18 @@ def load(data: bytes, records: int, name: str) -> Sums:
       CorruptBagError: if it has fewer checksums than the bag has records.
     """
     if len(data) < 4 * records:
-        raise CorruptBagError(f'{name}: has {len(data) // 4} checksums for the {records} records of its bag')
+        raise CorruptBagError(f'{name}: expected {records} checksums, one per record of its bag, got {len(data) // 4}')
     return np.frombuffer(data, '<u4', records)
 
 
-def check(sums: Sums, places: NDArray[np.int64], records: Sequence[bytes], name: str) -> None:
+def check(sums: Sums, positions: NDArray[np.int64], records: Sequence[bytes], name: str) -> None:
     """Check that records are as they were written.
 
     Raises:
       CorruptRecordError: if one is not.
     """
-    for place, record in zip(places.tolist(), records, strict=True):
-        if (found := crc32c(record)) != sums[place]:
+    for position, record in zip(positions.tolist(), records, strict=True):
+        if (checksum := crc32c(record)) != sums[position]:
             raise CorruptRecordError(
-                f'{name}: record {place} has checksum {found:08x}, but was written with {int(sums[place]):08x}'
+                f'{name}: record {position}: expected checksum {int(sums[position]):08x}, got {checksum:08x}'
             )

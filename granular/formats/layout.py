@@ -46,12 +46,12 @@ def table_start(tail: bytes, size: int, name: str) -> int:
       CorruptBagError: if the file has no valid table.
     """
     if size < LIMIT:
-        raise CorruptBagError(f'{name}: {size} bytes are too few for a bag, which ends in a table of 8-byte limits')
+        raise CorruptBagError(f'{name}: expected a bag, which ends with a table of 8-byte limits, got {size} bytes')
     start = int.from_bytes(tail[-LIMIT:], 'little')
     if start > size - LIMIT or (size - start) % LIMIT:
         raise CorruptBagError(
-            f'{name}: its last 8 bytes say that the table starts at {start}, which leaves no whole number of limits '
-            f'in a file of {size} bytes: it is cut short, or no bag'
+            f'{name}: its last 8 bytes declare a table that starts at {start}, which leaves no integral number of '
+            f'limits in a file of {size} bytes: it is truncated, or is not a bag'
         )
     check_count((size - start) // LIMIT, name)
     return start
@@ -64,7 +64,7 @@ def check_count(limits: int, name: str) -> int:
       CorruptBagError: if it may not.
     """
     if limits > MAX_RECORDS + 1:
-        raise CorruptBagError(f'{name}: its table has {limits} limits, but a bag holds at most {MAX_RECORDS} records')
+        raise CorruptBagError(f'{name}: expected at most {MAX_RECORDS} records, got a table of {limits} limits')
     return limits
 
 
@@ -77,7 +77,7 @@ def blank_limits(count: int, name: str) -> Ints:
     try:
         limits = np.empty(check_count(count, name) + 1, np.int64)
     except MemoryError as error:
-        raise CorruptBagError(f'{name}: there is no memory for its {count} limits') from error
+        raise CorruptBagError(f'{name}: not enough memory for its {count} limits') from error
     limits[0] = 0
     return limits
 
@@ -104,7 +104,7 @@ def check_limits(limits: Ints, datasize: int, name: str) -> Ints:
         i = int(falls[0])
         raise CorruptBagError(f'{name}: the limits of record {i} decrease, from {limits[i]} to {limits[i + 1]}')
     if limits[-1] > datasize:
-        raise CorruptBagError(f'{name}: its last limit is {limits[-1]}, but there are only {datasize} bytes of records')
+        raise CorruptBagError(f'{name}: its last limit is {limits[-1]}, but it has only {datasize} bytes of records')
     return limits
 
 
@@ -163,7 +163,7 @@ def unpack_refs(records: Iterable[bytes], spec: Mapping[str, str], name: str) ->
             ]
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise CorruptDatasetError(
-                f'{name}: reference {i} of those read does not fit the spec {dict(spec)!r:.200}'
+                f'{name}: reference {i} of those read does not match the spec {dict(spec)!r:.200}'
             ) from error
         flat.extend(row)
     if not flat:
@@ -171,9 +171,9 @@ def unpack_refs(records: Iterable[bytes], spec: Mapping[str, str], name: str) ->
     try:
         table = np.array(flat)  # without a given dtype, which would truncate a fraction to an integer
     except (ValueError, OverflowError) as error:
-        raise CorruptDatasetError(f'{name}: references must be pairs of integers') from error
+        raise CorruptDatasetError(f'{name}: expected pairs of integers as references') from error
     if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != 2:
-        raise CorruptDatasetError(f'{name}: references must be pairs of integers below 2**63, got {table.dtype}')
+        raise CorruptDatasetError(f'{name}: expected pairs of integers below 2**63 as references, got {table.dtype}')
     table = table.reshape(-1, len(sequence), 2)
     return table[:, :, 0], table[:, :, 1]
 
@@ -199,19 +199,19 @@ def check_spec(spec: Mapping[str, str], layout: Layout) -> Spec:
       SpecError: for a key that cannot be a file name or is reserved by the layout, or an invalid type.
     """
     if layout not in ('refs', 'columns'):
-        raise InvalidArgumentError(f"layout is {layout!r}: want 'refs' or 'columns'")
+        raise InvalidArgumentError(f"layout: expected 'refs' or 'columns', got {layout!r}")
     if not isinstance(spec, Mapping) or not spec:
-        raise SpecError(f'a spec maps each key to its type, got {spec!r}')
+        raise SpecError(f'expected a mapping from keys to types as the spec, got {spec!r}')
     for key, kind in spec.items():
         if not isinstance(key, str) or not _KEY.fullmatch(key):
-            raise SpecError(f'key {key!r} cannot be a file name: want [a-z_] and then [A-Za-z0-9_.-]')
+            raise SpecError(f'key {key!r} cannot be a file name: expected [a-z_] and then [A-Za-z0-9_.-]')
         if not isinstance(kind, str) or not _KIND.match(kind):
-            raise SpecError(f'the type of key {key!r} is {kind!r}: want a name such as "utf8" or "utf8[]"')
+            raise SpecError(f'type of key {key!r}: expected a name such as "utf8" or "utf8[]", got {kind!r}')
         if layout == 'refs' and key == 'refs':
-            raise SpecError("key 'refs' is taken: the refs layout keeps its references in refs.bag")
+            raise SpecError("key 'refs' is reserved: the refs layout stores its references in refs.bag")
         if layout == 'columns' and is_sequence(kind):
             raise SpecError(
-                f'key {key!r} has type {kind!r}: the columns layout holds no sequences, the refs layout does'
+                f'key {key!r} has type {kind!r}: the columns layout does not support sequences, the refs layout does'
             )
     return dict(sorted(spec.items()))
 
@@ -232,11 +232,11 @@ def parse_spec(content: bytes, name: str) -> Spec:
     except (ValueError, RecursionError) as error:
         raise CorruptDatasetError(f'{name}: is not JSON: {error}') from error
     if not isinstance(spec, dict) or not spec or not all(isinstance(kind, str) for kind in spec.values()):
-        raise CorruptDatasetError(f'{name}: a spec maps each key to the name of its type, got {spec!r:.200}')
+        raise CorruptDatasetError(f'{name}: expected a mapping from keys to names of types, got {spec!r:.200}')
     if bad := [key for key in spec if not _KEY.fullmatch(key)]:
         raise CorruptDatasetError(f'{name}: keys {bad!r:.200} cannot be file names')
     if bad := [key for key, kind in spec.items() if not _KIND.match(kind)]:
-        raise CorruptDatasetError(f'{name}: keys {bad!r:.200} have types that are no names')
+        raise CorruptDatasetError(f'{name}: keys {bad!r:.200} have types that are not names')
     return dict(sorted(spec.items()))
 
 

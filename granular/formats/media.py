@@ -24,7 +24,7 @@ _BITS: Final = {
     'HSV': 24, 'RGBA': 32, 'RGBa': 32, 'RGBX': 32, 'CMYK': 32, 'I': 32, 'F': 32,
 }  # fmt: skip
 _PALETTES: Final = {'RGB': 3, 'RGBA': 4, 'RGBX': 4, 'L': 1}
-_LONGEST: Final = 1 << 16  # bytes of a header
+_MAX_HEADER: Final = 1 << 16  # bytes of a header
 
 
 def image_type(data: Buffer) -> str:
@@ -61,7 +61,7 @@ def encode_image(value: Any, quality: int = 95, format: str = 'jpg') -> bytes:
         fits = channels in ((), (3,)) or (format == 'png' and channels == (4,))
         if array.dtype != np.uint8 or array.ndim not in (2, 3) or not fits or 0 in array.shape:
             raise EncodeError(
-                f'an image as {format} is uint8 of shape (height, width) or (height, width, 3'
+                f'{format}: expected an image of uint8 of shape (height, width) or (height, width, 3'
                 f'{" or 4" if format == "png" else ""}), got {array.dtype} of shape {array.shape}'
             )
         image = image_module.fromarray(array)
@@ -86,15 +86,15 @@ def decode_image(buffer: Buffer) -> NDArray[Any]:
     image_module = _pillow()
     try:
         with image_module.open(io.BytesIO(buffer), formats=_IMAGES) as image:
-            most = image_module.MAX_IMAGE_PIXELS
-            if most is not None and image.width * image.height > most:
-                raise DecodeError(f'an image of {image.width} by {image.height} pixels: want at most {most}')
+            limit = image_module.MAX_IMAGE_PIXELS
+            if limit is not None and image.width * image.height > limit:
+                raise DecodeError(f'expected at most {limit} pixels, got an image of {image.width} by {image.height}')
             image.load()
             return np.array(image)
     except DecodeError:
         raise
     except Exception as error:  # Pillow's plugins raise anything that their parsers run into
-        raise DecodeError(f'{len(buffer)} bytes are no image that Pillow decodes: {error!r:.200}') from error
+        raise DecodeError(f'{len(buffer)} bytes are not an image that Pillow supports: {error!r:.200}') from error
 
 
 def pack_image(value: Any) -> bytes:
@@ -117,16 +117,16 @@ def pack_image(value: Any) -> bytes:
     else:
         image_module = _pillow()
         if not isinstance(value, image_module.Image):
-            raise EncodeError(f'want a PIL image or an array of numbers, got {type(value).__name__}')
+            raise EncodeError(f'expected a PIL image or an array of numbers, got {type(value).__name__}')
         if value.mode not in _BITS:
-            raise EncodeError(f'an image of mode {value.mode!r}: want one of {", ".join(_BITS)}')
+            raise EncodeError(f'image mode: expected one of {", ".join(_BITS)}, got {value.mode!r}')
         pixels = value.tobytes() if value.width and value.height else b''
         palette = value.palette if value.mode in ('P', 'PA') else None
         colours = (None, b'') if palette is None else (palette.mode, bytes(value.getpalette(palette.mode)))
         head = ('image', value.mode, value.size, *colours, value.info.get('transparency'))
     packed = msgpack.packb(head)
-    if len(packed) >= _LONGEST:
-        raise EncodeError(f'a header of {len(packed)} bytes: want fewer than {_LONGEST}')
+    if len(packed) >= _MAX_HEADER:
+        raise EncodeError(f'expected a header of fewer than {_MAX_HEADER} bytes, got {len(packed)}')
     return b''.join((_RAW, len(packed).to_bytes(2, 'little'), packed, pixels))
 
 
@@ -142,11 +142,11 @@ def unpack_image(buffer: Buffer) -> Any:
     try:
         start = len(_RAW) + 2 + int.from_bytes(view[len(_RAW) : len(_RAW) + 2], 'little')
         if bytes(view[: len(_RAW)]) != _RAW or start > len(view):
-            raise ValueError('it begins otherwise')
+            raise ValueError('unknown magic')
         kind, *head = msgpack.unpackb(view[len(_RAW) + 2 : start])
         return (_array_of if kind == 'array' else _image_of)(view[start:], *head)
     except Exception as error:  # the header is untrusted and may cause any exception
-        raise DecodeError(f'{len(view)} bytes are no raw image: {error!r:.200}') from error
+        raise DecodeError(f'{len(view)} bytes are not a raw image: {error!r:.200}') from error
 
 
 def _array_of(pixels: memoryview, dtype: str, shape: list[int]) -> NDArray[Any]:
@@ -164,8 +164,8 @@ def _image_of(
     width, height = size
     if type(width) is not int or type(height) is not int or width < 0 or height < 0:
         raise ValueError(f'size {size!r:.80}')
-    if (wanted := -(-width * _BITS[mode] // 8) * height) != len(pixels):
-        raise ValueError(f'{len(pixels)} bytes for mode {mode}, size {width} by {height}: want {wanted}')
+    if (expected := -(-width * _BITS[mode] // 8) * height) != len(pixels):
+        raise ValueError(f'expected {expected} bytes for mode {mode}, size {width} by {height}, got {len(pixels)}')
     image_module = _pillow()
     if width and height:
         image = image_module.frombytes(mode, (width, height), bytes(pixels))
@@ -196,7 +196,7 @@ def encode_video(value: Any, fps: int = 20, format: str = 'mp4', codec: str = 'h
     array = np.asarray(value)
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] != 3 or 0 in array.shape:
         raise EncodeError(
-            f'a video is uint8 of shape (frames, height, width, 3), got {array.dtype} of shape {array.shape}'
+            f'expected a video of uint8 of shape (frames, height, width, 3), got {array.dtype} of shape {array.shape}'
         )
     frames, height, width = array.shape[:3]
     if height % 2 or width % 2:
@@ -232,22 +232,25 @@ def decode_video(buffer: Buffer, max_bytes: int = _MAX_VIDEO) -> NDArray[np.uint
     # The format is given, as other formats of FFmpeg are lists of further files and URLs, which it would open.
     container_format = 'matroska' if bytes(buffer[:4]) == _MATROSKA else 'mp4'
     try:
-        with av.open(
-            io.BytesIO(buffer), format=container_format, options={'max_pixels': str(max_bytes // 3)}
-        ) as container:
+        options = {'max_pixels': str(max_bytes // 3)}
+        with av.open(io.BytesIO(buffer), format=container_format, options=options) as container:
             for frame in container.decode(video=0):
                 size += frame.width * frame.height * 3
-                if size > max_bytes:
-                    raise DecodeError(
-                        f'a video of more than {len(frames)} frames of {frame.height} by {frame.width} pixels: want at '
-                        f'most {max_bytes} bytes'
-                    )
+                _check_video_size(size, max_bytes, len(frames), frame)
                 frames.append(frame.to_ndarray(format='rgb24'))
             return np.stack(frames)
     except DecodeError:
         raise
     except Exception as error:  # FFmpeg's, or for lack of a video stream
-        raise DecodeError(f'{len(buffer)} bytes are no video that PyAV decodes: {error!r:.200}') from error
+        raise DecodeError(f'{len(buffer)} bytes are not a video that PyAV supports: {error!r:.200}') from error
+
+
+def _check_video_size(size: int, max_bytes: int, frames: int, frame: Any) -> None:
+    if size > max_bytes:
+        raise DecodeError(
+            f'expected at most {max_bytes} bytes, got a video of more than {frames} frames of {frame.height} by '
+            f'{frame.width} pixels'
+        )
 
 
 def _pillow() -> Any:

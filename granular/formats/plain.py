@@ -52,7 +52,7 @@ _HEADERS: Final = 16  # array headers in msgpack, above which claimed lengths ar
 def encode_bytes(value: Buffer) -> bytes:
     """Encode bytes, unchanged."""
     if not isinstance(value, bytes | bytearray | memoryview):
-        raise EncodeError(f'want bytes, got {type(value).__name__}')
+        raise EncodeError(f'expected bytes, got {type(value).__name__}')
     return bytes(value)
 
 
@@ -64,20 +64,20 @@ def decode_bytes(buffer: Buffer) -> bytes:
 def encode_utf8(value: str) -> bytes:
     """Encode text as UTF-8."""
     if not isinstance(value, str):
-        raise EncodeError(f'want str, got {type(value).__name__}')
+        raise EncodeError(f'expected str, got {type(value).__name__}')
     try:
         return value.encode()
     except UnicodeEncodeError as error:
-        raise EncodeError(f'text with a lone surrogate at {error.start} has no UTF-8') from error
+        raise EncodeError(f'text with a lone surrogate at {error.start} cannot be encoded as UTF-8') from error
 
 
 def encode_image_file(value: Buffer) -> bytes:
     """Encode the bytes of an image file (JPEG, PNG, WebP, GIF or BMP), unchanged."""
     if not isinstance(value, bytes | bytearray | memoryview):
-        raise EncodeError(f'want the bytes of an image file, got {type(value).__name__}')
+        raise EncodeError(f'expected the bytes of an image file, got {type(value).__name__}')
     data = bytes(value)
     if not image_type(data):
-        raise EncodeError(f'{len(data)} bytes that begin with {data[:8]!r} are no JPEG, PNG, WebP, GIF or BMP file')
+        raise EncodeError(f'expected a JPEG, PNG, WebP, GIF or BMP file, got {len(data)} bytes from {data[:8]!r} on')
     return data
 
 
@@ -101,23 +101,23 @@ def encode_int(value: Any, size: int | None = None, signed: bool = True) -> byte
       EncodeError: if it is not an integer, or does not fit.
     """
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
-        raise EncodeError(f'want an integer, got {type(value).__name__}')
+        raise EncodeError(f'expected an integer, got {type(value).__name__}')
     number = int(value)
     # One bit for the sign, which the decoder expects; granular 0.21 refuses numbers whose top bit would be taken for
     # one.
     width = (number if number >= 0 else ~number).bit_length() // 8 + 1 if size is None else size
     if width > 16:
-        raise EncodeError(f'an integer of {number.bit_length()} bits is too wide: want 127 or fewer')
+        raise EncodeError(f'expected an integer of 127 bits or fewer, got {number.bit_length()} bits')
     try:
         return number.to_bytes(width, 'little', signed=signed)
     except OverflowError:
-        raise EncodeError(f'{number} does not fit {width} {"signed" if signed else "unsigned"} bytes') from None
+        raise EncodeError(f'{number} does not fit in {width} {"signed" if signed else "unsigned"} bytes') from None
 
 
 def decode_int(buffer: Buffer, size: int | None = None, signed: bool = True) -> int:
     """Decode an integer from ``size`` little-endian bytes, or from any number up to 16 if ``size`` is None."""
     if len(buffer) > 16 or (size is not None and len(buffer) != size):
-        raise DecodeError(f'an integer of {len(buffer)} bytes: want {size or "up to 16"}')
+        raise DecodeError(f'expected an integer of {size or "up to 16"} bytes, got {len(buffer)}')
     return int.from_bytes(buffer, 'little', signed=signed)
 
 
@@ -126,7 +126,7 @@ def encode_msgpack(value: Any) -> bytes:
     try:
         packed: bytes = msgpack.packb(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise EncodeError(f'{type(value).__name__} does not fit msgpack: {error}') from error
+        raise EncodeError(f'{type(value).__name__} cannot be encoded as msgpack: {error}') from error
     return packed
 
 
@@ -166,7 +166,7 @@ def encode_array(value: Any) -> bytes:
       EncodeError: for arrays of objects or with fields, which ``dtype.str`` does not describe.
     """
     if not isinstance(value, np.ndarray | np.generic):
-        raise EncodeError(f'want a numpy array, got {type(value).__name__}')
+        raise EncodeError(f'expected a numpy array, got {type(value).__name__}')
     packed: bytes = msgpack.packb(array_parts(value))
     return packed
 
@@ -177,7 +177,7 @@ def decode_array(buffer: Buffer) -> NDArray[Any]:
         dtype, shape, data = msgpack.unpackb(buffer, max_array_len=_DIMENSIONS, max_map_len=0, max_ext_len=0)
         return array_of(dtype, shape, data)
     except UNPACKING as error:
-        raise DecodeError(f'{len(buffer)} bytes are no array: {error or type(error).__name__}') from error
+        raise DecodeError(f'{len(buffer)} bytes are not an array: {error or type(error).__name__}') from error
 
 
 def encode_tree(value: Any) -> bytes:
@@ -190,7 +190,7 @@ def encode_tree(value: Any) -> bytes:
     try:
         packed: bytes = msgpack.packb(_pack_tree(value))
     except (TypeError, ValueError, OverflowError) as error:
-        raise EncodeError(f'the tree holds what does not fit: {error}') from error
+        raise EncodeError(f'the tree contains a value that cannot be encoded: {error}') from error
     return packed
 
 
@@ -199,7 +199,7 @@ def decode_tree(buffer: Buffer) -> Any:
     try:
         return _unpack_tree(unpack(buffer))
     except UNPACKING as error:
-        raise DecodeError(f'{len(buffer)} bytes are no tree: {error or type(error).__name__}') from error
+        raise DecodeError(f'{len(buffer)} bytes are not a tree: {error or type(error).__name__}') from error
 
 
 def array_parts(value: Any) -> tuple[str, tuple[int, ...], bytes]:
@@ -210,7 +210,7 @@ def array_parts(value: Any) -> tuple[str, tuple[int, ...], bytes]:
     """
     array = np.asarray(value)
     if array.dtype.kind not in _ARRAY_KINDS or array.dtype.names is not None:
-        raise EncodeError(f'an array of dtype {array.dtype} has no bytes of its own: want numbers or fixed-width text')
+        raise EncodeError(f'expected an array of numbers or fixed-width text, got dtype {array.dtype}')
     # Bytes rather than a buffer: dates and times export none, and that of an array of zero size or dimensions is not
     # contiguous.
     return array.dtype.str, array.shape, array.tobytes()
@@ -237,12 +237,12 @@ def array_of(dtype: Any, shape: Any, data: Any) -> NDArray[Any]:
     ):
         raise ValueError(f'its data is {type(data).__name__}')
     if math.prod(shape) * kind.itemsize != len(data):
-        raise ValueError(f'shape {shape!r:.80} of {dtype!r} has other than {len(data)} bytes')
+        raise ValueError(f'shape {shape!r:.80} of {dtype!r} does not match {len(data)} bytes')
     if not data:
         # An array of a billion items of zero bytes must allocate nothing.
         return np.empty(shape, kind) if kind.itemsize else np.broadcast_to(np.zeros((), kind), shape)
     if kind.kind == 'U' and np.frombuffer(data, kind.str.replace('U', 'u')[:2] + '4').max() > _LAST_CODE_POINT:
-        raise ValueError('its text has characters that Unicode has not')
+        raise ValueError('its text contains characters that are not Unicode')
     return np.frombuffer(data, kind).reshape(shape)
 
 

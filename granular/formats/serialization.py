@@ -20,7 +20,7 @@ _BYTES: Final = b'b'
 _TREE: Final = b't'
 _ALIGN: Final = 16
 _TUPLE, _ARRAY, _SCALAR, _INTEGER, _COMPLEX = range(1, 6)
-_DEEPEST: Final = 64
+_MAX_DEPTH: Final = 64
 
 
 def encode(value: Any) -> bytes:
@@ -46,11 +46,11 @@ def encode(value: Any) -> bytes:
             if type(item) is not np.ndarray and not isinstance(item, np.generic):
                 raise EncodeError(f'a {type(item).__name__} would come back as an ndarray')
             dtype, shape, data = array_parts(item)
-            place, size = at, -(-len(data) // _ALIGN) * _ALIGN
+            offset, size = at, -(-len(data) // _ALIGN) * _ALIGN
             parts.extend((data, bytes(size - len(data))))
             at += size
             code = _ARRAY if isinstance(item, np.ndarray) else _SCALAR
-            return msgpack.ExtType(code, msgpack.packb((dtype, shape, place, len(data))))
+            return msgpack.ExtType(code, msgpack.packb((dtype, shape, offset, len(data))))
         if type(item) is int:
             return msgpack.ExtType(_INTEGER, item.to_bytes(item.bit_length() // 8 + 1, 'little', signed=True))
         if type(item) is complex:
@@ -62,8 +62,8 @@ def encode(value: Any) -> bytes:
     def pack(item: Any) -> bytes:
         nonlocal depth
         depth += 1
-        if depth > _DEEPEST:
-            raise EncodeError(f'it is nested more than {_DEEPEST} deep')
+        if depth > _MAX_DEPTH:
+            raise EncodeError(f'it nests more than {_MAX_DEPTH} levels')
         packed: bytes = msgpack.packb(item, default=foreign, strict_types=True, unicode_errors='surrogatepass')
         depth -= 1
         return packed
@@ -89,30 +89,30 @@ def decode(record: Buffer) -> Any:
         return bytes(record[1:])
     try:
         if kind != _TREE:
-            raise ValueError('they begin otherwise')
+            raise ValueError('unknown magic')
         stop = 5 + int.from_bytes(record[1:5], 'little')
         if stop > len(record):
-            raise ValueError('they end early')
+            raise ValueError('they are truncated')
         body = memoryview(bytearray(memoryview(record)[stop + -stop % _ALIGN :]))
 
         def foreign(code: int, data: bytes) -> Any:
             if code == _TUPLE:
                 return tuple(read(data))
             if code in (_ARRAY, _SCALAR):
-                dtype, shape, place, size = msgpack.unpackb(data)
-                if not 0 <= place <= place + size <= len(body):
-                    raise ValueError(f'an array of {size} bytes at {place}, of {len(body)}')
-                array = array_of(dtype, shape, body[place : place + size])
+                dtype, shape, offset, size = msgpack.unpackb(data)
+                if not 0 <= offset <= offset + size <= len(body):
+                    raise ValueError(f'an array of {size} bytes at {offset}, of {len(body)}')
+                array = array_of(dtype, shape, body[offset : offset + size])
                 return array if code == _ARRAY else array[()]
             if code == _INTEGER:
                 return int.from_bytes(data, 'little', signed=True)
             if code == _COMPLEX:
                 return complex(*struct.unpack('<dd', data))
-            raise ValueError(f'an extension of code {code}')
+            raise ValueError(f'unknown extension code {code}')
 
         def read(data: Buffer) -> Any:
             return unpack(data, ext_hook=foreign, unicode_errors='surrogatepass')
 
         return read(record[5:stop])
     except (*UNPACKING, struct.error) as error:
-        raise DecodeError(f'{len(record)} bytes are no value: {error or type(error).__name__}') from error
+        raise DecodeError(f'{len(record)} bytes are not a value: {error or type(error).__name__}') from error

@@ -92,7 +92,9 @@ class Batches(Iterator[Any], abc.ABC):
 
     def _check(self) -> None:
         if not self._keeps:
-            raise InvalidArgumentError(f'{type(self._batches).__name__} has no state: want a Loader, or an iterator')
+            raise InvalidArgumentError(
+                f'{type(self._batches).__name__} has no state: expected a Loader, or an iterator'
+            )
 
     def close(self) -> None:
         """Discard the batches converted ahead and close the loader."""

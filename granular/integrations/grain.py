@@ -50,13 +50,13 @@ class _Batched(MapDataset):  # type: ignore[misc]
     def __init__(self, parent: Any, size: int, drop: bool, fn: Callable[[Sequence[Any]], Any]) -> None:
         if not isinstance(parent, MapDataset):
             raise InvalidArgumentError(
-                f'{type(parent).__name__} is no grain.MapDataset: streams are batched by .batch()'
+                f'expected a grain.MapDataset, got {type(parent).__name__}: streams are batched by .batch()'
             )
         size = check_integer('batch_size', size, 1)
         super().__init__(parent)
         self._size, self._fn = size, fn
-        self._below = len(parent)
-        self._length = self._below // size if drop else -(-self._below // size)
+        self._parent_length = len(parent)
+        self._length = self._parent_length // size if drop else -(-self._parent_length // size)
 
     def __len__(self) -> int:
         return self._length
@@ -65,17 +65,17 @@ class _Batched(MapDataset):  # type: ignore[misc]
         if isinstance(index, slice):
             return self.slice(index)
         if not self._length:
-            raise OutOfRangeError(f'index {index}: there are no batches of {self._size} in {self._below} elements')
-        epoch, place = divmod(index, self._length)
-        start = place * self._size
-        wanted = np.arange(start, min(start + self._size, self._below)) + epoch * self._below
-        points = self._parent._getitems(wanted.tolist())
-        for number, point in zip(wanted.tolist(), points, strict=True):
-            if point is None:
+            raise OutOfRangeError(f'index {index}: {self._parent_length} elements make no batch of {self._size}')
+        epoch, number = divmod(index, self._length)
+        start = number * self._size
+        wanted = np.arange(start, min(start + self._size, self._parent_length)) + epoch * self._parent_length
+        elements = self._parent._getitems(wanted.tolist())
+        for number, element in zip(wanted.tolist(), elements, strict=True):
+            if element is None:
                 raise InvalidArgumentError(
                     f'element {number} was filtered out, so its batch is not full: batch what to_iter_dataset() gives'
                 )
-        return self._fn(points)
+        return self._fn(elements)
 
     def __str__(self) -> str:
         return f'granular.integrations.grain.batch({self._size})'

@@ -29,9 +29,9 @@ def to_jax(batch: Any, sharding: Any) -> Any:
         try:
             return jax.make_array_from_process_local_data(sharding, value)
         except (TypeError, ValueError) as error:
-            said = f'{getattr(value, "dtype", type(value).__name__)} of shape {getattr(value, "shape", "()")}'
+            description = f'{getattr(value, "dtype", type(value).__name__)} of shape {getattr(value, "shape", "()")}'
             raise DatapointError(
-                f'{jax.tree_util.keystr(path)}: {said} makes no array on {sharding}: {error}'
+                f'{jax.tree_util.keystr(path)}: {description} cannot be placed on {sharding}: {error}'
             ) from error
 
     return jax.tree_util.tree_map_with_path(make, batch)
@@ -67,7 +67,7 @@ class Batches(core.Batches):
                 'the loader uses memory again that is still being read: pass recycle_after=False'
             )
         if not isinstance(sharding, jax.sharding.Sharding):
-            raise InvalidArgumentError(f'{type(sharding).__name__} is no jax.sharding.Sharding')
+            raise InvalidArgumentError(f'expected a jax.sharding.Sharding, got {type(sharding).__name__}')
         super().__init__(batches, buffer)
         self._sharding = sharding
 

@@ -91,6 +91,6 @@ def _checked(item: Any) -> Any:
         method = getattr(item, name, None)
         if not callable(method) or inspect.iscoroutinefunction(method):
             raise InvalidArgumentError(
-                f'{type(item).__name__} has no state: want a Loader, or an iterator (of granular, not of granular.aio)'
+                f'{type(item).__name__} has no state: expected a Loader, or an iterator of granular (not granular.aio)'
             )
     return item

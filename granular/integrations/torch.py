@@ -59,7 +59,7 @@ class IterableDataset(_Base):  # type: ignore[misc]
         elif read_options is not None:
             raise InvalidArgumentError('read_options are those of to_iter_dataset: a stream has them already')
         if not isinstance(dataset, IterDataset):
-            raise InvalidArgumentError(f'{type(dataset).__name__} is no MapDataset or IterDataset')
+            raise InvalidArgumentError(f'expected a MapDataset or an IterDataset, got {type(dataset).__name__}')
         self._stream = dataset._stream
         own = any(root.shard.shard_count > 1 for root in self._stream.roots())
         if own and shard_options is not None:
@@ -90,8 +90,8 @@ class IterableDataset(_Base):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker has no process group, so its rank is pickled, if this process has a group.
         group = torch.distributed
-        known = group.is_available() and group.is_initialized()
-        return {**self.__dict__, '_rank': ShardByTorchRank() if self._rank is None and known else self._rank}
+        initialized = group.is_available() and group.is_initialized()
+        return {**self.__dict__, '_rank': ShardByTorchRank() if self._rank is None and initialized else self._rank}
 
     def state_dict(self) -> dict[str, int]:
         """Return the epoch. The position within the epoch is in the state of an iterator."""
@@ -104,7 +104,7 @@ class IterableDataset(_Base):  # type: ignore[misc]
           StateError: if it is not a state.
         """
         if not isinstance(state.get('epoch'), int):
-            raise StateError(f'want a state such as {self.state_dict()}, got {dict(state)}')
+            raise StateError(f'expected a state such as {self.state_dict()}, got {dict(state)}')
         self.set_epoch(state['epoch'])
 
 
@@ -131,8 +131,8 @@ def to_torch(batch: Any, device: Any = None, pin_memory: bool | None = None) -> 
             return type(value)(*map(place, value))
         return type(value)(map(place, value)) if isinstance(value, list | tuple) else value
 
-    found = data.default_convert(batch)
-    return place(found) if pin or device is not None else found
+    converted = data.default_convert(batch)
+    return place(converted) if pin or device is not None else converted
 
 
 def has_accelerator() -> bool:

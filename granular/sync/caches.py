@@ -46,11 +46,11 @@ class Cache(SyncObject[A], Batched, Generic[A]):
         return run(self.aio.fetch(indices))
 
 
-def _faced(kind: type[Cache[Core]], twin: Core) -> Cache[Core]:
+def _faced(kind: type[Cache[Core]], core: Core) -> Cache[Core]:
     """Return the unpickled cache of a worker process, which opens it at its first read."""
-    face = kind.__new__(kind)
-    face.aio = twin
-    return face
+    cache = kind.__new__(kind)
+    cache.aio = core
+    return cache
 
 
 class SharedMemoryCache(Cache[sharedcache.SharedMemoryCache]):

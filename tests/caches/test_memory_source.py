@@ -223,7 +223,7 @@ def test_argument_validation(args, error, message):
 
 @pytest.mark.parametrize('name', ['', '../etc', 'a/b', 'a' * 200, 3])
 def test_invalid_names_are_rejected(name):
-    with pytest.raises(InvalidArgumentError, match='want 1 to 160'):
+    with pytest.raises(InvalidArgumentError, match='expected 1 to 160'):
         granular.InMemoryDataSource([1], name=name)
 
 

@@ -81,7 +81,7 @@ def test_max_bytes_limits_the_cache(source):
 
 def test_uncacheable_value_is_an_encode_error():
     with granular.SharedMemoryCache([1, {2}]) as cache:
-        with pytest.raises(EncodeError, match='index 1 cannot be kept; pack='):
+        with pytest.raises(EncodeError, match='index 1 cannot be cached; pass pack='):
             cache.fetch([0, 1])
         stream = granular.MapDataset.source(cache).to_iter_dataset(on_error='skip')
         assert list(stream) == [1]

@@ -136,9 +136,9 @@ def test_invalid_arguments_are_rejected(local):
     dataset = grain.MapDataset.source(local)
     with pytest.raises(InvalidArgumentError, match='batch_size: expected'):
         dataset.pipe(batch, 0)
-    with pytest.raises(InvalidArgumentError, match=r'is no grain\.MapDataset'):
+    with pytest.raises(InvalidArgumentError, match=r'expected a grain\.MapDataset'):
         dataset.to_iter_dataset().pipe(batch, 4)
-    with pytest.raises(OutOfRangeError, match='no batches of 97 in 96 elements'):
+    with pytest.raises(OutOfRangeError, match='index 0: 96 elements make no batch of 97'):
         dataset.pipe(batch, 97, drop_remainder=True)[0]
     with pytest.raises(InvalidArgumentError, match='element 1 was filtered out'):
         dataset.filter(lambda datapoint: datapoint['label'] != 1).pipe(batch, 4)[0]

@@ -248,7 +248,7 @@ class Refused(torch.utils.data.IterableDataset):
 
 
 def test_invalid_arguments_are_rejected():
-    with pytest.raises(InvalidArgumentError, match='list is no MapDataset or IterDataset'):
+    with pytest.raises(InvalidArgumentError, match='expected a MapDataset or an IterDataset, got list'):
         IterableDataset([1])
     with pytest.raises(InvalidArgumentError, match='has a shard already'):
         IterableDataset(MapDataset.range(3).to_iter_dataset(shard_options=ShardOptions(0, 2)), ShardOptions(0, 2))
@@ -258,7 +258,7 @@ def test_invalid_arguments_are_rejected():
     assert 'leave out the one or the other' in message
     with pytest.raises(InvalidArgumentError, match='epoch: expected an integer >= 0, got -1'):
         IterableDataset(stream()).set_epoch(-1)
-    with pytest.raises(StateError, match='want a state such as'):
+    with pytest.raises(StateError, match='expected a state such as'):
         IterableDataset(stream()).load_state_dict({'x': 1})
     with pytest.raises(InvalidArgumentError, match='buffer: expected an integer >= 0, got -1'):
         Batches([1], 'cpu', buffer=-1)

@@ -84,9 +84,9 @@ def test_samples_with_several_classes():
     [([0], None, None, 'either'), ([0], [0], [1], 'either'), ([0], 3, None, 'sequence of classes, got 3'),
      ([0], 'cat', None, "got 'cat'"), ([0], [[1]], None, 'sequence of classes'), ([0], [[1], [1, 2]], None, '1-D'),
      ([0], np.array(3), None, '1-D'), ([0], ['a', 1], None, 'int, str'), ([0], [0.5], None, 'float'),
-     ([0.5], [0], None, 'got float'), ([None], [0], None, 'label None'), (['a'], [0], None, 'strings'),
+     ([0.5], [0], None, 'got float'), ([None], [0], None, 'datapoint 0, got None'), (['a'], [0], None, 'strings'),
      ([0], ['0'], None, 'strings'), (['a', 0], [0], None, 'int, str'), ([[[0]]], [0], None, '1-D'),
-     ([[0], 1], [0], None, 'sample 1 has label 1')],
+     ([[0], 1], [0], None, 'datapoint 1, got 1')],
 )  # fmt: skip
 def test_invalid_classes_are_rejected(labels, valid, invalid, match):
     with pytest.raises(InvalidArgumentError, match=match):
@@ -114,9 +114,9 @@ def test_oversampling_of_other_labels():
     for strategy in ('multiply', 'exact'):
         assert filters.oversampled([], strategy).tolist() == []
         assert filters.oversampled([-1, -1], strategy).tolist() == [0, 1]
-    with pytest.raises(InvalidArgumentError, match='these have several'):
+    with pytest.raises(InvalidArgumentError, match='got several'):
         filters.oversampled([[0, 1], [1]])
-    with pytest.raises(InvalidArgumentError, match="strategy is 'double'"):
+    with pytest.raises(InvalidArgumentError, match="strategy: expected .* got 'double'"):
         filters.oversampled([0], 'double')
 
 
@@ -239,7 +239,7 @@ def test_large_label_sets_of_a_dataset():
     names = [f'class {i:02}' for i in range(12)]
     named = MapDataset.source([{'label': name} for name in names]).filter_classes(valid_classes=names)
     assert repr(names) in repr(named)
-    with pytest.raises(InvalidArgumentError, match='have several'):
+    with pytest.raises(InvalidArgumentError, match='got several'):
         chosen.oversample()
 
 
@@ -260,7 +260,7 @@ def test_parts_and_repeats_of_a_dataset():
     ('make', 'match'),
     [(lambda d: d.filter_classes(), 'either'), (lambda d: d.repeat().filter_classes(valid_classes=[1]), 'infinitely'),
      (lambda d: d.repeat().percent(0.5), 'infinitely'), (lambda d: d.filter(bool).oversample(), 'removed'),
-     (lambda d: d.map(lambda p: {'label': 0.5}).oversample(), 'label: want classes')],
+     (lambda d: d.map(lambda p: {'label': 0.5}).oversample(), 'label: expected classes')],
 )  # fmt: skip
 def test_invalid_selections_are_rejected(make, match):
     with pytest.raises(InvalidArgumentError, match=match):

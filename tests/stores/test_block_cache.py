@@ -314,7 +314,7 @@ def test_unusable_cache_folder_disables_the_block_cache(moto, tmp_path, caplog):
         with granular.ShardedDatasetReader(cached(root, tmp_path / 'file'), granular.decoders) as reader:
             assert reader.fetch(range(60)) == points
     assert 'continuing without a block cache' in caplog.text
-    with pytest.raises(InvalidArgumentError, match='cache_bytes is 1000: want 8388608 or more'):
+    with pytest.raises(InvalidArgumentError, match='cache_bytes: expected at least 8388608, got 1000'):
         granular.IOConfig(cache_bytes=1000)
 
 

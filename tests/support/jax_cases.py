@@ -80,7 +80,10 @@ def case_states(folder):
 def case_what_cannot_be(folder):
     with Loader(source(), 8, recycle_after=2) as loader, pytest.raises(InvalidArgumentError, match='uses memory again'):
         Batches(loader, sharding())
-    with Loader(source(), 8) as loader, pytest.raises(InvalidArgumentError, match='int is no jax.sharding.Sharding'):
+    with (
+        Loader(source(), 8) as loader,
+        pytest.raises(InvalidArgumentError, match='jax.sharding.Sharding, got int'),
+    ):
         Batches(loader, 4)
     with Batches([{'x': np.zeros(6)}], sharding()) as batches, pytest.raises(DatapointError, match=r"\['x'\]: float64"):
         next(batches)

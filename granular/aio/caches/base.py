@@ -21,7 +21,7 @@ from granular.indexing import index_of, indices_of
 
 Function = Callable[[Any], Any] | Any
 _NONE: Final = encode(None)
-_IN_PLACE: Final = MiB  # up to this many bytes of records, decode on the event loop
+_INLINE: Final = MiB  # up to this many bytes of records, decode on the event loop
 
 
 class Cache(AsyncResource):
@@ -33,26 +33,26 @@ class Cache(AsyncResource):
 
     def __init__(self, source: Any, transform: Function | None, pack: Function | None, unpack: Function | None) -> None:
         super().__init__()
-        self._source, self._below = source, convert(source)
+        self._source, self._upstream = source, convert(source)
         self._functions = (transform, pack, unpack)
         self._transform = None if transform is None else method_of(transform, 'map')
         self._pack = None if pack is None else method_of(pack, 'map')
         self._unpack = None if unpack is None else method_of(unpack, 'map')
         self._length = -1
-        self.sparse = self._below.sparse
+        self.sparse = self._upstream.sparse
 
     def __repr__(self) -> str:
-        more = '' if self._transform is None else f', transform={name_of(self._transform)}'
-        return f'{type(self).__name__}({self._below.describe()}{more})'
+        suffix = '' if self._transform is None else f', transform={name_of(self._transform)}'
+        return f'{type(self).__name__}({self._upstream.describe()}{suffix})'
 
     async def _open(self) -> None:
         # A reader that opens at its first read has no length before.
         core = getattr(self._source, 'aio', self._source)
         if isinstance(core, AsyncResource):
             await core._ensure_open()
-        length = length_of(self._below)
+        length = length_of(self._upstream)
         if self._length not in (-1, length):
-            raise InvalidArgumentError(f'{self!r}: the source has {length} elements here, and had {self._length}')
+            raise InvalidArgumentError(f'{self!r}: expected a source of {self._length} elements, got {length}')
         self._length = length
         await self._connect()
 
@@ -61,16 +61,16 @@ class Cache(AsyncResource):
         """Open the backend of the cache, once the length is known."""
 
     @abc.abstractmethod
-    async def _find(self, places: Sequence[int]) -> list[Any]:
+    async def _find(self, indices: Sequence[int]) -> list[Any]:
         """Return for each index the cached record (an object with a length, for ``_record``), or None."""
 
     @abc.abstractmethod
     async def _fill(self, missing: Sequence[int]) -> Mapping[int, Any]:
         """Read missing values from the source, cache them and return their records."""
 
-    def _record(self, found: Any) -> bytes:
+    def _record(self, entry: Any) -> bytes:
         """Return the bytes of a cached record."""
-        record: bytes = found
+        record: bytes = entry
         return record
 
     def __len__(self) -> int:
@@ -96,34 +96,34 @@ class Cache(AsyncResource):
         """
         if self._state != 'open':
             await self._ensure_open()
-        places = indices_of(indices, self._length, repr(self)).tolist()
-        unique = list(dict.fromkeys(places))
-        records = dict(zip(unique, await self._find(unique), strict=True))
-        if missing := [place for place, record in records.items() if record is None]:
-            records.update(await self._fill(missing))
+        positions = indices_of(indices, self._length, repr(self)).tolist()
+        unique = list(dict.fromkeys(positions))
+        entries = dict(zip(unique, await self._find(unique), strict=True))
+        if missing := [position for position, entry in entries.items() if entry is None]:
+            entries.update(await self._fill(missing))
         counters.cached += len(unique) - len(missing)
-        found = [records[place] for place in places]
+        requested = [entries[position] for position in positions]
         plain = self._transform is None and self._unpack is None
-        if plain and sum(len(record) for record in found if isinstance(record, range | bytes)) <= _IN_PLACE:
-            return [self._value(record, 0) if isinstance(record, range | bytes) else record for record in found]
+        if plain and sum(len(entry) for entry in requested if isinstance(entry, range | bytes)) <= _INLINE:
+            return [self._value(entry, 0) if isinstance(entry, range | bytes) else entry for entry in requested]
         doing = 'reading' if self._transform is None else 'transforming'
-        return await map_in_threads([self._value], found, doing, places)
+        return await map_in_threads([self._value], requested, doing, positions)
 
     async def _read(self, missing: Sequence[int]) -> list[Any]:
         """Read values from the source and return their records; a Failure for each value that failed to load."""
-        values = await self._below.fetch(np.array(missing, np.int64))
+        values = await self._upstream.fetch(np.array(missing, np.int64))
         records = await map_in_threads([self._encoded], values, 'caching', missing)
         return [_NONE if record is None else record for record in records]
 
-    def _encoded(self, value: Any, place: int) -> bytes:
+    def _encoded(self, value: Any, index: int) -> bytes:
         try:
             return encode(value if self._pack is None else self._pack(value))
         except EncodeError as error:
-            raise EncodeError(f'{self!r}: index {place} cannot be kept; pack= may make bytes of it: {error}') from error
+            raise EncodeError(f'{self!r}: index {index} cannot be cached; pass pack= to convert it: {error}') from error
 
-    def _value(self, found: Any, place: int) -> Any:
+    def _value(self, entry: Any, index: int) -> Any:
         """Decode a record into a value that shares no memory with the cache."""
-        value = decode(self._record(found))
+        value = decode(self._record(entry))
         if value is None:  # a filter removed this element
             return None
         if self._unpack is not None:
@@ -139,13 +139,14 @@ class Cache(AsyncResource):
         Raises:
           InvalidArgumentError: if ``alone``, and a source has no identity of its own.
         """
-        parts: list[Any] = [fingerprint(self._below), self._length, None if self._pack is None else name_of(self._pack)]
-        for root in _roots(self._below):
+        pack = None if self._pack is None else name_of(self._pack)
+        parts: list[Any] = [fingerprint(self._upstream), self._length, pack]
+        for root in _roots(self._upstream):
             if (identity := getattr(root, '_identity', None)) is not None:
                 parts.append(identity)
             elif alone and (isinstance(root, list | tuple | np.ndarray) or ' at 0x' in repr(root)):
                 raise InvalidArgumentError(
-                    f'{self!r}: a {type(root).__name__} does not say what tells it from another one: pass fingerprint='
+                    f'{self!r}: a {type(root).__name__} has no identity of its own: pass fingerprint='
                 )
         return hashlib.sha256(repr(parts).encode()).digest()[:16]
 
@@ -159,6 +160,6 @@ def _roots(stage: Any) -> Iterator[Any]:
         yield from core.readers if isinstance(core, ShardedDatasetReader) else [core]
 
 
-def is_record(found: Any) -> bool:
+def is_record(entry: Any) -> bool:
     """Return whether the object is a record, not a Failure."""
-    return type(found) is not Failure
+    return type(entry) is not Failure

@@ -52,8 +52,8 @@ class InMemoryDataSource:
 
     def __init__(self, elements: Sequence[Any] | None = None, *, name: str | None = None) -> None:
         if elements is None and name is None:
-            raise InvalidArgumentError('want elements, or the name of some that are there')
-        self._chosen = name is not None
+            raise InvalidArgumentError('expected elements, or the name of existing ones')
+        self._named = name is not None
         self._name = secrets.token_hex(8) if name is None else name
         path = path_of('data', self._name)
         segment = attach(path) if elements is None else create(path, lambda fd: _fill(fd, elements))
@@ -72,11 +72,11 @@ class InMemoryDataSource:
         self._length = len(self._ends) - 1
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _attached, (self._name, self._chosen)
+        return _attached, (self._name, self._named)
 
     def __repr__(self) -> str:
         # The state of a pipeline contains this text: the same in every process, and different for different elements.
-        name = f'name={self._name!r}, ' if self._chosen else ''
+        name = f'name={self._name!r}, ' if self._named else ''
         return f'InMemoryDataSource({name}len={self._length}, crc32c={self._sum:08x})'
 
     @property
@@ -92,7 +92,7 @@ class InMemoryDataSource:
 
     def fetch(self, indices: Any) -> list[Any]:
         """Return the elements at many indices, in the order requested; negative indices count from the end."""
-        return [self._read(place) for place in indices_of(indices, self._length, repr(self)).tolist()]
+        return [self._read(position) for position in indices_of(indices, self._length, repr(self)).tolist()]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         # PyTorch's DataLoader calls this method to get a batch.
@@ -102,15 +102,15 @@ class InMemoryDataSource:
         # Grain's loaders call this one.
         return self.fetch(indices)
 
-    def _read(self, place: int) -> Any:
+    def _read(self, position: int) -> Any:
         try:
-            record = self._map[self._ends[place] : self._ends[place + 1]]
+            record = self._map[self._ends[position] : self._ends[position + 1]]
         except ValueError as error:
             raise ClosedError(f'{self!r} is closed') from error
         try:
             return decode(record)
         except DecodeError as error:
-            raise CorruptError(f'{self!r}: element {place}: {error}') from error
+            raise CorruptError(f'{self!r}: element {position}: {error}') from error
 
     def unlink(self) -> None:
         """Remove the name, if this is the owner: no process can attach any more, and attached ones continue to read."""
@@ -130,9 +130,9 @@ class InMemoryDataSource:
         self.close()
 
 
-def _attached(name: str, chosen: bool) -> InMemoryDataSource:
+def _attached(name: str, named: bool) -> InMemoryDataSource:
     source = InMemoryDataSource(name=name)
-    source._chosen = chosen
+    source._named = named
     return source
 
 
@@ -160,11 +160,11 @@ def _fill(fd: int, elements: Sequence[Any]) -> None:
 def _index(data: mmap.mmap, path: str) -> tuple[Ints, int]:
     """Return the boundaries of the records, and the checksum of everything."""
     if len(data) < _HEAD.size:
-        raise CorruptError(f'{path}: {len(data)} bytes are no elements')
+        raise CorruptError(f'{path}: expected a header of {_HEAD.size} bytes, got {len(data)} bytes')
     magic, count, total = _HEAD.unpack_from(data)
     if magic != _MAGIC or count >= len(data) // 8:
-        raise CorruptError(f'{path}: begins as no elements do')
+        raise CorruptError(f'{path}: is not a file of elements')
     ends = np.frombuffer(data[_HEAD.size : _HEAD.size + 8 * (count + 1)], '<i8')
     if ends[0] != _HEAD.size + 8 * (count + 1) or ends[-1] != len(data) or (np.diff(ends) < 0).any():
-        raise CorruptError(f'{path}: its {count} elements are not those of {len(data)} bytes')
+        raise CorruptError(f'{path}: the positions of its {count} elements do not match its {len(data)} bytes')
     return ends, total

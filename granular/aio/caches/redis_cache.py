@@ -93,33 +93,36 @@ class RedisCache(Cache):
         super().__init__(source, transform, pack, unpack)
         self._redis = import_extra('redis.asyncio', 'redis')
         self._url = os.environ.get(VARIABLE, _DEFAULT) if url is None else url
-        self._shown, secret = _apart(self._url)
-        self._told = secret or url is None
+        self._public_url, secret = _without_credentials(self._url)
+        self._uses_variable = secret or url is None
         for name, value in (('namespace', namespace), ('fingerprint', fingerprint)):
             if value is not None and not _NAMESPACE.fullmatch(value):
-                raise InvalidArgumentError(f'{name} is {value!r:.100}: want text without spaces and :*?[]')
+                raise InvalidArgumentError(f'{name}: expected text without spaces and :*?[], got {value!r:.100}')
         if timeout <= 0 or wait < 0 or retry < 0 or (expire is not None and expire < 0.001):
-            raise InvalidArgumentError(f'timeout={timeout}, wait={wait}, retry={retry}, expire={expire}: want seconds')
+            raise InvalidArgumentError(
+                f'expected seconds, got timeout={timeout}, wait={wait}, retry={retry}, expire={expire}'
+            )
         self._options = {'namespace': namespace, 'fingerprint': fingerprint, 'expire': expire, 'timeout': timeout}
         self._options |= {'wait': wait, 'retry': retry}
         self._expire = None if expire is None else round(expire * 1000)
         self._timeout, self._wait, self._retry = timeout, wait, retry
         self._namespace, self._print = namespace, fingerprint
         self._key = 'redis', secrets.token_hex(8)
-        self._asking = False
-        self._down = 0.0
+        self._connected = False
+        self._down_until = 0.0
         self._failing = False
-        self._counted = dict.fromkeys(_COUNTERS, 0)
+        self._counts = dict.fromkeys(_COUNTERS, 0)
 
     def __reduce__(self) -> tuple[Any, ...]:
         transform, pack, unpack = self._functions
-        more = {**self._options, 'fingerprint': self._print, 'pack': pack, 'unpack': unpack}
-        return _again, (type(self), (self._source, self._shown, transform), more, self._told, self._length)
+        options = {**self._options, 'fingerprint': self._print, 'pack': pack, 'unpack': unpack}
+        args = self._source, self._public_url, transform
+        return _again, (type(self), args, options, self._uses_variable, self._length)
 
     @property
     def url(self) -> str:
         """The server's address, without user and password."""
-        return self._shown
+        return self._public_url
 
     async def _connect(self) -> None:
         if self._print is None:
@@ -128,7 +131,7 @@ class RedisCache(Cache):
         self._seed = int.from_bytes(hashlib.sha256(self._prefix.encode()).digest()[:8], 'big')
 
     async def _close(self) -> None:
-        if self._asking:
+        if self._connected:
             client = (await scope()).peek(self._key)  # clients of other event loops are closed when those loops end
             if client is not None:
                 await client.aclose()
@@ -141,57 +144,57 @@ class RedisCache(Cache):
           read from the source because the server was unavailable; ``damaged`` values; ``not_kept``, values that the
           server refused; ``errors`` of the server.
         """
-        return dict(self._counted)
+        return dict(self._counts)
 
     # --- requests to the server
 
     async def _client(self) -> Any:
-        async def create(opened: Any) -> Any:
+        async def create(scope: Any) -> Any:
             backoff = import_extra('redis.backoff', 'redis').NoBackoff()
             # No retries: after a failure, values are read from the source at once.
-            never = import_extra('redis.asyncio.retry', 'redis').Retry(backoff, 0)
+            no_retry = import_extra('redis.asyncio.retry', 'redis').Retry(backoff, 0)
             seconds = self._timeout
             try:
                 client = self._redis.from_url(
-                    self._url, socket_timeout=seconds, socket_connect_timeout=seconds, retry=never
+                    self._url, socket_timeout=seconds, socket_connect_timeout=seconds, retry=no_retry
                 )
             except ValueError:
-                raise InvalidArgumentError(f'{self._shown}: is no address of a server that redis-py knows') from None
-            opened.on_close(client.aclose)
+                raise InvalidArgumentError(f'{self._public_url}: is not an address that redis-py supports') from None
+            scope.on_close(client.aclose)
             return client
 
-        self._asking = True
+        self._connected = True
         return await (await scope()).get(self._key, create)
 
-    async def _asked(self, ask: Callable[[Any], Awaitable[T]]) -> T | None:
+    async def _ask(self, request: Callable[[Any], Awaitable[T]]) -> T | None:
         """Return the server's answer, or None if it is unavailable."""
-        if time.monotonic() < self._down:
+        if time.monotonic() < self._down_until:
             return None
         try:
             async with asyncio.timeout(self._timeout):
-                found = await ask(await self._client())
+                answer = await request(await self._client())
         except GranularError:
             raise  # an invalid address, or a closed cache
         except Exception as error:
             # Only the server's answers are handled here, and malformed ones raise errors of many kinds.
-            self._counted['errors'] += 1
-            self._down = time.monotonic() + self._retry
-            await self._hang_up()
+            self._counts['errors'] += 1
+            self._down_until = time.monotonic() + self._retry
+            await self._disconnect()
             if not self._failing:
                 # Do not log the error's text: it may quote the command, including the password.
                 kind = type(error).__name__
                 hint = (
                     f' (a password that was not pickled is taken from {VARIABLE})' if 'Authentication' in kind else ''
                 )
-                logger.warning('%s: %s: going on without it%s', self._shown, kind, hint)
+                logger.warning('%s: %s: Redis cache bypassed for %g s%s', self._public_url, kind, self._retry, hint)
             self._failing = True
             return None
         if self._failing:
-            logger.warning('%s: is there again', self._shown)
+            logger.warning('%s: Redis connection restored', self._public_url)
         self._failing = False
-        return found
+        return answer
 
-    async def _hang_up(self) -> None:
+    async def _disconnect(self) -> None:
         """Close all connections, so that a late answer is not read as the answer to a later request."""
         client = (await scope()).peek(self._key)
         if client is not None:
@@ -199,111 +202,111 @@ class RedisCache(Cache):
                 async with asyncio.timeout(self._timeout):
                     await client.connection_pool.disconnect()
 
-    async def _find(self, places: Sequence[int]) -> list[Any]:
+    async def _find(self, indices: Sequence[int]) -> list[Any]:
         await scope()
-        keys = [f'{self._prefix}{place}' for place in places]
-        answers = await self._asked(lambda client: _values(client, keys)) if keys else []
+        keys = [f'{self._prefix}{index}' for index in indices]
+        answers = await self._ask(lambda client: _values(client, keys)) if keys else []
         if answers is None:
-            return [None] * len(places)
-        found = self._hits(places, answers)
-        self._counted['damaged'] += found.count(None) - answers.count(None)
-        return found
+            return [None] * len(indices)
+        records = self._valid_records(indices, answers)
+        self._counts['damaged'] += records.count(None) - answers.count(None)
+        return records
 
-    def _hits(self, places: Sequence[int], answers: Sequence[bytes | None]) -> list[bytes | None]:
+    def _valid_records(self, indices: Sequence[int], answers: Sequence[bytes | None]) -> list[bytes | None]:
         """Return the valid records of answers, and count them."""
-        found = [self._checked(answer, place) for answer, place in zip(answers, places, strict=True)]
-        self._counted['hits'] += len(found) - found.count(None)
-        return found
+        records = [self._checked(answer, index) for answer, index in zip(answers, indices, strict=True)]
+        self._counts['hits'] += len(records) - records.count(None)
+        return records
 
     async def _fill(self, missing: Sequence[int]) -> Mapping[int, Any]:
         token = secrets.token_hex(8)
-        answered = await self._asked(lambda client: self._lock(client, missing, token))
-        if answered is None:
-            self._counted['bypassed'] += len(missing)
+        claim = await self._ask(lambda client: self._lock(client, missing, token))
+        if claim is None:
+            self._counts['bypassed'] += len(missing)
             return dict(zip(missing, await self._read(missing), strict=True))
-        locked, there = answered
-        records: dict[int, Any] = dict(there)
+        locked, arrived = claim
+        records: dict[int, Any] = dict(arrived)
         if locked:
             try:
-                if ours := [place for place in locked if place not in there]:
-                    new = dict(zip(ours, await self._read(ours), strict=True))
-                    await self._asked(lambda client: self._store(client, new))
+                if unread := [index for index in locked if index not in arrived]:
+                    new = dict(zip(unread, await self._read(unread), strict=True))
+                    await self._ask(lambda client: self._store(client, new))
                     records |= new
-                    self._counted['misses'] += len(ours)
+                    self._counts['misses'] += len(unread)
             finally:
-                names = [self._lock_of(place) for place in locked]
-                await self._asked(lambda client: client.eval(_UNLOCK, len(names), *names, token))
-        if others := [place for place in missing if place not in records]:
-            records |= await self._await(others)
-        if left := [place for place in others if place not in records]:
-            self._counted['misses'] += len(left)
-            records |= zip(left, await self._read(left), strict=True)
+                names = [self._lock_key(index) for index in locked]
+                await self._ask(lambda client: client.eval(_UNLOCK, len(names), *names, token))
+        if awaited := [index for index in missing if index not in records]:
+            records |= await self._await(awaited)
+        if late := [index for index in awaited if index not in records]:
+            self._counts['misses'] += len(late)
+            records |= zip(late, await self._read(late), strict=True)
         return records
 
-    async def _await(self, places: Sequence[int]) -> dict[int, bytes]:
+    async def _await(self, indices: Sequence[int]) -> dict[int, bytes]:
         """Wait for values that other processes are reading. Returns those that arrive in time."""
         records: dict[int, bytes] = {}
         until = time.monotonic() + self._wait
-        waiting = list(places)
+        waiting = list(indices)
         while waiting and time.monotonic() < until:
             await asyncio.sleep(_POLL)
-            keys = [f'{self._prefix}{place}' for place in waiting] + [self._lock_of(place) for place in waiting]
-            answers = await self._asked(lambda client, keys=keys: _values(client, keys))  # type: ignore[misc]
+            keys = [f'{self._prefix}{index}' for index in waiting] + [self._lock_key(index) for index in waiting]
+            answers = await self._ask(lambda client, keys=keys: _values(client, keys))  # type: ignore[misc]
             if answers is None:
                 break
             still = []
-            for place, answer, held in zip(waiting, answers, answers[len(waiting) :], strict=False):
-                if (record := self._checked(answer, place)) is not None:
-                    records[place] = record
-                elif held is not None:
-                    still.append(place)
+            for index, answer, lock in zip(waiting, answers, answers[len(waiting) :], strict=False):
+                if (record := self._checked(answer, index)) is not None:
+                    records[index] = record
+                elif lock is not None:
+                    still.append(index)
             waiting = still
-        self._counted['waited'] += len(records)
+        self._counts['waited'] += len(records)
         return records
 
-    async def _lock(self, client: Any, places: Sequence[int], token: str) -> tuple[list[int], dict[int, bytes]]:
+    async def _lock(self, client: Any, indices: Sequence[int], token: str) -> tuple[list[int], dict[int, bytes]]:
         """Claim indices for reading. Returns those claimed, and the records that other processes stored meanwhile."""
         # The lock outlasts every waiter's ``wait``, so that a slow reader is not duplicated.
         milliseconds = max(1000, round(self._wait * 2000))
         async with client.pipeline(transaction=False) as pipeline:
-            for place in places:
-                pipeline.set(self._lock_of(place), token, nx=True, px=milliseconds)
-            pipeline.mget([f'{self._prefix}{place}' for place in places])
+            for index in indices:
+                pipeline.set(self._lock_key(index), token, nx=True, px=milliseconds)
+            pipeline.mget([f'{self._prefix}{index}' for index in indices])
             *locks, answers = await pipeline.execute(raise_on_error=False)
         if isinstance(answers, Exception):
             raise answers
-        found = zip(places, self._hits(places, _checked_values(answers, len(places))), strict=True)
+        records = self._valid_records(indices, _checked_values(answers, len(indices)))
         # A full server refuses to lock. Its error is truthy, so that we read the value ourselves.
-        locked = [place for place, got in zip(places, locks, strict=True) if got]
-        return locked, {place: record for place, record in found if record is not None}
+        locked = [index for index, lock in zip(indices, locks, strict=True) if lock]
+        return locked, {index: record for index, record in zip(indices, records, strict=True) if record is not None}
 
     async def _store(self, client: Any, records: Mapping[int, Any]) -> None:
         async with client.pipeline(transaction=False) as pipeline:
-            for place, record in records.items():
+            for index, record in records.items():
                 if is_record(record):
-                    pipeline.set(f'{self._prefix}{place}', self._framed(record, place), px=self._expire)
+                    pipeline.set(f'{self._prefix}{index}', self._framed(record, index), px=self._expire)
             answers = await pipeline.execute(raise_on_error=False)
-        self._counted['not_kept'] += sum(isinstance(answer, Exception) for answer in answers)
+        self._counts['not_kept'] += sum(isinstance(answer, Exception) for answer in answers)
 
-    def _lock_of(self, place: int) -> str:
-        return f'{self._prefix}{place}:lock'
+    def _lock_key(self, index: int) -> str:
+        return f'{self._prefix}{index}:lock'
 
     # --- records
 
-    def _framed(self, record: bytes, place: int) -> bytes:
-        return _MAGIC + self._seal(record, place) + record
+    def _framed(self, record: bytes, index: int) -> bytes:
+        return _MAGIC + self._seal(record, index) + record
 
-    def _checked(self, answer: bytes | None, place: int) -> bytes | None:
+    def _checked(self, answer: bytes | None, index: int) -> bytes | None:
         """Return the record if it was written for this source and index and is undamaged, else None."""
         if answer is None:
             return None
         record = answer[_HEAD:]
-        return record if answer[:_HEAD] == _MAGIC + self._seal(record, place) else None
+        return record if answer[:_HEAD] == _MAGIC + self._seal(record, index) else None
 
-    def _seal(self, record: bytes, place: int) -> bytes:
+    def _seal(self, record: bytes, index: int) -> bytes:
         """Return a checksum of the record's bytes and of the fingerprint and index in its key."""
         half = len(record) // 2
-        number = place.to_bytes(8, 'little')
+        number = index.to_bytes(8, 'little')
         return seal(seal(self._seed, number, number), record[:half], record[half:]).to_bytes(8, 'little')
 
 
@@ -325,30 +328,30 @@ def _checked_values(answers: Any, count: int) -> list[bytes | None]:
     return answers
 
 
-def _apart(url: str) -> tuple[str, bool]:
+def _without_credentials(url: str) -> tuple[str, bool]:
     """Return an address without its user and password, and whether it had them."""
     try:
         parts = urllib.parse.urlsplit(url)
         _ = parts.port
     except ValueError:
-        raise InvalidArgumentError('url is no address: want redis://host:port/database') from None
+        raise InvalidArgumentError('url: expected an address such as redis://host:port/database') from None
     if parts.scheme not in ('redis', 'rediss', 'unix'):
-        raise InvalidArgumentError(f'url has the scheme {parts.scheme!r:.40}: want redis://, rediss:// or unix://')
+        raise InvalidArgumentError(f'url: expected redis://, rediss:// or unix://, got the scheme {parts.scheme!r:.40}')
     query = urllib.parse.parse_qsl(parts.query, keep_blank_values=True)
-    shown = urllib.parse.urlencode([(name, value) for name, value in query if name not in ('username', 'password')])
+    public = [(name, value) for name, value in query if name not in ('username', 'password')]
     host = parts.netloc.rpartition('@')[2]
-    secret = '@' in parts.netloc or len(shown) != len(urllib.parse.urlencode(query))
-    return urllib.parse.urlunsplit((parts.scheme, host, parts.path, shown, '')), secret
+    secret = '@' in parts.netloc or len(public) != len(query)
+    return urllib.parse.urlunsplit((parts.scheme, host, parts.path, urllib.parse.urlencode(public), '')), secret
 
 
 def _again(
-    kind: type[RedisCache], args: tuple[Any, str, Any], more: Mapping[str, Any], told: bool, length: int
+    kind: type[RedisCache], args: tuple[Any, str, Any], options: Mapping[str, Any], uses_variable: bool, length: int
 ) -> RedisCache:
     """Unpickle a cache, with the password that is available in this process."""
     source, url, transform = args
     variable = os.environ.get(VARIABLE)
-    if told and variable is not None and _apart(variable)[0] == url:
+    if uses_variable and variable is not None and _without_credentials(variable)[0] == url:
         url = variable
-    cache = kind(source, url, transform, **more)
-    cache._length, cache._told = length, told
+    cache = kind(source, url, transform, **options)
+    cache._length, cache._uses_variable = length, uses_variable
     return cache

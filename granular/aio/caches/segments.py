@@ -83,7 +83,7 @@ def path_of(kind: str, name: str) -> str:
       InvalidArgumentError: if the name is invalid.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidArgumentError(f'name is {name!r:.100}: want 1 to 160 of the characters A-Z a-z 0-9 _ . -')
+        raise InvalidArgumentError(f'name: expected 1 to 160 of the characters A-Z a-z 0-9 _ . -, got {name!r:.100}')
     return os.path.join(FOLDER, f'granular-{os.getuid()}-{kind}-{name}')
 
 
@@ -101,21 +101,21 @@ def create(path: str, fill: Callable[[int], None], shared: bool = False) -> Segm
     """
     sweep()
     for _ in range(_TRIES):
-        draft = os.path.join(FOLDER, f'granular-{os.getuid()}-draft-{secrets.token_hex(8)}')
-        held = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        if lock(held, shared) and is_at(held, draft):
+        temporary = os.path.join(FOLDER, f'granular-{os.getuid()}-draft-{secrets.token_hex(8)}')
+        lock_fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        if lock(lock_fd, shared) and is_at(lock_fd, temporary):
             break
-        os.close(held)  # another process swept it as a leftover before it was locked
+        os.close(lock_fd)  # another process swept it as a leftover before it was locked
     else:
-        raise StoreError(f'{FOLDER}: no file could be made and locked there')
-    holder, fd = Holder(held, draft), -1
+        raise StoreError(f'{FOLDER}: failed to create and lock a file')
+    holder, fd = Holder(lock_fd, temporary), -1
     try:
         # Not the locked descriptor: a mapping keeps its file open, also in a forked child.
-        fd = os.open(draft, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(temporary, os.O_RDWR | os.O_CLOEXEC)
         fill(fd)
-        os.link(draft, path)
+        os.link(temporary, path)
         holder.paths.append(path)
-        os.unlink(draft)
+        os.unlink(temporary)
     except BaseException as error:
         holder.release()
         if fd >= 0:
@@ -123,7 +123,7 @@ def create(path: str, fill: Callable[[int], None], shared: bool = False) -> Segm
         if isinstance(error, FileExistsError):
             raise AlreadyExistsError(f'{path}: is in use: choose another name, or attach to it') from error
         if isinstance(error, OSError):
-            raise StoreError(f'{path}: not written: {error}') from error
+            raise StoreError(f'{path}: writing failed: {error}') from error
         raise
     return Segment(fd, holder)
 
@@ -144,18 +144,18 @@ def attach(path: str, hold: bool = False) -> Segment:
         try:
             fd = os.open(path, os.O_RDWR | follow | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise NotFoundError(f'{path}: there is no such memory: its owner has ended, or never made it') from None
+            raise NotFoundError(f'{path}: shared memory not found: its owner has ended, or never created it') from None
         except OSError as error:
-            raise AccessDeniedError(f'{path}: not opened: {error}') from error
+            raise AccessDeniedError(f'{path}: opening failed: {error}') from error
         if os.fstat(fd).st_uid != os.getuid():
             os.close(fd)
-            raise AccessDeniedError(f'{path}: is of another user')
+            raise AccessDeniedError(f'{path}: belongs to another user')
         if not hold:
             return Segment(fd, None)
-        held = os.open(f'/proc/self/fd/{fd}', os.O_RDONLY | os.O_CLOEXEC)
-        if lock(held, shared=True) and is_at(held, path):
-            return Segment(fd, Holder(held, path))
-        os.close(held)  # another process is checking for leftovers, or was the last holder
+        lock_fd = os.open(f'/proc/self/fd/{fd}', os.O_RDONLY | os.O_CLOEXEC)
+        if lock(lock_fd, shared=True) and is_at(lock_fd, path):
+            return Segment(fd, Holder(lock_fd, path))
+        os.close(lock_fd)  # another process is checking for leftovers, or was the last holder
         os.close(fd)
         time.sleep(_RETRY)
     raise AlreadyExistsError(f'{path}: is in use by a process that does not share it')
@@ -163,12 +163,12 @@ def attach(path: str, hold: bool = False) -> Segment:
 
 def sweep() -> None:
     """Remove the files that killed processes of this user left."""
-    mine = f'granular-{os.getuid()}-'
+    prefix = f'granular-{os.getuid()}-'
     for name in os.listdir(FOLDER):
-        if not name.startswith(mine):
+        if not name.startswith(prefix):
             continue
         path = os.path.join(FOLDER, name)
-        with contextlib.suppress(OSError):  # it is gone, or not accessible
+        with contextlib.suppress(OSError):  # it was removed meanwhile, or is not accessible
             fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 _unlink(fd, [path])

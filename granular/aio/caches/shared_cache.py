@@ -69,8 +69,8 @@ class SharedMemoryCache(Cache):
             self._check_open()
         address = self._table.address if self._state == 'open' else self._address
         transform, pack, unpack = self._functions
-        more = {'max_bytes': self._max_bytes, 'name': self._name, 'pack': pack, 'unpack': unpack}
-        return _attached, (type(self), (self._source, transform), more, self._length, address)
+        options = {'max_bytes': self._max_bytes, 'name': self._name, 'pack': pack, 'unpack': unpack}
+        return _attached, (type(self), (self._source, transform), options, self._length, address)
 
     async def _connect(self) -> None:
         if self._address is None:
@@ -84,27 +84,27 @@ class SharedMemoryCache(Cache):
     async def get(self, index: SupportsIndex) -> Any:
         """Return the value at an index, negative from the end."""
         if self._state == 'open' and running_loop() is None:
-            place = index_of(index, self._length, 'the cache')
-            if (found := self._table.find(place)) is not None:
+            position = index_of(index, self._length, 'the cache')
+            if (entry := self._table.find(position)) is not None:
                 counters.cached += 1
                 self._table.add(0, 1)
-                return self._value(found, place)
+                return self._value(entry, position)
         return await super().get(index)
 
-    async def _find(self, places: Sequence[int]) -> list[Any]:
-        found = [self._table.find(place) for place in places]
-        missing = found.count(None)
-        self._table.add(0, len(found) - missing)
+    async def _find(self, indices: Sequence[int]) -> list[Any]:
+        entries = [self._table.find(index) for index in indices]
+        missing = entries.count(None)
+        self._table.add(0, len(entries) - missing)
         self._table.add(1, missing)
-        return found
+        return entries
 
     async def _fill(self, missing: Sequence[int]) -> Mapping[int, Any]:
         records = dict(zip(missing, await self._read(missing), strict=True))
-        await offload(self._table.put, [(place, record) for place, record in records.items() if is_record(record)])
+        await offload(self._table.put, [(index, record) for index, record in records.items() if is_record(record)])
         return records
 
-    def _record(self, found: Any) -> bytes:
-        return self._table.read(found) if type(found) is range else found
+    def _record(self, entry: Any) -> bytes:
+        return self._table.read(entry) if type(entry) is range else entry
 
     def stats(self) -> dict[str, int]:
         """Return the counters of all processes together, and the size of the cache.
@@ -120,11 +120,11 @@ class SharedMemoryCache(Cache):
 def _attached(
     kind: type[SharedMemoryCache],
     args: tuple[Any, ...],
-    more: Mapping[str, Any],
+    options: Mapping[str, Any],
     length: int,
     address: Address | None,
 ) -> SharedMemoryCache:
     """Unpickle a cache in a worker process, over the memory of its parent."""
-    cache = kind(*args, **more)
+    cache = kind(*args, **options)
     cache._length, cache._address = length, address
     return cache

@@ -33,7 +33,7 @@ _FRONT: Final = _WORDS + _ROWS * _ROW
 _PAGE: Final = mmap.ALLOCATIONGRANULARITY
 _HEAD: Final = struct.Struct('<QQ')  # precedes each record: its length and its index
 _WAIT: Final = 1.0  # seconds that a writer waits for another one, whose process may be stopped
-_TICK: Final = 0.001
+_POLL: Final = 0.001
 
 
 class Address(NamedTuple):
@@ -61,7 +61,7 @@ class Table:
             head = struct.unpack(f'={_WORDS}Q', os.pread(self._fd, 8 * _WORDS, 0).ljust(8 * _WORDS, b'\0'))
             self.count, self.room = head[_COUNT], head[_ROOM]
             if head[0] != _MAGIC or os.fstat(self._fd).st_size != _sizes(self.count, self.room)[1]:
-                raise NotFoundError(f'{name}: what is there is no cache')
+                raise NotFoundError(f'{name}: is not a cache')
             self.token = struct.pack('=2Q', *head[_TOKEN : _TOKEN + 2])
             self.fingerprint = struct.pack('=2Q', *head[_PRINT : _PRINT + 2])
             front, _ = _sizes(self.count, self.room)
@@ -72,7 +72,7 @@ class Table:
         except BaseException:
             self.close()
             raise
-        self._writing = _Lock(self._fd)
+        self._writing = _WritersLock(self._fd)
         self._counting = threading.Lock()
         self._pid, self._row = -1, 0
         _tables.add(self)
@@ -89,16 +89,16 @@ class Table:
         """
         if not hasattr(os, 'memfd_create'):
             raise UnsupportedError('a SharedMemoryCache needs the anonymous files of Linux')
-        figures = [0] * _WORDS
-        figures[0], figures[_COUNT], figures[_ROOM] = _MAGIC, count, room
-        figures[_TOKEN : _TOKEN + 2] = struct.unpack('=2Q', secrets.token_bytes(16))
-        figures[_PRINT : _PRINT + 2] = struct.unpack('=2Q', fingerprint)
+        words = [0] * _WORDS
+        words[0], words[_COUNT], words[_ROOM] = _MAGIC, count, room
+        words[_TOKEN : _TOKEN + 2] = struct.unpack('=2Q', secrets.token_bytes(16))
+        words[_PRINT : _PRINT + 2] = struct.unpack('=2Q', fingerprint)
 
         def fill(fd: int) -> None:
             front, total = _sizes(count, room)
             os.ftruncate(fd, total)
             os.posix_fallocate(fd, 0, front)  # memory written through a mapping must be allocated
-            os.pwrite(fd, struct.pack(f'={_WORDS}Q', *figures), 0)
+            os.pwrite(fd, struct.pack(f'={_WORDS}Q', *words), 0)
 
         if name is None:
             fd = os.memfd_create('granular-cache', os.MFD_CLOEXEC)
@@ -117,10 +117,10 @@ class Table:
                 with contextlib.suppress(AlreadyExistsError):  # another process created it first
                     return cls(create(path, fill, shared=True), path)
         if (table.count, table.room, table.fingerprint) != (count, room, fingerprint):
-            said = f'{table.count} elements and max_bytes={table.room}, not {count} and {room}'
-            other = said if (table.count, table.room) != (count, room) else 'another source'
+            sizes = f'{table.count} elements and max_bytes={table.room}, not {count} and {room}'
+            difference = sizes if (table.count, table.room) != (count, room) else 'another source'
             table.close()
-            raise InvalidArgumentError(f'the cache named {name!r} is of {other}: choose another name')
+            raise InvalidArgumentError(f'the cache named {name!r} is of {difference}: choose another name')
         return table
 
     @classmethod
@@ -130,14 +130,14 @@ class Table:
         Raises:
           NotFoundError: if it no longer exists.
         """
-        gone = 'a cache is gone with the process that made it: keep that alive, or give the cache a name'
+        message = 'a cache ended with the process that created it: keep that alive, or give the cache a name'
         try:
             table = cls(attach(address.path), 'a cache')
         except NotFoundError:
-            raise NotFoundError(gone) from None
+            raise NotFoundError(message) from None
         if table.token != address.token:
             table.close()
-            raise NotFoundError(gone)
+            raise NotFoundError(message)
         return table
 
     @property
@@ -155,18 +155,18 @@ class Table:
         start = slot - 1 + _HEAD.size
         return range(start, start + length) if owner == index and start + length <= self.room else None
 
-    def read(self, place: range) -> bytes:
+    def read(self, position: range) -> bytes:
         """Return the bytes of a record."""
-        return self._data[place.start : place.stop]
+        return self._data[position.start : position.stop]
 
     def put(self, records: Sequence[tuple[int, bytes]]) -> None:
         """Store records that are not stored yet, while there is space; blocks."""
-        kept, words = 0, self._words
-        with self._writing.held(_WAIT) as ours:
-            for index, record in records if ours else ():
+        stored, words = 0, self._words
+        with self._writing.held(_WAIT) as acquired:
+            for index, record in records if acquired else ():
                 if words[_FRONT + index] or self._append(index, record):
-                    kept += 1
-        self.add(2, len(records) - kept)
+                    stored += 1
+        self.add(2, len(records) - stored)
 
     def _append(self, index: int, record: bytes) -> bool:
         words, at = self._words, self._words[_END]
@@ -185,21 +185,26 @@ class Table:
 
     def add(self, counter: int, number: int) -> None:
         """Count hits (0), misses (1) or values that were not stored (2)."""
-        if number:
-            with self._counting:
-                if self._pid != os.getpid():
-                    with self._writing.held(_WAIT) as ours:
-                        self._row = self._words[_PROCESSES]
-                        self._words[_PROCESSES] += ours
-                    self._pid = os.getpid()
-                self._words[_WORDS + self._row % _ROWS * _ROW + counter] += number
+        if not number:
+            return
+        with self._counting:
+            if self._pid != os.getpid():
+                self._take_row()
+            self._words[_WORDS + self._row % _ROWS * _ROW + counter] += number
+
+    def _take_row(self) -> None:
+        """Choose the row of counters of this process."""
+        with self._writing.held(_WAIT) as acquired:
+            self._row = self._words[_PROCESSES]
+            self._words[_PROCESSES] += acquired
+        self._pid = os.getpid()
 
     def stats(self) -> dict[str, int]:
         """Return the counters of all processes together, and the size of the table."""
         words = self._words
         rows = range(min(words[_PROCESSES] + 1, _ROWS))
-        found = {name: sum(words[_WORDS + row * _ROW + i] for row in rows) for i, name in enumerate(_COUNTERS)}
-        return {**found, 'entries': words[_RECORDS], 'bytes': min(words[_END], self.room), 'max_bytes': self.room}
+        counts = {name: sum(words[_WORDS + row * _ROW + i] for row in rows) for i, name in enumerate(_COUNTERS)}
+        return {**counts, 'entries': words[_RECORDS], 'bytes': min(words[_END], self.room), 'max_bytes': self.room}
 
     def after_fork(self) -> None:
         """Reset the locks in a child process: threads of the parent may have held them."""
@@ -224,7 +229,7 @@ def _sizes(count: int, room: int) -> tuple[int, int]:
     return front, front + max(room, 1)
 
 
-class _Lock:
+class _WritersLock:
     """The writers' lock, which the system releases when the process ends."""
 
     def __init__(self, fd: int) -> None:
@@ -242,12 +247,12 @@ class _Lock:
         try:
             if self._locks is None:
                 self._locks = RangeLocks(f'/proc/self/fd/{self._file}')
-            while not (ours := self._locks.lock(0, 1)) and time.monotonic() < until:
-                time.sleep(_TICK)
+            while not (acquired := self._locks.lock(0, 1)) and time.monotonic() < until:
+                time.sleep(_POLL)
             try:
-                yield ours
+                yield acquired
             finally:
-                if ours:
+                if acquired:
                     self._locks.unlock(0, 1)
         finally:
             self._threads.release()
