@@ -58,11 +58,11 @@ def demo(
 @with_store_options
 def info(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
     """Describe a dataset, its shards, or a bag: spec, layout, versions, datapoints, bytes."""
-    found = describe(open_path(url))
+    description = describe(open_path(url))
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(description))
         return
-    _print_description(found)
+    _print_description(description)
 
 
 @app.command()
@@ -103,12 +103,12 @@ def cat(
     root = open_path(url)
     with _reader(root) as reader:
         spec = reader.spec
-        point = reader[index, dict(map(_mask, keys)) if keys else None]
-    shown = {key: readable(value, spec[key]) for key, value in point.items()}
+        datapoint = reader[index, dict(map(_mask, keys)) if keys else None]
+    values = {key: readable(value, spec[key]) for key, value in datapoint.items()}
     if as_json:
-        typer.echo(json.dumps(shown))
+        typer.echo(json.dumps(values))
         return
-    for key, value in shown.items():
+    for key, value in values.items():
         typer.echo(printable(f'{key}: {json.dumps(value, ensure_ascii=False)}'))
 
 
@@ -123,32 +123,31 @@ def copy(
     ] = False,
 ) -> None:
     """Copy a file or folder and verify it; the specs of datasets come last, so that a partial copy looks incomplete."""
-    here = open_path(source)
-    there = open_path(target)
-    if not overwrite and there.exists():
+    source_path, target_path = open_path(source), open_path(target)
+    if not overwrite and target_path.exists():
         raise InvalidArgumentError(
-            f'{there}: exists already: pass --overwrite to go on with a copy that was interrupted, or to replace what '
-            f'differs'
+            f'{target_path}: exists already: pass --overwrite to resume an interrupted copy, or to replace files '
+            f'that differ'
         )
     console = Console(stderr=True)
-    with bytes_shown(console, 'copy', here) as advance:
-        here.copy(there, progress=advance)
-    console.print(printable(f'copied {here} to {there}'), highlight=False, markup=False, soft_wrap=True)
+    with show_bytes(console, 'copy', source_path) as advance:
+        source_path.copy(target_path, progress=advance)
+    console.print(printable(f'copied {source_path} to {target_path}'), highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
 @with_store_options
 def verify(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
     """Read all of a dataset and list its problems: structure, references, and records that have checksums."""
-    place = open_path(url)
-    with bytes_shown(Console(stderr=True), 'verify', place) as advance:
-        report = granular.verify(place, advance)
+    path = open_path(url)
+    with show_bytes(Console(stderr=True), 'verify', path) as advance:
+        report = granular.verify(path, advance)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(report)))
     else:
         for problem in report.problems:
-            where = problem.place if problem.record is None else f'{problem.place}: record {problem.record}'
-            typer.echo(printable(f'{where}: {problem.message}'))
+            location = problem.place if problem.record is None else f'{problem.place}: record {problem.record}'
+            typer.echo(printable(f'{location}: {problem.message}'))
         checked = f'{report.checked:,} of them with a checksum' if report.checked else 'none of which has a checksum'
         typer.echo(
             f'{len(report.problems) or "no"} problems: {report.datapoints:,} datapoints, {report.records:,} records, '
@@ -174,15 +173,15 @@ def clean(
 
     Leftovers are unfinished uploads, temporary files (drafts), claims, and bags and shards without a spec.json.
     """
-    found = granular.clean(open_path(url), remove, older, bags)
+    leftovers = granular.clean(open_path(url), remove, older, bags)
     if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(leftover) for leftover in found]))
+        typer.echo(json.dumps([dataclasses.asdict(leftover) for leftover in leftovers]))
         return
-    for leftover in found:
+    for leftover in leftovers:
         typer.echo(f'{leftover.kind:<6}  {leftover.size:>14}  {leftover.age:>10.0f} s  {leftover.place}')
-    done = 'removed' if remove else 'to be removed with --remove' if found else 'found'
-    total = sum(leftover.size for leftover in found)
-    typer.echo(f'{len(found) or "nothing"} {done}{f", {total:,} bytes" if found else ""}', err=True)
+    action = 'removed' if remove else 'to be removed with --remove' if leftovers else 'found'
+    total = sum(leftover.size for leftover in leftovers)
+    typer.echo(f'{len(leftovers) or "nothing"} {action}{f", {total:,} bytes" if leftovers else ""}', err=True)
 
 
 @app.command()
@@ -198,15 +197,15 @@ def cache(
 
     blocks = open_existing(os.path.expanduser(folder))
     removed = 0 if trim is None else blocks.packs.trim(trim)
-    places: dict[str, list[int]] = {}
-    for url, size, there in blocks.usage():
-        row = places.setdefault(url.rpartition('/')[0], [0, 0])
-        row[0], row[1] = row[0] + there, row[1] + size
+    folders: dict[str, list[int]] = {}  # bytes cached, and bytes of the objects
+    for url, size, cached in blocks.usage():
+        row = folders.setdefault(url.rpartition('/')[0], [0, 0])
+        row[0], row[1] = row[0] + cached, row[1] + size
     if as_json:
-        typer.echo(json.dumps({'bytes': blocks.packs.size(), 'removed': removed, 'places': places}))
+        typer.echo(json.dumps({'bytes': blocks.packs.size(), 'removed': removed, 'places': folders}))
         return
-    for place, (there, size) in sorted(places.items()):
-        typer.echo(f'{there:>14}  {there / max(size, 1):>4.0%}  {printable(place)}')
+    for url, (cached, size) in sorted(folders.items()):
+        typer.echo(f'{cached:>14}  {cached / max(size, 1):>4.0%}  {printable(url)}')
     typer.echo(f'{blocks.packs.size():,} bytes, {removed:,} removed', err=True)
 
 
@@ -222,7 +221,7 @@ def _reader(root: granular.Path) -> granular.DatasetReader | granular.ShardedDat
                 return granular.ShardedDatasetReader(root, decoders, cache_index=False)
         except UnknownTypeError:
             continue  # show values of custom types as bytes
-    raise NotFoundError(f'{root}: is no dataset')
+    raise NotFoundError(f'{root}: is not a dataset')
 
 
 def _mask(text: str) -> tuple[str, bool | slice]:
@@ -233,7 +232,7 @@ def _mask(text: str) -> tuple[str, bool | slice]:
 
 
 @contextlib.contextmanager
-def bytes_shown(console: Console, what: str, place: granular.Path | None) -> Iterator[Callable[[int], None]]:
+def show_bytes(console: Console, task_name: str, path: granular.Path | None) -> Iterator[Callable[[int], None]]:
     """Show a progress bar of a path's bytes, if it is given, on a terminal.
 
     Yields a function to call with the number of bytes done.
@@ -242,31 +241,31 @@ def bytes_shown(console: Console, what: str, place: granular.Path | None) -> Ite
 
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=_total(place) if console.is_terminal and place is not None else None)
+        task = progress.add_task(task_name, total=_total(path) if console.is_terminal and path is not None else None)
         yield lambda size: progress.update(task, advance=size)
 
 
-def _total(place: granular.Path) -> int:
-    stat = place.stat()
+def _total(path: granular.Path) -> int:
+    stat = path.stat()
     if not stat.is_dir:
         return stat.size
-    return sum((folder / name).stat().size for folder, _, files in place.walk() for name in files)
+    return sum((folder / name).stat().size for folder, _, files in path.walk() for name in files)
 
 
-def _print_description(found: Description) -> None:
+def _print_description(description: Description) -> None:
     from rich.table import Table
     from rich.text import Text  # prints brackets literally, not as markup
 
     console = Console()
     head = Table.grid(padding=(0, 2))
     for name in ('url', 'kind', 'layout', 'versions', 'shards', 'datapoints', 'bytes'):
-        if (value := found.get(name)) is not None:
+        if (value := description.get(name)) is not None:
             text = ', '.join(map(str, value)) if isinstance(value, list) else str(value)
             head.add_row(name, f'{value:,}' if isinstance(value, int) else Text(printable(text)))
     console.print(head, highlight=False, soft_wrap=True)
-    if found.get('keys'):
+    if description.get('keys'):
         table = Table('key', 'type', 'records', 'bytes', box=None, header_style='bold')
-        for key, row in found['keys'].items():
+        for key, row in description['keys'].items():
             table.add_row(Text(key), Text(printable(row['type'])), f'{row["records"]:,}', f'{row["bytes"]:,}')
         console.print()
         console.print(table, highlight=False)

@@ -48,16 +48,16 @@ def run(store: str, keep: bool, out: 'Console', err: 'Console') -> Figures:
     """
     with contextlib.ExitStack() as stack:
         bucket = stack.enter_context(_store(store, keep))
-        place = bucket / 'digits'
-        out.print(f'writing {place}', highlight=False, soft_wrap=True)
-        _write(place, err)
-        with granular.ShardedDatasetReader(place, granular.decoders, cache_keys=('refs',)) as reader:
+        path = bucket / 'digits'
+        out.print(f'writing {path}', highlight=False, soft_wrap=True)
+        _write(path, err)
+        with granular.ShardedDatasetReader(path, granular.decoders, cache_keys=('refs',)) as reader:
             out.print(f'reading {len(reader):,} datapoints of {reader.shards} shards, {EPOCHS} epochs', highlight=False)
             order, figures = _stream(reader, out, err)
             _check(order, len(reader))
         _report(figures, out)
         if keep:
-            _keep(place, store, out)
+            _keep(path, store, out)
         return figures
 
 
@@ -74,9 +74,9 @@ def preprocess(datapoint: dict[str, Any], seed: list[int]) -> dict[str, Any]:
     }
 
 
-def _write(place: granular.Path, err: 'Console') -> None:
+def _write(path: granular.Path, err: 'Console') -> None:
     digits = _digits()
-    with granular.ShardedDatasetWriter(place, SPEC, granular.encoders, shardlen=SHARD) as writer:
+    with granular.ShardedDatasetWriter(path, SPEC, granular.encoders, shardlen=SHARD) as writer:
         for i, (image, label) in enumerate(_progress(zip(*digits, strict=True), len(digits[1]), 'write', err)):
             writer.append(
                 {
@@ -92,8 +92,8 @@ def _write(place: granular.Path, err: 'Console') -> None:
 
 def _stream(reader: granular.ShardedDatasetReader, out: 'Console', err: 'Console') -> tuple[list[int], Figures]:
     source = granular.sources.Transform(granular.sources.Epochs(reader, shuffle=True, seed=0), preprocess)
-    wanted = EPOCHS * len(reader)
-    batches = -(-wanted // BATCH)
+    total = EPOCHS * len(reader)
+    batches = -(-total // BATCH)
     order: list[int] = []
     before, began = granular.io_stats(), time.perf_counter()
     loader = granular.Loader(source, batch=BATCH)
@@ -110,14 +110,14 @@ def _stream(reader: granular.ShardedDatasetReader, out: 'Console', err: 'Console
     finally:
         loader.close()
     moved = {name: after[name] - before[name] for name in after}
-    return order[:wanted], Figures(len(order), seconds, moved['bytes'], moved['requests'], moved['ranges'])
+    return order[:total], Figures(len(order), seconds, moved['bytes'], moved['requests'], moved['ranges'])
 
 
 def _check(order: list[int], length: int) -> None:
     epochs = [order[i * length : (i + 1) * length] for i in range(EPOCHS)]
     for i, epoch in enumerate(epochs):
         if Counter(epoch) != Counter(range(length)):
-            raise GranularError(f'epoch {i} holds {len(set(epoch))} of {length} datapoints')
+            raise GranularError(f'epoch {i}: expected {length} datapoints, got {len(set(epoch))} different ones')
     if epochs[0] == epochs[1]:
         raise GranularError('both epochs have the same order')
 
@@ -134,12 +134,12 @@ def _report(figures: Figures, out: 'Console') -> None:
     out.print(table, highlight=False)
 
 
-def _keep(place: granular.Path, store: str, out: 'Console') -> None:
+def _keep(path: granular.Path, store: str, out: 'Console') -> None:
     if store != 'local':
         # The bucket disappears with its server: keep a copy on the disk.
-        place = place.copy(granular.Path(tempfile.mkdtemp(prefix='granular-demo-')) / 'digits')
-    out.print(f'kept {place}; look at it with', highlight=False, soft_wrap=True)
-    for command in (f'granular info {place}', f'granular cat {place} 0'):
+        path = path.copy(granular.Path(tempfile.mkdtemp(prefix='granular-demo-')) / 'digits')
+    out.print(f'kept {path}; look at it with', highlight=False, soft_wrap=True)
+    for command in (f'granular info {path}', f'granular cat {path} 0'):
         out.print(f'  {command}', highlight=False, soft_wrap=True)
 
 
@@ -176,4 +176,4 @@ def _store(store: str, keep: bool) -> Iterator[granular.Path]:
             with tempfile.TemporaryDirectory(prefix='granular-demo-') as folder:
                 yield granular.Path(folder)
     else:
-        raise InvalidArgumentError(f"store is {store!r}: want 's3', 'gcs' or 'local'")
+        raise InvalidArgumentError(f"store: expected 's3', 'gcs' or 'local', got {store!r}")

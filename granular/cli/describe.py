@@ -9,7 +9,7 @@ from granular.sync.bags import BagReader
 from granular.sync.datasets import DatasetReader, ShardedDatasetReader
 from granular.sync.path import Path
 
-_SHOWN = 8  # number of array values to show
+_MAX_VALUES = 8  # number of array values to show
 _DEPTH = 64  # limit on the nesting of lists and maps
 
 
@@ -35,25 +35,25 @@ class Description(TypedDict, total=False):
     keys: dict[str, Key]
 
 
-def describe(place: Path) -> Description:
+def describe(path: Path) -> Description:
     """Describe the dataset or bag at a path. Reads only the ends of tables, never records.
 
     Raises:
       NotFoundError: if it is neither a dataset, a folder of shards, nor a bag.
     """
-    if place.suffix == '.bag':
-        with BagReader(place, cache_index=False) as bag:
+    if path.suffix == '.bag':
+        with BagReader(path, cache_index=False) as bag:
             return {
-                'url': f'{place}', 'kind': 'bag', 'versions': [bag.version], 'datapoints': len(bag), 'bytes': bag.size,
+                'url': f'{path}', 'kind': 'bag', 'versions': [bag.version], 'datapoints': len(bag), 'bytes': bag.size,
             }  # fmt: skip
     try:
-        with DatasetReader(place, None, cache_index=False) as reader:
-            return {'url': f'{place}', 'kind': 'dataset', **_describe([reader.aio])}
+        with DatasetReader(path, None, cache_index=False) as reader:
+            return {'url': f'{path}', 'kind': 'dataset', **_describe([reader.aio])}
     except NotFoundError as error:
         try:
-            with ShardedDatasetReader(place, None, cache_index=False) as sharded:
+            with ShardedDatasetReader(path, None, cache_index=False) as sharded:
                 shards = sharded.aio.readers
-                return {'url': f'{place}', 'kind': 'sharded dataset', 'shards': len(shards), **_describe(shards)}
+                return {'url': f'{path}', 'kind': 'sharded dataset', 'shards': len(shards), **_describe(shards)}
         except NotFoundError:
             raise error from None
 
@@ -63,14 +63,14 @@ def _describe(readers: list[Any]) -> Description:
     keys = {
         key: Key(
             type=spec.get(key, 'references'),
-            records=sum(len(found[key]) for found in bags),
-            bytes=sum(found[key].size for found in bags),
+            records=sum(len(reader_bags[key]) for reader_bags in bags),
+            bytes=sum(reader_bags[key].size for reader_bags in bags),
         )
         for key in bags[0]
     }
     return {
         'layout': readers[0].layout,
-        'versions': sorted({bag.version for found in bags for bag in found.values()}),
+        'versions': sorted({bag.version for reader_bags in bags for bag in reader_bags.values()}),
         'datapoints': sum(len(reader) for reader in readers),
         'bytes': sum(reader.size for reader in readers),
         'spec': spec,
@@ -88,7 +88,7 @@ def readable(value: Any, kind: str, depth: int = 0) -> Any:
     if depth > _DEPTH:
         return '...'
     if isinstance(value, np.ndarray):
-        head = [item.item() for item in value.ravel()[:_SHOWN]]
+        head = [item.item() for item in value.ravel()[:_MAX_VALUES]]
         return {'type': kind, 'dtype': str(value.dtype), 'shape': list(value.shape), 'head': [_plain(x) for x in head]}
     if isinstance(value, bytes):
         return {'type': kind, 'bytes': len(value)}

@@ -12,7 +12,7 @@ from rich.console import Console
 import granular
 from granular.aio.conversion.convert import Conversion
 from granular.aio.conversion.record_source import FORMATS
-from granular.cli.commands import app, bytes_shown
+from granular.cli.commands import app, show_bytes
 from granular.cli.describe import printable
 from granular.cli.options import Json, OpenPath, with_store_options
 from granular.errors import InvalidArgumentError, NotFoundError
@@ -30,21 +30,21 @@ def copy_to_local(
     as_json: Json = False,
 ) -> None:
     """Copy a file or folder to the disk, unless a complete copy exists; zip and tar archives are unpacked."""
-    here = open_path(source)
-    whole = here / relative if relative else here
+    root = open_path(source)
+    path = root / relative if relative else root
     with contextlib.ExitStack() as stack:
         console = Console(stderr=True)
         try:
-            advance = stack.enter_context(bytes_shown(console, 'copy', whole))
+            advance = stack.enter_context(show_bytes(console, 'copy', path))
         except NotFoundError:  # the name of an archive without its suffix
-            advance = stack.enter_context(bytes_shown(console, 'copy', None))
-        done = granular.copy_to_local(here, target, relative, unpack=not keep, progress=advance)
+            advance = stack.enter_context(show_bytes(console, 'copy', None))
+        copy = granular.copy_to_local(root, target, relative, unpack=not keep, progress=advance)
     if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(done)))
+        typer.echo(json.dumps(dataclasses.asdict(copy)))
         return
-    how = ', '.join(name for name, was in (('cleared', done.was_deleted), ('unpacked', done.was_unpacked)) if was)
-    said = f'{done.files:,} files, {done.bytes:,} bytes, {done.seconds:,.1f} s' if done.was_copied else 'was there'
-    typer.echo(printable(f'{done.path}: {said}{f" ({how})" if how else ""}'))
+    notes = ', '.join(name for name, was in (('cleared', copy.was_deleted), ('unpacked', copy.was_unpacked)) if was)
+    summary = f'{copy.files:,} files, {copy.bytes:,} bytes, {copy.seconds:,.1f} s' if copy.was_copied else 'was there'
+    typer.echo(printable(f'{copy.path}: {summary}{f" ({notes})" if notes else ""}'))
 
 
 @app.command()
@@ -69,29 +69,28 @@ def convert(
     """Convert Parquet, ArrayRecord, WebDataset or Hugging Face files, or images in folders by class."""
     options: Any = {'format': format, 'spec': _spec(spec or []), 'shardlen': shardlen or None, 'layout': layout}
     options.update(checksums=checksums, parallel=parallel)
-    here = open_path(source)
-    there = open_path(target)
+    source_path, target_path = open_path(source), open_path(target)
     console = Console(stderr=True)
     if dry_run or console.is_terminal:
-        done = granular.convert(here, there, **options, dry_run=True)
+        done = granular.convert(source_path, target_path, **options, dry_run=True)
     if not dry_run:
-        with _records_shown(console, done.records if console.is_terminal else None) as advance:
-            done = granular.convert(here, there, **options, progress=advance)
+        with _show_records(console, done.records if console.is_terminal else None) as advance:
+            done = granular.convert(source_path, target_path, **options, progress=advance)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(done)))
     else:
-        _print(done, there, dry_run)
+        _print(done, target_path, dry_run)
 
 
-def _spec(given: list[str]) -> dict[str, str]:
-    pairs = [text.rpartition('=') for text in given]
-    if wrong := [text for text, (key, _, kind) in zip(given, pairs, strict=True) if not key or not kind]:
-        raise InvalidArgumentError(f'--spec {wrong[0]}: want KEY=TYPE, such as label=int')
+def _spec(texts: list[str]) -> dict[str, str]:
+    pairs = [text.rpartition('=') for text in texts]
+    if wrong := [text for text, (key, _, kind) in zip(texts, pairs, strict=True) if not key or not kind]:
+        raise InvalidArgumentError(f'--spec: expected KEY=TYPE, such as label=int, got {wrong[0]}')
     return {key: kind for key, _, kind in pairs}
 
 
 @contextlib.contextmanager
-def _records_shown(console: Console, total: int | None) -> Iterator[Callable[[int], None]]:
+def _show_records(console: Console, total: int | None) -> Iterator[Callable[[int], None]]:
     """Show a progress bar of records, on a terminal. Yields a function to call with the number of records done."""
     from rich.progress import (
         BarColumn,
@@ -108,15 +107,15 @@ def _records_shown(console: Console, total: int | None) -> Iterator[Callable[[in
         yield lambda count: progress.update(task, advance=count)
 
 
-def _print(done: Conversion, there: granular.Path, dry_run: bool) -> None:
+def _print(done: Conversion, target: granular.Path, dry_run: bool) -> None:
     names = {key: field for field, key in done.renamed.items()}
     for key, kind in done.spec.items():
         typer.echo(printable(f'{key}: {kind}{f" (from {names[key]!r})" if key in names else ""}'))
     records = 'an unknown number of' if done.records is None else f'{done.records:,}'
     shards = 'shards' if done.shards is None else f'{done.shards:,} shard{"" if done.shards == 1 else "s"}'
-    what = f'{records} records of {done.source} ({done.format}) in {shards}'
+    summary = f'{records} records of {done.source} ({done.format}) in {shards}'
     if dry_run:
-        typer.echo(printable(f'would write {what} to {there}'))
+        typer.echo(printable(f'would write {summary} to {target}'))
     else:
-        found = f', {done.found:,} of them there before' if done.found else ''
-        typer.echo(printable(f'{what} in {there}{found}: {done.bytes:,} bytes written, {done.seconds:,.1f} s'))
+        existing = f', {done.found:,} of them there before' if done.found else ''
+        typer.echo(printable(f'{summary} in {target}{existing}: {done.bytes:,} bytes written, {done.seconds:,.1f} s'))

@@ -135,7 +135,7 @@ def test_convert_writes_and_reports_shards(granular_cli, tmp_path):
     assert json.loads(granular_cli('cat', tmp_path / 'ds', 2, '--json')[1])['class'] == 'b'
     code, out, err = granular_cli(*args[:3], '--spec', 'label')
     assert (code, out) == (1, '')
-    assert '--spec label: want KEY=TYPE' in err
+    assert '--spec: expected KEY=TYPE, such as label=int, got label' in err
     assert 'expected one of parquet' in granular_cli(*args[:3], '--format', 'csv')[2]
 
 

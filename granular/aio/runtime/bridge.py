@@ -24,7 +24,7 @@ from granular.errors import ClosedError, GranularError
 T = TypeVar('T')
 
 _STOP_TIMEOUT: Final = 5.0
-_LOOK: Final = 1.0  # seconds between checks for interrupts
+_CHECK_INTERVAL: Final = 1.0  # seconds between checks for interrupts
 
 
 class Call(Generic[T]):
@@ -34,7 +34,7 @@ class Call(Generic[T]):
     """
 
     def __init__(self, rest: StartedCoroutine[T], undo: Callable[[T], None] | None) -> None:
-        self._rest, self._begun, self._undo = rest, False, undo
+        self._rest, self._started, self._undo = rest, False, undo
         self._context = contextvars.copy_context()  # so that the loop sees the context variables of the caller
         self._loop: asyncio.AbstractEventLoop | None = None
         self.future: concurrent.futures.Future[T] = concurrent.futures.Future()
@@ -64,12 +64,12 @@ class Call(Generic[T]):
     def check(self) -> None:
         """Raise an error if its loop has ended: no result will come."""
         if self._loop is not None and self._loop.is_closed() and not self.future.done():
-            raise GranularError('the event loop of granular ended before this call was done')
+            raise GranularError('the event loop of granular ended before this call completed')
 
     def _start(self) -> None:
-        if self._begun:
+        if self._started:
             return
-        self._begun = True
+        self._started = True
         if self.future.cancelled():
             self._rest.close()
             self.future.set_running_or_notify_cancel()
@@ -121,7 +121,7 @@ class Bridge:
         """Resume a coroutine on the loop."""
         if any(threading.current_thread() is thread for _, thread in self._running):
             raise GranularError(
-                'a blocking call was made on the loop that is to answer it: await the one of granular.aio'
+                'a blocking call on the loop that would have to run it: await the method of granular.aio instead'
             )
         call.send(self.loop())
 
@@ -155,7 +155,7 @@ class Bridge:
                 try:
                     loop.run_forever()
                 except (SystemExit, KeyboardInterrupt) as error:  # of a callback; signals reach only the main thread
-                    message = 'a callback on the loop of granular raised what ends a program: the loop goes on'
+                    message = 'a callback on the loop of granular raised an exception that ends programs: ignored'
                     loop.call_exception_handler({'message': message, 'exception': error})
             tasks = asyncio.all_tasks(loop)
             for task in tasks:
@@ -190,27 +190,27 @@ def run(coro: Coroutine[Any, Any, T], undo: Callable[[T], None] | None = None) -
         sys.set_asyncgen_hooks(None, None)
         asyncio._set_running_loop(None)
     try:
-        found: Any = start_coroutine(coro)
+        outcome: Any = start_coroutine(coro)
     finally:
         if outer is not None:
             asyncio._set_running_loop(outer)
             sys.set_asyncgen_hooks(*hooks)
-    if not isinstance(found, StartedCoroutine):
-        return found  # type: ignore[no-any-return]
+    if not isinstance(outcome, StartedCoroutine):
+        return outcome  # type: ignore[no-any-return]
     call: Call[T] | None = None
     try:
-        call = Call(found, undo)
+        call = Call(outcome, undo)
         bridge.submit(call)
         while True:
             try:
-                call.future.exception(_LOOK)
+                call.future.exception(_CHECK_INTERVAL)
             except TimeoutError:
                 call.check()
                 continue  # Python misses an interrupt that comes right before it waits, so it wakes up now and then
             return call.future.result()
     except BaseException:
         if call is None:
-            found.close()
+            outcome.close()
         else:
             call.cancel()
         if bridge.ended and threading.current_thread().daemon:

@@ -128,11 +128,11 @@ class Running(abc.ABC):
             raise ClosedError('the iterator is closed')
         if self._inherited:
             raise GranularError(
-                'the iterator was begun in the process that this one was forked from: begin another one'
+                'the iterator was started in the process that this one was forked from: start another one'
             )
         if self._loop is not None and (loop := running_loop()) is not None and loop is not self._loop:
             raise GranularError(
-                'the iterator was begun under another event loop, where its tasks are: give each loop its own'
+                'the iterator was started under another event loop, where its tasks are: give each loop its own'
             )
 
     @property
@@ -200,4 +200,4 @@ def _close_soon(running: Closable) -> None:
 def _closed(task: 'asyncio.Task[None]') -> None:
     _closings.discard(task)
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.warning('an iterator that was dropped did not close', exc_info=error)
+        logger.warning('closing a dropped iterator failed', exc_info=error)
