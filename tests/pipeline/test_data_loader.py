@@ -132,7 +132,7 @@ def test_custom_sampler():
 
 @pytest.mark.parametrize('name', ['torch', 'jax'])
 def test_missing_frameworks_are_named(monkeypatch, name):
-    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, {'torch': 'torch.distributed'}.get(name, name), None)
     kind = {'torch': granular.ShardByTorchRank, 'jax': granular.ShardByJaxProcess}[name]
     with pytest.raises(granular.errors.MissingExtraError, match=rf'granular-stream\[{name}\]'):
         kind()
