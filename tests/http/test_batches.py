@@ -117,7 +117,7 @@ async def test_a_reply_that_breaks_off_is_resumed(server):
     version = await version_of(path)
     await path.read_ranges([0], [10], version=version)
     server.script.append(('truncate', 60_000))
-    server.asked.clear()
+    server.ranges.clear()
     assert await path.read_ranges([0], [90_000], version=version) == [DATA[:90_000]]
-    assert server.asked == ['bytes=0-89999', 'bytes=60000-89999']
+    assert server.ranges == ['bytes=0-89999', 'bytes=60000-89999']
     await aio.aclose()

@@ -44,10 +44,7 @@ class Oracle:
 
     def run(self, script: str, *args: str) -> Any:
         """Run a script in the environment, and return the JSON that it prints."""
-        done = subprocess.run(
-            [self._python, '-I', '-c', self._prelude + script, *args],
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        done = self._interpreter.run(self._prelude + script, *args)
         if done.returncode:
             raise RuntimeError(f'{self.name}: {done.stderr[-3000:]}')
         return json.loads(done.stdout) if done.stdout.strip() else None
