@@ -150,7 +150,7 @@ def test_corrupt_bag_is_an_error(tmp_path, content, match):
 def test_last_limit_beyond_the_data_is_an_error(tmp_path):
     (tmp_path / 'x.bag').write_bytes(b'abc')
     (tmp_path / 'x.idx').write_bytes(np.array([2, 5], '<u8').tobytes())
-    with pytest.raises(CorruptBagError, match='last limit is 5, but there are only 3'):
+    with pytest.raises(CorruptBagError, match='last limit is 5, but it has only 3'):
         granular.BagReader(tmp_path / 'x.bag')
 
 

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from tests.robustness.interrupts import HEAD, PROGRAMS, bucket, interrupt
-from tests.runtime.test_bridge import python
+from tests.support.programs import run_python
 
 
 @pytest.fixture(scope='module')
@@ -32,7 +32,7 @@ def test_ctrl_c_ends_the_program(program, s3):
 
 def ends(code, dataset):
     path, options = dataset
-    done = python(textwrap.dedent(HEAD) + textwrap.dedent(code), str(path), json.dumps(options))
+    done = run_python(textwrap.dedent(HEAD) + textwrap.dedent(code), str(path), json.dumps(options))
     assert (done.returncode, done.stdout, done.stderr) == (0, 'ready\n', ''), done.stderr
 
 

@@ -336,7 +336,7 @@ first = run(hop())
 try:
     run(end())
 except GranularError as error:
-    assert 'ended before this call was done' in str(error), error
+    assert 'ended before this call completed' in str(error), error
 assert run(hop()) is not first
 assert run(hop()) is bridge.loop()
 """

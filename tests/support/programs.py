@@ -4,8 +4,12 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+from tests.support.interpreters import QUIET
 
 # A shell's background jobs, and what they start, begin with SIGINT ignored: a program that is to be interrupted sets
 # the handler first.
@@ -23,3 +27,9 @@ def program(command: Sequence[Any], **options: Any) -> Iterator[subprocess.Popen
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def run_python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process of its own, in development mode, with warnings as errors."""
+    command = [sys.executable, '-X', 'dev', '-W', 'error', '-c', QUIET + textwrap.dedent(code), *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
