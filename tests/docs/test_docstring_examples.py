@@ -9,9 +9,11 @@ import contextlib
 import importlib
 import inspect
 import itertools
+import os
 import re
 import tarfile
 import textwrap
+import traceback
 import zipfile
 
 import numpy as np
@@ -207,6 +209,26 @@ def test_examples_run(name, module, example, store, dataset, tmp_path, monkeypat
     if name in NOT_RUN:
         return
     monkeypatch.chdir(tmp_path)
+    if module == 'granular.integrations.jax':
+        in_child(lambda: run_example(code, module, dataset))  # this process may fork no more once JAX is imported
+    else:
+        run_example(code, module, dataset)
+
+
+def in_child(fn):
+    """Call a function in a forked process, which must succeed."""
+    child = os.fork()
+    if not child:
+        try:
+            fn()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def run_example(code, module, dataset):
     api = granular.aio if module.startswith('granular.aio') else granular
     public = {public: getattr(api, public) for public in api.__all__}
     values = {**public, **vars(importlib.import_module(module)), **names(api, dataset)}
