@@ -78,8 +78,32 @@ async def offload(fn: Callable[[*Ts], T], *args: *Ts) -> T:
 async def call_in(pool: Threads, fn: Callable[[*Ts], T], *args: *Ts) -> T:
     """Call a blocking function in a thread of the pool, under a loop."""
     # In the caller's context, so that nested calls go to the same threads.
-    context = contextvars.copy_context()
-    return await asyncio.get_running_loop().run_in_executor(pool, lambda: context.run(lambda: call_user(fn, *args)))
+    context, loop = contextvars.copy_context(), asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+    call = pool.submit(context.run, lambda: call_user(fn, *args))
+    result.add_done_callback(lambda _: call.cancel())
+    call.add_done_callback(lambda _: _deliver(call, result, loop))
+    return await result
+
+
+def _deliver(call: concurrent.futures.Future[T], result: 'asyncio.Future[T]', loop: asyncio.AbstractEventLoop) -> None:
+    """Pass the result of a thread to a loop; unlike ``asyncio.wrap_future``, silently if the loop is closed by now."""
+    try:
+        loop.call_soon_threadsafe(_copy_outcome, call, result)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+
+
+def _copy_outcome(call: concurrent.futures.Future[T], result: 'asyncio.Future[T]') -> None:
+    if result.done():
+        return
+    if call.cancelled():
+        result.cancel()
+    elif (error := call.exception()) is not None:
+        result.set_exception(error)
+    else:
+        result.set_result(call.result())
 
 
 async def start_inline(make: Callable[[], Coroutine[Any, Any, T]], pool: Threads) -> T | StartedCoroutine[T]:
