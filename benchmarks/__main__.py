@@ -5,7 +5,7 @@ import pathlib
 import sys
 import tempfile
 
-from benchmarks import arrayrecord, caching, curves, mixing, pipelines, remote, rest
+from benchmarks import arrayrecord, caching, curves, mixing, pipelines, remote, requests, rest
 from benchmarks.bars import Bar, Figures, machine, write
 from benchmarks.data import Data
 from benchmarks.nginx import serving
@@ -13,7 +13,7 @@ from benchmarks.nginx import serving
 BENCHMARKS = {
     fn.__name__: fn
     for fn in (
-        remote.medium, remote.small, remote.large, remote.tls, remote.tail, remote.faults,
+        requests.requests, remote.medium, remote.small, remote.large, remote.tls, remote.tail, remote.faults,
         pipelines.streams, pipelines.blocks, pipelines.overhead, pipelines.workers, pipelines.labels, pipelines.torch,
         mixing.mixing, caching.blockcache, caching.shared,
         rest.local, rest.batch, rest.opening, rest.memory, rest.first, rest.images, rest.processes,

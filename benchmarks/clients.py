@@ -82,6 +82,43 @@ def fetch(job: Job) -> dict[str, float]:
     return {'rate': run(main())}
 
 
+def requests(job: Job) -> dict[str, float]:
+    """Measure the processor time of a request in microseconds, and the share of it that collects garbage."""
+    import gc
+
+    collecting = [0.0, 0.0]  # the seconds so far, and the start of the current collection
+
+    def collected(phase: str, info: Any) -> None:
+        if phase == 'start':
+            collecting[1] = time.thread_time()
+        else:
+            collecting[0] += time.thread_time() - collecting[1]
+
+    async def main() -> dict[str, float]:
+        path = granular.aio.Path(job['url'], config=granular.IOConfig(concurrency=job['inflight'], max_gap=0))
+        async with granular.aio.DatasetReader(path, granular.decoders) as reader:
+            order = np.random.default_rng(0).integers(0, len(reader), job['count'])
+
+            async def fetch_all(order: Any) -> None:
+                todo = iter(range(0, len(order), 64))
+
+                async def work() -> None:
+                    for at in todo:
+                        await reader.fetch(order[at : at + 64], mask=['data'])
+
+                await asyncio.gather(*(work() for _ in range(4)))
+
+            await fetch_all(order[: 64 * 32])
+            gc.callbacks.append(collected)
+            before, used, started = granular.io_stats()['requests'], time.thread_time(), time.perf_counter()
+            await fetch_all(order)
+            seconds, used = time.perf_counter() - started, time.thread_time() - used
+            count = granular.io_stats()['requests'] - before
+        return {'cpu': used / count * 1e6, 'rate': count / seconds, 'collecting': collecting[0] / used}
+
+    return run(main())
+
+
 def run(coro: Any) -> Any:
     """Run a coroutine on the kind of event loop that granular uses."""
     import uvloop

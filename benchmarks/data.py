@@ -104,7 +104,7 @@ class Data:
 def ranges_of(target: pathlib.Path, count: int, seed: int = 1) -> list[tuple[int, int]]:
     """Return the byte ranges of random records of a bag, drawn from shuffled epochs."""
     with granular.BagReader(target / 'data.bag') as bag:
-        limits = bag.aio.limits(np.arange(len(bag)))
+        limits = bag.aio._bag.limits(np.arange(len(bag)))
     assert limits is not None
     rng = np.random.default_rng(seed)
     epochs: Iterable[Any] = (rng.permutation(len(limits[0])) for _ in range(-(-count // len(limits[0]))))

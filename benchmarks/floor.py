@@ -1,0 +1,106 @@
+"""The floor of a request: a bare asyncio protocol under uvloop, ``python -m benchmarks.floor JOB``, in JSON.
+
+Each connection sends a ranged GET and receives the body into fresh memory, which stays alive as long as that of a
+program that reads some batches at a time. Nothing is checked, planned, retried or limited.
+"""
+
+import asyncio
+import collections
+import json
+import pathlib
+import resource
+import ssl
+import sys
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator
+
+import uvloop
+
+from granular.aio.http.buffers import blank
+
+KEPT = 256  # bodies that stay alive
+
+
+class Floor(asyncio.BufferedProtocol):
+    """A connection that requests one range after the other."""
+
+    def __init__(
+        self, path: str, ranges: Iterator[tuple[int, int]], bodies: collections.deque[bytes], done: Callable[[], None]
+    ) -> None:
+        self._request = f'GET {path} HTTP/1.1\r\nHost: localhost\r\nRange: bytes=%d-%d\r\n\r\n'.encode()
+        self._ranges, self._bodies, self._done = ranges, bodies, done
+        self._scratch = memoryview(bytearray(65536))
+        self._view: memoryview | None = None
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        self._send()
+
+    def _send(self) -> None:
+        wanted = next(self._ranges, None)
+        if wanted is None:
+            self._done()
+        else:
+            start, stop = wanted
+            self._length = stop - start
+            self._transport.write(self._request % (start, stop - 1))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._scratch if self._view is None else self._view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        view = self._view
+        if view is None:
+            at = bytes(self._scratch[: min(nbytes, 2048)]).index(b'\r\n\r\n') + 4
+            body, view = blank(self._length)
+            self._bodies.append(body)
+            nbytes -= at
+            view[:nbytes] = self._scratch[at : at + nbytes]
+        self._view = view[nbytes:] if nbytes < len(view) else None
+        if self._view is None:
+            self._send()
+
+
+async def main(job: dict[str, object]) -> dict[str, float]:
+    """Return the processor time of a request in microseconds, and requests a second: the best of some runs."""
+    loop, parts = asyncio.get_running_loop(), urllib.parse.urlsplit(str(job['url']))
+    certificate, inflight = job.get('certificate'), int(str(job['inflight']))
+    tls = ssl.create_default_context(cafile=str(certificate)) if certificate else None
+    ranges: list[tuple[int, int]] = job['ranges']  # type: ignore[assignment]
+    runs = []
+    for _ in range(int(str(job['times']))):
+        finished, todo = loop.create_future(), iter(ranges)
+        bodies: collections.deque[bytes] = collections.deque(maxlen=KEPT)
+        left = [inflight]
+
+        def done(left: list[int] = left, finished: 'asyncio.Future[None]' = finished) -> None:
+            left[0] -= 1
+            if not left[0]:
+                finished.set_result(None)
+
+        def connection(
+            todo: Iterator[tuple[int, int]] = todo,
+            bodies: collections.deque[bytes] = bodies,
+            done: Callable[[], None] = done,
+        ) -> Floor:
+            return Floor(f'/{job["path"]}', todo, bodies, done)
+
+        started, used = time.perf_counter(), cpu()
+        made = [await loop.create_connection(connection, parts.hostname, parts.port, ssl=tls) for _ in range(inflight)]
+        await finished
+        runs.append(((cpu() - used) / len(ranges) * 1e6, len(ranges) / (time.perf_counter() - started)))
+        for transport, _ in made:
+            transport.abort()
+    return {'cpu': min(cost for cost, _ in runs), 'rate': max(rate for _, rate in runs)}
+
+
+def cpu() -> float:
+    """Return the processor time of this process, in seconds."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+if __name__ == '__main__':
+    print(json.dumps(uvloop.run(main(json.loads(pathlib.Path(sys.argv[1]).read_text())))))

@@ -1,0 +1,57 @@
+"""Processor time of a request, beside the floor: a bare protocol that sends ranged GETs and checks nothing."""
+
+import os
+import statistics
+import sys
+from collections.abc import Callable
+
+from benchmarks.bars import ROOT, Bar, Result, Table, child
+from benchmarks.data import Data, ranges_of
+from benchmarks.nginx import Server
+
+INFLIGHT = 64
+RUNS = 5
+
+
+def requests(data: Data, server: Server) -> Result:
+    """Measure the processor time of a request of 4 kB, of 100 kB, and of 100 kB over TLS."""
+    bars, rows = [], []
+    for name, path, count, bound in (
+        ('4 kB', data.small(), data.count(120_000), 2.0),
+        ('100 kB', data.medium(), data.count(40_000), 1.5),
+        ('100 kB over TLS', data.medium(), data.count(20_000), 1.25),
+    ):
+        url = server.tls if 'TLS' in name else server.instant
+        certificate = server.certificate if 'TLS' in name else ''
+        ranges = ranges_of(path, count)
+        floor_job = data.job(
+            'floor', url=url, path=f'{path.name}/data.bag', ranges=ranges, inflight=INFLIGHT, times=1,
+            certificate=certificate,
+        )  # fmt: skip
+        own_job = data.job('requests', url=f'{url}/{path.name}', count=count, inflight=INFLIGHT)
+        trusted = {**os.environ, 'SSL_CERT_FILE': server.certificate}
+
+        def floor(job: str = floor_job) -> dict[str, float]:
+            return child([sys.executable, '-m', 'benchmarks.floor', job], cwd=ROOT)
+
+        def ours(job: str = own_job, env: dict[str, str] = trusted) -> dict[str, float]:
+            return child([sys.executable, '-m', 'benchmarks.clients', 'requests', job], cwd=ROOT, env=env)
+
+        pairs = alternate(1 if data.quick else RUNS, floor, ours)
+        ratios = [own['cpu'] / bare['cpu'] for bare, own in pairs]
+        cost, least = (statistics.median(run[i]['cpu'] for run in pairs) for i in (1, 0))
+        spread = f'{min(ratios):.2f} to {max(ratios):.2f}'
+        figures = f'{cost:.1f} us / {least:.1f} us; {spread}'
+        bars.append(Bar(f'client CPU of a request / floor, {name}', statistics.median(ratios), bound, figures, True))
+        rows += [(f'granular fetch, {name}', cost, f'{pairs[0][1]["rate"]:,.0f}/s'), (f'floor, {name}', least, '')]
+        if name == '100 kB':
+            share = statistics.median(own['collecting'] for _, own in pairs)
+            bars.append(Bar("time of the garbage collector / of the loop's thread", share, 0.03, name, True))
+    return bars, [Table('requests', 'Processor time of a request, 64 in flight', 'us', rows)]
+
+
+def alternate(
+    times: int, first: Callable[[], dict[str, float]], second: Callable[[], dict[str, float]]
+) -> list[tuple[dict[str, float], dict[str, float]]]:
+    """Return the results of two functions that run in turns."""
+    return [(first(), second()) for _ in range(times)]
