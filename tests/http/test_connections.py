@@ -6,6 +6,7 @@ Tests of races look inside the pool: which connection it opens, keeps or watches
 import asyncio
 import contextlib
 import ssl
+import threading
 
 import pytest
 import trustme
@@ -301,6 +302,44 @@ async def test_reads_over_tls_on_a_standard_loop(authority):
         starts = list(range(0, 100_000, 20_000))
         assert await remote.read_ranges(starts, [s + 10_000 for s in starts]) == [DATA[s : s + 10_000] for s in starts]
         await granular.aio.aclose()
+
+
+class PromptServer(FaultServer):
+    """A server that says when it has sent a whole object in reply to a range."""
+
+    def __init__(self, tls):
+        super().__init__(tls)
+        self.sent = threading.Event()
+
+    async def whole(self, writer, request):
+        writer.transport.set_write_buffer_limits(0)
+        await super().whole(writer, request)
+        await writer.drain()
+        self.sent.set()
+
+
+@pytest.mark.parametrize('loop', ['asyncio', 'uvloop'])
+def test_rest_of_a_reply_over_tls_is_not_read(authority, loop):
+    # A TLS transport that is closed delivers what it has decrypted, before the call that closes it returns.
+    errors = []
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+        remote = granular.aio.Path(f'{server.endpoint}/object', config=QUICK)
+        version = (await remote.stat()).version
+        for _ in range(10):
+            server.script.append('whole')
+            server.sent.clear()
+            read = asyncio.ensure_future(remote.read_ranges([10], [50], version=version))
+            while not read.done() and len(server.script):
+                await asyncio.sleep(0)
+            server.sent.wait(10)  # without the loop, so that it receives everything at once
+            assert await asyncio.wait_for(read, 10) == [DATA[10:50]]
+        await granular.aio.aclose()
+
+    with PromptServer(tls(authority, '127.0.0.1')) as server:
+        run_on(loop, main)
+    assert not errors
 
 
 # --- pure functions

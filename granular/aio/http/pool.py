@@ -195,7 +195,7 @@ class Pool:
         for connection in list(self.connections):
             if connection.exchange is None:
                 if connection.moved < time - _KEEP:
-                    connection.transport.close()
+                    connection.transport.abort()
             elif connection.unsent:
                 if connection.sent < time - config.read_timeout:
                     connection.fail(TimeoutError(f'the server took no byte for {config.read_timeout:g} s'))
