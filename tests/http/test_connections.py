@@ -268,6 +268,49 @@ def test_connection_closed_before_the_request_is_reset(server, loop):
     run_on(loop, main)
 
 
+class HeldServer(FaultServer):
+    """A server whose replies wait until they are released."""
+
+    def __init__(self):
+        super().__init__()
+        self.released = threading.Event()
+
+    async def held(self, writer, request, *line):
+        await asyncio.to_thread(self.released.wait, 10)
+        await getattr(self, line[0])(writer, request, *line[1:])
+
+
+async def test_hedge_is_not_sent_to_the_server_that_redirected_the_request():
+    with HeldServer() as old, HeldServer() as new:
+        old.script.append(('held', 'redirect', f'{new.endpoint}/object'))
+        new.script.append(('held', 'good'))
+        remote = granular.aio.Path(f'{old.endpoint}/object', config=QUICK)
+        pool = (await remote.store.client()).transport.pool
+        read = asyncio.ensure_future(remote.read_range(10, 50))
+        while not old.ranges:
+            await asyncio.sleep(0.001)
+        (waiting,) = pool.connections
+        connect, connected = pool._connect, asyncio.Event()
+
+        async def connect_late(origin):
+            connection = await connect(origin)
+            if origin == waiting.origin:
+                await connected.wait()
+            return connection
+
+        pool._connect = connect_late
+        pool._hedge(waiting.exchange)
+        old.released.set()
+        while not new.ranges:
+            await asyncio.sleep(0.001)
+        connected.set()
+        await asyncio.gather(*pool._tasks)
+        assert [connection.exchange is not None for connection in pool.connections].count(True) == 1
+        new.released.set()
+        assert await read == DATA[10:50]
+        await granular.aio.aclose()
+
+
 # --- TLS
 
 

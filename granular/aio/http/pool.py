@@ -233,9 +233,9 @@ class Pool:
         except OSError as error:
             logger.info('%s: not asked for a second time: %s', exchange.target.origin.host, error)
             return
-        if exchange.waits():
+        if exchange.waits() and exchange.target.origin == connection.origin:
             connection.send(exchange)
-        else:  # the reply came in the meantime
+        else:  # the reply came in the meantime, and may have been a redirection
             self.keep(connection)
 
     async def aclose(self) -> None:
