@@ -6,6 +6,7 @@ Tests of races look inside the pool: which connection it opens, keeps or watches
 import asyncio
 import contextlib
 import ssl
+import threading
 
 import pytest
 import trustme
@@ -267,6 +268,49 @@ def test_connection_closed_before_the_request_is_reset(server, loop):
     run_on(loop, main)
 
 
+class HeldServer(FaultServer):
+    """A server whose replies wait until they are released."""
+
+    def __init__(self):
+        super().__init__()
+        self.released = threading.Event()
+
+    async def held(self, writer, request, *line):
+        await asyncio.to_thread(self.released.wait, 10)
+        await getattr(self, line[0])(writer, request, *line[1:])
+
+
+async def test_hedge_is_not_sent_to_the_server_that_redirected_the_request():
+    with HeldServer() as old, HeldServer() as new:
+        old.script.append(('held', 'redirect', f'{new.endpoint}/object'))
+        new.script.append(('held', 'good'))
+        remote = granular.aio.Path(f'{old.endpoint}/object', config=QUICK)
+        pool = (await remote.store.client()).transport.pool
+        read = asyncio.ensure_future(remote.read_range(10, 50))
+        while not old.ranges:
+            await asyncio.sleep(0.001)
+        (waiting,) = pool.connections
+        connect, connected = pool._connect, asyncio.Event()
+
+        async def connect_late(origin):
+            connection = await connect(origin)
+            if origin == waiting.origin:
+                await connected.wait()
+            return connection
+
+        pool._connect = connect_late
+        pool._hedge(waiting.exchange)
+        old.released.set()
+        while not new.ranges:
+            await asyncio.sleep(0.001)
+        connected.set()
+        await asyncio.gather(*pool._tasks)
+        assert [connection.exchange is not None for connection in pool.connections].count(True) == 1
+        new.released.set()
+        assert await read == DATA[10:50]
+        await granular.aio.aclose()
+
+
 # --- TLS
 
 
@@ -301,6 +345,44 @@ async def test_reads_over_tls_on_a_standard_loop(authority):
         starts = list(range(0, 100_000, 20_000))
         assert await remote.read_ranges(starts, [s + 10_000 for s in starts]) == [DATA[s : s + 10_000] for s in starts]
         await granular.aio.aclose()
+
+
+class PromptServer(FaultServer):
+    """A server that says when it has sent a whole object in reply to a range."""
+
+    def __init__(self, tls):
+        super().__init__(tls)
+        self.sent = threading.Event()
+
+    async def whole(self, writer, request):
+        writer.transport.set_write_buffer_limits(0)
+        await super().whole(writer, request)
+        await writer.drain()
+        self.sent.set()
+
+
+@pytest.mark.parametrize('loop', ['asyncio', 'uvloop'])
+def test_rest_of_a_reply_over_tls_is_not_read(authority, loop):
+    # A TLS transport that is closed delivers what it has decrypted, before the call that closes it returns.
+    errors = []
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+        remote = granular.aio.Path(f'{server.endpoint}/object', config=QUICK)
+        version = (await remote.stat()).version
+        for _ in range(10):
+            server.script.append('whole')
+            server.sent.clear()
+            read = asyncio.ensure_future(remote.read_ranges([10], [50], version=version))
+            while not read.done() and len(server.script):
+                await asyncio.sleep(0)
+            server.sent.wait(10)  # without the loop, so that it receives everything at once
+            assert await asyncio.wait_for(read, 10) == [DATA[10:50]]
+        await granular.aio.aclose()
+
+    with PromptServer(tls(authority, '127.0.0.1')) as server:
+        run_on(loop, main)
+    assert not errors
 
 
 # --- pure functions

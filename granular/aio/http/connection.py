@@ -408,7 +408,7 @@ class Connection(asyncio.BufferedProtocol):
         self._clear()
         self._used = True
         if last:
-            self.transport.close()
+            self.transport.abort()  # close() would deliver more data in this call if TLS has decrypted some
         else:
             self._reuse()
         # Never return memory that was not filled.

@@ -195,7 +195,7 @@ class Pool:
         for connection in list(self.connections):
             if connection.exchange is None:
                 if connection.moved < time - _KEEP:
-                    connection.transport.close()
+                    connection.transport.abort()
             elif connection.unsent:
                 if connection.sent < time - config.read_timeout:
                     connection.fail(TimeoutError(f'the server took no byte for {config.read_timeout:g} s'))
@@ -233,9 +233,9 @@ class Pool:
         except OSError as error:
             logger.info('%s: not asked for a second time: %s', exchange.target.origin.host, error)
             return
-        if exchange.waits():
+        if exchange.waits() and exchange.target.origin == connection.origin:
             connection.send(exchange)
-        else:  # the reply came in the meantime
+        else:  # the reply came in the meantime, and may have been a redirection
             self.keep(connection)
 
     async def aclose(self) -> None:
