@@ -286,12 +286,15 @@ class Connection(asyncio.BufferedProtocol):
         if length < arrived or length < 0:
             return False
         self._check_repeated(exchange, head)
-        self._begin(exchange)
+        if exchange.second is not None:
+            exchange.drop(but=self)
+        self._pool.latencies.append(self.moved - self.sent)
         exchange.got = arrived
         if arrived == length:
             exchange.filled(view[end + 2 : count])
             self._end_expected(exchange)
             return True
+        self.begun, self.mark_time, self.mark_got = True, self.moved, 0
         room = exchange.allocate(length)
         room[:arrived] = view[end + 2 : count]
         self._view, self._left = room[arrived:], length - arrived
@@ -300,7 +303,10 @@ class Connection(asyncio.BufferedProtocol):
     def _end_expected(self, exchange: Exchange) -> None:
         self.exchange = self._view = self._left = None
         self.begun, self._informed, self._used = False, 0, True
-        self._reuse()
+        if self.origin.secure:
+            self._reuse()
+        else:
+            self._pool.keep(self)
         exchange.succeeded(None)
 
     # --- any other reply
@@ -341,7 +347,7 @@ class Connection(asyncio.BufferedProtocol):
         object. A fresh connection settles the question: it has no previous reply.
         """
         previous, self._previous = self._previous, (raw, exchange.target.path, exchange.bodiless)
-        if previous[0] == raw and previous[1:] != self._previous[1:] and exchange.request.startswith(_SAFE):
+        if previous[0] == raw and previous != self._previous and exchange.request.startswith(_SAFE):
             raise StaleError('the same reply came twice')
 
     def _begin(self, exchange: Exchange) -> None:
