@@ -5,6 +5,7 @@ Tests of races look inside the pool: which connection it opens, keeps or watches
 
 import asyncio
 import contextlib
+import gc
 import ssl
 import threading
 
@@ -345,6 +346,28 @@ async def test_reads_over_tls_on_a_standard_loop(authority):
         starts = list(range(0, 100_000, 20_000))
         assert await remote.read_ranges(starts, [s + 10_000 for s in starts]) == [DATA[s : s + 10_000] for s in starts]
         await granular.aio.aclose()
+
+
+@pytest.mark.parametrize('loop', ['asyncio', 'uvloop'])
+def test_connection_of_a_cancelled_request_leaves_no_socket_over_tls(authority, loop, recwarn):
+    async def main():
+        pool, target = await pool_of(server)
+        opened = pool.opened
+
+        def opened_in_vain(connection):
+            opened(connection)
+            read.cancel()
+
+        pool.opened = opened_in_vain
+        read = asyncio.ensure_future(pool.exchange(Exchange(target, target.request('GET'))))
+        with pytest.raises(asyncio.CancelledError):
+            await read
+        assert not pool.connections
+
+    with FaultServer(tls(authority, '127.0.0.1')) as server:
+        run_on(loop, main)
+        gc.collect()
+    assert [str(warning.message) for warning in recwarn if warning.category is ResourceWarning] == []
 
 
 class PromptServer(FaultServer):

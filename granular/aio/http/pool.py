@@ -141,7 +141,9 @@ class Pool:
                 lambda: connection, address, origin.port, ssl=context, server_hostname=host
             )
         except BaseException as error:
-            self.forget(connection)  # uvloop does not report the loss if the connection is no longer awaited
+            if connection in self.connections:  # it is established, but no longer awaited: uvloop reports no loss then
+                connection.transport.abort()  # the loop itself would wait for TLS to confirm the close
+                self.forget(connection)
             if not isinstance(error, OSError) or isinstance(error, ssl.SSLCertVerificationError):
                 raise
             return error
