@@ -103,13 +103,13 @@ class Reader(SyncObject[A]):
     aio: Any
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (type(self), self.aio)
+        return reopened, (type(self), self.aio)
 
     def __len__(self) -> int:
         return len(self.aio)
 
 
-def _reopened(kind: type[Reader[A]], twin: A) -> Reader[A]:
+def reopened(kind: type[Reader[A]], twin: A) -> Reader[A]:
     reader = kind.__new__(kind)
     reader._open(twin)
     return reader

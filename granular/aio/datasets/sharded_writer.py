@@ -4,10 +4,12 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from granular import formats
 from granular.aio.datasets.claims import Claim
 from granular.aio.datasets.codec import Encoder, fields_of
 from granular.aio.datasets.reader import DatasetReader
-from granular.aio.datasets.sharded_reader import check_steps, shards_in, shards_of
+from granular.aio.datasets.sharded_reader import check_steps
+from granular.aio.datasets.shards import shards_in, shards_of
 from granular.aio.datasets.writer import DatasetWriter
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import Publishing
@@ -55,7 +57,7 @@ class ShardedDatasetWriter(Publishing):
         self,
         directory: Path | str | os.PathLike[str] | Any,
         spec: Mapping[str, str],
-        encoders: Mapping[str, Encoder | Any] | None,
+        encoders: Mapping[str, Encoder | Any] | None = formats.encoders,
         shardlen: int | None = None,
         shardstart: int = 0,
         shardstep: int = 1,

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
 
+from granular import formats
 from granular.aio.bags.output import BagOutput
 from granular.aio.datasets.codec import Encoder, encode_datapoint, fields_of
 from granular.aio.paths.path import Path
@@ -40,7 +41,8 @@ class DatasetWriter(Publishing):
       directory: the dataset's folder. It must not hold a dataset, except in the columns layout on a local disk: a
         dataset with the same spec is appended to.
       spec: the type of each key. In the refs layout, a type that ends in ``[]`` is a sequence.
-      encoders: the encoder of each type, a function from a value to bytes; None if the values are bytes.
+      encoders: the encoder of each type, a function from a value to bytes; by default those of granular, None if the
+        values are bytes.
       layout: ``'refs'``, which granular 0.21 writes, or ``'columns'``, which 0.22 and later write.
       resume: how to treat what a killed writer left. ``'check'``: in the columns layout on a local disk, check that the
         datapoints appended next equal those that are half written. ``'discard'``: drop what is half written. A bucket
@@ -59,7 +61,7 @@ class DatasetWriter(Publishing):
         self,
         directory: Path | str | os.PathLike[str] | Any,
         spec: Mapping[str, str],
-        encoders: Mapping[str, Encoder | Any] | None,
+        encoders: Mapping[str, Encoder | Any] | None = formats.encoders,
         layout: Layout = 'refs',
         resume: Literal['check', 'discard'] = 'check',
         checksums: bool = False,
