@@ -17,14 +17,14 @@ from granular.aio.datasets.dataset import Dataset
 from granular.aio.datasets.proof import open_as_one
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.nodes.elements import name_of
-from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.sampling import Sampling
 from granular.aio.runtime.sharing import sharing
 from granular.errors import InvalidArgumentError, ObjectChangedError
 from granular.indexing import index_of, indices_of
 
 
-class DatasetReader(AsyncResource):
+class DatasetReader(Sampling):
     """Random access to the datapoints of a dataset in either layout.
 
     Opening takes three round trips: the spec with the references, the bags, and a check that the dataset was not

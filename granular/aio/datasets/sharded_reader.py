@@ -18,8 +18,8 @@ from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.shards import shards_in
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
-from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.sampling import Sampling
 from granular.aio.runtime.sharing import sharing
 from granular.aio.runtime.tasks import gather
 from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedError
@@ -27,7 +27,7 @@ from granular.formats.layout import shard_name
 from granular.indexing import Ints, check_integer, index_of, indices_of
 
 
-class ShardedDatasetReader(AsyncResource):
+class ShardedDatasetReader(Sampling):
     """Random access to the datapoints of all shards, or of every ``shardstep``-th shard from ``shardstart`` on.
 
     Opening lists the folder and then opens all shards at once. Memory is that of ``DatasetReader``.

@@ -40,6 +40,9 @@ class LoaderHandle(abc.ABC):
             raise TypeError(f'{type(self).__name__} has no length: its source is endless')
         return batches
 
+    def __repr__(self) -> str:
+        return f'<{type(self).__name__}: batches of {self._core.batch} from {self._core.source.describe()}>'
+
     def __bool__(self) -> bool:
         return True
 
