@@ -12,8 +12,8 @@ from granular.aio.conversion.infer import RecordMapping
 from granular.aio.conversion.record_source import Format, ReadAhead, RecordSource, open_source
 from granular.aio.datasets.claims import Claim
 from granular.aio.datasets.codec import Encoder, Field, encode_now, fields_of
-from granular.aio.datasets.sharded_reader import shards_in
 from granular.aio.datasets.sharded_writer import length_of_shard
+from granular.aio.datasets.shards import shards_in
 from granular.aio.datasets.writer import DatasetWriter
 from granular.aio.paths.path import Path, Progress
 from granular.aio.pipeline.nodes.source import Source

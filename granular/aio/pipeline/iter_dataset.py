@@ -23,6 +23,7 @@ from granular.aio.pipeline.transforms import (
     apply,
 )
 from granular.errors import InvalidArgumentError
+from granular.formats.display import html_lines
 from granular.indexing import check_integer
 
 
@@ -192,6 +193,9 @@ class IterDataset:
 
     def __str__(self) -> str:
         return format_pipeline(self._stream)
+
+    def _repr_html_(self) -> str:
+        return html_lines(f'{self!r}\n{self}')
 
     def __repr__(self) -> str:
         return f'<{type(self).__name__}: {self._stream.describe()}>'

@@ -15,8 +15,8 @@ from granular.aio.datasources.parquet.file import Footer, chunk_ranges, decode, 
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
 from granular.aio.runtime.background import background, cancel_idle, wait_shared
-from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.sampling import Sampling
 from granular.aio.runtime.scope import PerLoop
 from granular.aio.runtime.sharing import sharing
 from granular.aio.runtime.tasks import gather
@@ -34,7 +34,7 @@ Values = dict[str, list[Any]]
 """The values of rows, by column."""
 
 
-class ParquetDataSource(AsyncResource):
+class ParquetDataSource(Sampling):
     """Random access to the rows of Parquet files, on a disk or in buckets, in the order given.
 
     ::
