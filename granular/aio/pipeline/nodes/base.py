@@ -74,7 +74,10 @@ class Shuffle(IndexNode):
     def __init__(self, parent: Source, order: Order, seed: int) -> None:
         if not isinstance(order, Order):
             raise InvalidArgumentError(f'expected an order of granular.shuffle, got {order!r:.100}')
-        super().__init__(BlockBuffer(parent, order.block) if isinstance(order, Blocks) else parent)
+        if isinstance(order, Blocks):
+            order = order.sized(parent.stored_nbytes())
+            parent = BlockBuffer(parent, order.block)
+        super().__init__(parent)
         self.order, self.seed = order, int(seed)
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
