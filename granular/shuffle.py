@@ -19,6 +19,7 @@ _MAX_BLOCK: Final = 64  # datapoints by default
 _MAX_WINDOW: Final = 512  # blocks by default: with more, batches are hardly more random
 _UNSIZED_WINDOW: Final = 256  # blocks by default, if the size of datapoints is unknown
 _CACHED_WINDOWS: Final = 4  # per epoch: one that ends while the next begins, and prefetching
+_GROUP: Final = 256  # datapoints that are prefetched together
 _ROUNDS: Final = 24  # after which one block in 2**24 has not been moved
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio: its products have all bits mixed
 _HALF, _TOP = np.uint64(32), np.uint64(63)
@@ -174,17 +175,38 @@ class Blocks:
         """Return True."""
         return True
 
-    def upcoming(self, steps: Ints, length: int, seed: int) -> tuple[Ints, Ints]:
-        """Return the epochs and numbers of the blocks to prefetch now, so that they are available one window later."""
-        strata = _strata(length, self.block, self.window, seed, 0)
-        epochs, places = np.divmod(steps + min(self.window * self.block, length), length)
-        slots = np.unique(epochs * strata.count + places // self.block)
-        epochs, slots = np.divmod(slots, strata.count)
+    def group_ahead(self, step: int, length: int) -> int:
+        """Return the number of the last group of blocks to prefetch when a step is read: one window ahead of it.
+
+        Groups are numbered over all epochs, and contain blocks in the order in which windows need them.
+        """
+        epoch, place = divmod(step + self._strata_of(length) * self.block, length)
+        return (epoch * -(-length // self.block) + place // self.block) // self._group
+
+    def group(self, number: int, length: int, seed: int) -> Ints:
+        """Return the blocks of a group; block ``i`` of an epoch is ``epoch * blocks_per_epoch + i``."""
+        count = -(-length // self.block)
+        epochs, slots = np.divmod(np.arange(number * self._group, (number + 1) * self._group), count)
         blocks = np.empty_like(slots)
         for epoch in set(epochs.tolist()):
             mask = epochs == epoch
             blocks[mask] = _strata(length, self.block, self.window, seed, epoch).blocks_at(slots[mask])
-        return epochs, blocks
+        numbers: Ints = blocks + epochs * count
+        return numbers
+
+    def groups_per_window(self, length: int) -> int:
+        """Return the number of groups that are prefetched while a window is read."""
+        return -(-self._strata_of(length) // self._group)
+
+    def _strata_of(self, length: int) -> int:
+        """Return the number of blocks of a window: ``window``, or fewer so that all windows have about as many."""
+        count = -(-length // self.block)
+        return -(-count // -(-count // self.window))
+
+    @property
+    def _group(self) -> int:
+        """Blocks that are prefetched together: reading several takes little more CPU time than reading one."""
+        return max(1, min(_GROUP // self.block, self.window // 16))
 
 
 class _Strata:

@@ -118,24 +118,24 @@ def test_blocks_of_a_huge_dataset_are_looked_up_alone(length):
     assert order.lookup(steps[::-700], length, 1, 0).tolist() == indices[::-700].tolist()
 
 
-def test_blocks_prefetch_each_block_once_and_before_its_window():
-    length, block, window = 10_007, 7, 24
-    order, count = shuffle.Blocks(block, window), -(-10_007 // 7)
-    announced, requested = {}, 0
-    for at in range(0, length, 20):
-        epochs, numbers = order.upcoming(np.arange(at, min(length, at + 20)), length, 3)
-        requested += len(numbers)
-        for key in zip(epochs.tolist(), numbers.tolist(), strict=True):
-            announced.setdefault(key, at)
-    indices = order.lookup(np.arange(length), length, 3, 0)
-    needed = {}
-    for step, number in enumerate((indices // block).tolist()):
-        needed.setdefault(number, step)
-    # Blocks of the first window are not announced; those of each later one are, while the window before it is read.
-    leads = [step - announced[0, number] for number, step in needed.items() if step >= block * window]
-    assert min(leads) > 0 and np.mean(leads) > block * window / 2
-    assert {epoch for epoch, _ in announced} == {0, 1}
-    assert len(announced) >= count - 1 and requested < 1.4 * count
+@pytest.mark.parametrize(
+    ('length', 'block', 'window'), [(10_007, 7, 24), (100_000, 64, 512), (5000, 1, 300), (50, 64, 9)]
+)
+def test_blocks_are_prefetched_in_groups_each_once_and_before_their_window(length, block, window):
+    order, count = shuffle.Blocks(block, window), -(-length // block)
+    announced, last = {}, None
+    for step in range(0, 2 * length, 10):
+        group = order.group_ahead(step, length)
+        for number in range(group if last is None else last + 1, group + 1):
+            for key in order.group(number, length, 3).tolist():
+                assert key not in announced
+                announced[key] = step
+        last = group
+    for epoch in (0, 1):
+        indices = order.lookup(np.arange(length), length, 3, epoch)
+        for step, number in enumerate((indices // block).tolist(), epoch * length):
+            if step >= block * window:
+                assert announced[number + epoch * count] < step
 
 
 def labels(order, batch, count=100):
