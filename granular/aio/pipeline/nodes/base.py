@@ -84,7 +84,7 @@ class Shuffle(IndexNode):
         steps = np.asarray(indices, np.int64)
         length, source = len(self), self.parents[0]
         if isinstance(self.order, Blocks) and isinstance(source, BlockBuffer) and len(steps):
-            await source.read_ahead(self.order, self.seed, int(steps.max()), self.endless)
+            await source.read_ahead(self.order, self.seed, steps, self.endless)
         if all(self.order.is_ready(length, self.seed, epoch) for epoch in _epochs_of(steps, length)):
             return await source.fetch(call_user(self._lookup, steps))
         return await source.fetch(await offload(self._lookup, steps))

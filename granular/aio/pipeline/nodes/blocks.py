@@ -14,6 +14,7 @@ from granular.aio.http.reply import counters
 from granular.aio.pipeline.nodes.source import Node, Source, estimate_nbytes
 from granular.aio.runtime.background import background, cancel_idle, wait_shared
 from granular.aio.runtime.scope import PerLoop
+from granular.indexing import Ints
 from granular.shuffle import Blocks
 
 logger = logging.getLogger('granular')
@@ -43,20 +44,30 @@ class BlockBuffer(Node):
         source = self.parents[0].select(fields)
         return None if source is None else type(self)(source, self._block, self._memory)
 
-    async def read_ahead(self, order: Blocks, seed: int, step: int, endless: bool) -> None:
-        """Start to read the blocks that are needed one window after a step, and those between the last call and it."""
+    async def read_ahead(self, order: Blocks, seed: int, steps: Ints, endless: bool) -> None:
+        """Start to read the blocks that are needed one window after a batch, and after batches since the last call.
+
+        Args:
+          order, seed: of the shuffle.
+          steps: those of a batch.
+          endless: True if an epoch follows on that of the steps.
+        """
         buffer, length = await self._buffers.get(), len(self)
-        group = order.group_ahead(step, length)
+        least, most = int(steps.min()), int(steps.max())
+        group = order.group_ahead(most, length)
         if group == buffer.group:
             return
         buffer.span = order.groups_per_window(length)
         if 0 < buffer.group - group <= buffer.span:
             return  # concurrent batches: a later one was first
-        first = buffer.group + 1 if 0 < group - buffer.group <= buffer.span else group
+        if 0 < group - buffer.group <= buffer.span:
+            first = buffer.group + 1
+        else:  # the first batch, or a jump
+            first = order.group_ahead(least, length) if most - least < len(steps) else group
         buffer.group = group
         blocks = np.concatenate([order.group(number, length, seed) for number in range(first, group + 1)])
         if not endless:  # nothing follows the last epoch
-            blocks = blocks[blocks < (step // length + 1) * self._count]
+            blocks = blocks[blocks < (most // length + 1) * self._count]
         self._begin(buffer, blocks.tolist())
 
     async def release(self) -> None:
