@@ -2,6 +2,8 @@
 
 from typing import Any, Final
 
+from granular.shuffle import Blocks
+
 _ENDLESS: Final = 1 << 62
 
 
@@ -45,3 +47,10 @@ def times(stage: Any) -> list[tuple[str, int, float]]:
 def fingerprint(stage: Any) -> list[str]:
     """Return a readable line per stage; two pipelines with different lines are different pipelines."""
     return ['  ' * depth + description for depth, description, _ in iter_stages(stage)]
+
+
+def block_orders(stage: Any) -> list[str]:
+    """Return the orders of blocks in a pipeline, from the source to the output, with their settings."""
+    orders = [order for parent in stage.parents for order in block_orders(parent)]
+    order = getattr(stage, 'order', None)
+    return [*orders, repr(order)] if isinstance(order, Blocks) else orders

@@ -192,8 +192,13 @@ def check_fingerprint(state_lines: Any, own_lines: Sequence[str]) -> None:
         if saved != current:
             raise StateError(
                 f'the state belongs to another pipeline: stage {i + 1} was {saved.strip()!r}, '
-                f'and is {current.strip()!r} in this one'
+                f'and is {current.strip()!r} in this one{_reason(saved, current)}'
             )
+
+
+def _reason(saved: str, current: str) -> str:
+    old = 'Blocks(' in saved and 'stratified' in current and 'stratified' not in saved
+    return ': before granular had stratified windows, Blocks was another order; restart the epoch' if old else ''
 
 
 class CursorHandle(abc.ABC):
