@@ -121,7 +121,7 @@ def test_open_says_what_it_expects(folder, name, error, message):
 def test_the_wrong_reader_of_a_dataset_names_the_right_one(bucket):
     write_dataset(bucket / 'dataset')
     write_dataset(bucket / 'sharded', granular.ShardedDatasetWriter, shardlen=4)
-    message = r'sharded: is a sharded dataset, with 3 shards: open it with ShardedDatasetReader, or with granular.open'
+    message = r'sharded: is a sharded dataset: open it with ShardedDatasetReader, or with granular.open'
     with pytest.raises(NotFoundError, match=message):
         granular.DatasetReader(bucket / 'sharded')
     message = 'dataset: is a dataset without shards: open it with DatasetReader, or with granular.open'

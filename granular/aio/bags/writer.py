@@ -42,6 +42,8 @@ class BagWriter(Publishing):
         return repr(self._output)
 
     def _loss(self) -> str:
+        if not len(self):
+            return ''
         return f'{len(self) - self._output.flushed} of its {len(self)} records are lost'
 
     async def _open(self) -> None:

@@ -94,6 +94,8 @@ class ShardedDatasetWriter(Publishing):
         return f'{type(self).__name__}({f"{self.directory}"!r})'
 
     def _loss(self) -> str:
+        if not len(self):
+            return ''
         lost = 0 if self._writer is None else self._writer._unflushed
         return f'{lost} of its {len(self)} datapoints are lost ({self._done[0]} shards are complete)'
 

@@ -99,6 +99,8 @@ class DatasetWriter(Publishing):
         return [*self._bags.values(), *([] if self._refs is None else [self._refs])]
 
     def _loss(self) -> str:
+        if self._length == self._found:
+            return ''
         lost = self._unflushed
         hint = '' if self._described or lost == self._length else ' (the others need a writer that is closed, too)'
         return f'{lost} of its {self._length} datapoints are lost{hint}'

@@ -96,7 +96,7 @@ class Publishing(AsyncResource):
       reports_loss: False while another writer owns this one, and reports for it.
     """
 
-    _process = 0  # in which it was constructed
+    reports_loss = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,17 +106,19 @@ class Publishing(AsyncResource):
 
     @abc.abstractmethod
     def _loss(self) -> str:
-        """Describe what is lost if it is never closed."""
+        """Describe what is lost if it is never closed; empty if nothing was appended."""
 
     def __del__(self) -> None:
         self._report_loss()
 
     def _report_loss(self) -> None:
         """Log and warn if it is open, when it is dropped or at exit."""
-        if self._process != os.getpid() or self._state != 'open' or not self.reports_loss:
+        if not self.reports_loss or self._state != 'open' or self._process != os.getpid():
             return
         self.reports_loss = False
-        message = f'{self!r} was never closed: {self._loss()}: use `with`, or call its close'
+        if not (loss := self._loss()):
+            return
+        message = f'{self!r} was never closed: {loss}: use `with`, or call its close'
         logger.error(message)
         warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
 
