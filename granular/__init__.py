@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         ArrayRecordDataSource,
         ParquetDataSource,
         ParquetIterDataset,
+        TokenWindows,
         WebDatasetDataSource,
         open,  # noqa: A004
     )
@@ -126,6 +127,7 @@ __all__ = [
     'SharedMemoryCache',
     'ShuffleWrapper',
     'SubsetWrapper',
+    'TokenWindows',
     'WebDatasetDataSource',
     'aio',
     'clean',
@@ -154,6 +156,7 @@ if not TYPE_CHECKING:
             'granular.sync.caches': 'RedisCache SharedMemoryCache',
             'granular.sync.datasources': (
                 'ArrayRecordDataSource ParquetDataSource ParquetIterDataset WebDatasetDataSource open'
+                'ArrayRecordDataSource ParquetDataSource ParquetIterDataset TokenWindows WebDatasetDataSource'
             ),
             'granular.sync.fields': (
                 'FieldDataset FieldWrapper ModeWrapper ClassFilterWrapper FieldConcat '

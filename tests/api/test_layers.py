@@ -27,6 +27,7 @@ LAYERS = (
     {'aio.conversion': 'conversion of other formats into sharded datasets'},
     {
         'aio.datasources': 'ArrayRecord, Parquet and WebDataset files, and `open`',
+        'aio.datasources': 'ArrayRecord, Parquet and WebDataset files, windows over tokens',
         'aio.caches': 'datapoints in memory, in shared memory, in Redis',
     },
     {'aio.datasets': 'specs, layouts, shards: readers, writers, verification, cleaning'},
