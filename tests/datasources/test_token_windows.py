@@ -145,7 +145,7 @@ def test_errors_name_what_is_wrong(tmp_path):
     write(tmp_path / 'ds', arrays((50, 60)), checksums=True)
     with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
         for args, error, message in (
-            (('text', 8), UnknownKeyError, 'text'),
+            (('text', 8), UnknownKeyError, "has no key 'text', only \\['name', 'parts', 'tokens'\\]"),
             (('name', 8), InvalidArgumentError, "key 'name': expected the type 'array', got 'utf8'"),
             (('parts', 8), InvalidArgumentError, "key 'parts': expected the type 'array', got 'array\\[\\]'"),
             (('tokens', 0), InvalidArgumentError, 'length: expected an integer >= 1, got 0'),

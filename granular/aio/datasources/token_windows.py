@@ -14,7 +14,7 @@ from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader
 from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.readahead import pages
-from granular.errors import CorruptDatasetError, DecodeError, InvalidArgumentError, UnsupportedError
+from granular.errors import CorruptDatasetError, DecodeError, InvalidArgumentError, UnknownKeyError, UnsupportedError
 from granular.formats.plain import array_counts, array_head, parse_array_head
 from granular.indexing import Ints, check_integer, index_of, indices_of
 
@@ -28,9 +28,10 @@ class TokenWindows(AsyncResource):
 
     ::
 
-        async with granular.aio.TokenWindows(reader, 'tokens', 2048) as windows:
-            window = await windows.get(7)
-            windows = await windows.fetch([3, 1, 41])  # dicts such as {'tokens': array of shape (2048,)}
+        async with granular.aio.DatasetReader('s3://bucket/books', granular.decoders) as reader:
+            windows = granular.aio.TokenWindows(reader, 'tokens', 2048)
+            window = await windows.get(7)  # {'tokens': array of shape (2048,)}
+            batch = await windows.fetch([3, 1, 41])
 
     A window is ``length`` consecutive values of one datapoint; its first one is at a multiple of ``stride``. Values at
     the end of a datapoint that do not fill a window are in none. Windows are numbered in the order of the datapoints,
@@ -88,8 +89,9 @@ class TokenWindows(AsyncResource):
         await self._reader._ensure_open()
         shards = self._reader._columns_of_shards
         for columns in shards:
-            (choice,) = columns.choose((self._key,))
-            if choice.field.kind != 'array':
+            if self._key not in columns.spec:
+                raise UnknownKeyError(f'{columns.name}: has no key {self._key!r}, only {list(columns.spec)}')
+            if columns.spec[self._key] != 'array':
                 raise InvalidArgumentError(
                     f"{columns.name}: key {self._key!r}: expected the type 'array', got {columns.spec[self._key]!r}"
                 )
