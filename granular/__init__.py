@@ -155,8 +155,7 @@ if not TYPE_CHECKING:
             'granular.aio.caches.memory_source': 'InMemoryDataSource',
             'granular.sync.caches': 'RedisCache SharedMemoryCache',
             'granular.sync.datasources': (
-                'ArrayRecordDataSource ParquetDataSource ParquetIterDataset WebDatasetDataSource open'
-                'ArrayRecordDataSource ParquetDataSource ParquetIterDataset TokenWindows WebDatasetDataSource'
+                'ArrayRecordDataSource ParquetDataSource ParquetIterDataset TokenWindows WebDatasetDataSource open'
             ),
             'granular.sync.fields': (
                 'FieldDataset FieldWrapper ModeWrapper ClassFilterWrapper FieldConcat '

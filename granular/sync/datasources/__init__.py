@@ -7,5 +7,11 @@ from granular.sync.datasources.parquet import ParquetDataSource
 from granular.sync.datasources.token_windows import TokenWindows
 from granular.sync.datasources.webdataset import WebDatasetDataSource
 
-__all__ = ['ArrayRecordDataSource', 'ParquetDataSource', 'ParquetIterDataset', 'WebDatasetDataSource', 'open']
-__all__ = ['ArrayRecordDataSource', 'ParquetDataSource', 'ParquetIterDataset', 'TokenWindows', 'WebDatasetDataSource']
+__all__ = [
+    'ArrayRecordDataSource',
+    'ParquetDataSource',
+    'ParquetIterDataset',
+    'TokenWindows',
+    'WebDatasetDataSource',
+    'open',
+]
