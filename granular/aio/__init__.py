@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         ArrayRecordDataSource,
         ParquetDataSource,
         ParquetIterDataset,
+        TokenWindows,
         WebDatasetDataSource,
     )
     from granular.aio.datasources.detect import open  # noqa: A004
@@ -81,6 +82,7 @@ __all__ = [
     'SharedMemoryCache',
     'ShuffleWrapper',
     'SubsetWrapper',
+    'TokenWindows',
     'WebDatasetDataSource',
     'aclose',
     'clean',
@@ -102,7 +104,7 @@ if not TYPE_CHECKING:
             'granular.aio.caches.shared_cache': 'SharedMemoryCache',
             'granular.aio.conversion.convert': 'convert',
             'granular.aio.datasources': (
-                'ArrayRecordDataSource ParquetDataSource ParquetIterDataset WebDatasetDataSource'
+                'ArrayRecordDataSource ParquetDataSource ParquetIterDataset TokenWindows WebDatasetDataSource'
             ),
             'granular.aio.datasources.detect': 'open',
             'granular.aio.fields.fields': 'FieldDataset FieldWrapper',

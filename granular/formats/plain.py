@@ -261,6 +261,56 @@ def decode_array(buffer: Buffer) -> NDArray[Any]:
         raise DecodeError(f'{len(buffer)} bytes are not an array: {error or type(error).__name__}') from error
 
 
+def array_head(dtype: np.dtype[Any], count: int) -> bytes:
+    """Return the bytes before the data of an encoded array of one dimension."""
+    size = count * dtype.itemsize
+    tag, width = (b'\xc4', 1) if size < 1 << 8 else (b'\xc5', 2) if size < 1 << 16 else (b'\xc6', 4)
+    head: bytes = b'\x93' + msgpack.packb(dtype.str) + msgpack.packb([count])
+    return head + tag + size.to_bytes(width, 'big')
+
+
+def parse_array_head(start: Buffer) -> np.dtype[Any]:
+    """Return the dtype of an encoded array of one dimension, from its first bytes.
+
+    Raises:
+      DecodeError: if these are not the first bytes of such an array.
+    """
+    unpacker = msgpack.Unpacker(max_array_len=_DIMENSIONS, max_map_len=0, max_ext_len=0)
+    try:
+        unpacker.feed(start)
+        parts = unpacker.read_array_header()
+        dtype, shape = _dtype(unpacker.unpack()), unpacker.unpack()
+    except (*UNPACKING, msgpack.OutOfData) as error:
+        raise DecodeError(f'{bytes(start)!r:.100} does not begin an array: {type(error).__name__}') from error
+    if parts != 3 or not isinstance(shape, list) or len(shape) != 1 or not dtype.itemsize:
+        raise DecodeError(f'expected an array of one dimension, got dtype {dtype} and shape {shape!r:.100}')
+    return dtype
+
+
+def array_counts(sizes: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[np.int64]:
+    """Return how many values encoded arrays of one dimension have; -1 if no such array has this size.
+
+    The bytes before the data grow with the number of values, so each size belongs to one number at most.
+
+    Args:
+      sizes: the bytes of the encoded arrays.
+      dtype: their dtype.
+    """
+    counts = np.full(len(sizes), -1, np.int64)
+    shortest = len(array_head(dtype, 0))
+    for head in range(shortest, shortest + 12):
+        candidates, left = np.divmod(sizes - head, dtype.itemsize)
+        data = candidates * dtype.itemsize
+        grown = np.searchsorted([1 << 7, 1 << 8, 1 << 16, 1 << 32], candidates, side='right')
+        width = (
+            np.array([0, 1, 2, 4, 8])[grown]
+            + np.array([0, 1, 3])[np.searchsorted([1 << 8, 1 << 16], data, side='right')]
+        )
+        fits = (left == 0) & (candidates >= 0) & (shortest + width == head)
+        counts[fits] = candidates[fits]
+    return counts
+
+
 def encode_tree(value: Any) -> bytes:
     """Encode nested lists, tuples and dicts of arrays and of msgpack values. Tuples are decoded as lists.
 

@@ -16,7 +16,7 @@ PAIRS = [
     (getattr(granular, name), getattr(aio, name))
     for name in (
         'ArrayRecordDataSource', 'BagReader', 'BagWriter', 'DatasetIterator', 'DatasetReader', 'DatasetWriter',
-        'Loader', 'MapDataset', 'ParquetDataSource', 'Path', 'WebDatasetDataSource',
+        'Loader', 'MapDataset', 'ParquetDataSource', 'Path', 'TokenWindows', 'WebDatasetDataSource',
     )
 ] + [
     (granular.SharedMemoryCache, aio.SharedMemoryCache),

@@ -113,6 +113,8 @@ def store(moto, tmp_path_factory):
                 for i in range(100):
                     frames = [image] * 9 if i == 0 else []
                     writer.append({'title': f'{i}', 'image': image, 'label': i % 10, 'frames': frames})
+        with granular.DatasetWriter(folder / 'books', {'tokens': 'array'}, granular.encoders) as writer:
+            writer.append({'tokens': np.zeros(100_000, np.int32)})
         with zipfile.ZipFile(folder / 'train.zip', 'w') as archive:
             for path in (folder / 'data').iterdir():
                 archive.write(path, path.name)

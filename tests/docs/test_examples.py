@@ -55,6 +55,11 @@ def test_train_jax(output):
     assert number(r'accuracy on the test set: ([\d.]+)', output) > 0.9
 
 
+def test_train_text(output):
+    assert number(r'loss [\d.]+ in the first, ([\d.]+)', output) < 3.5 < number(r'loss ([\d.]+)', output)
+    assert 'resumed at step 20: 20 of 20 losses are the same' in output
+
+
 def test_train_torch(output):
     assert number(r'accuracy on the test set: ([\d.]+)', output) > 0.9
     # A batch is one fan-out to two bags; an epoch has 24 batches.

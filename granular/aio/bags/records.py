@@ -1,7 +1,7 @@
 """Read records of many bags in one fan-out."""
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -42,17 +42,13 @@ async def read_records(requests: Sequence[tuple[Bag, Ints]], fresh: bool = False
       requests: the bags, each with the indices of its records.
       fresh: bypass the store's caches.
     """
-    limits = await _read_limits(requests, fresh)
+    limits = await read_limits(requests, fresh)
     for (bag, indices), (starts, stops) in zip(requests, limits, strict=True):
         if (total := int((stops - starts).sum())) > bag.datasize:
             if len(np.unique(indices)) == len(indices):
                 raise CorruptBagError(f'{bag.name}: {len(indices)} records have {total} bytes of {bag.datasize}')
             return await _read_distinct(requests, fresh)
-    cached = [bag.cached_records(*bounds) for (bag, _), bounds in zip(requests, limits, strict=True)]
-    missing = [i for i, records in enumerate(cached) if records is None]
-    reads = [requests[i][0].records_read(*limits[i]) for i in missing]
-    fetched = iter(await read_all(_store_of(requests), reads, fresh) if missing else ())
-    out = [next(fetched) if records is None else records for records in cached]
+    out = await read_parts([(bag, *bounds) for (bag, _), bounds in zip(requests, limits, strict=True)], fresh)
     for (bag, indices), records in zip(requests, out, strict=True):
         if bag.sums is not None:
             if sum(map(len, records)) <= MiB:
@@ -62,19 +58,38 @@ async def read_records(requests: Sequence[tuple[Bag, Ints]], fresh: bool = False
     return out
 
 
-async def _read_limits(requests: Sequence[tuple[Bag, Ints]], fresh: bool) -> list[tuple[Ints, Ints]]:
+async def read_parts(requests: Sequence[tuple[Bag, Ints, Ints]], fresh: bool = False) -> list[list[bytes]]:
+    """Read byte ranges of many bags of one store in one fan-out, without checking them.
+
+    Args:
+      requests: the bags, each with the starts and stops of its ranges.
+      fresh: bypass the store's caches.
+    """
+    cached = [bag.cached_records(starts, stops) for bag, starts, stops in requests]
+    reads = [
+        bag.records_read(starts, stops)
+        for (bag, starts, stops), parts in zip(requests, cached, strict=True)
+        if parts is None
+    ]
+    fetched = iter(await read_all(_store_of(bag for bag, _, _ in requests), reads, fresh) if reads else ())
+    return [next(fetched) if parts is None else parts for parts in cached]
+
+
+async def read_limits(requests: Sequence[tuple[Bag, Ints]], fresh: bool) -> list[tuple[Ints, Ints]]:
     """Return the starts and stops of records."""
     cached = [bag.limits(indices) for bag, indices in requests]
     missing = [request for request, limits in zip(requests, cached, strict=True) if limits is None]
     if not missing:
         return [limits for limits in cached if limits is not None]
-    tables = await read_all(_store_of(missing), [bag.limits_read(indices) for bag, indices in missing], fresh)
+    tables = await read_all(
+        _store_of(bag for bag, _ in missing), [bag.limits_read(indices) for bag, indices in missing], fresh
+    )
     parsed = (bag.parse_limits(indices, table) for (bag, indices), table in zip(missing, tables, strict=True))
     return [next(parsed) if limits is None else limits for limits in cached]
 
 
-def _store_of(requests: Sequence[tuple[Bag, Ints]]) -> Store:
-    return next(bag.path.store for bag, _ in requests if bag.path is not None)
+def _store_of(bags: Iterable[Bag]) -> Store:
+    return next(bag.path.store for bag in bags if bag.path is not None)
 
 
 async def _read_distinct(requests: Sequence[tuple[Bag, Ints]], fresh: bool) -> list[list[bytes]]:

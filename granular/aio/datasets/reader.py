@@ -12,7 +12,7 @@ from granular.aio.bags.identity import Identity, reopened
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.bags.reader import BagReader
 from granular.aio.datasets.codec import Decoder
-from granular.aio.datasets.columns import Datapoint, Mask, fetch_datapoints, read_columns
+from granular.aio.datasets.columns import Columns, Datapoint, Mask, fetch_datapoints, read_columns
 from granular.aio.datasets.dataset import Dataset
 from granular.aio.datasets.proof import open_as_one
 from granular.aio.paths.path import Path
@@ -153,6 +153,12 @@ class DatasetReader(Sampling):
             key: BagReader._of(bag, cache_index, key in cache_keys, verify)
             for key, bag in self._columns.all_bags.items()
         }
+
+    @property
+    def _columns_of_shards(self) -> list[Columns]:
+        """The columns, as those of a single shard."""
+        self._check_open()
+        return [self._columns]
 
     def __len__(self) -> int:
         self._check_open()

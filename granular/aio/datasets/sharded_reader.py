@@ -211,6 +211,12 @@ class ShardedDatasetReader(Sampling):
         self._check_open()
         return [DatasetReader._of(dataset, self._args) for dataset in self._datasets]
 
+    @property
+    def _columns_of_shards(self) -> list[Columns]:
+        """The columns of the shards that are read."""
+        self._check_open()
+        return [dataset.columns for dataset in self._datasets]
+
     def __len__(self) -> int:
         self._check_open()
         return int(self._stops[-1])

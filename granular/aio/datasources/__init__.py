@@ -1,8 +1,9 @@
-"""Data sources that read other formats: ArrayRecord, Parquet and WebDataset. Async API."""
+"""Data sources: ArrayRecord, Parquet and WebDataset files, and windows over tokens. Async API."""
 
 from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource
 from granular.aio.datasources.parquet.source import ParquetDataSource
 from granular.aio.datasources.parquet.stream import ParquetIterDataset
+from granular.aio.datasources.token_windows import TokenWindows
 from granular.aio.datasources.webdataset.source import WebDatasetDataSource
 
-__all__ = ['ArrayRecordDataSource', 'ParquetDataSource', 'ParquetIterDataset', 'WebDatasetDataSource']
+__all__ = ['ArrayRecordDataSource', 'ParquetDataSource', 'ParquetIterDataset', 'TokenWindows', 'WebDatasetDataSource']

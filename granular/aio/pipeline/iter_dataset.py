@@ -9,8 +9,9 @@ from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.nodes import base as nodes
 from granular.aio.pipeline.nodes.elements import method_of, name_of
-from granular.aio.pipeline.streams import flows, streams
+from granular.aio.pipeline.streams import flows, packing, streams
 from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.streams.packing import Strategy
 from granular.aio.pipeline.streams.streams import Stream
 from granular.aio.pipeline.transforms import (
     FilterTransform,
@@ -19,6 +20,7 @@ from granular.aio.pipeline.transforms import (
     MapWithIndexTransform,
     MultiprocessingOptions,
     RandomMapTransform,
+    ShardOptions,
     Transformation,
     apply,
 )
@@ -132,25 +134,67 @@ class IterDataset:
         return self._staged(f'window_shuffle({window_size}, seed={seed})', flows.WindowShuffling, window_size, seed)
 
     def pack(
-        self, length_struct: Mapping[str, int], *, num_packing_bins: int = 64, meta_features: Sequence[str] = ()
+        self,
+        length: Mapping[str, Any],
+        *,
+        strategy: Strategy = 'first_fit',
+        num_packing_bins: int = 64,
+        meta_features: Sequence[str] = (),
+        max_segments: int | None = None,
+        split_long: bool = False,
+        shuffle_bins: bool = False,
+        seed: int = 0,
+        alignment: int | Mapping[str, Any] | None = None,
+        padding: Any = None,
+        bos: Any = None,
+        shard_options: ShardOptions | None = None,
     ) -> Self:
-        """Pack sequences into rows of fixed lengths; each sequence goes into the first open row with enough space.
+        """Pack sequences into rows of fixed lengths.
 
-        Each row is a dict with the keys of ``length_struct``, padded with zeros. For each key that is not a meta
-        feature, it also has ``{key}_segment_ids`` (int32: 1 for the first sequence in the row, and so on; 0 for
-        padding) and ``{key}_positions`` (int32, position within the sequence)::
+        Each row is a dict with the features of ``length``, padded. Beside each feature that is not a meta feature, it
+        has ``{name}_segment_ids`` (int32: 1 for the first sequence in the row, and so on; 0 for padding) and
+        ``{name}_positions`` (int32: position within the sequence, or within the part of it in this row)::
 
             stream.pack({'tokens': 2048})  # elements such as {'tokens': np.array([17, 4, 2])}
+            stream.pack({'inputs': {'ids': 2048, 'mask': 2048}, 'targets': 512}, strategy='best_fit')
+            stream.pack({'tokens': 2048}, strategy='concat_then_split', bos=1)
+
+        Rows do not depend on the number of worker processes. A pack of rows holds the sequences of
+        ``num_packing_bins`` rows in memory; ``concat_then_split`` holds those of one row.
 
         Args:
-          length_struct: length of a row, for each key.
+          length: length of a row, for each feature; nested as the elements are. Features of an element that are not
+            named are dropped. A scalar is a sequence of length 1.
+          strategy: ``'first_fit'`` puts a sequence into the first open row with enough space, ``'best_fit'`` into the
+            fullest of them. When a sequence fits into none, all open rows are yielded. ``'concat_then_split'``
+            fills one row after the other, and splits the sequence that does not fit.
           num_packing_bins: number of rows that are open at a time.
-          meta_features: keys without segment ids and positions.
+          meta_features: top-level keys without segment ids and positions, which are never split. A key that is not in
+            ``length`` becomes a list with a value for each sequence in the row.
+          max_segments: maximum number of sequences in a row.
+          split_long: True to cut a sequence that is longer than a row into parts of the length of a row; by default it
+            is an error.
+          shuffle_bins: True to shuffle the rows that are open together.
+          seed: the order of shuffled rows depends on the seed and the number of earlier rows, as in Google Grain.
+          alignment: sequences start at multiples of this integer. Like ``padding`` and ``bos``, one value for all
+            features, or a mapping from features to values.
+          padding: the value of positions without a sequence, 0 by default.
+          bos: value that replaces the first one of each sequence, and of each part of a sequence; not in meta features,
+            unless they are named.
+          shard_options: yield each ``shard_count``-th row only. Every process then reads all sequences, rows are the
+            same for any number of processes, and so are states. Without it, shard the reading, by
+            ``to_iter_dataset(shard_options=...)``: each process then packs the sequences that it reads.
+
+        Raises:
+          InvalidArgumentError: if an argument is invalid.
+          DatapointError: in iteration, for an element that lacks a feature, is too long, or differs from the others in
+            dtype or shape. It names the number of the element in the stream.
         """
-        lengths = dict(length_struct)
-        return self._staged(
-            f'pack({lengths}, {num_packing_bins})', flows.Packing, lengths, num_packing_bins, meta_features
-        )
+        recipe = packing.Recipe.of(
+            length, strategy, num_packing_bins, meta_features, max_segments, split_long, shuffle_bins, seed, alignment,
+            padding, bos, shard_options,
+        )  # fmt: skip
+        return self._staged(recipe.description, packing.Packing, recipe)
 
     def prefetch(self, buffer_size: int = 2) -> Self:
         """Compute the elements of all previous operations ahead of the consumer.

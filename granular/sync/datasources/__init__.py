@@ -1,9 +1,17 @@
-"""Data sources that read other formats: ArrayRecord, Parquet and WebDataset."""
+"""Data sources: ArrayRecord, Parquet and WebDataset files, and windows over tokens."""
 
 from granular.aio.datasources.parquet.stream import ParquetIterDataset
 from granular.sync.datasources.arrayrecord import ArrayRecordDataSource
 from granular.sync.datasources.detect import open  # noqa: A004
 from granular.sync.datasources.parquet import ParquetDataSource
+from granular.sync.datasources.token_windows import TokenWindows
 from granular.sync.datasources.webdataset import WebDatasetDataSource
 
-__all__ = ['ArrayRecordDataSource', 'ParquetDataSource', 'ParquetIterDataset', 'WebDatasetDataSource', 'open']
+__all__ = [
+    'ArrayRecordDataSource',
+    'ParquetDataSource',
+    'ParquetIterDataset',
+    'TokenWindows',
+    'WebDatasetDataSource',
+    'open',
+]

@@ -13,7 +13,7 @@ from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import end_tasks
 from granular.aio.runtime.threads import offload
-from granular.errors import ClosedError, DatapointError
+from granular.errors import ClosedError
 from granular.shuffle import permute
 
 
@@ -302,86 +302,3 @@ class _Raised:
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
-
-
-class Packing(Flow):
-    """Sequences packed into rows of fixed lengths, each into the first row with enough space."""
-
-    def __init__(self, parents: Sequence[Flow], lengths: dict[str, int], rows: int, meta: Sequence[str]) -> None:
-        self.parents = tuple(parents)
-        self._parent, self._lengths, self._rows, self._meta = parents[0], lengths, rows, tuple(meta)
-        self._packed: list[dict[str, Any]] | None = []  # None until they are made again, after a state was restored
-        self._next_index = 0
-        self._before = self._parent.state()
-        self._over: Any = None  # the element that fits into no row of this pack
-        self._over_before: Any = None
-
-    async def next(self) -> Any:
-        if self._packed is None:
-            self._packed = await self._pack()
-        if self._next_index >= len(self._packed):
-            self._packed, self._next_index = [], 0
-            self._packed = await self._pack()
-            if not self._packed:
-                return END
-        self._next_index += 1
-        return self._packed[self._next_index - 1]
-
-    async def _pack(self) -> list[dict[str, Any]]:
-        used = {key: np.zeros(self._rows, np.int64) for key in self._lengths}
-        rows: list[list[Any]] = [[] for _ in range(self._rows)]
-        self._before = self._parent.state() if self._over is None else self._over_before
-        while True:
-            before = self._parent.state()
-            element, self._over = self._over, None
-            if element is None:
-                element = await self._parent.next()
-            if element is END:
-                break
-            sizes = self._sizes(element)
-            free = np.all([used[key] + size <= self._lengths[key] for key, size in sizes.items()], axis=0)
-            if not free.any():
-                self._over, self._over_before = element, before
-                break
-            row = int(np.argmax(free))
-            rows[row].append(element)
-            for key, size in sizes.items():
-                used[key][row] += size
-        return [self._row(elements) for elements in rows if elements]
-
-    def _sizes(self, element: Any) -> dict[str, int]:
-        sizes = {}
-        for key, length in self._lengths.items():
-            if key not in element:
-                raise DatapointError(f'pack: a sequence has no {key!r}, only {sorted(element)}')
-            sizes[key] = 1 if np.ndim(element[key]) == 0 else len(element[key])
-            if sizes[key] > length:
-                raise DatapointError(f'pack: a sequence of {sizes[key]} in {key!r} is longer than a row of {length}')
-        return sizes
-
-    def _row(self, elements: list[Any]) -> dict[str, Any]:
-        out: dict[str, Any] = {}
-        for key, length in self._lengths.items():
-            parts = [np.atleast_1d(np.asarray(element[key])) for element in elements]
-            values = np.zeros((length, *parts[0].shape[1:]), parts[0].dtype)
-            segments, positions = np.zeros(length, np.int32), np.zeros(length, np.int32)
-            at = 0
-            for number, part in enumerate(parts, 1):
-                values[at : at + len(part)] = part
-                segments[at : at + len(part)] = number
-                positions[at : at + len(part)] = np.arange(len(part))
-                at += len(part)
-            out[key] = values
-            if key not in self._meta:
-                out[f'{key}_segment_ids'], out[f'{key}_positions'] = segments, positions
-        return out
-
-    def state(self) -> Any:
-        if self._packed is None or self._next_index < len(self._packed):
-            return {'parent': self._before, 'place': self._next_index}
-        return {'parent': self._parent.state() if self._over is None else self._over_before, 'place': 0}
-
-    async def restore(self, state: Any) -> None:
-        await self._parent.restore(state['parent'])
-        self._before, self._next_index, self._over = state['parent'], state['place'], None
-        self._packed = None if self._next_index else []

@@ -1,0 +1,237 @@
+"""Windows of fixed length over long arrays of tokens, read as parts of their records."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granular.aio.bags.bag import Bag
+from granular.aio.bags.records import read_limits, read_parts, retry_if_corrupt
+from granular.aio.datasets.columns import Columns, read_references
+from granular.aio.datasets.reader import DatasetReader
+from granular.aio.datasets.sharded_reader import ShardedDatasetReader
+from granular.aio.runtime.lifecycle import AsyncResource
+from granular.aio.runtime.readahead import pages
+from granular.errors import CorruptDatasetError, DecodeError, InvalidArgumentError, UnknownKeyError, UnsupportedError
+from granular.formats.plain import array_counts, array_head, parse_array_head
+from granular.indexing import Ints, check_integer, index_of, indices_of
+
+_HEAD = 64  # bytes; at least those before the data of an array
+
+Window = dict[str, NDArray[Any]]
+
+
+class TokenWindows(AsyncResource):
+    """Random access to windows of fixed length over the arrays of a dataset, such as the tokens of long documents.
+
+    ::
+
+        async with granular.aio.DatasetReader('s3://bucket/books', granular.decoders) as reader:
+            windows = granular.aio.TokenWindows(reader, 'tokens', 2048)
+            window = await windows.get(7)  # {'tokens': array of shape (2048,)}
+            batch = await windows.fetch([3, 1, 41])
+
+    A window is ``length`` consecutive values of one datapoint; its first one is at a multiple of ``stride``. Values at
+    the end of a datapoint that do not fill a window are in none. Windows are numbered in the order of the datapoints,
+    so they are a data source of a ``MapDataset`` or ``Loader``, whose batches and states are the same for any number of
+    workers and hosts.
+
+    Only the bytes of a window are read, in one fan-out for many windows, in which neighbours share a request. With the
+    first window of a datapoint, the head of its array is read too, and compared with the dtype and length that follow
+    from the size of its record.
+
+    Opening takes one request for the head of the first array, and the references in the refs layout. Memory: 32 bytes
+    per datapoint. The reader stays open when the windows are closed.
+
+    Args:
+      reader: a ``DatasetReader`` or ``ShardedDatasetReader``, without ``verify``: there are no checksums of parts.
+      key: a key of type ``array``, whose arrays have one dimension and the same dtype.
+      length: values of a window.
+      stride: distance between the beginnings of two windows, ``length`` by default. ``TokenWindows(reader, key,
+        length=2049, stride=2048)`` has inputs and targets that are shifted by one.
+
+    Raises:
+      UnknownKeyError: if the dataset has no such key.
+      InvalidArgumentError: if an argument is invalid, or the key is of another type.
+      CorruptDatasetError: if an array has another dtype or more dimensions; it names the datapoint.
+    """
+
+    def __init__(
+        self, reader: DatasetReader | ShardedDatasetReader | Any, key: str, length: int, stride: int | None = None
+    ) -> None:
+        super().__init__()
+        reader = getattr(reader, 'aio', reader)
+        if not isinstance(reader, DatasetReader | ShardedDatasetReader):
+            raise InvalidArgumentError(
+                f'TokenWindows: expected a DatasetReader or ShardedDatasetReader, got {type(reader).__name__}'
+            )
+        self._reader, self._key = reader, key
+        self._length = check_integer('length', length, 1)
+        self._stride = self._length if stride is None else check_integer('stride', stride, 1)
+        self._shards: list[Columns] = []
+        self._firsts: Ints = np.zeros(1, np.int64)  # the first datapoint of each shard, and the number of datapoints
+        self._starts = self._counts = self._stops = np.zeros(0, np.int64)  # by datapoint; stops count windows
+        self._checked = np.zeros(0, np.bool_)  # datapoints whose head was compared
+        self._dtype = np.dtype(np.int64)
+        self._remote = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._reader, self._key, self._length, self._stride)
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self._reader!r}, {self._key!r}, {self._length}, stride={self._stride})'
+
+    # --- opening
+
+    async def _open(self) -> None:
+        await self._reader._ensure_open()
+        shards = self._reader._columns_of_shards
+        for columns in shards:
+            if self._key not in columns.spec:
+                raise UnknownKeyError(f'{columns.name}: has no key {self._key!r}, only {list(columns.spec)}')
+            if columns.spec[self._key] != 'array':
+                raise InvalidArgumentError(
+                    f"{columns.name}: key {self._key!r}: expected the type 'array', got {columns.spec[self._key]!r}"
+                )
+            if columns.bags[self._key].sums is not None:
+                raise UnsupportedError(
+                    f'{columns.name}: parts of records have no checksums: open the dataset without verify=True'
+                )
+        self._shards, self._remote = shards, any(columns.is_remote for columns in shards)
+        await retry_if_corrupt(self._read_table, self._remote)
+
+    async def _read_table(self, fresh: bool) -> None:
+        """Compute where each array is, and how many values it has."""
+        groups = [(columns, np.arange(columns.length)) for columns in self._shards]
+        references = await read_references(groups, fresh)
+        requests: list[tuple[Bag, Ints]] = []
+        for (columns, indices), (firsts, lengths) in zip(groups, references, strict=True):
+            (choice,) = columns.choose((self._key,))
+            records, _ = columns.record_indices(indices, choice, firsts, lengths)
+            requests.append((columns.bags[self._key], records))
+        limits = await read_limits(requests, fresh)
+        starts = np.concatenate([starts for starts, _ in limits])
+        sizes = np.concatenate([stops for _, stops in limits]) - starts
+        self._firsts = np.cumsum([0, *(columns.length for columns in self._shards)])
+        self._checked = np.zeros(len(starts), np.bool_)
+        if len(starts):
+            heads = await self._read(np.array([0]), starts[:1], starts[:1] + np.minimum(_HEAD, sizes[:1]), fresh)
+            try:
+                self._dtype = parse_array_head(heads[0])
+            except DecodeError as error:
+                raise CorruptDatasetError(f'{self._describe(0)}: {error}') from error
+        counts = array_counts(sizes, self._dtype)
+        if (counts < 0).any():
+            bad = int(np.argmax(counts < 0))
+            raise CorruptDatasetError(
+                f'{self._describe(bad)}: expected an array of dtype {self._dtype} and one dimension as in datapoint 0, '
+                f'got {sizes[bad]} bytes, which no such array has'
+            )
+        self._counts, self._starts = counts, starts + sizes - counts * self._dtype.itemsize
+        self._stops = np.cumsum(np.maximum(0, (counts - self._length) // self._stride + 1))
+
+    def _describe(self, datapoint: int) -> str:
+        shard = int(np.searchsorted(self._firsts, datapoint, side='right')) - 1
+        return f'{self._shards[shard].name}: datapoint {datapoint - int(self._firsts[shard])}, key {self._key!r}'
+
+    async def _close(self) -> None:
+        self._shards = []
+
+    # --- properties
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the windows."""
+        self._check_open()
+        return self._dtype
+
+    def __len__(self) -> int:
+        self._check_open()
+        return int(self._stops[-1]) if len(self._stops) else 0
+
+    # --- reading
+
+    async def get(self, index: SupportsIndex | slice) -> Any:
+        """Return the window at an index, negative from the end, or the windows of a slice.
+
+        Raises:
+          OutOfRangeError: an ``IndexError``.
+        """
+        await self._ensure_open()
+        if isinstance(index, slice | range):
+            return await self.fetch(index)
+        return (await self._windows(np.array([index_of(index, len(self), repr(self))])))[0]
+
+    async def fetch(self, indices: Any) -> list[Window]:
+        """Return many windows, read in one fan-out.
+
+        Args:
+          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
+
+        Returns:
+          The windows, in the order requested: dicts with ``key`` and a read-only array of shape (length,).
+        """
+        await self._ensure_open()
+        return await self._windows(indices_of(indices, len(self), repr(self)))
+
+    async def _windows(self, indices: Ints) -> list[Window]:
+        if not len(indices):
+            return []
+        owners = np.searchsorted(self._stops, indices, side='right')
+        previous = np.where(owners > 0, self._stops[owners - 1], 0)
+        item = self._dtype.itemsize
+        starts = self._starts[owners] + (indices - previous) * (self._stride * item)
+        stops = starts + self._length * item
+        unchecked = np.unique(owners[~self._checked[owners]])
+        if len(unchecked):
+            heads = np.array([len(array_head(self._dtype, count)) for count in self._counts[unchecked].tolist()])
+            owners = np.append(owners, unchecked)
+            starts = np.append(starts, self._starts[unchecked] - heads)
+            stops = np.append(stops, self._starts[unchecked])
+
+        async def read(fresh: bool) -> list[bytes]:
+            parts = await self._read(owners, starts, stops, fresh)
+            for owner, head in zip(unchecked.tolist(), parts[len(indices) :], strict=True):
+                self._check_head(owner, head)
+            return parts
+
+        parts = await retry_if_corrupt(read, self._remote)
+        self._checked[unchecked] = True
+        return [{self._key: np.frombuffer(part, self._dtype)} for part in parts[: len(indices)]]
+
+    def _check_head(self, datapoint: int, head: bytes) -> None:
+        count = int(self._counts[datapoint])
+        if head != array_head(self._dtype, count):
+            raise CorruptDatasetError(
+                f'{self._describe(datapoint)}: expected an array of dtype {self._dtype} and shape ({count},), got one '
+                f'that begins with {head!r}'
+            )
+
+    async def _read(self, owners: Ints, starts: Ints, stops: Ints, fresh: bool) -> list[bytes]:
+        """Return byte ranges of the bags of some datapoints, in order."""
+        self._reader._check_open()
+        shards = np.searchsorted(self._firsts, owners, side='right') - 1
+        order = np.argsort(shards, kind='stable')
+        numbers, edges = np.unique(shards[order], return_index=True)
+        groups = np.split(order, edges[1:])
+        requests = [
+            (self._shards[number].bags[self._key], starts[group], stops[group])
+            for number, group in zip(numbers.tolist(), groups, strict=True)
+        ]
+        parts = await read_parts(requests, fresh)
+        if len(parts) == 1:
+            return parts[0]
+        out = [b''] * len(owners)
+        for group, group_parts in zip(groups, parts, strict=True):
+            for position, part in zip(group.tolist(), group_parts, strict=True):
+                out[position] = part
+        return out
+
+    async def __aiter__(self) -> AsyncIterator[Window]:
+        await self._ensure_open()
+        size = len(self) * self._length * self._dtype.itemsize
+        async with contextlib.aclosing(pages(self.fetch, len(self), size, not self._remote)) as windows:
+            async for window in windows:
+                yield window

@@ -1,0 +1,188 @@
+"""TokenWindows: the windows of numpy's slices, and requests for their bytes alone."""
+
+import asyncio
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import granular
+from granular import MapDataset, ShardOptions, TokenWindows, aio
+from granular.errors import (
+    ClosedError,
+    CorruptDatasetError,
+    InvalidArgumentError,
+    OutOfRangeError,
+    UnknownKeyError,
+    UnsupportedError,
+)
+
+NUMBERS = itertools.count()
+LENGTHS = (300, 0, 7, 20_000, 8, 70_000)
+
+
+def arrays(lengths, dtype=np.int32):
+    starts = np.cumsum([0, *lengths])
+    return [
+        np.arange(start, start + length).astype(dtype) for start, length in zip(starts.tolist(), lengths, strict=False)
+    ]
+
+
+def write(path, tokens, shardlen=0, layout='refs', **options):
+    spec = {'tokens': 'array', 'name': 'utf8', 'parts': 'array[]'}
+    if layout == 'columns':
+        del spec['parts']
+    kind = granular.ShardedDatasetWriter if shardlen else granular.DatasetWriter
+    args = {'shardlen': shardlen} if shardlen else {}
+    with kind(path, spec, granular.encoders, **args, layout=layout, **options) as writer:
+        for i, array in enumerate(tokens):
+            datapoint = {'tokens': array, 'name': f'document {i}', 'parts': [array]}
+            writer.append({key: datapoint[key] for key in spec})
+
+
+def expected_windows(tokens, length, stride):
+    return [array[start : start + length] for array in tokens for start in range(0, len(array) - length + 1, stride)]
+
+
+@pytest.mark.parametrize(
+    ('layout', 'shardlen', 'options'),
+    [('refs', 2, {}), ('columns', 0, {'cache_index': False}), ('refs', 0, {'cache_keys': ['tokens', 'refs']})],
+    ids=str,
+)
+def test_windows_are_slices(root, layout, shardlen, options):
+    tokens = arrays(LENGTHS, np.uint16)
+    write(root / 'ds', tokens, shardlen, layout)
+    kind = granular.ShardedDatasetReader if shardlen else granular.DatasetReader
+    with kind(root / 'ds', granular.decoders, **options) as reader:
+        for length, stride in ((8, None), (100, 30), (1, 5000), (70_000, 1)):
+            with TokenWindows(reader, 'tokens', length, stride=stride) as windows:
+                expected = expected_windows(tokens, length, stride or length)
+                assert len(windows) == len(expected)
+                indices = np.random.default_rng(0).integers(-len(expected), len(expected), 50)
+                for index, window in zip(indices, windows.fetch(indices), strict=True):
+                    assert window.keys() == {'tokens'}
+                    assert window['tokens'].dtype == windows.dtype == np.uint16
+                    assert (window['tokens'] == expected[index]).all()
+                assert (windows[-1]['tokens'] == expected[-1]).all()
+                assert len(windows[1:3]) == min(2, max(0, len(expected) - 1))
+                assert windows.fetch([]) == []
+        assert reader[0]['name'] == 'document 0'  # the reader is still open
+
+
+@given(
+    st.lists(st.one_of(st.integers(0, 40), st.integers(60, 70), st.integers(120, 300)), max_size=8),
+    st.integers(1, 30), st.integers(1, 40), st.sampled_from(['u1', '<i2', '>i4', '<f8']),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_all_lengths_and_strides(lengths, length, stride, dtype):
+    tokens = arrays(lengths, dtype)
+    path = f'memory://windows-{next(NUMBERS)}'
+    write(path, tokens)
+    with granular.DatasetReader(path, granular.decoders) as reader:
+        windows = TokenWindows(reader, 'tokens', length, stride)
+        assert [window['tokens'].tolist() for window in windows] == [
+            array.tolist() for array in expected_windows(tokens, length, stride)
+        ]
+
+
+def test_a_fetch_requests_the_bytes_of_its_windows_alone(bucket):
+    write(bucket / 'ds', arrays((400_000, 400_000)))
+    with granular.DatasetReader(bucket / 'ds', granular.decoders) as reader:
+        windows = TokenWindows(reader, 'tokens', 2048)
+        assert len(windows) == 2 * 195
+
+        def cost(indices):
+            before = granular.io_stats()
+            windows.fetch(indices)
+            after = granular.io_stats()
+            return after['requests'] - before['requests'], after['bytes'] - before['bytes']
+
+        size = 4 * 2048
+        cost([0, 200])  # reads the heads of both arrays
+        assert cost([100]) == (1, size)
+        assert cost([100, 300]) == (2, 2 * size)
+        assert cost([101, 103, 102, 100, 101]) == (1, 4 * size)
+
+
+def test_order_is_the_same_for_any_number_of_workers_and_hosts(tmp_path):
+    write(tmp_path / 'ds', arrays(LENGTHS), 2)
+    with granular.ShardedDatasetReader(tmp_path / 'ds', granular.decoders) as reader:
+        windows = TokenWindows(reader, 'tokens', 1000)
+        dataset = MapDataset.source(windows).shuffle(seed=1)
+        expected = [int(window['tokens'][0]) for window in dataset]
+        assert sorted(expected) == sorted(int(array[0]) for array in expected_windows(arrays(LENGTHS), 1000, 1000))
+        for count in (1, 3):
+            hosts = [dataset.to_iter_dataset(shard_options=ShardOptions(i, count)) for i in range(count)]
+            for i, host in enumerate(hosts):
+                assert [int(window['tokens'][0]) for window in host] == expected[i::count]
+        with iter(dataset.to_iter_dataset().mp_prefetch(1)) as iterator:
+            assert [int(window['tokens'][0]) for window in iterator] == expected
+        with granular.Loader(windows, 8) as loader:
+            batch = next(loader)
+            assert batch['tokens'].shape == (8, 1000)
+        restored = pickle.loads(pickle.dumps(windows))
+        assert restored[3]['tokens'].tolist() == windows[3]['tokens'].tolist()
+        assert repr(restored) == repr(windows)
+
+
+async def test_async_api(tmp_path):
+    write(tmp_path / 'ds', arrays(LENGTHS))
+    async with aio.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
+        async with aio.TokenWindows(reader, 'tokens', 1000) as windows:
+            fetched = await asyncio.gather(*(windows.fetch([i, 5]) for i in range(20)))
+            assert [int(pair[0]['tokens'][0]) for pair in fetched] == list(range(307, 20_307, 1000))
+            assert len([window async for window in windows]) == len(windows) == 90
+            with pytest.raises(OutOfRangeError, match='index 90 is out of range: it has 90'):
+                await windows.get(90)
+        with pytest.raises(ClosedError):
+            await windows.get(0)
+
+
+def test_errors_name_what_is_wrong(tmp_path):
+    write(tmp_path / 'ds', arrays((50, 60)), checksums=True)
+    with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
+        for args, error, message in (
+            (('text', 8), UnknownKeyError, "has no key 'text', only \\['name', 'parts', 'tokens'\\]"),
+            (('name', 8), InvalidArgumentError, "key 'name': expected the type 'array', got 'utf8'"),
+            (('parts', 8), InvalidArgumentError, "key 'parts': expected the type 'array', got 'array\\[\\]'"),
+            (('tokens', 0), InvalidArgumentError, 'length: expected an integer >= 1, got 0'),
+            (('tokens', 8, 0), InvalidArgumentError, 'stride: expected an integer >= 1, got 0'),
+        ):
+            with pytest.raises(error, match=message):
+                TokenWindows(reader, *args)
+        windows = TokenWindows(reader, 'tokens', 8)
+        assert len(TokenWindows(reader, 'tokens', 61)) == 0
+    with pytest.raises(ClosedError):
+        windows[0]
+    with pytest.raises(InvalidArgumentError, match='expected a DatasetReader or ShardedDatasetReader, got list'):
+        TokenWindows([1, 2], 'tokens', 8)
+    with granular.DatasetReader(tmp_path / 'ds', granular.decoders, verify=True) as reader:
+        with pytest.raises(UnsupportedError, match='parts of records have no checksums'):
+            TokenWindows(reader, 'tokens', 8)
+
+
+@pytest.mark.parametrize(
+    ('other', 'message'),
+    [
+        (np.zeros(51, np.int16), 'datapoint 1, .*expected an array of dtype int32 and one dimension as in datapoint 0'),
+        (np.zeros(100, np.int16), r'datapoint 1, .*expected an array of dtype int32 and shape \(50,\), got one that'),
+        (np.zeros((50, 1), np.int32), 'datapoint 1, .*expected an array of dtype int32 and one dimension'),
+        (np.float32(1), 'datapoint 1, .*expected an array of dtype int32'),
+    ],
+    ids=str,
+)
+def test_arrays_of_other_kinds_are_refused(tmp_path, other, message):
+    write(tmp_path / 'ds', [*arrays((50,)), other])
+    with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
+        with pytest.raises(CorruptDatasetError, match=message):
+            TokenWindows(reader, 'tokens', 8).fetch([-1])
+
+
+def test_first_array_of_two_dimensions_is_refused(tmp_path):
+    write(tmp_path / 'ds', [np.zeros((2, 2))])
+    with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
+        with pytest.raises(CorruptDatasetError, match=r'datapoint 0, .*one dimension, got .* shape \[2, 2'):
+            TokenWindows(reader, 'tokens', 8)
