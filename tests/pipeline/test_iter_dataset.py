@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 
 import numpy as np
@@ -234,6 +235,45 @@ def test_read_ahead_is_bounded_by_memory():
         for _ in range(100):
             next(iterator)
         assert len(fetched) <= 100 + 30 + 2 * 10 + 80  # the first chunks start before their size is known
+
+
+@pytest.mark.parametrize('num_threads', [0, 1, 2, 16])
+def test_first_element_does_not_wait_for_a_chunk(num_threads):
+    release, first = threading.Event(), 0
+
+    def wait(x):
+        assert x == first or release.wait(30)
+        return x
+
+    dataset = MapDataset.range(1000).map(wait)
+    with iter(dataset.to_iter_dataset(ReadOptions(num_threads=num_threads))) as iterator:
+        assert next(iterator) == 0
+        release.set()
+        assert list(iterator) == list(range(1, 1000))
+        release.clear()
+        first = 500
+        iterator.set_state({'state': 500})
+        assert next(iterator) == 500
+        release.set()
+
+
+def test_chunks_grow():
+    sizes = []
+
+    class Source:
+        def __len__(self):
+            return 1000
+
+        def fetch(self, indices):
+            sizes.append(len(indices))
+            return indices
+
+    assert list(MapDataset.source(Source()).to_iter_dataset()) == list(range(1000))
+    assert sizes[:9] == [1, 1, 2, 4, 8, 16, 32, 62, 62]
+    assert max(sizes) == 62
+    sizes.clear()
+    assert list(MapDataset.source(Source()).to_iter_dataset(ReadOptions(prefetch_buffer_size=0))) == list(range(1000))
+    assert sizes == [1] * 1000
 
 
 def test_prefetch_can_start_early():

@@ -52,8 +52,8 @@ class Workers:
         self._starting = asyncio.Lock()
         self._started = self._closed = False
 
-    async def make(self, position: int) -> Any:
-        """Return the item at a position, computed by the workers in turn; a worker that has died is replaced."""
+    async def make(self, *position: int) -> Any:
+        """Return ``task.make(*position)``, computed by the workers in turn; a worker that has died is replaced."""
         await ensure_event_loop()
         number = next(self._turns) % self._count
         if not self._started or (not self._closed and self._workers[number].dead):
@@ -131,7 +131,7 @@ class _Worker:
         self._process.start()
         other_end.close()
         self._finalizer = weakref.finalize(self, _kill, self._process, os.getpid())
-        self._pending: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], int]] = {}
+        self._pending: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], tuple[int, ...]]] = {}
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._stopped = self.dead = False
@@ -142,7 +142,7 @@ class _Worker:
         )
         self._thread.start()
 
-    async def make(self, position: int) -> Any:
+    async def make(self, position: tuple[int, ...]) -> Any:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         number = next(self._numbers)
@@ -185,12 +185,14 @@ class _Worker:
             with contextlib.suppress(RuntimeError):  # the loop ended, and with it the caller
                 loop.call_soon_threadsafe(_resolve, future, False, WorkerError(self._obituary(position)))
 
-    def _obituary(self, position: int) -> str:
+    def _obituary(self, position: tuple[int, ...]) -> str:
         code = self._process.exitcode
         how = 'was closed' if self._stopped else f'ended with exit code {code}'
         if code is not None and code < 0:
             how = f'was killed by {signal.Signals(-code).name}'
-        return f'worker process {self._process.name} (pid {self._process.pid}) {how} before it computed item {position}'
+        return (
+            f'worker process {self._process.name} (pid {self._process.pid}) {how} before it computed item {position[0]}'
+        )
 
     def stop(self) -> None:
         """Ask the process to exit."""

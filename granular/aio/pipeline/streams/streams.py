@@ -29,7 +29,7 @@ from granular.indexing import check_integer
 if TYPE_CHECKING:
     from granular.aio.execution.workers import Workers
 
-_CHUNK: Final = 64  # datapoints per fetch, at first
+_CHUNK: Final = 64  # datapoints per fetch, unless they are small; the first fetches are of fewer
 _CHUNKS: Final = 8  # minimum number of chunks that the read-ahead is divided into
 _SMALL: Final = 1 << 18  # bytes; smaller chunks grow if loading them is quick and waits for nothing
 
@@ -157,12 +157,11 @@ class _ChunkTask:
 
     captures = True
 
-    def __init__(self, source: Source, stride: int, count: int, stop: int) -> None:
-        self._source, self._stride, self.count, self._stop = source, stride, count, stop
+    def __init__(self, source: Source, stride: int) -> None:
+        self._source, self._stride = source, stride
 
-    async def make(self, position: int) -> list[Any]:
-        stop = min(self._stop, position + self._stride * self.count)
-        return await self._source.fetch(np.arange(position, stop, self._stride))
+    async def make(self, position: int, count: int) -> list[Any]:
+        return await self._source.fetch(np.arange(position, position + self._stride * count, self._stride))
 
 
 class Reading(Flow):
@@ -178,27 +177,26 @@ class Reading(Flow):
         length = len(read.source)
         self._stop = length // self._stride * self._stride if shard.drop_remainder else length
         weight = _weight(read.source)
-        self._chunk = max(1, min(chunk // weight, options.prefetch_buffer_size // _CHUNKS))
-        self._task = _ChunkTask(read.source, self._stride, self._chunk, self._stop)
+        self._most = max(1, options.prefetch_buffer_size // _CHUNKS)
+        chunk = max(1, min(chunk // weight, self._most))
+        task = _ChunkTask(read.source, self._stride)
         self._workers = None
         depth = _CHUNKS
-        # Worker processes received their task at start, so their chunks cannot grow.
-        self._most = max(self._chunk, options.prefetch_buffer_size // _CHUNKS) if read.workers is None else self._chunk
         if read.workers is not None and read.workers.num_workers:
             from granular.aio.execution.workers import Workers
 
-            self._workers = Workers(self._task, read.workers.num_workers, read.workers.start_method)
+            self._workers = Workers(task, read.workers.num_workers, read.workers.start_method)
             depth = max(depth, read.workers.num_workers * read.workers.per_worker_buffer_size)
-        make = self._task.make if self._workers is None else self._workers.make
+        make = task.make if self._workers is None else self._workers.make
         self.ahead: Prefetch[list[Any]] = Prefetch(
-            make, self._stride * self._chunk, self._chunk * weight, max(1, options.num_threads), 'granular-read', True
+            make, self._stride, weight, max(1, options.num_threads), 'granular-read', True
         )
-        self._depth = min(depth, -(-options.prefetch_buffer_size // self._chunk))
-        self.ahead.depth, self.ahead.stop = self._depth, self._stop
+        self._depth = min(depth, -(-options.prefetch_buffer_size // chunk))
+        self.ahead.depth, self.ahead.stop, self.ahead.most = self._depth, self._stop, chunk
         self._elements: list[Any] = []
         self._next_index = 0  # of the next element in the chunk
         self._first = 0  # position of the first element of the chunk in the source
-        self._sized = 0
+        self._largest = 1  # bytes of an element
         self.ahead.position = shard.shard_index
         self.counts = {'elements': 0, 'bytes': 0}
 
@@ -210,9 +208,7 @@ class Reading(Flow):
                 if chunk is END:
                     return END
                 self._elements, self._next_index = chunk, 0
-                size = self._learn(chunk)
-                if self.ahead.cheap and size < _SMALL and self._chunk < self._most:
-                    await self._widen()
+                self._learn(chunk)
             element = self._elements[self._next_index]
             if type(element) is Failure:
                 if self.errors.raises:
@@ -229,21 +225,19 @@ class Reading(Flow):
                 self.counts['elements'] += 1
                 return element
 
-    async def _widen(self) -> None:
-        """Double the chunk size for small elements, because each fetch has the same overhead."""
-        self._chunk = min(self._most, 2 * self._chunk)
-        self._task.count, self._sized = self._chunk, 0
-        self.ahead.stride = self._stride * self._chunk
-        await self.ahead.seek(self.ahead.position)
-
-    def _learn(self, chunk: list[Any]) -> int:
-        """Limit the read-ahead to the memory setting. Returns the estimated size of the chunk in bytes."""
+    def _learn(self, chunk: list[Any]) -> None:
+        """Limit the read-ahead to the memory setting, and enlarge chunks of small elements."""
+        ahead, memory = self.ahead, self._read.options.memory
         size = estimate_nbytes(chunk)
         self.counts['bytes'] += size
-        if size > self._sized:
-            self._sized = size
-            self.ahead.depth = max(1, min(self._depth, self._read.options.memory // size - 1))
-        return size
+        if ahead.cheap and size < _SMALL and ahead.most == len(chunk) < self._most:
+            ahead.most = min(self._most, 2 * ahead.most)  # each fetch has the same overhead
+        elif size <= self._largest * len(chunk):
+            return
+        self._largest = max(self._largest, size // len(chunk))
+        ahead.most = max(1, min(ahead.most, memory // (2 * self._largest)))
+        if self._depth:
+            ahead.depth = max(1, min(self._depth, memory // (self._largest * ahead.most) - 1))
 
     def bind(self, token: object) -> None:
         self.ahead.token = token
