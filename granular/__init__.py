@@ -14,6 +14,7 @@ from granular.aio.http.reply import io_stats
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.data_loader import DataLoader
 from granular.aio.pipeline.iter_dataset import IterDataset
+from granular.aio.pipeline.nodes.elements import batch_and_pad
 from granular.aio.pipeline.nodes.source import RandomAccessDataSource
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, SequentialSampler
 from granular.aio.pipeline.transforms import (
@@ -127,6 +128,7 @@ __all__ = [
     'SubsetWrapper',
     'WebDatasetDataSource',
     'aio',
+    'batch_and_pad',
     'clean',
     'convert',
     'copy_to_local',

@@ -1,11 +1,12 @@
 """A position in a running stream, and the asynchronous iterator over it."""
 
 import abc
+import types
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
 
 from granular.aio.execution.prefetch import END
-from granular.aio.pipeline.describe import fingerprint
+from granular.aio.pipeline.describe import check_fingerprint, fingerprint
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.streams import Reading, Stream
 from granular.aio.runtime.lifecycle import Running
@@ -141,25 +142,10 @@ def _readings(flow: Flow) -> Sequence[Reading]:
     return [reading for parent in flow.parents for reading in _readings(parent)]
 
 
-def check_fingerprint(state_lines: Any, own_lines: Sequence[str]) -> None:
-    """Check that a state belongs to this pipeline.
-
-    Raises:
-      StateError: if it does not; the message names the first stage that differs.
-    """
-    if state_lines is None or list(state_lines) == list(own_lines):
-        return
-    for i in range(max(len(state_lines), len(own_lines))):
-        saved, current = (lines[i] if i < len(lines) else 'nothing' for lines in (state_lines, own_lines))
-        if saved != current:
-            raise StateError(
-                f'the state belongs to another pipeline: stage {i + 1} was {saved.strip()!r}, '
-                f'and is {current.strip()!r} in this one'
-            )
-
-
 class CursorHandle(abc.ABC):
     """Base of the iterators of ``for`` and ``async for``: a cursor, which is closed once its handle is dropped."""
+
+    __class_getitem__: Any = classmethod(types.GenericAlias)
 
     def __init__(self, stream: Stream) -> None:
         self._cursor = Cursor(stream)

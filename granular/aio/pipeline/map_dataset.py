@@ -3,6 +3,7 @@
 import abc
 import builtins
 import operator
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, Self, SupportsIndex
 
@@ -15,10 +16,12 @@ from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.nodes import base as nodes
 from granular.aio.pipeline.nodes import elements, selection
+from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.source import RandomAccessDataSource, Source
 from granular.aio.pipeline.streams.streams import Read
 from granular.aio.pipeline.transforms import (
     FilterTransform,
+    FlatMapTransform,
     MapTransform,
     MapWithIndexTransform,
     RandomMapTransform,
@@ -29,7 +32,7 @@ from granular.aio.pipeline.transforms import (
 )
 from granular.errors import InvalidArgumentError
 from granular.filters import Strategy, percent_range, repetitions_of
-from granular.indexing import Ints, check_integer
+from granular.indexing import Ints, Seed, check_integer, check_seed
 from granular.shuffle import MAX_SEED, Index, Order
 
 
@@ -48,6 +51,14 @@ class MapOperations(abc.ABC):
     def node(self) -> Source:
         """The source of the dataset."""
         return self._node
+
+    @property
+    def parents(self) -> list[Self]:
+        """The datasets that this one is computed from; none if it is a source."""
+        nodes_above = [node.parents[0] if isinstance(node, BlockBuffer) else node for node in self._node.parents]
+        return [] if isinstance(self._node, nodes.Wrapped) else [self._derive(node) for node in nodes_above]
+
+    __class_getitem__: Any = classmethod(types.GenericAlias)
 
     # --- constructors
 
@@ -97,9 +108,13 @@ class MapOperations(abc.ABC):
 
     # --- order and selection
 
-    def seed(self, seed: int) -> Self:
-        """Set the seed of all later operations that are given none: each derives a seed of its own from it."""
-        return self._derive(nodes.Seeded(self._node, check_integer('seed', seed, 0, MAX_SEED)))
+    def seed(self, seed: int | Sequence[int]) -> Self:
+        """Set the seed of all later operations that are given none: each derives a seed of its own from it.
+
+        Args:
+          seed: integer >= 0 of any size, or a sequence of such integers.
+        """
+        return self._derive(nodes.Seeded(self._node, check_seed(seed)))
 
     def shuffle(self, seed: int | None = None, order: Order | None = None) -> Self:
         """Shuffle all elements, in a different order every epoch.
@@ -113,7 +128,21 @@ class MapOperations(abc.ABC):
           order: an order of :mod:`granular.shuffle`; by default ``Index()``, the order of Google Grain. ``Blocks()``
             reads many records with one request.
         """
-        return self._derive(nodes.Shuffle(self._node, order or Index(), self._seed_of(seed, 'shuffle')))
+        return self._derive(
+            nodes.Shuffle(
+                self._node, order or Index(), check_integer('seed', self._seed_of(seed, 'shuffle'), 0, MAX_SEED)
+            )
+        )
+
+    def window_shuffle(self, window_size: int, seed: int | None = None) -> Self:
+        """Shuffle the elements within each window of consecutive elements.
+
+        Args:
+          window_size: elements per window; the last window of an epoch may be smaller.
+          seed: integer from 0 to 2**32 - 1; by default derived from :meth:`seed`. Each window has an order of its own.
+        """
+        seed = check_integer('seed', self._seed_of(seed, 'window_shuffle'), 0, MAX_SEED)
+        return self._derive(nodes.WindowShuffle(self._node, window_size, seed))
 
     def slice(self, sl: builtins.slice | Sequence[int] | Ints) -> Self:
         """Select a part of the dataset, by a slice or by indices of elements."""
@@ -191,7 +220,10 @@ class MapOperations(abc.ABC):
         return self._derive(elements.MapWithIndex(self._node, transform))
 
     def random_map(
-        self, transform: RandomMapTransform | Callable[[Any, np.random.Generator], Any], *, seed: int | None = None
+        self,
+        transform: RandomMapTransform | Callable[[Any, np.random.Generator], Any],
+        *,
+        seed: int | Sequence[int] | None = None,
     ) -> Self:
         """Apply a function to each element and a random generator, which depends only on seed and index.
 
@@ -200,6 +232,30 @@ class MapOperations(abc.ABC):
             dataset.random_map(lambda image, rng: np.roll(image, rng.integers(8)), seed=0)
         """
         return self._derive(elements.RandomMap(self._node, transform, self._seed_of(seed, 'random_map')))
+
+    def flat_map(
+        self, transform: FlatMapTransform | Callable[[Any], Sequence[Any]], *, max_fan_out: int | None = None
+    ) -> Self:
+        """Replace each element by ``max_fan_out`` elements: those that a function returns for it, and then None.
+
+        ::
+
+            words = MapDataset.source(['a b', 'c']).flat_map(str.split, max_fan_out=3)
+            # 6 elements: 'a', 'b', None, 'c', None, None
+
+        Iteration skips None, as after ``filter``. The function is called once per element and fetch.
+
+        Args:
+          transform: function from an element to at most ``max_fan_out`` elements.
+          max_fan_out: the fixed number of elements; by default the attribute of that name of ``transform``.
+        """
+        if max_fan_out is None:
+            max_fan_out = getattr(transform, 'max_fan_out', None)
+        if max_fan_out is None:
+            raise InvalidArgumentError(
+                'flat_map of a MapDataset requires max_fan_out: pass it, or call to_iter_dataset() first'
+            )
+        return self._derive(elements.FlatMap(self._node, transform, max_fan_out))
 
     def filter(self, transform: FilterTransform | Callable[[Any], bool]) -> Self:
         """Replace each element for which a function returns False by None. Iteration skips these elements."""
@@ -274,12 +330,12 @@ class MapOperations(abc.ABC):
     def __repr__(self) -> str:
         return f'<{type(self).__name__} of {len(self)} elements: {self._node.describe()}>'
 
-    def _seed_of(self, seed: int | None, what: str) -> int:
+    def _seed_of(self, seed: int | Sequence[int] | None, what: str) -> Seed:
         if seed is None:
             seed = nodes.default_seed([self._node])
         if seed is None:
             raise InvalidArgumentError(f'{what} requires a seed: pass seed=, or call seed() first')
-        return check_integer('seed', seed, 0, MAX_SEED)
+        return check_seed(seed)
 
 
 class MapDataset(MapOperations):

@@ -3,13 +3,15 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from granular._lazy import import_extra
 from granular.errors import InvalidArgumentError
 from granular.indexing import check_integer
+
+_START_METHODS: Final = ('spawn', 'forkserver', 'fork')
 
 
 class MapTransform(abc.ABC):
@@ -84,9 +86,16 @@ class FlatMapTransform(abc.ABC):
     ::
 
         class Words(granular.FlatMapTransform):
+            max_fan_out = 100
+
             def flat_map(self, element):
                 return element.split()
+
+    Attributes:
+      max_fan_out: largest number of elements for one element; required for a MapDataset.
     """
+
+    max_fan_out: int | None = None
 
     @abc.abstractmethod
     def flat_map(self, element: Any) -> Sequence[Any]:
@@ -140,7 +149,7 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         for name in ('num_threads', 'prefetch_buffer_size', 'memory'):
-            check_integer(name, getattr(self, name), 0)
+            object.__setattr__(self, name, check_integer(name, getattr(self, name), 0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +171,15 @@ class MultiprocessingOptions:
     per_worker_buffer_size: int = 2
     start_method: str = 'spawn'
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, 'num_workers', check_integer('num_workers', self.num_workers, 0))
+        size = check_integer('per_worker_buffer_size', self.per_worker_buffer_size, 1)
+        object.__setattr__(self, 'per_worker_buffer_size', size)
+        if self.start_method not in _START_METHODS:
+            raise InvalidArgumentError(
+                f'start_method: expected one of {_START_METHODS}, got {self.start_method!r:.100}'
+            )
+
 
 @dataclasses.dataclass(frozen=True)
 class ShardOptions:
@@ -182,6 +200,9 @@ class ShardOptions:
     drop_remainder: bool = False
 
     def __post_init__(self) -> None:
+        for name in ('shard_index', 'shard_count'):
+            if isinstance(value := getattr(self, name), np.integer):
+                object.__setattr__(self, name, int(value))
         if self.shard_count < 1 or not 0 <= self.shard_index < self.shard_count:
             raise InvalidArgumentError(
                 f'expected 0 <= shard_index < shard_count, got {self.shard_index} and {self.shard_count}'

@@ -8,23 +8,24 @@ processes.
 
 import abc
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from granular.aio.execution.failures import Errors, Failure, OnError, outline
 from granular.aio.execution.prefetch import END, Prefetch
+from granular.aio.pipeline.describe import fingerprint
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.base import ENDLESS, Repeat, Slice, default_seed
 from granular.aio.pipeline.nodes.elements import Batch
 from granular.aio.pipeline.nodes.source import Source, estimate_nbytes
 from granular.aio.pipeline.streams.flow import Flow
-from granular.aio.pipeline.streams.flows import Applying, Batching
+from granular.aio.pipeline.streams.flows import Applying, Batching, NamedMixing
 from granular.aio.pipeline.transforms import MultiprocessingOptions, ReadOptions, ShardOptions
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.errors import InvalidArgumentError, StateError
-from granular.indexing import check_integer
+from granular.indexing import Seed, check_integer
 
 if TYPE_CHECKING:
     from granular.aio.execution.workers import Workers
@@ -43,7 +44,7 @@ class Stream(abc.ABC):
     """
 
     parents: tuple[Any, ...] = ()
-    declared_seed: int | None = None
+    declared_seed: Seed | None = None
 
     @abc.abstractmethod
     def flow(self) -> Flow:
@@ -287,7 +288,7 @@ def _weight(source: Source) -> int:
 class Each(Stream):
     """An operation on single elements."""
 
-    def __init__(self, parent: Stream, name: str, transform: Any, seed: int | None = None) -> None:
+    def __init__(self, parent: Stream, name: str, transform: Any, seed: Seed | None = None) -> None:
         self.parents = (parent,)
         self.name, self.transform, self.seed = name, transform, seed
         self.method = elements.method_of(transform, name)
@@ -340,7 +341,7 @@ class BatchOf(Stream):
 class SeededStream(Stream):
     """A stage that sets the default seed for later random operations."""
 
-    def __init__(self, parent: Stream, seed: int) -> None:
+    def __init__(self, parent: Stream, seed: Seed) -> None:
         self.parents, self.declared_seed = (parent,), seed
 
     def merged(self) -> Read | None:
@@ -367,3 +368,21 @@ class Staged(Stream):
 
     def describe(self) -> str:
         return self._description
+
+
+class NamedMix(Stream):
+    """A mix of streams that have names. Its state fits other streams and weights."""
+
+    named = True
+
+    def __init__(self, parents: Mapping[str, Stream], weights: Sequence[int]) -> None:
+        self.parents, self._names, self._weights = tuple(parents.values()), tuple(parents), tuple(weights)
+
+    def flow(self) -> Flow:
+        named = dict(zip(self._names, self.parents, strict=True))
+        lines = {name: fingerprint(parent) for name, parent in named.items()}
+        return NamedMixing({name: parent.flow() for name, parent in named.items()}, self._weights, lines)
+
+    def describe(self) -> str:
+        weights = ', '.join(f'{name}: {weight}' for name, weight in zip(self._names, self._weights, strict=True))
+        return f'mix of {{{weights}}}'
