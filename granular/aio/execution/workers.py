@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -79,7 +80,7 @@ class Workers:
         if self._context.get_start_method() != 'fork':
             token = sharing.set(True)
             try:
-                self._payload, self._parts = shared_memory.split(self._task)
+                self._payload, self._parts = shared_memory.split(self._task, by_value=not _imports_main())
             except Exception as error:
                 raise InvalidArgumentError(
                     f'worker processes need a source and functions that pickle: {summary(error)}'
@@ -217,6 +218,12 @@ class _Worker:
         self.pipe.close()
         if threading.main_thread().is_alive():  # at exit, multiprocessing joins its processes, which must be open
             self._process.close()
+
+
+def _imports_main() -> bool:
+    """Return whether worker processes import ``__main__``: a script or module, but not a notebook."""
+    main = sys.modules['__main__']
+    return getattr(main, '__spec__', None) is not None or hasattr(main, '__file__')
 
 
 def _kill(process: Any, parent: int) -> None:
