@@ -19,6 +19,7 @@ from granular.aio.pipeline.nodes.source import RandomAccessDataSource
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, SequentialSampler
 from granular.aio.pipeline.transforms import (
     Batch,
+    DatasetOptions,
     FilterTransform,
     FlatMapTransform,
     MapTransform,
@@ -85,6 +86,7 @@ __all__ = [
     'Conversion',
     'DataLoader',
     'DatasetIterator',
+    'DatasetOptions',
     'DatasetReader',
     'DatasetWriter',
     'FieldConcat',

@@ -436,3 +436,39 @@ def test_numpy_integers_are_integers():
 def test_annotations_with_element_types():
     for kind in (MapDataset, aio.MapDataset, granular.IterDataset, granular.DatasetIterator):
         assert kind[int].__origin__ is kind
+
+
+FILTERS = {
+    'of the MapDataset': lambda d, f: d.filter(f).to_iter_dataset(),
+    'of the stream': lambda d, f: d.to_iter_dataset().filter(f),
+    'after a batch': lambda d, f: d.to_iter_dataset().batch(1).filter(lambda batch: f(batch[0])).map(lambda b: b[0]),
+}
+
+
+@pytest.mark.parametrize('name', FILTERS)
+def test_filters_that_drop_almost_everything_warn_or_raise(name, caplog):
+    def few(x):
+        return x % 20 == 0
+
+    stream = FILTERS[name](MapDataset.range(3000), few)
+    expected = list(range(0, 3000, 20))
+    assert list(stream) == expected
+    assert [record.getMessage() for record in caplog.records] == [
+        f'{caplog.records[0].args[0]}: filter_warn_threshold_ratio is 0.9'
+    ]
+    assert 'few' in caplog.text or name == 'after a batch'
+    assert 'dropped 950 of 1000 consecutive elements' in caplog.text
+    caplog.clear()
+    options = granular.DatasetOptions
+    for quiet in (options(filter_warn_threshold_ratio=None), options(filter_warn_threshold_ratio=0.96)):
+        assert list(stream.with_options(quiet)) == expected
+    assert not caplog.records
+    with iter(stream.with_options(options(filter_raise_threshold_ratio=0.95))) as iterator:
+        elements = []
+        with pytest.raises(DatapointError, match='dropped 950 of 1000 .*filter_raise_threshold_ratio is 0.95'):
+            while True:
+                elements.append(next(iterator))
+        assert elements == expected[:50]
+    for ratio in (-0.1, 1.1, '0.5'):
+        with pytest.raises(InvalidArgumentError, match='filter_warn_threshold_ratio: expected a number from 0 to 1'):
+            options(filter_warn_threshold_ratio=ratio)

@@ -14,6 +14,7 @@ from granular.aio.pipeline.streams import flows, streams
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.streams import Stream
 from granular.aio.pipeline.transforms import (
+    DatasetOptions,
     FilterTransform,
     FlatMapTransform,
     MapTransform,
@@ -270,6 +271,10 @@ class IterDataset:
         if not isinstance(options, MultiprocessingOptions):
             options = MultiprocessingOptions(num_workers=options)
         return self._derive(self._stream.with_workers(options)) if options.num_workers else self
+
+    def with_options(self, options: DatasetOptions) -> Self:
+        """Set options of all previous operations: when a filter that drops most elements warns or raises."""
+        return self._derive(self._stream.with_options(options))
 
     def apply(self, transformations: Transformation | Sequence[Transformation]) -> Self:
         """Apply one transformation, or several in order."""

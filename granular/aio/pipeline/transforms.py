@@ -152,6 +152,33 @@ class ReadOptions:
             object.__setattr__(self, name, check_integer(name, getattr(self, name), 0))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DatasetOptions:
+    """Options of a stream, for ``IterDataset.with_options``.
+
+    ::
+
+        options = granular.DatasetOptions(filter_raise_threshold_ratio=0.99)
+        stream = dataset.filter(is_valid).to_iter_dataset().with_options(options)
+
+    The ratios are those of dropped elements among 1,000 consecutive ones, from 0 to 1. Filters that run together, those
+    before the first operation that combines several elements, are counted together.
+
+    Args:
+      filter_warn_threshold_ratio: ratio from which a warning is logged, at most once a minute; None for never.
+      filter_raise_threshold_ratio: ratio from which a ``DatapointError`` is raised; None for never.
+    """
+
+    filter_warn_threshold_ratio: float | None = 0.9
+    filter_raise_threshold_ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ('filter_warn_threshold_ratio', 'filter_raise_threshold_ratio'):
+            ratio = getattr(self, name)
+            if ratio is not None and not (isinstance(ratio, int | float | np.number) and 0 <= ratio <= 1):
+                raise InvalidArgumentError(f'{name}: expected a number from 0 to 1 or None, got {ratio!r:.100}')
+
+
 @dataclasses.dataclass(frozen=True)
 class MultiprocessingOptions:
     """Settings of worker processes.

@@ -10,6 +10,7 @@ from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.describe import check_fingerprint
 from granular.aio.pipeline.nodes.base import turns
 from granular.aio.pipeline.nodes.elements import combine, generator, stack, stacked
+from granular.aio.pipeline.streams.filtered import FilterCheck
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import end_tasks
@@ -24,9 +25,12 @@ class Applying(Flow):
 
     calls_functions = True
 
-    def __init__(self, parent: Flow, name: str, fn: Callable[..., Any], seed: Seed | None) -> None:
+    def __init__(
+        self, parent: Flow, name: str, fn: Callable[..., Any], seed: Seed | None, check: FilterCheck | None
+    ) -> None:
         self.parents = (parent,)
         self._parent, self._name, self._fn, self._count = parent, name, fn, 0
+        self._check = check
         self._key = None if seed is None else np.random.Philox(seed).state['state']['key']
 
     async def next(self) -> Any:
@@ -38,7 +42,10 @@ class Applying(Flow):
             if element is None:
                 return None
             if self._name == 'filter':
-                if await offload(self._fn, element):
+                kept = await offload(self._fn, element)
+                if self._check is not None:
+                    self._check.count(not kept)
+                if kept:
                     return element
             elif self._name == 'map_with_index':
                 return await offload(self._fn, index, element)

@@ -20,9 +20,10 @@ from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.base import ENDLESS, Repeat, Slice, default_seed
 from granular.aio.pipeline.nodes.elements import Batch
 from granular.aio.pipeline.nodes.source import Source, estimate_nbytes
+from granular.aio.pipeline.streams.filtered import FilterCheck
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.flows import Applying, Batching, NamedMixing
-from granular.aio.pipeline.transforms import MultiprocessingOptions, ReadOptions, ShardOptions
+from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ReadOptions, ShardOptions
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.errors import InvalidArgumentError, StateError
 from granular.indexing import Seed, check_integer
@@ -62,6 +63,10 @@ class Stream(abc.ABC):
         """Return the same stream, read by worker processes."""
         share = dataclasses.replace(options, num_workers=max(1, options.num_workers // max(1, len(self.parents))))
         return self._over([parent.with_workers(share) for parent in self.parents])
+
+    def with_options(self, options: DatasetOptions) -> 'Stream':
+        """Return the same stream with options."""
+        return self._over([parent.with_options(options) for parent in self.parents])
 
     def _over(self, parents: Sequence[Any]) -> 'Stream':
         copy = type(self).__new__(type(self))
@@ -108,17 +113,18 @@ class Read(Stream):
         shard: ShardOptions | None = None,
         on_error: OnError = 'raise',
         workers: MultiprocessingOptions | None = None,
+        filters: DatasetOptions | None = None,
     ) -> None:
         self.parents = (source,)
         self.source, self.options, self.allow_nones = source, options, allow_nones
-        self.shard, self.workers = shard or ShardOptions(0, 1), workers
+        self.shard, self.workers, self.filters = shard or ShardOptions(0, 1), workers, filters or DatasetOptions()
         self.on_error = Errors(on_error).on_error  # validated here; each iteration counts its own errors
 
     def replaced(self, **changes: Any) -> 'Read':
         """Return a copy with some arguments changed."""
         arguments = {
             'source': self.source, 'options': self.options, 'allow_nones': self.allow_nones, 'shard': self.shard,
-            'on_error': self.on_error, 'workers': self.workers,
+            'on_error': self.on_error, 'workers': self.workers, 'filters': self.filters,
         }  # fmt: skip
         return type(self)(**{**arguments, **changes})
 
@@ -127,6 +133,9 @@ class Read(Stream):
 
     def with_workers(self, options: MultiprocessingOptions) -> Stream:
         return self.replaced(workers=options)
+
+    def with_options(self, options: DatasetOptions) -> Stream:
+        return self.replaced(filters=options)
 
     def sharded(self, part: ShardOptions) -> Stream:
         # Element k of shard s of n, taken within shard p of m, is element (k * n + s) * m + p of the source.
@@ -200,6 +209,7 @@ class Reading(Flow):
         self._largest = 1  # bytes of an element
         self.ahead.position = shard.shard_index
         self.counts = {'elements': 0, 'bytes': 0}
+        self._check = FilterCheck(read.filters, _filters_of(read.source)) if read.source.sparse else None
 
     async def next(self) -> Any:
         while True:
@@ -220,6 +230,8 @@ class Reading(Flow):
                 if element is None:
                     self._next_index += 1
                     continue
+            if self._check is not None:
+                self._check.count(element is None)
             self._elements[self._next_index] = None
             self._next_index += 1
             if element is not None or self._read.allow_nones:
@@ -276,6 +288,16 @@ class Reading(Flow):
             await self._workers.aclose()
 
 
+def _filters_of(source: Source) -> str:
+    """Describe the stages of a source that drop elements."""
+    stages: list[str] = []
+    while source.parents:
+        if isinstance(source, elements.Filter | elements.FlatMap) or len(source.parents) > 1:
+            stages.append(source.describe())
+        source = source.parents[0]
+    return ', '.join(reversed(stages)) or 'the operations'
+
+
 def _weight(source: Source) -> int:
     """Return the number of datapoints per element of a source."""
     source_weight = max((_weight(parent) for parent in source.parents), default=1)
@@ -292,6 +314,7 @@ class Each(Stream):
         self.parents = (parent,)
         self.name, self.transform, self.seed = name, transform, seed
         self.method = elements.method_of(transform, name)
+        self.filters = DatasetOptions()
 
     def merged(self) -> Read | None:
         read: Read | None = self.parents[0].merged()
@@ -314,7 +337,13 @@ class Each(Stream):
         read = self.merged()
         if read is not None:
             return read.flow()
-        return Applying(self.parents[0].flow(), self.name, self.method, self.seed)
+        check = FilterCheck(self.filters, self.describe()) if self.name == 'filter' else None
+        return Applying(self.parents[0].flow(), self.name, self.method, self.seed, check)
+
+    def with_options(self, options: DatasetOptions) -> Stream:
+        copy = super().with_options(options)
+        copy.__dict__['filters'] = options
+        return copy
 
     def describe(self) -> str:
         return f'{self.name}({elements.name_of(self.method)}{"" if self.seed is None else f", seed={self.seed}"})'
