@@ -2,7 +2,7 @@
 
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -37,13 +37,34 @@ class IterDataset:
         stream = MapDataset.source(reader).shuffle(seed=0).to_iter_dataset().filter(is_valid).batch(64)
         for batch in stream:  # or: async for batch in stream
             train_step(batch)
+
+    A subclass makes elements of its own: its ``__iter__`` returns an iterator with ``__next__``, ``get_state`` and
+    ``set_state``, such as a subclass of ``granular.DatasetIterator``, over ``iter(self._parent)``.
+
+    Args:
+      parents: for subclasses: the stream, or the streams, that elements are made of.
     """
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+    def __init__(self, parents: 'Stream | IterDataset | Sequence[IterDataset]' = ()) -> None:
+        if isinstance(parents, Stream):
+            self._stream = parents
+            return
+        if type(self).__iter__ is IterDataset.__iter__:
+            raise InvalidArgumentError('use MapDataset.to_iter_dataset(), or a subclass that overrides __iter__')
+        self._parents = (parents,) if isinstance(parents, IterDataset) else tuple(parents)
+        self._stream = streams.Iterated(self, [parent._stream for parent in self._parents])
+
+    @property
+    def _parent(self) -> 'IterDataset':
+        return self._parents[0]
+
+    @classmethod
+    def _of(cls, stream: Stream) -> Self:
+        """Return the IterDataset of a stream; not of a subclass, whose constructor has other arguments."""
+        return cast(Self, IterDataset(stream))
 
     def _derive(self, stream: Stream) -> Self:
-        return type(self)(stream)
+        return self._of(stream)
 
     def _staged(self, description: str, make: Callable[..., Flow], *args: Any) -> Self:
         return self._derive(streams.Staged([self._stream], description, make, *args))
@@ -75,12 +96,12 @@ class IterDataset:
                     raise InvalidArgumentError(f'expected weights of {names}, got weights of {list(weights)}')
                 weights = [weights[name] for name in names]
             parts = nodes.proportions(len(names), weights)
-            return cls(streams.NamedMix(dict(zip(names, _streams(list(datasets.values())), strict=True)), parts))
+            return cls._of(streams.NamedMix(dict(zip(names, _streams(list(datasets.values())), strict=True)), parts))
         if isinstance(weights, Mapping):
             raise InvalidArgumentError('weights with names require datasets with names: pass a dict of datasets')
         parts = nodes.proportions(len(datasets), weights)
         description = f'mix of {len(datasets)}, weights {":".join(map(str, parts))}'
-        return cls(streams.Staged(_streams(datasets), description, flows.Mixing, parts))
+        return cls._of(streams.Staged(_streams(datasets), description, flows.Mixing, parts))
 
     @classmethod
     def interleave(cls, datasets: Sequence[Any], cycle_length: int) -> Self:
@@ -94,7 +115,7 @@ class IterDataset:
             raise InvalidArgumentError('expected one dataset or more, got none')
         cycle_length = check_integer('cycle_length', cycle_length, 1)
         description = f'interleave of {len(datasets)}, {cycle_length} at a time'
-        return cls(streams.Staged(_streams(datasets), description, flows.Interleaving, cycle_length))
+        return cls._of(streams.Staged(_streams(datasets), description, flows.Interleaving, cycle_length))
 
     @classmethod
     def zip(cls, datasets: Sequence[Any], *, strict: bool = True) -> Self:
@@ -111,7 +132,7 @@ class IterDataset:
         if not datasets:
             raise InvalidArgumentError('expected one dataset or more, got none')
         description = f'zip of {len(datasets)}{"" if strict else ", strict=False"}'
-        return cls(streams.Staged(_streams(datasets), description, flows.Zipping, strict))
+        return cls._of(streams.Staged(_streams(datasets), description, flows.Zipping, strict))
 
     def seed(self, seed: int | Sequence[int]) -> Self:
         """Set the seed of all later operations that are given none: each derives a seed of its own from it.

@@ -11,7 +11,7 @@ from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.streams import Reading, Stream
 from granular.aio.runtime.lifecycle import Running
 from granular.aio.runtime.user_functions import await_user
-from granular.errors import StateError
+from granular.errors import InvalidArgumentError, StateError
 
 
 class Cursor(Running):
@@ -147,8 +147,10 @@ class CursorHandle(abc.ABC):
 
     __class_getitem__: Any = classmethod(types.GenericAlias)
 
-    def __init__(self, stream: Stream) -> None:
-        self._cursor = Cursor(stream)
+    def __init__(self, parents: Any = ()) -> None:
+        if not isinstance(parents, Stream):
+            raise InvalidArgumentError('iterate a stream; subclasses are those of the sync API')
+        self._cursor = Cursor(parents)
         self._cursor.close_with(self)
 
     def get_state(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import builtins
 import operator
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, Self, SupportsIndex
+from typing import Any, Self, SupportsIndex, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -41,11 +41,18 @@ class MapOperations(abc.ABC):
 
     _node: Source
 
-    def __init__(self, node: Source) -> None:
-        self._node = node
+    def __init__(self, parents: Any = ()) -> None:
+        if not isinstance(parents, Source):
+            raise InvalidArgumentError(f'use {type(self).__name__}.source(...); subclasses are those of the sync API')
+        self._node = parents
+
+    @classmethod
+    @abc.abstractmethod
+    def _of(cls, node: Source) -> Self:
+        """Return the MapDataset of a source; not of a subclass, whose constructor has other arguments."""
 
     def _derive(self, node: Source) -> Self:
-        return type(self)(node)
+        return self._of(node)
 
     @property
     def node(self) -> Source:
@@ -70,12 +77,12 @@ class MapOperations(abc.ABC):
 
             dataset = MapDataset.source([3, 1, 4]).map(lambda number: 2 * number)
         """
-        return cls(nodes.Wrapped(source))
+        return cls._of(nodes.Wrapped(source))
 
     @classmethod
     def range(cls, start: int, stop: int | None = None, step: int = 1) -> Self:
         """Create a dataset of integers, those of ``range(start, stop, step)``."""
-        return cls(nodes.Wrapped(range(start) if stop is None else range(start, stop, step)))
+        return cls._of(nodes.Wrapped(range(start) if stop is None else range(start, stop, step)))
 
     @classmethod
     def mix(cls, datasets: Sequence['MapOperations'], weights: Sequence[float] | None = None) -> Self:
@@ -89,22 +96,22 @@ class MapOperations(abc.ABC):
           datasets: datasets to mix, each shuffled or repeated first where needed.
           weights: numbers above 0, with any sum; equal by default.
         """
-        return cls(nodes.Proportional(_nodes(datasets), weights))
+        return cls._of(nodes.Proportional(_nodes(datasets), weights))
 
     @classmethod
     def select_from_datasets(cls, datasets: Sequence['MapOperations'], selection_map: Any) -> Self:
         """Mix datasets by a map that has a length and returns ``(number of the dataset, index in it)`` for an index."""
-        return cls(nodes.Selection(_nodes(datasets), selection_map.__getitem__, len(selection_map)))
+        return cls._of(nodes.Selection(_nodes(datasets), selection_map.__getitem__, len(selection_map)))
 
     @classmethod
     def concatenate(cls, datasets: Sequence['MapOperations']) -> Self:
         """Concatenate datasets; each epoch of the result contains one epoch of each of them."""
-        return cls(nodes.Concatenate(_nodes(datasets)))
+        return cls._of(nodes.Concatenate(_nodes(datasets)))
 
     @classmethod
     def zip(cls, datasets: Sequence['MapOperations']) -> Self:
         """Combine datasets of equal length: each element is a tuple of their elements at the same index."""
-        return cls(nodes.Zip(_nodes(datasets)))
+        return cls._of(nodes.Zip(_nodes(datasets)))
 
     # --- order and selection
 
@@ -351,6 +358,10 @@ class MapDataset(MapOperations):
     Index ``len + i`` is element ``i`` of the next epoch; negative indices belong to earlier epochs. An element removed
     by ``filter`` is None here; iteration skips it.
     """
+
+    @classmethod
+    def _of(cls, node: Source) -> Self:
+        return cast(Self, MapDataset(node))
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         """Return the elements at the given indices, in the order of the indices, in one fan-out."""

@@ -19,6 +19,7 @@ from granular.aio.pipeline.transforms import (
     RandomMapTransform,
 )
 from granular.aio.runtime.threads import offload
+from granular.aio.runtime.user_functions import call_user
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
 from granular.indexing import Seed, check_integer, check_seed
 
@@ -151,6 +152,26 @@ def _part(parts: Any, place: int) -> Any:
     if type(parts) is Failure:
         return None if place else parts
     return parts[place] if parts is not None and place < len(parts) else None
+
+
+class Computed(Node):
+    """The datapoints that an indexable object computes, which reads its sources itself."""
+
+    def __init__(self, parents: Sequence[Source], dataset: Any, length: Callable[[], int] | None) -> None:
+        super().__init__(*parents)
+        self._dataset, self._measure = dataset, length
+        self.endless = False
+
+    def __len__(self) -> int:
+        return len(self.parents[0]) if self._measure is None else call_user(self._measure)
+
+    async def fetch(self, indices: ArrayLike) -> list[Any]:
+        steps = np.asarray(indices).tolist()
+        calls = [timed(self, lambda _, step: self._dataset[step])]
+        return await map_in_threads(calls, [...] * len(steps), 'computing', steps)
+
+    def describe(self) -> str:
+        return type(self._dataset).__qualname__.replace('<locals>.', '')
 
 
 class Select(Element):

@@ -15,7 +15,8 @@ from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import end_tasks
 from granular.aio.runtime.threads import offload
-from granular.errors import ClosedError, DatapointError, StateError
+from granular.aio.runtime.user_functions import call_user
+from granular.errors import ClosedError, DatapointError, InvalidArgumentError, StateError
 from granular.indexing import Seed
 from granular.shuffle import permute
 
@@ -610,3 +611,29 @@ class Packing(Flow):
         await self._parent.restore(state['parent'])
         self._before, self._next_index, self._over = state['parent'], state['place'], None
         self._packed = None if self._next_index else []
+
+
+class Iterating(Flow):
+    """An iterator of the user's."""
+
+    calls_functions = True
+
+    def __init__(self, dataset: Any) -> None:
+        self._iterator = call_user(iter, dataset)
+        for name in ('get_state', 'set_state'):
+            if not callable(getattr(self._iterator, name, None)):
+                raise InvalidArgumentError(f'an iterator of {type(dataset).__name__} has no method {name}')
+
+    async def next(self) -> Any:
+        return await offload(next, self._iterator, END)
+
+    def state(self) -> Any:
+        return call_user(self._iterator.get_state)
+
+    async def restore(self, state: Any) -> None:
+        await offload(self._iterator.set_state, state)
+
+    async def aclose(self) -> None:
+        close = getattr(self._iterator, 'close', None)
+        if callable(close):
+            await offload(close)

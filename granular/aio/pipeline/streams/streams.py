@@ -7,6 +7,7 @@ processes.
 """
 
 import abc
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -22,7 +23,7 @@ from granular.aio.pipeline.nodes.elements import Batch
 from granular.aio.pipeline.nodes.source import Source, estimate_nbytes
 from granular.aio.pipeline.streams.filtered import FilterCheck
 from granular.aio.pipeline.streams.flow import Flow
-from granular.aio.pipeline.streams.flows import Applying, Batching, NamedMixing
+from granular.aio.pipeline.streams.flows import Applying, Batching, Iterating, NamedMixing
 from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ReadOptions, ShardOptions
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.errors import InvalidArgumentError, StateError
@@ -69,9 +70,9 @@ class Stream(abc.ABC):
         return self._over([parent.with_options(options) for parent in self.parents])
 
     def _over(self, parents: Sequence[Any]) -> 'Stream':
-        copy = type(self).__new__(type(self))
-        copy.__dict__.update(self.__dict__, parents=tuple(parents))
-        return copy
+        stream = type(self).__new__(type(self))
+        stream.__dict__.update(self.__dict__, parents=tuple(parents))
+        return stream
 
     def sharded(self, part: ShardOptions) -> 'Stream':
         """Return a shard of the stream: every ``shard_count``-th element of all that it reads.
@@ -341,9 +342,9 @@ class Each(Stream):
         return Applying(self.parents[0].flow(), self.name, self.method, self.seed, check)
 
     def with_options(self, options: DatasetOptions) -> Stream:
-        copy = super().with_options(options)
-        copy.__dict__['filters'] = options
-        return copy
+        stream = super().with_options(options)
+        stream.__dict__['filters'] = options
+        return stream
 
     def describe(self) -> str:
         return f'{self.name}({elements.name_of(self.method)}{"" if self.seed is None else f", seed={self.seed}"})'
@@ -415,3 +416,31 @@ class NamedMix(Stream):
     def describe(self) -> str:
         weights = ', '.join(f'{name}: {weight}' for name, weight in zip(self._names, self._weights, strict=True))
         return f'mix of {{{weights}}}'
+
+
+class Iterated(Stream):
+    """The elements of an iterable of the user's, whose iterators have ``get_state`` and ``set_state``."""
+
+    def __init__(self, dataset: Any, parents: Sequence[Stream]) -> None:
+        self.parents, self._dataset = tuple(parents), dataset
+
+    def _over(self, parents: Sequence[Any]) -> Stream:
+        # Its iterators read ``_parents`` of the dataset.
+        dataset = copy.copy(self._dataset)
+        dataset._parents = tuple(
+            type(parent)._of(stream) for parent, stream in zip(dataset._parents, parents, strict=True)
+        )
+        dataset._stream = Iterated(dataset, parents)
+        return dataset._stream  # type: ignore[no-any-return]
+
+    def sharded(self, part: ShardOptions) -> Stream:
+        raise InvalidArgumentError(f'{self.describe()} cannot be divided into {part.shard_count} shards')
+
+    def at_epoch(self, epoch: int) -> Stream:
+        raise InvalidArgumentError(f'{self.describe()} has no epoch {epoch}')
+
+    def flow(self) -> Flow:
+        return Iterating(self._dataset)
+
+    def describe(self) -> str:
+        return type(self._dataset).__qualname__.replace('<locals>.', '')
