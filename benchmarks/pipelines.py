@@ -19,7 +19,7 @@ def streams(data: Data, server: Server) -> Result:
         {'stream': lambda: _ours(data, 'stream', **job)['rate'], 'loader': lambda: ours(data, 'loader', **job)['rate']},
     )
     got, bare = rate['stream'], rate['loader']
-    return [Bar('MapDataset stream / Loader, 25 ms server', got / bare, 0.8, f'{got:,.0f}/s / {bare:,.0f}/s')], []
+    return [Bar('MapDataset stream / Loader, 25 ms server', got / bare, 0.9, f'{got:,.0f}/s / {bare:,.0f}/s')], []
 
 
 def blocks(data: Data, server: Server) -> Result:

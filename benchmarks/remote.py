@@ -80,13 +80,15 @@ def _medium(data: Data, url: str, which: str) -> tuple[list[Bar], Table]:
         'webdataset, 4 workers': 1.5,
         'mosaicml-streaming': 4,
         's3fs cat_ranges': 6,
-        'wrk -t1 -c256': 0.85,
+        'wrk -t1 -c256': 0.95,
     }
     bars = [
         Bar(
             f'Loader, 100 kB, {which} server / {name}', load / rate[name], bound, f'{load:,.0f}/s / {rate[name]:,.0f}/s'
         )
-        for name, bound in (bounds if bucket else {'bare aiohttp loop': 0.8, 'obstore': 1.0}).items()
+        for name, bound in (
+            bounds if bucket else {'bare aiohttp loop': 0.8, 'obstore': 1.0, 'wrk -t1 -c256': 0.75}
+        ).items()
     ]
     note = '; loaders of other libraries have both cores' if bucket else ''
     title = f'100 kB records, shuffled, {which} server{note}'
@@ -132,10 +134,13 @@ def small(data: Data, server: Server) -> Result:
     job = {'path': f'{place.name}/data.bag', 'ranges': ranges_of(place, count), 'inflight': INFLIGHT}
     url, later = f'{server.instant}/{place.name}', f'{server.delayed}/{place.name}'
     mine = {'url': url, 'count': count, 'inflight': INFLIGHT, 'max_gap': 0}
+    script = wrk_script(data.folder / 'small.lua', job['path'], job['ranges'])
     rate = in_turns(
         1 if data.quick else 3,
         {
+            'wrk -t1 -c64, shuffled': lambda: wrk(server.instant, script, 64, 2 if data.quick else 4)[0],
             'granular fetch, shuffled': lambda: ours(data, 'fetch', **mine)['rate'],
+            'granular fetch, shuffled, 64 in flight': lambda: ours(data, 'fetch', **{**mine, 'inflight': 64})['rate'],
             'granular Loader, shuffled': lambda: ours(data, 'loader', url=url, batches=count // 64)['rate'],
             'bare aiohttp loop, shuffled': lambda: rival(data, 'aiohttp', 'aiohttp', url=server.instant, **job)['rate'],
             'obstore, shuffled': lambda: rival(data, 'obstore', 'obstore', url=server.instant, **job)['rate'],
@@ -145,7 +150,9 @@ def small(data: Data, server: Server) -> Result:
     )
     bare, got = rate['bare aiohttp loop, shuffled'], rate['granular Loader, shuffled']
     behind = f'{got:,.0f}/s / {bare:,.0f}/s'
+    fetch, top = rate['granular fetch, shuffled, 64 in flight'], rate['wrk -t1 -c64, shuffled']
     bars = [
+        Bar('fetch, 4 kB shuffled, instant server / wrk -t1 -c64', fetch / top, 0.5, f'{fetch:,.0f}/s / {top:,.0f}/s'),
         Bar('Loader, 4 kB shuffled, instant server / bare aiohttp loop', got / bare, 0.8, behind),
         Bar('4 kB in order, thousands a second', rate['granular, in order'] / 1e3, 150, 'iteration, decoded'),
     ]
@@ -188,11 +195,15 @@ def tls(data: Data, server: Server) -> Result:
             'bare aiohttp loop': lambda: rival(data, 'aiohttp', 'aiohttp', certificate=server.certificate, **job)[
                 'rate'
             ],
+            'obstore': lambda: rival(data, 'obstore', 'obstore', certificate=server.certificate, **job)['rate'],
         },
     )
-    got, bare = rate['granular fetch'], rate['bare aiohttp loop']
-    bar = Bar('100 kB over TLS / bare aiohttp loop', got / bare, 0.8, f'{got:,.0f}/s / {bare:,.0f}/s')
-    return [bar], [table('tls', '100 kB records over TLS, instant server', 'records/s', rate)]
+    got = rate['granular fetch']
+    bars = [
+        Bar(f'100 kB over TLS / {name}', got / rate[name], bound, f'{got:,.0f}/s / {rate[name]:,.0f}/s')
+        for name, bound in (('bare aiohttp loop', 0.8), ('obstore', 1.2))
+    ]
+    return bars, [table('tls', '100 kB records over TLS, instant server', 'records/s', rate)]
 
 
 def tail(data: Data, server: Server) -> Result:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         ParquetDataSource,
         ParquetIterDataset,
         WebDatasetDataSource,
+        open,  # noqa: A004
     )
     from granular.sync.fields import (
         ClassFilterWrapper,
@@ -141,6 +142,7 @@ __all__ = [
     'formats',
     'io_stats',
     'load_state',
+    'open',
     'progress',
     'save_state',
     'shuffle',
@@ -155,7 +157,7 @@ if not TYPE_CHECKING:
             'granular.aio.caches.memory_source': 'InMemoryDataSource',
             'granular.sync.caches': 'RedisCache SharedMemoryCache',
             'granular.sync.datasources': (
-                'ArrayRecordDataSource ParquetDataSource ParquetIterDataset WebDatasetDataSource'
+                'ArrayRecordDataSource ParquetDataSource ParquetIterDataset WebDatasetDataSource open'
             ),
             'granular.sync.fields': (
                 'FieldDataset FieldWrapper ModeWrapper ClassFilterWrapper FieldConcat '

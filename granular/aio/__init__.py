@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         ParquetIterDataset,
         WebDatasetDataSource,
     )
+    from granular.aio.datasources.detect import open  # noqa: A004
     from granular.aio.fields.fields import FieldDataset, FieldWrapper
     from granular.aio.fields.mode_wrapper import ModeWrapper
     from granular.aio.fields.wrappers import (
@@ -86,6 +87,7 @@ __all__ = [
     'convert',
     'copy_to_local',
     'load_state',
+    'open',
     'save_state',
     'sources',
     'verify',
@@ -102,6 +104,7 @@ if not TYPE_CHECKING:
             'granular.aio.datasources': (
                 'ArrayRecordDataSource ParquetDataSource ParquetIterDataset WebDatasetDataSource'
             ),
+            'granular.aio.datasources.detect': 'open',
             'granular.aio.fields.fields': 'FieldDataset FieldWrapper',
             'granular.aio.fields.wrappers': (
                 'ClassFilterWrapper FieldConcat OversamplingWrapper PercentFilterWrapper '

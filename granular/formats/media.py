@@ -42,16 +42,23 @@ def image_type(data: Buffer) -> str:
 
 
 def encode_image(value: Any, quality: int = 95, format: str = 'jpg') -> bytes:
-    """Encode an image by Pillow.
+    """Encode an image by Pillow, or keep an image file as it is.
 
     Args:
-      value: uint8 of shape (height, width) or (height, width, 3), for png also (height, width, 4), or a PIL image.
+      value: uint8 of shape (height, width) or (height, width, 3), for png also (height, width, 4); a PIL image; or the
+        bytes of an image file, which are checked by their first bytes: a JPEG for jpg; a PNG, WebP, GIF or BMP for png.
       quality: quality of a jpg, 1 to 100. (granular 0.21 accepts the argument but writes 75, Pillow's default.)
       format: ``'jpg'`` or ``'png'``.
 
     Raises:
-      EncodeError: for any other shape or dtype.
+      EncodeError: for any other shape, dtype or file.
     """
+    if isinstance(value, bytes | bytearray | memoryview):
+        data = bytes(value)
+        if image_type(data) != ('jpg' if format in ('jpg', 'jpeg') else 'png'):
+            files = 'JPEG' if format in ('jpg', 'jpeg') else 'PNG, WebP, GIF or BMP'
+            raise EncodeError(f'{format}: expected a {files} file, got {len(data)} bytes from {data[:12]!r} on')
+        return data
     image_module = _pillow()
     if isinstance(value, image_module.Image):
         image = value
@@ -181,17 +188,24 @@ def _image_of(
 
 
 def encode_video(value: Any, fps: int = 20, format: str = 'mp4', codec: str = 'h264') -> bytes:
-    """Encode a video by PyAV, in yuv420p: lossy, and of even width and height.
+    """Encode a video by PyAV, in yuv420p: lossy, and of even width and height; or keep a video file as it is.
 
     Args:
-      value: uint8 of shape (frames, height, width, 3).
+      value: uint8 of shape (frames, height, width, 3), or the bytes of a video file, which are checked by their first
+        bytes: MP4 for mp4, WebM or Matroska for webm.
       fps: frames per second.
       format: the container, ``'mp4'`` or ``'webm'``.
       codec: ``'h264'``, ``'vp9'``, or another codec that PyAV can write into the container.
 
     Raises:
-      EncodeError: for any other shape or dtype.
+      EncodeError: for any other shape, dtype or file.
     """
+    if isinstance(value, bytes | bytearray | memoryview):
+        data = bytes(value)
+        container = 'webm' if data.startswith(_MATROSKA) else 'mp4' if data[4:8] == b'ftyp' else ''
+        if container != format:
+            raise EncodeError(f'{format}: expected a video file, got {len(data)} bytes from {data[:12]!r} on')
+        return data
     av = _pyav()
     array = np.asarray(value)
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] != 3 or 0 in array.shape:

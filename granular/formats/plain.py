@@ -1,4 +1,4 @@
-"""Encoders and decoders by type, for the types of granular 0.21 and 0.24, with the same bytes (docs/format.md).
+"""Encoders and decoders by type (docs/format.md); those of granular 0.21 and 0.24 have the same bytes.
 
 An encoder converts a value to bytes, a decoder bytes to a value. Users may supply others for any type; all of these are
 plain functions or partials of them, so that readers and writers pickle. To choose a quality, for example::
@@ -7,8 +7,10 @@ plain functions or partials of them, so that readers and writers pickle. To choo
 """
 
 import functools
+import json
 import math
 import re
+import struct
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -28,8 +30,9 @@ from granular.formats.media import (
 )
 
 __all__ = [
-    'decode_array', 'decode_bytes', 'decode_image', 'decode_int', 'decode_msgpack', 'decode_tree', 'decode_utf8',
-    'decode_video', 'decoders', 'encode_array', 'encode_bytes', 'encode_image', 'encode_image_file', 'encode_int',
+    'decode_array', 'decode_bool', 'decode_bytes', 'decode_float', 'decode_image', 'decode_int', 'decode_json',
+    'decode_msgpack', 'decode_tree', 'decode_utf8', 'decode_video', 'decoders', 'encode_array', 'encode_bool',
+    'encode_bytes', 'encode_float', 'encode_image', 'encode_image_file', 'encode_int', 'encode_json',
     'encode_msgpack', 'encode_tree', 'encode_utf8', 'encode_video', 'encoders', 'inline_safe', 'pack_image',
     'unpack_image',
 ]  # fmt: skip
@@ -43,6 +46,7 @@ _ARRAY_KINDS: Final = 'biufcmMSUV'
 _DTYPE: Final = re.compile(rf'[<>|=]?[{_ARRAY_KINDS}][0-9]{{1,10}}(\[([1-9][0-9]{{0,9}})?[A-Za-z]{{1,7}}\])?')
 _DIMENSIONS: Final = 64
 _LAST_CODE_POINT: Final = 0x10FFFF
+_DOUBLE: Final = struct.Struct('<d')
 _HEADERS: Final = 16  # array headers in msgpack, above which claimed lengths are verified before lists are allocated
 
 
@@ -119,6 +123,83 @@ def decode_int(buffer: Buffer, size: int | None = None, signed: bool = True) -> 
     if len(buffer) > 16 or (size is not None and len(buffer) != size):
         raise DecodeError(f'expected an integer of {size or "up to 16"} bytes, got {len(buffer)}')
     return int.from_bytes(buffer, 'little', signed=signed)
+
+
+def encode_float(value: Any) -> bytes:
+    """Encode a number as 8 bytes, an IEEE 754 double, little-endian.
+
+    Args:
+      value: a Python or numpy float or integer that a double represents exactly.
+
+    Raises:
+      EncodeError: if it is not a number, or not exactly a double.
+    """
+    if isinstance(value, bool | np.bool_) or not isinstance(value, float | int | np.floating | np.integer):
+        raise EncodeError(f'expected a float, got {type(value).__name__}')
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if number != value and not math.isnan(number):
+        raise EncodeError(f'{type(value).__name__} {value!r:.80} is not exactly a double')
+    return _DOUBLE.pack(number)
+
+
+def decode_float(buffer: Buffer) -> float:
+    """Decode a float from 8 bytes."""
+    if len(buffer) != _DOUBLE.size:
+        raise DecodeError(f'expected a float of {_DOUBLE.size} bytes, got {len(buffer)}')
+    number: float = _DOUBLE.unpack(buffer)[0]
+    return number
+
+
+def encode_bool(value: bool | np.bool_) -> bytes:
+    """Encode a Python or numpy bool as one byte, 0 or 1."""
+    if not isinstance(value, bool | np.bool_):
+        raise EncodeError(f'expected a bool, got {type(value).__name__}')
+    return b'\x01' if value else b'\x00'
+
+
+def decode_bool(buffer: Buffer) -> bool:
+    """Decode a bool from one byte, 0 or 1."""
+    if (byte := bytes(buffer)) not in (b'\x00', b'\x01'):
+        raise DecodeError(f'expected a bool, one byte of 0 or 1, got {len(byte)} bytes from {byte[:8]!r} on')
+    return byte == b'\x01'
+
+
+def encode_json(value: Any) -> bytes:
+    """Encode None, bool, int, float, str, lists, and dicts with keys of type str as JSON in UTF-8, without spaces.
+
+    Tuples are decoded as lists.
+
+    Raises:
+      EncodeError: for other values and keys, and for NaN and infinities, which JSON does not have.
+    """
+    try:
+        _check_json_keys(value)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(',', ':')).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EncodeError(f'{type(value).__name__} cannot be encoded as JSON: {error}') from error
+
+
+def decode_json(buffer: Buffer) -> Any:
+    """Decode JSON in UTF-8; also ``NaN`` and ``Infinity``, which other programs may have written."""
+    try:
+        return json.loads(str(buffer, 'utf-8'))
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(f'{len(buffer)} bytes are not JSON: {error}') from error
+
+
+def _check_json_keys(value: Any) -> None:
+    """Reject keys that are not str, which JSON would turn into others: 1 into '1'."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f'expected keys of type str, got {key!r:.80}')
+            _check_json_keys(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_json_keys(item)
 
 
 def encode_msgpack(value: Any) -> bytes:
@@ -275,6 +356,9 @@ encoders: dict[str, Encoder] = {
     'utf8': encode_utf8,
     'msgpack': encode_msgpack,
     'int': encode_int,
+    'float': encode_float,
+    'bool': encode_bool,
+    'json': encode_json,
     'i64': functools.partial(encode_int, size=8, signed=True),
     'u64': functools.partial(encode_int, size=8, signed=False),
     'array': encode_array,
@@ -290,6 +374,9 @@ decoders: dict[str, Decoder] = {
     'utf8': decode_utf8,
     'msgpack': decode_msgpack,
     'int': decode_int,
+    'float': decode_float,
+    'bool': decode_bool,
+    'json': decode_json,
     'i64': functools.partial(decode_int, size=8, signed=True),
     'u64': functools.partial(decode_int, size=8, signed=False),
     'array': decode_array,
@@ -302,6 +389,7 @@ decoders: dict[str, Decoder] = {
 
 _LIGHT: Final[tuple[Callable[..., Any], ...]] = (
     *(encode_bytes, encode_image_file, encode_utf8, encode_int, encode_msgpack, encode_array, encode_tree),
+    *(encode_float, encode_bool, encode_json, decode_float, decode_bool, decode_json),
     *(decode_bytes, decode_utf8, decode_int, decode_msgpack, decode_array, decode_tree),
 )
 

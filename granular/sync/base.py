@@ -4,13 +4,18 @@ import functools
 import re
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, SupportsIndex, TypeVar, cast, overload
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, SupportsIndex, TypeVar, cast, overload
 
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.lifecycle import AsyncResource
+from granular.aio.runtime.sampling import Sampling
+from granular.formats.display import html_summary
 from granular.sync.iteration import Iteration
 
 A = TypeVar('A', bound=AsyncResource)
+_FACTS: Final = ('layout', 'shards', 'spec', 'columns', 'fields', 'size')
+_SAMPLES: Final = 3
+
 P = ParamSpec('P')
 R = TypeVar('R')
 
@@ -103,13 +108,19 @@ class Reader(SyncObject[A]):
     aio: Any
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (type(self), self.aio)
+        return reopened, (type(self), self.aio)
 
     def __len__(self) -> int:
         return len(self.aio)
 
+    def _repr_html_(self) -> str:
+        """Return sizes, spec and the first elements, for notebooks."""
+        reader: Any = self
+        facts = [(name, getattr(reader.aio, name)) for name in _FACTS if hasattr(reader.aio, name)]
+        return html_summary(repr(self), [('length', len(self)), *facts], reader.take(_SAMPLES))
 
-def _reopened(kind: type[Reader[A]], twin: A) -> Reader[A]:
+
+def reopened(kind: type[Reader[A]], twin: A) -> Reader[A]:
     reader = kind.__new__(kind)
     reader._open(twin)
     return reader
@@ -146,6 +157,9 @@ class RecordReader(Reader[A]):
           indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
         """
         return cast(list[bytes], run(self.aio.fetch(indices)))
+
+    take = blocking(Sampling.take)
+    head = blocking(Sampling.head)
 
     def __iter__(self) -> Iterator[bytes]:
         return Iteration(self.aio.__aiter__)
@@ -189,6 +203,9 @@ class DatapointReader(Reader[A], Batched):
           The datapoints, in the order requested.
         """
         return run(self.aio.fetch(indices, mask))
+
+    take = blocking(Sampling.take)
+    head = blocking(Sampling.head)
 
     def copy(self) -> Self:
         """Return an independently closable reader of the same data that shares its caches."""

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from granular import formats
 from granular.aio.datasets import reader, sharded_reader, sharded_writer, writer
 from granular.aio.datasets.codec import Decoder, Encoder
 from granular.aio.paths.pure import PurePath
@@ -35,7 +36,7 @@ class DatasetReader(Datasets[reader.DatasetReader]):
     def __init__(
         self,
         directory: PurePath | str | os.PathLike[str] | Any,
-        decoders: Mapping[str, Decoder | Any] | None,
+        decoders: Mapping[str, Decoder | Any] | None = formats.decoders,
         cache_index: bool = True,
         cache_keys: Sequence[str] = (),
         parallel: bool = False,
@@ -52,7 +53,7 @@ class ShardedDatasetReader(Datasets[sharded_reader.ShardedDatasetReader]):
     def __init__(
         self,
         directory: PurePath | str | os.PathLike[str] | Any,
-        decoders: Mapping[str, Decoder | Any] | None,
+        decoders: Mapping[str, Decoder | Any] | None = formats.decoders,
         cache_index: bool = True,
         cache_keys: Sequence[str] = (),
         parallel: bool = False,
@@ -108,7 +109,7 @@ class DatasetWriter(Appending[writer.DatasetWriter]):
         self,
         directory: PurePath | str | os.PathLike[str] | Any,
         spec: Mapping[str, str],
-        encoders: Mapping[str, Encoder | Any] | None,
+        encoders: Mapping[str, Encoder | Any] | None = formats.encoders,
         layout: Layout = 'refs',
         resume: Literal['check', 'discard'] = 'check',
         checksums: bool = False,
@@ -125,7 +126,7 @@ class ShardedDatasetWriter(Appending[sharded_writer.ShardedDatasetWriter]):
         self,
         directory: PurePath | str | os.PathLike[str] | Any,
         spec: Mapping[str, str],
-        encoders: Mapping[str, Encoder | Any] | None,
+        encoders: Mapping[str, Encoder | Any] | None = formats.encoders,
         shardlen: int | None = None,
         shardstart: int = 0,
         shardstep: int = 1,

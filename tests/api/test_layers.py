@@ -26,7 +26,7 @@ LAYERS = (
     {'aio.__init__': 'the public names of the async API'},
     {'aio.conversion': 'conversion of other formats into sharded datasets'},
     {
-        'aio.datasources': 'ArrayRecord, Parquet and WebDataset files',
+        'aio.datasources': 'ArrayRecord, Parquet and WebDataset files, and `open`',
         'aio.caches': 'datapoints in memory, in shared memory, in Redis',
     },
     {'aio.datasets': 'specs, layouts, shards: readers, writers, verification, cleaning'},

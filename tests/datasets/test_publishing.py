@@ -132,8 +132,9 @@ os._exit(0)
     with shard_writer(folder) as writer:
         assert writer.found == 2
     dropped = shard_writer(folder)
-    del dropped
-    gc.collect()
+    with pytest.warns(ResourceWarning, match='was never closed'):
+        del dropped
+        gc.collect()
     shard_writer(folder).close()
 
     (folder / claim).write_text(json.dumps({'token': 'x', 'system': 'elsewhere', 'host': 'elsewhere', 'pid': 7}))

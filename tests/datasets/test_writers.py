@@ -1,11 +1,13 @@
 """Two writers of one dataset, and writers that are killed."""
 
+import gc
 import itertools
 import os
 import random
 import signal
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -35,6 +37,71 @@ def test_second_of_two_writers_is_refused(tmp_path, layout):
     first.close()
     with granular.DatasetReader(tmp_path / 'data', granular.decoders) as reader:
         assert list(reader) == [point(i) for i in range(6)]
+
+
+DROPPED = {
+    'refs': (lambda folder: granular.DatasetWriter(folder, SPEC, granular.encoders), '7 of its 7 datapoints'),
+    'columns': (lambda folder: granular.DatasetWriter(folder, SPEC, granular.encoders, 'columns'), '3 of its 7 datap'),
+    'sharded': (lambda folder: granular.ShardedDatasetWriter(folder, SPEC, granular.encoders, 5), '2 of its 7 datap'),
+}
+
+
+@pytest.mark.parametrize('kind', DROPPED)
+def test_dropped_writer_names_its_path_and_what_is_lost(tmp_path, caplog, kind):
+    make, lost = DROPPED[kind]
+    folder = tmp_path / 'data'
+    writer = make(folder)
+    fill(writer, 4)
+    for i in range(4, 7):
+        writer.append(point(i), flush=False)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter('always')
+        del writer
+        gc.collect()
+    # In the columns layout, Python warns of its files as well.
+    [message] = [str(warning.message) for warning in warned if 'unclosed file' not in str(warning.message)]
+    assert f"Writer('{folder}') was never closed: {lost}" in message
+    [record] = caplog.records
+    assert (record.levelname, record.getMessage()) == ('ERROR', message)
+
+
+def test_dropped_bag_writer_names_its_path_and_what_is_lost(tmp_path):
+    writer = granular.BagWriter(tmp_path / 'a.bag')
+    writer.append(b'x')
+    with pytest.warns(ResourceWarning, match=r"a.bag'\) was never closed: 1 of its 1 records are lost"):
+        del writer
+        gc.collect()
+
+
+def test_closed_and_aborted_writers_report_no_loss(tmp_path, caplog):
+    writer = granular.ShardedDatasetWriter(tmp_path / 'closed', SPEC, granular.encoders, 5)
+    fill(writer, 7)
+    writer.close()
+    with pytest.raises(LookupError), granular.DatasetWriter(tmp_path / 'aborted', SPEC, granular.encoders) as aborted:
+        fill(aborted, 7)
+        raise LookupError
+    del writer, aborted
+    gc.collect()
+    assert not caplog.records
+
+
+def test_writer_left_at_exit_is_reported_by_its_own_process_alone(tmp_path, interpreter):
+    code = f"""
+import os, sys, warnings, granular
+warnings.simplefilter('default')
+writer = granular.DatasetWriter(sys.argv[1], {SPEC!r}, granular.encoders)
+for i in range(1000):
+    writer.append({{'x': b'', 'n': i}})
+if not (child := os.fork()):
+    del writer
+    sys.exit()
+os.waitpid(child, 0)
+"""
+    with interpreter.start(code, str(tmp_path / 'data')) as program:
+        _, errors = program.communicate()
+    message = f"DatasetWriter('{tmp_path / 'data'}') was never closed: 1000 of its 1000 datapoints are lost"
+    assert errors.count(message) == 2, errors  # the log line and the warning
+    assert 'ResourceWarning' in errors
 
 
 def test_bag_being_appended_to_is_locked(tmp_path):

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import pickle
+import struct
 import subprocess
 import sys
 
@@ -70,6 +71,83 @@ def test_fixed_size_ints_round_trip(signed, unsigned):
 @given(JSONISH)
 def test_msgpack_round_trips(value):
     assert through('msgpack', value) == value
+
+
+@given(st.floats() | st.integers(-(2**53), 2**53) | st.floats(width=32).map(np.float32))
+def test_floats_round_trip(value):
+    assert struct.pack('<d', through('float', value)) == struct.pack('<d', float(value))
+
+
+def test_float_and_bool_encoding():
+    assert encoders['float'](-2.5).hex() == '00000000000004c0'
+    assert (encoders['bool'](True), encoders['bool'](np.False_)) == (b'\x01', b'\x00')
+    assert through('bool', True) is True
+    assert through('bool', np.False_) is False
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+        max_leaves=12,
+    )
+)
+def test_json_round_trips(value):
+    assert through('json', value) == value
+
+
+def test_json_encoding():
+    assert encoders['json']({'é': [1, (2.5, None)]}) == '{"é":[1,[2.5,null]]}'.encode()
+    assert np.isnan(decoders['json'](b'[NaN]')[0])  # as others write it
+
+
+@pytest.mark.parametrize(
+    ('kind', 'value', 'message'),
+    [
+        ('float', True, 'got bool'), ('float', '1.0', 'got str'), ('float', 2**53 + 1, 'not exactly a double'),
+        ('float', 10**400, 'not exactly a double'), ('float', np.longdouble(1) / 3, 'not exactly a double'),
+        ('bool', 1, 'got int'), ('bool', None, 'got NoneType'), ('json', {1: 2}, 'keys of type str, got 1'),
+        ('json', [{'a': {True: 0}}], 'keys of type str, got True'), ('json', float('nan'), 'JSON'),
+        ('json', b'{}', 'JSON'), ('json', np.float32(1), 'JSON'), ('json', '\ud800', 'surrogates'),
+        ('json', functools.reduce(lambda inner, _: [inner], range(100_000), 0), 'JSON'),
+    ],
+)  # fmt: skip
+def test_values_that_are_not_exact_are_rejected(kind, value, message):
+    with pytest.raises(EncodeError, match=message):
+        encoders[kind](value)
+
+
+@pytest.mark.parametrize(
+    ('kind', 'record'),
+    [('float', bytes(4)), ('float', b''), ('bool', b'\x02'), ('bool', b''), ('bool', b'\x00\x00'), ('json', b''),
+     ('json', b'\xff'), ('json', b'{} {}'), ('json', '\ufeff1'.encode()), ('json', b'[' * 100_000)],
+)  # fmt: skip
+def test_records_of_other_types_are_rejected(kind, record):
+    with pytest.raises(DecodeError):
+        decoders[kind](record)
+
+
+def test_files_of_images_are_kept():
+    image = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    jpg, png = encoders['jpg'](image), encoders['png'](image)
+    assert encoders['jpg'](jpg) == encoders['jpg'](bytearray(jpg)) == jpg
+    assert encoders['png'](memoryview(png)) == png
+    with pytest.raises(EncodeError, match='jpg: expected a JPEG file, got .* bytes from .*PNG'):
+        encoders['jpg'](png)
+    with pytest.raises(EncodeError, match='png: expected a PNG, WebP, GIF or BMP file, got'):
+        encoders['png'](jpg)
+    with pytest.raises(EncodeError, match='got 0 bytes'):
+        encoders['png'](b'')
+
+
+def test_files_of_videos_are_kept():
+    video = np.zeros((2, 16, 16, 3), np.uint8)
+    mp4, webm = encoders['mp4'](video), encoders['webm'](video)
+    assert encoders['mp4'](mp4) == mp4
+    assert encoders['webm'](webm) == webm
+    for kind, data in ('mp4', webm), ('webm', mp4), ('mp4', b'no video'):
+        with pytest.raises(EncodeError, match=f'{kind}: expected a video file, got {len(data)} bytes'):
+            encoders[kind](data)
 
 
 @given(ARRAYS)
@@ -177,7 +255,7 @@ def test_encoders_and_decoders_pickle():
 
 def test_only_cheap_decoders_run_on_the_loop():
     safe = {kind for kind, fn in decoders.items() if formats.inline_safe(fn)}
-    assert safe == {'bytes', 'utf8', 'int', 'i64', 'u64', 'msgpack', 'array', 'tree'}
+    assert safe == {'bool', 'bytes', 'float', 'json', 'utf8', 'int', 'i64', 'u64', 'msgpack', 'array', 'tree'}
     assert formats.inline_safe(functools.partial(functools.partial(formats.decode_int, size=2), signed=False))
     assert not formats.inline_safe(lambda record: record)
 

@@ -275,3 +275,19 @@ if __name__ == '__main__':
             return [before, loader.consumed]
 
     assert asyncio.run(count()) == [0, 6]
+
+
+@pytest.mark.parametrize('kind', ['float', 'bool', 'json'])
+def test_published_releases_refuse_types_that_they_do_not_have(release, tmp_path, kind):
+    oracle, _, layout = release
+    with granular.DatasetWriter(tmp_path / 'ds', {'x': kind}, layout=layout) as writer:
+        writer.append({'x': True} if kind == 'bool' else {'x': 1.5})
+    code = """
+import json, sys, granular
+try:
+    with granular.DatasetReader(sys.argv[1], granular.decoders) as reader:
+        print(json.dumps(repr(reader[0])))
+except KeyError as error:
+    print(json.dumps(str(error)))
+"""
+    assert oracle.run(code, str(tmp_path / 'ds')) == f"'{kind}'"

@@ -5,6 +5,7 @@ Tests of races look inside the pool: which connection it opens, keeps or watches
 
 import asyncio
 import contextlib
+import gc
 import ssl
 import threading
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 import granular
 from granular.aio.http.connection import Exchange
 from granular.aio.http.messages import Chunks, ProtocolError, Target, parse
-from granular.errors import BadReplyError, InvalidArgumentError, StoreTimeoutError
+from granular.errors import BadReplyError, InvalidArgumentError, StoreError, StoreTimeoutError
 from tests.support.faults import DATA, FaultServer
 
 QUICK = granular.IOConfig(backoff=0.01, read_timeout=0.5, first_byte_timeout=0.5, attempts=4)
@@ -268,6 +269,43 @@ def test_connection_closed_before_the_request_is_reset(server, loop):
     run_on(loop, main)
 
 
+@pytest.mark.parametrize('line', ['hang', ('truncate', 10), ('status', 503)], ids=str)
+@pytest.mark.parametrize('pinned', [True, False])
+async def test_reads_in_flight_fail_when_their_connections_are_closed(server, line, pinned):
+    remote = granular.aio.Path(f'{server.endpoint}/object', config=granular.IOConfig(max_gap=0, backoff=0.01))
+    version = (await remote.stat()).version if pinned else None
+    await remote.read_ranges([0, 100], [10, 110], version=version)
+    server.ranges.clear()
+    server.each = [line] * 50
+    starts = list(range(0, 90_000, 300))
+    read = asyncio.ensure_future(remote.read_ranges(starts, [start + 200 for start in starts], version=version))
+    while not server.ranges:
+        await asyncio.sleep(0.001)
+    await granular.aio.aclose()
+    with pytest.raises(StoreError, match='object: the connections of its event loop were closed'):
+        await asyncio.wait_for(read, 10)
+    assert granular.io_stats()['in_flight'] == 0
+    server.each = []
+    assert await remote.read_ranges([0, 100], [10, 110], version=version) == [DATA[:10], DATA[100:110]]
+    await granular.aio.aclose()
+
+
+async def test_reads_that_wait_for_an_address_fail_when_the_pool_is_closed(server, monkeypatch):
+    loop, asked = asyncio.get_running_loop(), asyncio.Event()
+
+    async def look_up_forever(*args, **options):
+        asked.set()
+        await loop.create_future()
+
+    monkeypatch.setattr(loop, 'getaddrinfo', look_up_forever, raising=False)
+    remote = granular.aio.Path(f'{server.endpoint.replace("127.0.0.1", "localhost")}/object', config=QUICK)
+    read = asyncio.ensure_future(remote.read_ranges([0, 100_000], [10, 100_010]))
+    await asked.wait()
+    await granular.aio.aclose()
+    with pytest.raises(StoreError, match='connections of its event loop were closed'):
+        await asyncio.wait_for(read, 10)
+
+
 class HeldServer(FaultServer):
     """A server whose replies wait until they are released."""
 
@@ -345,6 +383,28 @@ async def test_reads_over_tls_on_a_standard_loop(authority):
         starts = list(range(0, 100_000, 20_000))
         assert await remote.read_ranges(starts, [s + 10_000 for s in starts]) == [DATA[s : s + 10_000] for s in starts]
         await granular.aio.aclose()
+
+
+@pytest.mark.parametrize('loop', ['asyncio', 'uvloop'])
+def test_connection_of_a_cancelled_request_leaves_no_socket_over_tls(authority, loop, recwarn):
+    async def main():
+        pool, target = await pool_of(server)
+        opened = pool.opened
+
+        def opened_in_vain(connection):
+            opened(connection)
+            read.cancel()
+
+        pool.opened = opened_in_vain
+        read = asyncio.ensure_future(pool.exchange(Exchange(target, target.request('GET'))))
+        with pytest.raises(asyncio.CancelledError):
+            await read
+        assert not pool.connections
+
+    with FaultServer(tls(authority, '127.0.0.1')) as server:
+        run_on(loop, main)
+        gc.collect()
+    assert [str(warning.message) for warning in recwarn if warning.category is ResourceWarning] == []
 
 
 class PromptServer(FaultServer):

@@ -55,6 +55,25 @@ def test_order_does_not_depend_on_concurrency(prefetch, workers):
         assert steps(loader, 20) == expected
 
 
+@pytest.mark.parametrize(('length', 'shards'), [(500, 1), (0, 1), (1199, 2)])
+def test_loader_without_a_batch_is_an_error(length, shards):
+    with granular.Loader(Numbers(length), 600, num_shards=shards) as loader:
+        message = rf'expected {600 * shards} datapoints or more for a batch of 600.*got {length}'
+        for use in (next, list, len):
+            with pytest.raises(InvalidArgumentError, match=message):
+                use(loader)
+
+
+def test_length_is_the_number_of_batches():
+    with granular.Loader(Numbers(10), 2, shard_id=1, num_shards=2) as loader:
+        assert len(loader) == len(list(loader)) == 2
+        assert len(loader) == 2
+    with granular.Loader(sources.Epochs(Numbers(10)), 2) as endless:
+        assert endless
+        with pytest.raises(TypeError, match='its source is endless'):
+            len(endless)
+
+
 def test_finite_source_ends():
     with granular.Loader(Numbers(10), batch=4) as loader:
         assert [batch['x'].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]

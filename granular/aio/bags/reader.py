@@ -11,15 +11,15 @@ from granular.aio.bags.bag import Bag
 from granular.aio.bags.identity import Identity, reopened
 from granular.aio.bags.records import read_records, retry_if_corrupt
 from granular.aio.paths.path import Path
-from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.sampling import Sampling
 from granular.aio.stores.local.files import IN_PLACE
 from granular.formats.plain import Buffer
 from granular.indexing import Ints, index_of, indices_of
 
 
-class BagReader(AsyncResource):
+class BagReader(Sampling):
     """Random access to the records of a bag of any version, from a file or from bytes.
 
     Opening takes one round trip; a table larger than ``IOConfig.tail``, ``cache_data`` and ``verify`` each add at

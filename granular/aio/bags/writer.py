@@ -5,10 +5,10 @@ from typing import Any, Literal
 
 from granular.aio.bags.output import BagOutput
 from granular.aio.paths.path import Path
-from granular.aio.runtime.lifecycle import AsyncResource
+from granular.aio.runtime.lifecycle import Publishing
 
 
-class BagWriter(AsyncResource):
+class BagWriter(Publishing):
     """Appends records to a new bag, or to a local one of version 3.
 
     A bag of version 1 or 2, and any bag in a bucket, appears when it is closed. A local bag of version 3 can be read
@@ -40,6 +40,9 @@ class BagWriter(AsyncResource):
 
     def __repr__(self) -> str:
         return repr(self._output)
+
+    def _loss(self) -> str:
+        return f'{len(self) - self._output.flushed} of its {len(self)} records are lost'
 
     async def _open(self) -> None:
         await self._output._ensure_open()

@@ -12,8 +12,8 @@ from granular.aio.conversion.infer import RecordMapping
 from granular.aio.conversion.record_source import Format, ReadAhead, RecordSource, open_source
 from granular.aio.datasets.claims import Claim
 from granular.aio.datasets.codec import Encoder, Field, encode_now, fields_of
-from granular.aio.datasets.sharded_reader import shards_in
 from granular.aio.datasets.sharded_writer import length_of_shard
+from granular.aio.datasets.shards import shards_in
 from granular.aio.datasets.writer import DatasetWriter
 from granular.aio.paths.path import Path, Progress
 from granular.aio.pipeline.nodes.source import Source
@@ -414,7 +414,7 @@ class _Publisher:
     def __init__(self, publish: Callable[[DatasetWriter], Coroutine[Any, Any, None]], parallel: int) -> None:
         self._publish, self._parallel = publish, parallel
         self._open: list[DatasetWriter] = []  # the first shard, and the one that is being filled
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], DatasetWriter] = {}
 
     def add(self, writer: DatasetWriter) -> DatasetWriter:
         """Take over a shard that is to be filled."""
@@ -424,10 +424,12 @@ class _Publisher:
     async def publish(self) -> None:
         """Start to publish the shard that was added last."""
         while len(self._tasks) >= self._parallel:
-            ended, self._tasks = await asyncio.wait(self._tasks, return_when='FIRST_COMPLETED')
+            ended, _ = await asyncio.wait(self._tasks, return_when='FIRST_COMPLETED')
             for task in ended:
                 task.result()
-        self._tasks.add(asyncio.create_task(self._publish(self._open.pop())))
+                del self._tasks[task]
+        writer = self._open.pop()
+        self._tasks[asyncio.create_task(self._publish(writer))] = writer
 
     async def finish(self) -> None:
         """Publish the remaining shards."""
@@ -441,7 +443,8 @@ class _Publisher:
             for task in self._tasks:
                 task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for writer in self._open:
+        # A task that was cancelled before its first step has not closed its writer.
+        for writer in (*self._tasks.values(), *self._open):
             await writer.abort()
 
 

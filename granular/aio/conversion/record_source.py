@@ -13,8 +13,8 @@ import numpy as np
 
 from granular import formats
 from granular._lazy import import_extra
-from granular.aio import datasources
 from granular.aio.conversion.image_folder import ImageFolder
+from granular.aio.datasources.detect import CLASSES, ENDINGS, format_of
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.nodes import source as sources
@@ -30,14 +30,7 @@ from granular.errors import InvalidArgumentError, NotFoundError, UnsupportedErro
 Format = Literal['parquet', 'arrayrecord', 'webdataset', 'images', 'huggingface']
 FORMATS: Final[tuple[str, ...]] = get_args(Format)
 
-_ENDINGS: Final = {
-    '.parquet': 'parquet', '.pq': 'parquet', '.arrayrecord': 'arrayrecord', '.array_record': 'arrayrecord',
-    '.tar': 'webdataset', '.arrow': 'huggingface',
-}  # fmt: skip
-_CLASSES: Final = {
-    'parquet': 'ParquetDataSource', 'arrayrecord': 'ArrayRecordDataSource', 'webdataset': 'WebDatasetDataSource',
-}  # fmt: skip
-_SHARDED: Final = re.compile(r'-\d+-of-\d+$')  # after the suffix, as in file names of tfds and Beam
+_ENDINGS: Final = (*ENDINGS, '.arrow')
 _CHUNK: Final = 4 * MiB
 _ENDLESS: Final = 1 << 62  # the length of a source that repeats without end
 _SAMPLE: Final = 64 * MiB  # limit for the bytes of the sample
@@ -301,8 +294,7 @@ async def _open_folder(folder: Path, format: Format | None) -> RecordSource:
 
 
 def _kind_of(name: str) -> str:
-    base = _SHARDED.sub('', name)
-    return next((kind for ending, kind in _ENDINGS.items() if base.endswith(ending)), '')
+    return format_of(name) or ('huggingface' if name.endswith('.arrow') else '')
 
 
 def _format_of(paths: Sequence[Path]) -> str:
@@ -321,10 +313,10 @@ async def _open_files(paths: Sequence[Path], format: str, name: str) -> RecordSo
         files = [_local(path) for path in paths]
         read = await offload(lambda: [module.Dataset.from_file(file) for file in files])
         return RecordSource(name, format, _hugging_face(module.concatenate_datasets(read), name).source, size=size)
-    if format not in _CLASSES:
+    if format not in CLASSES:
         raise InvalidArgumentError(f'{name}: expected a folder for format {format!r}')
     options: dict[str, Any] = {'decoders': _TEXTS} if format == 'webdataset' else {}
-    opened: Any = getattr(datasources, _CLASSES[format])(paths, **options)
+    opened: Any = CLASSES[format](paths, **options)
     await opened._ensure_open()
     return RecordSource(name, format, sources.convert(opened), size=size, opened=opened)
 

@@ -11,6 +11,7 @@ from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.codec import Decoder, fields_of
 from granular.aio.datasets.columns import Columns
 from granular.aio.datasets.proof import Proof
+from granular.aio.datasets.shards import shards_in
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
 from granular.errors import CorruptBagError, CorruptDatasetError, GranularError, NotFoundError, UnknownKeyError
@@ -107,9 +108,21 @@ class Dataset:
             self._proof = Proof(self.directory, reply)
             return reply.data
         except NotFoundError as error:
+            if not self._shard and (count := await self._count_shards()):
+                raise NotFoundError(
+                    f'{self.name}: is a sharded dataset, with {count} shards: open it with ShardedDatasetReader, or '
+                    f'with granular.open'
+                ) from None
             raise NotFoundError(
                 f'{self.name}: has no spec.json: it is not a dataset, or its writer has not finished: {error}'
             ) from error
+
+    async def _count_shards(self) -> int:
+        """Return the number of shards in the folder; 0 if it does not exist or cannot be listed."""
+        try:
+            return len(await shards_in(self.directory))
+        except GranularError:
+            return 0  # that it has no spec.json is the error
 
     async def _open_bag(self, key: str, bag: Bag) -> None:
         try:

@@ -7,6 +7,7 @@ from typing import Any, Self, SupportsIndex
 
 import numpy as np
 
+from granular import formats
 from granular.aio.bags.identity import Identity, reopened
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.bags.reader import BagReader
@@ -16,14 +17,14 @@ from granular.aio.datasets.dataset import Dataset
 from granular.aio.datasets.proof import open_as_one
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.nodes.elements import name_of
-from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.sampling import Sampling
 from granular.aio.runtime.sharing import sharing
 from granular.errors import InvalidArgumentError, ObjectChangedError
 from granular.indexing import index_of, indices_of
 
 
-class DatasetReader(AsyncResource):
+class DatasetReader(Sampling):
     """Random access to the datapoints of a dataset in either layout.
 
     Opening takes three round trips: the spec with the references, the bags, and a check that the dataset was not
@@ -32,7 +33,8 @@ class DatasetReader(AsyncResource):
 
     Args:
       directory: the dataset's folder: a string, an ``os.PathLike``, or a path object of another library.
-      decoders: the decoder of each type, a function from a record's bytes to a value; None for raw bytes.
+      decoders: the decoder of each type, a function from a record's bytes to a value; by default those of granular,
+        None for raw bytes.
       cache_index: keep the tables in memory, so that reading a value takes one request. Otherwise only the limits that
         a read needs are fetched.
       cache_keys: keys whose bags are kept in memory; ``'refs'`` keeps the references of the refs layout.
@@ -50,7 +52,7 @@ class DatasetReader(AsyncResource):
     def __init__(
         self,
         directory: Path | str | os.PathLike[str] | Any,
-        decoders: Mapping[str, Decoder | Any] | None,
+        decoders: Mapping[str, Decoder | Any] | None = formats.decoders,
         cache_index: bool = True,
         cache_keys: Sequence[str] = (),
         parallel: bool = False,

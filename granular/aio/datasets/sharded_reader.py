@@ -2,11 +2,12 @@
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
 
+from granular import formats
 from granular.aio.bags.identity import FileIdentity, Identity, reopened
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.codec import Decoder
@@ -14,19 +15,19 @@ from granular.aio.datasets.columns import Columns, Datapoint, Group, Mask, fetch
 from granular.aio.datasets.dataset import Dataset
 from granular.aio.datasets.proof import open_as_one
 from granular.aio.datasets.reader import DatasetReader
+from granular.aio.datasets.shards import shards_in
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
-from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.sampling import Sampling
 from granular.aio.runtime.sharing import sharing
 from granular.aio.runtime.tasks import gather
-from granular.aio.stores import Entry
 from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedError
-from granular.formats.layout import shard_name, shard_numbers
+from granular.formats.layout import shard_name
 from granular.indexing import Ints, check_integer, index_of, indices_of
 
 
-class ShardedDatasetReader(AsyncResource):
+class ShardedDatasetReader(Sampling):
     """Random access to the datapoints of all shards, or of every ``shardstep``-th shard from ``shardstart`` on.
 
     Opening lists the folder and then opens all shards at once. Memory is that of ``DatasetReader``.
@@ -47,7 +48,7 @@ class ShardedDatasetReader(AsyncResource):
     def __init__(
         self,
         directory: Path | str | os.PathLike[str] | Any,
-        decoders: Mapping[str, Decoder | Any] | None,
+        decoders: Mapping[str, Decoder | Any] | None = formats.decoders,
         cache_index: bool = True,
         cache_keys: Sequence[str] = (),
         parallel: bool = False,
@@ -95,6 +96,10 @@ class ShardedDatasetReader(AsyncResource):
         self._datasets, self._numbers = [], []
         numbers = self._numbers = await shards_in(self.directory)
         if not numbers:
+            if await (self.directory / 'spec.json').exists():
+                raise NotFoundError(
+                    f'{self._name}: is a dataset without shards: open it with DatasetReader, or with granular.open'
+                )
             raise NotFoundError(f'{self._name}: has no shards: expected folders such as {shard_name(0)}')
         if numbers != list(range(len(numbers))):
             missing = next(i for i, number in enumerate(numbers) if i != number)
@@ -295,16 +300,6 @@ def _reorder(values: list[Any], order: Ints | None) -> list[Any]:
     for position, value in zip(order.tolist(), values, strict=True):
         out[position] = value
     return out
-
-
-async def shards_in(directory: Path) -> list[int]:
-    """Return the sorted numbers of the shards in a folder. Other files and folders are ignored."""
-    return shards_of([entry async for entry in directory.store.scan(directory.key)])
-
-
-def shards_of(entries: Iterable[Entry]) -> list[int]:
-    """Return the sorted numbers of the shards among the entries of a folder."""
-    return shard_numbers([entry.key.rpartition('/')[2] for entry in entries if entry.is_dir])
 
 
 def check_steps(start: int, step: int) -> None:

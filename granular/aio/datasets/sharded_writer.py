@@ -4,13 +4,15 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from granular import formats
 from granular.aio.datasets.claims import Claim
 from granular.aio.datasets.codec import Encoder, fields_of
 from granular.aio.datasets.reader import DatasetReader
-from granular.aio.datasets.sharded_reader import check_steps, shards_in, shards_of
+from granular.aio.datasets.sharded_reader import check_steps
+from granular.aio.datasets.shards import shards_in, shards_of
 from granular.aio.datasets.writer import DatasetWriter
 from granular.aio.paths.path import Path
-from granular.aio.runtime.lifecycle import AsyncResource
+from granular.aio.runtime.lifecycle import Publishing
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import gather
 from granular.errors import (
@@ -25,7 +27,7 @@ from granular.formats.layout import Layout, check_spec, shard_name
 from granular.indexing import check_integer
 
 
-class ShardedDatasetWriter(AsyncResource):
+class ShardedDatasetWriter(Publishing):
     """Appends datapoints to shards of ``shardlen`` datapoints, one shard after the other.
 
     Opened again, it continues after the last of its shards. A shard that is not full is filled if it is a local dataset
@@ -55,7 +57,7 @@ class ShardedDatasetWriter(AsyncResource):
         self,
         directory: Path | str | os.PathLike[str] | Any,
         spec: Mapping[str, str],
-        encoders: Mapping[str, Encoder | Any] | None,
+        encoders: Mapping[str, Encoder | Any] | None = formats.encoders,
         shardlen: int | None = None,
         shardstart: int = 0,
         shardstep: int = 1,
@@ -90,6 +92,10 @@ class ShardedDatasetWriter(AsyncResource):
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({f"{self.directory}"!r})'
+
+    def _loss(self) -> str:
+        lost = 0 if self._writer is None else self._writer._unflushed
+        return f'{lost} of its {len(self)} datapoints are lost ({self._done[0]} shards are complete)'
 
     async def _open(self) -> None:
         await self.directory.mkdir(parents=True, exist_ok=True)
@@ -139,7 +145,7 @@ class ShardedDatasetWriter(AsyncResource):
         self._found = sum(length or 0 for length in lengths)
         if not growing and lengths[-1] is not None:
             return
-        writer = await DatasetWriter.open(last, *self._args)
+        writer = await self._open_shard(last)
         self._found += len(writer)
         if self._full(writer):
             await writer.aclose()
@@ -151,7 +157,7 @@ class ShardedDatasetWriter(AsyncResource):
         folder = self.directory / shard_name(number)
         if not folder.store.local or await (folder / 'spec.json').exists():
             return False
-        writer = await DatasetWriter.open(folder, *self._args)
+        writer = await self._open_shard(folder)
         is_unused = writer._is_unused
         await writer.abort()
         return is_unused
@@ -218,8 +224,14 @@ class ShardedDatasetWriter(AsyncResource):
         return self._shardlen is not None and len(writer) >= self._shardlen
 
     async def _begin(self) -> DatasetWriter:
-        writer = await DatasetWriter.open(self.directory / shard_name(self._next), *self._args)
+        writer = await self._open_shard(self.directory / shard_name(self._next))
         self._next += self._step
+        return writer
+
+    async def _open_shard(self, folder: Path) -> DatasetWriter:
+        writer = DatasetWriter(folder, *self._args)
+        writer.reports_loss = False  # this one does
+        await writer._ensure_open()
         return writer
 
     async def _turn(self) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from granular.aio.bags.reader import BagReader
 from granular.aio.datasets.reader import DatasetReader
-from granular.aio.datasets.sharded_reader import shards_in
+from granular.aio.datasets.shards import shards_in
 from granular.aio.paths.path import Path, Progress
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.threads import offload

@@ -5,10 +5,11 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
 
+from granular import formats
 from granular.aio.bags.output import BagOutput
 from granular.aio.datasets.codec import Encoder, encode_datapoint, fields_of
 from granular.aio.paths.path import Path
-from granular.aio.runtime.lifecycle import AsyncResource
+from granular.aio.runtime.lifecycle import Publishing
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import gather, settle
 from granular.aio.stores.local.locks import FolderLock
@@ -29,7 +30,7 @@ from granular.errors import (
 from granular.formats.layout import LIMIT, SUFFIXES, Layout, check_spec, dump_spec, pack_refs, parse_spec
 
 
-class DatasetWriter(AsyncResource):
+class DatasetWriter(Publishing):
     """Appends datapoints to a new dataset, or to an existing local one in the columns layout.
 
     ``spec.json`` is written when the writer is closed. If the ``with`` block ends with an error, the files of a new
@@ -40,7 +41,8 @@ class DatasetWriter(AsyncResource):
       directory: the dataset's folder. It must not hold a dataset, except in the columns layout on a local disk: a
         dataset with the same spec is appended to.
       spec: the type of each key. In the refs layout, a type that ends in ``[]`` is a sequence.
-      encoders: the encoder of each type, a function from a value to bytes; None if the values are bytes.
+      encoders: the encoder of each type, a function from a value to bytes; by default those of granular, None if the
+        values are bytes.
       layout: ``'refs'``, which granular 0.21 writes, or ``'columns'``, which 0.22 and later write.
       resume: how to treat what a killed writer left. ``'check'``: in the columns layout on a local disk, check that the
         datapoints appended next equal those that are half written. ``'discard'``: drop what is half written. A bucket
@@ -59,7 +61,7 @@ class DatasetWriter(AsyncResource):
         self,
         directory: Path | str | os.PathLike[str] | Any,
         spec: Mapping[str, str],
-        encoders: Mapping[str, Encoder | Any] | None,
+        encoders: Mapping[str, Encoder | Any] | None = formats.encoders,
         layout: Layout = 'refs',
         resume: Literal['check', 'discard'] = 'check',
         checksums: bool = False,
@@ -95,6 +97,16 @@ class DatasetWriter(AsyncResource):
     @property
     def _writers(self) -> list[BagOutput]:
         return [*self._bags.values(), *([] if self._refs is None else [self._refs])]
+
+    def _loss(self) -> str:
+        lost = self._unflushed
+        hint = '' if self._described or lost == self._length else ' (the others need a writer that is closed, too)'
+        return f'{lost} of its {self._length} datapoints are lost{hint}'
+
+    @property
+    def _unflushed(self) -> int:
+        """Datapoints that are lost if it is not closed: all, except in the columns layout on a local disk."""
+        return self._length - min(bag.flushed for bag in self._bags.values())
 
     async def _open(self) -> None:
         store = self.directory.store

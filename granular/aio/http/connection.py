@@ -30,6 +30,13 @@ class StaleError(ConnectionError):
     """A reused connection that cannot serve another request, through no fault of the request."""
 
 
+class PoolClosedError(ConnectionAbortedError):
+    """The pool was closed before the request ended, so that no other attempt can succeed."""
+
+    def __init__(self) -> None:
+        super().__init__('the connections of its event loop were closed meanwhile')
+
+
 class Exchange:
     """A request and the receiver of its reply: on one connection, or on two if it is hedged.
 

@@ -7,9 +7,10 @@ import ipaddress
 import itertools
 import logging
 import ssl
-from typing import Any, Final
+from collections.abc import Awaitable
+from typing import Any, Final, TypeVar
 
-from granular.aio.http.connection import SCRATCH, Connection, Exchange, StaleError, now
+from granular.aio.http.connection import SCRATCH, Connection, Exchange, PoolClosedError, StaleError, now
 from granular.aio.http.messages import Head, Origin
 from granular.aio.http.reply import counters
 from granular.aio.http.tls import context_of
@@ -27,6 +28,8 @@ _KNOWN: Final = 64  # replies after which the store's latency is known
 _SLOW: Final = 0.05  # seconds after which a reply is slow, at the least
 _MOST_HEDGES: Final = 16.0
 _QUIET: Final = 10.0  # seconds without hedged requests after throttling
+
+T = TypeVar('T')
 
 
 class Pool:
@@ -66,6 +69,7 @@ class Pool:
         Raises:
           ProtocolError: if the reply is not HTTP, or does not have the length it states.
           ConnectionError, OSError, TimeoutError: if the connection breaks or stalls.
+          PoolClosedError: if the pool is closed.
           ssl.SSLCertVerificationError: if the server's certificate is not valid.
         """
         origin = exchange.target.origin
@@ -118,9 +122,11 @@ class Pool:
             idle.remove(connection)
 
     async def _connect(self, origin: Origin) -> Connection:
+        if self._closed:
+            raise PoolClosedError
         async with asyncio.timeout(self._config.connect_timeout):
-            addresses = await self._addresses(origin)
-            context = await self._tls() if origin.secure else None
+            addresses = await self._shared(self._addresses(origin))
+            context = await self._shared(self._tls()) if origin.secure else None
             first, failure = next(self._turn), OSError('no address')
             for i in range(len(addresses)):
                 connection = Connection(self, origin)
@@ -141,7 +147,9 @@ class Pool:
                 lambda: connection, address, origin.port, ssl=context, server_hostname=host
             )
         except BaseException as error:
-            self.forget(connection)  # uvloop does not report the loss if the connection is no longer awaited
+            if connection in self.connections:  # it is established, but no longer awaited: uvloop reports no loss then
+                connection.transport.abort()  # the loop itself would wait for TLS to confirm the close
+                self.forget(connection)
             if not isinstance(error, OSError) or isinstance(error, ssl.SSLCertVerificationError):
                 raise
             return error
@@ -150,34 +158,43 @@ class Pool:
     def _check_new(self, connection: Connection) -> None:
         if self._closed:
             connection.transport.abort()
-            raise ConnectionAbortedError('the client is closed')
+            raise PoolClosedError
         # Over TLS, the first data may be session tickets.
         if not connection.origin.secure and (connection.transport.is_closing() or not connection.is_silent()):
             connection.transport.abort()
             raise ConnectionResetError('the server spoke, or closed the connection, before it was asked')
 
-    async def _addresses(self, origin: Origin) -> list[str]:
+    def _addresses(self, origin: Origin) -> asyncio.Future[list[str]]:
         """Return the addresses of a host, resolved once for all callers that wait."""
-        with contextlib.suppress(ValueError):
-            return [str(ipaddress.ip_address(origin.host))]
         until, future = self._names.get(origin, (0.0, None))
         if future is None or now() > until or (future.done() and (future.cancelled() or future.exception())):
             future = asyncio.ensure_future(self._look_up(origin))
             self._names[origin] = (now() + _NAMES_FOR, future)
-        return await asyncio.shield(future)
+        return future
+
+    async def _shared(self, future: Awaitable[T]) -> T:
+        """Wait for a result that all requests share, and that closing the pool cancels."""
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if not self._closed or asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                raise
+            raise PoolClosedError from None
 
     async def _look_up(self, origin: Origin) -> list[str]:
+        with contextlib.suppress(ValueError):
+            return [str(ipaddress.ip_address(origin.host))]
         try:
             entries = await self._loop.getaddrinfo(origin.host, origin.port, type=1)
         except ValueError as error:  # of a name that is too long, or has invalid characters
             raise OSError(f'{origin.host[:80]!r} is not a host name: {error}') from None
         return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
-    async def _tls(self) -> ssl.SSLContext:
+    def _tls(self) -> asyncio.Future[ssl.SSLContext]:
         # Loading all CA certificates takes tens of milliseconds: do it in a thread, and once.
         if self._context is None:
             self._context = asyncio.ensure_future(offload(context_of, self._tls_verify))
-        return await asyncio.shield(self._context)
+        return self._context
 
     def _interval(self) -> float:
         """Return the seconds until the next check for stalled connections."""
@@ -250,7 +267,7 @@ class Pool:
         await asyncio.gather(*pending, return_exceptions=True)
         self._empty.clear()
         for connection in list(self.connections):
-            connection.fail(ConnectionAbortedError('the client is closed'))
+            connection.fail(PoolClosedError())
         if self.connections:
             with contextlib.suppress(TimeoutError):  # a TLS peer may not confirm the close
                 await asyncio.wait_for(self._empty.wait(), 1.0)

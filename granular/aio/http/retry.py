@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Literal, NamedTuple
 
 from granular._redact import hidden
+from granular.aio.http.connection import PoolClosedError
 from granular.aio.http.download import Download
 from granular.aio.http.limits import Budget, Limit, Pauses
 from granular.aio.http.messages import Head, ProtocolError, http_date
@@ -197,7 +198,7 @@ class Attempts:
                 return _Failure(error.error, None, config.attempts, _COST, backoff, after, throttled=True)
             case GranularError():
                 raise error
-            case ssl.SSLCertVerificationError():
+            case ssl.SSLCertVerificationError() | PoolClosedError():
                 raise StoreError(f'{name}: {error}') from error
             case TimeoutError():
                 timeout = StoreTimeoutError(f'{name}: no answer: {error or type(error).__name__}')

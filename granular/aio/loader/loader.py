@@ -29,6 +29,23 @@ class LoaderHandle(abc.ABC):
 
     _core: '_Core'
 
+    def __len__(self) -> int:
+        """Return the number of batches of a finite source, of this shard and from the first one on.
+
+        Raises:
+          TypeError: if the source is endless.
+          InvalidArgumentError: if the source has too few datapoints for one batch.
+        """
+        if (batches := self._core.batches) is None:
+            raise TypeError(f'{type(self).__name__} has no length: its source is endless')
+        return batches
+
+    def __repr__(self) -> str:
+        return f'<{type(self).__name__}: batches of {self._core.batch} from {self._core.source.describe()}>'
+
+    def __bool__(self) -> bool:
+        return True
+
     @property
     def consumed(self) -> int:
         """Number of steps of the source before the next batch, over all shards: the ``'step'`` of ``save``."""
@@ -85,7 +102,7 @@ class Loader(LoaderHandle):
 
     Batch ``k`` of shard ``s`` contains the source's steps from ``(k * num_shards + s) * batch`` on. Over an endless
     source (``Epochs``, ``Sample``) it never ends; over a finite source it ends with the last step that gives every
-    shard a full batch.
+    shard a full batch, and has a length.
 
     Memory is bounded by ``prefetch + 1`` batches and the data in flight for them.
 
@@ -105,6 +122,7 @@ class Loader(LoaderHandle):
         raised.
 
     Raises (while iterating):
+      InvalidArgumentError: if the source has too few datapoints for one batch.
       DatapointError: if keys, dtypes or shapes of a datapoint differ from those of the first. Values are never cast or
         cut.
       Exception: errors of the source are raised unchanged, with a note that names the step. The loader stays at the
@@ -208,9 +226,23 @@ class _Core(Running):
         self.counts = {'batches': 0, 'datapoints': 0, 'bytes': 0}
 
     @functools.cached_property
-    def _limit(self) -> int | None:
-        """The step after the last batch; None if the source is endless."""
-        return None if self.source.endless else length_of(self.source) // self._stride * self._stride
+    def batches(self) -> int | None:
+        """The number of batches; None if the source is endless.
+
+        Raises:
+          InvalidArgumentError: if the source has too few datapoints for one batch.
+        """
+        if self.source.endless:
+            return None
+        length = length_of(self.source)
+        if length < self._stride:
+            shards = self._stride // self.batch
+            of_shards = f' of each of {shards} shards' if shards > 1 else ''
+            raise InvalidArgumentError(
+                f'{self.source.describe()}: expected {self._stride} datapoints or more for a batch of {self.batch}'
+                f'{of_shards}, got {length}: choose a smaller batch, or repeat the source'
+            )
+        return length // self._stride
 
     async def spec(self) -> Spec:
         """Return the dtype and shape of each key of a datapoint, determined from the first datapoint."""
@@ -258,8 +290,8 @@ class _Core(Running):
 
     async def _next(self) -> Any:
         if self._assembly is None:
-            self.ahead.stop = self._limit
-            if self._limit is not None and self.ahead.position >= self._limit:
+            self.ahead.stop = None if self.batches is None else self.batches * self._stride
+            if self.ahead.stop is not None and self.ahead.position >= self.ahead.stop:
                 return END
             self._assembly = Assembly(self.source, self.batch, await self._learned_spec(), self.errors.on_error)
             if self._mp is not None:

@@ -7,6 +7,7 @@ from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.iterator import CursorHandle
 from granular.aio.pipeline.streams.streams import Stream
 from granular.aio.runtime.bridge import run
+from granular.aio.runtime.user_functions import computing
 from granular.errors import InvalidArgumentError
 
 
@@ -45,7 +46,10 @@ class DatasetIterator(CursorHandle, Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        element, _ = run(self._cursor.take(), self._cursor.take_back)
+        if not computing.get():  # otherwise a function may be using the iterator that calls it
+            for element in self._cursor.page:
+                return element
+        element, *_ = run(self._cursor.take(), self._cursor.take_back)
         if element is END:
             raise StopIteration
         return element

@@ -26,6 +26,7 @@ from granular.aio.pipeline.transforms import (
 )
 from granular.aio.runtime.threads import CORES
 from granular.errors import InvalidArgumentError
+from granular.formats.display import html_lines
 from granular.indexing import check_integer, check_seed
 
 
@@ -314,6 +315,9 @@ class IterDataset:
 
     def __str__(self) -> str:
         return format_pipeline(self._stream)
+
+    def _repr_html_(self) -> str:
+        return html_lines(f'{self!r}\n{self}')
 
     def __repr__(self) -> str:
         return f'<{type(self).__name__}: {self._stream.describe()}>'

@@ -1,14 +1,16 @@
 """A position in a running stream, and the asynchronous iterator over it."""
 
 import abc
+import itertools
 import types
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, Final, Self
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.streams import Reading, Stream
+from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lifecycle import Running
 from granular.aio.runtime.user_functions import await_user
 from granular.errors import InvalidArgumentError, StateError
@@ -18,7 +20,13 @@ class Cursor(Running):
     """The position in a stream: returns its elements one after another, and the state from which the next one follows.
 
     If an element fails, its error is raised and the state stays before it: the next call tries the element again.
+
+    Attributes:
+      page: the next elements that need no operation: each is removed by taking it, in one step of C code, which neither
+        another thread nor Ctrl-C can divide. Empty during an operation, and in a forked child.
     """
+
+    page: Iterable[Any] = ()
 
     def __init__(self, stream: Stream) -> None:
         super().__init__()
@@ -31,9 +39,14 @@ class Cursor(Running):
         self._before: Any = None  # the mark before the last of them
         self._astray = False  # True if the flow must go back to it: the last operation is unfinished, or it failed
         self._count = 0
+        self._ready: list[Any] = []  # the elements of the page
+        self._shown = 0  # their number when they were shown
+        _cursors.add(self)
 
-    async def take(self) -> tuple[Any, int]:
-        """Return the next element, or ``END``, and the number of the operation that computed it."""
+    async def take(self) -> tuple[Any, int, int]:
+        """Return the next element, or ``END``, the number of the operation that computed it, and the size of the page
+        after it.
+        """
         async with self.turn():
             self.check()
             try:
@@ -45,14 +58,31 @@ class Cursor(Running):
                 if self._loop is None:
                     await self.settle()
             self._count += element is not END
-            return element, self._moves
+            self._show()
+            return element, self._moves, self._shown
 
-    def take_back(self, taken: tuple[Any, int]) -> None:
-        """Let an element that did not reach the consumer come again, unless it was another's turn since."""
-        element, move = taken
-        if move == self._moves and element is not END:
+    def take_back(self, taken: tuple[Any, int, int]) -> None:
+        """Let an element that did not reach the consumer come again, unless another consumer has taken one since."""
+        element, move, shown = taken
+        if move != self._moves or element is END:
+            return
+        self.hide()  # so that no element is taken between the comparison and what follows from it
+        if shown == self._shown:
             self._astray = True
             self._count -= 1
+
+    def _show(self) -> None:
+        """Let the elements that are ready be taken without an operation."""
+        self._ready = self._flow.ready()
+        self._shown = len(self._ready)
+        if self._shown:
+            self.page = map(list.pop, itertools.repeat(self._ready, self._shown))
+
+    def hide(self) -> None:
+        """Let elements be taken by operations only, and count those that were taken without one."""
+        self.page = ()
+        self._count += self._shown - len(self._ready)
+        self._shown = len(self._ready)
 
     async def _return(self) -> None:
         """Go back to where the last move began, if it failed: so late, neither errors nor cancellations prevent it."""
@@ -61,6 +91,7 @@ class Cursor(Running):
             self._astray = False
 
     async def _begin_move(self) -> None:
+        self.hide()
         await self._return()
         self._before = self._flow.mark()
         self._astray = True
@@ -113,7 +144,7 @@ class Cursor(Running):
         readings = list(_readings(self._flow))
         counts = [reading.ahead.counts() for reading in readings]
         return {
-            'elements': self._count,
+            'elements': self._count + self._shown - len(self._ready),
             'read': sum(reading.counts['elements'] for reading in readings),
             'bytes': sum(reading.counts['bytes'] for reading in readings),
             'wait_seconds': sum(reading.ahead.waited for reading in readings),
@@ -128,8 +159,15 @@ class Cursor(Running):
         """Index and message of failed elements, the last 1,000 of each source."""
         return [error for reading in _readings(self._flow) for error in reading.errors.recent]
 
+    async def aclose(self) -> None:
+        self.hide()
+        await super().aclose()
+
     async def _close(self) -> None:
         await self._flow.aclose()
+
+
+_cursors: Final = each_after_fork(Cursor.hide)
 
 
 def _calls_functions(flow: Flow) -> bool:
@@ -200,7 +238,7 @@ class DatasetIterator(CursorHandle, AsyncIterator[Any]):
         return self
 
     async def __anext__(self) -> Any:
-        element, _ = await self._cursor.take()
+        element, *_ = await self._cursor.take()
         if element is END:
             raise StopAsyncIteration
         return element

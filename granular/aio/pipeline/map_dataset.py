@@ -32,6 +32,7 @@ from granular.aio.pipeline.transforms import (
 )
 from granular.errors import InvalidArgumentError
 from granular.filters import Strategy, percent_range, repetitions_of
+from granular.formats.display import html_lines
 from granular.indexing import Ints, Seed, check_integer, check_seed
 from granular.shuffle import MAX_SEED, Index, Order
 
@@ -333,6 +334,9 @@ class MapOperations(abc.ABC):
 
     def __str__(self) -> str:
         return format_pipeline(self._node)
+
+    def _repr_html_(self) -> str:
+        return html_lines(f'{self!r}\n{self}')
 
     def __repr__(self) -> str:
         return f'<{type(self).__name__} of {len(self)} elements: {self._node.describe()}>'

@@ -2,13 +2,15 @@
 
 import abc
 import asyncio
+import atexit
 import contextlib
 import logging
 import os
+import warnings
 import weakref
 from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from granular.aio.runtime.lock import Lock, Turn
 from granular.aio.runtime.loops import StartedCoroutine, running_loop
@@ -85,6 +87,48 @@ class AsyncResource(abc.ABC):
             await self.aclose()
         else:
             await self.abort()
+
+
+class Publishing(AsyncResource):
+    """A resource whose data is published when it is closed, and that reports its loss if it never is.
+
+    Attributes:
+      reports_loss: False while another writer owns this one, and reports for it.
+    """
+
+    _process = 0  # in which it was constructed
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reports_loss = True
+        self._process = os.getpid()  # a forked child has a copy that is not its own
+        _writers.add(self)
+
+    @abc.abstractmethod
+    def _loss(self) -> str:
+        """Describe what is lost if it is never closed."""
+
+    def __del__(self) -> None:
+        self._report_loss()
+
+    def _report_loss(self) -> None:
+        """Log and warn if it is open, when it is dropped or at exit."""
+        if self._process != os.getpid() or self._state != 'open' or not self.reports_loss:
+            return
+        self.reports_loss = False
+        message = f'{self!r} was never closed: {self._loss()}: use `with`, or call its close'
+        logger.error(message)
+        warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
+
+
+_writers: Final[weakref.WeakSet[Publishing]] = weakref.WeakSet()
+
+
+@atexit.register
+def _report_losses() -> None:
+    with contextlib.ExitStack() as stack:  # all of them, even where warnings are errors
+        for writer in list(_writers):
+            stack.callback(writer._report_loss)
 
 
 class Running(abc.ABC):

@@ -15,8 +15,8 @@ from granular.aio.datasources.arrayrecord.index import Index, footer_offset, par
 from granular.aio.datasources.arrayrecord.riegeli import BLOCK, read_records
 from granular.aio.http.reply import counters
 from granular.aio.paths.path import Path
-from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.sampling import Sampling
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
 from granular.aio.stores import Request, Store
@@ -73,7 +73,7 @@ class ChunkRead(NamedTuple):
     targets: list[int]
 
 
-class ArrayRecordDataSource(AsyncResource):
+class ArrayRecordDataSource(Sampling):
     """Random access to the records of ArrayRecord files, on a disk or in buckets, in the order given.
 
     ::

@@ -2,8 +2,8 @@
 
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, Final, Self, SupportsIndex
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Final, Self, SupportsIndex, TypeVar
 
 import numpy as np
 
@@ -15,8 +15,8 @@ from granular.aio.datasources.parquet.file import Footer, chunk_ranges, decode, 
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
 from granular.aio.runtime.background import background, cancel_idle, wait_shared
-from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.sampling import Sampling
 from granular.aio.runtime.scope import PerLoop
 from granular.aio.runtime.sharing import sharing
 from granular.aio.runtime.tasks import gather
@@ -29,8 +29,12 @@ from granular.indexing import Ints, check_integer, index_of, indices_of
 
 CACHE: Final = 512 * MiB
 
+T = TypeVar('T')
+Values = dict[str, list[Any]]
+"""The values of rows, by column."""
 
-class ParquetDataSource(AsyncResource):
+
+class ParquetDataSource(Sampling):
     """Random access to the rows of Parquet files, on a disk or in buckets, in the order given.
 
     ::
@@ -167,8 +171,8 @@ class ParquetDataSource(AsyncResource):
         await self._ensure_open()
         names = self._choose(mask)
         if isinstance(index, slice | range):
-            return await self._read(indices_of(index, len(self), self._name), names)
-        values = await self._read(np.array([index_of(index, len(self), self._name)]), names)
+            return await self._read(indices_of(index, len(self), self._name), names, _columns)
+        values = await self._read(np.array([index_of(index, len(self), self._name)]), names, _columns)
         return {name: column[0] for name, column in values.items()}
 
     async def fetch(self, indices: Any, mask: Mask = None) -> list[dict[str, Any]]:
@@ -183,10 +187,7 @@ class ParquetDataSource(AsyncResource):
         """
         await self._ensure_open()
         positions = indices_of(indices, len(self), self._name)
-        values = await self._read(positions, self._choose(mask))
-        if not values:
-            return [{} for _ in positions]
-        return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+        return await self._read(positions, self._choose(mask), _rows)
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
         await self._ensure_open()
@@ -229,10 +230,10 @@ class ParquetDataSource(AsyncResource):
     def _new_caches(self) -> PerLoop[ColumnCache]:
         return PerLoop(functools.partial(ColumnCache, self._cache_bytes))  # per event loop, because tasks fill them
 
-    async def _read(self, positions: Ints, names: tuple[str, ...]) -> dict[str, list[Any]]:
-        """Return the values of rows, by column."""
+    async def _read(self, positions: Ints, names: tuple[str, ...], convert: Callable[[int, Values], T]) -> T:
+        """Convert the values of rows, by column, in a thread."""
         if not len(positions) or not names:
-            return {name: [] for name in names}
+            return convert(len(positions), {name: [] for name in names})
         cache = await self._caches.get()
         owners = self._groups_of(positions)
         groups = np.unique(owners).tolist()
@@ -245,7 +246,9 @@ class ParquetDataSource(AsyncResource):
         loads = {key: cache.loads[key] for key in missing}
         await wait_shared({load.task for load in loads.values()})
         columns |= {key: load.columns[key] for key, load in loads.items()}
-        return await offload(self._select_rows, positions, owners, groups, names, columns)
+        return await offload(
+            lambda: convert(len(positions), self._select_rows(positions, owners, groups, names, columns))
+        )
 
     def _start_loading(self, cache: ColumnCache, keys: Sequence[Key]) -> None:
         """Start to load the columns that are neither cached nor being loaded, concurrently."""
@@ -300,19 +303,37 @@ class ParquetDataSource(AsyncResource):
 
     def _select_rows(
         self, positions: Ints, owners: Ints, groups: list[int], names: tuple[str, ...], columns: dict[Key, Any]
-    ) -> dict[str, list[Any]]:
+    ) -> Values:
         pa = import_extra('pyarrow', 'parquet')
-        values: dict[str, list[Any]] = {name: [None] * len(positions) for name in names}
+        values: Values = {}
         for group in groups:
             targets = np.flatnonzero(owners == group)
             rows = positions[targets] - (int(self._stops[group - 1]) if group else 0)
             consecutive = len(rows) == 1 or bool((np.diff(rows) == 1).all())
             for name in names:
-                column, column_values = columns[group, name], values[name]
+                column = columns[group, name]
                 part = column.slice(int(rows[0]), len(rows)) if consecutive else column.take(pa.array(rows))
-                for target, value in zip(targets.tolist(), values_of(part), strict=True):
+                group_values = values_of(part)
+                if len(groups) == 1:
+                    values[name] = group_values
+                    continue
+                column_values = values.setdefault(name, [None] * len(positions))
+                for target, value in zip(targets.tolist(), group_values, strict=True):
                     column_values[target] = value
         return values
+
+
+def _columns(count: int, values: Values) -> Values:
+    return values
+
+
+def _rows(count: int, values: Values) -> list[dict[str, Any]]:
+    """Return rows as dicts, given their values by column."""
+    rows: list[dict[str, Any]] = [{} for _ in range(count)]
+    for name, column in values.items():
+        for row, value in zip(rows, column, strict=True):
+            row[name] = value
+    return rows
 
 
 async def _read_footer(path: Path) -> Footer:

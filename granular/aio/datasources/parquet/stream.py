@@ -25,7 +25,7 @@ from granular.indexing import Ints, check_integer
 
 CYCLE: Final = 16
 READ_AHEAD: Final = 64 * MiB
-_MAX_ROWS: Final = 256  # limit on the rows of one fetch
+_MAX_ROWS: Final = 2048  # limit on the rows of one fetch
 _MAX_GROUPS: Final = 256  # limit on the row groups prefetched, however small they are
 
 
@@ -286,6 +286,9 @@ class ReadingRows(Flow):
 
     async def next(self) -> Any:
         return await (self._inner or await self._ready())[1].next()
+
+    def ready(self) -> list[Any]:
+        return [] if self._inner is None else self._inner[1].ready()
 
     def state(self) -> Any:
         if self._inner is None:

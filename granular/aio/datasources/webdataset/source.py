@@ -16,8 +16,8 @@ from granular.aio.datasources.webdataset.index import Index, Scanner, pack, unpa
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.nodes import elements
-from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.sampling import Sampling
 from granular.aio.runtime.sharing import sharing
 from granular.aio.runtime.tasks import for_each, gather
 from granular.aio.runtime.threads import offload
@@ -35,7 +35,7 @@ KEY: Final = '__key__'
 _SCANS: Final = 8  # number of files that are indexed concurrently
 
 
-class WebDatasetDataSource(AsyncResource):
+class WebDatasetDataSource(Sampling):
     """Random access to the datapoints of WebDataset tar files, on a disk or in buckets, in the order given.
 
     ::

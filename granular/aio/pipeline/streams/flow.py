@@ -27,6 +27,13 @@ class Flow(abc.ABC):
     async def restore(self, state: Any) -> None:
         """Continue from a state."""
 
+    def ready(self) -> list[Any]:
+        """Return the next elements that need no further work, in reverse: removing the last one takes it.
+
+        The state counts how many are left. An operation of this stage may return another list.
+        """
+        return []
+
     def mark(self) -> Any:
         """Return the state in the cheapest form, for this flow only, to restore it if the next element fails."""
         return self.state()

@@ -204,46 +204,66 @@ class Reading(Flow):
         )
         self._depth = min(depth, -(-options.prefetch_buffer_size // chunk))
         self.ahead.depth, self.ahead.stop, self.ahead.most = self._depth, self._stop, chunk
-        self._elements: list[Any] = []
-        self._next_index = 0  # of the next element in the chunk
-        self._first = 0  # position of the first element of the chunk in the source
+        self._chunk_rest: list[Any] = []  # the elements of the chunk that are left, in reverse
+        self._chunk_stop = 0  # position after the last element of the chunk in the source
+        self._plain = False  # True if all elements of the chunk are returned as they are
         self._largest = 1  # bytes of an element
         self.ahead.position = shard.shard_index
-        self.counts = {'elements': 0, 'bytes': 0}
-        self._check = FilterCheck(read.filters, _filters_of(read.source)) if read.source.sparse else None
+        self._elements, self._bytes = 0, 0  # elements include those that are left
+        drops = read.source.sparse and not read.allow_nones
+        self._check = FilterCheck(read.filters, _filters_of(read.source)) if drops else None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of elements returned, and the estimated bytes read."""
+        return {'elements': self._elements - len(self._chunk_rest), 'bytes': self._bytes}
+
+    def ready(self) -> list[Any]:
+        return self._chunk_rest if self._plain else []
 
     async def next(self) -> Any:
         while True:
-            if self._next_index >= len(self._elements):
-                self._first = self.ahead.position
-                chunk: Any = await self.ahead.take()
-                if chunk is END:
-                    return END
-                self._elements, self._next_index = chunk, 0
-                self._learn(chunk)
-            element = self._elements[self._next_index]
+            if not self._chunk_rest and not await self._load():
+                return END
+            rest = self._chunk_rest
+            element = rest[-1]
             if type(element) is Failure:
                 if self.errors.raises:
-                    await self._seek(self._first + self._next_index * self._stride)
+                    await self._seek(self._position())
                     raise element.error
                 self.errors.report([outline(element)])
                 element = self.errors.resolve(element)
                 if element is None:
-                    self._next_index += 1
+                    rest.pop()
+                    self._elements -= 1
                     continue
             if self._check is not None:
                 self._check.count(element is None)
-            self._elements[self._next_index] = None
-            self._next_index += 1
+            rest.pop()
             if element is not None or self._read.allow_nones:
-                self.counts['elements'] += 1
                 return element
+            self._elements -= 1
+
+    async def _load(self) -> bool:
+        """Take the next chunk. Returns False at the end."""
+        position = self.ahead.position
+        chunk: Any = await self.ahead.take()
+        if chunk is END:
+            return False
+        kinds = set(map(type, chunk))
+        plain = Failure not in kinds and (type(None) not in kinds or self._read.allow_nones)
+        self._plain = plain and self._check is None
+        self._learn(chunk)
+        self._elements += len(chunk)
+        self._chunk_stop = position + len(chunk) * self._stride
+        self._chunk_rest = chunk[::-1]
+        return bool(chunk)
 
     def _learn(self, chunk: list[Any]) -> None:
         """Limit the read-ahead to the memory setting, and enlarge chunks of small elements."""
         ahead, memory = self.ahead, self._read.options.memory
         size = estimate_nbytes(chunk)
-        self.counts['bytes'] += size
+        self._bytes += size
         if ahead.cheap and size < _SMALL and ahead.most == len(chunk) < self._most:
             ahead.most = min(self._most, 2 * ahead.most)  # each fetch has the same overhead
         elif size <= self._largest * len(chunk):
@@ -260,9 +280,8 @@ class Reading(Flow):
         return self._position() - self._read.shard.shard_index
 
     def _position(self) -> int:
-        if self._next_index >= len(self._elements):
-            return self.ahead.position
-        return self._first + self._next_index * self._stride
+        rest = len(self._chunk_rest)
+        return self._chunk_stop - rest * self._stride if rest else self.ahead.position
 
     async def restore(self, state: Any) -> None:
         if not isinstance(state, int) or state < 0:
@@ -274,11 +293,12 @@ class Reading(Flow):
             await self._seek(position)
 
     async def _seek(self, position: int) -> None:
-        self._elements, self._next_index = [], 0
+        self._elements -= len(self._chunk_rest)
+        self._chunk_rest = []
         await self.ahead.seek(position)
 
     async def begin(self) -> None:
-        if not self._elements:
+        if not self._chunk_rest:
             await ensure_event_loop()
             self.ahead.begin()
 

@@ -1,0 +1,17 @@
+"""The folders of a sharded dataset."""
+
+from collections.abc import Iterable
+
+from granular.aio.paths.path import Path
+from granular.aio.stores import Entry
+from granular.formats.layout import shard_numbers
+
+
+async def shards_in(directory: Path) -> list[int]:
+    """Return the sorted numbers of the shards in a folder. Other files and folders are ignored."""
+    return shards_of([entry async for entry in directory.store.scan(directory.key)])
+
+
+def shards_of(entries: Iterable[Entry]) -> list[int]:
+    """Return the sorted numbers of the shards among the entries of a folder."""
+    return shard_numbers([entry.key.rpartition('/')[2] for entry in entries if entry.is_dir])

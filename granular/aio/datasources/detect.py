@@ -1,0 +1,138 @@
+"""Find out the format of files, and open their reader."""
+
+import inspect
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from granular import formats
+from granular.aio.bags.reader import BagReader
+from granular.aio.datasets.codec import Decoder
+from granular.aio.datasets.reader import DatasetReader
+from granular.aio.datasets.sharded_reader import ShardedDatasetReader
+from granular.aio.datasets.shards import shards_of
+from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource
+from granular.aio.datasources.parquet.source import ParquetDataSource
+from granular.aio.datasources.webdataset.source import WebDatasetDataSource
+from granular.aio.paths.path import Path
+from granular.errors import InvalidArgumentError, NotFoundError
+
+Opened = (
+    DatasetReader | ShardedDatasetReader | BagReader | ArrayRecordDataSource | ParquetDataSource | WebDatasetDataSource
+)
+
+ENDINGS: Final = {
+    '.parquet': 'parquet', '.pq': 'parquet', '.arrayrecord': 'arrayrecord', '.array_record': 'arrayrecord',
+    '.tar': 'webdataset',
+}  # fmt: skip
+CLASSES: Final[Mapping[str, Any]] = {
+    'parquet': ParquetDataSource, 'arrayrecord': ArrayRecordDataSource, 'webdataset': WebDatasetDataSource,
+}  # fmt: skip
+
+_SHARDED: Final = re.compile(r'-\d+-of-\d+$')  # after the suffix, as in file names of tfds and Beam
+_PATTERN: Final = '*?['
+
+
+def format_of(name: str) -> str:
+    """Return the format of a file by the end of its name, a key of ``CLASSES``; empty if it is unknown."""
+    base = _SHARDED.sub('', name)
+    return next((ENDINGS[ending] for ending in ENDINGS if base.endswith(ending)), '')
+
+
+async def open(  # noqa: A001
+    path: Path | str | os.PathLike[str] | Sequence[Any] | Any,
+    decoders: Mapping[str, Decoder | Any] | None = formats.decoders,
+    **options: Any,
+) -> Opened:
+    """Find out what is at a path, and return its reader, opened.
+
+    ::
+
+        async with await granular.aio.open('s3://bucket/train') as reader:
+            datapoints = await reader.fetch([3, 1, 41])
+
+    ======================================================  =======================
+    a folder with a ``spec.json``                           `DatasetReader`
+    a folder with shards                                    `ShardedDatasetReader`
+    ``*.bag``                                               `BagReader`
+    ``*.array_record``, ``*.arrayrecord``                   `ArrayRecordDataSource`
+    ``*.parquet``, ``*.pq``                                 `ParquetDataSource`
+    ``*.tar``                                               `WebDatasetDataSource`
+    ======================================================  =======================
+
+    The last three are also opened from a folder that has files of one of these formats, from a pattern such as
+    ``s3://bucket/train-*.tar``, and from a sequence of files; several files are sorted by name, unless they are given
+    as a sequence. Names may end in ``-00000-of-00010``.
+
+    Args:
+      path: a file, a folder, a pattern or a sequence of files.
+      decoders: the decoder of each type, or for tar files of each suffix; None for raw bytes. Records of bags and
+        ArrayRecord files are always bytes, rows of Parquet files always values.
+      options: further arguments of the reader, such as ``cache_keys``, ``verify`` or ``columns``.
+
+    Raises:
+      NotFoundError: if there is nothing at the path, or nothing that has a reader.
+      InvalidArgumentError: if there are files of several formats, or the reader does not take an option.
+    """
+    if isinstance(path, list | tuple):
+        files = [Path(file) for file in path]
+        return await _open_files(files, f'{len(files)} files', decoders, options)
+    folder = Path(path)
+    await folder.store.ready()
+    if any(char in folder.name for char in _PATTERN):
+        files = sorted([file async for file in folder.parent.glob(folder.name)])
+        if not files:
+            raise NotFoundError(f'{folder}: matches no files')
+        return await _open_files(files, f'{folder}', decoders, options)
+    if not format_of(folder.name) and folder.suffix != '.bag':
+        # A server that lists no folders can still have a dataset.
+        if await (folder / 'spec.json').exists():
+            return await _open(DatasetReader, folder, decoders, options)
+    elif not (await folder.stat()).is_dir:
+        if folder.suffix == '.bag':
+            return await _open(BagReader, folder, decoders, options)
+        return await _open_files([folder], f'{folder}', decoders, options)
+    return await _open_folder(folder, decoders, options)
+
+
+async def _open_folder(folder: Path, decoders: Any, options: dict[str, Any]) -> Opened:
+    entries = [entry async for entry in folder.store.scan(folder.key)]
+    if any(entry.key.rpartition('/')[2] == 'spec.json' for entry in entries):
+        return await _open(DatasetReader, folder, decoders, options)
+    if shards_of(entries):
+        return await _open(ShardedDatasetReader, folder, decoders, options)
+    files = sorted(Path.of(folder.store, entry.key) for entry in entries if not entry.is_dir and format_of(entry.key))
+    if not files:
+        raise NotFoundError(
+            f'{folder}: expected a dataset (a folder with a spec.json, or with shards such as 000000), or files whose '
+            f'names end in .bag, {", ".join(ENDINGS)}; got a folder of {len(entries)} other entries'
+        )
+    return await _open_files(files, f'{folder}', decoders, options)
+
+
+async def _open_files(files: Sequence[Path], name: str, decoders: Any, options: dict[str, Any]) -> Opened:
+    found = {format_of(file.name) for file in files}
+    if len(found) != 1 or '' in found:
+        suffixes = ', '.join(sorted({file.suffix or 'no suffix' for file in files})) or 'none'
+        raise InvalidArgumentError(
+            f'{name}: expected files of one format, of {", ".join(ENDINGS)}, got {suffixes}: pass a pattern or a list'
+        )
+    return await _open(CLASSES[found.pop()], files, decoders, options)
+
+
+async def _open(cls: Any, path: Any, decoders: Any, options: dict[str, Any]) -> Opened:
+    accepted = [name for name in inspect.signature(cls).parameters if name not in ('directory', 'source', 'paths')]
+    if 'decoders' in accepted or (decoders is not None and decoders is not formats.decoders):
+        options = {'decoders': decoders, **options}
+    if unknown := sorted(options.keys() - accepted):
+        raise InvalidArgumentError(
+            f'{cls.__name__} of {_name_of(path)}: unknown options {unknown}: expected some of {accepted}'
+        )
+    reader: Opened = cls(path, **options)
+    await reader._ensure_open()
+    return reader
+
+
+def _name_of(path: Any) -> str:
+    return f'{path[0]}' if isinstance(path, list) else f'{path}'

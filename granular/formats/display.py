@@ -1,0 +1,70 @@
+"""Descriptions of datapoints in HTML, for notebooks. All text in them is escaped."""
+
+import base64
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granular._lazy import import_if_installed
+from granular.formats.media import encode_image
+
+_SIDE: Final = 96  # pixels of a thumbnail
+_TEXT: Final = 80  # characters of a value
+
+
+class Samples(list[Any]):
+    """A list of datapoints or records that notebooks show as a table, with thumbnails of images."""
+
+    def _repr_html_(self) -> str:
+        return html_table(self)
+
+
+def html_table(datapoints: Sequence[Any]) -> str:
+    """Return a table of datapoints, with a column for each key, or of records."""
+    rows = [datapoint if isinstance(datapoint, Mapping) else {'record': datapoint} for datapoint in datapoints]
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    head = ''.join(f'<th>{_text(key)}</th>' for key in keys)
+    body = ''.join(f'<tr>{"".join(_cell(row, key) for key in keys)}</tr>' for row in rows)
+    return f'<table><tr>{head}</tr>{body}</table>'
+
+
+def html_summary(title: str, facts: Iterable[tuple[str, Any]], datapoints: Sequence[Any]) -> str:
+    """Return a title, a table of facts and a table of datapoints."""
+    rows = ''.join(f'<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>' for name, value in facts)
+    return f'<p><b>{_text(title)}</b></p><table>{rows}</table>{html_table(datapoints) if datapoints else ""}'
+
+
+def html_lines(text: str) -> str:
+    """Return preformatted text."""
+    return f'<pre>{html.escape(text)}</pre>'
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return html.escape(text if len(text) <= _TEXT else f'{text[:_TEXT]}…')
+
+
+def _cell(row: Mapping[Any, Any], key: Any) -> str:
+    return f'<td>{_value(row[key])}</td>' if key in row else '<td></td>'
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        image = value.dtype == np.uint8 and value.size > 0 and (value.ndim == 2 or value.shape[2:] in ((3,), (4,)))
+        if image and import_if_installed('PIL.Image') is not None:
+            return _thumbnail(value)
+        return _text(f'{value.dtype} of shape {value.shape}')
+    if isinstance(value, bytes):
+        return _text(f'{len(value)} bytes')
+    if isinstance(value, list) and len(value) > 1:
+        return f'{len(value)} values: {_value(value[0])}, …'
+    return _text(value)
+
+
+def _thumbnail(image: NDArray[Any]) -> str:
+    step = -(-max(image.shape[:2]) // _SIDE)
+    data = base64.b64encode(encode_image(np.ascontiguousarray(image[::step, ::step]), format='png')).decode()
+    return f'<img src="data:image/png;base64,{data}" title="{image.shape[1]} by {image.shape[0]}">'

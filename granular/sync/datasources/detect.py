@@ -1,0 +1,41 @@
+"""The sync API of :mod:`granular.aio.datasources.detect`."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+from granular import formats
+from granular.aio.datasets.codec import Decoder
+from granular.aio.datasources import detect as core
+from granular.aio.paths.pure import PurePath
+from granular.aio.runtime.bridge import run
+from granular.sync.bags import BagReader
+from granular.sync.base import reopened, sync_doc
+from granular.sync.datasets import DatasetReader, ShardedDatasetReader
+from granular.sync.datasources.arrayrecord import ArrayRecordDataSource
+from granular.sync.datasources.parquet import ParquetDataSource
+from granular.sync.datasources.webdataset import WebDatasetDataSource
+
+Opened = (
+    DatasetReader | ShardedDatasetReader | BagReader | ArrayRecordDataSource | ParquetDataSource | WebDatasetDataSource
+)
+
+_CLASSES: Final[Mapping[str, Any]] = {
+    cls.__name__: cls
+    for cls in (
+        *(DatasetReader, ShardedDatasetReader, BagReader),
+        *(ArrayRecordDataSource, ParquetDataSource, WebDatasetDataSource),
+    )
+}
+
+
+def open(  # noqa: A001
+    path: PurePath | str | os.PathLike[str] | Sequence[Any] | Any,
+    decoders: Mapping[str, Decoder | Any] | None = formats.decoders,
+    **options: Any,
+) -> Opened:
+    twin = run(core.open(path, decoders, **options))
+    return cast(Opened, reopened(_CLASSES[type(twin).__name__], twin))
+
+
+open.__doc__ = sync_doc(core.open)

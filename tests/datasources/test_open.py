@@ -1,0 +1,129 @@
+"""``granular.open`` and the errors that name it."""
+
+import io
+import tarfile
+
+import numpy as np
+import pyarrow
+import pytest
+from array_record.python.array_record_module import ArrayRecordWriter
+from pyarrow import parquet
+
+import granular
+from granular import aio
+from granular.errors import InvalidArgumentError, NotFoundError
+
+SPEC = {'image': 'png', 'label': 'int'}
+
+
+def datapoint(i):
+    return {'image': np.full((2, 2), i, np.uint8), 'label': i}
+
+
+def write_dataset(folder, kind=granular.DatasetWriter, **options):
+    with kind(folder, SPEC, **options) as writer:
+        for i in range(10):
+            writer.append(datapoint(i))
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('open')
+    write_dataset(folder / 'dataset')
+    write_dataset(folder / 'columns', layout='columns')
+    write_dataset(folder / 'sharded', granular.ShardedDatasetWriter, shardlen=4)
+    (folder / 'files').mkdir()
+    for number in range(2):
+        parquet.write_table(pyarrow.table({'label': range(5)}), folder / 'files' / f'rows-{number}.parquet')
+        writer = ArrayRecordWriter(str(folder / f'r.array_record-0000{number}-of-00002'), 'group_size:1')
+        for i in range(5):
+            writer.write(bytes([i]))
+        writer.close()
+    with tarfile.open(folder / 'a.tar', 'w') as tar:
+        for i in range(10):
+            for suffix, data in (('png', granular.encoders['png'](datapoint(i)['image'])), ('cls', b'1')):
+                info = tarfile.TarInfo(f'{i}.{suffix}')
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return folder
+
+
+KINDS = {
+    'dataset': 'DatasetReader',
+    'columns': 'DatasetReader',
+    'sharded': 'ShardedDatasetReader',
+    'dataset/label.bag': 'BagReader',
+    'files': 'ParquetDataSource',
+    'files/rows-*.parquet': 'ParquetDataSource',
+    'r.array_record-*': 'ArrayRecordDataSource',
+    'a.tar': 'WebDatasetDataSource',
+}
+
+
+@pytest.mark.parametrize('name', KINDS)
+async def test_open_gives_the_reader_of_what_is_there(folder, name):
+    with granular.open(folder / name) as reader:
+        assert type(reader) is getattr(granular, KINDS[name])
+        assert len(reader) == 10
+        first = reader.fetch([3])[0]
+    async with await aio.open(f'{folder / name}') as twin:
+        assert type(twin) is getattr(aio, KINDS[name])
+        assert repr((await twin.fetch([3]))[0]) == repr(first)
+
+
+def test_open_decodes_by_default(folder):
+    assert granular.open(folder / 'sharded')[7]['image'].tolist() == [[7, 7], [7, 7]]
+    assert granular.open(folder / 'a.tar')[7]['png'].tolist() == [[7, 7], [7, 7]]
+    assert type(granular.open(folder / 'sharded', None)[7]['image']) is bytes
+
+
+def test_open_in_a_bucket(bucket):
+    write_dataset(bucket / 'dataset')
+    write_dataset(bucket / 'sharded', granular.ShardedDatasetWriter, shardlen=4)
+    for name in ('dataset', 'sharded', 'dataset/label.bag'):
+        with granular.open(bucket / name, cache_index=False) as reader:
+            assert (type(reader).__name__, len(reader)) == (KINDS[name], 10)
+
+
+def test_open_takes_the_files_of_a_list_in_their_order(folder):
+    files = [folder / f'r.array_record-0000{number}-of-00002' for number in (1, 0)]
+    with granular.open(files) as reader:
+        assert len(reader) == 10
+        assert [f'{part.path}' for part in reader.aio._parts] == [f'{file}' for file in files]
+
+
+def test_open_passes_options(folder):
+    with granular.open(folder / 'files', columns=['label']) as reader:
+        assert reader.columns == ('label',)
+    with pytest.raises(InvalidArgumentError, match=r"DatasetReader.*unknown options \['columns'\].*cache_keys"):
+        granular.open(folder / 'dataset', columns=['label'])
+    with pytest.raises(InvalidArgumentError, match=r"BagReader.*unknown options \['decoders'\]"):
+        granular.open(folder / 'dataset/label.bag', {'int': int})
+
+
+@pytest.mark.parametrize(
+    ('name', 'error', 'message'),
+    [
+        ('nothing', NotFoundError, 'nothing'),
+        ('nothing.tar', NotFoundError, 'nothing.tar'),
+        ('nothing-*.tar', NotFoundError, 'matches no files'),
+        ('empty', NotFoundError, r'expected a dataset.*\.parquet.*got a folder of 1 other'),
+        ('', InvalidArgumentError, r'expected files of one format.*got \.array_record-00000-of-00002, .*\.tar'),
+        ([], InvalidArgumentError, 'expected files of one format.*got none'),
+    ],
+)
+def test_open_says_what_it_expects(folder, name, error, message):
+    (folder / 'empty' / 'a').mkdir(parents=True, exist_ok=True)
+    with pytest.raises(error, match=message):
+        granular.open(name if name == [] else folder / name)
+
+
+def test_the_wrong_reader_of_a_dataset_names_the_right_one(bucket):
+    write_dataset(bucket / 'dataset')
+    write_dataset(bucket / 'sharded', granular.ShardedDatasetWriter, shardlen=4)
+    message = r'sharded: is a sharded dataset, with 3 shards: open it with ShardedDatasetReader, or with granular.open'
+    with pytest.raises(NotFoundError, match=message):
+        granular.DatasetReader(bucket / 'sharded')
+    message = 'dataset: is a dataset without shards: open it with DatasetReader, or with granular.open'
+    with pytest.raises(NotFoundError, match=message):
+        granular.ShardedDatasetReader(bucket / 'dataset')
