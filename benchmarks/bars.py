@@ -31,7 +31,7 @@ class Bar(NamedTuple):
 
     @property
     def reached(self) -> bool:
-        """Whether the ratio is within its bound."""
+        """True if the ratio is within its bound."""
         return self.value <= self.bound if self.at_most else self.value >= self.bound
 
     def __str__(self) -> str:

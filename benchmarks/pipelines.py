@@ -23,17 +23,26 @@ def streams(data: Data, server: Server) -> Result:
 
 
 def blocks(data: Data, server: Server) -> Result:
-    """Compare 4 kB records shuffled in blocks and fully shuffled, over the 25 ms server."""
+    """Compare 4 kB records shuffled in blocks and fully shuffled, in batches of 256 and 64, over the 25 ms server."""
     url = f'{server.delayed}/{data.small().name}'
-    full, some = data.count(400), data.count(1600) - 20
-    whole = _ours(data, 'loader', url=url, batch=256, batches=full, blocks=False)
-    result = _ours(data, 'loader', url=url, batch=256, batches=some, blocks=True)
-    figures = f'{result["rate"]:,.0f}/s / {whole["rate"]:,.0f}/s'
-    saved = f'{result["requests"]:.4f} requests a record, fully shuffled {whole["requests"]:.2f}'
-    return [
-        Bar('records / requests of shuffle.Blocks, 4 kB', 1 / result['requests'], 20, saved),
-        Bar('shuffle.Blocks / full shuffle, 4 kB, 25 ms server', result['rate'] / whole['rate'], 10, figures),
-    ], []
+    bars = []
+    for batch, bound in ((256, 10), (64, 8)):
+        full, some = data.count(400) * 256 // batch, data.count(1600) * 256 // batch - 20
+        whole = _ours(data, 'loader', url=url, batch=batch, batches=full, blocks=False)
+        result = _ours(data, 'loader', url=url, batch=batch, batches=some, blocks=True)
+        figures = f'{result["rate"]:,.0f}/s / {whole["rate"]:,.0f}/s'
+        saved = f'{result["requests"]:.4f} requests a record, fully shuffled {whole["requests"]:.2f}'
+        size = '' if batch == 256 else f', batches of {batch}'
+        bars += [
+            Bar(f'records / requests of shuffle.Blocks, 4 kB{size}', 1 / result['requests'], 20, saved),
+            Bar(
+                f'shuffle.Blocks / full shuffle, 4 kB, 25 ms server{size}',
+                result['rate'] / whole['rate'],
+                bound,
+                figures,
+            ),
+        ]
+    return bars, []
 
 
 def labels(data: Data, server: Server) -> Result:

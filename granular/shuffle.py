@@ -14,6 +14,15 @@ _MAX_CACHED: Final = 2  # epochs: one that ends while the next begins
 _CHUNK: Final = 1 << 15  # lookups at a time, so that intermediate results stay in the CPU cache
 _MIN_BITS: Final = 16  # minimum bits of a block of the cipher; fewer mix badly
 _MAX_TABLE: Final = 4096  # datapoints up to which a permutation is computed as a whole
+_WINDOW_BYTES: Final = 256 << 20  # of a window by default: two of them are half of what a source buffers
+_MAX_BLOCK: Final = 64  # datapoints by default
+_MAX_WINDOW: Final = 512  # blocks by default: with more, batches are hardly more random
+_UNSIZED_WINDOW: Final = 256  # blocks by default, if the size of datapoints is unknown
+_CACHED_WINDOWS: Final = 4  # per epoch: one that ends while the next begins, and prefetching
+_GROUP: Final = 256  # datapoints that are prefetched together
+_ROUNDS: Final = 24  # after which one block in 2**24 has not been moved
+_ODD: Final = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio: its products have all bits mixed
+_HALF, _TOP = np.uint64(32), np.uint64(63)
 
 
 @runtime_checkable
@@ -99,73 +108,220 @@ class Index:
 
 
 class Blocks:
-    """An order for buckets: blocks of neighbours are read together, and the datapoints of a window of blocks are mixed.
+    """An order for buckets: blocks of neighbours are read together, and datapoints from all of the dataset are mixed.
 
     ::
 
-        dataset = dataset.shuffle(seed=0, order=granular.shuffle.Blocks(block=64, window=128))
+        dataset = dataset.shuffle(seed=0, order=granular.shuffle.Blocks(block=64, window=512))
 
-    The blocks of an epoch come in the order of :class:`Index`; the datapoints of each ``window`` of blocks are then
-    fully mixed by numpy's permutation. One range request therefore reads a whole block, and a source reads at most
-    ``window * block`` datapoints ahead. Memory is that of a few windows' permutations, whatever the length, and any
-    step can be looked up independently. docs/performance.md shows how well it mixes.
+    The dataset is divided into ``window`` strata of equal length. Each window of an epoch consists of one block of each
+    stratum, drawn at random without replacement, and its datapoints are fully mixed by numpy's permutation: however the
+    dataset is sorted, each window represents all of it. One range request reads a whole block, and a source reads at
+    most one window ahead. Memory is that of a few windows' permutations, whatever the length, and any step can be
+    looked up independently. docs/performance.md shows how well it mixes.
+
+    By default the settings follow the mean size of the source's datapoints, as they are stored: blocks of 64 and
+    windows of 512, smaller powers of two if a window would take more than 256 MiB, first for the block. They are 64 and
+    256 if the source does not know its size. States of pipelines contain them, and a pipeline with other settings
+    refuses such a state.
 
     Args:
-      block: number of neighbouring datapoints that are read together.
-      window: number of blocks that are mixed.
+      block: number of neighbouring datapoints that are read together; None to choose it.
+      window: number of blocks that are mixed; None to choose it.
     """
 
-    def __init__(self, block: int = 64, window: int = 128) -> None:
-        self.block, self.window = check_integer('block', block, 1), check_integer('window', window, 1)
+    def __init__(self, block: int | None = None, window: int | None = None) -> None:
+        self._block = None if block is None else check_integer('block', block, 1)
+        self._window = None if window is None else check_integer('window', window, 1)
+
+    @property
+    def block(self) -> int:
+        """The number of datapoints of a block."""
+        return _MAX_BLOCK if self._block is None else self._block
+
+    @property
+    def window(self) -> int:
+        """The number of blocks that are mixed."""
+        return _UNSIZED_WINDOW if self._window is None else self._window
 
     def __repr__(self) -> str:
-        return f'Blocks(block={self.block}, window={self.window})'
+        # A part of states. The orders of granular before stratified windows were Blocks(block=64, window=128).
+        return f'Blocks(block={self.block}, window={self.window}, stratified)'
+
+    def sized(self, nbytes: float | None) -> 'Blocks':
+        """Return this order with all settings chosen, for datapoints of ``nbytes`` on average, None if unknown."""
+        if nbytes is None:
+            return Blocks(self.block, self.window)
+        fitting = _WINDOW_BYTES / max(1.0, nbytes)  # datapoints
+        block = self._block or _power_of_two(fitting / (self._window or _MAX_WINDOW), _MAX_BLOCK)
+        return Blocks(block, self._window or _power_of_two(fitting / block, _MAX_WINDOW))
 
     def lookup(self, places: Ints, length: int, seed: int, epoch: int) -> Ints:
         """Return the indices at these positions of an epoch."""
-        count = -(-length // self.block)
-        full = self.window * self.block
-        # The last block may be short. The window that contains it is smaller by the missing datapoints, and has it
-        # last.
-        lacking = count * self.block - length
-        slot = int(_unpermute(count - 1, count, seed + epoch))
-        short_window = slot // self.window
-        windows = (
-            np.where(places < short_window * full, places, np.maximum(places + lacking, short_window * full)) // full
-        )
-        # Positions of that window before the missing datapoints were shifted too far or not at all: assign both to it.
-        windows = np.where(
-            (places >= short_window * full) & (places < (short_window + 1) * full - lacking), short_window, windows
-        )
+        if not len(places):
+            return np.empty_like(places)
+        strata = _strata(length, self.block, self.window, seed, epoch)
+        first, last = strata.window_of(int(places.min())), strata.window_of(int(places.max()))
+        if first == last:
+            return strata.indices(first)[places - strata.start(first)]
+        windows = strata.windows_of(places)
         indices = np.empty_like(places)
-        for window in set(windows.tolist()):
+        for window in np.unique(windows).tolist():
             mask = windows == window
-            first = window * self.window
-            last = min(first + self.window, count)
-            short = window == short_window
-            size = (last - first) * self.block - (lacking if short else 0)
-            begin = window * full - (lacking if window > short_window else 0)
-            slots, within = np.divmod(_mixture(size, seed, epoch, window)[places[mask] - begin], self.block)
-            if short:  # swap the window's last slot and that of the short block
-                own, end = slot - first, last - first - 1
-                slots = np.where(slots == end, own, np.where(slots == own, end, slots))
-            indices[mask] = permute(slots + first, count, seed + epoch) * self.block + within
+            indices[mask] = strata.indices(window)[places[mask] - strata.start(window)]
         return indices
 
     def is_ready(self, length: int, seed: int, epoch: int) -> bool:
         """Return True."""
         return True
 
-    def upcoming(self, steps: Ints, length: int, seed: int) -> tuple[Ints, Ints]:
-        """Return the epochs and numbers of the blocks to prefetch now, so that they are available one window later."""
-        epochs, places = np.divmod(steps + self.window * self.block, length)
+    def group_ahead(self, step: int, length: int) -> int:
+        """Return the number of the last group of blocks to prefetch when a step is read: one window ahead of it.
+
+        Groups are numbered over all epochs, and contain blocks in the order in which windows need them.
+        """
+        epoch, place = divmod(step + self._strata_of(length) * self.block, length)
+        return (epoch * -(-length // self.block) + place // self.block) // self._group
+
+    def group(self, number: int, length: int, seed: int) -> Ints:
+        """Return the blocks of a group; block ``i`` of an epoch is ``epoch * blocks_per_epoch + i``."""
         count = -(-length // self.block)
-        epochs, slots = np.divmod(np.unique(epochs * count + places // self.block), count)
+        epochs, slots = np.divmod(np.arange(number * self._group, (number + 1) * self._group), count)
         blocks = np.empty_like(slots)
         for epoch in set(epochs.tolist()):
             mask = epochs == epoch
-            blocks[mask] = permute(slots[mask], count, seed + epoch)
-        return epochs, blocks
+            blocks[mask] = _strata(length, self.block, self.window, seed, epoch).blocks_at(slots[mask])
+        numbers: Ints = blocks + epochs * count
+        return numbers
+
+    def groups_per_window(self, length: int) -> int:
+        """Return the number of groups that are prefetched while a window is read."""
+        return -(-self._strata_of(length) // self._group)
+
+    def _strata_of(self, length: int) -> int:
+        """Return the number of blocks of a window: ``window``, or fewer so that all windows have about as many."""
+        count = -(-length // self.block)
+        return -(-count // -(-count // self.window))
+
+    @property
+    def _group(self) -> int:
+        """Blocks that are prefetched together: reading several takes little more CPU time than reading one."""
+        return max(1, min(_GROUP // self.block, self.window // 16))
+
+
+class _Strata:
+    """The windows of one epoch of :class:`Blocks`.
+
+    ``count`` blocks are divided into ``strata`` runs of ``windows`` blocks or one less: ``lacking`` of them are
+    shorter, and each of these is left out of one of the last windows. The last block may have fewer datapoints, and
+    then so has the window that contains it; it is the last block of that window, as that of its last stratum.
+    """
+
+    def __init__(self, length: int, block: int, window: int, seed: int, epoch: int) -> None:
+        self.length, self.block, self.seed, self.epoch = length, block, seed, epoch % (1 << 64)
+        self.count = -(-length // block)
+        self.windows = -(-self.count // window)
+        self.strata = -(-self.count // self.windows)
+        self.lacking = self.strata * self.windows - self.count  # fewer than windows, and than strata
+        self._whole = self.windows - self.lacking  # windows with a block of each stratum
+        self._missing = self.count * block - length  # datapoints that the last block lacks
+        begins = np.arange(self.strata + 1) * self.count // self.strata
+        self._begins, self._sizes = begins[:-1], np.diff(begins)
+        shorter = -(-np.arange(self.strata) * self.lacking // self.strata)  # strata before each one that are shorter
+        self._left_out = np.where(self._sizes < self.windows, self._whole + shorter, self.windows)
+        generator = np.random.PCG64([seed, self.epoch])
+        self._keys = generator.random_raw(_ROUNDS * self.strata).reshape(_ROUNDS, self.strata)
+        last = slice(self.strata - 1, self.strata)
+        ends = _swap_or_not(self._sizes[last] - 1, self._sizes[last], self._keys[::-1, last])
+        self._short_window = int(ends[0] + (ends[0] >= self._left_out[-1]))
+        self._after_short = self.start(self._short_window + 1)
+        self._indices: dict[int, Ints] = {}
+        self._blocks: dict[int, Ints] = {}
+
+    def start(self, window: int) -> int:
+        """Return the position in the epoch at which a window begins."""
+        slots = window * self.strata - max(0, window - self._whole)
+        return slots * self.block - (self._missing if window > self._short_window else 0)
+
+    def window_of(self, place: int) -> int:
+        """Return the window that contains a position."""
+        slot = (place + (self._missing if place >= self._after_short else 0)) // self.block
+        whole = self._whole * self.strata
+        return slot // self.strata if slot < whole else self._whole + (slot - whole) // max(1, self.strata - 1)
+
+    def windows_of(self, places: Ints) -> Ints:
+        """Return the windows that contain these positions."""
+        slots = np.where(places >= self._after_short, places + self._missing, places) // self.block
+        return self._windows_of_slots(slots)
+
+    def _windows_of_slots(self, slots: Ints) -> Ints:
+        whole = self._whole * self.strata
+        after = self._whole + (slots - whole) // max(1, self.strata - 1)
+        return np.where(slots < whole, slots // self.strata, after)
+
+    def blocks(self, window: int) -> Ints:
+        """Return the blocks of a window, one of each stratum."""
+        blocks = self._blocks.get(window)
+        if blocks is None:
+            present = np.flatnonzero(self._left_out != window)
+            places = window - (window > self._left_out[present])
+            sizes = self._sizes[present]
+            blocks = self._begins[present] + _swap_or_not(places, sizes, self._keys[:, present])
+            _cache(self._blocks, window, blocks)
+        return blocks
+
+    def blocks_at(self, slots: Ints) -> Ints:
+        """Return blocks in the order of windows and strata."""
+        windows = self._windows_of_slots(slots)
+        out = np.empty_like(slots)
+        for window in set(windows.tolist()):
+            mask = windows == window
+            first = window * self.strata - max(0, window - self._whole)
+            out[mask] = self.blocks(window)[slots[mask] - first]
+        return out
+
+    def indices(self, window: int) -> Ints:
+        """Return the datapoints of a window in their order."""
+        indices = self._indices.get(window)
+        if indices is None:
+            blocks = self.blocks(window)
+            size = len(blocks) * self.block - (self._missing if window == self._short_window else 0)
+            order = np.random.default_rng(seed=[self.seed, self.epoch, window]).permutation(size)
+            slots, within = np.divmod(order, self.block)
+            indices = blocks[slots] * self.block + within
+            _cache(self._indices, window, indices)
+        return indices
+
+
+@functools.lru_cache(8)
+def _strata(length: int, block: int, window: int, seed: int, epoch: int) -> _Strata:
+    return _Strata(length, block, window, seed, epoch)
+
+
+def _cache(table: dict[int, Ints], window: int, value: Ints) -> None:
+    while len(table) >= _CACHED_WINDOWS:
+        table.pop(next(iter(table)), None)
+    table[window] = value
+
+
+def _power_of_two(value: float, most: int) -> int:
+    """Return the largest power of two that is neither larger than a value nor than another number, and at least 1."""
+    return 1 << (max(1, min(int(value), most)).bit_length() - 1)
+
+
+def _swap_or_not(places: Ints, sizes: Ints, keys: NDArray[np.uint64]) -> Ints:
+    """Permute a position of each of several ranges, by a row of keys for each round; reversed rows undo it.
+
+    The swap-or-not shuffle (https://eprint.iacr.org/2012/254): each round pairs all positions of a range at random, and
+    swaps each pair with probability 1/2.
+    """
+    values, lengths = places.astype(np.uint64), sizes.astype(np.uint64)
+    for key in keys:
+        partners = (key % lengths + lengths - values) % lengths
+        bits = (np.maximum(values, partners) + key) * _ODD
+        bits = (bits ^ bits >> _HALF) * _ODD
+        values = np.where(bits >> _TOP, partners, values)
+    return values.astype(np.int64)
 
 
 def permute(places: Ints, length: int, seed: int) -> Ints:
@@ -190,23 +346,6 @@ def _table(length: int, seed: int) -> Ints:
         far = np.flatnonzero(following >= length)
         following[far] = following[following[far]]
     return following[:length].copy()
-
-
-@functools.lru_cache(64)
-def _unpermute(index: int, length: int, seed: int) -> int:
-    """Return the position at which ``permute`` has an index."""
-    if length <= 1:
-        return 0
-    width, keys = _bits(length) // 2, _keys(seed % (1 << 32))
-    mask = (1 << width) - 1
-    while True:
-        left, right = index >> width, index & mask
-        for first, second in ((keys[2], keys[3]), (keys[0], keys[1])):
-            right ^= (_mix(left, width, mask) ^ second) & mask
-            left ^= (_mix(right, width, mask) ^ first) & mask
-        index = left << width | right
-        if index < length:
-            return index
 
 
 def _bits(length: int) -> int:
@@ -276,10 +415,3 @@ def _keys(seed: int) -> tuple[int, ...]:
         state[(k + far) % count] ^= fourth
         state[first_index] = fourth
     return tuple(state)
-
-
-@functools.lru_cache(16)
-def _mixture(size: int, seed: int, epoch: int, window: int) -> Ints:
-    """Return the permutation of one window."""
-    order: Ints = np.random.default_rng(seed=[seed, epoch, window]).permutation(size)
-    return order

@@ -45,10 +45,10 @@ class Loader(core.LoaderHandle):
             raise StopIteration
         return cast(Batch, batch)
 
-    def load(self, state: Mapping[str, int]) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         run(self._load(state))
 
-    async def _load(self, state: Mapping[str, int]) -> None:
+    async def _load(self, state: Mapping[str, Any]) -> None:
         await ensure_event_loop()  # tasks may only be touched on their loop
         self.aio.load(state)
 

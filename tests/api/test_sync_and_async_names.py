@@ -34,6 +34,7 @@ ONLY_ASYNC = {'abort', 'aclose', 'bags', 'get', 'open', 'readers'} | {
     'release',
     'select',
     'sparse',
+    'stored_nbytes',
 }
 ONLY_SYNC = {'close', 'aio', 'endless', 'load_state_dict', 'seed', 'state_dict'}
 

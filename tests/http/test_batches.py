@@ -1,12 +1,14 @@
 """Many range reads in one call: their results, errors and cancellation."""
 
 import asyncio
+import gc
 import itertools
 
 import pytest
 
 import granular
 from granular import aio
+from granular.aio.http.download import Download
 from granular.errors import NotFoundError, StoreError
 from tests.support.faults import DATA, FaultServer
 
@@ -120,4 +122,21 @@ async def test_a_reply_that_breaks_off_is_resumed(server):
     server.ranges.clear()
     assert await path.read_ranges([0], [90_000], version=version) == [DATA[:90_000]]
     assert server.ranges == ['bytes=0-89999', 'bytes=60000-89999']
+    await aio.aclose()
+
+
+@pytest.mark.parametrize('line', ['reset', ('truncate', 50), 'shifted', ('status', 503)], ids=str)
+async def test_memory_of_a_read_that_was_retried_is_freed_with_its_result(server, line):
+    path = path_on(server)
+    version = await version_of(path)
+    await path.read_ranges(STARTS, STOPS, version=version)
+    gc.collect()
+    gc.disable()  # so that only what no cycle refers to is freed
+    try:
+        server.script.extend([line, 'good'] * 8)
+        assert await path.read_ranges(STARTS, STOPS, version=version) == EXPECTED
+        await asyncio.sleep(0)
+        assert [read.name for read in gc.get_objects() if isinstance(read, Download)] == []
+    finally:
+        gc.enable()
     await aio.aclose()

@@ -1,6 +1,7 @@
 """Shuffled orders: permutations, equality with Grain, and blocks that are read together."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 import granular
 from granular import aio, shuffle
-from granular.errors import InvalidArgumentError
+from granular.errors import InvalidArgumentError, StateError
 
 LENGTHS = (1, 2, 3, 10, 1000, 4097, 65536, 65538, 100_003, (1 << 20) + 2, 1_000_000_000)
 
@@ -41,19 +42,198 @@ def test_index_is_a_permutation(length, seed, epoch):
     assert sorted(positions.tolist()) == list(range(length))
 
 
-@given(
-    st.integers(1, 3000), st.integers(1, 70), st.integers(1, 9), st.integers(0, 2**32 - 1), st.data()
-)  # fmt: skip
-@settings(max_examples=60, deadline=None)
-def test_blocks_are_a_permutation_with_random_access(length, block, window, seed, data):
+settings_of_blocks = {
+    'length': st.integers(1, 3000),
+    'block': st.integers(1, 70),
+    'window': st.integers(1, 90),
+    'seed': st.integers(0, 2**32 - 1),
+    'epoch': st.integers(0, 5),
+}
+
+
+def reference_order(length, block, window, seed, epoch):
+    """Return the order of Blocks for an epoch, computed in the straightforward way, and the blocks of its windows."""
+    count = math.ceil(length / block)
+    windows = math.ceil(count / window)
+    strata = math.ceil(count / windows)
+    keys = np.random.PCG64([seed, epoch]).random_raw(24 * strata).tolist()
+    columns = []
+    gap = windows - (strata * windows - count)
+    for stratum in range(strata):
+        first, stop = stratum * count // strata, (stratum + 1) * count // strata
+        column = []
+        for place in range(stop - first):
+            for key in keys[stratum::strata]:
+                partner = (key - place) % (stop - first)
+                mixed = (max(place, partner) + key) * 0x9E3779B97F4A7C15 % 2**64
+                mixed = (mixed ^ mixed >> 32) * 0x9E3779B97F4A7C15 % 2**64
+                place = partner if mixed >> 63 else place
+            column.append(first + place)
+        if len(column) < windows:  # a shorter stratum is left out of one of the last windows, each of another one
+            column.insert(gap, None)
+            gap += 1
+        columns.append(column)
+    order, drawn = [], [[block for block in row if block is not None] for row in zip(*columns, strict=True)]
+    for number, blocks in enumerate(drawn):
+        datapoints = [i for b in blocks for i in range(b * block, min(length, (b + 1) * block))]
+        rng = np.random.default_rng(seed=[seed, epoch, number])
+        order += [datapoints[i] for i in rng.permutation(len(datapoints)).tolist()]
+    return order, drawn
+
+
+@given(**settings_of_blocks)
+@settings(max_examples=30, deadline=None)
+def test_blocks_equal_the_reference_and_draw_one_block_of_each_stratum(length, block, window, seed, epoch):
+    positions = shuffle.Blocks(block, window).lookup(np.arange(length), length, seed, epoch)
+    order, drawn = reference_order(length, block, window, seed, epoch)
+    assert sorted(order) == list(range(length))
+    assert positions.tolist() == order
+    sizes = {len(blocks) for blocks in drawn}
+    assert max(sizes) <= window and max(sizes) - min(sizes) <= 1
+
+
+@given(**settings_of_blocks, hosts=st.integers(1, 7), batch=st.integers(1, 50), data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_blocks_scattered_lookups_and_hosts_equal_iteration(
+    length, block, window, seed, epoch, hosts, batch, data
+):  # fmt: skip
     order = shuffle.Blocks(block, window)
-    positions = order.lookup(np.arange(length), length, seed, 1)
-    assert sorted(positions.tolist()) == list(range(length))
+    positions = order.lookup(np.arange(length), length, seed, epoch)
     some = np.array(data.draw(st.lists(st.integers(0, length - 1), max_size=20)), np.int64)
-    assert order.lookup(some, length, seed, 1).tolist() == positions[some].tolist()
-    # As many positions as a window has lie in one window, or in two after the window with the short block.
-    for first in range(0, length, max(1, block * window)):
-        assert len(np.unique(positions[first : first + block * window] // block)) <= 2 * window
+    assert order.lookup(some, length, seed, epoch).tolist() == positions[some].tolist()
+    dataset = granular.MapDataset.range(length).shuffle(seed, order)
+    read = [dataset.fetch(range(epoch * length + host, (epoch + 1) * length, hosts)) for host in range(hosts)]
+    merged = np.empty(length, np.int64)
+    for host, indices in enumerate(read):
+        merged[host::hosts] = indices
+    assert merged.tolist() == positions.tolist()
+
+
+@pytest.mark.parametrize('length', [10**9, 10**9 + 37, 2**40 + 1])
+def test_blocks_of_a_huge_dataset_are_looked_up_alone(length):
+    order = shuffle.Blocks(64, 16)
+    steps = np.arange(length - 3000, length)
+    indices = order.lookup(steps, length, 1, 0)
+    assert len(np.unique(indices)) == 3000 and indices.min() >= 0 and indices.max() < length
+    assert order.lookup(steps[::-700], length, 1, 0).tolist() == indices[::-700].tolist()
+
+
+@pytest.mark.parametrize(
+    ('length', 'block', 'window'), [(10_007, 7, 24), (100_000, 64, 512), (5000, 1, 300), (50, 64, 9)]
+)
+def test_blocks_are_prefetched_in_groups_each_once_and_before_their_window(length, block, window):
+    order, count = shuffle.Blocks(block, window), -(-length // block)
+    announced, last = {}, None
+    for step in range(0, 2 * length, 10):
+        group = order.group_ahead(step + 9, length)  # at a batch of 10
+        for number in range(order.group_ahead(step, length) if last is None else last + 1, group + 1):
+            for key in order.group(number, length, 3).tolist():
+                assert key not in announced
+                announced[key] = step
+        last = group
+    for epoch in (0, 1):
+        indices = order.lookup(np.arange(length), length, 3, epoch)
+        for step, number in enumerate((indices // block).tolist(), epoch * length):
+            if step >= block * window:  # positions after the short block are up to a block behind
+                assert announced[number + epoch * count] < step + block
+
+
+def labels(order, batch, count=100):
+    """Return the mean number of different labels in a batch, of a dataset sorted by label."""
+    labels = order[: len(order) // batch * batch].reshape(-1, batch) * count // len(order)
+    return np.mean([len(np.unique(row)) for row in labels])
+
+
+def test_blocks_mix_a_sorted_dataset_like_a_permutation():
+    length = 200_000
+    uniform = np.random.default_rng(0).permutation(length)
+    for order, share in ((shuffle.Blocks(64, 512), 0.99), (shuffle.Blocks(), 0.97)):
+        indices = order.lookup(np.arange(length), length, 1, 0)
+        for batch in (64, 256):
+            assert labels(indices, batch) / labels(uniform, batch) >= share, (order, batch)
+        distances, expected = (
+            np.percentile(np.abs(np.diff(x)), (1, 5, 25, 50, 75, 95, 99)) for x in (indices, uniform)
+        )
+        assert np.abs(distances / expected - 1).max() <= 0.05, (order, distances, expected)
+
+
+@pytest.mark.parametrize('windows', [1, 2, 3, 5, 8])
+def test_blocks_of_a_stratum_come_in_every_order_about_as_often(windows):
+    window, epochs = 500, 20
+    drawn = np.stack(
+        [
+            np.stack([np.sort(order) % windows for order in orders.reshape(windows, window)])
+            for epoch in range(epochs)
+            for orders in [shuffle.Blocks(1, window).lookup(np.arange(windows * window), windows * window, 7, epoch)]
+        ]
+    )  # [epoch, window, stratum]
+    orders = drawn.transpose(0, 2, 1).reshape(-1, windows)
+    for i in range(windows):
+        shares = np.bincount(orders[:, i], minlength=windows) / len(orders)
+        assert np.abs(shares - 1 / windows).max() < 0.03
+        for k in range(i):  # and each pair
+            pairs = np.bincount(orders[:, i] * windows + orders[:, k], minlength=windows**2)
+            expected = len(orders) / (windows * (windows - 1))
+            assert np.abs(pairs[pairs > 0] - expected).max() < 5.5 * math.sqrt(expected)
+            assert (pairs > 0).sum() == windows * (windows - 1)
+
+
+@pytest.mark.parametrize(
+    ('given', 'nbytes', 'expected'),
+    [
+        ((), None, (64, 256)),
+        ((), 10, (64, 512)),
+        ((), 4100, (64, 512)),
+        ((), 10_000, (32, 512)),
+        ((), 100_000, (4, 512)),
+        ((), 1e6, (1, 256)),
+        ((), 1e10, (1, 1)),
+        ((64,), 100_000, (64, 32)),
+        ((None, 128), 100_000, (16, 128)),
+        ((50, 7), 100_000, (50, 7)),
+    ],
+)
+def test_default_block_and_window_follow_the_size_of_datapoints(given, nbytes, expected):
+    order = shuffle.Blocks(*given).sized(nbytes)
+    assert (order.block, order.window) == expected
+    if None in (*given, None)[:2] and nbytes and nbytes < 1e10:
+        assert order.block * order.window * nbytes <= 256 << 20
+
+
+def test_default_settings_follow_the_fields_that_are_read_and_are_part_of_states(tmp_path):
+    with granular.DatasetWriter(tmp_path, {'small': 'int', 'large': 'bytes'}, granular.encoders) as writer:
+        for i in range(300):
+            writer.append({'small': i, 'large': bytes(20_000)})
+    with granular.DatasetReader(tmp_path, granular.decoders) as reader:
+        dataset = granular.MapDataset.source(reader)
+        whole, small = dataset.shuffle(1, shuffle.Blocks()), dataset.select(['small']).shuffle(1, shuffle.Blocks())
+        assert 'Blocks(block=16, window=512, stratified)' in str(whole)
+        assert 'Blocks(block=64, window=512, stratified)' in str(small)
+        assert 'Blocks(block=16, window=512, stratified)' in str(whole.select(['small']))
+        with granular.Loader(small, 10) as loader:
+            next(loader)
+            state = json.loads(json.dumps(loader.save()))
+        assert state == {'step': 10, 'seed': 1, 'orders': ['Blocks(block=64, window=512, stratified)']}
+        with granular.Loader(whole.select(['small']), 10) as loader:
+            with pytest.raises(StateError, match=r'block=64, window=512.*this source has .*block=16'):
+                loader.load(state)
+
+
+def test_states_of_blocks_without_strata_are_refused():
+    dataset = granular.MapDataset.range(1000).shuffle(1, shuffle.Blocks(8, 16))
+    with granular.Loader(dataset.map(lambda i: {'i': i}), 10) as loader:
+        with pytest.raises(StateError, match='before granular had stratified windows, Blocks was another order'):
+            loader.load({'step': 20, 'seed': 1})
+        expected = [next(loader)['i'].tolist() for _ in range(3)][-1]
+        loader.load({'step': 20, 'seed': 1, 'orders': ['Blocks(block=8, window=16, stratified)']})
+        assert next(loader)['i'].tolist() == expected
+    with granular.Loader(granular.MapDataset.range(1000).map(lambda i: {'i': i}), 10) as loader:
+        with pytest.raises(StateError, match='this source has'):
+            loader.load({'step': 20, 'seed': 0, 'orders': ['Blocks(block=8, window=16, stratified)']})
+    iterator = iter(dataset)
+    state = json.loads(json.dumps(iterator.get_state()).replace(', stratified', ''))
+    with pytest.raises(StateError, match='before granular had stratified windows, Blocks was another order'):
+        iterator.set_state(state)
 
 
 def test_epochs_and_seeds_differ():
@@ -106,7 +286,7 @@ async def test_concurrent_batches_read_each_block_once(shards):
         assert granular.io_stats()['requests'] == before  # this key is cached
         async with aio.Loader(dataset.map(lambda datapoint: {'i': datapoint['i']}), 40) as loader:
             assert [i async for batch in loader for i in batch['i'].tolist()] == indices
-            loader.load({'step': 400, 'seed': 1})
+            loader.load({**loader.save(), 'step': 400})
             assert (await anext(loader))['i'].tolist() == indices[400:440]
         assert sorted(indices) == list(range(2000))
 

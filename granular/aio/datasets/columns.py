@@ -99,6 +99,10 @@ class Columns:
         """Bytes of all bags, tables included."""
         return sum(bag.size for bag in self.all_bags.values())
 
+    def size_of(self, mask: Mask) -> int:
+        """Return the bytes of the bags that a mask selects, tables included."""
+        return self.size if mask is None else sum(self.bags[choice.field.key].size for choice in self.choose(mask))
+
     @property
     def is_remote(self) -> bool:
         """True if the bags are read over a network."""

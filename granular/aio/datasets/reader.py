@@ -141,6 +141,9 @@ class DatasetReader(Sampling):
         self._check_open()
         return self._columns.size
 
+    def _size_of(self, mask: Mask) -> int | None:
+        return self._columns.size_of(mask) if self._state == 'open' else None
+
     @property
     def bags(self) -> dict[str, BagReader]:
         """Readers of the bags by key, with ``'refs'`` in the refs layout."""

@@ -196,6 +196,9 @@ class ShardedDatasetReader(Sampling):
         self._check_open()
         return sum(dataset.columns.size for dataset in self._datasets)
 
+    def _size_of(self, mask: Mask) -> int | None:
+        return sum(dataset.columns.size_of(mask) for dataset in self._datasets) if self._state == 'open' else None
+
     @property
     def shards(self) -> int:
         """The number of shards that are read."""

@@ -266,8 +266,7 @@ class Download(Exchange):
                 if self._stop is not None and behind < self._stop:
                     raise self._beyond(size)
                 data = b'' if self._into is not None else self._space.owner
-                said = head.headers.get
-                return Reply(data, first, size, version, said('last-modified', ''), said('date', ''))
+                return _reply(data, first, size, version, head)
             case 200:
                 return self._cut(head, version)
             case 416:
@@ -282,14 +281,15 @@ class Download(Exchange):
         return version
 
     def _part(self, head: Head, version: str | None, coding: str) -> memoryview:
-        said = head.headers.get('content-range', '')
+        content_range = head.headers.get('content-range', '')
         if not self.ranged:
             raise BadReplyError(f'{self.name}: status 206 where no range was asked for')
-        if said == _OF_NOTHING and head.length == 0 and self._start <= 0 and self._stop is None and self._span is None:
+        empty = content_range == _OF_NOTHING and head.length == 0
+        if empty and self._start <= 0 and self._stop is None and self._span is None:
             return self._room(0, 0, 0, version)
-        match = _CONTENT_RANGE.fullmatch(said)
+        match = _CONTENT_RANGE.fullmatch(content_range)
         if match is None or match[1] is None or match[3] == '*':
-            raise BadReplyError(f'{self.name}: status 206 with Content-Range {shown(said)}')
+            raise BadReplyError(f'{self.name}: status 206 with Content-Range {shown(content_range)}')
         first, behind, size = int(match[1]), int(match[2]) + 1, int(match[3])
         if self._span is None:
             want = max(0, size + self._start) if self._start < 0 else self._start
@@ -298,13 +298,15 @@ class Download(Exchange):
             expected = (self._span[0] + self._done, *self._span[1:])
         if (first, behind, size) != expected or behind <= first:
             raise BadReplyError(
-                f'{self.name}: bytes {expected[0]} to {expected[1]} came as Content-Range {shown(said)}'
+                f'{self.name}: bytes {expected[0]} to {expected[1]} came as Content-Range {shown(content_range)}'
             )
         if head.length not in (None, behind - first):
-            raise BadReplyError(f'{self.name}: Content-Range {shown(said)} with Content-Length {head.length}')
+            raise BadReplyError(f'{self.name}: Content-Range {shown(content_range)} with Content-Length {head.length}')
         if head.length is None and coding:
             # An object that is stored compressed has a length: this body was compressed in transit.
-            raise BadReplyError(f'{self.name}: Content-Range {shown(said)} with Content-Encoding {shown(coding)}')
+            raise BadReplyError(
+                f'{self.name}: Content-Range {shown(content_range)} with Content-Encoding {shown(coding)}'
+            )
         return self._room(first, behind, size, version)
 
     def _room(self, first: int, behind: int, size: int, version: str | None) -> memoryview:
@@ -354,8 +356,7 @@ class Download(Exchange):
         data = data[first : self._stop]
         if self._into is not None:
             self._into.view[:] = data
-        said = head.headers.get
-        return Reply(data, first, size, version, said('last-modified', ''), said('date', ''))
+        return _reply(data, first, size, version, head)
 
     def is_doubtful(self, head: Head) -> bool:
         """Return whether a reply suggests that an object is empty without saying so: only reading all of it will tell.
@@ -397,8 +398,12 @@ class Download(Exchange):
         return reply.data if self._into is None else self._into.view
 
     def _beyond(self, size: int) -> OutOfRangeError:
-        known = f'but it has {size}' if size >= 0 else 'which lie beyond its end'
-        return OutOfRangeError(f'{self.name}: bytes {self._start} to {self._stop} were asked for, {known}')
+        actual = f'but it has {size}' if size >= 0 else 'which lie beyond its end'
+        return OutOfRangeError(f'{self.name}: bytes {self._start} to {self._stop} were asked for, {actual}')
+
+
+def _reply(data: bytes, start: int, size: int, version: str | None, head: Head) -> Reply:
+    return Reply(data, start, size, version, head.headers.get('last-modified', ''), head.headers.get('date', ''))
 
 
 def _total_in(head: Head) -> int:

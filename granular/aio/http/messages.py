@@ -61,13 +61,13 @@ class Target(NamedTuple):
         secure = parts.scheme == 'https'
         host = parts.hostname
         if parts.scheme not in ('http', 'https') or not host:
-            raise InvalidArgumentError(f'{hidden(url)}: want http:// or https:// and a host')
+            raise InvalidArgumentError(f'{hidden(url)}: expected http:// or https:// and a host')
         with contextlib.suppress(UnicodeError):
             host = host if host.isascii() else host.encode('idna').decode()
         default = 443 if secure else 80
         port = default if port is None else port
-        place = (f'[{host}]' if ':' in host else host) + ('' if port == default else f':{port}')
-        sent = {'Host': place, 'User-Agent': 'granular', 'Accept': '*/*', 'Accept-Encoding': 'identity', **headers}
+        authority = (f'[{host}]' if ':' in host else host) + ('' if port == default else f':{port}')
+        sent = {'Host': authority, 'User-Agent': 'granular', 'Accept': '*/*', 'Accept-Encoding': 'identity', **headers}
         if parts.username is not None:
             pair = f'{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or "")}'
             sent.setdefault('Authorization', 'Basic ' + base64.b64encode(pair.encode()).decode())
@@ -75,7 +75,9 @@ class Target(NamedTuple):
         lines = ''.join(f'{name}: {value}\r\n' for name, value in sent.items())
         for text in (path, *itertools.chain.from_iterable(sent.items())):
             if not text.isascii() or any(c in text for c in '\r\n\0'):
-                raise InvalidArgumentError(f'{place[:200]}: an address or a header has characters that HTTP has not')
+                raise InvalidArgumentError(
+                    f'{authority[:200]}: an address or a header has characters that HTTP has not'
+                )
         get = f'GET {path} HTTP/1.1\r\n{lines}'
         return cls(Origin(secure, host, port), url, path, headers, lines.encode(), get.encode())
 
@@ -90,14 +92,14 @@ class Target(NamedTuple):
           ProtocolError: if it leads from TLS to plain HTTP, which others can read and change, or to an invalid URL.
         """
         try:
-            there = Target.of(urllib.parse.urljoin(self.url, location), {})
+            target = Target.of(urllib.parse.urljoin(self.url, location), {})
         except ValueError:  # from urljoin, and InvalidArgumentError
-            raise ProtocolError(f'a redirection to {shown(location)}, which is no address') from None
-        if there.origin == self.origin:
-            return Target.of(there.url, self.headers)
-        if self.origin.secure and not there.origin.secure:
-            raise ProtocolError(f'a redirection from https to {hidden(there.url)}')
-        return Target.of(there.url, {k: v for k, v in self.headers.items() if k.lower() in _PUBLIC})
+            raise ProtocolError(f'a redirection to {shown(location)}, which is not a URL') from None
+        if target.origin == self.origin:
+            return Target.of(target.url, self.headers)
+        if self.origin.secure and not target.origin.secure:
+            raise ProtocolError(f'a redirection from https to {hidden(target.url)}')
+        return Target.of(target.url, {k: v for k, v in self.headers.items() if k.lower() in _PUBLIC})
 
 
 class Head(NamedTuple):
@@ -188,7 +190,7 @@ class Chunks:
                 if size - at < 2:
                     break
                 if held[at : at + 2] != b'\r\n':
-                    raise ProtocolError('a chunk does not end where it said')
+                    raise ProtocolError('a chunk is longer than its size')
                 at, self._left = at + 2, 0
                 continue
             end = held.find(b'\r\n', at)

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from granular.aio.http.digests import check_said, digest, etag_md5
+from granular.aio.http.digests import check_reported, digest, etag_md5
 from granular.aio.http.download import Download, Versions
 from granular.aio.http.messages import Head, Target
 from granular.aio.http.reply import Reply
@@ -37,7 +37,7 @@ class Prover:
         """
         data = download.content(reply)
         complete = len(data) == reply.size and head.status != 416
-        checked = complete and await check_said(head.headers, data, name, download.ranged)
+        checked = complete and await check_reported(head.headers, data, name, download.ranged)
         if download.unproven and not checked:
             await self._prove_stored(target, download, reply, name)
         expected = etag_md5(head.headers) if complete and not checked else None

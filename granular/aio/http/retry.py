@@ -71,7 +71,7 @@ class RetryableError(Exception):
 
 
 class Traffic:
-    """What all requests to a store share: the limit, the retry budget, and the pauses of throttled requests.
+    """Shared by all requests to a store: the limit, the retry budget, and the pauses of throttled requests.
 
     Args:
       config: the settings.
@@ -93,7 +93,7 @@ class Traffic:
 
 
 class _Failure(NamedTuple):
-    """What a failed attempt means.
+    """The meaning of a failed attempt.
 
     Attributes:
       error: the error to raise if there is no other attempt.
@@ -123,7 +123,7 @@ class Attempts:
     download that gains next to nothing ends.
 
     Args:
-      traffic: what the requests to the store share.
+      traffic: the limits shared by the requests to the store.
       recover: obtains new credentials, the right region, or the time.
       name: the object, for errors.
       download: the download that may make progress.

@@ -20,7 +20,9 @@ def verify_of(root: str, options: Mapping[str, Any]) -> bool | str:
     """
     verify: bool | str = options.get('tls_verify', True)
     if not isinstance(verify, bool | str) or verify == '':
-        raise InvalidArgumentError(f'{root}: tls_verify is {verify!r}: want True, False or the file of a CA bundle')
+        raise InvalidArgumentError(
+            f'{root}: expected tls_verify to be True, False or the file of a CA bundle, got {verify!r}'
+        )
     if 'verify' in (options.get('client_kwargs') or {}) or not options.get('use_ssl', True):
         raise InvalidArgumentError(
             f'{root}: pass tls_verify= to say which certificates are trusted, not use_ssl or client_kwargs'
@@ -28,7 +30,7 @@ def verify_of(root: str, options: Mapping[str, Any]) -> bool | str:
     if verify is False and root not in _warned:
         _warned.add(root)
         warnings.warn(
-            f'{root}: tls_verify=False: certificates are not verified, so that anybody on the way may read and change '
+            f'{root}: tls_verify=False: certificates are not verified, so that anyone between may read and change '
             f'what is read and written, and the credentials sent with it',
             RuntimeWarning,
             stacklevel=5,

@@ -148,6 +148,8 @@ class Transport:
             except ObjectChangedError as error:
                 download.restart()
                 raise DoubtfulError(error) from None
+            finally:
+                del outcome  # an error refers to this frame once it is raised
             if reply is None:
                 raise refusal(head, download.collected, download.name)
             self.traffic.limit.succeeded(time.monotonic())

@@ -73,6 +73,9 @@ class Assembly:
         )
         for key, (dtype, shape) in self._spec.items():
             target = out[key]
+            if not shape and (column := _scalars([datapoint[key] for datapoint in datapoints], dtype)) is not None:
+                target[:] = column
+                continue
             for i, datapoint in enumerate(datapoints):
                 value = datapoint[key]
                 if type(value) is not np.ndarray:
@@ -102,6 +105,18 @@ class Assembly:
 
     def _memory(self, rows: int) -> Batch:
         return {key: np.empty((rows, *shape), dtype) for key, (dtype, shape) in self._spec.items()}
+
+
+def _scalars(values: list[Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
+    """Convert Python's numbers at once, if they are of one type and numpy gives them the expected dtype; else None."""
+    kinds = set(map(type, values))
+    if len(kinds) != 1 or not kinds <= {bool, int, float}:
+        return None
+    try:
+        array = np.array(values)
+    except OverflowError:
+        return None
+    return array if array.dtype == dtype else None
 
 
 def spec_of(datapoint: Any) -> Spec:

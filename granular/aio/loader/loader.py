@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 from granular.aio.execution.failures import Errors, OnError, of_datapoint
 from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.loader.collate import Assembly, Batch, LoadedBatch, Spec, spec_of
-from granular.aio.pipeline.describe import fingerprint
+from granular.aio.pipeline.describe import block_orders, fingerprint
 from granular.aio.pipeline.nodes.source import Source, convert, length_of
 from granular.aio.runtime.lifecycle import Running
 from granular.aio.runtime.loops import ensure_event_loop
@@ -51,17 +51,21 @@ class LoaderHandle(abc.ABC):
         """Number of steps of the source before the next batch, over all shards: the ``'step'`` of ``save``."""
         return self._core.ahead.position
 
-    def save(self) -> dict[str, int]:
-        """Return the state: plain JSON, the position of the next batch, independent of prefetched batches."""
-        return {'step': self.consumed, 'seed': self._core.source.seed}
+    def save(self) -> dict[str, Any]:
+        """Return the state: plain JSON, the position of the next batch, independent of prefetched batches.
+
+        ``'step'`` and ``'seed'``; and the settings of ``shuffle.Blocks`` as ``'orders'``, if the source is so shuffled.
+        """
+        state: dict[str, Any] = {'step': self.consumed, 'seed': self._core.source.seed}
+        return {**state, 'orders': orders} if (orders := block_orders(self._core.source)) else state
 
     @abc.abstractmethod
-    def load(self, state: Mapping[str, int]) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; also possible while iterating. Drops prefetched batches.
 
         Raises:
-          StateError: if this is not a state, or was saved with a different seed, or with a batch size that does not
-            divide its step.
+          StateError: if this is not a state, or was saved with a different seed or other settings of
+            ``shuffle.Blocks``, or with a batch size that does not divide its step.
         """
 
     state_dict = save
@@ -152,12 +156,18 @@ class Loader(LoaderHandle):
         self._core = _Core(self.source, batch, prefetch, workers, recycle_after, shard_id, num_shards, mp, on_error)
         self._core.close_with(self)
 
-    def load(self, state: Mapping[str, int]) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         step, seed = state.get('step'), state.get('seed', self.source.seed)
         if not isinstance(step, int) or step < 0:
             raise StateError(f'expected a state such as {self.save()}, got {dict(state)}')
         if seed != self.source.seed:
             raise StateError(f'the state was saved with seed {seed}, this source has {self.source.seed}')
+        if (saved := state.get('orders', [])) != (orders := block_orders(self.source)):
+            reason = '' if saved else ': before granular had stratified windows, Blocks was another order'
+            raise StateError(
+                f'the state was saved with the block orders {saved}, this source has {orders}{reason}; continue with '
+                f'the settings and the release that saved the state, or from the start of an epoch'
+            )
         if step % self.batch:
             raise StateError(
                 f'the state was saved with another batch size: its step {step} is not a multiple of this '

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from granular.errors import StateError
+from granular.shuffle import Blocks
 
 _ENDLESS: Final = 1 << 62
 
@@ -71,5 +72,17 @@ def check_fingerprint(state_lines: Any, own_lines: Sequence[str]) -> None:
         if saved != current:
             raise StateError(
                 f'the state belongs to another pipeline: stage {i + 1} was {saved.strip()!r}, '
-                f'and is {current.strip()!r} in this one'
+                f'and is {current.strip()!r} in this one{_reason(saved, current)}'
             )
+
+
+def _reason(saved: str, current: str) -> str:
+    old = 'Blocks(' in saved and 'stratified' in current and 'stratified' not in saved
+    return ': before granular had stratified windows, Blocks was another order; restart the epoch' if old else ''
+
+
+def block_orders(stage: Any) -> list[str]:
+    """Return the orders of blocks in a pipeline, from the source to the output, with their settings."""
+    orders = [order for parent in stage.parents for order in block_orders(parent)]
+    order = getattr(stage, 'order', None)
+    return [*orders, repr(order)] if isinstance(order, Blocks) else orders

@@ -54,7 +54,7 @@ def check(starts: ArrayLike, stops: ArrayLike) -> tuple[Ints, Ints]:
     bad = (left < 0) | (right < left)
     if bad.any():
         i = int(np.argmax(bad))
-        raise InvalidArgumentError(f'range {i} is [{left[i]}, {right[i]}): want 0 <= start <= stop')
+        raise InvalidArgumentError(f'expected 0 <= start <= stop, got range {i}: [{left[i]}, {right[i]})')
     return left, right
 
 
@@ -72,7 +72,7 @@ def plan(starts: ArrayLike, stops: ArrayLike, *, max_gap: int) -> Plan:
       InvalidArgumentError: for invalid ranges or a negative gap.
     """
     if max_gap < 0:
-        raise InvalidArgumentError(f'want max_gap >= 0, got {max_gap}')
+        raise InvalidArgumentError(f'expected max_gap >= 0, got {max_gap}')
     left, right = check(starts, stops)
     length = right - left
     filled = length > 0

@@ -144,6 +144,9 @@ class ParquetDataSource(Sampling):
         self._check_open()
         return sum(footer.size for footer in self._footers)
 
+    def _size_of(self, mask: Any) -> int | None:
+        return self.size if self._state == 'open' else None
+
     def __len__(self) -> int:
         self._check_open()
         return int(self._stops[-1]) if len(self._stops) else 0

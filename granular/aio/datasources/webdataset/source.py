@@ -120,6 +120,9 @@ class WebDatasetDataSource(Sampling):
         self._check_open()
         return sum(index.size for index in self._indices)
 
+    def _size_of(self, mask: Any) -> int | None:
+        return self.size if self._state == 'open' else None
+
     @property
     def _identity(self) -> tuple[Any, ...]:
         """The files in order, each by store, address, bytes and version, and the decoders of fields."""

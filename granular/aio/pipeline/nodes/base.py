@@ -74,32 +74,45 @@ class Shuffle(IndexNode):
     def __init__(self, parent: Source, order: Order, seed: int) -> None:
         if not isinstance(order, Order):
             raise InvalidArgumentError(f'expected an order of granular.shuffle, got {order!r:.100}')
-        super().__init__(BlockBuffer(parent, order.block) if isinstance(order, Blocks) else parent)
+        if isinstance(order, Blocks):
+            order = order.sized(parent.stored_nbytes())
+            parent = BlockBuffer(parent, order.block)
+        super().__init__(parent)
         self.order, self.seed = order, int(seed)
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         steps = np.asarray(indices, np.int64)
         length, source = len(self), self.parents[0]
         if isinstance(self.order, Blocks) and isinstance(source, BlockBuffer) and len(steps):
-            epochs, blocks = self.order.upcoming(steps, length, self.seed)
-            last = ENDLESS if self.endless else int(steps.max()) // length  # nothing follows the last epoch
-            coming = zip(epochs.tolist(), blocks.tolist(), strict=True)
-            await source.expect([(epoch, block) for epoch, block in coming if epoch <= last])
-        if all(self.order.is_ready(length, self.seed, epoch) for epoch in np.unique(steps // length).tolist()):
+            await source.read_ahead(self.order, self.seed, steps, self.endless)
+        if all(self.order.is_ready(length, self.seed, epoch) for epoch in _epochs_of(steps, length)):
             return await source.fetch(call_user(self._lookup, steps))
         return await source.fetch(await offload(self._lookup, steps))
 
     def _lookup(self, indices: Ints) -> Ints:
         length = len(self)
+        chosen = _epochs_of(indices, length)
+        if len(chosen) == 1:
+            base = chosen[0] * length
+            return self.order.lookup(indices - base, length, self.seed, chosen[0]) + base
         epochs, positions = np.divmod(indices, length)
         out = np.empty_like(positions)
-        for epoch in set(epochs.tolist()):
+        for epoch in chosen:
             mask = epochs == epoch
             out[mask] = self.order.lookup(positions[mask], length, self.seed, epoch) + epoch * length
         return out
 
     def describe(self) -> str:
         return f'shuffle(seed={self.seed}, {self.order!r})'
+
+
+def _epochs_of(steps: Ints, length: int) -> list[int]:
+    """Return the epochs of steps, sorted."""
+    if not len(steps):
+        return []
+    first, last = int(steps.min()) // length, int(steps.max()) // length
+    epochs: list[int] = [first] if first == last else np.unique(steps // length).tolist()
+    return epochs
 
 
 class Slice(IndexNode):

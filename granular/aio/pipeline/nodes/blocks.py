@@ -1,9 +1,10 @@
 """A buffer of blocks: one range request serves all records of a block, whenever they are requested."""
 
 import asyncio
+import functools
 import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, Self
 
 import numpy as np
@@ -13,6 +14,8 @@ from granular.aio.http.reply import counters
 from granular.aio.pipeline.nodes.source import Node, Source, estimate_nbytes
 from granular.aio.runtime.background import background, cancel_idle, wait_shared
 from granular.aio.runtime.scope import PerLoop
+from granular.indexing import Ints
+from granular.shuffle import Blocks
 
 logger = logging.getLogger('granular')
 
@@ -41,34 +44,62 @@ class BlockBuffer(Node):
         source = self.parents[0].select(fields)
         return None if source is None else type(self)(source, self._block, self._memory)
 
-    async def expect(self, keys: Sequence[tuple[int, int]]) -> None:
-        """Start to read blocks, given by epoch and number, ahead of requests for them."""
-        self._begin(await self._buffers.get(), keys)
+    async def read_ahead(self, order: Blocks, seed: int, steps: Ints, endless: bool) -> None:
+        """Start to read the blocks that are needed one window after a batch, and after batches since the last call.
+
+        Args:
+          order, seed: of the shuffle.
+          steps: those of a batch.
+          endless: True if an epoch follows on that of the steps.
+        """
+        buffer, length = await self._buffers.get(), len(self)
+        least, most = int(steps.min()), int(steps.max())
+        group = order.group_ahead(most, length)
+        if group == buffer.group:
+            return
+        buffer.span = order.groups_per_window(length)
+        if 0 < buffer.group - group <= buffer.span:
+            return  # concurrent batches: a later one was first
+        if 0 < group - buffer.group <= buffer.span:
+            first = buffer.group + 1
+        else:  # the first batch, or a jump
+            first = order.group_ahead(least, length) if most - least < len(steps) else group
+        buffer.group = group
+        blocks = np.concatenate([order.group(number, length, seed) for number in range(first, group + 1)])
+        if not endless:  # nothing follows the last epoch
+            blocks = blocks[blocks < (most // length + 1) * self._count]
+        self._begin(buffer, blocks.tolist())
 
     async def release(self) -> None:
         if (buffer := await self._buffers.peek()) is not None:
             await cancel_idle({block.task for block in buffer.blocks.values()})
         await super().release()
 
-    def _begin(self, buffer: '_Buffer', keys: Iterable[tuple[int, int]]) -> None:
+    @functools.cached_property
+    def _count(self) -> int:
+        """Blocks of an epoch."""
+        return -(-len(self) // self._block)
+
+    def _begin(self, buffer: '_Buffer', keys: Iterable[int]) -> None:
         missing = [key for key in keys if key not in buffer.blocks]
         if missing:
             task = background(self._read(buffer, missing))
             for key in missing:
-                buffer.blocks[key] = _Block(task)
+                buffer.blocks[key] = _Block(task, buffer.group)
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         buffer = await self._buffers.get()
         steps = np.asarray(indices, np.int64)
         epochs, positions = np.divmod(steps, len(self))
         numbers, within = np.divmod(positions, self._block)
-        keys = list(zip(epochs.tolist(), numbers.tolist(), strict=True))
+        keys: list[int] = (numbers + epochs * self._count).tolist()
         needed = dict.fromkeys(keys)
-        buffered = {key for key in needed if key in buffer.blocks}
-        counters.cached += sum(key in buffered for key in keys)
-        self._begin(buffer, needed)
+        missing = {key for key in needed if key not in buffer.blocks}
+        counters.cached += len(keys) - (sum(key in missing for key in keys) if missing else 0)
+        self._begin(buffer, missing)
         blocks = {key: buffer.blocks[key] for key in needed}
-        await wait_shared({block.task for block in blocks.values() if not block.task.done()})
+        if waiting := {block.task for block in blocks.values() if not block.task.done()}:
+            await wait_shared(waiting)
         out: list[Any] = []
         again: list[int] = []
         for i, (key, position) in enumerate(zip(keys, within.tolist(), strict=True)):
@@ -77,78 +108,89 @@ class BlockBuffer(Node):
                 again.append(i)
             out.append(datapoint)
         for key, block in blocks.items():
-            if not block.left and buffer.blocks.get(key) is block:
-                del buffer.blocks[key]
-                buffer.nbytes -= block.size
+            if buffer.blocks.get(key) is block:
+                buffer.nbytes -= block.freed()
+                if not block.left:
+                    del buffer.blocks[key]
         if again:  # already taken (a state was restored) or dropped with their block
             for i, datapoint in zip(again, await self.parents[0].fetch(steps[again]), strict=True):
                 out[i] = datapoint
         return out
 
-    async def _read(self, buffer: '_Buffer', keys: list[tuple[int, int]]) -> None:
+    async def _read(self, buffer: '_Buffer', keys: list[int]) -> None:
         length, block = len(self), self._block
-        ranges = [(epoch * length, number * block, min(length, (number + 1) * block)) for epoch, number in keys]
+        ranges = []
+        for key in keys:
+            epoch, number = divmod(key, self._count)
+            ranges.append(np.arange(number * block, min(length, (number + 1) * block)) + epoch * length)
         try:
-            datapoints = iter(
-                await self.parents[0].fetch(
-                    np.concatenate([np.arange(start, stop) + base for base, start, stop in ranges])
-                )
-            )
+            datapoints = iter(await self.parents[0].fetch(np.concatenate(ranges)))
         except BaseException:
             for key in keys:
                 buffer.blocks.pop(key, None)
             raise
-        for key, (_, start, stop) in zip(keys, ranges, strict=True):
-            entry = buffer.blocks[key]
-            entry.fill(list(itertools.islice(datapoints, stop - start)))
-            entry.size = estimate_nbytes(entry.datapoints)
-            buffer.nbytes += entry.size
-        self._evict(buffer, keys)
+        for key, steps in zip(keys, ranges, strict=True):
+            buffer.nbytes += buffer.blocks[key].fill(list(itertools.islice(datapoints, len(steps))))
+        if buffer.nbytes > self._memory:
+            self._evict(buffer, set(keys))
 
-    def _evict(self, buffer: '_Buffer', new: Sequence[tuple[int, int]]) -> None:
+    def _evict(self, buffer: '_Buffer', new: Collection[int]) -> None:
         for key in list(buffer.blocks):
             if buffer.nbytes <= self._memory:
                 return
             block = buffer.blocks[key]
             if not block.task.done() or key in new:
                 continue
-            if not self._warned:
+            # Blocks of past windows remain if other processes take some of their datapoints.
+            if not self._warned and block.group >= buffer.group - 2 * buffer.span:
                 self._warned = True
                 logger.warning(
                     'the open windows contain more than %d bytes, so blocks are dropped and read again: '
                     'choose smaller blocks, or fewer of them per window',
                     self._memory,
                 )
-            buffer.nbytes -= block.size
+            buffer.nbytes -= block.nbytes
             del buffer.blocks[key]
 
 
 class _Buffer:
-    """The blocks of one event loop, and their size in bytes."""
+    """The blocks of one event loop by number, counted over all epochs, and their size in bytes."""
 
     def __init__(self) -> None:
-        self.blocks: dict[tuple[int, int], _Block] = {}
+        self.blocks: dict[int, _Block] = {}
         self.nbytes = 0
+        self.group = -1  # the last group that was read ahead
+        self.span = 0  # groups per window
 
 
 class _Block:
     """The datapoints of a block that were not taken yet."""
 
-    __slots__ = ('datapoints', 'left', 'size', 'task')
+    __slots__ = ('_size', 'datapoints', 'group', 'left', 'nbytes', 'task')
 
-    def __init__(self, task: asyncio.Task[None]) -> None:
-        self.task = task
+    def __init__(self, task: asyncio.Task[None], group: int) -> None:
+        self.task, self.group = task, group
         self.datapoints: list[Any] = []
         self.left = 1
-        self.size = 0
+        self._size = self.nbytes = 0
 
-    def fill(self, datapoints: list[Any]) -> None:
+    def fill(self, datapoints: list[Any]) -> int:
+        """Put the datapoints into the block, and return their size."""
         self.datapoints, self.left = datapoints, len(datapoints)
+        self._size = self.nbytes = estimate_nbytes(datapoints)
+        return self.nbytes
 
     def take(self, position: int) -> Any:
+        """Return a datapoint, and forget it; ``_TAKEN`` if it was taken before."""
         if position >= len(self.datapoints):
             return _TAKEN
         datapoint, self.datapoints[position] = self.datapoints[position], _TAKEN
         if datapoint is not _TAKEN:
             self.left -= 1
         return datapoint
+
+    def freed(self) -> int:
+        """Return the bytes of the datapoints that were taken since the last call."""
+        left = self._size * self.left // max(1, len(self.datapoints))
+        freed, self.nbytes = self.nbytes - left, left
+        return freed

@@ -84,6 +84,10 @@ class Source(abc.ABC):
         """Return this source restricted to some fields, or None if it cannot read fields separately."""
         return None
 
+    def stored_nbytes(self) -> float | None:
+        """Return the mean size in bytes of a datapoint, as it is stored, or None if it is unknown."""
+        return None
+
     async def release(self) -> None:
         """Cancel read-ahead that has no consumer left, when a consumer ends."""
         for parent in self.parents:
@@ -195,6 +199,11 @@ class Fetching(_Adapter):
         if not takes_mask(self._source) or self._mask is not None:
             return None
         return type(self)(self._source, tuple(fields))
+
+    def stored_nbytes(self) -> float | None:
+        size_of = getattr(self._source, '_size_of', None)  # of readers and data sources that are open
+        size = None if size_of is None else size_of(self._mask)
+        return None if size is None else size / max(1, len(self))
 
     def describe(self) -> str:
         return super().describe() + ('' if self._mask is None else f', keys {", ".join(self._mask)}')
@@ -361,3 +370,6 @@ class Node(Source):
 
     def __len__(self) -> int:
         return len(self.parents[0])
+
+    def stored_nbytes(self) -> float | None:
+        return self.parents[0].stored_nbytes() if len(self.parents) == 1 else None
