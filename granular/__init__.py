@@ -14,10 +14,12 @@ from granular.aio.http.reply import io_stats
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.data_loader import DataLoader
 from granular.aio.pipeline.iter_dataset import IterDataset
+from granular.aio.pipeline.nodes.elements import batch_and_pad
 from granular.aio.pipeline.nodes.source import RandomAccessDataSource
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, SequentialSampler
 from granular.aio.pipeline.transforms import (
     Batch,
+    DatasetOptions,
     FilterTransform,
     FlatMapTransform,
     MapTransform,
@@ -86,6 +88,7 @@ __all__ = [
     'Conversion',
     'DataLoader',
     'DatasetIterator',
+    'DatasetOptions',
     'DatasetReader',
     'DatasetWriter',
     'FieldConcat',
@@ -130,6 +133,7 @@ __all__ = [
     'TokenWindows',
     'WebDatasetDataSource',
     'aio',
+    'batch_and_pad',
     'clean',
     'convert',
     'copy_to_local',

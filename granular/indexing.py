@@ -1,6 +1,7 @@
 """Checks of integer arguments, and conversion of user-supplied indices to arrays of positions."""
 
 import operator
+from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from granular.errors import InvalidArgumentError, OutOfRangeError
 
 Ints = NDArray[np.int64]
+Seed = int | tuple[int, ...]
 
 
 def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
@@ -28,6 +30,17 @@ def check_integer(name: str, value: Any, least: int, most: int | None = None) ->
         limits = f'>= {least}' if most is None else f'from {least} to {most}'
         raise InvalidArgumentError(f'{name}: expected an integer {limits}, got {value!r:.100}')
     return int(value)
+
+
+def check_seed(seed: Any) -> Seed:
+    """Return the seed of a random generator: an integer >= 0 of any size, or a sequence of such integers as a tuple.
+
+    Raises:
+      InvalidArgumentError: if it is neither.
+    """
+    if isinstance(seed, Sequence | np.ndarray) and not isinstance(seed, str | bytes) and len(seed):
+        return tuple(check_integer('seed', part, 0) for part in seed)
+    return check_integer('seed', seed, 0)
 
 
 def index_of(index: SupportsIndex, length: int, name: str) -> int:

@@ -1,7 +1,8 @@
 """The sync API of MapDataset."""
 
 import operator
-from typing import Any, Self, SupportsIndex, overload
+from collections.abc import Sequence
+from typing import Any, Self, SupportsIndex, cast, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -9,7 +10,10 @@ from numpy.typing import ArrayLike
 from granular.aio.pipeline import map_dataset as core
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.nodes import selection
+from granular.aio.pipeline.nodes.elements import Computed
+from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.bridge import run
+from granular.errors import InvalidArgumentError
 from granular.filters import Strategy
 from granular.sync.base import Batched
 
@@ -28,9 +32,41 @@ class MapDataset(core.MapOperations, Batched):
     ``i`` of the next epoch; negative indices are in the previous epochs. A filtered-out element is None; iteration
     skips it.
 
+    A subclass computes elements of its own: it overrides ``__getitem__``, and ``__len__`` if its length differs::
+
+        class Doubled(granular.MapDataset):
+            def __getitem__(self, index):
+                return [self._parent[index]] * 2
+
+        dataset = Doubled(granular.MapDataset.range(10)).shuffle(seed=0).batch(2)
+
+    Args:
+      parents: for subclasses: the dataset, or the datasets, that elements are computed from.
+
     Attributes:
       aio: the async counterpart, which does the work.
     """
+
+    def __init__(self, parents: 'Source | MapDataset | Sequence[MapDataset]' = ()) -> None:
+        if isinstance(parents, Source):
+            super().__init__(parents)
+            return
+        kind = type(self)
+        if kind.__getitem__ is MapDataset.__getitem__:
+            raise InvalidArgumentError('use MapDataset.source(...), or a subclass that overrides __getitem__')
+        self._parents = (parents,) if isinstance(parents, MapDataset) else tuple(parents)
+        length = None if kind.__len__ is MapDataset.__len__ else self.__len__
+        if length is None and not self._parents:
+            raise InvalidArgumentError(f'{kind.__name__} has no parents: define __len__')
+        super().__init__(Computed([parent._node for parent in self._parents], self, length))
+
+    @classmethod
+    def _of(cls, node: Source) -> Self:
+        return cast(Self, MapDataset(node))
+
+    @property
+    def _parent(self) -> 'MapDataset':
+        return self._parents[0]
 
     @property
     def aio(self) -> core.MapDataset:

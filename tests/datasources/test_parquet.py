@@ -172,7 +172,7 @@ def test_rows_equal_those_of_grain(tmp_path):
     path = tmp_path / 'x'
     write(granular.Path(path), kinds().select(keys), row_group_size=7)
     reference = list(grain.experimental.ParquetIterDataset(str(path)))
-    actual = list(granular.ParquetIterDataset(path))
+    actual = list(granular.ParquetIterDataset(path=path))
     assert len(actual) == len(reference) == 60
     for one, other in zip(actual, reference, strict=True):
         assert list(one) == list(other)

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 
 import numpy as np
@@ -274,11 +275,40 @@ def test_forked_workers_start_their_own_threads(count, threads):
 
 
 def test_unpicklable_source_is_reported_at_once():
-    with granular.Loader(
-        granular.sources.Transform(range(9), lambda i, seed: {'i': i}), 3, workers=1, mp='spawn'
-    ) as loader:
-        with pytest.raises(InvalidArgumentError, match='that pickle: .*lambda'):
+    lock = threading.Lock()
+    source = granular.sources.Transform(range(9), lambda i, seed: {'i': lock})
+    with granular.Loader(source, 3, workers=1, mp='spawn') as loader:
+        with pytest.raises(InvalidArgumentError, match='that pickle: .*lock'):
             next(loader)
+
+
+def test_functions_and_classes_of_a_notebook_reach_workers(interpreter):
+    script = """
+import dataclasses, os, sys, granular
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    pid: int
+
+class Shift(granular.MapTransform):
+    def map(self, point):
+        return Point(point.x + offset, os.getpid())
+
+def make(x):
+    return Point(x, 0)
+
+offset = 10
+assert not hasattr(sys.modules['__main__'], '__file__')
+operations = [make, Shift(), lambda point: Point(2 * point.x, point.pid)]
+sampler = granular.IndexSampler(5, num_epochs=1)
+loader = granular.DataLoader(data_source=range(5), sampler=sampler, operations=operations, worker_count=1)
+points = list(loader)
+assert all(type(point) is Point and point.pid != os.getpid() for point in points), points
+print([point.x for point in points])
+"""
+    done = interpreter.run(script)
+    assert done.stdout == '[20, 22, 24, 26, 28]\n', done.stderr
 
 
 def double(x):

@@ -130,6 +130,19 @@ def test_custom_sampler():
     assert list(DataLoader(data_source=granular.RangeDataSource(1, 9, 2), sampler=SequentialSampler(4))) == [1, 3, 5, 7]
 
 
+def test_sampler_without_length_ends_at_its_first_index_error():
+    class Backwards:
+        def __getitem__(self, index):
+            if not 0 <= index < 5:
+                raise IndexError(index)
+            return granular.RecordMetadata(index, 4 - index)
+
+    assert list(DataLoader(data_source=range(5), sampler=Backwards())) == [4, 3, 2, 1, 0]
+    assert list(DataLoader(data_source=range(5), sampler=Backwards(), shard_options=ShardOptions(1, 2))) == [3, 1]
+    with pytest.raises(OutOfRangeError, match='record_key=4 at index 0: the data source has 4'):
+        list(DataLoader(data_source=range(4), sampler=Backwards()))
+
+
 @pytest.mark.parametrize('name', ['torch', 'jax'])
 def test_missing_frameworks_are_named(monkeypatch, name):
     monkeypatch.setitem(sys.modules, {'torch': 'torch.distributed'}.get(name, name), None)
@@ -143,6 +156,17 @@ def test_invalid_samplers_are_rejected():
         lambda: IndexSampler(0), lambda: IndexSampler(5, num_epochs=0), lambda: IndexSampler(5, shuffle=True),
         lambda: IndexSampler(5, seed=-1), lambda: ShardOptions(2, 2), lambda: ShardOptions(0, 0),
         lambda: DataLoader(data_source=[1], sampler=object()),
+        lambda: DataLoader(data_source=[1], sampler=IndexSampler(2)),
+        lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), worker_count=-1),
+        lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), worker_buffer_size=0),
+        lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), worker_count=2, start_method='thread'),
+        lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), operations=[3]),
+        lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), operations=[Noise()]),
+        lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), operations=[Batch(0)]),
+        lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), read_options=3),
+        lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), shard_options=3),
+        lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), on_error='ignore'),
+        lambda: DataLoader(data_source=3, sampler=IndexSampler(1)),
         lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), shard_options=ShardOptions(0, 2)),
     ):  # fmt: skip
         with pytest.raises(InvalidArgumentError):

@@ -1,7 +1,9 @@
 """IterDataset: elements and order of Grain, and states that are exact between any two elements."""
 
 import asyncio
+import functools
 import json
+import threading
 import time
 
 import numpy as np
@@ -28,6 +30,22 @@ STREAMS = {
     'prefetch': lambda d: d.filter(lambda x: x % 3).prefetch(3).batch(2),
     'mix': lambda d: type(d).mix([d, d.map(lambda x: -x)], [1, 2]),
     'interleave': lambda d: type(d).interleave([d.map(lambda x, k=k: (k, x)) for k in range(3)], 2),
+    'mix by name': lambda d: type(d).mix({'b': d, 'a': d.map(lambda x: -x)}, {'a': 2, 'b': 1}),
+    'repeat': lambda d: d.map(lambda x: x + 1).repeat(2),
+    'filter, repeat': lambda d: d.filter(lambda x: x % 3).repeat(2),
+    'repeat, limit': lambda d: d.repeat().limit(50),
+    'limit': lambda d: d.filter(lambda x: x % 3).limit(7).batch(2),
+    'zip': lambda d: type(d).zip([d, d.map(lambda x: -x)]),
+    'zip, not strict': lambda d: type(d).zip([d, d.limit(9), d], strict=False),
+    'cache': lambda d: d.cache(),
+    'cache, repeat': lambda d: d.filter(lambda x: x % 3).cache().repeat(3),
+    'rebatch': lambda d: d.batch(4).rebatch(3),
+    'rebatch, larger': lambda d: d.map(lambda x: {'x': x, 'y': [np.full(2, x)]}).batch(4).rebatch(10),
+    'rebatch, drop': lambda d: d.batch(4).rebatch(5, drop_remainder=True),
+    'pad': lambda d: d.batch(5, batch_fn=functools.partial(granular.batch_and_pad, batch_size=5, pad_value=-1)),
+    'prefetch none': lambda d: d.filter(lambda x: x % 3).prefetch(0),
+    'random, long seed': lambda d: d.random_map(lambda x, r: (x, int(r.integers(100))), seed=2**40 + 1),
+    'random, seeds': lambda d: d.seed((3, 2**33)).random_map(lambda x, r: (x, int(r.integers(100)))),
     'pack': lambda d: d.map(lambda x: {'t': np.arange(x % 5 + 1)}).pack({'t': 8}, num_packing_bins=3),
 }  # fmt: skip
 
@@ -64,6 +82,22 @@ GRAIN = {
     'window': 'grain.experimental.WindowShuffleIterDataset(d, window_size=7, seed=5)',
     'mix': 'grain.IterDataset.mix([d, d.map(lambda x: -x)], [1, 2])',
     'interleave': 'X.InterleaveIterDataset([d.map(lambda x, k=k: (k, x)) for k in range(3)], cycle_length=2)',
+    'repeat': 'X.RepeatIterDataset(d.map(lambda x: x + 1), 2)',
+    'filter, repeat': 'X.RepeatIterDataset(d.filter(lambda x: x % 3), 2)',
+    'repeat, limit': 'X.LimitIterDataset(X.RepeatIterDataset(d), 50)',
+    'limit': 'X.LimitIterDataset(d.filter(lambda x: x % 3), 7).batch(2)',
+    'zip': 'X.ZipIterDataset([d, d.map(lambda x: -x)])',
+    'zip, not strict': 'X.ZipIterDataset([d, X.LimitIterDataset(d, 9), d], strict=False)',
+    'cache': 'X.CacheIterDataset(d)',
+    'cache, repeat': 'X.RepeatIterDataset(X.CacheIterDataset(d.filter(lambda x: x % 3)), 3)',
+    'rebatch': 'X.RebatchIterDataset(d.batch(4), 3)',
+    'rebatch, larger': 'X.RebatchIterDataset(d.map(lambda x: {"x": x, "y": [np.full(2, x)]}).batch(4), 10)',
+    'rebatch, drop': 'X.RebatchIterDataset(d.batch(4), 5, drop_remainder=True)',
+    'pad': 'd.batch(5, batch_fn=functools.partial(X.batch_and_pad, batch_size=5, pad_value=-1))',
+    'prefetch none': 'X.ThreadPrefetchIterDataset(d.filter(lambda x: x % 3), prefetch_buffer_size=0)',
+    'random, long seed': 'd.random_map(lambda x, r: (x, int(r.integers(100))), seed=2**40 + 1)',
+    'random, seeds': 'd.seed((3, 2**33)).random_map(lambda x, r: (x, int(r.integers(100))))',
+    'mix by name': 'grain.IterDataset.mix({"b": d, "a": d.map(lambda x: -x)}, {"b": 1, "a": 2})',
     'pack': 'X.FirstFitPackIterDataset(d.map(lambda x: {"t": np.arange(x % 5 + 1)}), length_struct={"t": 8}, '
     'num_packing_bins=3, shuffle_bins=False)',
 }  # fmt: skip
@@ -71,6 +105,7 @@ GRAIN = {
 
 def test_elements_equal_those_of_grain(grain):
     script = """
+import functools
 X = grain.experimental
 class Flat(grain.experimental.FlatMapTransform):
     max_fan_out = 4
@@ -236,6 +271,45 @@ def test_read_ahead_is_bounded_by_memory():
         assert len(fetched) <= 100 + 30 + 2 * 10 + 80  # the first chunks start before their size is known
 
 
+@pytest.mark.parametrize('num_threads', [0, 1, 2, 16])
+def test_first_element_does_not_wait_for_a_chunk(num_threads):
+    release, first = threading.Event(), 0
+
+    def wait(x):
+        assert x == first or release.wait(30)
+        return x
+
+    dataset = MapDataset.range(1000).map(wait)
+    with iter(dataset.to_iter_dataset(ReadOptions(num_threads=num_threads))) as iterator:
+        assert next(iterator) == 0
+        release.set()
+        assert list(iterator) == list(range(1, 1000))
+        release.clear()
+        first = 500
+        iterator.set_state({'state': 500})
+        assert next(iterator) == 500
+        release.set()
+
+
+def test_chunks_grow():
+    sizes = []
+
+    class Source:
+        def __len__(self):
+            return 1000
+
+        def fetch(self, indices):
+            sizes.append(len(indices))
+            return indices
+
+    assert list(MapDataset.source(Source()).to_iter_dataset()) == list(range(1000))
+    assert sizes[:9] == [1, 1, 2, 4, 8, 16, 32, 62, 62]
+    assert max(sizes) == 62
+    sizes.clear()
+    assert list(MapDataset.source(Source()).to_iter_dataset(ReadOptions(prefetch_buffer_size=0))) == list(range(1000))
+    assert sizes == [1] * 1000
+
+
 def test_prefetch_can_start_early():
     fetched = []
     with iter(MapDataset.range(100).map(fetched.append).to_iter_dataset()) as iterator:
@@ -275,3 +349,126 @@ def test_packing_names_elements_that_are_too_long():
         list(dataset.pack({'t': 8}))
     with pytest.raises(DatapointError, match="has no 'u'"):
         list(dataset.pack({'u': 8}))
+
+
+def test_mix_by_name_resumes_with_other_streams():
+    streams = {name: MapDataset.range(at, at + 20).to_iter_dataset() for name, at in [('a', 0), ('b', 100), ('c', 200)]}
+    mix = granular.IterDataset.mix
+    with iter(mix({'a': streams['a'], 'b': streams['b']}, {'b': 2, 'a': 1})) as iterator:
+        assert [next(iterator) for _ in range(6)] == [0, 100, 101, 1, 102, 103]
+        state = json.loads(json.dumps(iterator.get_state()))
+    with iter(mix({'c': streams['c'], 'b': streams['b']})) as iterator:
+        iterator.set_state(state)
+        assert [next(iterator) for _ in range(4)] == [200, 104, 201, 105]
+    with iter(mix({'b': streams['b'].map(str), 'a': streams['a']})) as iterator:
+        with pytest.raises(StateError, match='stage 3 was .*nothing.*map'):
+            iterator.set_state(state)
+    assert 'mix of {c: 1, b: 1}' in str(mix({'c': streams['c'], 'b': streams['b']}))
+
+
+def test_streams_combine_mapdatasets():
+    few, many = MapDataset.range(3), MapDataset.range(10, 15)
+    assert list(granular.IterDataset.mix([few, many])) == [0, 10, 1, 11, 2, 12]
+    assert list(granular.IterDataset.interleave([few, many], 2)) == [0, 10, 1, 11, 2, 12, 13, 14]
+    assert list(granular.IterDataset.zip([few, few.to_iter_dataset()])) == [(0, 0), (1, 1), (2, 2)]
+    with pytest.raises(DatapointError, match='zip: stream 0 ended after 3 elements, and stream 1 did not'):
+        list(granular.IterDataset.zip([few, many]))
+
+
+def test_cache_computes_each_element_once():
+    calls = []
+
+    def fail_once(x):
+        calls.append(x)
+        if calls.count(x) == 1 and x == 3:
+            raise KeyError('three')
+        return x
+
+    stream = MapDataset.range(6).to_iter_dataset().flat_map(lambda x: [x]).map(fail_once).cache().repeat(3)
+    with iter(stream) as iterator:
+        elements = [next(iterator) for _ in range(3)]
+        with pytest.raises(KeyError, match='three'):
+            next(iterator)
+        assert elements + list(iterator) == 3 * list(range(6))
+        assert calls == [0, 1, 2, 3, 3, 4, 5]
+
+
+def test_streams_without_elements_end():
+    empty = MapDataset.range(5).to_iter_dataset().filter(lambda x: x > 9)
+    for stream in (empty.repeat(), empty.repeat(2), empty.cache(), empty.limit(3), empty.batch(2).rebatch(3)):
+        assert list(stream) == []
+
+
+@pytest.mark.parametrize(
+    'make',
+    [lambda d: d.limit(0), lambda d: d.repeat(0), lambda d: d.rebatch(0), lambda d: d.prefetch(-1),
+     lambda d: d.mp_prefetch(-1), lambda d: d.mp_prefetch(1.5), lambda d: type(d).zip([]), lambda d: type(d).zip([3]),
+     lambda d: d.seed(-1), lambda d: d.seed('12'), lambda d: d.seed([]), lambda d: type(d).mix([d], {'a': 1}),
+     lambda d: type(d).mix({'a': d}, {'b': 1}), lambda d: granular.MultiprocessingOptions(1, 0),
+     lambda d: granular.MultiprocessingOptions(1, start_method='thread')],
+)  # fmt: skip
+def test_invalid_arguments_are_rejected(make):
+    with pytest.raises(InvalidArgumentError):
+        make(MapDataset.range(5).to_iter_dataset())
+
+
+@pytest.mark.parametrize(
+    ('element', 'message'),
+    [(3, 'a batch of arrays, got a'), ({'x': np.ones(2), 'y': np.ones(3)}, r'one length in a batch, got \[2, 3\]')],
+)
+def test_rebatch_rejects_other_elements(element, message):
+    with pytest.raises(DatapointError, match=message):
+        list(MapDataset.source([element]).to_iter_dataset().rebatch(2))
+
+
+def test_numpy_integers_are_integers():
+    two = np.int64(2)
+    dataset = MapDataset.range(two, np.int32(9)).shuffle(seed=two).repeat(two)
+    options = granular.ReadOptions(two, np.int32(20), np.int64(1 << 20))
+    stream = dataset.to_iter_dataset(options, shard_options=ShardOptions(np.int64(1), two)).window_shuffle(two, two)
+    stream = stream.batch(two).prefetch(two).limit(two).mp_prefetch(np.int64(0))
+    with iter(stream) as iterator:
+        assert next(iterator).shape == (2,)
+        json.dumps(iterator.get_state())
+    assert MapDataset.range(5).batch(two)[0].tolist() == [0, 1]
+
+
+def test_annotations_with_element_types():
+    for kind in (MapDataset, aio.MapDataset, granular.IterDataset, granular.DatasetIterator):
+        assert kind[int].__origin__ is kind
+
+
+FILTERS = {
+    'of the MapDataset': lambda d, f: d.filter(f).to_iter_dataset(),
+    'of the stream': lambda d, f: d.to_iter_dataset().filter(f),
+    'after a batch': lambda d, f: d.to_iter_dataset().batch(1).filter(lambda batch: f(batch[0])).map(lambda b: b[0]),
+}
+
+
+@pytest.mark.parametrize('name', FILTERS)
+def test_filters_that_drop_almost_everything_warn_or_raise(name, caplog):
+    def few(x):
+        return x % 20 == 0
+
+    stream = FILTERS[name](MapDataset.range(3000), few)
+    expected = list(range(0, 3000, 20))
+    assert list(stream) == expected
+    assert [record.getMessage() for record in caplog.records] == [
+        f'{caplog.records[0].args[0]}: filter_warn_threshold_ratio is 0.9'
+    ]
+    assert 'few' in caplog.text or name == 'after a batch'
+    assert 'dropped 950 of 1000 consecutive elements' in caplog.text
+    caplog.clear()
+    options = granular.DatasetOptions
+    for quiet in (options(filter_warn_threshold_ratio=None), options(filter_warn_threshold_ratio=0.96)):
+        assert list(stream.with_options(quiet)) == expected
+    assert not caplog.records
+    with iter(stream.with_options(options(filter_raise_threshold_ratio=0.95))) as iterator:
+        elements = []
+        with pytest.raises(DatapointError, match='dropped 950 of 1000 .*filter_raise_threshold_ratio is 0.95'):
+            while True:
+                elements.append(next(iterator))
+        assert elements == expected[:50]
+    for ratio in (-0.1, 1.1, '0.5'):
+        with pytest.raises(InvalidArgumentError, match='filter_warn_threshold_ratio: expected a number from 0 to 1'):
+            options(filter_warn_threshold_ratio=ratio)

@@ -1,6 +1,7 @@
 """MapDataset: operations and order of Google Grain, and one fan-out for any chain."""
 
 import collections
+import functools
 import json
 import pickle
 
@@ -9,7 +10,7 @@ import pytest
 
 import granular
 from granular import MapDataset, aio
-from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
+from granular.errors import DatapointError, InvalidArgumentError, OutOfRangeError, UnknownKeyError
 
 # Each expression is evaluated here and with Grain; `M` is the MapDataset of that package.
 SAME = [
@@ -37,7 +38,34 @@ SAME = [
     'M.mix([M.range(8).seed(1).shuffle(), M.range(8).seed(2).map(lambda x: -x).shuffle()]).shuffle()',
     'M.range(30).shuffle(seed=4)[5:25].batch(3).shuffle(seed=1).repeat(2)',
     'M.source([{"a": i, "b": (i, [i * 2])} for i in range(7)]).batch(3)',
+    'M.range(8).seed(2**40).shuffle()',
+    'M.range(8).seed(2**140).shuffle().random_map(lambda x, r: x + int(r.integers(1000)))',
+    'M.range(8).seed([1, 2**33]).shuffle()',
+    'M.range(8).random_map(lambda x, r: x + int(r.integers(1000)), seed=2**40)',
+    'M.range(8).random_map(lambda x, r: x + int(r.integers(1000)), seed=(1, 2))',
 ]
+
+# Each operation as a function of Grain's experimental classes `X`, and as a method here.
+EXPERIMENTAL = [
+    ('X.WindowShuffleMapDataset(M.range(12), window_size=4, seed=1)', lambda M: M.range(12).window_shuffle(4, seed=1)),
+    (
+        'X.WindowShuffleMapDataset(M.range(12).shuffle(seed=2), window_size=3, seed=2**32 - 9)',
+        lambda M: M.range(12).shuffle(seed=2).window_shuffle(3, seed=2**32 - 9),
+    ),
+    ('X.FlatMapMapDataset(M.range(6), Split())', lambda M: M.range(6).flat_map(Split())),
+    (
+        'X.FlatMapMapDataset(M.range(6).filter(lambda x: x % 3), Split()).shuffle(seed=4)',
+        lambda M: M.range(6).filter(lambda x: x % 3).flat_map(Split()).shuffle(seed=4),
+    ),
+    ('X.ZipMapDataset([M.range(3), M.range(3, 6)])', lambda M: M.zip([M.range(3), M.range(3, 6)])),
+]
+
+
+class Split(granular.FlatMapTransform):
+    max_fan_out = 3
+
+    def flat_map(self, x):
+        return [x] * (x % 4)
 
 
 def plain(element):
@@ -252,3 +280,81 @@ def test_loader_reads_a_mapdataset():
         assert [i for batch in loader for i in batch['i'].tolist()] == [p['i'] for p in dataset]
     with granular.Loader(granular.sources.Epochs(dataset, shuffle=False), 10) as loader:
         assert next(loader)['i'].tolist() == [p['i'] for p in dataset.fetch(range(10))]
+
+
+def test_experimental_elements_equal_those_of_grain(grain):
+    script = """
+M, X = grain.MapDataset, grain.experimental
+class Split(X.FlatMapTransform):
+    max_fan_out = 3
+    def flat_map(self, x): return [x] * (x % 4)
+out = []
+for text in json.loads(sys.argv[1]):
+    dataset = eval(text)
+    out.append([len(dataset), [dataset[i] for i in range(2 * len(dataset))]])
+print(json.dumps(out))
+"""
+    expected = grain.run(script, json.dumps([text for text, _ in EXPERIMENTAL]))
+    for (text, make), (length, elements) in zip(EXPERIMENTAL, expected, strict=True):
+        dataset = make(MapDataset)
+        assert len(dataset) == length, text
+        assert plain(dataset.fetch(range(2 * length))) == elements, text
+        assert plain([dataset[i] for i in range(2 * length)]) == elements, text
+
+
+def test_every_window_is_a_permutation():
+    dataset = MapDataset.range(10).seed(3).window_shuffle(4)
+    for epoch in (dataset.fetch(range(10)), dataset.fetch(range(10, 20))):
+        assert [sorted(epoch[at : at + 4]) for at in (0, 4, 8)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert dataset.fetch(range(10)) != dataset.fetch(range(10, 20))
+
+
+def test_flat_map_of_failing_and_long_elements():
+    def split(x):
+        if x == 2:
+            raise ValueError('two')
+        return [x] * x
+
+    dataset = MapDataset.range(5).flat_map(split, max_fan_out=4)
+    with iter(dataset.to_iter_dataset(on_error='skip')) as iterator:
+        assert list(iterator) == [1, 3, 3, 3, 4, 4, 4, 4]
+        assert iterator.stats()['errors'] == 1
+    with pytest.raises(DatapointError, match='at most 3 elements for the datapoint at index 4, got 4'):
+        MapDataset.range(5).flat_map(split, max_fan_out=3)[12]
+    with pytest.raises(InvalidArgumentError, match='requires max_fan_out'):
+        MapDataset.range(5).flat_map(split)
+    assert len(MapDataset.range(5).repeat().flat_map(split, max_fan_out=4)) == len(MapDataset.range(5).repeat())
+
+
+def test_parents():
+    source = MapDataset.range(5)
+    dataset = source.shuffle(seed=1, order=granular.shuffle.Blocks(2, 2)).map(str)
+    (shuffled,) = dataset.parents
+    assert (list(shuffled), list(shuffled.parents[0])) == ([int(x) for x in dataset], list(source))
+    assert source.parents == []
+    assert [list(parent) for parent in MapDataset.zip([source, dataset]).parents] == [list(source), list(dataset)]
+
+
+def test_none_leaves_of_a_batch_stay_none():
+    batch = MapDataset.source([{'a': None, 'b': (1, None)}, {'a': None, 'b': (2, None)}]).batch(2)[0]
+    assert batch['a'] is None
+    assert (batch['b'][0].tolist(), batch['b'][1]) == ([1, 2], None)
+
+
+def test_padding_of_batches():
+    pad = functools.partial(granular.batch_and_pad, batch_size=3)
+    batches = MapDataset.source([{'x': np.full(2, i, np.uint8), 'n': None} for i in range(4)]).batch(3, batch_fn=pad)
+    assert batches[1]['x'].tolist() == [[3, 3], [0, 0], [0, 0]]
+    assert batches[1]['x'].dtype == np.uint8
+    assert batches[1]['n'] is None
+    with pytest.raises(DatapointError, match="'x': the padding -1 does not fit into uint8"):
+        MapDataset.source([{'x': np.uint8(1)}]).batch(3, batch_fn=functools.partial(pad, pad_value=-1))[0]
+    with pytest.raises(DatapointError, match='4 elements into a batch of 3'):
+        granular.batch_and_pad([1, 2, 3, 4], batch_size=3)
+
+
+def test_selection_map_is_checked():
+    dataset = MapDataset.select_from_datasets([MapDataset.range(3)], [(0, 2), (1, 0), (-1, 0)])
+    for index, chosen in ((1, 1), (2, -1)):
+        with pytest.raises(OutOfRangeError, match=f'chooses dataset {chosen} at index {index}: there are 1'):
+            dataset[index]

@@ -30,10 +30,13 @@ class Prefetch(Generic[T]):
     that read the page cache only slow each other down, and slow reads are spread over the pool anyway. Items that wait,
     as for a bucket, are computed on the loop, concurrently.
 
+    An item covers ``count`` positions. Counts grow from one to ``most``, each item being as large as all before it: the
+    first element does not wait for a whole item.
+
     Args:
-      make: computes the item at a position.
-      stride: the initial step from one position to the next.
-      weight: the number of datapoints in an item.
+      make: computes the item for a position and a count.
+      stride: the step from one position to the next.
+      weight: the number of datapoints in an item of one position.
       workers: the number of threads that decode and transform.
       name: the name of the threads.
       captures: True if failures are returned as ``Failure``.
@@ -43,7 +46,7 @@ class Prefetch(Generic[T]):
       position: the position of the next item.
       stop: the position after the last; None if there is no end.
       depth: the number of items computed beyond the next one.
-      stride: the step from one position to the next.
+      most: the largest count of an item.
       cheap: True if the last item took almost no time, and did not wait.
       waited: seconds that the consumer waited for items.
       consumed: seconds between the return of an item and the request for the next.
@@ -51,21 +54,23 @@ class Prefetch(Generic[T]):
 
     def __init__(
         self,
-        make: Callable[[int], Coroutine[Any, Any, T]],
+        make: Callable[[int, int], Coroutine[Any, Any, T]],
         stride: int,
         weight: int,
         workers: int,
         name: str,
         captures: bool,
     ) -> None:
-        self._make, self.stride, self._weight = make, stride, weight
+        self._make, self._stride, self._weight = make, stride, weight
         self._workers, self._name, self._captures = workers, name, captures
         self.position, self.stop, self.depth = 0, None, 0  # type: int, int | None, int
+        self.most = 1
+        self._begun = 0  # positions of the items started since the last change of the position
         self.token: object = None
         self.cheap = False
         self.waited = self.consumed = 0.0
         self._returned: float | None = None  # when the last item was returned
-        self._items: collections.deque[asyncio.Task[T]] = collections.deque()
+        self._items: collections.deque[tuple[asyncio.Task[T], int]] = collections.deque()  # and the position after it
         self._pool: Threads | None = None
         self._lane: Threads | None = None
         self._retired: list[Threads] = []
@@ -76,7 +81,7 @@ class Prefetch(Generic[T]):
 
     def counts(self) -> tuple[int, int]:
         """Return the numbers of items that are ready and that are in progress."""
-        ready = sum(task.done() for task in self._items)
+        ready = sum(task.done() for task, _ in self._items)
         return ready, len(self._items) - ready
 
     async def take(self) -> T | object:
@@ -92,13 +97,13 @@ class Prefetch(Generic[T]):
             self.begin()
             if not self._items:
                 return END
-            task = self._items[0]
+            task, after = self._items[0]
             item = await self._wait(task)
             if self._is_next(task):
                 break
             # The position was changed in the meantime.
         self._items.popleft()
-        self.position += self.stride
+        self.position = after
         self.begin()
         self._returned = time.perf_counter()
         self.waited += self._returned - began
@@ -121,29 +126,34 @@ class Prefetch(Generic[T]):
             raise
 
     def _is_next(self, task: 'asyncio.Task[T]') -> bool:
-        return bool(self._items) and self._items[0] is task
+        return bool(self._items) and self._items[0][0] is task
 
     def begin(self) -> None:
         """Start the items that are due and not in progress. Requires a running loop."""
         while len(self._items) <= self.depth:
-            position = self.position + len(self._items) * self.stride
-            if self.stop is not None and position >= self.stop:
-                return
-            task = start_task(self._run(position))
+            position = self._items[-1][1] if self._items else self.position
+            count = max(1, min(self.most, self._begun))
+            if self.stop is not None:
+                if position >= self.stop:
+                    return
+                count = min(count, -(-(self.stop - position) // self._stride))
+            task = start_task(self._run(position, count))
             task.add_done_callback(_seen)
-            self._items.append(task)
+            self._items.append((task, position + count * self._stride))
+            self._begun += count
 
     async def seek(self, position: int) -> None:
         """Continue from another position; items computed ahead are discarded."""
         if self._items:
             await ensure_event_loop()  # tasks may only be accessed there
-            self.drop()
+        self.drop()
         self.position = position
 
     def drop(self) -> None:
         """Discard the items computed ahead. Call it under the loop of the consumer."""
+        self._begun = 0
         while self._items:
-            self._items.pop().cancel()
+            self._items.pop()[0].cancel()
 
     def using_pool(self) -> '_Using':
         """Return a context manager in which blocking calls run in threads of this object."""
@@ -151,25 +161,25 @@ class Prefetch(Generic[T]):
             self._pool = Threads(self._workers, self._name)
         return _Using(self._pool)
 
-    async def _run(self, position: int) -> T:
+    async def _run(self, position: int, count: int) -> T:
         capturing.set(self._captures)  # only in the context of this task, as the next mark
         mark_computing(self.token)
         with self.using_pool():
             if self._waits:
-                return await self._make(position)
+                return await self._make(position, count)
             if self._lane is None:
                 self._lane = Threads(self._width, f'{self._name}-lane')
-            started = await start_inline(lambda: self._timed(position), self._lane)
+            started = await start_inline(lambda: self._timed(position, count), self._lane)
             if not isinstance(started, StartedCoroutine):
                 return started
             self._waits, self.cheap = True, False
             return await started
 
-    async def _timed(self, position: int) -> T:
+    async def _timed(self, position: int, count: int) -> T:
         timer = Timer()
-        item = await self._make(position)
+        item = await self._make(position, count)
         self.cheap = not self._waits and timer.wall < _CHEAP
-        self._long = self._long + 1 if timer.wall > max(_LONG, _LONG_EACH * self._weight) else 0
+        self._long = self._long + 1 if timer.wall > max(_LONG, _LONG_EACH * self._weight * count) else 0
         if self._long > _PATIENCE and self._width == 1:
             # Slow items release the interpreter lock, as image decoders do: compute one item per core.
             self._width = CORES
@@ -183,7 +193,7 @@ class Prefetch(Generic[T]):
         self._closed = True
         if self._items:
             await ensure_event_loop()
-            tasks = list(self._items)
+            tasks = [task for task, _ in self._items]
             self._items.clear()
             await end_tasks(tasks)
         pools = [pool for pool in (self._pool, self._lane, *self._retired) if pool is not None]

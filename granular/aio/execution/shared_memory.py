@@ -9,7 +9,7 @@ import os
 import pickle
 import socket
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -17,10 +17,26 @@ _ALIGN: Final = 64
 _BUFFERS: Final = 512  # per system call
 
 
-def split(value: Any) -> tuple[bytes, list[Any]]:
-    """Return a pickle of a value, and the memory of its arrays separately."""
+def split(value: Any, by_value: bool = False) -> tuple[bytes, list[Any]]:
+    """Return a pickle of a value, and the memory of its arrays separately.
+
+    Args:
+      value: the value. Functions and classes that cannot be imported, such as lambdas, are pickled by value.
+      by_value: True to pickle all functions and classes of ``__main__`` by value.
+    """
+    if not by_value:
+        try:
+            return _split(pickle.dumps, value)
+        except Exception:  # the methods of its class may raise anything; cloudpickle raises what remains
+            pass
+    import cloudpickle
+
+    return _split(cloudpickle.dumps, value)
+
+
+def _split(dumps: Callable[..., bytes], value: Any) -> tuple[bytes, list[Any]]:
     buffers: list[pickle.PickleBuffer] = []
-    head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    head = dumps(value, protocol=5, buffer_callback=buffers.append)
     return head, [buffer.raw() for buffer in buffers]
 
 

@@ -6,7 +6,7 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -21,8 +21,9 @@ class Task(Protocol):
 
     captures: bool
 
-    async def make(self, position: int) -> Any:
-        """Return the item at a position."""
+    @property
+    def make(self) -> Callable[..., Coroutine[Any, Any, Any]]:
+        """Coroutine function from a position, one integer or several, to its item."""
         ...
 
 
@@ -82,10 +83,10 @@ def work(pipe: Connection, payload: Any, sizes: Sequence[int], inherited: Sequen
     os._exit(0)  # threads of user functions are not awaited
 
 
-async def _attempt(task: Task, position: int) -> _Outcome:
+async def _attempt(task: Task, position: Sequence[int]) -> _Outcome:
     """Return the error, if any, and the item. Errors are not raised: asyncio would end the loop with some of them."""
     try:
-        return None, await await_user(task.make(position))
+        return None, await await_user(task.make(*position))
     except asyncio.CancelledError:
         raise  # the consumer cancelled the item
     except BaseException as error:

@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -52,8 +53,8 @@ class Workers:
         self._starting = asyncio.Lock()
         self._started = self._closed = False
 
-    async def make(self, position: int) -> Any:
-        """Return the item at a position, computed by the workers in turn; a worker that has died is replaced."""
+    async def make(self, *position: int) -> Any:
+        """Return ``task.make(*position)``, computed by the workers in turn; a worker that has died is replaced."""
         await ensure_event_loop()
         number = next(self._turns) % self._count
         if not self._started or (not self._closed and self._workers[number].dead):
@@ -79,7 +80,7 @@ class Workers:
         if self._context.get_start_method() != 'fork':
             token = sharing.set(True)
             try:
-                self._payload, self._parts = shared_memory.split(self._task)
+                self._payload, self._parts = shared_memory.split(self._task, by_value=not _imports_main())
             except Exception as error:
                 raise InvalidArgumentError(
                     f'worker processes need a source and functions that pickle: {summary(error)}'
@@ -131,7 +132,7 @@ class _Worker:
         self._process.start()
         other_end.close()
         self._finalizer = weakref.finalize(self, _kill, self._process, os.getpid())
-        self._pending: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], int]] = {}
+        self._pending: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], tuple[int, ...]]] = {}
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._stopped = self.dead = False
@@ -142,7 +143,7 @@ class _Worker:
         )
         self._thread.start()
 
-    async def make(self, position: int) -> Any:
+    async def make(self, position: tuple[int, ...]) -> Any:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         number = next(self._numbers)
@@ -185,12 +186,14 @@ class _Worker:
             with contextlib.suppress(RuntimeError):  # the loop ended, and with it the caller
                 loop.call_soon_threadsafe(_resolve, future, False, WorkerError(self._obituary(position)))
 
-    def _obituary(self, position: int) -> str:
+    def _obituary(self, position: tuple[int, ...]) -> str:
         code = self._process.exitcode
         how = 'was closed' if self._stopped else f'ended with exit code {code}'
         if code is not None and code < 0:
             how = f'was killed by {signal.Signals(-code).name}'
-        return f'worker process {self._process.name} (pid {self._process.pid}) {how} before it computed item {position}'
+        return (
+            f'worker process {self._process.name} (pid {self._process.pid}) {how} before it computed item {position[0]}'
+        )
 
     def stop(self) -> None:
         """Ask the process to exit."""
@@ -215,6 +218,12 @@ class _Worker:
         self.pipe.close()
         if threading.main_thread().is_alive():  # at exit, multiprocessing joins its processes, which must be open
             self._process.close()
+
+
+def _imports_main() -> bool:
+    """Return whether worker processes import ``__main__``: a script or module, but not a notebook."""
+    main = sys.modules['__main__']
+    return getattr(main, '__spec__', None) is not None or hasattr(main, '__file__')
 
 
 def _kill(process: Any, parent: int) -> None:

@@ -323,7 +323,7 @@ class _Core(Running):
                 self._assembly.recycled.append(self._returned.popleft())
         return batch
 
-    async def _make(self, step: int) -> LoadedBatch:
+    async def _make(self, step: int, _: int) -> LoadedBatch:
         first = step + self._first
         if self._processes is not None:
             loaded: LoadedBatch = await self._processes.make(first)

@@ -1,12 +1,14 @@
 """The blocking iterator over a stream."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.iterator import CursorHandle
+from granular.aio.pipeline.streams.streams import Stream
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.user_functions import computing
+from granular.errors import InvalidArgumentError
 
 
 class DatasetIterator(CursorHandle, Iterator[Any]):
@@ -18,7 +20,27 @@ class DatasetIterator(CursorHandle, Iterator[Any]):
         element = next(iterator)
         state = iterator.get_state()  # plain JSON
         iterator.set_state(state)  # continues after that element
+
+    A subclass, for a subclass of ``IterDataset``, overrides ``__next__``, ``get_state`` and ``set_state``.
+
+    Args:
+      parents: for subclasses: the iterator, or the iterators, that elements are made of.
     """
+
+    def __init__(self, parents: 'Stream | DatasetIterator | Sequence[DatasetIterator]' = ()) -> None:
+        self._parents: tuple[DatasetIterator, ...] = ()
+        self._runs = isinstance(parents, Stream)  # True if it has a cursor: it is no subclass
+        if isinstance(parents, Stream):
+            super().__init__(parents)
+            return
+        for name in ('__next__', 'get_state', 'set_state'):
+            if getattr(type(self), name) is getattr(DatasetIterator, name):
+                raise InvalidArgumentError(f'{type(self).__name__} does not override {name}')
+        self._parents = (parents,) if isinstance(parents, DatasetIterator) else tuple(parents)
+
+    @property
+    def _parent(self) -> 'DatasetIterator':
+        return self._parents[0]
 
     def __iter__(self) -> Self:
         return self
@@ -35,15 +57,37 @@ class DatasetIterator(CursorHandle, Iterator[Any]):
     def set_state(self, state: Mapping[str, Any]) -> None:
         run(self._cursor.restore(state))
 
-    state_dict = CursorHandle.get_state
-    load_state_dict = set_state
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``get_state()``, under the name that PyTorch calls."""
+        return self.get_state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Call ``set_state(state)``, under the name that PyTorch calls."""
+        self.set_state(state)
+
+    def stats(self) -> dict[str, float]:
+        if self._runs:
+            return super().stats()
+        return {name: value for parent in self._parents for name, value in parent.stats().items()}
+
+    @property
+    def errors(self) -> list[tuple[int, str]]:
+        if self._runs:
+            return super().errors
+        return [error for parent in self._parents for error in parent.errors]
 
     def start_prefetch(self) -> None:
-        run(self._cursor.start_prefetch())
+        for parent in self._parents:
+            parent.start_prefetch()
+        if self._runs:
+            run(self._cursor.start_prefetch())
 
     def close(self) -> None:
         """Close the iterator: stop its tasks, threads and processes. Closing twice is allowed."""
-        run(self._cursor.aclose())
+        for parent in self._parents:
+            parent.close()
+        if self._runs:
+            run(self._cursor.aclose())
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,7 @@
 """A DataLoader like that of Google Grain: a data source, a sampler and operations."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from granular.aio.execution.failures import Failure, OnError
 from granular.aio.pipeline import blocking_iterator, iterator
@@ -21,6 +21,8 @@ from granular.aio.pipeline.transforms import (
     operation_of,
 )
 from granular.errors import InvalidArgumentError
+
+_NO_SEED: Final = 'random_map requires random numbers: pass a seed to the sampler'
 
 
 class _Applied(Element):
@@ -46,7 +48,7 @@ class _Applied(Element):
                     return None
             elif name == 'random_map':
                 if rng is None:
-                    raise InvalidArgumentError('random_map requires random numbers: pass a seed to the sampler')
+                    raise InvalidArgumentError(_NO_SEED)
                 data = fn(data, rng)
             elif name == 'map_with_index':
                 data = fn(metadata.index, data)
@@ -102,20 +104,28 @@ class DataLoader:
     ) -> None:
         if shard_options is None:
             shard_options = getattr(sampler, 'shard_options', None) or NoSharding()
+        for name, value, kind in (
+            ('shard_options', shard_options, ShardOptions),
+            ('read_options', read_options or ReadOptions(), ReadOptions),
+        ):
+            if not isinstance(value, kind):
+                raise InvalidArgumentError(f'{name}: expected {kind.__name__}, got {value!r:.100}')
         own = getattr(sampler, 'shard_options', shard_options)
         if (own.shard_index, own.shard_count) != (shard_options.shard_index, shard_options.shard_count):
             raise InvalidArgumentError(f'the sampler has the shard {own}, the loader {shard_options}: pass it once')
+        workers = MultiprocessingOptions(worker_count, worker_buffer_size, start_method)
         steps: list[tuple[str, Any]] = []
         rest = list(operations)
         while rest and (name := operation_of(rest[0])) not in ('batch', 'flat_map'):
             steps.append((name, method_of(rest.pop(0), name)))
+        seed = getattr(sampler, 'seed', None)
+        if isinstance(sampler, IndexSampler) and seed is None and any(name == 'random_map' for name, _ in steps):
+            raise InvalidArgumentError(_NO_SEED)
         source = _Applied(Sampled(Wrapped(data_source), sampler, shard_options), steps, sampler)
         dataset = IterDataset(Read(source, read_options or ReadOptions(), on_error=on_error))
-        seed = getattr(sampler, 'seed', None)
         if seed is not None:
             dataset = dataset.seed(seed)
         dataset = dataset.apply(rest)
-        workers = MultiprocessingOptions(worker_count, worker_buffer_size, start_method)
         self._dataset = dataset.mp_prefetch(workers)
 
     def __iter__(self) -> blocking_iterator.DatasetIterator:

@@ -1,20 +1,27 @@
 """Text descriptions of pipelines, one stage per line, from the source to the output."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
+from granular.errors import StateError
 from granular.shuffle import Blocks
 
 _ENDLESS: Final = 1 << 62
 
 
-def iter_stages(stage: Any, depth: int = 0) -> list[tuple[int, str, str]]:
-    """Return depth, description and length of a stage and of all stages before it."""
+def iter_stages(stage: Any, depth: int = 0, names: bool = False) -> list[tuple[int, str, str]]:
+    """Return depth, description and length of a stage and of all stages before it.
+
+    With ``names``, a mix by name stands for all of its stages.
+    """
+    if names and getattr(stage, 'named', False):
+        return [(depth, 'mix by name', '')]
     out: list[tuple[int, str, str]] = []
     if len(stage.parents) == 1:
-        out += iter_stages(stage.parents[0], depth)
+        out += iter_stages(stage.parents[0], depth, names)
     else:
         for parent in stage.parents:
-            out += iter_stages(parent, depth + 1)
+            out += iter_stages(parent, depth + 1, names)
     description = stage.describe()
     if out and out[-1][1] == description:  # a root has the description of the source that it wraps
         return out
@@ -45,8 +52,33 @@ def times(stage: Any) -> list[tuple[str, int, float]]:
 
 
 def fingerprint(stage: Any) -> list[str]:
-    """Return a readable line per stage; two pipelines with different lines are different pipelines."""
-    return ['  ' * depth + description for depth, description, _ in iter_stages(stage)]
+    """Return a readable line per stage; two pipelines with different lines are different pipelines.
+
+    The streams of a mix by name are left out: its state has their fingerprints.
+    """
+    return ['  ' * depth + description for depth, description, _ in iter_stages(stage, names=True)]
+
+
+def check_fingerprint(state_lines: Any, own_lines: Sequence[str]) -> None:
+    """Check that a state belongs to this pipeline.
+
+    Raises:
+      StateError: if it does not; the message names the first stage that differs.
+    """
+    if state_lines is None or list(state_lines) == list(own_lines):
+        return
+    for i in range(max(len(state_lines), len(own_lines))):
+        saved, current = (lines[i] if i < len(lines) else 'nothing' for lines in (state_lines, own_lines))
+        if saved != current:
+            raise StateError(
+                f'the state belongs to another pipeline: stage {i + 1} was {saved.strip()!r}, '
+                f'and is {current.strip()!r} in this one{_reason(saved, current)}'
+            )
+
+
+def _reason(saved: str, current: str) -> str:
+    old = 'Blocks(' in saved and 'stratified' in current and 'stratified' not in saved
+    return ': before granular had stratified windows, Blocks was another order; restart the epoch' if old else ''
 
 
 def block_orders(stage: Any) -> list[str]:

@@ -1,7 +1,8 @@
 """IterDataset, the description of a stream, which is iterated by ``for`` or ``async for``."""
 
+import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.packing import Strategy
 from granular.aio.pipeline.streams.streams import Stream
 from granular.aio.pipeline.transforms import (
+    DatasetOptions,
     FilterTransform,
     FlatMapTransform,
     MapTransform,
@@ -24,9 +26,10 @@ from granular.aio.pipeline.transforms import (
     Transformation,
     apply,
 )
+from granular.aio.runtime.threads import CORES
 from granular.errors import InvalidArgumentError
 from granular.formats.display import html_lines
-from granular.indexing import check_integer
+from granular.indexing import check_integer, check_seed
 
 
 class IterDataset:
@@ -37,48 +40,110 @@ class IterDataset:
         stream = MapDataset.source(reader).shuffle(seed=0).to_iter_dataset().filter(is_valid).batch(64)
         for batch in stream:  # or: async for batch in stream
             train_step(batch)
+
+    A subclass makes elements of its own: its ``__iter__`` returns an iterator with ``__next__``, ``get_state`` and
+    ``set_state``, such as a subclass of ``granular.DatasetIterator``, over ``iter(self._parent)``.
+
+    Args:
+      parents: for subclasses: the stream, or the streams, that elements are made of.
     """
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+    def __init__(self, parents: 'Stream | IterDataset | Sequence[IterDataset]' = ()) -> None:
+        if isinstance(parents, Stream):
+            self._stream = parents
+            return
+        if type(self).__iter__ is IterDataset.__iter__:
+            raise InvalidArgumentError('use MapDataset.to_iter_dataset(), or a subclass that overrides __iter__')
+        self._parents = (parents,) if isinstance(parents, IterDataset) else tuple(parents)
+        self._stream = streams.Iterated(self, [parent._stream for parent in self._parents])
+
+    @property
+    def _parent(self) -> 'IterDataset':
+        return self._parents[0]
+
+    @classmethod
+    def _of(cls, stream: Stream) -> Self:
+        """Return the IterDataset of a stream; not of a subclass, whose constructor has other arguments."""
+        return cast(Self, IterDataset(stream))
 
     def _derive(self, stream: Stream) -> Self:
-        return type(self)(stream)
+        return self._of(stream)
 
     def _staged(self, description: str, make: Callable[..., Flow], *args: Any) -> Self:
         return self._derive(streams.Staged([self._stream], description, make, *args))
 
+    __class_getitem__: Any = classmethod(types.GenericAlias)
+
     @classmethod
-    def mix(cls, datasets: Sequence['IterDataset'], weights: Sequence[float] | None = None) -> Self:
+    def mix(
+        cls,
+        datasets: Sequence[Any] | Mapping[str, Any],
+        weights: Sequence[float] | Mapping[str, float] | None = None,
+    ) -> Self:
         """Mix streams evenly, in proportion to their weights, until one of them ends.
 
+        ::
+
+            IterDataset.mix({'web': web, 'books': books}, {'web': 0.9, 'books': 0.1})
+
+        The state of a mix of named streams fits other streams and weights: streams continue by name, new ones begin.
+
         Args:
-          datasets: the streams.
-          weights: numbers above 0, with any sum; equal by default.
+          datasets: streams or MapDatasets, or a dict of these by name.
+          weights: numbers above 0, with any sum, or a dict of these by name; equal by default.
         """
+        if isinstance(datasets, Mapping):
+            names = list(datasets)
+            if isinstance(weights, Mapping):
+                if weights.keys() != datasets.keys():
+                    raise InvalidArgumentError(f'expected weights of {names}, got weights of {list(weights)}')
+                weights = [weights[name] for name in names]
+            parts = nodes.proportions(len(names), weights)
+            return cls._of(streams.NamedMix(dict(zip(names, _streams(list(datasets.values())), strict=True)), parts))
+        if isinstance(weights, Mapping):
+            raise InvalidArgumentError('weights with names require datasets with names: pass a dict of datasets')
         parts = nodes.proportions(len(datasets), weights)
         description = f'mix of {len(datasets)}, weights {":".join(map(str, parts))}'
-        return cls(streams.Staged([dataset._stream for dataset in datasets], description, flows.Mixing, parts))
+        return cls._of(streams.Staged(_streams(datasets), description, flows.Mixing, parts))
 
     @classmethod
-    def interleave(cls, datasets: Sequence['IterDataset'], cycle_length: int) -> Self:
+    def interleave(cls, datasets: Sequence[Any], cycle_length: int) -> Self:
         """Take elements from several streams in turn; the next stream replaces one that ends.
 
         Args:
-          datasets: the streams.
+          datasets: streams or MapDatasets.
           cycle_length: number of streams to read concurrently.
         """
         if not datasets:
             raise InvalidArgumentError('expected one dataset or more, got none')
         cycle_length = check_integer('cycle_length', cycle_length, 1)
         description = f'interleave of {len(datasets)}, {cycle_length} at a time'
-        return cls(
-            streams.Staged([dataset._stream for dataset in datasets], description, flows.Interleaving, cycle_length)
-        )
+        return cls._of(streams.Staged(_streams(datasets), description, flows.Interleaving, cycle_length))
 
-    def seed(self, seed: int) -> Self:
-        """Set the seed of all later operations that are given none: each derives a seed of its own from it."""
-        return self._derive(streams.SeededStream(self._stream, seed))
+    @classmethod
+    def zip(cls, datasets: Sequence[Any], *, strict: bool = True) -> Self:
+        """Combine streams: each element is a tuple of their next elements.
+
+        ::
+
+            pairs = IterDataset.zip([dataset, dataset.map(decode)])
+
+        Args:
+          datasets: streams or MapDatasets.
+          strict: True to raise a ``DatapointError`` if one stream ends before another; False to end with the first.
+        """
+        if not datasets:
+            raise InvalidArgumentError('expected one dataset or more, got none')
+        description = f'zip of {len(datasets)}{"" if strict else ", strict=False"}'
+        return cls._of(streams.Staged(_streams(datasets), description, flows.Zipping, strict))
+
+    def seed(self, seed: int | Sequence[int]) -> Self:
+        """Set the seed of all later operations that are given none: each derives a seed of its own from it.
+
+        Args:
+          seed: integer >= 0 of any size, or a sequence of such integers.
+        """
+        return self._derive(streams.SeededStream(self._stream, check_seed(seed)))
 
     def map(self, transform: MapTransform | Callable[[Any], Any]) -> Self:
         """Apply a function to each element, in threads."""
@@ -89,14 +154,17 @@ class IterDataset:
         return self._derive(streams.Each(self._stream, 'map_with_index', transform))
 
     def random_map(
-        self, transform: RandomMapTransform | Callable[[Any, np.random.Generator], Any], *, seed: int | None = None
+        self,
+        transform: RandomMapTransform | Callable[[Any, np.random.Generator], Any],
+        *,
+        seed: int | Sequence[int] | None = None,
     ) -> Self:
         """Apply a function to each element and a random generator, which depends only on seed and element number."""
         if seed is None:
             seed = self._stream.default_seed()
         if seed is None:
             raise InvalidArgumentError('random_map requires a seed: pass seed=, or call seed() first')
-        return self._derive(streams.Each(self._stream, 'random_map', transform, seed))
+        return self._derive(streams.Each(self._stream, 'random_map', transform, check_seed(seed)))
 
     def filter(self, transform: FilterTransform | Callable[[Any], bool]) -> Self:
         """Keep the elements for which a function returns True."""
@@ -122,6 +190,52 @@ class IterDataset:
           batch_fn: function from a list of elements to a batch, instead of stacking.
         """
         return self._derive(streams.BatchOf(self._stream, batch_size, drop_remainder, batch_fn))
+
+    def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> Self:
+        """Combine or split batches to batches of another size, along the first axis of each array.
+
+        ::
+
+            stream.batch(64).rebatch(100)
+
+        Args:
+          batch_size: rows per batch.
+          drop_remainder: True to drop a smaller last batch.
+        """
+        batch_size = check_integer('batch_size', batch_size, 1)
+        description = f'rebatch({batch_size}{", drop_remainder=True" if drop_remainder else ""})'
+        return self._staged(description, flows.Rebatching, batch_size, drop_remainder)
+
+    def repeat(self, num_epochs: int | None = None) -> Self:
+        """Repeat the stream, each time with the same elements; ``MapDataset.repeat`` shuffles each epoch differently.
+
+        Args:
+          num_epochs: number of epochs, 1 or more; None to repeat forever. A stream without elements ends at once.
+        """
+        if num_epochs is not None:
+            num_epochs = check_integer('num_epochs', num_epochs, 1)
+        return self._staged(f'repeat({num_epochs})', flows.Repeating, num_epochs)
+
+    def limit(self, count: int) -> Self:
+        """End the stream after some elements.
+
+        Args:
+          count: number of elements, 1 or more.
+        """
+        count = check_integer('count', count, 1)
+        return self._staged(f'limit({count})', flows.Limiting, count)
+
+    def cache(self) -> Self:
+        """Keep all elements in memory, so that the epochs of a later ``repeat`` compute nothing again.
+
+        ::
+
+            stream.map(decode).cache().repeat(10)
+
+        The memory is that of all elements, in each iterator. An iterator that continues from a state computes the
+        elements before it again. Do not modify the elements: each epoch returns the same objects.
+        """
+        return self._staged('cache()', flows.Caching)
 
     def window_shuffle(self, window_size: int, seed: int) -> Self:
         """Shuffle the elements within each window of consecutive elements.
@@ -200,12 +314,14 @@ class IterDataset:
         """Compute the elements of all previous operations ahead of the consumer.
 
         Args:
-          buffer_size: number of elements.
+          buffer_size: number of elements; 0 to compute each element on request.
         """
-        buffer_size = check_integer('buffer_size', buffer_size, 1)
+        buffer_size = check_integer('buffer_size', buffer_size, 0)
+        if not buffer_size:
+            return self
         return self._staged(f'prefetch({buffer_size})', flows.Prefetching, buffer_size)
 
-    def mp_prefetch(self, options: MultiprocessingOptions | int) -> Self:
+    def mp_prefetch(self, options: MultiprocessingOptions | int | None = None) -> Self:
         """Read and compute the elements in worker processes; elements and order stay the same.
 
         The operations before the first one that combines several elements run in the workers, in chunks; the others run
@@ -214,11 +330,17 @@ class IterDataset:
             dataset.shuffle(seed=0).map(decode).batch(64).to_iter_dataset().mp_prefetch(4)
 
         Args:
-          options: number of processes, or all settings.
+          options: number of processes, or all settings; by default a process per core.
         """
-        if isinstance(options, int):
+        if options is None:
+            options = CORES
+        if not isinstance(options, MultiprocessingOptions):
             options = MultiprocessingOptions(num_workers=options)
         return self._derive(self._stream.with_workers(options)) if options.num_workers else self
+
+    def with_options(self, options: DatasetOptions) -> Self:
+        """Set options of all previous operations: when a filter that drops most elements warns or raises."""
+        return self._derive(self._stream.with_options(options))
 
     def apply(self, transformations: Transformation | Sequence[Transformation]) -> Self:
         """Apply one transformation, or several in order."""
@@ -243,3 +365,16 @@ class IterDataset:
 
     def __repr__(self) -> str:
         return f'<{type(self).__name__}: {self._stream.describe()}>'
+
+
+def _streams(datasets: Sequence[Any]) -> list[Stream]:
+    """Return the streams of IterDatasets and MapDatasets."""
+    out = []
+    for i, dataset in enumerate(datasets):
+        if not isinstance(dataset, IterDataset):
+            convert = getattr(dataset, 'to_iter_dataset', None)
+            if convert is None:
+                raise InvalidArgumentError(f'dataset {i}: expected a stream or MapDataset, got {dataset!r:.100}')
+            dataset = convert()
+        out.append(dataset._stream)
+    return out

@@ -2,17 +2,18 @@
 
 import abc
 import itertools
+import types
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final, Self
 
 from granular.aio.execution.prefetch import END
-from granular.aio.pipeline.describe import fingerprint
+from granular.aio.pipeline.describe import check_fingerprint, fingerprint
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.streams import Reading, Stream
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lifecycle import Running
 from granular.aio.runtime.user_functions import await_user
-from granular.errors import StateError
+from granular.errors import InvalidArgumentError, StateError
 
 
 class Cursor(Running):
@@ -179,33 +180,15 @@ def _readings(flow: Flow) -> Sequence[Reading]:
     return [reading for parent in flow.parents for reading in _readings(parent)]
 
 
-def check_fingerprint(state_lines: Any, own_lines: Sequence[str]) -> None:
-    """Check that a state belongs to this pipeline.
-
-    Raises:
-      StateError: if it does not; the message names the first stage that differs.
-    """
-    if state_lines is None or list(state_lines) == list(own_lines):
-        return
-    for i in range(max(len(state_lines), len(own_lines))):
-        saved, current = (lines[i] if i < len(lines) else 'nothing' for lines in (state_lines, own_lines))
-        if saved != current:
-            raise StateError(
-                f'the state belongs to another pipeline: stage {i + 1} was {saved.strip()!r}, '
-                f'and is {current.strip()!r} in this one{_reason(saved, current)}'
-            )
-
-
-def _reason(saved: str, current: str) -> str:
-    old = 'Blocks(' in saved and 'stratified' in current and 'stratified' not in saved
-    return ': before granular had stratified windows, Blocks was another order; restart the epoch' if old else ''
-
-
 class CursorHandle(abc.ABC):
     """Base of the iterators of ``for`` and ``async for``: a cursor, which is closed once its handle is dropped."""
 
-    def __init__(self, stream: Stream) -> None:
-        self._cursor = Cursor(stream)
+    __class_getitem__: Any = classmethod(types.GenericAlias)
+
+    def __init__(self, parents: Any = ()) -> None:
+        if not isinstance(parents, Stream):
+            raise InvalidArgumentError('iterate a stream; subclasses are those of the sync API')
+        self._cursor = Cursor(parents)
         self._cursor.close_with(self)
 
     def get_state(self) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 import abc
 import builtins
 import operator
+import types
 from collections.abc import Callable, Sequence
-from typing import Any, Self, SupportsIndex
+from typing import Any, Self, SupportsIndex, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,10 +16,12 @@ from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.nodes import base as nodes
 from granular.aio.pipeline.nodes import elements, selection
+from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.source import RandomAccessDataSource, Source
 from granular.aio.pipeline.streams.streams import Read
 from granular.aio.pipeline.transforms import (
     FilterTransform,
+    FlatMapTransform,
     MapTransform,
     MapWithIndexTransform,
     RandomMapTransform,
@@ -30,7 +33,7 @@ from granular.aio.pipeline.transforms import (
 from granular.errors import InvalidArgumentError
 from granular.filters import Strategy, percent_range, repetitions_of
 from granular.formats.display import html_lines
-from granular.indexing import Ints, check_integer
+from granular.indexing import Ints, Seed, check_integer, check_seed
 from granular.shuffle import MAX_SEED, Index, Order
 
 
@@ -39,16 +42,31 @@ class MapOperations(abc.ABC):
 
     _node: Source
 
-    def __init__(self, node: Source) -> None:
-        self._node = node
+    def __init__(self, parents: Any = ()) -> None:
+        if not isinstance(parents, Source):
+            raise InvalidArgumentError(f'use {type(self).__name__}.source(...); subclasses are those of the sync API')
+        self._node = parents
+
+    @classmethod
+    @abc.abstractmethod
+    def _of(cls, node: Source) -> Self:
+        """Return the MapDataset of a source; not of a subclass, whose constructor has other arguments."""
 
     def _derive(self, node: Source) -> Self:
-        return type(self)(node)
+        return self._of(node)
 
     @property
     def node(self) -> Source:
         """The source of the dataset."""
         return self._node
+
+    @property
+    def parents(self) -> list[Self]:
+        """The datasets that this one is computed from; none if it is a source."""
+        nodes_above = [node.parents[0] if isinstance(node, BlockBuffer) else node for node in self._node.parents]
+        return [] if isinstance(self._node, nodes.Wrapped) else [self._derive(node) for node in nodes_above]
+
+    __class_getitem__: Any = classmethod(types.GenericAlias)
 
     # --- constructors
 
@@ -60,12 +78,12 @@ class MapOperations(abc.ABC):
 
             dataset = MapDataset.source([3, 1, 4]).map(lambda number: 2 * number)
         """
-        return cls(nodes.Wrapped(source))
+        return cls._of(nodes.Wrapped(source))
 
     @classmethod
     def range(cls, start: int, stop: int | None = None, step: int = 1) -> Self:
         """Create a dataset of integers, those of ``range(start, stop, step)``."""
-        return cls(nodes.Wrapped(range(start) if stop is None else range(start, stop, step)))
+        return cls._of(nodes.Wrapped(range(start) if stop is None else range(start, stop, step)))
 
     @classmethod
     def mix(cls, datasets: Sequence['MapOperations'], weights: Sequence[float] | None = None) -> Self:
@@ -79,28 +97,32 @@ class MapOperations(abc.ABC):
           datasets: datasets to mix, each shuffled or repeated first where needed.
           weights: numbers above 0, with any sum; equal by default.
         """
-        return cls(nodes.Proportional(_nodes(datasets), weights))
+        return cls._of(nodes.Proportional(_nodes(datasets), weights))
 
     @classmethod
     def select_from_datasets(cls, datasets: Sequence['MapOperations'], selection_map: Any) -> Self:
         """Mix datasets by a map that has a length and returns ``(number of the dataset, index in it)`` for an index."""
-        return cls(nodes.Selection(_nodes(datasets), selection_map.__getitem__, len(selection_map)))
+        return cls._of(nodes.Selection(_nodes(datasets), selection_map.__getitem__, len(selection_map)))
 
     @classmethod
     def concatenate(cls, datasets: Sequence['MapOperations']) -> Self:
         """Concatenate datasets; each epoch of the result contains one epoch of each of them."""
-        return cls(nodes.Concatenate(_nodes(datasets)))
+        return cls._of(nodes.Concatenate(_nodes(datasets)))
 
     @classmethod
     def zip(cls, datasets: Sequence['MapOperations']) -> Self:
         """Combine datasets of equal length: each element is a tuple of their elements at the same index."""
-        return cls(nodes.Zip(_nodes(datasets)))
+        return cls._of(nodes.Zip(_nodes(datasets)))
 
     # --- order and selection
 
-    def seed(self, seed: int) -> Self:
-        """Set the seed of all later operations that are given none: each derives a seed of its own from it."""
-        return self._derive(nodes.Seeded(self._node, check_integer('seed', seed, 0, MAX_SEED)))
+    def seed(self, seed: int | Sequence[int]) -> Self:
+        """Set the seed of all later operations that are given none: each derives a seed of its own from it.
+
+        Args:
+          seed: integer >= 0 of any size, or a sequence of such integers.
+        """
+        return self._derive(nodes.Seeded(self._node, check_seed(seed)))
 
     def shuffle(self, seed: int | None = None, order: Order | None = None) -> Self:
         """Shuffle all elements, in a different order every epoch.
@@ -114,7 +136,21 @@ class MapOperations(abc.ABC):
           order: an order of :mod:`granular.shuffle`; by default ``Index()``, the order of Google Grain. ``Blocks()``
             reads many records with one request.
         """
-        return self._derive(nodes.Shuffle(self._node, order or Index(), self._seed_of(seed, 'shuffle')))
+        return self._derive(
+            nodes.Shuffle(
+                self._node, order or Index(), check_integer('seed', self._seed_of(seed, 'shuffle'), 0, MAX_SEED)
+            )
+        )
+
+    def window_shuffle(self, window_size: int, seed: int | None = None) -> Self:
+        """Shuffle the elements within each window of consecutive elements.
+
+        Args:
+          window_size: elements per window; the last window of an epoch may be smaller.
+          seed: integer from 0 to 2**32 - 1; by default derived from :meth:`seed`. Each window has an order of its own.
+        """
+        seed = check_integer('seed', self._seed_of(seed, 'window_shuffle'), 0, MAX_SEED)
+        return self._derive(nodes.WindowShuffle(self._node, window_size, seed))
 
     def slice(self, sl: builtins.slice | Sequence[int] | Ints) -> Self:
         """Select a part of the dataset, by a slice or by indices of elements."""
@@ -192,7 +228,10 @@ class MapOperations(abc.ABC):
         return self._derive(elements.MapWithIndex(self._node, transform))
 
     def random_map(
-        self, transform: RandomMapTransform | Callable[[Any, np.random.Generator], Any], *, seed: int | None = None
+        self,
+        transform: RandomMapTransform | Callable[[Any, np.random.Generator], Any],
+        *,
+        seed: int | Sequence[int] | None = None,
     ) -> Self:
         """Apply a function to each element and a random generator, which depends only on seed and index.
 
@@ -201,6 +240,30 @@ class MapOperations(abc.ABC):
             dataset.random_map(lambda image, rng: np.roll(image, rng.integers(8)), seed=0)
         """
         return self._derive(elements.RandomMap(self._node, transform, self._seed_of(seed, 'random_map')))
+
+    def flat_map(
+        self, transform: FlatMapTransform | Callable[[Any], Sequence[Any]], *, max_fan_out: int | None = None
+    ) -> Self:
+        """Replace each element by ``max_fan_out`` elements: those that a function returns for it, and then None.
+
+        ::
+
+            words = MapDataset.source(['a b', 'c']).flat_map(str.split, max_fan_out=3)
+            # 6 elements: 'a', 'b', None, 'c', None, None
+
+        Iteration skips None, as after ``filter``. The function is called once per element and fetch.
+
+        Args:
+          transform: function from an element to at most ``max_fan_out`` elements.
+          max_fan_out: the fixed number of elements; by default the attribute of that name of ``transform``.
+        """
+        if max_fan_out is None:
+            max_fan_out = getattr(transform, 'max_fan_out', None)
+        if max_fan_out is None:
+            raise InvalidArgumentError(
+                'flat_map of a MapDataset requires max_fan_out: pass it, or call to_iter_dataset() first'
+            )
+        return self._derive(elements.FlatMap(self._node, transform, max_fan_out))
 
     def filter(self, transform: FilterTransform | Callable[[Any], bool]) -> Self:
         """Replace each element for which a function returns False by None. Iteration skips these elements."""
@@ -278,12 +341,12 @@ class MapOperations(abc.ABC):
     def __repr__(self) -> str:
         return f'<{type(self).__name__} of {len(self)} elements: {self._node.describe()}>'
 
-    def _seed_of(self, seed: int | None, what: str) -> int:
+    def _seed_of(self, seed: int | Sequence[int] | None, what: str) -> Seed:
         if seed is None:
             seed = nodes.default_seed([self._node])
         if seed is None:
             raise InvalidArgumentError(f'{what} requires a seed: pass seed=, or call seed() first')
-        return check_integer('seed', seed, 0, MAX_SEED)
+        return check_seed(seed)
 
 
 class MapDataset(MapOperations):
@@ -299,6 +362,10 @@ class MapDataset(MapOperations):
     Index ``len + i`` is element ``i`` of the next epoch; negative indices belong to earlier epochs. An element removed
     by ``filter`` is None here; iteration skips it.
     """
+
+    @classmethod
+    def _of(cls, node: Source) -> Self:
+        return cast(Self, MapDataset(node))
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         """Return the elements at the given indices, in the order of the indices, in one fan-out."""

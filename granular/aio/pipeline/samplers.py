@@ -36,7 +36,9 @@ class RecordMetadata:
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Protocol of samplers: a RecordMetadata for each index. A :class:`DataLoader` also needs ``__len__``.
+    """Protocol of samplers: a RecordMetadata for each index, and an IndexError for all indices after the last.
+
+    Without ``__len__``, a :class:`DataLoader` finds the last index by bisection.
 
     ::
 
@@ -153,6 +155,19 @@ class SequentialSampler(IndexSampler):
         return each if shard.drop_remainder else each + (shard.shard_index < over)
 
 
+def _count_indices(sampler: Any) -> int:
+    """Return the number of indices of a sampler without a length, by bisection: later ones raise an IndexError."""
+    low, high = 0, ENDLESS
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            call_user(sampler.__getitem__, middle)
+            low = middle + 1
+        except IndexError:
+            high = middle
+    return low
+
+
 class Sampled(Node):
     """The datapoints that a sampler chooses for a shard, each paired with its metadata."""
 
@@ -160,11 +175,17 @@ class Sampled(Node):
         super().__init__(source)
         self._sampler, self._shard = sampler, shard
         if isinstance(sampler, IndexSampler):
+            if sampler.num_records > len(source):
+                raise InvalidArgumentError(
+                    f'the sampler has num_records={sampler.num_records}, and the data source {len(source)} datapoints'
+                )
             self._length = sampler.shard_length
         elif hasattr(sampler, '__len__'):
             self._length = -(-max(0, len(sampler) - shard.shard_index) // shard.shard_count)
+        elif hasattr(sampler, '__getitem__'):
+            self._length = -(-max(0, _count_indices(sampler) - shard.shard_index) // shard.shard_count)
         else:
-            raise InvalidArgumentError(f'{type(sampler).__name__} has no length: define __len__')
+            raise InvalidArgumentError(f'{type(sampler).__name__} is not a sampler: define __getitem__ and __len__')
 
     def __len__(self) -> int:
         return self._length
@@ -179,6 +200,12 @@ class Sampled(Node):
             metadata = [RecordMetadata(number, key) for number, key in zip(numbers, keys.tolist(), strict=True)]
         else:
             metadata = [call_user(sampler.__getitem__, number) for number in numbers]
+            for entry in metadata:
+                if (entry.record_key or 0) >= len(self.parents[0]):
+                    raise OutOfRangeError(
+                        f'the sampler has record_key={entry.record_key} at index {entry.index}: the data source has '
+                        f'{len(self.parents[0])} datapoints'
+                    )
             datapoints = await self.parents[0].fetch([entry.record_key or 0 for entry in metadata])
         return list(zip(metadata, datapoints, strict=True))
 

@@ -3,13 +3,15 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from granular._lazy import import_extra
 from granular.errors import InvalidArgumentError
 from granular.indexing import check_integer
+
+_START_METHODS: Final = ('spawn', 'forkserver', 'fork')
 
 
 class MapTransform(abc.ABC):
@@ -84,9 +86,16 @@ class FlatMapTransform(abc.ABC):
     ::
 
         class Words(granular.FlatMapTransform):
+            max_fan_out = 100
+
             def flat_map(self, element):
                 return element.split()
+
+    Attributes:
+      max_fan_out: largest number of elements for one element; required for a MapDataset.
     """
+
+    max_fan_out: int | None = None
 
     @abc.abstractmethod
     def flat_map(self, element: Any) -> Sequence[Any]:
@@ -140,7 +149,34 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         for name in ('num_threads', 'prefetch_buffer_size', 'memory'):
-            check_integer(name, getattr(self, name), 0)
+            object.__setattr__(self, name, check_integer(name, getattr(self, name), 0))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DatasetOptions:
+    """Options of a stream, for ``IterDataset.with_options``.
+
+    ::
+
+        options = granular.DatasetOptions(filter_raise_threshold_ratio=0.99)
+        stream = dataset.filter(is_valid).to_iter_dataset().with_options(options)
+
+    The ratios are those of dropped elements among 1,000 consecutive ones, from 0 to 1. Filters that run together, those
+    before the first operation that combines several elements, are counted together.
+
+    Args:
+      filter_warn_threshold_ratio: ratio from which a warning is logged, at most once a minute; None for never.
+      filter_raise_threshold_ratio: ratio from which a ``DatapointError`` is raised; None for never.
+    """
+
+    filter_warn_threshold_ratio: float | None = 0.9
+    filter_raise_threshold_ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ('filter_warn_threshold_ratio', 'filter_raise_threshold_ratio'):
+            ratio = getattr(self, name)
+            if ratio is not None and not (isinstance(ratio, int | float | np.number) and 0 <= ratio <= 1):
+                raise InvalidArgumentError(f'{name}: expected a number from 0 to 1 or None, got {ratio!r:.100}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +198,15 @@ class MultiprocessingOptions:
     per_worker_buffer_size: int = 2
     start_method: str = 'spawn'
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, 'num_workers', check_integer('num_workers', self.num_workers, 0))
+        size = check_integer('per_worker_buffer_size', self.per_worker_buffer_size, 1)
+        object.__setattr__(self, 'per_worker_buffer_size', size)
+        if self.start_method not in _START_METHODS:
+            raise InvalidArgumentError(
+                f'start_method: expected one of {_START_METHODS}, got {self.start_method!r:.100}'
+            )
+
 
 @dataclasses.dataclass(frozen=True)
 class ShardOptions:
@@ -182,6 +227,9 @@ class ShardOptions:
     drop_remainder: bool = False
 
     def __post_init__(self) -> None:
+        for name in ('shard_index', 'shard_count'):
+            if isinstance(value := getattr(self, name), np.integer):
+                object.__setattr__(self, name, int(value))
         if self.shard_count < 1 or not 0 <= self.shard_index < self.shard_count:
             raise InvalidArgumentError(
                 f'expected 0 <= shard_index < shard_count, got {self.shard_index} and {self.shard_count}'

@@ -338,7 +338,7 @@ class ParquetIterDataset(IterDataset):
     allow.
 
     Args:
-      paths: a file, or a sequence of files.
+      path: a file, or a sequence of files.
       columns: the names of the columns to read, in the order wanted; all by default.
       cycle_length: number of files that are read at a time.
       read_ahead: bytes of row groups to prefetch, by the sizes in the footers; at least one row group is prefetched.
@@ -350,7 +350,7 @@ class ParquetIterDataset(IterDataset):
 
     def __init__(
         self,
-        paths: PurePath | str | os.PathLike[str] | Sequence[Any],
+        path: PurePath | str | os.PathLike[str] | Sequence[Any],
         columns: Sequence[str] | None = None,
         *,
         cycle_length: int = CYCLE,
@@ -360,7 +360,7 @@ class ParquetIterDataset(IterDataset):
     ) -> None:
         cycle_length = check_integer('cycle_length', cycle_length, 1)
         read_ahead = check_integer('read_ahead', read_ahead, 0)
-        data = ParquetDataSource(paths, columns, read_ahead)
+        data = ParquetDataSource(path, columns, read_ahead)
         rows = ParquetRows(data, min(cycle_length, len(data.paths)), read_ahead, read_options)
         super().__init__(ReadRows(rows, read_options or ReadOptions(), on_error=on_error))
 

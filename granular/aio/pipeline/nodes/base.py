@@ -18,9 +18,9 @@ from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
-from granular.errors import InvalidArgumentError
-from granular.indexing import Ints, check_integer
-from granular.shuffle import Blocks, Order
+from granular.errors import InvalidArgumentError, OutOfRangeError
+from granular.indexing import Ints, Seed, check_integer
+from granular.shuffle import MAX_SEED, Blocks, Order, permute
 
 ENDLESS: Final = sys.maxsize
 """The length of an infinitely repeated dataset."""
@@ -171,10 +171,33 @@ class Repeat(IndexNode):
         return f'repeat({self._epochs if self._reseed else f"{self._epochs}, reseed_each_epoch=False"})'
 
 
+class WindowShuffle(IndexNode):
+    """The datapoints of the source, shuffled within windows; the last window of an epoch may be smaller."""
+
+    def __init__(self, parent: Source, size: int, seed: int) -> None:
+        super().__init__(parent)
+        self._size, self._seed = check_integer('window_size', size, 1), seed
+
+    def _lookup(self, indices: Ints) -> Ints:
+        length, size = len(self), self._size
+        epochs, positions = np.divmod(indices, max(1, length))
+        windows, places = np.divmod(positions, size)
+        numbers = windows + epochs * -(-length // size)
+        out = indices - places
+        for number in np.unique(numbers).tolist():
+            mask = numbers == number
+            window = min(size, length - int(windows[mask][0]) * size)
+            out[mask] += permute(places[mask], window, (self._seed + number) % (MAX_SEED + 1))
+        return out
+
+    def describe(self) -> str:
+        return f'window_shuffle({self._size}, seed={self._seed})'
+
+
 class Seeded(IndexNode):
     """A node that sets the default seed for random operations after it."""
 
-    def __init__(self, parent: Source, seed: int) -> None:
+    def __init__(self, parent: Source, seed: Seed) -> None:
         super().__init__(parent)
         self.declared_seed = seed
 
@@ -297,7 +320,12 @@ class Selection(SourceChoice):
 
     def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
         pairs = np.array([self._chooser(index) for index in indices.tolist()], np.int64).reshape(-1, 2)
-        return pairs[:, 0], pairs[:, 1]
+        owners = pairs[:, 0]
+        for i in np.flatnonzero((owners < 0) | (owners >= len(self.parents))).tolist():
+            raise OutOfRangeError(
+                f'the selection map chooses dataset {owners[i]} at index {indices[i]}: there are {len(self.parents)}'
+            )
+        return owners, pairs[:, 1]
 
     def describe(self) -> str:
         return f'select from {len(self.parents)}'
@@ -327,7 +355,7 @@ def default_seed(parents: Sequence[Any]) -> int | None:
 
     Uses the nearest ``seed`` on each path upstream, and its distance. Returns None if there is no such node.
     """
-    words: list[int] = []
+    words: list[Seed] = []
     level, depth = list(parents), 1
     while level:
         seeds = [getattr(node, 'declared_seed', None) for node in level]

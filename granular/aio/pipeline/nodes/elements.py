@@ -1,6 +1,7 @@
 """Nodes that transform datapoints: a chain of them fetches from its source once and runs in one thread-pool task."""
 
 import abc
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -10,10 +11,17 @@ from numpy.typing import ArrayLike
 
 from granular.aio.execution.failures import Failure
 from granular.aio.pipeline.nodes.source import Node, Source, estimate_nbytes, map_in_threads, timed
-from granular.aio.pipeline.transforms import FilterTransform, MapTransform, MapWithIndexTransform, RandomMapTransform
+from granular.aio.pipeline.transforms import (
+    FilterTransform,
+    FlatMapTransform,
+    MapTransform,
+    MapWithIndexTransform,
+    RandomMapTransform,
+)
 from granular.aio.runtime.threads import offload
+from granular.aio.runtime.user_functions import call_user
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
-from granular.indexing import check_integer
+from granular.indexing import Seed, check_integer, check_seed
 
 _IN_PLACE: Final = 1 << 18  # bytes; smaller batches are stacked on the event loop
 _NUMBERS: Final = (  # types for which np.array gives the result of np.stack in a tenth of the time
@@ -73,11 +81,11 @@ class RandomMap(Element):
     """``fn(datapoint, generator)``, with the random numbers of Google Grain, which depend only on seed and index."""
 
     def __init__(
-        self, parent: Source, fn: RandomMapTransform | Callable[[Any, np.random.Generator], Any], seed: int
+        self, parent: Source, fn: RandomMapTransform | Callable[[Any, np.random.Generator], Any], seed: Seed
     ) -> None:
         super().__init__(parent)
         self._fn = method_of(fn, 'random_map')
-        self._seed = int(seed)
+        self._seed = check_seed(seed)
         self._key = np.random.Philox(self._seed).state['state']['key']
 
     def _call(self, datapoint: Any, index: int) -> Any:
@@ -107,6 +115,63 @@ class Filter(Element):
 
     def describe(self) -> str:
         return f'filter({name_of(self._fn)})'
+
+
+class FlatMap(Node):
+    """A fixed number of datapoints for each one: those that ``fn(datapoint)`` returns, and None for the rest."""
+
+    def __init__(self, parent: Source, fn: FlatMapTransform | Callable[[Any], Sequence[Any]], max_fan_out: int) -> None:
+        super().__init__(parent)
+        self._fn, self._fan_out = method_of(fn, 'flat_map'), check_integer('max_fan_out', max_fan_out, 1)
+        self.sparse = True
+
+    def __len__(self) -> int:
+        return min(sys.maxsize, self._fan_out * len(self.parents[0]))
+
+    async def fetch(self, indices: ArrayLike) -> list[Any]:
+        steps, places = np.divmod(np.asarray(indices, np.int64), self._fan_out)
+        unique, inverse = np.unique(steps, return_inverse=True)
+        datapoints = await self.parents[0].fetch(unique)
+        parts = await map_in_threads([timed(self, self._call)], datapoints, 'splitting', unique.tolist())
+        return [_part(parts[i], place) for i, place in zip(inverse.tolist(), places.tolist(), strict=True)]
+
+    def _call(self, datapoint: Any, index: int) -> Any:
+        parts = list(self._fn(datapoint))
+        if len(parts) > self._fan_out:
+            raise DatapointError(
+                f'{self.describe()}: expected at most {self._fan_out} elements for the datapoint at index {index}, '
+                f'got {len(parts)}: raise max_fan_out'
+            )
+        return parts
+
+    def describe(self) -> str:
+        return f'flat_map({name_of(self._fn)}, max_fan_out={self._fan_out})'
+
+
+def _part(parts: Any, place: int) -> Any:
+    if type(parts) is Failure:
+        return None if place else parts
+    return parts[place] if parts is not None and place < len(parts) else None
+
+
+class Computed(Node):
+    """The datapoints that an indexable object computes, which reads its sources itself."""
+
+    def __init__(self, parents: Sequence[Source], dataset: Any, length: Callable[[], int] | None) -> None:
+        super().__init__(*parents)
+        self._dataset, self._measure = dataset, length
+        self.endless = False
+
+    def __len__(self) -> int:
+        return len(self.parents[0]) if self._measure is None else call_user(self._measure)
+
+    async def fetch(self, indices: ArrayLike) -> list[Any]:
+        steps = np.asarray(indices).tolist()
+        calls = [timed(self, lambda _, step: self._dataset[step])]
+        return await map_in_threads(calls, [...] * len(steps), 'computing', steps)
+
+    def describe(self) -> str:
+        return type(self._dataset).__qualname__.replace('<locals>.', '')
 
 
 class Select(Element):
@@ -181,10 +246,20 @@ class Batch(Node):
 def stack(datapoints: Sequence[Any]) -> Any:
     """Stack datapoints of one structure (dicts, tuples, lists of arrays and numbers), each leaf along a new first axis.
 
-    Bytes become an array of objects, because numpy's bytes dtype drops trailing zeros.
+    Bytes become an array of objects, because numpy's bytes dtype drops trailing zeros. A leaf that is None in every
+    datapoint stays None.
 
     Raises:
       DatapointError: if structures or shapes differ.
+    """
+    return combine(datapoints, _stack_leaves)
+
+
+def combine(datapoints: Sequence[Any], combine_leaves: Callable[[Sequence[Any]], Any]) -> Any:
+    """Combine datapoints of one structure: the result has this structure, with a function's result for each leaf.
+
+    Raises:
+      DatapointError: if structures differ.
     """
     first = datapoints[0]
     if isinstance(first, Mapping):
@@ -192,13 +267,18 @@ def stack(datapoints: Sequence[Any]) -> Any:
         for i, datapoint in enumerate(datapoints):
             if not isinstance(datapoint, Mapping) or datapoint.keys() != keys:
                 raise DatapointError(f'datapoint {i} of a batch is {_outline(datapoint)}, the first {_outline(first)}')
-        return {key: _stacked(key, [datapoint[key] for datapoint in datapoints]) for key in keys}
+        return {key: _combined(key, [datapoint[key] for datapoint in datapoints], combine_leaves) for key in keys}
     if isinstance(first, tuple | list):
         for i, datapoint in enumerate(datapoints):
             if type(datapoint) is not type(first) or len(datapoint) != len(first):
                 raise DatapointError(f'datapoint {i} of a batch is {_outline(datapoint)}, the first {_outline(first)}')
-        parts = [_stacked(i, [datapoint[i] for datapoint in datapoints]) for i in range(len(first))]
+        parts = [_combined(i, [datapoint[i] for datapoint in datapoints], combine_leaves) for i in range(len(first))]
         return type(first)(*parts) if hasattr(first, '_fields') else type(first)(parts)
+    return combine_leaves(datapoints)
+
+
+def _stack_leaves(datapoints: Sequence[Any]) -> Any:
+    first = datapoints[0]
     if isinstance(first, bytes | bytearray):
         out = np.empty(len(datapoints), object)
         out[:] = datapoints
@@ -213,9 +293,47 @@ def stack(datapoints: Sequence[Any]) -> Any:
         ) from None
 
 
-def _stacked(key: Any, datapoints: list[Any]) -> Any:
+def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0) -> Any:
+    """Stack elements to a batch of a fixed size, padded at its end: a ``batch_fn`` that keeps a smaller last batch.
+
+    ::
+
+        import functools
+
+        pad = functools.partial(granular.batch_and_pad, batch_size=64)
+        batches = dataset.batch(64, batch_fn=pad)
+
+    Args:
+      values: the elements, at most ``batch_size``.
+      batch_size: rows of the batch.
+      pad_value: value of the rows after those of the elements, in each array.
+
+    Raises:
+      DatapointError: if there are too many elements, their structures or shapes differ, or a number does not fit into
+        the dtype of an array.
+    """
+    batch_size = check_integer('batch_size', batch_size, 1)
+    if not 0 < len(values) <= batch_size:
+        raise DatapointError(f'batch_and_pad: cannot combine {len(values)} elements into a batch of {batch_size}')
+
+    def pad(leaves: Sequence[Any]) -> Any:
+        rows = _stack_leaves(leaves)
+        padding = np.empty((batch_size - len(rows), *rows.shape[1:]), rows.dtype)
+        if padding.size:
+            with np.errstate(all='ignore'):
+                padding[:] = np.asarray(pad_value).astype(rows.dtype)
+            if rows.dtype.kind in 'biuf' and padding.flat[0] != pad_value and pad_value == pad_value:  # noqa: PLR0124
+                raise DatapointError(f'the padding {pad_value!r:.100} does not fit into {rows.dtype}')
+        return np.concatenate([rows, padding])
+
+    return combine(values, pad)
+
+
+def _combined(key: Any, datapoints: list[Any], combine_leaves: Callable[[Sequence[Any]], Any]) -> Any:
+    if datapoints[0] is None and all(datapoint is None for datapoint in datapoints):
+        return None
     try:
-        return stack(datapoints)
+        return combine(datapoints, combine_leaves)
     except DatapointError as error:
         raise DatapointError(f'{key!r}: {error}') from None
 

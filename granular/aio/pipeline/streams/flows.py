@@ -1,19 +1,23 @@
 """Stages of streams that depend on earlier elements: batches, windows, mixtures and buffers."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.describe import check_fingerprint
 from granular.aio.pipeline.nodes.base import turns
-from granular.aio.pipeline.nodes.elements import generator, stack, stacked
+from granular.aio.pipeline.nodes.elements import combine, generator, stack, stacked
+from granular.aio.pipeline.streams.filtered import FilterCheck
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import end_tasks
 from granular.aio.runtime.threads import offload
-from granular.errors import ClosedError
+from granular.aio.runtime.user_functions import call_user
+from granular.errors import ClosedError, DatapointError, InvalidArgumentError, StateError
+from granular.indexing import Seed
 from granular.shuffle import permute
 
 
@@ -22,9 +26,12 @@ class Applying(Flow):
 
     calls_functions = True
 
-    def __init__(self, parent: Flow, name: str, fn: Callable[..., Any], seed: int | None) -> None:
+    def __init__(
+        self, parent: Flow, name: str, fn: Callable[..., Any], seed: Seed | None, check: FilterCheck | None
+    ) -> None:
         self.parents = (parent,)
         self._parent, self._name, self._fn, self._count = parent, name, fn, 0
+        self._check = check
         self._key = None if seed is None else np.random.Philox(seed).state['state']['key']
 
     async def next(self) -> Any:
@@ -36,7 +43,10 @@ class Applying(Flow):
             if element is None:
                 return None
             if self._name == 'filter':
-                if await offload(self._fn, element):
+                kept = await offload(self._fn, element)
+                if self._check is not None:
+                    self._check.count(not kept)
+                if kept:
                     return element
             elif self._name == 'map_with_index':
                 return await offload(self._fn, index, element)
@@ -160,6 +170,199 @@ class WindowShuffling(Flow):
         self._window, self._number, self._skipped = [], state['window'], state['place']
 
 
+class Rebatching(Flow):
+    """Batches of another size, cut out of the batches of a stream."""
+
+    def __init__(self, parents: Sequence[Flow], size: int, drop: bool) -> None:
+        self.parents = tuple(parents)
+        self._parent, self._size, self._drop = parents[0], size, drop
+        self._batch: Any = None  # None until it is read again, after a state was restored
+        self._rows = 0  # of this batch
+        self._next_row = 0
+        self._before = self._parent.state()
+
+    async def next(self) -> Any:
+        parts: list[Any] = []
+        missing = self._size
+        while missing:
+            if self._batch is None or self._next_row >= self._rows:
+                before = self._parent.state()
+                batch = await self._parent.next()
+                if batch is END:
+                    break
+                rows = _rows_of(batch)
+                if self._batch is not None:
+                    self._next_row = 0
+                self._batch, self._rows, self._before = batch, rows, before
+            stop = min(self._rows, self._next_row + missing)
+            if stop > self._next_row:
+                part = slice(self._next_row, stop)
+                parts.append(_cut(self._batch, part))
+                missing -= stop - self._next_row
+                self._next_row = stop
+        if not parts or (missing and self._drop):
+            return END
+        return parts[0] if len(parts) == 1 else await stacked(_concatenate, parts)
+
+    def state(self) -> Any:
+        if self._batch is not None and self._next_row >= self._rows:
+            return {'parent': self._parent.state(), 'place': 0}
+        return {'parent': self._before, 'place': self._next_row}
+
+    async def restore(self, state: Any) -> None:
+        await self._parent.restore(state['parent'])
+        self._before, self._next_row, self._batch = state['parent'], state['place'], None
+
+
+def _rows_of(batch: Any) -> int:
+    """Return the number of rows of a batch."""
+    rows: set[int] = set()
+
+    def count(leaves: Sequence[Any]) -> None:
+        if not np.ndim(leaves[0]) or not hasattr(leaves[0], '__getitem__'):
+            raise DatapointError(f'rebatch: expected a batch of arrays, got a {type(leaves[0]).__name__}')
+        rows.add(len(leaves[0]))
+
+    combine([batch], count)
+    if len(rows) != 1:
+        raise DatapointError(f'rebatch: expected arrays of one length in a batch, got {sorted(rows)}')
+    return rows.pop()
+
+
+def _cut(batch: Any, part: slice) -> Any:
+    return combine([batch], lambda leaves: leaves[0][part])
+
+
+def _concatenate(parts: Sequence[Any]) -> Any:
+    return combine(parts, _concatenate_leaves)
+
+
+def _concatenate_leaves(leaves: Sequence[Any]) -> Any:
+    if len({leaf.shape[1:] for leaf in leaves}) > 1:
+        raise DatapointError(f'rebatch: expected rows of one shape, got {[leaf.shape[1:] for leaf in leaves]}')
+    return np.concatenate(leaves)
+
+
+class Repeating(Flow):
+    """The elements of a stream, again and again."""
+
+    def __init__(self, parents: Sequence[Flow], epochs: int | None) -> None:
+        self.parents = tuple(parents)
+        self._parent, self._epochs = parents[0], epochs
+        self._start = self._parent.state()
+        self._epoch, self._empty = 0, True  # True until this epoch has returned an element
+
+    async def next(self) -> Any:
+        while self._epochs is None or self._epoch < self._epochs:
+            element = await self._parent.next()
+            if element is not END:
+                self._empty = False
+                return element
+            if self._empty:
+                break
+            await self._parent.restore(self._start)
+            self._epoch, self._empty = self._epoch + 1, True
+        return END
+
+    def state(self) -> Any:
+        return {'parent': self._parent.state(), 'epoch': self._epoch, 'empty': self._empty}
+
+    async def restore(self, state: Any) -> None:
+        await self._parent.restore(state['parent'])
+        self._epoch, self._empty = state['epoch'], state['empty']
+
+
+class Limiting(Flow):
+    """The first elements of a stream."""
+
+    def __init__(self, parents: Sequence[Flow], limit: int) -> None:
+        self.parents = tuple(parents)
+        self._parent, self._limit, self._count = parents[0], limit, 0
+
+    async def next(self) -> Any:
+        if self._count >= self._limit:
+            return END
+        element = await self._parent.next()
+        self._count += element is not END
+        return element
+
+    def state(self) -> Any:
+        return {'parent': self._parent.state(), 'count': self._count}
+
+    async def restore(self, state: Any) -> None:
+        await self._parent.restore(state['parent'])
+        self._count = state['count']
+
+
+class Caching(Flow):
+    """The elements of a stream, kept in memory. The stream only ever moves on: its elements come once."""
+
+    def __init__(self, parents: Sequence[Flow]) -> None:
+        self.parents = tuple(parents)
+        self._parent = parents[0]
+        self._cached: list[Any] = []
+        self._complete = False
+        self._next_index = 0
+        self._after = self._parent.state()  # after the last cached element
+        self._astray = False  # True if the stream must go back there, because its next element failed
+
+    async def next(self) -> Any:
+        while self._next_index >= len(self._cached):
+            if self._complete:
+                return END
+            if self._astray:
+                await self._parent.restore(self._after)
+            self._astray = True
+            element = await self._parent.next()
+            self._after, self._astray = self._parent.state(), False
+            if element is END:
+                self._complete = True
+            else:
+                self._cached.append(element)
+        self._next_index += 1
+        return self._cached[self._next_index - 1]
+
+    def state(self) -> int:
+        return self._next_index
+
+    async def restore(self, state: Any) -> None:
+        if not isinstance(state, int) or state < 0:
+            raise StateError(f'expected the number of an element, got {state!r:.100}')
+        self._next_index = state
+
+
+class Zipping(Flow):
+    """Tuples of the elements of several streams."""
+
+    def __init__(self, parents: Sequence[Flow], strict: bool) -> None:
+        self.parents, self._strict, self._count = tuple(parents), strict, 0
+
+    async def next(self) -> Any:
+        elements: list[Any] = []
+        for parent in self.parents:
+            elements.append(await parent.next())
+            if elements[-1] is END and not self._strict:
+                return END
+        ended = [element is END for element in elements]
+        if all(ended):
+            return END
+        if any(ended):
+            raise DatapointError(
+                f'zip: stream {ended.index(True)} ended after {self._count} elements, and stream {ended.index(False)} '
+                f'did not: pass strict=False to end with the first'
+            )
+        self._count += 1
+        return tuple(elements)
+
+    def state(self) -> Any:
+        return {'parents': [parent.state() for parent in self.parents], 'count': self._count}
+
+    async def restore(self, state: Any) -> None:
+        for parent, parent_state in zip(self.parents, state['parents'], strict=True):
+            await parent.restore(parent_state)
+        self._count = state['count']
+
+
 class Mixing(Flow):
     """Elements of several streams in proportion to their weights, until one of them ends."""
 
@@ -182,6 +385,29 @@ class Mixing(Flow):
     async def restore(self, state: Any) -> None:
         for parent, parent_state in zip(self.parents, state['parents'], strict=True):
             await parent.restore(parent_state)
+        self._count, self._ended = state['count'], False
+
+
+class NamedMixing(Mixing):
+    """A mix whose streams are restored by name; one that a state does not name begins."""
+
+    def __init__(self, parents: Mapping[str, Flow], weights: Sequence[int], lines: Mapping[str, Sequence[str]]) -> None:
+        super().__init__(list(parents.values()), weights)
+        self._named, self._lines = parents, lines
+        self._starts = {name: parent.state() for name, parent in parents.items()}
+
+    def state(self) -> Any:
+        states = {
+            name: {'state': parent.state(), 'pipeline': list(self._lines[name])} for name, parent in self._named.items()
+        }
+        return {'parents': states, 'count': self._count}
+
+    async def restore(self, state: Any) -> None:
+        for name, parent in self._named.items():
+            saved = state['parents'].get(name)
+            if saved is not None:
+                check_fingerprint(saved['pipeline'], self._lines[name])
+            await parent.restore(self._starts[name] if saved is None else saved['state'])
         self._count, self._ended = state['count'], False
 
 
@@ -302,3 +528,29 @@ class _Raised:
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
+
+
+class Iterating(Flow):
+    """An iterator of the user's."""
+
+    calls_functions = True
+
+    def __init__(self, dataset: Any) -> None:
+        self._iterator = call_user(iter, dataset)
+        for name in ('get_state', 'set_state'):
+            if not callable(getattr(self._iterator, name, None)):
+                raise InvalidArgumentError(f'an iterator of {type(dataset).__name__} has no method {name}')
+
+    async def next(self) -> Any:
+        return await offload(next, self._iterator, END)
+
+    def state(self) -> Any:
+        return call_user(self._iterator.get_state)
+
+    async def restore(self, state: Any) -> None:
+        await offload(self._iterator.set_state, state)
+
+    async def aclose(self) -> None:
+        close = getattr(self._iterator, 'close', None)
+        if callable(close):
+            await offload(close)

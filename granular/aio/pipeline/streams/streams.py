@@ -7,29 +7,32 @@ processes.
 """
 
 import abc
+import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from granular.aio.execution.failures import Errors, Failure, OnError, outline
 from granular.aio.execution.prefetch import END, Prefetch
+from granular.aio.pipeline.describe import fingerprint
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.base import ENDLESS, Repeat, Slice, default_seed
 from granular.aio.pipeline.nodes.elements import Batch
 from granular.aio.pipeline.nodes.source import Source, estimate_nbytes
+from granular.aio.pipeline.streams.filtered import FilterCheck
 from granular.aio.pipeline.streams.flow import Flow
-from granular.aio.pipeline.streams.flows import Applying, Batching
-from granular.aio.pipeline.transforms import MultiprocessingOptions, ReadOptions, ShardOptions
+from granular.aio.pipeline.streams.flows import Applying, Batching, Iterating, NamedMixing
+from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ReadOptions, ShardOptions
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.errors import InvalidArgumentError, StateError
-from granular.indexing import check_integer
+from granular.indexing import Seed, check_integer
 
 if TYPE_CHECKING:
     from granular.aio.execution.workers import Workers
 
-_CHUNK: Final = 64  # datapoints per fetch, at first
+_CHUNK: Final = 64  # datapoints per fetch, unless they are small; the first fetches are of fewer
 _CHUNKS: Final = 8  # minimum number of chunks that the read-ahead is divided into
 _SMALL: Final = 1 << 18  # bytes; smaller chunks grow if loading them is quick and waits for nothing
 
@@ -43,7 +46,7 @@ class Stream(abc.ABC):
     """
 
     parents: tuple[Any, ...] = ()
-    declared_seed: int | None = None
+    declared_seed: Seed | None = None
 
     @abc.abstractmethod
     def flow(self) -> Flow:
@@ -62,10 +65,14 @@ class Stream(abc.ABC):
         share = dataclasses.replace(options, num_workers=max(1, options.num_workers // max(1, len(self.parents))))
         return self._over([parent.with_workers(share) for parent in self.parents])
 
+    def with_options(self, options: DatasetOptions) -> 'Stream':
+        """Return the same stream with options."""
+        return self._over([parent.with_options(options) for parent in self.parents])
+
     def _over(self, parents: Sequence[Any]) -> 'Stream':
-        copy = type(self).__new__(type(self))
-        copy.__dict__.update(self.__dict__, parents=tuple(parents))
-        return copy
+        stream = type(self).__new__(type(self))
+        stream.__dict__.update(self.__dict__, parents=tuple(parents))
+        return stream
 
     def sharded(self, part: ShardOptions) -> 'Stream':
         """Return a shard of the stream: every ``shard_count``-th element of all that it reads.
@@ -107,17 +114,18 @@ class Read(Stream):
         shard: ShardOptions | None = None,
         on_error: OnError = 'raise',
         workers: MultiprocessingOptions | None = None,
+        filters: DatasetOptions | None = None,
     ) -> None:
         self.parents = (source,)
         self.source, self.options, self.allow_nones = source, options, allow_nones
-        self.shard, self.workers = shard or ShardOptions(0, 1), workers
+        self.shard, self.workers, self.filters = shard or ShardOptions(0, 1), workers, filters or DatasetOptions()
         self.on_error = Errors(on_error).on_error  # validated here; each iteration counts its own errors
 
     def replaced(self, **changes: Any) -> 'Read':
         """Return a copy with some arguments changed."""
         arguments = {
             'source': self.source, 'options': self.options, 'allow_nones': self.allow_nones, 'shard': self.shard,
-            'on_error': self.on_error, 'workers': self.workers,
+            'on_error': self.on_error, 'workers': self.workers, 'filters': self.filters,
         }  # fmt: skip
         return type(self)(**{**arguments, **changes})
 
@@ -126,6 +134,9 @@ class Read(Stream):
 
     def with_workers(self, options: MultiprocessingOptions) -> Stream:
         return self.replaced(workers=options)
+
+    def with_options(self, options: DatasetOptions) -> Stream:
+        return self.replaced(filters=options)
 
     def sharded(self, part: ShardOptions) -> Stream:
         # Element k of shard s of n, taken within shard p of m, is element (k * n + s) * m + p of the source.
@@ -157,12 +168,11 @@ class _ChunkTask:
 
     captures = True
 
-    def __init__(self, source: Source, stride: int, count: int, stop: int) -> None:
-        self._source, self._stride, self.count, self._stop = source, stride, count, stop
+    def __init__(self, source: Source, stride: int) -> None:
+        self._source, self._stride = source, stride
 
-    async def make(self, position: int) -> list[Any]:
-        stop = min(self._stop, position + self._stride * self.count)
-        return await self._source.fetch(np.arange(position, stop, self._stride))
+    async def make(self, position: int, count: int) -> list[Any]:
+        return await self._source.fetch(np.arange(position, position + self._stride * count, self._stride))
 
 
 class Reading(Flow):
@@ -178,29 +188,30 @@ class Reading(Flow):
         length = len(read.source)
         self._stop = length // self._stride * self._stride if shard.drop_remainder else length
         weight = _weight(read.source)
-        self._chunk = max(1, min(chunk // weight, options.prefetch_buffer_size // _CHUNKS))
-        self._task = _ChunkTask(read.source, self._stride, self._chunk, self._stop)
+        self._most = max(1, options.prefetch_buffer_size // _CHUNKS)
+        chunk = max(1, min(chunk // weight, self._most))
+        task = _ChunkTask(read.source, self._stride)
         self._workers = None
         depth = _CHUNKS
-        # Worker processes received their task at start, so their chunks cannot grow.
-        self._most = max(self._chunk, options.prefetch_buffer_size // _CHUNKS) if read.workers is None else self._chunk
         if read.workers is not None and read.workers.num_workers:
             from granular.aio.execution.workers import Workers
 
-            self._workers = Workers(self._task, read.workers.num_workers, read.workers.start_method)
+            self._workers = Workers(task, read.workers.num_workers, read.workers.start_method)
             depth = max(depth, read.workers.num_workers * read.workers.per_worker_buffer_size)
-        make = self._task.make if self._workers is None else self._workers.make
+        make = task.make if self._workers is None else self._workers.make
         self.ahead: Prefetch[list[Any]] = Prefetch(
-            make, self._stride * self._chunk, self._chunk * weight, max(1, options.num_threads), 'granular-read', True
+            make, self._stride, weight, max(1, options.num_threads), 'granular-read', True
         )
-        self._depth = min(depth, -(-options.prefetch_buffer_size // self._chunk))
-        self.ahead.depth, self.ahead.stop = self._depth, self._stop
+        self._depth = min(depth, -(-options.prefetch_buffer_size // chunk))
+        self.ahead.depth, self.ahead.stop, self.ahead.most = self._depth, self._stop, chunk
         self._chunk_rest: list[Any] = []  # the elements of the chunk that are left, in reverse
         self._chunk_stop = 0  # position after the last element of the chunk in the source
         self._plain = False  # True if all elements of the chunk are returned as they are
-        self._sized = 0
+        self._largest = 1  # bytes of an element
         self.ahead.position = shard.shard_index
         self._elements, self._bytes = 0, 0  # elements include those that are left
+        drops = read.source.sparse and not read.allow_nones
+        self._check = FilterCheck(read.filters, _filters_of(read.source)) if drops else None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -226,6 +237,8 @@ class Reading(Flow):
                     rest.pop()
                     self._elements -= 1
                     continue
+            if self._check is not None:
+                self._check.count(element is None)
             rest.pop()
             if element is not None or self._read.allow_nones:
                 return element
@@ -238,30 +251,27 @@ class Reading(Flow):
         if chunk is END:
             return False
         kinds = set(map(type, chunk))
-        self._plain = Failure not in kinds and (type(None) not in kinds or self._read.allow_nones)
-        size = self._learn(chunk)
+        plain = Failure not in kinds and (type(None) not in kinds or self._read.allow_nones)
+        self._plain = plain and self._check is None
+        self._learn(chunk)
         self._elements += len(chunk)
         self._chunk_stop = position + len(chunk) * self._stride
         self._chunk_rest = chunk[::-1]
-        if self.ahead.cheap and size < _SMALL and self._chunk < self._most:
-            await self._widen()
         return bool(chunk)
 
-    async def _widen(self) -> None:
-        """Double the chunk size for small elements, because each fetch has the same overhead."""
-        self._chunk = min(self._most, 2 * self._chunk)
-        self._task.count, self._sized = self._chunk, 0
-        self.ahead.stride = self._stride * self._chunk
-        await self.ahead.seek(self.ahead.position)
-
-    def _learn(self, chunk: list[Any]) -> int:
-        """Limit the read-ahead to the memory setting. Returns the estimated size of the chunk in bytes."""
+    def _learn(self, chunk: list[Any]) -> None:
+        """Limit the read-ahead to the memory setting, and enlarge chunks of small elements."""
+        ahead, memory = self.ahead, self._read.options.memory
         size = estimate_nbytes(chunk)
         self._bytes += size
-        if size > self._sized:
-            self._sized = size
-            self.ahead.depth = max(1, min(self._depth, self._read.options.memory // size - 1))
-        return size
+        if ahead.cheap and size < _SMALL and ahead.most == len(chunk) < self._most:
+            ahead.most = min(self._most, 2 * ahead.most)  # each fetch has the same overhead
+        elif size <= self._largest * len(chunk):
+            return
+        self._largest = max(self._largest, size // len(chunk))
+        ahead.most = max(1, min(ahead.most, memory // (2 * self._largest)))
+        if self._depth:
+            ahead.depth = max(1, min(self._depth, memory // (self._largest * ahead.most) - 1))
 
     def bind(self, token: object) -> None:
         self.ahead.token = token
@@ -299,6 +309,16 @@ class Reading(Flow):
             await self._workers.aclose()
 
 
+def _filters_of(source: Source) -> str:
+    """Describe the stages of a source that drop elements."""
+    stages: list[str] = []
+    while source.parents:
+        if isinstance(source, elements.Filter | elements.FlatMap) or len(source.parents) > 1:
+            stages.append(source.describe())
+        source = source.parents[0]
+    return ', '.join(reversed(stages)) or 'the operations'
+
+
 def _weight(source: Source) -> int:
     """Return the number of datapoints per element of a source."""
     source_weight = max((_weight(parent) for parent in source.parents), default=1)
@@ -311,10 +331,11 @@ def _weight(source: Source) -> int:
 class Each(Stream):
     """An operation on single elements."""
 
-    def __init__(self, parent: Stream, name: str, transform: Any, seed: int | None = None) -> None:
+    def __init__(self, parent: Stream, name: str, transform: Any, seed: Seed | None = None) -> None:
         self.parents = (parent,)
         self.name, self.transform, self.seed = name, transform, seed
         self.method = elements.method_of(transform, name)
+        self.filters = DatasetOptions()
 
     def merged(self) -> Read | None:
         read: Read | None = self.parents[0].merged()
@@ -337,7 +358,13 @@ class Each(Stream):
         read = self.merged()
         if read is not None:
             return read.flow()
-        return Applying(self.parents[0].flow(), self.name, self.method, self.seed)
+        check = FilterCheck(self.filters, self.describe()) if self.name == 'filter' else None
+        return Applying(self.parents[0].flow(), self.name, self.method, self.seed, check)
+
+    def with_options(self, options: DatasetOptions) -> Stream:
+        stream = super().with_options(options)
+        stream.__dict__['filters'] = options
+        return stream
 
     def describe(self) -> str:
         return f'{self.name}({elements.name_of(self.method)}{"" if self.seed is None else f", seed={self.seed}"})'
@@ -364,7 +391,7 @@ class BatchOf(Stream):
 class SeededStream(Stream):
     """A stage that sets the default seed for later random operations."""
 
-    def __init__(self, parent: Stream, seed: int) -> None:
+    def __init__(self, parent: Stream, seed: Seed) -> None:
         self.parents, self.declared_seed = (parent,), seed
 
     def merged(self) -> Read | None:
@@ -391,3 +418,49 @@ class Staged(Stream):
 
     def describe(self) -> str:
         return self._description
+
+
+class NamedMix(Stream):
+    """A mix of streams that have names. Its state fits other streams and weights."""
+
+    named = True
+
+    def __init__(self, parents: Mapping[str, Stream], weights: Sequence[int]) -> None:
+        self.parents, self._names, self._weights = tuple(parents.values()), tuple(parents), tuple(weights)
+
+    def flow(self) -> Flow:
+        named = dict(zip(self._names, self.parents, strict=True))
+        lines = {name: fingerprint(parent) for name, parent in named.items()}
+        return NamedMixing({name: parent.flow() for name, parent in named.items()}, self._weights, lines)
+
+    def describe(self) -> str:
+        weights = ', '.join(f'{name}: {weight}' for name, weight in zip(self._names, self._weights, strict=True))
+        return f'mix of {{{weights}}}'
+
+
+class Iterated(Stream):
+    """The elements of an iterable of the user's, whose iterators have ``get_state`` and ``set_state``."""
+
+    def __init__(self, dataset: Any, parents: Sequence[Stream]) -> None:
+        self.parents, self._dataset = tuple(parents), dataset
+
+    def _over(self, parents: Sequence[Any]) -> Stream:
+        # Its iterators read ``_parents`` of the dataset.
+        dataset = copy.copy(self._dataset)
+        dataset._parents = tuple(
+            type(parent)._of(stream) for parent, stream in zip(dataset._parents, parents, strict=True)
+        )
+        dataset._stream = Iterated(dataset, parents)
+        return dataset._stream  # type: ignore[no-any-return]
+
+    def sharded(self, part: ShardOptions) -> Stream:
+        raise InvalidArgumentError(f'{self.describe()} cannot be divided into {part.shard_count} shards')
+
+    def at_epoch(self, epoch: int) -> Stream:
+        raise InvalidArgumentError(f'{self.describe()} has no epoch {epoch}')
+
+    def flow(self) -> Flow:
+        return Iterating(self._dataset)
+
+    def describe(self) -> str:
+        return type(self._dataset).__qualname__.replace('<locals>.', '')

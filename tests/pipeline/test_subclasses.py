@@ -1,0 +1,138 @@
+"""Subclasses of MapDataset, IterDataset and DatasetIterator: classes of programs for Grain, over ours."""
+
+import json
+
+import pytest
+
+import granular
+from granular import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, ShardOptions
+from granular.errors import InvalidArgumentError
+
+# The classes of this text are made here and with Grain; `B` is the package.
+CLASSES = """
+class Pairs(B.MapDataset):
+    def __init__(self, parent, gap):
+        super().__init__(parent)
+        self._gap = gap
+
+    def __len__(self):
+        return len(self._parent) - self._gap
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return self.slice(index)
+        return self._parent[index] * 100 + self._parent[index + self._gap]
+
+
+class Sum(B.MapDataset):
+    def __len__(self):
+        return len(self._parents[0])
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return self.slice(index)
+        return sum(parent[index] for parent in self._parents)
+
+
+class SumsIterator(B.DatasetIterator):
+    def __init__(self, parent):
+        super().__init__(parent)
+        self._sum = 0
+
+    def __next__(self):
+        self._sum += next(self._parent)
+        return self._sum
+
+    def get_state(self):
+        return {'parent': self._parent.get_state(), 'sum': self._sum}
+
+    def set_state(self, state):
+        self._parent.set_state(state['parent'])
+        self._sum = state['sum']
+
+
+class Sums(B.IterDataset):
+    def __iter__(self):
+        return SumsIterator(self._parent.__iter__())
+"""
+
+SAME = [
+    'list(Pairs(B.MapDataset.range(9), 2))',
+    'list(Pairs(B.MapDataset.range(9).seed(3).shuffle(), 2).shuffle().map(lambda x: x + 1).batch(2))',
+    'list(Pairs(Pairs(B.MapDataset.range(9), 2), 1)[1:5].repeat(2))',
+    'list(Sum([B.MapDataset.range(5), B.MapDataset.range(5).shuffle(seed=2)]).to_iter_dataset().batch(2))',
+    'list(Sums(B.MapDataset.range(9).to_iter_dataset()))',
+    'list(Sums(Sums(B.MapDataset.range(9).shuffle(seed=1).to_iter_dataset()).map(lambda x: x + 1)).batch(2))',
+    'list(B.IterDataset.mix([Sums(B.MapDataset.range(9).to_iter_dataset()), B.MapDataset.range(5).to_iter_dataset()]))',
+]
+
+classes = {'B': granular}
+exec(CLASSES, classes)
+Sums = classes['Sums']
+
+
+def test_elements_equal_those_of_grain(grain):
+    script = f"""
+B = grain
+{CLASSES}
+def plain(x): return x.tolist() if hasattr(x, 'tolist') else x
+print(json.dumps([[plain(x) for x in eval(text)] for text in json.loads(sys.argv[1])]))
+"""
+    for text, expected in zip(SAME, grain.run(script, json.dumps(SAME)), strict=True):
+        assert [x.tolist() if hasattr(x, 'tolist') else x for x in eval(text, classes)] == expected, text
+
+
+def test_states_are_exact():
+    stream = Sums(MapDataset.range(7).to_iter_dataset()).map(lambda x: -x).filter(lambda x: x % 2)
+    with iter(stream) as iterator:
+        states, expected = [iterator.get_state()], []
+        for element in iterator:
+            expected.append(element)
+            states.append(json.loads(json.dumps(iterator.get_state())))
+        for at, state in enumerate(states):
+            iterator.set_state(state)
+            assert list(iterator) == expected[at:]
+    with iter(Sums(MapDataset.range(7).to_iter_dataset())) as iterator:
+        next(iterator)
+        assert iterator.state_dict() == iterator.get_state()
+        assert iterator.stats()['elements'] == 1
+        assert iterator.errors == []
+
+
+async def test_async_iteration():
+    stream = Sums(MapDataset.range(4).to_iter_dataset()).batch(2)
+    async with aiter(stream) as iterator:
+        assert [batch.tolist() async for batch in iterator] == [[0, 1], [3, 6]]
+
+
+@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+def test_parents_run_in_workers():
+    stream = Sums(MapDataset.range(5).to_iter_dataset()).map(lambda x: x + 1)
+    with iter(stream.mp_prefetch(MultiprocessingOptions(1, start_method='fork'))) as iterator:
+        assert list(iterator) == [1, 2, 4, 7, 11]
+
+
+def test_what_cannot_work_is_refused():
+    class NoState(IterDataset):
+        def __iter__(self):
+            return iter([1])
+
+    class Incomplete(DatasetIterator):
+        def __next__(self):
+            return 1
+
+    class NoLength(MapDataset):
+        def __getitem__(self, index):
+            return index
+
+    stream = MapDataset.range(3).to_iter_dataset()
+    for make, message in (
+        (lambda: MapDataset([1, 2]), 'use MapDataset.source'),
+        (lambda: IterDataset(stream), 'use MapDataset.to_iter_dataset'),
+        (lambda: list(NoState(stream).batch(2)), 'an iterator of NoState has no method get_state'),
+        (lambda: Incomplete(iter(stream)), 'Incomplete does not override get_state'),
+        (NoLength, 'NoLength has no parents: define __len__'),
+        (lambda: Sums(stream)._stream.sharded(ShardOptions(0, 2)), 'Sums cannot be divided into 2 shards'),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            make()
