@@ -1,12 +1,14 @@
 """The blocking iterator over a stream."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.iterator import CursorHandle
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.user_functions import computing
+
+_computing: Final = computing.get
 
 
 class DatasetIterator(CursorHandle, Iterator[Any]):
@@ -24,7 +26,7 @@ class DatasetIterator(CursorHandle, Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        if not computing.get():  # otherwise a function may be using the iterator that calls it
+        if not _computing():  # otherwise a function may be using the iterator that calls it
             for element in self._cursor.page:
                 return element
         element, *_ = run(self._cursor.take(), self._cursor.take_back)
