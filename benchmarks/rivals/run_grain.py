@@ -1,4 +1,4 @@
-"""Grain with ArrayRecord on the local disk: the data source's bulk read, and a pipeline's iteration."""
+"""Grain on the local disk: ArrayRecord's bulk read, a pipeline's iteration, and the rows of a Parquet file."""
 
 import json
 import os
@@ -7,12 +7,13 @@ import sys
 import time
 
 import numpy as np
-from array_record.python.array_record_module import ArrayRecordWriter
 
 job = json.loads(pathlib.Path(sys.argv[2]).read_text())
 
 
 def write():
+    from array_record.python.array_record_module import ArrayRecordWriter
+
     os.makedirs(job['folder'], exist_ok=True)
     writer = ArrayRecordWriter(f'{job["folder"]}/data.array_record', 'group_size:1,uncompressed')
     block = np.random.default_rng(0).bytes(16 << 20)
@@ -70,5 +71,18 @@ def overhead():
     os._exit(0)
 
 
+def parquet():
+    import grain
+
+    items = iter(grain.experimental.ParquetIterDataset(job['path']))
+    for _ in range(job['warm']):
+        next(items)
+    started = time.perf_counter()
+    for _ in range(job['count']):
+        next(items)
+    print(json.dumps({'rate': job['count'] / (time.perf_counter() - started)}), flush=True)
+    os._exit(0)
+
+
 if __name__ == '__main__':
-    {'write': write, 'read': read, 'overhead': overhead}[sys.argv[1]]()
+    {'write': write, 'read': read, 'overhead': overhead, 'parquet': parquet}[sys.argv[1]]()

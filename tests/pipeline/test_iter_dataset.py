@@ -1,7 +1,9 @@
 """IterDataset: elements and order of Grain, and states that are exact between any two elements."""
 
 import asyncio
+import concurrent.futures
 import functools
+import itertools
 import json
 import threading
 import time
@@ -341,6 +343,37 @@ async def test_async_api():
     await asyncio.gather(task, return_exceptions=True)
     assert [element async for element in iterator] == list(dataset)
     await iterator.aclose()
+
+
+def test_threads_share_an_iterator():
+    with iter(MapDataset.range(5000).to_iter_dataset()) as iterator:
+        barrier = threading.Barrier(4, timeout=20)
+
+        def take(_):
+            barrier.wait()
+            return list(iterator)
+
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            parts = list(pool.map(take, range(4)))
+        assert sorted(itertools.chain(*parts)) == list(range(5000))
+        assert all(part == sorted(part) for part in parts)
+        stats = iterator.stats()
+        assert stats['elements'] == stats['read'] == 5000
+
+
+def test_elements_are_counted_when_they_are_taken():
+    with iter(MapDataset.range(300).to_iter_dataset()) as iterator:
+        for count in (1, 10, 70):
+            while iterator.stats()['elements'] < count:
+                next(iterator)
+            stats = iterator.stats()
+            assert stats['elements'] == stats['read'] == iterator.get_state()['state'] == count
+        iterator.set_state({'state': 10})
+        assert list(itertools.islice(iterator, 3)) == [10, 11, 12]
+        assert iterator.stats()['elements'] == 73
+        iterator.close()
+        with pytest.raises(ClosedError):
+            next(iterator)
 
 
 def test_packing_names_elements_that_are_too_long():

@@ -226,3 +226,16 @@ def test_forked_child_does_not_stop_the_workers_of_its_parent():
         assert run_in_child(leave) == 0
         result += list(iterator)
     assert result == [np.sqrt(i) for i in range(600)]
+
+
+def test_forked_child_does_not_take_elements_that_are_ready():
+    with iter(MapDataset.range(600).to_iter_dataset()) as iterator:
+        result = [next(iterator) for _ in range(5)]
+
+        def take():
+            with pytest.raises(granular.GranularError, match='forked'):
+                next(iterator)
+            return True
+
+        assert run_in_child(take) == 0
+        assert [*result, *iterator] == list(range(600))

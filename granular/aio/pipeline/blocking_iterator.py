@@ -1,7 +1,7 @@
 """The blocking iterator over a stream."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.iterator import CursorHandle
@@ -9,6 +9,8 @@ from granular.aio.pipeline.streams.streams import Stream
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.user_functions import computing
 from granular.errors import InvalidArgumentError
+
+_computing: Final = computing.get
 
 
 class DatasetIterator(CursorHandle, Iterator[Any]):
@@ -46,7 +48,7 @@ class DatasetIterator(CursorHandle, Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        if not computing.get():  # otherwise a function may be using the iterator that calls it
+        if not _computing():  # otherwise a function may be using the iterator that calls it
             for element in self._cursor.page:
                 return element
         element, *_ = run(self._cursor.take(), self._cursor.take_back)

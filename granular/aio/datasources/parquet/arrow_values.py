@@ -44,7 +44,8 @@ def values_of(column: Any) -> list[Any]:
         return _lists(column, limits, column.values)
     if column.null_count and types.is_integer(kind):
         return _masked(column, list(column.fill_null(0).to_numpy(zero_copy_only=False)))
-    return list(column.to_numpy(zero_copy_only=False))
+    values = column.to_numpy(zero_copy_only=False)
+    return values.tolist() if values.dtype == object else list(values)  # numbers stay numpy scalars
 
 
 def _limits(offsets: Any) -> list[tuple[int, int]]:

@@ -239,7 +239,7 @@ class ParquetDataSource(Sampling):
             return convert(len(positions), {name: [] for name in names})
         cache = await self._caches.get()
         owners = self._groups_of(positions)
-        groups = np.unique(owners).tolist()
+        groups = distinct(owners)
         keys = [(group, name) for group in groups for name in names]
         if damaged := cache.damaged.keys() & set(keys):
             raise CorruptError(cache.damaged[min(damaged)])
@@ -310,20 +310,26 @@ class ParquetDataSource(Sampling):
         pa = import_extra('pyarrow', 'parquet')
         values: Values = {}
         for group in groups:
-            targets = np.flatnonzero(owners == group)
+            targets = np.flatnonzero(owners == group) if len(groups) > 1 else slice(None)
             rows = positions[targets] - (int(self._stops[group - 1]) if group else 0)
             consecutive = len(rows) == 1 or bool((np.diff(rows) == 1).all())
             for name in names:
                 column = columns[group, name]
                 part = column.slice(int(rows[0]), len(rows)) if consecutive else column.take(pa.array(rows))
                 group_values = values_of(part)
-                if len(groups) == 1:
+                if isinstance(targets, slice):
                     values[name] = group_values
                     continue
                 column_values = values.setdefault(name, [None] * len(positions))
                 for target, value in zip(targets.tolist(), group_values, strict=True):
                     column_values[target] = value
         return values
+
+
+def distinct(groups: Ints) -> list[int]:
+    """Return the different row groups of rows, in order."""
+    changes = groups[np.flatnonzero(np.diff(groups, prepend=-1))]  # few for rows in order: np.unique hashes each value
+    return [int(group) for group in np.unique(changes)]
 
 
 def _columns(count: int, values: Values) -> Values:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from granular.aio.datasources.parquet.interleave import Interleaved
-from granular.aio.datasources.parquet.source import ParquetDataSource
+from granular.aio.datasources.parquet.source import ParquetDataSource, distinct
 from granular.aio.execution.failures import Failure, OnError
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.iter_dataset import IterDataset
@@ -25,7 +25,9 @@ from granular.indexing import Ints, check_integer
 
 CYCLE: Final = 16
 READ_AHEAD: Final = 64 * MiB
-_MAX_ROWS: Final = 2048  # limit on the rows of one fetch
+_MAX_ROWS: Final = 4096  # limit on the rows of one fetch
+_CHUNK_BYTES: Final = 2 * MiB  # estimated bytes of the rows of one fetch
+_VALUE: Final = 64  # bytes of a small value and its entry in a row
 _MAX_GROUPS: Final = 256  # limit on the row groups prefetched, however small they are
 
 
@@ -52,7 +54,7 @@ class ParquetRows(Source):
       data: the files.
       cycle: number of files that are read at a time.
       read_ahead: bytes of row groups to prefetch, by the sizes in the footers; at least one row group is prefetched.
-      options: number of rows to prepare ahead; by default some MiB of rows.
+      options: number of rows to prepare ahead; by default about 16 MiB of rows.
     """
 
     def __init__(
@@ -90,10 +92,12 @@ class ParquetRows(Source):
 
     def chunk(self) -> int:
         """Return the number of rows to fetch at once: many if they are small, as a fetch has a fixed cost by column."""
-        rows = next((footer.stops[0] for footer in self.data._footers if len(footer.stops)), 0)
-        if not rows:
+        group = next((i for i, stop in enumerate(self.data._stops) if stop), None)
+        if group is None:
             return _MAX_ROWS
-        return max(1, min(_MAX_ROWS, MiB * int(rows) // max(1, self.data._weight(0, self.data.columns))))
+        columns = self.data.columns
+        row_bytes = self.data._weight(group, columns) // int(self.data._stops[group]) + _VALUE * len(columns)
+        return max(1, min(_MAX_ROWS, _CHUNK_BYTES // max(1, row_bytes)))
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         layout = await self.open()
@@ -102,15 +106,16 @@ class ParquetRows(Source):
             return []
         files, rows = layout.order.lookup(steps)
         positions = layout.firsts[files] + rows
-        groups = np.unique(self.data._groups_of(positions)).tolist()
+        groups = distinct(self.data._groups_of(positions))
         if groups != self._current:
             self._current = groups
             wanted = await offload(self._plan, layout, groups, int(steps[-1]))
             await self.data._expect(wanted, self.data.columns)
         values = await self._source.fetch(positions)
-        for step, value in zip(steps.tolist(), values, strict=True):
-            if type(value) is Failure:
-                value.step = step
+        if Failure in set(map(type, values)):
+            for step, value in zip(steps.tolist(), values, strict=True):
+                if type(value) is Failure:
+                    value.step = step
         return values
 
     def _plan(self, layout: _FileLayout, groups: list[int], step: int) -> list[int]:
@@ -342,7 +347,7 @@ class ParquetIterDataset(IterDataset):
       columns: the names of the columns to read, in the order wanted; all by default.
       cycle_length: number of files that are read at a time.
       read_ahead: bytes of row groups to prefetch, by the sizes in the footers; at least one row group is prefetched.
-      read_options: the threads, and the number of rows to prepare ahead; by default about 8 MiB of rows, by the first
+      read_options: the threads, and the number of rows to prepare ahead; by default about 16 MiB of rows, by the first
         row group.
       on_error: how to handle a row for which a stage before the first multi-row stage fails, as in
         ``MapDataset.to_iter_dataset``.

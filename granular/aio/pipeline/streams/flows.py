@@ -78,7 +78,11 @@ class Batching(Flow):
 
     async def next(self) -> Any:
         elements: list[Any] = []
-        while len(elements) < self._size:
+        while (missing := self._size - len(elements)) > 0:
+            if ready := self._parent.ready():
+                elements += ready[: -missing - 1 : -1]
+                del ready[-missing:]
+                continue
             element = await self._parent.next()
             if element is END:
                 break

@@ -22,7 +22,7 @@ store again.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
@@ -35,6 +35,7 @@ from granular.errors import NotFoundError
 
 SLOTS: Final = 24  # bits of a location that give the block's slot in its pack; the other bits are the pack's number
 _SLOT: Final = (1 << SLOTS) - 1
+_BUFFERS: Final = 8  # blocks for one system call: for larger writes, Linux looks for larger pages, which takes longer
 
 
 class Blocks:
@@ -79,10 +80,13 @@ class Blocks:
                 return None
             data = os.pread(pack.fd, stop - start, (slot << SHIFT) + (start & (BLOCK - 1)))
             return data if len(data) == stop - start else None
+        locations = self._words[cached.entries + 2 * first : cached.entries + 2 * last + 1 : 2]
+        if 0 in locations.tolist():
+            return None  # before the other blocks are read in vain
         out, view = blank(stop - start)
-        return out if self._read_into(cached, start, stop, view) else None
+        return out if self.read_into(cached, start, stop, view) else None
 
-    def _read_into(self, cached: CachedObject, start: int, stop: int, view: memoryview) -> bool:
+    def read_into(self, cached: CachedObject, start: int, stop: int, view: memoryview) -> bool:
         """Read a byte range, with one read for adjacent blocks of a pack. Return whether all of it is cached."""
         at = start
         while at < stop:
@@ -135,23 +139,24 @@ class Blocks:
 
     # --- writing
 
-    def write(self, cached: CachedObject, first: int, data: bytes) -> None:
-        """Cache consecutive blocks, from the block ``first`` on."""
-        view = memoryview(data)
-        self.folder.reserve(cached.entries + 2 * first, 2 * -(-len(view) // BLOCK))
-        while view:
-            pack, slot, count = self.packs.reserve(-(-len(view) // BLOCK))
-            part, done = view[: count << SHIFT], 0
-            while done < len(part):
-                done += os.pwrite(pack.fd, part[done:], (slot << SHIFT) + done)
-            for i in range(count):
-                block = part[i << SHIFT : (i + 1) << SHIFT]
-                half, entry = len(block) // 2, cached.entries + 2 * (first + i)
-                self._words[entry + 1] = cached.checksum(first + i, bytes(block[:half]), bytes(block[half:]))
-                self._words[entry] = pack.number << SLOTS | slot + i
-                pack.set_verified(slot + i, cached.seed + first + i)
-            first += count
-            view = view[len(part) :]
+    def write(self, runs: Iterable[tuple[CachedObject, int, bytes]]) -> None:
+        """Cache runs of consecutive blocks, each given by its object, its first block and its bytes."""
+        blocks: list[tuple[CachedObject, int, memoryview]] = []
+        for cached, first, data in runs:
+            view, count = memoryview(data), -(-len(data) // BLOCK)
+            self.folder.reserve(cached.entries + 2 * first, 2 * count)
+            blocks += [(cached, first + i, view[i << SHIFT : (i + 1) << SHIFT]) for i in range(count)]
+        done = 0
+        while done < len(blocks):
+            pack, slot, count = self.packs.reserve(min(len(blocks) - done, _BUFFERS))
+            part = blocks[done : done + count]
+            pack.write(slot, [view for _, _, view in part])
+            for i, (cached, block, view) in enumerate(part, slot):
+                half, entry = len(view) // 2, cached.entries + 2 * block
+                self._words[entry + 1] = cached.checksum(block, bytes(view[:half]), bytes(view[half:]))
+                self._words[entry] = pack.number << SLOTS | i
+                pack.set_verified(i, cached.seed + block)
+            done += count
 
     def forget(self, cached: CachedObject, block: int) -> None:
         """Mark a block as absent."""

@@ -9,12 +9,15 @@ folder that belongs to another user is rejected.
 import asyncio
 import concurrent.futures
 import functools
+import itertools
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
+from granular.aio.http.buffers import Space, blank
 from granular.aio.http.reply import Reply, counters
 from granular.aio.runtime.forking import after_fork
 from granular.aio.runtime.loops import running_loop
@@ -81,10 +84,19 @@ class BlockRun(NamedTuple):
     first: int
     length: int
 
+    @property
+    def start(self) -> int:
+        """The position of its first byte in the object."""
+        return self.first << SHIFT
+
+    @property
+    def stop(self) -> int:
+        """The position after its last byte."""
+        return min((self.first + self.length) << SHIFT, self.cached.size)
+
 
 # The identity of the object, as a damaged table may give one position to two objects, and the block's number.
 BlockId = tuple[int, int]
-BlockFuture = concurrent.futures.Future[memoryview | None]
 
 
 class BlockCache:
@@ -97,7 +109,7 @@ class BlockCache:
 
     def __init__(self, folder: str, limit: int) -> None:
         self._blocks = Blocks(folder, limit)
-        self._in_flight: dict[BlockId, BlockFuture] = {}
+        self._in_flight: dict[BlockId, _Fetch] = {}
         self._registering: dict[tuple[str, str, str], concurrent.futures.Future[None]] = {}
         self._paused = 0.0  # time until which no blocks are added, by the monotonic clock
 
@@ -136,6 +148,11 @@ class BlockCache:
         size = None if version is None else size_of(identity, key, version)
         return None if version is None or size is None else self._blocks.objects.find(identity, key, version, size)
 
+    def _peek(self, identity: str, key: str, version: str) -> CachedObject | None:
+        """Return what ``_find`` does, without reading files: None if this process has not found the object before."""
+        size = size_of(identity, key, version)
+        return None if size is None else self._blocks.objects.peek(identity, key, version, size)
+
     def _read_cached(self, identity: str, ranges: Sequence[ByteRange], i: int) -> bytes | None:
         key, start, stop, version = ranges[i]
         if (cached := self._find(identity, key, version)) is None:
@@ -165,14 +182,18 @@ class BlockCache:
             names = dict.fromkeys(
                 (byte_range.key, byte_range.version) for byte_range in ranges if byte_range.version is not None
             )
-            registered = await gather([self._register(upstream, identity, *name) for name in names])
-            objects = dict(zip(names, registered, strict=True))
+            objects = {name: self._peek(identity, *name) for name in names}
+            unknown = [name for name, cached in objects.items() if cached is None]
+            registered = await gather([self._register(upstream, identity, *name) for name in unknown])
+            objects |= dict(zip(unknown, registered, strict=True))
         owners = [
             None if byte_range.version is None else objects.get((byte_range.key, byte_range.version))
             for byte_range in ranges
         ]
         blocks = await self._fetch(upstream, ranges, owners)
-        pieces = await offload(self._assemble, ranges, owners, blocks)
+        # Allocated on this thread, as the data it receives is: each thread keeps its own freed memory.
+        targets = [blank(byte_range.stop - byte_range.start) for byte_range in ranges]
+        pieces = await offload(self._assemble, ranges, owners, blocks, targets)
         uncached = [i for i, piece in enumerate(pieces) if piece is None]
         if uncached:
             requests = [
@@ -218,35 +239,32 @@ class BlockCache:
         """Fetch the blocks that are missing, each once for all tasks and processes that request it."""
         fetch = _Fetch(upstream)
         to_fetch: list[tuple[ByteRange, CachedObject, int]] = []
-        awaited: dict[BlockId, BlockFuture] = {}  # the blocks that other tasks fetch
+        awaited: dict[BlockId, _Fetch] = {}  # the blocks that other tasks fetch
         for byte_range, cached, block in _blocks_of(ranges, owners):
             name = (cached.seed, block)
-            if name in fetch.futures or self._blocks.has(cached, block):
+            if name in fetch.names or self._blocks.has(cached, block):
                 continue
-            future = BlockFuture()
-            if (other := self._in_flight.setdefault(name, future)) is future:
-                fetch.futures[name] = future
+            if (other := self._in_flight.setdefault(name, fetch)) is fetch:
+                fetch.names.add(name)
                 to_fetch.append((byte_range, cached, block))
             else:
                 awaited[name] = other
         runs = _block_runs(to_fetch)
         try:
-            claimed: list[BlockRun] = []
-            unclaimed: list[BlockRun] = []
-            for run in runs:
-                (claimed if self._blocks.claim(*run[2:]) else unclaimed).append(run)
+            claimed = self._claim(fetch, runs)
+            unclaimed = [run for run in runs if run not in fetch.claimed]
             await gather([self._fetch_claimed(fetch, claimed), self._fetch_unclaimed(fetch, unclaimed)])
-            # Blocks that another process has cached since: finish their futures before waiting for those of other
-            # tasks, which may wait for these.
+            # Blocks that another process has cached since: tell the tasks that wait for them before waiting for those
+            # of other tasks, which may wait for these.
             fetch.finish()
             for name, other in awaited.items():
-                if (view := await asyncio.shield(asyncio.wrap_future(other))) is not None:
+                if (view := await other.wait(name)) is not None:
                     fetch.blocks[name] = view
         finally:
-            for name in fetch.futures:
+            for name in fetch.names:
                 self._in_flight.pop(name, None)
             fetch.finish()
-            self._release(runs)  # also if the task that was to fetch them was cancelled before it started
+            self._release(fetch, runs)  # also if the task that was to fetch them was cancelled before it started
         return fetch.blocks
 
     async def _fetch_claimed(self, fetch: '_Fetch', runs: Sequence[BlockRun]) -> None:
@@ -255,64 +273,89 @@ class BlockCache:
             # Another process may have cached them before this one claimed them.
             missing = [run for run in runs if not self._has_all(run)]
             counters.block_misses += sum(run.length for run in missing)
-            limits = [(run.first << SHIFT, min((run.first + run.length) << SHIFT, run.cached.size)) for run in missing]
             contents = await fetch.upstream.fetch_many(
-                [Request(run.key, [a], [b], run.version) for run, (a, b) in zip(missing, limits, strict=True)]
+                [
+                    Request(key, [run.start for run in group], [run.stop for run in group], version)
+                    for (key, version), group in _by_object(missing)
+                ]
             )
             for run, data in zip(missing, contents, strict=True):
                 fetch.add(run, memoryview(data))
             await self._try(lambda: self._write(missing, contents))
         finally:
-            self._release(runs)
+            self._release(fetch, runs)
 
     async def _fetch_unclaimed(self, fetch: '_Fetch', runs: Sequence[BlockRun]) -> None:
         """Wait for blocks that other processes fetch; fetch those that they release without caching them."""
         deadline, pause = time.monotonic() + _FETCH_TIMEOUT, 0.002
         while (runs := [run for run in runs if not self._has_all(run)]) and time.monotonic() < deadline:
-            claimed = [run for run in runs if self._blocks.claim(*run[2:])]
-            if claimed:
+            if claimed := self._claim(fetch, runs):
                 await self._fetch_claimed(fetch, claimed)
                 runs = [run for run in runs if run not in claimed]
             else:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 0.05)
 
-    def _release(self, runs: Iterable[BlockRun]) -> None:
-        for run in runs:
-            self._blocks.release(*run[2:])
+    def _claim(self, fetch: '_Fetch', runs: Iterable[BlockRun]) -> list[BlockRun]:
+        """Claim blocks for fetching. Returns the runs of which no other process holds a block."""
+        claimed = [run for run in runs if self._blocks.claim(run.cached, run.first, run.length)]
+        fetch.claimed.update(claimed)
+        return claimed
+
+    def _release(self, fetch: '_Fetch', runs: Iterable[BlockRun]) -> None:
+        """Release those of the blocks that are claimed."""
+        for run in fetch.claimed.intersection(runs):
+            fetch.claimed.discard(run)
+            self._blocks.release(run.cached, run.first, run.length)
 
     def _has_all(self, run: BlockRun) -> bool:
         return all(self._blocks.has(run.cached, run.first + i) for i in range(run.length))
 
     def _write(self, runs: Sequence[BlockRun], contents: Sequence[bytes]) -> None:
         if time.monotonic() >= self._paused:
-            for run, data in zip(runs, contents, strict=True):
-                self._blocks.write(run.cached, run.first, data)
+            self._blocks.write((run.cached, run.first, data) for run, data in zip(runs, contents, strict=True))
 
     def _assemble(
-        self, ranges: Sequence[ByteRange], owners: Sequence[CachedObject | None], blocks: dict[BlockId, memoryview]
+        self,
+        ranges: Sequence[ByteRange],
+        owners: Sequence[CachedObject | None],
+        blocks: dict[BlockId, memoryview],
+        targets: list[Space],
     ) -> list[bytes | None]:
         """Return the byte ranges, from fetched and cached blocks; None for a range of which a block is missing."""
         return [
-            None if cached is None or byte_range.stop > cached.size else self._join(byte_range, cached, blocks)
-            for byte_range, cached in zip(ranges, owners, strict=True)
+            target.owner
+            if cached is not None
+            and byte_range.stop <= cached.size
+            and self._join(byte_range, cached, blocks, target.view)
+            else None
+            for byte_range, cached, target in zip(ranges, owners, targets, strict=True)
         ]
 
-    def _join(self, byte_range: ByteRange, cached: CachedObject, blocks: dict[BlockId, memoryview]) -> bytes | None:
-        parts: list[bytes | memoryview] = []
+    def _join(
+        self, byte_range: ByteRange, cached: CachedObject, blocks: dict[BlockId, memoryview], target: memoryview
+    ) -> bool:
+        """Fill memory with a byte range. Returns False if a block is missing."""
+        at = byte_range.start  # the position up to which the target is filled
         for block in byte_range.blocks:
-            at = block << SHIFT
-            left, right = max(byte_range.start - at, 0), min(byte_range.stop - at, BLOCK)
             view = blocks.get((cached.seed, block))
-            try:
-                part = self._blocks.read(cached, at + left, at + right) if view is None else view[left:right]
-            except OSError as error:
-                self._pause(error)
-                return None
-            if part is None:
-                return None
-            parts.append(part)
-        return b''.join(parts)
+            if view is None:
+                continue  # cached: read with its neighbours
+            begin = block << SHIFT
+            left, right = max(byte_range.start - begin, 0), min(byte_range.stop - begin, BLOCK)
+            if not self._read_into(cached, at, begin + left, byte_range.start, target):
+                return False
+            at = begin + right
+            target[begin + left - byte_range.start : at - byte_range.start] = view[left:right]
+        return self._read_into(cached, at, byte_range.stop, byte_range.start, target)
+
+    def _read_into(self, cached: CachedObject, start: int, stop: int, origin: int, target: memoryview) -> bool:
+        """Read cached bytes into memory that begins at ``origin`` of the object. Returns False if some are missing."""
+        try:
+            return self._blocks.read_into(cached, start, stop, target[start - origin : stop - origin])
+        except OSError as error:
+            self._pause(error)
+            return False
 
 
 class _Fetch:
@@ -320,27 +363,53 @@ class _Fetch:
 
     Attributes:
       upstream: the store to fetch them from.
-      futures: a future for each block that this read fetches, for other reads of it.
-      blocks: the blocks that arrived.
+      names: the blocks.
+      claimed: runs of them that this process has claimed.
+      blocks: the blocks that arrived, and those that other reads of this process fetched.
     """
 
     def __init__(self, upstream: Upstream) -> None:
         self.upstream = upstream
-        self.futures: dict[BlockId, BlockFuture] = {}
+        self.names: set[BlockId] = set()
+        self.claimed: set[BlockRun] = set()
         self.blocks: dict[BlockId, memoryview] = {}
+        self._lock = threading.Lock()  # other reads may run under other loops
+        self._futures: dict[BlockId, concurrent.futures.Future[None]] = {}  # of the blocks that other reads wait for
+        self._finished = False
 
     def add(self, run: BlockRun, data: memoryview) -> None:
         """Add blocks that have arrived."""
         for i in range(run.length):
             name = (run.cached.seed, run.first + i)
-            self.blocks[name] = data[i << SHIFT : (i + 1) << SHIFT]
-            self.futures[name].set_result(self.blocks[name])
+            with self._lock:
+                self.blocks[name] = data[i << SHIFT : (i + 1) << SHIFT]
+                future = self._futures.pop(name, None)
+            if future is not None:
+                future.set_result(None)
 
     def finish(self) -> None:
         """Tell other reads that no further blocks will arrive."""
-        for future in self.futures.values():
-            if not future.done():
-                future.set_result(None)
+        with self._lock:
+            self._finished = True
+            futures, self._futures = self._futures, {}
+        for future in futures.values():
+            future.set_result(None)
+
+    async def wait(self, name: BlockId) -> memoryview | None:
+        """Return a block when it has arrived; None if it will not arrive."""
+        future = None
+        with self._lock:
+            if name not in self.blocks and not self._finished:
+                future = self._futures.setdefault(name, concurrent.futures.Future())
+        if future is not None:
+            await asyncio.shield(asyncio.wrap_future(future))
+        return self.blocks.get(name)
+
+
+def _by_object(runs: Iterable[BlockRun]) -> Iterator[tuple[tuple[str, str], list[BlockRun]]]:
+    """Group neighbouring runs of the same object, given by its key and version."""
+    for name, group in itertools.groupby(runs, key=lambda run: (run.key, run.version)):
+        yield name, list(group)
 
 
 def _blocks_of(

@@ -54,6 +54,7 @@ class CacheFolder:
         self.packs = self._track(open_folder('packs', self._top))
         with contextlib.suppress(OSError):
             shutil.rmtree(_OLD_VERSION, dir_fd=outer)  # it would take its own limit in addition to this one's
+        self._reserved: set[int] = set()  # the pages of the table that have disk space
         self._table_fd = self._track(open_file('table', os.O_RDWR | os.O_CREAT, self._top))
         if os.fstat(self._table_fd).st_size < _TABLE:
             os.ftruncate(self._table_fd, _TABLE)  # a sparse file
@@ -74,20 +75,25 @@ class CacheFolder:
             close(fd)
 
     def reserve(self, start: int, count: int) -> None:
-        """Reserve disk space for words of the table, where the file system can.
+        """Reserve disk space for the pages of some words of the table, once, where the file system can.
 
         Writing to a mapped page without disk space would kill the process.
 
         Raises:
           OSError: if the disk is full.
         """
+        first, last = 8 * start // mmap.PAGESIZE, (8 * (start + count) - 1) // mmap.PAGESIZE
+        pages = [page for page in range(first, last + 1) if page not in self._reserved]
+        if not pages:
+            return
         try:
-            os.posix_fallocate(self._table_fd, 8 * start, 8 * count)
+            os.posix_fallocate(self._table_fd, pages[0] * mmap.PAGESIZE, (last + 1 - pages[0]) * mmap.PAGESIZE)
         except AttributeError:
-            return  # a system without posix_fallocate
+            pass  # a system without posix_fallocate
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
+        self._reserved.update(pages)
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:

@@ -61,10 +61,15 @@ class Objects:
         self._folder, self._words = folder, folder.words
         self._objects: dict[tuple[str, str, str], CachedObject] = {}
 
+    def peek(self, store: str, key: str, version: str, size: int) -> CachedObject | None:
+        """Return a version of an object that this process has found or registered before, without reading files."""
+        cached = self._objects.get((store, key, version))
+        return cached if cached is not None and cached.size == size else None
+
     def find(self, store: str, key: str, version: str, size: int) -> CachedObject | None:
         """Return a version of an object that any process has registered; None if there is none."""
-        cached = self._objects.get((store, key, version))
-        if cached is None or cached.size != size:
+        cached = self.peek(store, key, version, size)
+        if cached is None:
             cached = self._load(store, key, version, size)
             if cached is not None:
                 self._objects[store, key, version] = cached

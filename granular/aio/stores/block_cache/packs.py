@@ -49,6 +49,21 @@ class Pack:
             self.verified.frombytes(bytes(8 * (max(slot + 1, 2 * len(self.verified)) - len(self.verified))))
         self.verified[slot] = mark
 
+    def write(self, slot: int, blocks: Sequence[memoryview]) -> None:
+        """Write blocks to consecutive slots, with one system call for all up to a block that does not fill its slot."""
+        first = 0
+        for i, block in enumerate(blocks, 1):
+            if len(block) < BLOCK or i == len(blocks):
+                self._write_full(slot + first, blocks[first:i])
+                first = i
+
+    def _write_full(self, slot: int, blocks: Sequence[memoryview]) -> None:
+        """Write blocks of which only the last may be shorter than its slot."""
+        done, size = 0, sum(map(len, blocks))
+        while done < size:
+            i, offset = divmod(done, BLOCK)
+            done += os.pwritev(self.fd, [blocks[i][offset:], *blocks[i + 1 :]], (slot << SHIFT) + done)
+
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         close(self.fd)
 

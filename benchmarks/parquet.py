@@ -1,0 +1,60 @@
+"""Parquet files: narrow rows from the local disk, compared with Grain."""
+
+import json
+import pathlib
+import sys
+
+import numpy as np
+
+import granular
+from benchmarks.bars import Bar, Result
+from benchmarks.data import Data
+from benchmarks.nginx import Server
+from benchmarks.piping import rate
+from benchmarks.remote import in_turns, ours, rival, table
+
+ROWS, GROUP = 1_000_000, 20_000
+
+
+def parquet(data: Data, server: Server) -> Result:
+    """Iterate over the rows of a file of four narrow columns, in order."""
+    job = {'path': str(_written(data)), 'warm': GROUP, 'count': data.count(ROWS) - 2 * GROUP}
+    rates = in_turns(
+        1 if data.quick else 5,
+        {
+            'granular ParquetIterDataset': lambda: ours(data, 'rows', None, 'parquet', **job)['rate'],
+            'Grain ParquetIterDataset': lambda: rival(data, 'grain', 'grain', 'parquet', core=None, **job)['rate'],
+        },
+    )
+    got, theirs = rates.values()
+    bar = Bar('Parquet, narrow rows, local / Grain', got / theirs, 1, f'{got:,.0f}/s / {theirs:,.0f}/s')
+    return [bar], [table('parquet', 'Rows of four narrow columns of a Parquet file on a disk', 'rows/s', rates)]
+
+
+def _written(data: Data) -> pathlib.Path:
+    def write(place: pathlib.Path) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        rng, count = np.random.default_rng(0), data.count(ROWS)
+        columns = {
+            'id': np.arange(count),
+            'label': rng.integers(0, 1000, count).astype(np.int32),
+            'weight': rng.random(count).astype(np.float32),
+            'text': [f'text number {i}' for i in range(count)],
+        }
+        place.mkdir(exist_ok=True)
+        pa.parquet.write_table(pa.table(columns), place / 'rows.parquet', row_group_size=GROUP)
+
+    return data.once('parquet', write) / 'rows.parquet'
+
+
+def main() -> None:
+    """The part of granular, in its own process: ``python -m benchmarks.parquet rows JOB``."""
+    job = json.loads(pathlib.Path(sys.argv[2]).read_text())
+    with iter(granular.ParquetIterDataset(job['path'])) as rows:
+        print(json.dumps({'rate': rate(rows, job['count'], 1, job['warm'])}))
+
+
+if __name__ == '__main__':
+    main()
