@@ -292,7 +292,12 @@ def local(job: Job) -> dict[str, float]:
 
 
 def images(job: Job) -> dict[str, float]:
-    """Measure the images per second of one thread, of two, and of the loader, and the longest block of the loop."""
+    """Measure the images per second of one thread, of two, and of the loader, and the longest block of the loop.
+
+    Without simplejpeg, if the job has ``pillow``.
+    """
+    if job['pillow']:
+        sys.modules['simplejpeg'] = None  # type: ignore[assignment]
     with granular.DatasetReader(job['url'], None) as raw:
         records = [raw[i]['image'] for i in range(min(400, len(raw)))]
     decode = granular.decoders['jpg']

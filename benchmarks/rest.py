@@ -158,14 +158,28 @@ def first(data: Data, server: Server) -> Result:
 
 
 def images(data: Data, server: Server) -> Result:
-    """Measure image decoding on both cores, and how long it blocks the event loop."""
+    """Measure image decoding on both cores, by both decoders, and how long it blocks the event loop."""
     place = data.images()
-    run = ours(data, 'images', core=None, url=str(place), batches=50 if data.quick else 200)
-    rates = [run[name] for name in ('rate', 'single', 'double')]
+    job = {'url': str(place), 'batches': 50 if data.quick else 200}
+    fast, pillow = (ours(data, 'images', core=None, pillow=slow, **job) for slow in (False, True))
+    rates = [fast[name] for name in ('rate', 'single', 'double')]
     behind = '{:,.0f}/s / {:,.0f}/s; two bare threads {:,.0f}/s'.format(*rates)
+    both = [run['rate'] / run['double'] for run in (fast, pillow)]
     return [
-        Bar('jpg decoded by the Loader / by one thread', run['rate'] / run['single'], 1.8, behind),
-        Bar('longest pause of the event loop meanwhile', run['gap'] * 1e3, 20, 'ms', at_most=True),
+        Bar('jpg decoded by the Loader / by one thread', fast['rate'] / fast['single'], 1.8, behind),
+        Bar(
+            'jpg decoded by the Loader / two bare threads with the same decoder',
+            min(both),
+            0.9,
+            'simplejpeg {:.2f}, Pillow {:.2f}'.format(*both),
+        ),
+        Bar(
+            'jpg, the faster decoder / Pillow, one core',
+            fast['single'] / pillow['single'],
+            1.5,
+            f'{fast["single"]:,.0f}/s / {pillow["single"]:,.0f}/s, quality 95',
+        ),
+        Bar('longest pause of the event loop meanwhile', fast['gap'] * 1e3, 20, 'ms', at_most=True),
     ], []
 
 

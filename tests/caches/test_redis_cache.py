@@ -1,6 +1,7 @@
 """RedisCache against real Redis servers: misses, locks between readers, outages and expiry."""
 
 import asyncio
+import functools
 import logging
 import multiprocessing
 import os
@@ -98,6 +99,16 @@ def test_fingerprint_separates_sources_and_transforms(tmp_path, redis_server, sp
     assert client.exists(f'{space}:digits-1:1')
     for source in sources[:3]:
         source.close()
+
+
+def test_fingerprint_separates_the_arguments_of_decoders(tmp_path, redis_server, space):
+    with granular.DatasetWriter(tmp_path / 'ds', {'image': 'jpg'}, granular.encoders) as writer:
+        writer.append({'image': np.zeros((64, 64, 3), np.uint8)})
+    for side, expected in ((16, 16), (32, 32), (33, 64)):
+        decode = functools.partial(granular.formats.decode_image, min_size=(side, side))
+        with granular.DatasetReader(tmp_path / 'ds', {'jpg': decode}) as reader:
+            with granular.RedisCache(reader, redis_server.url, namespace=space) as cache:
+                assert cache[0]['image'].shape == (expected, expected, 3)
 
 
 def test_foreign_and_damaged_values_are_misses(source, redis_server, space, client):

@@ -16,7 +16,7 @@ from granular.aio.datasets.columns import Columns, Datapoint, Mask, fetch_datapo
 from granular.aio.datasets.dataset import Dataset
 from granular.aio.datasets.proof import open_as_one
 from granular.aio.paths.path import Path
-from granular.aio.pipeline.nodes.elements import name_of
+from granular.aio.pipeline.nodes.elements import identity_of
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sampling import Sampling
 from granular.aio.runtime.sharing import sharing
@@ -89,7 +89,7 @@ class DatasetReader(Sampling):
     @property
     def _identity(self) -> tuple[Any, ...]:
         versions = {key: (bag.identity.size, bag.identity.version or '') for key, bag in self._columns.all_bags.items()}
-        functions = {choice.field.key: name_of(choice.field.fn) for choice in self._columns.choices}
+        functions = {choice.field.key: identity_of(choice.field.fn) for choice in self._columns.choices}
         return self.directory.store.fingerprint, self._name, self.spec, versions, functions
 
     def _opened_files(self) -> Identity:

@@ -2,12 +2,14 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
 import itertools
 import math
 import os
+import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple
 
 from granular.aio.runtime.forking import after_fork
@@ -107,8 +109,16 @@ def _copy_outcome(call: concurrent.futures.Future[T], result: 'asyncio.Future[T]
 
 
 async def start_inline(make: Callable[[], Coroutine[Any, Any, T]], pool: Threads) -> T | StartedCoroutine[T]:
-    """Run a coroutine in a thread of the pool until it needs a loop. Returns its result, or the rest of it."""
-    return await call_in(pool, lambda: start_coroutine(make()))
+    """Run a coroutine in a thread of the pool until it needs a loop. Returns its result, or the rest of it.
+
+    The thread counts as computing all the time: if each core has such a thread, ``map_threads`` starts no others.
+    """
+    return await call_in(pool, lambda: _start_computing(make))
+
+
+def _start_computing(make: Callable[[], Coroutine[Any, Any, T]]) -> T | StartedCoroutine[T]:
+    with _counted():
+        return start_coroutine(make())
 
 
 async def map_threads(call: Callable[[int], T], count: int) -> list[T]:
@@ -174,8 +184,7 @@ class _ParallelCalls(Generic[T]):
         """Return all results, computed by this thread and its helpers."""
         helpers: list[concurrent.futures.Future[None]] = []
         timer = Timer()
-        _computing.add(id(self))
-        try:
+        with _counted():
             if self._run_alone():
                 return self._results
             helpers += self._start_helpers(min(CORES, self._count) - len(_computing))
@@ -186,8 +195,6 @@ class _ParallelCalls(Generic[T]):
                     break
             # Helpers that have not started are not awaited: the pool may be full of threads that wait as this one does.
             concurrent.futures.wait([helper for helper in helpers if not helper.cancel()])
-        finally:
-            _computing.discard(id(self))
         if self._errors:
             raise self._errors[0]
         return self._results
@@ -215,13 +222,12 @@ class _ParallelCalls(Generic[T]):
         return self._start_helpers(min(threads().width, self._count) - 1 - running)
 
     def _help(self, tokens: tuple[object, ...]) -> None:
-        token, outer = object(), computing.set(tokens)
-        _computing.add(id(token))
+        outer = computing.set(tokens)
         try:
-            while self._step():
-                pass
+            with _counted():
+                while self._step():
+                    pass
         finally:
-            _computing.discard(id(token))
             computing.reset(outer)
 
     def _step(self) -> bool:
@@ -234,4 +240,18 @@ class _ParallelCalls(Generic[T]):
         return True
 
 
-_computing: Final[set[int]] = set()  # threads that share calls, so that no more of them compute than there are cores
+_computing: Final[set[int]] = set()  # threads that compute, so that no more are started than there are cores
+
+
+@contextlib.contextmanager
+def _counted() -> Iterator[None]:
+    """Count this thread as one that computes; once, however often it is entered."""
+    thread = threading.get_ident()
+    if thread in _computing:
+        yield
+        return
+    _computing.add(thread)
+    try:
+        yield
+    finally:
+        _computing.discard(thread)

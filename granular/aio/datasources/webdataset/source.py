@@ -129,7 +129,7 @@ class WebDatasetDataSource(Sampling):
         files = [
             (p.store.fingerprint, f'{p}', i.size, i.version) for p, i in zip(self.paths, self._indices, strict=True)
         ]
-        return *files, {name: elements.name_of(field.fn) for name, field in self._fields.items()}
+        return *files, {name: elements.identity_of(field.fn) for name, field in self._fields.items()}
 
     def __len__(self) -> int:
         self._check_open()

@@ -1,6 +1,7 @@
 """Nodes that transform datapoints: a chain of them fetches from its source once and runs in one thread-pool task."""
 
 import abc
+import functools
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -364,6 +365,13 @@ def name_of(fn: Any) -> str:
         return type(owner).__qualname__
     fn = getattr(fn, 'func', fn)  # unwrap a functools.partial
     return getattr(fn, '__qualname__', type(fn).__qualname__).replace('<locals>.', '')
+
+
+def identity_of(fn: Any) -> str:
+    """Return what identifies a decoder for a cache that outlives the process: its name, and a partial's arguments."""
+    if isinstance(fn, functools.partial):
+        return f'{name_of(fn)} {fn.args!r} {sorted(fn.keywords.items())!r}'
+    return name_of(fn)
 
 
 async def stacked(fn: Callable[[Sequence[Any]], Any], datapoints: list[Any]) -> Any:
