@@ -552,15 +552,23 @@ def test_files_with_different_schemas_are_rejected(tmp_path):
         granular.ParquetDataSource(tmp_path / 'none')
 
 
-@pytest.mark.parametrize(
-    'options', [{'paths': []}, {'columns': 'id'}, {'columns': [1]}, {'cycle_length': 0}, {'read_ahead': -1}]
-)
-def test_argument_validation(several, options):
+@pytest.mark.parametrize('source', [granular.ParquetIterDataset, granular.ParquetDataSource])
+@pytest.mark.parametrize('options', [{'columns': 'id'}, {'columns': [1]}])
+def test_columns_are_validated(several, source, options):
     with pytest.raises(InvalidArgumentError):
-        granular.ParquetIterDataset(**{'paths': several, **options})
-    if not options.keys() & {'cycle_length', 'read_ahead'}:
-        with pytest.raises(InvalidArgumentError):
-            granular.ParquetDataSource(**{'paths': several, **options})
+        source(several, **options)
+
+
+@pytest.mark.parametrize('source', [granular.ParquetIterDataset, granular.ParquetDataSource])
+def test_no_files_are_an_error(source):
+    with pytest.raises(InvalidArgumentError):
+        source([])
+
+
+@pytest.mark.parametrize('options', [{'cycle_length': 0}, {'read_ahead': -1}])
+def test_counts_are_validated(several, options):
+    with pytest.raises(InvalidArgumentError):
+        granular.ParquetIterDataset(several, **options)
 
 
 def test_missing_pyarrow_is_named(several, monkeypatch):

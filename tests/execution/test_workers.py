@@ -276,7 +276,7 @@ def test_forked_workers_start_their_own_threads(count, threads):
 
 def test_unpicklable_source_is_reported_at_once():
     lock = threading.Lock()
-    source = granular.sources.Transform(range(9), lambda i, seed: {'i': lock})
+    source = granular.sources.Transform(range(9), lambda i, seed: {'i': int(lock.locked())})
     with granular.Loader(source, 3, workers=1, mp='spawn') as loader:
         with pytest.raises(InvalidArgumentError, match='that pickle: .*lock'):
             next(loader)

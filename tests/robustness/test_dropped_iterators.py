@@ -243,13 +243,15 @@ def rss():
         return int(file.read().split()[1]) * resource.getpagesize()
 
 stream = granular.MapDataset.source(range(10**6)).map(make).to_iter_dataset(granular.ReadOptions(2, 8)).prefetch(8)
-next(iter(stream))
+def drop(count):
+    for _ in range(count):
+        items = iter(stream)
+        for _ in range(3):
+            next(items)
+
+drop(20)  # from then on, memory that is freed is used again
 before = rss()
-for _ in range(60):
-    items = iter(stream)
-    for _ in range(3):
-        next(items)
-del items
+drop(60)
 until = time.monotonic() + 20
 while rss() - before > 100 << 20 and time.monotonic() < until:
     time.sleep(0.05)

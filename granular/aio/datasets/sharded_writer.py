@@ -232,7 +232,7 @@ class ShardedDatasetWriter(Publishing):
 
     async def _open_shard(self, folder: Path) -> DatasetWriter:
         writer = DatasetWriter(folder, *self._args)
-        writer.reports_loss = False  # this one does
+        writer._reports_loss = False  # this one does
         await writer._ensure_open()
         return writer
 

@@ -93,14 +93,14 @@ class Publishing(AsyncResource):
     """A resource whose data is published when it is closed, and that reports its loss if it never is.
 
     Attributes:
-      reports_loss: False while another writer owns this one, and reports for it.
+      _reports_loss: False while another writer owns this one, and reports for it.
     """
 
-    reports_loss = False
+    _reports_loss = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.reports_loss = True
+        self._reports_loss = True
         self._process = os.getpid()  # a forked child has a copy that is not its own
         _writers.add(self)
 
@@ -113,9 +113,9 @@ class Publishing(AsyncResource):
 
     def _report_loss(self) -> None:
         """Log and warn if it is open, when it is dropped or at exit."""
-        if not self.reports_loss or self._state != 'open' or self._process != os.getpid():
+        if not self._reports_loss or self._state != 'open' or self._process != os.getpid():
             return
-        self.reports_loss = False
+        self._reports_loss = False
         if not (loss := self._loss()):
             return
         message = f'{self!r} was never closed: {loss}: use `with`, or call its close'
