@@ -54,6 +54,10 @@ class Floor(asyncio.BufferedProtocol):
         view = self._view
         if view is None:
             at = bytes(self._scratch[: min(nbytes, 2048)]).index(b'\r\n\r\n') + 4
+            if nbytes - at == self._length:
+                self._bodies.append(bytes(self._scratch[at:nbytes]))
+                self._send()
+                return
             body, view = blank(self._length)
             self._bodies.append(body)
             nbytes -= at

@@ -376,8 +376,6 @@ class Packing(Flow):
                 before = self._parent.state()
                 element = await self._parent.next()
                 if element is END:
-                    if first and any(base['offsets']):
-                        raise StateError(f'pack: the state is in the middle of element {number}, and there is none')
                     break
                 document = self._document(element, number)
                 if first:
@@ -386,6 +384,8 @@ class Packing(Flow):
             if not pack.add(document):
                 break
             document, number = None, number + 1
+        if first and any(base['offsets']):
+            raise StateError(f'pack: the state is in the middle of element {number}, and there is none')
         rows = pack.rows()
         if recipe.seed is not None:
             order = np.random.default_rng(recipe.seed + base['rows']).permuted(range(len(rows)))
@@ -479,15 +479,16 @@ class Packing(Flow):
             ids, positions = np.zeros(length, np.int32), np.zeros(length, np.int32)
             start = 0
             for number, part in enumerate(parts, 1):
-                if size := len(part):
-                    stop = start + size
-                    values[start:stop] = part
-                    if feature.bos is not None:
-                        values[start] = feature.bos
-                    if not feature.meta:
-                        ids[start:stop] = number
-                        positions[start:stop] = self._positions[:size]
-                    start = stop if feature.alignment == 1 else _aligned(stop, feature.alignment)
+                if not (size := len(part)):
+                    continue
+                stop = start + size
+                values[start:stop] = part
+                if feature.bos is not None:
+                    values[start] = feature.bos
+                if not feature.meta:
+                    ids[start:stop] = number
+                    positions[start:stop] = self._positions[:size]
+                start = stop if feature.alignment == 1 else _aligned(stop, feature.alignment)
             name = feature.path[-1]
             out[name] = values
             if not feature.meta:
