@@ -486,3 +486,17 @@ def test_user_in_the_url_is_sent_as_basic_authorization():
 def test_headers_with_line_breaks_are_refused(headers):
     with pytest.raises(InvalidArgumentError, match='characters'):
         Target.of('http://host/', headers)
+
+
+async def test_exchange_that_is_sent_again_on_its_connection_may_be_hedged(server):
+    pool, target = await pool_of(server)
+    exchange = Exchange(target, target.request('GET', 'Range: bytes=0-9\r\n'))
+    await pool.exchange(exchange)
+    connection = exchange.first
+    server.script.append(('late', 0.2))
+    again = asyncio.ensure_future(pool.exchange(exchange))
+    await asyncio.sleep(0)
+    assert exchange.first is connection
+    assert exchange.waits()
+    assert (await again).status == 206
+    await pool.aclose()

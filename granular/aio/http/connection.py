@@ -116,6 +116,10 @@ class Exchange:
         if self.future is not None and not self.future.done():
             self.future.set_exception(error)
 
+    def is_sent(self) -> bool:
+        """Return whether a connection serves the exchange."""
+        return self.first is not None and self.first.exchange is self
+
     def waits(self) -> bool:
         """Return whether the request was sent once, and no reply has begun."""
         first = self.first
@@ -177,12 +181,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def send(self, exchange: Exchange) -> None:
         """Send a request; the exchange is told once the body of the reply has reached its destination."""
-        self.exchange = exchange
-        first = exchange.first
-        if first is not None and first.exchange is exchange:
+        # Before this connection serves it: it may have carried the exchange's last attempt.
+        if exchange.is_sent():
             exchange.second = self
         else:
             exchange.first, exchange.second = self, None
+        self.exchange = exchange
         self.moved = self.sent = now()
         if self.transport.is_closing():  # connection_lost may have been called already
             self.fail(StaleError('closed while idle') if self._used else ConnectionResetError('closed at once'))
@@ -293,15 +297,12 @@ class Connection(asyncio.BufferedProtocol):
         if length < arrived or length < 0:
             return False
         self._check_repeated(exchange, head)
-        if exchange.second is not None:
-            exchange.drop(but=self)
-        self._pool.latencies.append(self.moved - self.sent)
+        self._begin(exchange)
         exchange.got = arrived
         if arrived == length:
             exchange.filled(view[end + 2 : count])
             self._end_expected(exchange)
             return True
-        self.begun, self.mark_time, self.mark_got = True, self.moved, 0
         room = exchange.allocate(length)
         room[:arrived] = view[end + 2 : count]
         self._view, self._left = room[arrived:], length - arrived
@@ -310,10 +311,7 @@ class Connection(asyncio.BufferedProtocol):
     def _end_expected(self, exchange: Exchange) -> None:
         self.exchange = self._view = self._left = None
         self.begun, self._informed, self._used = False, 0, True
-        if self.origin.secure:
-            self._reuse()
-        else:
-            self._pool.keep(self)
+        self._reuse()
         exchange.succeeded(None)
 
     # --- any other reply

@@ -176,10 +176,6 @@ class Download(Exchange):
         else:
             self.batch.ended(self, error)
 
-    def is_sent(self) -> bool:
-        """Return whether a connection serves the download."""
-        return self.first is not None and self.first.exchange is self
-
     def admitted(self) -> None:
         """Send the download, which has its slot of the limit now."""
         self.batch.start(self)  # type: ignore[union-attr]
