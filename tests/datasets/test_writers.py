@@ -1,17 +1,22 @@
 """Two writers of one dataset, and writers that are killed."""
 
+import asyncio
+import fcntl
 import gc
 import itertools
 import os
 import random
 import signal
+import stat
 import subprocess
 import sys
+import threading
 import warnings
 
 import pytest
 
 import granular
+from granular import aio
 from granular.errors import AlreadyExistsError, GranularError
 from tests.robustness.kills import run, small
 
@@ -102,6 +107,38 @@ os.waitpid(child, 0)
     message = f"DatasetWriter('{tmp_path / 'data'}') was never closed: 1000 of its 1000 datapoints are lost"
     assert errors.count(message) == 2, errors  # the log line and the warning
     assert 'ResourceWarning' in errors
+
+
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+async def test_cancelled_opening_of_a_writer_leaves_nothing(tmp_path, layout, monkeypatch):
+    """The threads that create its files have ended when the cancelled call ends."""
+    flock, begun, go_on = fcntl.flock, threading.Event(), threading.Event()
+
+    def delayed(fd, operation):
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            begun.set()
+            assert go_on.wait(60)
+        return flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, 'flock', delayed)
+    opening = asyncio.create_task(aio.DatasetWriter.open(tmp_path / 'data', SPEC, layout=layout))
+    await asyncio.to_thread(begun.wait, 60)
+    for _ in range(2):  # a second cancellation changes nothing
+        opening.cancel()
+        await asyncio.sleep(0.01)
+    assert not opening.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert not list(tmp_path.iterdir())
+    assert not [target for target in map(os.readlink, descriptors()) if target.startswith(str(tmp_path))]
+    async with aio.DatasetWriter(tmp_path / 'data', SPEC, layout=layout) as writer:
+        await writer.append(point(0))
+
+
+def descriptors():
+    folder = '/proc/self/fd'
+    return [path for name in os.listdir(folder) if os.path.lexists(path := f'{folder}/{name}')]
 
 
 def test_bag_being_appended_to_is_locked(tmp_path):

@@ -14,7 +14,7 @@ from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import gather
-from granular.aio.runtime.threads import offload
+from granular.aio.runtime.threads import offload_whole
 from granular.aio.stores import ObjectWriter
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.store import LocalStore
@@ -105,12 +105,15 @@ class BagOutput(AsyncResource):
             self._tail = _Tail(self.path.key, self._offset, datasize)
         self.flushed = self.length
         sums = await self._resume_sums(filled)
-        self._files = [
-            await store.open_appender(self.path.key, self._offset if self._tail is None else datasize),
-            await store.open_appender(self._index_path.key, self.length * layout.LIMIT),
-        ]
+        sizes = {
+            self.path.key: self._offset if self._tail is None else datasize,
+            self._index_path.key: self.length * layout.LIMIT,
+        }
         if sums is not None:
-            self._files.append(await store.open_appender(self._sums_path.key, 4 * sums))
+            sizes[self._sums_path.key] = 4 * sums
+        with contextlib.ExitStack() as opened:
+            self._files = [opened.enter_context(await store.open_appender(*file)) for file in sizes.items()]
+            opened.pop_all()
 
     async def _resume_sums(self, limits: NDArray[np.int64]) -> int | None:
         """Compute the checksums that a continued bag lacks; return how many it has, or None if none are written."""
@@ -185,7 +188,7 @@ class BagOutput(AsyncResource):
             ends, self._ends = self._ends, array.array('q')
             table = layout.table_of(np.frombuffer(ends, np.int64), 3) if ends else b''
             # The checksums go before the table, so that every readable record has one.
-            await offload(self._write_files, [data, self._take_sums(), table])
+            await offload_whole(self._write_files, [data, self._take_sums(), table])
             self.flushed = self.length
         elif data:
             await self._writers[0].write(data)
@@ -233,7 +236,7 @@ class BagOutput(AsyncResource):
                     f"the previous writer appended, or pass resume='discard'"
                 )
             if self._files:
-                await offload(self._close_files)
+                await offload_whole(self._close_files)
                 return
             table = layout.table_of(np.frombuffer(self._ends, np.int64), self.version)
             if not self.length and self.version != 1:

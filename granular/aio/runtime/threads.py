@@ -79,13 +79,47 @@ async def offload(fn: Callable[[*Ts], T], *args: *Ts) -> T:
 
 async def call_in(pool: Threads, fn: Callable[[*Ts], T], *args: *Ts) -> T:
     """Call a blocking function in a thread of the pool, under a loop."""
-    # In the caller's context, so that nested calls go to the same threads.
+    call, result = _submit(pool, fn, *args)
+    result.add_done_callback(lambda _: call.cancel())
+    return await result
+
+
+async def offload_whole(fn: Callable[[*Ts], T], *args: *Ts, undo: Callable[[T], object] | None = None) -> T:
+    """Call a blocking function that changes files, as ``offload`` does, so that it never outlives its caller.
+
+    If the caller is cancelled, a call that has begun is awaited; then ``undo`` is called with its result in a thread.
+    """
+    if running_loop() is None:
+        return fn(*args)
+    call, result = _submit(threads(), fn, *args)
+    try:
+        return await asyncio.shield(result)
+    except asyncio.CancelledError:
+        if not call.cancel():
+            await _ended(result)
+            if undo is not None and result.exception() is None:
+                await _ended(_submit(threads(), undo, result.result())[1])
+        raise
+
+
+async def _ended(future: 'asyncio.Future[Any]') -> None:
+    """Wait for a future although the caller is cancelled once more."""
+    while not future.done():
+        with contextlib.suppress(asyncio.CancelledError):  # one was caught already, and is raised in the end
+            await asyncio.wait([future])
+    if not future.cancelled():
+        future.exception()  # retrieved: the cancellation is raised instead
+
+
+def _submit(
+    pool: Threads, fn: Callable[[*Ts], T], *args: *Ts
+) -> 'tuple[concurrent.futures.Future[T], asyncio.Future[T]]':
+    """Start a call in the caller's context, so that nested calls go to the same threads."""
     context, loop = contextvars.copy_context(), asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()
     call = pool.submit(context.run, lambda: call_user(fn, *args))
-    result.add_done_callback(lambda _: call.cancel())
     call.add_done_callback(lambda _: _deliver(call, result, loop))
-    return await result
+    return call, result
 
 
 def _deliver(call: concurrent.futures.Future[T], result: 'asyncio.Future[T]', loop: asyncio.AbstractEventLoop) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import functools
+import operator
 import os
 import shutil
 import stat
@@ -13,7 +14,7 @@ from typing import Any, BinaryIO
 
 from granular.aio.http.reply import Reply, changed, counters
 from granular.aio.runtime.loops import running_loop
-from granular.aio.runtime.threads import READS, SLOW, Timer, map_threads_now, offload
+from granular.aio.runtime.threads import READS, SLOW, Timer, map_threads_now, offload, offload_whole
 from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.files import IN_PLACE, MAX_READ, OpenFile, files, version_of
@@ -117,7 +118,7 @@ class LocalStore(Store):
     async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
         from granular.aio.stores.local.writing import LocalWriter
 
-        return await offload(LocalWriter, key, new)
+        return await offload_whole(LocalWriter, key, new, undo=operator.methodcaller('discard'))
 
     async def open_appender(self, key: str, size: int) -> BinaryIO:
         """Open a file for appending after its first ``size`` bytes; later bytes are cut off."""
@@ -132,7 +133,7 @@ class LocalStore(Store):
                     file.truncate(size)
             return file
 
-        return await offload(call)
+        return await offload_whole(call, undo=operator.methodcaller('close'))
 
     async def truncate(self, key: str, size: int) -> None:
         """Cut off all but the first ``size`` bytes of a file."""
@@ -141,7 +142,7 @@ class LocalStore(Store):
             with translated(key):
                 os.truncate(key, size)
 
-        await offload(call)
+        await offload_whole(call)
 
     async def lock_folder(self, key: str) -> FolderLock:
         """Acquire the exclusive right to write in a folder.
@@ -154,7 +155,7 @@ class LocalStore(Store):
             with translated(key):
                 return FolderLock(key)
 
-        return await offload(call)
+        return await offload_whole(call, undo=FolderLock.release)
 
     async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
         from granular.aio.stores.local.writing import sync
@@ -166,7 +167,7 @@ class LocalStore(Store):
                 ):  # a dataset only survives a power cut if the folders on its path do
                     sync(os.path.dirname(folder))
 
-        await offload(call)
+        await offload_whole(call)
 
     async def delete(self, keys: Sequence[str]) -> None:
         def call() -> None:
@@ -175,7 +176,7 @@ class LocalStore(Store):
                 with translated(key), contextlib.suppress(FileNotFoundError):
                     os.unlink(key)
 
-        await offload(call)
+        await offload_whole(call)
 
     async def delete_empty(self, key: str) -> bool:
         def call() -> bool:
@@ -188,7 +189,7 @@ class LocalStore(Store):
                     return False
             return True
 
-        return await offload(call)
+        return await offload_whole(call)
 
     async def delete_tree(self, key: str) -> None:
         def call() -> None:
@@ -196,12 +197,12 @@ class LocalStore(Store):
             with translated(key):
                 shutil.rmtree(key)
 
-        await offload(call)
+        await offload_whole(call)
 
     async def copy_within(self, source: str, target: str) -> bool:
         from granular.aio.stores.local.writing import copy_file
 
-        await offload(copy_file, source, target)
+        await offload_whole(copy_file, source, target)
         return True
 
 

@@ -11,7 +11,7 @@ import weakref
 from typing import BinaryIO, Final
 
 from granular.aio.http.reply import changed
-from granular.aio.runtime.threads import offload
+from granular.aio.runtime.threads import offload_whole
 from granular.aio.stores.base import ObjectWriter
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.files import IN_PLACE, OpenFile, version_of
@@ -53,11 +53,11 @@ class LocalWriter(ObjectWriter):
             self._file = open(self._temporary_path, 'xb', buffering=MiB)  # noqa: SIM115
             lock(self._file.fileno())  # so that the file is not taken for the leftover of a crash
         # A writer that is never closed leaves no temporary file behind.
-        self._discard = weakref.finalize(self, _discard, self._file, self._temporary_path, os.getpid())
+        self.discard = weakref.finalize(self, _discard, self._file, self._temporary_path, os.getpid())
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         if len(data) > IN_PLACE:
-            await offload(self._write, data)
+            await offload_whole(self._write, data)
         else:
             self._write(data)
 
@@ -66,7 +66,7 @@ class LocalWriter(ObjectWriter):
             self._file.write(data)
 
     async def close(self) -> None:
-        await offload(self._publish)
+        await offload_whole(self._publish)
 
     def _publish(self) -> None:
         try:
@@ -82,12 +82,12 @@ class LocalWriter(ObjectWriter):
                 self._file.close()
                 sync(os.path.dirname(self._key))
         except BaseException:
-            self._discard()
+            self.discard()
             raise
-        self._discard.detach()
+        self.discard.detach()
 
     async def abort(self) -> None:
-        await offload(self._discard)
+        await offload_whole(self.discard)
 
 
 def _discard(file: BinaryIO, temporary: str, creator: int) -> None:
