@@ -81,19 +81,23 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
 
 async def decode_records(fields: Sequence[Field], columns: Sequence[Sequence[bytes]], name: str) -> list[list[Any]]:
     """Return the values of each field, decoded from its records, in order."""
-    alone = running_loop() is None
-    return await gather(
-        [
-            _decode_inline(field, records, name)
-            if field.light and (alone or sum(map(len, records)) <= _INLINE)
-            else _decode_in_threads(field, records, name)
-            for field, records in zip(fields, columns, strict=True)
-        ]
-    )
+    pairs = list(zip(fields, columns, strict=True))
+    if all(_is_cheap(field, records) for field, records in pairs):
+        return [decode_now(field, records, name) for field, records in pairs]
+    return await gather([_decode(field, records, name) for field, records in pairs])
 
 
-async def _decode_inline(field: Field, records: Sequence[bytes], name: str) -> list[Any]:
-    return decode_now(field, records, name)
+def _is_cheap(field: Field, records: Sequence[bytes]) -> bool:
+    """Return whether records may be decoded on this thread."""
+    if not field.light:
+        return False
+    return field.fn is raw or running_loop() is None or sum(map(len, records)) <= _INLINE
+
+
+async def _decode(field: Field, records: Sequence[bytes], name: str) -> list[Any]:
+    if _is_cheap(field, records):
+        return decode_now(field, records, name)
+    return await _decode_in_threads(field, records, name)
 
 
 def decode_now(field: Field, records: Sequence[bytes], name: str) -> list[Any]:
