@@ -1,9 +1,11 @@
 """Loader: batches, order, shards, states, errors, read-ahead and closing."""
 
 import asyncio
+import gc
 import json
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -181,6 +183,27 @@ def test_memory_is_recycled():
         assert [batch['x'].tolist() for batch in retained[-2:]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     with granular.Loader(sources.Epochs(Numbers(40), shuffle=False), 4) as loader:
         assert len({id(next(loader)['y']) for _ in range(1)}) == 1
+
+
+@pytest.fixture
+def no_collector():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def test_batches_are_freed_without_the_garbage_collector(no_collector):
+    """Otherwise, memory would not be bounded by what is read ahead."""
+    large = {'x': np.zeros((512, 512))}  # assembled in threads
+    batches = []
+    async with aio.Loader(sources.Epochs(lambda i: large, length=100), 4, prefetch=2) as loader:
+        for _ in range(8):
+            batches.append(weakref.ref((await anext(loader))['x']))
+    deadline = time.monotonic() + 20
+    while any(batch() is not None for batch in batches) and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)  # a thread may still hold the last call
+    assert [batch() is None for batch in batches] == [True] * 8
 
 
 def test_prefetch_is_bounded():

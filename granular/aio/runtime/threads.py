@@ -118,7 +118,8 @@ def _submit(
     context, loop = contextvars.copy_context(), asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()
     call = pool.submit(context.run, lambda: call_user(fn, *args))
-    call.add_done_callback(lambda _: _deliver(call, result, loop))
+    # Not `call` itself: a call that its own callback refers to would keep its result until the garbage is collected.
+    call.add_done_callback(lambda ended: _deliver(ended, result, loop))
     return call, result
 
 
