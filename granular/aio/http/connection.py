@@ -2,7 +2,7 @@
 
 A general-purpose client passes a body on in pieces, through a parser, a buffer and a stream; for replies of 100 kB,
 that takes most of the time. Here, only the head of a reply is parsed in Python, and the system call receives the body
-into the memory that the caller provides. Compression, pipelining and proxies are not supported.
+into the memory that the caller provides. Compression and pipelining are not supported.
 """
 
 import asyncio

@@ -262,6 +262,10 @@ def refusal(head: Head, body: bytes | bytearray, name: str) -> Exception:
         if detail == 'RequestTimeTooSkewed':
             return RecoverableError(denied, 'skewed', head.headers.get('date', ''))
         return RecoverableError(denied, 'expired') if status == 401 or detail in _EXPIRED else denied
+    if status == 407:
+        return AccessDeniedError(
+            f'{name}: the proxy denied access (status 407, {detail}): check the user in HTTP_PROXY'
+        )
     if status == 412:
         return changed(name, 'asked for', None)
     region = head.headers.get('x-amz-bucket-region', '')[:40]
