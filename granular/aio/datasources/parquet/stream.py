@@ -15,7 +15,7 @@ from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.nodes.source import Source, convert
 from granular.aio.pipeline.streams.flow import Flow
-from granular.aio.pipeline.streams.streams import Read, Reading, Stream
+from granular.aio.pipeline.streams.streams import Read, Reading
 from granular.aio.pipeline.transforms import ReadOptions
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import offload
@@ -319,7 +319,7 @@ class ReadingRows(Flow):
         await (await self._ready())[1].begin()
 
 
-class ParquetIterDataset(IterDataset):
+class ParquetIterDataset(IterDataset[dict[str, Any]]):
     """A stream of the rows of Parquet files, on a disk or in buckets, for ``for`` or ``async for``.
 
     ::
@@ -368,6 +368,3 @@ class ParquetIterDataset(IterDataset):
         data = ParquetDataSource(path, columns, read_ahead)
         rows = ParquetRows(data, min(cycle_length, len(data.paths)), read_ahead, read_options)
         super().__init__(ReadRows(rows, read_options or ReadOptions(), on_error=on_error))
-
-    def _derive(self, stream: Stream) -> Any:
-        return IterDataset(stream)
