@@ -62,7 +62,7 @@ class DatasetReader(Sampling[Datapoint_co]):
         super().__init__()
         if isinstance(cache_keys, str):
             raise InvalidArgumentError(f'cache_keys: expected a sequence of keys, got {cache_keys!r}')
-        self.directory = Path(directory)
+        self.directory: Path = Path(directory)
         self._args = (decoders, cache_index, tuple(cache_keys), parallel, verify)
         self._dataset = Dataset(self.directory, decoders, cache_index, cache_keys, verify)
         self._columns = self._dataset.columns

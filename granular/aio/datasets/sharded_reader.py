@@ -59,7 +59,7 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
     ) -> None:
         super().__init__()
         check_steps(shardstart, shardstep)
-        self.directory = Path(directory)
+        self.directory: Path = Path(directory)
         self._name = f'{self.directory}'
         self._args = (decoders, cache_index, tuple(cache_keys), parallel, verify)
         self._steps = (shardstart, shardstep)

@@ -30,6 +30,9 @@ class Failure:
       error: the exception.
     """
 
+    error: Exception
+    step: int
+
     __slots__ = ('error', 'step')
 
     def __init__(self, step: int, error: Exception) -> None:
@@ -106,7 +109,7 @@ class Errors:
         if on_error not in ('raise', 'skip') and not callable(on_error):
             raise InvalidArgumentError(f"on_error: expected 'raise', 'skip', or a function, got {on_error!r}")
         self.on_error = on_error
-        self.count = 0
+        self.count: int = 0
         self.recent: collections.deque[tuple[int, str]] = collections.deque(maxlen=_RECENT)
 
     @property

@@ -224,8 +224,8 @@ class Methods(Fields):
         super().__init__()
         self.dataset = dataset
         self._wrapped = fields_of(dataset.dataset) if isinstance(dataset, FieldWrapper) else None
-        self.own = _methods(type(dataset))
-        self.parents = () if self._wrapped is None else (self._wrapped,)
+        self.own: dict[str, str] = _methods(type(dataset))
+        self.parents: tuple[Any, ...] = () if self._wrapped is None else (self._wrapped,)
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -275,7 +275,7 @@ class FieldConcat(Fields):
 
     def __init__(self, datasets: Sequence[Any]) -> None:
         super().__init__()
-        self.parents = tuple(map(fields_of, datasets))
+        self.parents: tuple[Any, ...] = tuple(map(fields_of, datasets))
         if not self.parents:
             raise InvalidArgumentError('expected one dataset or more, got none')
         self._pure = all(part._pure for part in self.parents)

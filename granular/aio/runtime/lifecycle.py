@@ -148,8 +148,8 @@ class Running(abc.ABC):
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self.closed = False
-        self.token = object()
+        self.closed: bool = False
+        self.token: object = object()
 
     def turn(self) -> Turn:
         """Return the turn of an operation, in the order of the requests, taken by ``async with``.

@@ -78,7 +78,7 @@ class ParquetDataSource(Sampling[Datapoint_co]):
     ) -> None:
         super().__init__()
         import_extra('pyarrow', 'parquet')
-        self.paths = as_paths(paths)
+        self.paths: tuple[Path, ...] = as_paths(paths)
         if isinstance(columns, str) or (columns is not None and not all(type(name) is str for name in columns)):
             raise InvalidArgumentError(f'columns: expected a sequence of names, got {columns!r:.100}')
         self._requested = None if columns is None else tuple(dict.fromkeys(columns))

@@ -57,6 +57,10 @@ class ParquetRows(Source):
       options: number of rows to prepare ahead; by default about 16 MiB of rows.
     """
 
+    data: ParquetDataSource[dict[str, Any]]
+    cycle: int
+    options: ReadOptions | None
+
     def __init__(
         self, data: ParquetDataSource, cycle: int, read_ahead: int, options: ReadOptions | None = None
     ) -> None:

@@ -69,7 +69,7 @@ class WebDatasetDataSource(Sampling[Datapoint_co]):
 
     def __init__(self, paths: Paths, decoders: Decoders = None) -> None:
         super().__init__()
-        self.paths = as_paths(paths)
+        self.paths: tuple[Path, ...] = as_paths(paths)
         if decoders is not None and not isinstance(decoders, Mapping):
             raise InvalidArgumentError(f'decoders: expected a mapping from fields to functions, got {decoders!r:.100}')
         self._decoders = decoders

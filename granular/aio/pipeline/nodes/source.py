@@ -378,9 +378,9 @@ class Node(Source):
 
     def __init__(self, *parents: Source) -> None:
         self.parents = parents
-        self.sparse = any(parent.sparse for parent in parents)
-        self.endless = all(parent.endless for parent in parents)
-        self.seed = next((parent.seed for parent in parents if parent.seed), 0)
+        self.sparse: bool = any(parent.sparse for parent in parents)
+        self.endless: bool = all(parent.endless for parent in parents)
+        self.seed: int = next((parent.seed for parent in parents if parent.seed), 0)
 
     def __len__(self) -> int:
         return len(self.parents[0])
