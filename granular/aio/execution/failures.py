@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import ClosedError, FunctionError, InvalidArgumentError, WorkerError
 
-logger = logging.getLogger('granular')
+logger: Final = logging.getLogger('granular')
 
 OnError = Literal['raise', 'skip'] | Callable[[int, Exception], Any]
 

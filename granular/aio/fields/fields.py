@@ -185,7 +185,8 @@ class Keys(Fields):
             )
         if len(source) >= ENDLESS:
             raise InvalidArgumentError('an infinitely repeated dataset cannot be wrapped: wrap it before repeat()')
-        self.parents, self._names, self._length = (source,), names, len(source)
+        self.parents: tuple[Any, ...] = (source,)
+        self._names, self._length = names, len(source)
         self._selected: dict[tuple[str, ...], Source] = {}  # by requested keys
 
     def __len__(self) -> int:

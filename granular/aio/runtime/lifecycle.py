@@ -18,7 +18,7 @@ from granular.aio.runtime.scope import Closable, scope
 from granular.aio.runtime.user_functions import computing
 from granular.errors import ClosedError, GranularError
 
-logger = logging.getLogger('granular')
+logger: Final = logging.getLogger('granular')
 
 T = TypeVar('T')
 

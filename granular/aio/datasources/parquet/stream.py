@@ -275,7 +275,7 @@ class ReadingRows(Flow):
         self._inner: tuple[_FileLayout, Reading] | None = None
         self._start = self._rows.start()
         self._token: object = None
-        self.calls_functions = callable(read.on_error)
+        self.calls_functions: bool = callable(read.on_error)
 
     def bind(self, token: object) -> None:
         self._token = token

@@ -30,7 +30,7 @@ from granular.indexing import Ints, index_of, indices_of
 
 Decoders = Mapping[str, Callable[[bytes], Any] | Any] | None
 
-logger = logging.getLogger('granular')
+logger: Final = logging.getLogger('granular')
 
 KEY: Final = '__key__'
 _SCANS: Final = 8  # number of files that are indexed concurrently

@@ -6,7 +6,7 @@ import inspect
 import operator
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -114,7 +114,7 @@ class Timing:
     on = False
 
 
-timing = Timing()
+timing: Final = Timing()
 
 
 def convert(source: Any) -> Source:

@@ -74,7 +74,7 @@ class Batching(Flow):
     def __init__(self, parent: Flow, size: int, drop: bool, fn: Callable[[Sequence[Any]], Any]) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
         self._parent, self._size, self._drop, self._fn = parent, size, drop, fn
-        self.calls_functions = fn is not stack
+        self.calls_functions: bool = fn is not stack
 
     async def next(self) -> Any:
         elements: list[Any] = []
@@ -339,7 +339,8 @@ class Zipping(Flow):
     """Tuples of the elements of several streams."""
 
     def __init__(self, parents: Sequence[Flow], strict: bool) -> None:
-        self.parents, self._strict, self._count = tuple(parents), strict, 0
+        self.parents: tuple[Flow, ...] = tuple(parents)
+        self._strict, self._count = strict, 0
 
     async def next(self) -> Any:
         elements: list[Any] = []
@@ -371,7 +372,8 @@ class Mixing(Flow):
     """Elements of several streams in proportion to their weights, until one of them ends."""
 
     def __init__(self, parents: Sequence[Flow], weights: Sequence[int]) -> None:
-        self.parents, self._weights = tuple(parents), weights
+        self.parents: tuple[Flow, ...] = tuple(parents)
+        self._weights = weights
         self._count, self._ended = 0, False
 
     async def next(self) -> Any:

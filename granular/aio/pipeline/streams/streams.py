@@ -191,7 +191,7 @@ class Reading(Flow):
 
     def __init__(self, read: Read, chunk: int = _CHUNK) -> None:
         self._read, self.errors = read, Errors(read.on_error)
-        self.calls_functions = callable(read.on_error)
+        self.calls_functions: bool = callable(read.on_error)
         shard, options = read.shard, read.options
         self._stride = shard.shard_count
         length = len(read.source)
@@ -407,7 +407,8 @@ class SeededStream(Stream):
     """A stage that sets the default seed for later random operations."""
 
     def __init__(self, parent: Stream, seed: Seed) -> None:
-        self.parents, self.declared_seed = (parent,), seed
+        self.parents: tuple[Any, ...] = (parent,)
+        self.declared_seed = seed
 
     def merged(self) -> Read | None:
         read: Read | None = self.parents[0].merged()
@@ -441,7 +442,8 @@ class NamedMix(Stream):
     named = True
 
     def __init__(self, parents: Mapping[str, Stream], weights: Sequence[int]) -> None:
-        self.parents, self._names, self._weights = tuple(parents.values()), tuple(parents), tuple(weights)
+        self.parents: tuple[Any, ...] = tuple(parents.values())
+        self._names, self._weights = tuple(parents), tuple(weights)
 
     def flow(self) -> Flow:
         named = dict(zip(self._names, self.parents, strict=True))
@@ -457,7 +459,8 @@ class Iterated(Stream):
     """The elements of an iterable of the user's, whose iterators have ``get_state`` and ``set_state``."""
 
     def __init__(self, dataset: Any, parents: Sequence[Stream]) -> None:
-        self.parents, self._dataset = tuple(parents), dataset
+        self.parents: tuple[Any, ...] = tuple(parents)
+        self._dataset = dataset
 
     def _over(self, parents: Sequence[Any]) -> Stream:
         # Its iterators read ``_parents`` of the dataset.
