@@ -183,7 +183,7 @@ class Chunks:
         self._left = 0  # bytes of the chunk still to come, including its line end
         self._trailing = False
         self._trailer = 0  # bytes of the trailer section
-        self.ended = False
+        self.ended: bool = False
 
     def feed(self, data: memoryview) -> list[bytes]:
         """Return the bytes of the body in the received data."""

@@ -19,7 +19,7 @@ from granular.aio.runtime.threads import offload
 from granular.config import IOConfig
 from granular.errors import GranularError
 
-logger = logging.getLogger('granular')
+logger: Final = logging.getLogger('granular')
 
 _KEEP: Final = 15.0  # seconds after which an idle connection is not reused: routers drop them silently
 _NAMES_FOR: Final = 60.0  # seconds for which the addresses of a host are cached
@@ -54,7 +54,7 @@ class Pool:
         self._quiet = 0.0  # the time until which none is sent
         self._judged = 0.0  # time of the last evaluation of latencies
         self._tasks: set[asyncio.Task[None]] = set()
-        self.scratch = bytearray(SCRATCH)
+        self.scratch: bytearray = bytearray(SCRATCH)
         self.connections: set[Connection] = set()
         self._idle: dict[Origin, list[Connection]] = {}
         self._names: dict[Origin, tuple[float, asyncio.Future[list[str]]]] = {}

@@ -29,7 +29,7 @@ class Applying(Flow):
     def __init__(
         self, parent: Flow, name: str, fn: Callable[..., Any], seed: Seed | None, check: FilterCheck | None
     ) -> None:
-        self.parents = (parent,)
+        self.parents: tuple[Flow, ...] = (parent,)
         self._parent, self._name, self._fn, self._count = parent, name, fn, 0
         self._check = check
         self._key = None if seed is None else np.random.Philox(seed).state['state']['key']
@@ -72,9 +72,9 @@ class Batching(Flow):
     """Batches of consecutive elements."""
 
     def __init__(self, parent: Flow, size: int, drop: bool, fn: Callable[[Sequence[Any]], Any]) -> None:
-        self.parents = (parent,)
+        self.parents: tuple[Flow, ...] = (parent,)
         self._parent, self._size, self._drop, self._fn = parent, size, drop, fn
-        self.calls_functions = fn is not stack
+        self.calls_functions: bool = fn is not stack
 
     async def next(self) -> Any:
         elements: list[Any] = []
@@ -104,7 +104,7 @@ class FlatMapping(Flow):
     calls_functions = True
 
     def __init__(self, parents: Sequence[Flow], fn: Callable[[Any], Sequence[Any]]) -> None:
-        self.parents = tuple(parents)
+        self.parents: tuple[Flow, ...] = tuple(parents)
         self._parent, self._fn = parents[0], fn
         self._computed: Sequence[Any] | None = ()  # None until those are made again of which a state was restored
         self._next_index = 0
@@ -137,7 +137,7 @@ class WindowShuffling(Flow):
     """Windows of consecutive elements, each shuffled, in the order of Google Grain."""
 
     def __init__(self, parents: Sequence[Flow], size: int, seed: int) -> None:
-        self.parents = tuple(parents)
+        self.parents: tuple[Flow, ...] = tuple(parents)
         self._parent, self._size, self._seed = parents[0], size, seed
         self._window: list[Any] = []
         self._number = 0
@@ -178,7 +178,7 @@ class Rebatching(Flow):
     """Batches of another size, cut out of the batches of a stream."""
 
     def __init__(self, parents: Sequence[Flow], size: int, drop: bool) -> None:
-        self.parents = tuple(parents)
+        self.parents: tuple[Flow, ...] = tuple(parents)
         self._parent, self._size, self._drop = parents[0], size, drop
         self._batch: Any = None  # None until it is read again, after a state was restored
         self._rows = 0  # of this batch
@@ -251,7 +251,7 @@ class Repeating(Flow):
     """The elements of a stream, again and again."""
 
     def __init__(self, parents: Sequence[Flow], epochs: int | None) -> None:
-        self.parents = tuple(parents)
+        self.parents: tuple[Flow, ...] = tuple(parents)
         self._parent, self._epochs = parents[0], epochs
         self._start = self._parent.state()
         self._epoch, self._empty = 0, True  # True until this epoch has returned an element
@@ -280,7 +280,7 @@ class Limiting(Flow):
     """The first elements of a stream."""
 
     def __init__(self, parents: Sequence[Flow], limit: int) -> None:
-        self.parents = tuple(parents)
+        self.parents: tuple[Flow, ...] = tuple(parents)
         self._parent, self._limit, self._count = parents[0], limit, 0
 
     async def next(self) -> Any:
@@ -302,7 +302,7 @@ class Caching(Flow):
     """The elements of a stream, kept in memory. The stream only ever moves on: its elements come once."""
 
     def __init__(self, parents: Sequence[Flow]) -> None:
-        self.parents = tuple(parents)
+        self.parents: tuple[Flow, ...] = tuple(parents)
         self._parent = parents[0]
         self._cached: list[Any] = []
         self._complete = False
@@ -339,7 +339,8 @@ class Zipping(Flow):
     """Tuples of the elements of several streams."""
 
     def __init__(self, parents: Sequence[Flow], strict: bool) -> None:
-        self.parents, self._strict, self._count = tuple(parents), strict, 0
+        self.parents: tuple[Flow, ...] = tuple(parents)
+        self._strict, self._count = strict, 0
 
     async def next(self) -> Any:
         elements: list[Any] = []
@@ -371,7 +372,8 @@ class Mixing(Flow):
     """Elements of several streams in proportion to their weights, until one of them ends."""
 
     def __init__(self, parents: Sequence[Flow], weights: Sequence[int]) -> None:
-        self.parents, self._weights = tuple(parents), weights
+        self.parents: tuple[Flow, ...] = tuple(parents)
+        self._weights = weights
         self._count, self._ended = 0, False
 
     async def next(self) -> Any:
@@ -419,7 +421,7 @@ class Interleaving(Flow):
     """Elements of several streams in turn; the next stream replaces one that ends."""
 
     def __init__(self, parents: Sequence[Flow], cycle: int) -> None:
-        self.parents = tuple(parents)
+        self.parents: tuple[Flow, ...] = tuple(parents)
         self._open: list[int | None] = [i if i < len(parents) else None for i in range(cycle)]
         self._turn, self._begun = 0, min(cycle, len(parents))
         self._starts = [parent.state() for parent in parents]
@@ -461,7 +463,7 @@ class Prefetching(Flow):
     """Elements computed before they are requested, by a separate task."""
 
     def __init__(self, parents: Sequence[Flow], size: int) -> None:
-        self.parents = tuple(parents)
+        self.parents: tuple[Flow, ...] = tuple(parents)
         self._parent, self._size = parents[0], size
         self._after = self._parent.state()
         self._task: asyncio.Task[None] | None = None

@@ -195,10 +195,12 @@ class Document:
       offsets: the numbers of values that are packed.
     """
 
+    arrays: list[Array]
+
     def __init__(self, arrays: list[Array], listed: list[Any]) -> None:
         self.arrays, self._listed = arrays, listed
-        self.sizes = [len(array) for array in arrays]
-        self.offsets = [0] * len(arrays)
+        self.sizes: list[int] = [len(array) for array in arrays]
+        self.offsets: list[int] = [0] * len(arrays)
 
     def take(self, features: Sequence[Feature], counts: Sequence[int]) -> Segment:
         """Return the next values of each feature as a segment; meta features are never split, and repeat."""
@@ -222,6 +224,9 @@ class Document:
 
 class Pack(abc.ABC):
     """Rows that are filled together."""
+
+    recipe: Recipe
+    features: tuple[Feature, ...]
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe, self.features = recipe, recipe.features
@@ -331,7 +336,7 @@ class Packing(Flow):
     """
 
     def __init__(self, parents: Sequence[Flow], recipe: Recipe) -> None:
-        self.parents = tuple(parents)
+        self.parents: tuple[Flow, ...] = tuple(parents)
         self._parent, self._recipe, self._features = parents[0], recipe, recipe.features
         # The state before the pack. The document that the pack begins with is that after the state of the parent,
         # from these offsets on.

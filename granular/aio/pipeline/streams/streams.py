@@ -106,6 +106,13 @@ class Stream(abc.ABC):
 class Read(Stream):
     """The elements of a source, read ahead in chunks."""
 
+    source: Source
+    options: ReadOptions
+    allow_nones: bool
+    shard: ShardOptions
+    workers: MultiprocessingOptions | None
+    filters: DatasetOptions
+
     def __init__(
         self,
         source: Source,
@@ -116,10 +123,10 @@ class Read(Stream):
         workers: MultiprocessingOptions | None = None,
         filters: DatasetOptions | None = None,
     ) -> None:
-        self.parents = (source,)
+        self.parents: tuple[Any, ...] = (source,)
         self.source, self.options, self.allow_nones = source, options, allow_nones
         self.shard, self.workers, self.filters = shard or ShardOptions(0, 1), workers, filters or DatasetOptions()
-        self.on_error = Errors(on_error).on_error  # validated here; each iteration counts its own errors
+        self.on_error: OnError = Errors(on_error).on_error  # validated here; each iteration counts its own errors
 
     def replaced(self, **changes: Any) -> 'Read':
         """Return a copy with some arguments changed."""
@@ -178,11 +185,13 @@ class _ChunkTask:
 class Reading(Flow):
     """Reads a source. Its state is the position of the next element in the whole source, independent of the shard."""
 
+    errors: Errors
+
     _workers: 'Workers | None'
 
     def __init__(self, read: Read, chunk: int = _CHUNK) -> None:
         self._read, self.errors = read, Errors(read.on_error)
-        self.calls_functions = callable(read.on_error)
+        self.calls_functions: bool = callable(read.on_error)
         shard, options = read.shard, read.options
         self._stride = shard.shard_count
         length = len(read.source)
@@ -331,11 +340,15 @@ def _weight(source: Source) -> int:
 class Each(Stream):
     """An operation on single elements."""
 
+    name: str
+    transform: Any
+    seed: Seed | None
+
     def __init__(self, parent: Stream, name: str, transform: Any, seed: Seed | None = None) -> None:
-        self.parents = (parent,)
+        self.parents: tuple[Any, ...] = (parent,)
         self.name, self.transform, self.seed = name, transform, seed
         self.method = elements.method_of(transform, name)
-        self.filters = DatasetOptions()
+        self.filters: DatasetOptions = DatasetOptions()
 
     def merged(self) -> Read | None:
         read: Read | None = self.parents[0].merged()
@@ -373,11 +386,13 @@ class Each(Stream):
 class BatchOf(Stream):
     """Batches of consecutive elements."""
 
+    drop_remainder: bool
+
     def __init__(
         self, parent: Stream, size: int, drop_remainder: bool, batch_fn: Callable[[Sequence[Any]], Any] | None
     ) -> None:
-        self.parents = (parent,)
-        self.size = check_integer('batch_size', size, 1)
+        self.parents: tuple[Any, ...] = (parent,)
+        self.size: int = check_integer('batch_size', size, 1)
         self.drop_remainder, self.fn = drop_remainder, batch_fn or elements.stack
 
     def flow(self) -> Flow:
@@ -392,7 +407,8 @@ class SeededStream(Stream):
     """A stage that sets the default seed for later random operations."""
 
     def __init__(self, parent: Stream, seed: Seed) -> None:
-        self.parents, self.declared_seed = (parent,), seed
+        self.parents: tuple[Any, ...] = (parent,)
+        self.declared_seed = seed
 
     def merged(self) -> Read | None:
         read: Read | None = self.parents[0].merged()
@@ -410,7 +426,7 @@ class Staged(Stream):
     """A stage with one or more parents, whose flow is created by a function."""
 
     def __init__(self, parents: Sequence[Stream], description: str, make: Callable[..., Flow], *args: Any) -> None:
-        self.parents = tuple(parents)
+        self.parents: tuple[Any, ...] = tuple(parents)
         self._description, self._make, self._args = description, make, args
 
     def flow(self) -> Flow:
@@ -426,7 +442,8 @@ class NamedMix(Stream):
     named = True
 
     def __init__(self, parents: Mapping[str, Stream], weights: Sequence[int]) -> None:
-        self.parents, self._names, self._weights = tuple(parents.values()), tuple(parents), tuple(weights)
+        self.parents: tuple[Any, ...] = tuple(parents.values())
+        self._names, self._weights = tuple(parents), tuple(weights)
 
     def flow(self) -> Flow:
         named = dict(zip(self._names, self.parents, strict=True))
@@ -442,7 +459,8 @@ class Iterated(Stream):
     """The elements of an iterable of the user's, whose iterators have ``get_state`` and ``set_state``."""
 
     def __init__(self, dataset: Any, parents: Sequence[Stream]) -> None:
-        self.parents, self._dataset = tuple(parents), dataset
+        self.parents: tuple[Any, ...] = tuple(parents)
+        self._dataset = dataset
 
     def _over(self, parents: Sequence[Any]) -> Stream:
         # Its iterators read ``_parents`` of the dataset.
