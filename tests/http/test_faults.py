@@ -9,6 +9,7 @@ import google_crc32c
 import pytest
 
 import granular
+from granular import aio
 from granular.errors import (
     AccessDeniedError,
     BadReplyError,
@@ -489,6 +490,27 @@ def test_interrupted_full_object_is_resumed(server):
     assert path(server).read_bytes() == DATA
     assert server.ranges[0] is None
     assert server.ranges[1].endswith('-99999')
+
+
+async def test_pinned_object_without_a_range_that_it_has_is_no_replaced_object(server):
+    async with await aio.Path(path(server)).open() as file:
+        assert await file.read(10) == DATA[:10]
+        server.script.append('unsatisfiable')
+        assert await file.read(10) == DATA[10:20]  # asked for once more
+        server.script.extend(['unsatisfiable'] * 2)
+        with pytest.raises(BadReplyError, match=r'object: status 416 for bytes 20 to 30 of version .*one.*, which has'):
+            await file.read(10)
+
+
+async def test_object_that_is_shorter_than_its_pinned_version_was_replaced(server):
+    async with await aio.Path(path(server)).open() as file:
+        assert await file.read(10) == DATA[:10]
+        server.etag = None
+        server.script.extend(['unsatisfiable'] * 2)
+        with pytest.raises(
+            ObjectChangedError, match='replaced while it was being read: version "one" is not there any'
+        ):
+            await file.read(10)
 
 
 def test_claimed_size_beyond_memory_is_an_error(server):

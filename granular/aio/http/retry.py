@@ -17,7 +17,7 @@ from granular.aio.http.download import Download
 from granular.aio.http.limits import Budget, Limit, Pauses
 from granular.aio.http.messages import Head, ProtocolError, http_date
 from granular.aio.http.pool import UnreachableError
-from granular.aio.http.reply import changed, counters
+from granular.aio.http.reply import counters
 from granular.config import IOConfig
 from granular.errors import (
     AccessDeniedError,
@@ -271,7 +271,7 @@ def refusal(head: Head, body: bytes | bytearray, name: str) -> Exception:
             return RecoverableError(denied, 'skewed', head.headers.get('date', ''))
         return RecoverableError(denied, 'expired') if status == 401 or detail in _EXPIRED else denied
     if status == 412:
-        return changed(name, 'asked for', None)
+        return ObjectChangedError(f'{name}: it was replaced while it was being read: status 412')
     region = head.headers.get('x-amz-bucket-region', '')[:40]
     if status in (301, 307, 400) and region:
         moved = f'{name}: the bucket is in region {region} (status {status}, {detail}): pass region={region!r}'
