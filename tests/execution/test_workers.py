@@ -271,8 +271,6 @@ def test_loader_continues_after_a_worker_failure(death):
         assert [batch['i'][0] for batch in loader] == [50, 60, 70, 80, 90]
 
 
-@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
-@pytest.mark.parametrize(('count', 'threads'), each_value(itertools.product([1, 2, 3], [1, 4])))
 def stopped_child():
     """Wait until a child of this process is stopped, and return it."""
     while True:
@@ -306,6 +304,8 @@ def test_stopped_worker_with_a_full_pipe_does_not_block_the_loop(closed, monkeyp
         assert [next(loader)['i'].item() for _ in range(ahead)] == list(range(1, ahead + 1))
 
 
+@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+@pytest.mark.parametrize(('count', 'threads'), each_value(itertools.product([1, 2, 3], [1, 4])))
 def test_forked_workers_start_their_own_threads(count, threads):
     # The forking process has used its own pool, whose threads do not exist in the worker.
     source = granular.sources.Transform(range(64), datapoint)
