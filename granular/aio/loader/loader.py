@@ -51,6 +51,12 @@ class LoaderHandle(abc.ABC):
         """Number of steps of the source before the next batch, over all shards: the ``'step'`` of ``save``."""
         return self._core.ahead.position
 
+    @property
+    def _remaining(self) -> int | None:
+        """The number of batches that follow; None if the source is endless."""
+        core = self._core
+        return None if core.batches is None else core.batches - core.ahead.position // core.stride
+
     def save(self) -> dict[str, Any]:
         """Return the state: plain JSON, the position of the next batch, independent of prefetched batches.
 
@@ -247,9 +253,9 @@ class _Core(Running):
         self.source, self.batch, self._workers, self._mp = source, batch, workers, mp
         self._first, self._recycle_after = shard_id * batch, recycle_after
         self._processes: Workers | None = None
-        self._stride = batch * num_shards
+        self.stride = batch * num_shards
         self.ahead: Prefetch[LoadedBatch] = Prefetch(
-            self._make, self._stride, batch, workers, 'granular-loader', on_error != 'raise'
+            self._make, self.stride, batch, workers, 'granular-loader', on_error != 'raise'
         )
         self.ahead.depth, self.ahead.token = prefetch, self.token
         self._assembly: Assembly | None = None
@@ -268,14 +274,14 @@ class _Core(Running):
         if self.source.endless:
             return None
         length = length_of(self.source)
-        if length < self._stride:
-            shards = self._stride // self.batch
+        if length < self.stride:
+            shards = self.stride // self.batch
             of_shards = f' of each of {shards} shards' if shards > 1 else ''
             raise InvalidArgumentError(
-                f'{self.source.describe()}: expected {self._stride} datapoints or more for a batch of {self.batch}'
+                f'{self.source.describe()}: expected {self.stride} datapoints or more for a batch of {self.batch}'
                 f'{of_shards}, got {length}: choose a smaller batch, or repeat the source'
             )
-        return length // self._stride
+        return length // self.stride
 
     async def spec(self) -> Spec:
         """Return the dtype and shape of each key of a datapoint, determined from the first datapoint."""
@@ -317,13 +323,13 @@ class _Core(Running):
         if batch is END or self.ahead.position != position:
             return
         self.ahead.drop()
-        self.ahead.position -= self._stride
+        self.ahead.position -= self.stride
         self.counts['batches'] -= 1
         self.counts['bytes'] -= sum(array.nbytes for array in batch.values())
 
     async def _next(self) -> Any:
         if self._assembly is None:
-            self.ahead.stop = None if self.batches is None else self.batches * self._stride
+            self.ahead.stop = None if self.batches is None else self.batches * self.stride
             if self.ahead.stop is not None and self.ahead.position >= self.ahead.stop:
                 return END
             self._assembly = Assembly(self.source, self.batch, await self._learned_spec(), self.errors.on_error)
