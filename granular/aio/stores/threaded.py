@@ -120,7 +120,13 @@ class ThreadedWriter(ObjectWriter):
                 self._file = self._open_file()
             self._file.write(data)
             if last:
-                self._file.close()
+                uploads = _uploads(self._file)
+                try:
+                    self._file.close()
+                except BaseException:
+                    # Nothing appeared, so there is nothing to remove but what the file was to replace.
+                    self._file = None if uploads else self._file
+                    raise
 
         await self._store.call(self._key, call_now)
 
