@@ -98,7 +98,9 @@ class RayShards:
             await offload(lambda: self._ray.wait([result], timeout=_ENDING))
             raise
         except errors.RayTaskError as error:
-            raise (error.cause if isinstance(error.cause, Exception) else error) from error
+            if isinstance(error.cause, Exception):
+                raise error.cause from error
+            raise
         except errors.RayError as error:
             folder = self._job.writer.folder(number)
             raise WorkerError(f'{folder}: its task did not finish after {_RETRIES} retries: {error}') from error
