@@ -49,8 +49,9 @@ def read(
     A read task takes a run of shards, or a part of one if there are fewer shards than tasks, and streams it: it holds
     eight reads of about 4 MiB, 16 MiB of decoded values, and the block that Ray fills (``target_max_block_size``).
     Arrays become Ray's tensor columns. The number of rows is known at once, and their size is estimated from 16
-    datapoints. ``select_columns`` and ``limit`` right after it read less. The rows keep their order, whichever task
-    ends first (``preserve_order``, which ``dataset.context.execution_options`` can turn off).
+    datapoints. ``select_columns`` right after it reads only these keys, and a ``limit`` that Ray passes on only as many
+    rows. The rows keep their order, whichever task ends first (``preserve_order``, which
+    ``dataset.context.execution_options`` can turn off).
 
     The dataset is pinned: a shard that was replaced since is an ``ObjectChangedError``. Workers take credentials from
     their environment, and must reach the data by the same address.
