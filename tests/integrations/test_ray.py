@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import pickle
+import re
 import shutil
 import tempfile
 import threading
@@ -28,6 +29,7 @@ from granular.errors import (
     UnknownKeyError,
     UnknownTypeError,
 )
+from tests import ROOT
 
 pytestmark = [
     pytest.mark.xdist_group('ray'),
@@ -114,8 +116,9 @@ def nodes(moto):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('RAY_USAGE_STATS_ENABLED', '0')
-        patch.setenv('RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO', '0')
+        patch.setenv('RAY_worker_niceness', '0')  # by default, workers wait for all other processes
         # Paths are sent to the workers without credentials.
+        patch.setenv('AWS_ENDPOINT_URL', moto.endpoint)
         patch.setenv('AWS_ACCESS_KEY_ID', moto.options['key'])
         patch.setenv('AWS_SECRET_ACCESS_KEY', moto.options['secret'])
         folder = tempfile.mkdtemp(prefix='ray-')  # short, as it holds sockets
@@ -222,6 +225,23 @@ def test_bad_reads(ray_, tmp_path):
     written(folder, 20, 10, make=lambda i: row(i + 1))
     with pytest.raises(ObjectChangedError):
         dataset.take_all()
+
+
+def test_documentation(nodes, user_buckets, capsys):
+    """The blocks of the page, which has no cluster in its own test."""
+    text = (ROOT / 'docs' / 'frameworks.md').read_text().partition('## Ray\n')[2]
+    block = re.search(r'^```python no-run\n(.*?)^```', text, re.MULTILINE | re.DOTALL)[1]
+    with granular.DatasetWriter('s3://my-bucket/images', {'image': 'array', 'label': 'int'}) as writer:
+        for i in range(256):
+            writer.append({'image': np.full((8, 8), i, np.uint8), 'label': i % 10}, flush=False)
+    with granular.Path('s3://my-bucket/rows.parquet').open('wb') as file:
+        pyarrow.parquet.write_table(pyarrow.table({'n': list(range(10))}), file)
+    exec(block, {})
+    assert capsys.readouterr().out == '256\n'
+    bright = granular.open('s3://my-bucket/bright')
+    assert [point['label'] for point in bright] == [i % 10 for i in range(256)]
+    assert bright[100]['image'].tolist() == [[178] * 8] * 8
+    assert [point['n'] for point in granular.open('s3://my-bucket/converted')] == list(range(10))
 
 
 # --- writing
