@@ -463,6 +463,17 @@ def test_convert_in_a_cluster(store, nodes, request, tmp_path):
     assert granular.convert(Records(95), root / 'got', **options, engine='ray').found == 95
 
 
+def test_shards_of_several_reads(nodes, ray_, tmp_path):
+    """A shard has more records than are read at a time, and more than a part."""
+    records = [plain(i) for i in range(2500)]
+    granular.convert(records, tmp_path / 'expected', shardlen=1200, spec=PLAIN)
+    granular.convert(records, tmp_path / 'got', shardlen=1200, spec=PLAIN, engine='ray')
+    assert contents(tmp_path / 'got') == contents(tmp_path / 'expected')
+    ray_.write(ray_.read(tmp_path / 'got', override_num_blocks=4), tmp_path / 'again', PLAIN, shardlen=1200)
+    expected = {name: data for name, data in contents(tmp_path / 'expected').items() if name != 'conversion.json'}
+    assert contents(tmp_path / 'again') == expected
+
+
 def test_convert_files_by_relative_paths(nodes, granular_cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for part in range(2):

@@ -15,6 +15,7 @@ from granular.aio.paths.path import Path
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.bridge import run
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import each, for_each
 from granular.aio.runtime.threads import offload, offload_whole
 from granular.errors import (
@@ -134,6 +135,7 @@ class _Job:
 
     async def start(self, source: Source, number: int, start: int, stop: int) -> DatasetWriter | None:
         """Write a shard. Returns the writer that publishes it, or None if it is finished."""
+        await ensure_event_loop()
         for _ in range(int(_ENDING / _POLL)):
             if await self._is_finished(number, stop - start):
                 return None

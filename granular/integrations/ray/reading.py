@@ -22,11 +22,14 @@ from granular.errors import InvalidArgumentError
 from granular.integrations.ray.concatenation import Concatenation
 from granular.sync.iteration import Iteration
 
+ray = import_extra('ray', 'ray')
 data = import_extra('ray.data', 'ray')
 blocks = import_extra('ray.data.block', 'ray')
 _Base: Any = data.Datasource
 
 _BLOCK: Final = 16 * MiB  # of decoded values that a read task collects before it hands them to Ray
+_TASK: Final = 64 * MiB  # of decoded values in a read task
+_SMALL_TASK: Final = 4 * MiB  # in a read task of a dataset that has few of them
 _STUB: Final = '__bsp_stub'  # the column of rows without columns in Ray
 _SAMPLE: Final = 16  # datapoints that are read to estimate sizes
 
@@ -46,8 +49,9 @@ def read(
         for batch in dataset.iter_batches(batch_size=64):
             train_step(batch['image'], batch['label'])
 
-    A read task takes a run of shards, or a part of one if there are fewer shards than tasks, and streams it: it holds
-    eight reads of about 4 MiB, 16 MiB of decoded values, and the block that Ray fills (``target_max_block_size``).
+    A read task takes a run of shards of about 64 MiB, or a part of a shard if there are fewer shards than tasks, and
+    streams it: it holds eight reads of about 4 MiB, 16 MiB of decoded values, and the block that Ray fills
+    (``target_max_block_size``).
     Arrays become Ray's tensor columns. The number of rows is known at once, and their size is estimated from 16
     datapoints. ``select_columns`` right after it reads only these keys, and a ``limit`` that Ray passes on only as many
     rows. The rows keep their order, whichever task ends first (``preserve_order``, which
@@ -67,7 +71,12 @@ def read(
       NotFoundError: if there is no dataset.
       UnknownKeyError: if ``fields`` has a key that the dataset does not have.
     """
-    dataset = data.read_datasource(Datasource(url, decoders, fields, verify), **options)
+    source = Datasource(url, decoders, fields, verify)
+    if options.get('override_num_blocks') is None:
+        # By default, Ray makes 200 blocks or more, most of which would take less time than the task around them.
+        size, processors = source.estimate_inmemory_data_size(), int(ray.cluster_resources().get('CPU', 1))
+        options['override_num_blocks'] = max(1, -(-size // _TASK), min(2 * processors, -(-size // _SMALL_TASK)))
+    dataset = data.read_datasource(source, **options)
     dataset.context.execution_options.preserve_order = True
     return dataset
 
