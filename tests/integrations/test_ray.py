@@ -33,7 +33,7 @@ from tests import ROOT
 
 pytestmark = [
     pytest.mark.xdist_group('ray'),
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(300),
     pytest.mark.filterwarnings(r'ignore:`\w+` is deprecated'),  # of settings that Ray itself sets
 ]
 
