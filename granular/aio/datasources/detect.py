@@ -9,6 +9,7 @@ from typing import Any, Final
 from granular import formats
 from granular.aio.bags.reader import BagReader
 from granular.aio.datasets.codec import Decoder
+from granular.aio.datasets.index import index_path
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader
 from granular.aio.datasets.shards import shards_of
@@ -89,6 +90,9 @@ async def open(  # noqa: A001
         # A server that lists no folders can still have a dataset.
         if await (folder / 'spec.json').exists():
             return await _open(DatasetReader, folder, decoders, options)
+        # A listing of ten thousand shards takes ten requests.
+        if await index_path(folder).exists():
+            return await _open(ShardedDatasetReader, folder, decoders, options)
     elif not (await folder.stat()).is_dir:
         if folder.suffix == '.bag':
             return await _open(BagReader, folder, decoders, options)
