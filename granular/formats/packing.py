@@ -27,6 +27,7 @@ MAX_WORDS: Final = _BLOCKS * (HEAD + BLOCK + 1)
 """Words of the largest page: numbers of 64 bits each."""
 
 _CHUNK: Final = 1 << 14  # lookups whose intermediate results fit into a cache of the processor
+_CHECKED: Final = 1 << 10  # pages that are checked at a time
 _ALL: Final = np.uint64(2**64 - 1)
 _SLOPE: Final = np.uint64(2**32 - 1)
 _PAYLOAD: Final = np.uint64(2**24 - 1)
@@ -101,6 +102,12 @@ def check_pages(words: Words, starts: Ints, sizes: Ints, records: Ints, name: st
     Raises:
       CorruptDatasetError: if one does not.
     """
+    for start in range(0, len(starts), _CHECKED):
+        part = slice(start, start + _CHECKED)
+        _check_pages(words, starts[part], sizes[part], records[part], name)
+
+
+def _check_pages(words: Words, starts: Ints, sizes: Ints, records: Ints, name: str) -> None:
     blocks = -(-records // BLOCK)
     if (bad := sizes < blocks * HEAD).any():
         raise CorruptDatasetError(f'{name}: a page of {sizes[bad][0]} words is too small for {blocks[bad][0]} blocks')

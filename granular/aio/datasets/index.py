@@ -317,8 +317,11 @@ class DatasetIndex(PackedTables):
         if not store.has_folders and self._objects() <= _LISTED:
             return await self._compare_listing(directory)
         numbers = list(range(len(self)))
-        if await (directory / shard_name(len(self)) / 'spec.json').exists():
+        try:
+            await store.read((directory / shard_name(len(self)) / 'spec.json').key)
             numbers = await shards_in(directory)
+        except NotFoundError:
+            pass
         return numbers, np.zeros(0, np.int64)
 
     def _objects(self) -> int:

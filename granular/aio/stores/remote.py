@@ -220,7 +220,7 @@ class RemoteStore(Store, Generic[C]):
         self, key: str, start: int, stop: int, version: str | None, target: memoryview, largest: int = 0
     ) -> None:
         # Read in steps: a table may be larger than the memory limit of requests in flight.
-        wave = self.config.memory // 2
+        wave = max(self.config.memory // 2, 2 * largest)
         if version is not None and not stands_in(version) and self._cache() is not None:
             for at in range(start, stop, wave):
                 end = min(at + wave, stop)
