@@ -267,10 +267,14 @@ def test_missing_shards_are_errors(tmp_path):
 @pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
 def test_copied_dataset_is_read_by_its_own_tables(tmp_path, bucket, caplog):
     write(tmp_path / 'ds', range(30), shardlen=10, index=True)
-    for target in (granular.Path(tmp_path / 'copy'), bucket / 'copy'):
+    granular.Path(tmp_path / 'ds').copy(granular.Path(tmp_path / 'copy'))
+    assert read(tmp_path / 'copy') == [point(i, 'refs') for i in range(30)]
+    assert warnings_of(caplog) == []  # a copy on a disk has no index
+    shutil.copytree(tmp_path / 'ds', tmp_path / 'tree')
+    granular.Path(tmp_path / 'ds').copy(bucket / 'copy')
+    for copy in (tmp_path / 'tree', bucket / 'copy'):
         caplog.clear()
-        granular.Path(tmp_path / 'ds').copy(target)
-        assert read(target) == [point(i, 'refs') for i in range(30)]
+        assert read(copy) == [point(i, 'refs') for i in range(30)]
         (message,) = warnings_of(caplog)
         assert 'copied' in message and 'run `granular index`' in message
 

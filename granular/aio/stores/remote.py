@@ -220,13 +220,14 @@ class RemoteStore(Store, Generic[C]):
         self, key: str, start: int, stop: int, version: str | None, target: memoryview, largest: int = 0
     ) -> None:
         # Read in steps: a table may be larger than the memory limit of requests in flight.
-        wave = max(self.config.memory // 2, 2 * largest)
+        wave = self.config.memory // 2
         if version is not None and not stands_in(version) and self._cache() is not None:
             for at in range(start, stop, wave):
                 end = min(at + wave, stop)
                 target[at - start : end - start] = (await self.read_many([Request(key, [at], [end], version)]))[0]
             return
         client = await self.client()
+        wave = max(wave, 2 * largest)
         for at in range(start, stop, wave):
             space = Space(target, target[at - start : min(at + wave, stop) - start])
             reads = self._parts(client, key, at, min(at + wave, stop), version, space, largest)
