@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from granular.sync.functions import (
         Conversion,
         LocalCopy,
+        build_index,
         clean,
         convert,
         copy_to_local,
@@ -134,6 +135,7 @@ __all__ = [
     'WebDatasetDataSource',
     'aio',
     'batch_and_pad',
+    'build_index',
     'clean',
     'convert',
     'copy_to_local',
@@ -166,7 +168,7 @@ if not TYPE_CHECKING:
                 'OversamplingWrapper PercentFilterWrapper RepeatWrapper ShuffleWrapper SubsetWrapper'
             ),
             'granular.sync.functions': (
-                'Conversion LocalCopy clean convert copy_to_local load_state save_state verify'
+                'Conversion LocalCopy build_index clean convert copy_to_local load_state save_state verify'
             ),
         },
     )

@@ -62,6 +62,9 @@ class IOConfig:
     backoff_cap: float = _env('backoff_cap', 20.0, 'seconds that a single wait never passes')
     part_size: int = _env('part_size', 8 * MiB, 'bytes of an upload part; doubles every 1,000 parts')
     index_cache: str = _env('index_cache', '', 'a local folder that keeps the indices of datasets; none if empty')
+    index_memory: int = _env(
+        'index_memory', GiB, "bytes of a dataset's index in memory; of a larger one, pages are read"
+    )
     cache_dir: str = _env('cache_dir', '', 'a local folder that keeps blocks of objects in buckets; none if empty')
     cache_bytes: int = _env('cache_bytes', 10 * GiB, 'bytes on the disk that cache_dir may take, from 8 MiB on')
     upload_concurrency: int = _env('upload_concurrency', 4, 'parts of one object in flight while it is written')

@@ -12,6 +12,7 @@ from granular._lazy import lazy_getattr
 from granular.aio import sources
 from granular.aio.bags.reader import BagReader
 from granular.aio.bags.writer import BagWriter
+from granular.aio.datasets.build_index import build_index
 from granular.aio.datasets.clean import clean
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader
@@ -85,6 +86,7 @@ __all__ = [
     'TokenWindows',
     'WebDatasetDataSource',
     'aclose',
+    'build_index',
     'clean',
     'convert',
     'copy_to_local',

@@ -159,6 +159,22 @@ def verify(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
 
 @app.command()
 @with_store_options
+def index(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
+    """Write one file that describes all shards of a dataset, with which readers open it in a handful of requests."""
+    path = open_path(url)
+    with show_count(Console(stderr=True), 'index') as advance:
+        summary = granular.build_index(path, advance)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(summary)))
+        return
+    typer.echo(
+        f'{printable(summary.path)}: {summary.shards:,} shards, {summary.datapoints:,} datapoints, '
+        f'{summary.records:,} records, {summary.bytes:,} bytes'
+    )
+
+
+@app.command()
+@with_store_options
 def clean(
     open_path: OpenPath,
     url: Address,
@@ -243,6 +259,17 @@ def show_bytes(console: Console, task_name: str, path: granular.Path | None) -> 
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(task_name, total=_total(path) if console.is_terminal and path is not None else None)
         yield lambda size: progress.update(task, advance=size)
+
+
+@contextlib.contextmanager
+def show_count(console: Console, task_name: str) -> Iterator[Callable[[int], None]]:
+    """Show a count, on a terminal. Yields a function to call with the number of items done."""
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn('{task.description}'), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(task_name, total=None)
+        yield lambda count: progress.update(task, advance=count)
 
 
 def _total(path: granular.Path) -> int:

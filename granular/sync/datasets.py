@@ -61,8 +61,9 @@ class ShardedDatasetReader(Datasets[sharded_reader.ShardedDatasetReader[Datapoin
         shardstart: int = 0,
         shardstep: int = 1,
         verify: bool = False,
+        index: bool = True,
     ) -> None:
-        args = directory, decoders, cache_index, cache_keys, parallel, shardstart, shardstep, verify
+        args = directory, decoders, cache_index, cache_keys, parallel, shardstart, shardstep, verify, index
         self._open(sharded_reader.ShardedDatasetReader(*args))
 
     @property
@@ -134,8 +135,9 @@ class ShardedDatasetWriter(Appending[sharded_writer.ShardedDatasetWriter]):
         layout: Layout = 'refs',
         checksums: bool = False,
         resume: Literal['check', 'discard'] = 'check',
+        index: bool = False,
     ) -> None:
-        args = directory, spec, encoders, shardlen, shardstart, shardstep, layout, checksums, resume
+        args = directory, spec, encoders, shardlen, shardstart, shardstep, layout, checksums, resume, index
         self._open(sharded_writer.ShardedDatasetWriter(*args))
 
     @property

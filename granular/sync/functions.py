@@ -6,8 +6,10 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from granular.aio.conversion import convert as conversion
 from granular.aio.conversion.convert import Conversion
+from granular.aio.datasets import build_index as indexing
 from granular.aio.datasets import clean as cleaning
 from granular.aio.datasets import verify as verification
+from granular.aio.datasets.build_index import IndexSummary
 from granular.aio.datasets.clean import Leftover
 from granular.aio.datasets.verify import Problem, Report
 from granular.aio.loader import checkpoints
@@ -20,10 +22,12 @@ from granular.sync.path import Path
 
 __all__ = [
     'Conversion',
+    'IndexSummary',
     'Leftover',
     'LocalCopy',
     'Problem',
     'Report',
+    'build_index',
     'clean',
     'convert',
     'copy_to_local',
@@ -47,6 +51,7 @@ def _blocking(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
     return call
 
 
+build_index: Final = _blocking(indexing.build_index)
 clean: Final = _blocking(cleaning.clean)
 convert: Final = _blocking(conversion.convert)
 copy_to_local: Final = _blocking(local_copy.copy_to_local)

@@ -4,12 +4,13 @@ import copy
 import hashlib
 import os
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import BagState
+from granular.aio.bags.packed import PackedTable
 from granular.aio.http.reply import Reply, changed, counters, stands_in
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
@@ -20,6 +21,26 @@ from granular.errors import ClosedError, CorruptBagError, InvalidArgumentError, 
 from granular.formats import layout
 from granular.formats.checksums import SUFFIX, Sums, check, load
 from granular.indexing import Ints
+
+
+class IndexedBag(NamedTuple):
+    """A bag as the index of its dataset has it.
+
+    Attributes:
+      version: 1, 2 or 3.
+      records: the number of records.
+      size: bytes of records and table.
+      datasize: bytes of records.
+      pin: the version of the object that holds the records; None if it is empty.
+      limits: the limits; None to read them from the bag itself, which must be of version 1 or 2.
+    """
+
+    version: int
+    records: int
+    size: int
+    datasize: int
+    pin: str | None
+    limits: PackedTable | None
 
 
 class Bag:
@@ -43,6 +64,7 @@ class Bag:
       datasize: bytes of records.
       size: bytes of records and table.
       sums: the checksums of all records, if they are verified.
+      packed: the limits, if they are in the index of the dataset.
       immediate: True if records can be read without waiting: limits in memory, records in memory or on a local disk.
     """
 
@@ -76,7 +98,8 @@ class Bag:
         self.sums: Sums | None = None
         self._pin: str | None = None  # the version of the file that holds the records
         self._limits: Ints | None = None
-        self._view: memoryview | None = None  # of the limits: indexing it is faster than indexing the array
+        self._view: memoryview | PackedTable | None = None  # of the limits: faster to index than the array
+        self.packed: PackedTable | None = None
         self._handle: tuple[str, str] | None = None
         self._table: tuple[Path, int, str | None] | None = None  # file, start and version, if it is not in memory
         self._files: list[tuple[Path, FileIdentity]] = []
@@ -88,7 +111,7 @@ class Bag:
     def close(self) -> None:
         """Drop what is cached."""
         self.opened = self.immediate = False
-        self._limits = self._view = None
+        self._limits = self._view = self.packed = None
         if self.path is not None:
             self._data = None
 
@@ -104,6 +127,29 @@ class Bag:
             await self._open()  # the bytes may have been damaged on the way
         self.immediate = self._view is not None and (self._data is not None or not self.is_remote)
         self.opened = True
+
+    def open_indexed(self, state: IndexedBag) -> None:
+        """Open the bag as an index has it, without reading anything. A read fails if the file was replaced since."""
+        path = self._require_path()
+        self.version, self.length, self.size, self.datasize, self._pin, self.packed = state
+        self._files = [(path, FileIdentity(self.datasize if self.version == 3 else self.size, self._pin))]
+        if self._pin is not None:
+            self._handle = path.key, self._pin
+        if self.packed is None:
+            self._table = (path, self.datasize + (layout.LIMIT if self.version == 1 else 0), self._pin)
+        elif self.packed.tables.in_memory:
+            self._view = self.packed
+        self.immediate = self._view is not None and not self.is_remote
+        self.opened = True
+
+    async def read_extras(self) -> None:
+        """Read what the options of an indexed bag need in memory: its records, its checksums."""
+        path = self._require_path()
+        if self._cache_data:
+            self._data = (await path.read_ranges([0], [self._files[0][1].size], version=self._pin))[0]
+            self.immediate = self._view is not None
+        if self._verify:
+            await self._read_sums(self.sums_path)
 
     async def _open(self) -> None:
         self._files = []
@@ -313,9 +359,23 @@ class Bag:
 
     def limits(self, indices: Ints) -> tuple[Ints, Ints] | None:
         """Return the starts and stops of records, if the table is in memory."""
+        self.check_open()
+        return None if self._limits is None else (self._limits[indices], self._limits[indices + 1])
+
+    def all_limits(self) -> Ints:
+        """Return the limits of all records, of a table in memory."""
+        if self._limits is None:
+            raise InvalidArgumentError(f'{self.name}: its table is not in memory')
+        return self._limits
+
+    def check_open(self) -> None:
+        """Check that it is open.
+
+        Raises:
+          ClosedError: if it is closed.
+        """
         if not self.opened:
             raise ClosedError(f'the reader of {self.name} is closed')
-        return None if self._limits is None else (self._limits[indices], self._limits[indices + 1])
 
     def limits_read(self, indices: Ints) -> Job:
         """Return the read of the table entries that hold the limits of records, if the table is not in memory."""

@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from granular.aio.bags.bag import Bag
+from granular.aio.bags.packed import read_tables
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import Store
 from granular.aio.stores.fanout import read_all
@@ -78,6 +79,8 @@ async def read_parts(requests: Sequence[tuple[Bag, Ints, Ints]], fresh: bool = F
 async def read_limits(requests: Sequence[tuple[Bag, Ints]], fresh: bool) -> list[tuple[Ints, Ints]]:
     """Return the starts and stops of records."""
     cached = [bag.limits(indices) for bag, indices in requests]
+    if any(bag.packed is not None for bag, _ in requests):
+        await _read_packed(requests, cached, fresh)
     missing = [request for request, limits in zip(requests, cached, strict=True) if limits is None]
     if not missing:
         return [limits for limits in cached if limits is not None]
@@ -86,6 +89,29 @@ async def read_limits(requests: Sequence[tuple[Bag, Ints]], fresh: bool) -> list
     )
     parsed = (bag.parse_limits(indices, table) for (bag, indices), table in zip(missing, tables, strict=True))
     return [next(parsed) if limits is None else limits for limits in cached]
+
+
+async def _read_packed(
+    requests: Sequence[tuple[Bag, Ints]], limits: list[tuple[Ints, Ints] | None], fresh: bool
+) -> None:
+    """Fill in the limits of the bags that have them in the index of their dataset."""
+    numbers = [i for i, (bag, _) in enumerate(requests) if bag.packed is not None and limits[i] is None]
+    packed = [(bag.packed, indices) for bag, indices in (requests[i] for i in numbers) if bag.packed is not None]
+    results = await read_tables(packed, fresh)
+    starts = np.concatenate([starts for starts, _ in results])
+    stops = np.concatenate([stops for _, stops in results])
+    most = np.repeat([requests[i][0].datasize for i in numbers], [len(starts) for starts, _ in results])
+    bad = (starts < 0) | (stops < starts) | (stops > most)
+    if bad.any():
+        i = int(np.argmax(bad))
+        ends = np.cumsum([len(starts) for starts, _ in results])
+        bag, _ = requests[numbers[int(np.searchsorted(ends, i, side='right'))]]
+        raise CorruptBagError(
+            f'{bag.name}: the index of its dataset has a record from {starts[i]} to {stops[i]}, of {most[i]} bytes: '
+            f'run `granular index` on the dataset'
+        )
+    for i, result in zip(numbers, results, strict=True):
+        limits[i] = result
 
 
 def _store_of(bags: Iterable[Bag]) -> Store:

@@ -8,6 +8,7 @@ import numpy as np
 
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.index_cache import Snapshot
+from granular.aio.bags.packed import PackedReferences, read_tables
 from granular.aio.bags.records import read_records, retry_if_corrupt
 from granular.aio.datasets.codec import Field, decode_records, describe_error
 from granular.aio.datasets.references import References, clip
@@ -75,18 +76,20 @@ class Columns:
         self.name, self.spec, self.bags, self.refs, self.snapshot = name, spec, bags, refs, snapshot
         self.choices: list[Choice] = [Choice(field, i, True) for i, field in enumerate(fields)]
         self._light = all(field.light for field in fields)
-        self.references: References | None = None
+        self.references: References | PackedReferences | None = None
         self.length: int = 0
         self.immediate: bool = False
 
     async def finish(self, cache_references: bool) -> None:
         """Complete the columns once their bags are opened."""
-        if self.refs is None:
-            self.length = min(bag.length for bag in self.bags.values())
-        else:
-            self.length = self.refs.length
-            if cache_references:
-                self.references = await References.load(self.refs, self.spec)
+        if self.refs is not None and cache_references and self.references is None:
+            self.references = await References.load(self.refs, self.spec)
+        self.complete(self.references)
+
+    def complete(self, references: References | PackedReferences | None) -> None:
+        """Complete the columns once their bags are opened, with references that are available without a read."""
+        self.references = references
+        self.length = min(bag.length for bag in self.bags.values()) if self.refs is None else self.refs.length
         bags = [*self.bags.values(), *([] if self.refs is None or self.references is not None else [self.refs])]
         self.immediate = all(bag.immediate for bag in bags)
 
@@ -344,10 +347,21 @@ async def read_references(groups: Sequence[Group], fresh: bool = False) -> list[
     """
     requests = [(columns.refs, indices) for columns, indices in groups if columns.refs and columns.references is None]
     records = iter(await read_records(requests, fresh)) if requests else iter(())
+    packed = [
+        (table, indices)
+        for columns, indices in groups
+        if isinstance(columns.references, PackedReferences)
+        for tables in columns.references.tables
+        for table in tables
+    ]
+    numbers = iter(await read_tables(packed, fresh)) if packed else iter(())
     out = []
     for columns, indices in groups:
         if columns.refs is None:
             out.append((indices[:, None], np.ones((1, 1), np.int64)))
+        elif isinstance(columns.references, PackedReferences):
+            columns.refs.check_open()
+            out.append(columns.references.combine(indices, numbers))
         elif columns.references is not None:
             out.append(columns.references.at(indices))
         else:

@@ -8,8 +8,9 @@ from typing import Any, Self
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import FolderState, Snapshot
-from granular.aio.datasets.codec import Decoder, fields_of
+from granular.aio.datasets.codec import Decoder, Field, fields_of
 from granular.aio.datasets.columns import Columns
+from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.proof import Proof
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
@@ -57,6 +58,22 @@ class Dataset:
 
     # --- opening
 
+    def open_indexed(self, index: DatasetIndex, shard: int, fields: Sequence[Field]) -> None:
+        """Open all files as the index of a sharded dataset has them, without reading anything."""
+        spec, layout = index.directory.spec, index.directory.layout
+        self._proof, self._content = None, index.content
+        bags = {key: self._bag(key, key in self._cache_keys, None, None) for key in spec}
+        refs = self._bag('refs', False, None, None) if layout == 'refs' else None
+        self.columns = Columns(self.name, spec, fields, bags, refs, None)
+        for key, bag in self.columns.all_bags.items():
+            bag.open_indexed(index.bag(shard, key))
+        self.columns.complete(index.references(shard))
+
+    async def read_extras(self) -> None:
+        """Read what ``cache_keys`` and ``verify`` need in memory, once it is opened by an index."""
+        await gather([bag.read_extras() for bag in self.columns.all_bags.values()])
+        self.columns.complete(self.columns.references)
+
     async def open(self, snapshot: Snapshot | None) -> None:
         """Open all files, without a request if the snapshot has them."""
         self._proof, self.columns = None, Columns(self.name, {}, (), {}, None, None)
@@ -67,8 +84,7 @@ class Dataset:
         else:
             spec = self._parse(state.spec)
             layout = 'refs' if 'refs' in state.bags.keys() - spec.keys() else 'columns'
-        if unknown := set(self._cache_keys) - set(spec) - {'refs'}:
-            raise UnknownKeyError(f'{self.name}: cache_keys has {sorted(unknown)}, the spec has {list(spec)}')
+        check_cache_keys(self._cache_keys, spec, self.name)
         fields = fields_of(spec, self._decoders, layout, self.name)
         bags = {key: self._bag(key, key in self._cache_keys, layout == 'columns', state) for key in spec}
         self.columns = Columns(
@@ -79,7 +95,7 @@ class Dataset:
             await refs.open()
         await self.columns.finish('refs' in self._cache_keys)
 
-    def _bag(self, key: str, cache_data: bool, split: bool, state: FolderState | None) -> Bag:
+    def _bag(self, key: str, cache_data: bool, split: bool | None, state: FolderState | None) -> Bag:
         bag_state = None if state is None else state.bags.get(key)
         path = self.directory / f'{key}.bag'
         return Bag(path, self._cache_index, cache_data, verify=self._verify, split=split, state=bag_state)
@@ -158,6 +174,12 @@ class Dataset:
         states = {key: bag.state for key, bag in self.columns.all_bags.items()}
         complete = {key: state for key, state in states.items() if state is not None}
         return FolderState(self._content, complete) if len(complete) == len(states) else None
+
+
+def check_cache_keys(cache_keys: Sequence[str], spec: Spec, name: str) -> None:
+    """Check the keys whose bags are to be kept in memory."""
+    if unknown := set(cache_keys) - set(spec) - {'refs'}:
+        raise UnknownKeyError(f'{name}: cache_keys has {sorted(unknown)}, the spec has {list(spec)}')
 
 
 async def _try_open(bag: Bag) -> GranularError | None:

@@ -26,7 +26,7 @@ class References:
     """
 
     def __init__(self, tables: list[tuple[NDArray[np.uint32], NDArray[np.uint32]] | None]) -> None:
-        self._tables = tables
+        self.tables = tables
 
     @classmethod
     async def load(cls, refs: Bag, spec: Spec) -> 'References':
@@ -48,9 +48,9 @@ class References:
 
     def at(self, indices: Ints) -> tuple[Ints, Ints]:
         """Return the first record and the number of records, both of shape (datapoints, keys)."""
-        firsts = np.empty((len(indices), len(self._tables)), np.int64)
-        counts = np.ones((len(indices), len(self._tables)), np.int64)
-        for key, table in enumerate(self._tables):
+        firsts = np.empty((len(indices), len(self.tables)), np.int64)
+        counts = np.ones((len(indices), len(self.tables)), np.int64)
+        for key, table in enumerate(self.tables):
             firsts[:, key] = indices if table is None else table[0][indices]
             if table is not None:
                 counts[:, key] = table[1][indices]
@@ -58,7 +58,7 @@ class References:
 
     def at_one(self, index: int) -> list[tuple[int, int]]:
         """Return the first record and the number of records of each key of one datapoint."""
-        return [(index, 1) if table is None else (int(table[0][index]), int(table[1][index])) for table in self._tables]
+        return [(index, 1) if table is None else (int(table[0][index]), int(table[1][index])) for table in self.tables]
 
 
 async def _read_references(refs: Bag, spec: Spec, indices: range, fresh: bool) -> tuple[Ints, Ints]:

@@ -1,9 +1,10 @@
 """Read sharded datasets: one folder per shard, each a dataset of its own."""
 
 import contextlib
+import logging
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Self, SupportsIndex, overload
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Self, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
@@ -11,9 +12,11 @@ from granular import formats
 from granular._typing import Datapoint_co
 from granular.aio.bags.identity import FileIdentity, Identity, reopened
 from granular.aio.bags.index_cache import FolderState, Snapshot
-from granular.aio.datasets.codec import Decoder
-from granular.aio.datasets.columns import Columns, Datapoint, Group, Mask, fetch_datapoints, read_columns
-from granular.aio.datasets.dataset import Dataset
+from granular.aio.datasets.codec import Decoder, fields_of
+from granular.aio.datasets.columns import Choice, Columns, Datapoint, Group, Mask, fetch_datapoints, read_columns
+from granular.aio.datasets.dataset import Dataset, check_cache_keys
+from granular.aio.datasets.index import DatasetIndex
+from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.proof import open_as_one
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.shards import shards_in
@@ -27,17 +30,24 @@ from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedErr
 from granular.formats.layout import shard_name
 from granular.indexing import Ints, check_integer, index_of, indices_of
 
+T = TypeVar('T')
+
+logger = logging.getLogger('granular')
+
 
 class ShardedDatasetReader(Sampling[Datapoint_co]):
     """Random access to the datapoints of all shards, or of every ``shardstep``-th shard from ``shardstart`` on.
 
-    Opening lists the folder and then opens all shards at once. Memory is that of ``DatasetReader``.
+    With an index (``build_index``), opening takes a handful of requests, and memory 2 to 3 bytes per record and key.
+    Without one, opening lists the folder and then opens all shards at once; memory is that of ``DatasetReader``.
 
     Args:
       directory: the folder of the shards.
       decoders, cache_index, cache_keys, parallel, verify: as for ``DatasetReader``.
       shardstart: the first shard to read.
       shardstep: the distance between two shards that are read.
+      index: use the index of the dataset, if there is one. Shards that were replaced or added since it was built are
+        read by their own tables, which is logged.
 
     Example::
 
@@ -56,6 +66,7 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
         shardstart: int = 0,
         shardstep: int = 1,
         verify: bool = False,
+        index: bool = True,
     ) -> None:
         super().__init__()
         check_steps(shardstart, shardstep)
@@ -63,7 +74,9 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
         self._name = f'{self.directory}'
         self._args = (decoders, cache_index, tuple(cache_keys), parallel, verify)
         self._steps = (shardstart, shardstep)
-        self._datasets: list[Dataset] = []
+        self._use_index = index
+        self._datasets: list[Dataset] | IndexedShards = []
+        self._shared_index: SharedIndex | None = None  # pickled with the reader
         self._shared: Snapshot | None = None  # pickled with the reader
         self._snapshot: Snapshot | None = None
         self._numbers: list[int] = []
@@ -71,7 +84,10 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
         self._starts = self._stops = np.zeros(0, np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        args = (self.directory, *self._args[:-1], *self._steps, self._args[-1])
+        args = (self.directory, *self._args[:-1], *self._steps, self._args[-1], self._use_index)
+        indexed = self._indexed if sharing.get() and self._state == 'open' else None
+        if indexed is not None and (own := indexed.states()) is not None:
+            return _shared_by_index, (type(self), args, SharedIndex(indexed.index, self._numbers, own))
         if sharing.get() and self._state == 'open' and len(states := self._states()) == len(self._datasets):
             return _shared, (type(self), args, states)
         identity = Identity.of(self.directory.store, self._files()) if self._state == 'open' else None
@@ -83,18 +99,32 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
     async def _open(self) -> None:
         await self.directory.store.ready()
         await open_as_one(self._name, self._open_once, self._prove)
-        for dataset in self._datasets:
-            dataset.warn_of_lengths()
+        if (indexed := self._indexed) is not None:
+            indexed.warn_of_lengths()
+        else:
+            for dataset in self._datasets:
+                dataset.warn_of_lengths()
         if self._expected is not None:
             self._expected.check(Identity.of(self.directory.store, self._files()), self._name)
-        if self._snapshot is None and len(states := self._states()) == len(self._datasets):
+        if indexed is None and self._snapshot is None and len(states := self._states()) == len(self._datasets):
             await Snapshot.save(self._snapshot_name, states)
-        lengths = np.array([dataset.columns.length for dataset in self._datasets], np.int64)
+        if indexed is not None:
+            lengths = indexed.lengths()
+        else:
+            lengths = np.array([dataset.columns.length for dataset in self._datasets], np.int64)
         self._stops = np.cumsum(lengths)
         self._starts = self._stops - lengths
 
+    @property
+    def _indexed(self) -> IndexedShards | None:
+        """The shards, if they were opened by the index."""
+        return self._datasets if isinstance(self._datasets, IndexedShards) else None
+
     async def _open_once(self) -> None:
         self._datasets, self._numbers = [], []
+        snapshot = self._shared or (await Snapshot.load(self._snapshot_name) if self._args[1] else None)
+        if self._use_index and snapshot is None and await self._open_by_index():
+            return
         numbers = self._numbers = await shards_in(self.directory)
         if not numbers:
             if await (self.directory / 'spec.json').exists():
@@ -102,22 +132,10 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
                     f'{self._name}: is a dataset without shards: open it with DatasetReader, or with granular.open'
                 )
             raise NotFoundError(f'{self._name}: has no shards: expected folders such as {shard_name(0)}')
-        if numbers != list(range(len(numbers))):
-            missing = next(i for i, number in enumerate(numbers) if i != number)
-            raise CorruptDatasetError(
-                f'{self._name}: shard {shard_name(missing)} is missing, of {numbers[-1] + 1}: its writer has '
-                f'not finished, or it was removed'
-            )
-        start, step = self._steps
-        chosen = numbers[start::step]
-        if not chosen:
-            raise NotFoundError(f'{self._name}: has {len(numbers)} shards, none from {start} on in steps of {step}')
+        chosen = self._choose(numbers)
         names = [shard_name(i) for i in chosen]
-        self._snapshot = snapshot = await self._load_snapshot(names)
-        decoders, cache_index, cache_keys, _, verify = self._args
-        self._datasets = [
-            Dataset(self.directory / name, decoders, cache_index, cache_keys, verify, name) for name in names
-        ]
+        self._snapshot = snapshot = self._check_snapshot(snapshot, names)
+        self._datasets = [self._create(name) for name in names]
         try:
             await gather([dataset.open(snapshot) for dataset in self._datasets])
         except ObjectChangedError:
@@ -133,13 +151,73 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
                     f'{first.spec} in {first.layout!r}'
                 )
 
-    async def _load_snapshot(self, names: list[str]) -> Snapshot | None:
+    def _create(self, name: str) -> Dataset:
+        decoders, cache_index, cache_keys, _, verify = self._args
+        return Dataset(self.directory / name, decoders, cache_index, cache_keys, verify, name)
+
+    def _choose(self, numbers: list[int]) -> list[int]:
+        """Return the shards to read, given all shards.
+
+        Raises:
+          CorruptDatasetError: if shards are missing.
+          NotFoundError: if there are none to read.
+        """
+        if numbers != list(range(len(numbers))):
+            missing = next(i for i, number in enumerate(numbers) if i != number)
+            raise CorruptDatasetError(
+                f'{self._name}: shard {shard_name(missing)} is missing, of {numbers[-1] + 1}: its writer has '
+                f'not finished, or it was removed'
+            )
+        start, step = self._steps
+        chosen = numbers[start::step]
+        if not chosen:
+            raise NotFoundError(f'{self._name}: has {len(numbers)} shards, none from {start} on in steps of {step}')
+        return chosen
+
+    async def _open_by_index(self) -> bool:
+        """Open the shards by the index of the dataset. Return False if there is none that describes any of them."""
+        decoders, cache_index, cache_keys, _, verify = self._args
+        shared = self._shared_index
+        index = await DatasetIndex.open(self.directory, cache_index) if shared is None else shared.tables
+        if index is None:
+            return False
+        if shared is None:
+            numbers, stale = await index.compare(self.directory)
+            if not numbers or len(stale) == len(index):
+                logger.warning(
+                    'the index of %s is outdated: all of its shards were replaced, or it was copied: they are read by '
+                    'their own tables: run `granular index` on it',
+                    self._name,
+                )
+                return False
+        else:
+            numbers, stale = shared.numbers, np.zeros(0, np.int64)
+        spec, layout = index.directory.spec, index.directory.layout
+        check_cache_keys(cache_keys, spec, self._name)
+        fields = fields_of(spec, decoders, layout, self._name)
+        chosen = np.array(self._choose(numbers), np.int64)
+        shards = IndexedShards(self._name, index, chosen, fields, self._create)
+        self._datasets, self._numbers = shards, numbers
+        if shared is None:
+            own = np.flatnonzero((chosen >= len(index)) | np.isin(chosen, stale)).tolist()
+            if len(stale) or len(numbers) != len(index):
+                change = f'{len(stale)} of its {len(index)} shards were replaced, and there are {len(numbers)} now'
+                shards.warn(change)
+            await shards.open_own(own)
+            if self.directory.store.local:
+                shards.confirm()
+        else:
+            await shards.open_own(shared.states, shared.states)
+        if set(cache_keys) - {'refs'} or verify:
+            await shards.read_extras()
+        return True
+
+    def _check_snapshot(self, snapshot: Snapshot | None, names: list[str]) -> Snapshot | None:
         """Return the snapshot if it has exactly these shards: mixed with newer shards it would not be one dataset.
 
         Raises:
           ObjectChangedError: if the snapshot was pickled with the reader, and there are other shards now.
         """
-        snapshot = self._shared or (await Snapshot.load(self._snapshot_name) if self._args[1] else None)
         if snapshot is None or snapshot.folders.keys() == set(names):
             return snapshot
         if self._shared is not None:
@@ -154,7 +232,9 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
 
     async def _prove(self) -> None:
         """Check that the listed shards still exist and that there are no others."""
-        if self._snapshot is None and self._numbers:
+        if (indexed := self._indexed) is not None:
+            await indexed.prove()
+        elif self._snapshot is None and self._numbers:
             await gather([self._check_numbers(), *(dataset.prove() for dataset in self._datasets)])
 
     async def _check_numbers(self) -> None:
@@ -163,6 +243,8 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
             raise changed(self._name, f'of {len(self._numbers)} shards', f'of {len(now)} shards')
 
     def _files(self) -> dict[str, FileIdentity]:
+        if (indexed := self._indexed) is not None:
+            return indexed.files()
         return {
             f'{dataset.directory.name}/{file}': identity
             for dataset in self._datasets
@@ -174,6 +256,9 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
         return {name: state for name, state in states.items() if state is not None}
 
     async def _close(self) -> None:
+        if (indexed := self._indexed) is not None:
+            indexed.close()
+            return
         for dataset in self._datasets:
             dataset.columns.close()
 
@@ -195,9 +280,15 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
     def size(self) -> int:
         """Bytes of all bags of the shards that are read, tables included."""
         self._check_open()
+        if (indexed := self._indexed) is not None:
+            return indexed.size()
         return sum(dataset.columns.size for dataset in self._datasets)
 
     def _size_of(self, mask: Mask) -> int | None:
+        if self._state == 'open' and mask is not None and (indexed := self._indexed) is not None:
+            return indexed.size([choice.field.key for choice in indexed[0].columns.choose(mask)])
+        if self._state == 'open' and mask is None:
+            return self.size
         return sum(dataset.columns.size_of(mask) for dataset in self._datasets) if self._state == 'open' else None
 
     @property
@@ -226,7 +317,9 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
         """Return an independently closable reader of the same shards that shares its caches."""
         self._check_open()
         twin = type(self).__new__(type(self))
-        twin.__dict__.update(self.__dict__, _datasets=[dataset.copy() for dataset in self._datasets])
+        indexed = self._indexed
+        datasets = [dataset.copy() for dataset in self._datasets] if indexed is None else indexed.copy()
+        twin.__dict__.update(self.__dict__, _datasets=datasets)
         return twin
 
     # --- reading
@@ -243,14 +336,15 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
             await self._ensure_open()
         if isinstance(index, slice | range):
             choices = self._datasets[0].columns.choose(mask)
-            groups, order = self._group(indices_of(index, len(self), self._name))
-            values = await read_columns(groups, choices) if groups else [[] for _ in choices]
+            positions, order = self._sort(indices_of(index, len(self), self._name))
+            values = await self._read(positions, choices, read_columns) if len(positions) else [[] for _ in choices]
             return {c.field.key: _reorder(column, order) for c, column in zip(choices, values, strict=True)}
         columns, position = self._find(index)
         choices = columns.choices if mask is None else columns.choose(mask)
         if columns.immediate and (datapoint := columns.read_now(position, choices)) is not None:
             return datapoint
-        return (await fetch_datapoints([(columns, np.array([position]))], choices))[0]
+        positions = np.array([index_of(index, len(self), self._name)])
+        return (await self._read(positions, choices, fetch_datapoints))[0]
 
     @overload
     async def fetch(self, indices: Any, mask: Mask) -> list[Datapoint]: ...
@@ -260,9 +354,9 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
         """Return many datapoints, read in one fan-out over all keys and shards; as ``DatasetReader.fetch``."""
         if self._state != 'open':
             await self._ensure_open()
-        groups, order = self._group(indices_of(indices, len(self), self._name))
+        positions, order = self._sort(indices_of(indices, len(self), self._name))
         choices = self._datasets[0].columns.choose(mask)
-        return _reorder(await fetch_datapoints(groups, choices), order) if groups else []
+        return _reorder(await self._read(positions, choices, fetch_datapoints), order) if len(positions) else []
 
     async def available(self, index: SupportsIndex) -> dict[str, bool | range]:
         """Return what a mask can select from a datapoint; as ``DatasetReader.available``."""
@@ -283,25 +377,62 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
         shard = int(np.searchsorted(self._stops, position, side='right'))
         return self._datasets[shard].columns, position - int(self._starts[shard])
 
-    def _group(self, indices: Ints) -> tuple[list[Group], Ints | None]:
-        """Group indices by shard.
-
-        Returns:
-          The indices in each shard, and their original order; None if they are in order already.
-        """
+    def _sort(self, indices: Ints) -> tuple[Ints, Ints | None]:
+        """Return indices sorted by shard, and their original order; None if they are in order already."""
         shards = np.searchsorted(self._stops, indices, side='right')
-        order = None
-        if (np.diff(shards) < 0).any():
-            order = np.argsort(shards, kind='stable')
-            indices, shards = indices[order], shards[order]
-        if not len(indices):
-            return [], order
-        edges = np.flatnonzero(np.diff(shards)) + 1
-        groups = [
-            (self._datasets[shard].columns, group - self._starts[shard])
-            for group, shard in zip(np.split(indices, edges), shards[np.append(0, edges)].tolist(), strict=True)
-        ]
-        return groups, order
+        if not (np.diff(shards) < 0).any():
+            return indices, None
+        order = np.argsort(shards, kind='stable')
+        return indices[order], order
+
+    async def _read(
+        self,
+        indices: Ints,
+        choices: Sequence[Choice],
+        read: Callable[[Sequence[Group], Sequence[Choice]], Awaitable[T]],
+    ) -> T:
+        """Read datapoints, given by indices that are sorted by shard."""
+        shards = np.searchsorted(self._stops, indices, side='right')
+        edges = np.append(0, np.flatnonzero(np.diff(shards)) + 1)
+        numbers, positions = shards[edges], np.split(indices - self._starts[shards], edges[1:])
+        while True:
+            indexed = self._indexed
+            groups = [
+                (self._datasets[number].columns, group)
+                for number, group in zip(numbers.tolist(), positions, strict=True)
+            ]
+            try:
+                values = await read(groups, choices)
+            except (ObjectChangedError, NotFoundError):
+                if indexed is None or not await indexed.replace(numbers.tolist()):
+                    raise
+                continue
+            if indexed is not None:
+                indexed.confirm(numbers)
+            return values
+
+
+class SharedIndex(NamedTuple):
+    """What a reader passes to its copies in worker processes.
+
+    Attributes:
+      tables: the index.
+      numbers: all shards.
+      states: the shards that are read by their own tables, by position.
+    """
+
+    tables: DatasetIndex
+    numbers: list[int]
+    states: Mapping[int, FolderState]
+
+
+def _shared_by_index(
+    kind: type[ShardedDatasetReader], args: tuple[Any, ...], shared: SharedIndex
+) -> ShardedDatasetReader:
+    """Return a reader in a worker process that uses the index of the parent process."""
+    reader = kind(*args)
+    reader._shared_index = shared
+    return reader
 
 
 def _shared(

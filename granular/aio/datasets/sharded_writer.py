@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from granular import formats
+from granular.aio.datasets.build_index import build_index
 from granular.aio.datasets.claims import Claim
 from granular.aio.datasets.codec import Encoder, fields_of
 from granular.aio.datasets.reader import DatasetReader
@@ -45,6 +46,8 @@ class ShardedDatasetWriter(Publishing):
       shardlen: datapoints per shard; None for a single shard of any length.
       shardstart: the first shard to write, if several writers share the work.
       shardstep: the distance between two shards of this writer.
+      index: build the index of the dataset when the writer is closed, as ``build_index`` does. Not with ``shardstart``
+        or ``shardstep``: build it after the last of the writers.
 
     Example::
 
@@ -64,6 +67,7 @@ class ShardedDatasetWriter(Publishing):
         layout: Layout = 'refs',
         checksums: bool = False,
         resume: Literal['check', 'discard'] = 'check',
+        index: bool = False,
     ) -> None:
         super().__init__()
         check_steps(shardstart, shardstep)
@@ -71,6 +75,12 @@ class ShardedDatasetWriter(Publishing):
             check_integer('shardlen', shardlen, 1)
         if shardlen is None and (shardstart > 0 or shardstep > 1):
             raise InvalidArgumentError('shardstart and shardstep need a shardlen: without it there is one shard')
+        if index and (shardstart > 0 or shardstep > 1):
+            raise InvalidArgumentError(
+                'index needs all shards: with shardstart or shardstep, call granular.build_index, or run `granular '
+                'index`, once all writers are closed'
+            )
+        self._index = index
         self.directory: Path = Path(directory)
         self._args = (spec, encoders, layout, resume, checksums)
         self._spec = check_spec(spec, layout)
@@ -279,6 +289,8 @@ class ShardedDatasetWriter(Publishing):
                     await self._finish()
             finally:
                 await self._release()
+            if self._index and (self._found or self._done[2]):
+                await build_index(self.directory)
 
     async def _abort(self) -> None:
         await self.directory.store.ready()

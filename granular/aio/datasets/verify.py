@@ -2,17 +2,22 @@
 
 import contextlib
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from granular.aio.bags.reader import BagReader
+from granular.aio.bags.records import read_limits
+from granular.aio.datasets.columns import read_references
+from granular.aio.datasets.dataset import Dataset
+from granular.aio.datasets.index import DatasetIndex, index_path
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.shards import shards_in
 from granular.aio.paths.path import Path, Progress
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.threads import offload
-from granular.errors import CorruptError, NotFoundError
+from granular.errors import CorruptError, NotFoundError, UnsupportedError
 from granular.formats.checksums import SUFFIX, Sums, crc32c, load
 from granular.formats.layout import shard_name
 
@@ -54,7 +59,7 @@ class Report:
 
 
 async def verify(place: Path | str | Any, progress: Progress | None = None) -> Report:
-    """Read a whole dataset, sharded or not, and check its structure, references, records and checksums.
+    """Read a whole dataset, sharded or not, and check its structure, references, records, checksums and index.
 
     Args:
       place: the folder.
@@ -89,7 +94,64 @@ async def verify(place: Path | str | Any, progress: Progress | None = None) -> R
             report.problems.append(Problem(path, None, f'the shard is missing{last}'))
         await _verify_dataset(root / shard_name(number), report, progress)
         expected = number + 1
+    await _verify_index(root, numbers, report)
     return report
+
+
+async def _verify_index(root: Path, numbers: Sequence[int], report: Report) -> None:
+    """Compare the index of a sharded dataset, if there is one, with the tables of its shards."""
+    path = index_path(root)
+    if not await path.exists():
+        return
+
+    def add(message: str, shard: int | None = None) -> None:
+        location = '' if shard is None else f'shard {shard_name(shard)}: '
+        problem = f'{location}{message}: run `granular index {root}`'
+        report.problems.append(Problem(f'{path}', None, problem))
+
+    try:
+        index = await DatasetIndex.read_file(path, whole=False)
+    except (CorruptError, UnsupportedError) as error:
+        add(f'is damaged: {error}')
+        return
+    if len(index) != len(numbers):
+        add(f'has {len(index)} shards, the dataset has {len(numbers)}')
+    for number in numbers:
+        if number >= len(index):
+            continue
+        reader = DatasetReader(root / shard_name(number), None)
+        try:
+            async with reader:
+                if (difference := await _difference_of_index(index, number, reader)) is not None:
+                    add(difference, number)
+        except (CorruptError, NotFoundError) as error:
+            add(f'cannot be compared: {error}', number)
+
+
+async def _difference_of_index(index: DatasetIndex, shard: int, reader: DatasetReader) -> str | None:
+    """Compare a shard with its part of an index; None if they agree."""
+    columns, expected = reader._columns, index.directory
+    if columns.spec != expected.spec or columns.layout != expected.layout:
+        return f'has spec {columns.spec} in layout {columns.layout!r}, the index {expected.spec} in {expected.layout!r}'
+    files, indexed = reader._dataset.files(), index.file_identities(shard)
+    for name, identity in files.items():
+        if identity != indexed[name]:
+            return f'{name} has version {identity.version} and {identity.size} bytes, the index {indexed[name]}'
+    twin = Dataset(reader.directory, None, True, (), False)
+    twin.open_indexed(index, shard, [choice.field for choice in columns.choices])
+    for key, bag in columns.bags.items():
+        for start in range(0, bag.length, _WINDOW):
+            indices = np.arange(start, min(start + _WINDOW, bag.length))
+            own, other = [(await read_limits([(b, indices)], False))[0] for b in (bag, twin.columns.bags[key])]
+            if not all(np.array_equal(*pair) for pair in zip(own, other, strict=True)):
+                return f'{key}.bag has other limits than the index, of records {start} to {indices[-1]}'
+    for start in range(0, columns.length if columns.refs is not None else 0, _WINDOW):
+        indices = np.arange(start, min(start + _WINDOW, columns.length))
+        own, other = [(await read_references([(c, indices)]))[0] for c in (columns, twin.columns)]
+        filled = own[1] > 0  # an empty sequence has no first record
+        if not np.array_equal(own[1], other[1]) or not np.array_equal(own[0][filled], other[0][filled]):
+            return f'refs.bag has other references than the index, of datapoints {start} to {indices[-1]}'
+    return None
 
 
 async def _verify_dataset(folder: Path, report: Report, progress: Progress | None) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from granular import formats
 from granular.aio.bags.reader import BagReader
 from granular.aio.datasets.codec import Decoder
+from granular.aio.datasets.index import index_path
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader
 from granular.aio.datasets.shards import shards_of
@@ -16,6 +17,7 @@ from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource
 from granular.aio.datasources.parquet.source import ParquetDataSource
 from granular.aio.datasources.webdataset.source import WebDatasetDataSource
 from granular.aio.paths.path import Path
+from granular.aio.runtime.tasks import gather
 from granular.errors import InvalidArgumentError, NotFoundError
 
 Opened = (
@@ -87,8 +89,12 @@ async def open(  # noqa: A001
         return await _open_files(files, f'{folder}', decoders, options)
     if not format_of(folder.name) and folder.suffix != '.bag':
         # A server that lists no folders can still have a dataset.
-        if await (folder / 'spec.json').exists():
+        # A listing of ten thousand shards takes ten requests, which an index saves.
+        has_spec, has_index = await gather([(folder / 'spec.json').exists(), index_path(folder).exists()])
+        if has_spec:
             return await _open(DatasetReader, folder, decoders, options)
+        if has_index:
+            return await _open(ShardedDatasetReader, folder, decoders, options)
     elif not (await folder.stat()).is_dir:
         if folder.suffix == '.bag':
             return await _open(BagReader, folder, decoders, options)

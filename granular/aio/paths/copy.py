@@ -22,6 +22,7 @@ from granular.errors import (
     StoreError,
 )
 from granular.formats.checksums import SUFFIX
+from granular.formats.dataset_index import NAME as INDEX
 from granular.formats.layout import SUFFIXES, shard_number
 
 _CHUNK: Final = 8 * MiB
@@ -86,7 +87,7 @@ class FolderCopy:
             self._listed.setdefault(folder, {})[entry.key] = entry
         if name == 'spec.json':
             self._specs.append(entry)
-        else:
+        elif name != INDEX or not self._target.store.local:  # an index names versions, which copies on a disk lack
             await self.copy_file(entry)
 
     async def _copy_spec(self, entry: Entry) -> None:

@@ -170,7 +170,8 @@ class Path(PurePath):
         target has already, by size and checksum, is not copied again, so an interrupted copy resumes. For a file on a
         disk the checksum is computed; if a store has none, the file is copied again. ``spec.json`` files are copied
         last, and deleted first if other files of their dataset are replaced, so that a partial copy is never a valid
-        dataset. Nothing is written outside of the target.
+        dataset. The index of a sharded dataset is not copied to a disk, where files have other versions. Nothing is
+        written outside of the target.
 
         Args:
           target: the file or folder to write.

@@ -209,8 +209,13 @@ class Store(abc.ABC):
           ObjectChangedError: if the object does not have the given version.
         """
 
-    async def read_into(self, key: str, start: int, stop: int, version: str | None, target: memoryview) -> None:
-        """Read one byte range of any size into a buffer of exactly its size."""
+    async def read_into(
+        self, key: str, start: int, stop: int, version: str | None, target: memoryview, largest: int = 0
+    ) -> None:
+        """Read one byte range of any size into a buffer of exactly its size.
+
+        ``largest`` is the number of bytes that one request may have, if that is more than ``IOConfig.max_request``.
+        """
         for at in range(start, stop, _WINDOW):
             end = min(at + _WINDOW, stop)
             target[at - start : end - start] = (await self.read(key, at, end, version)).data

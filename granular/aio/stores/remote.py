@@ -216,7 +216,9 @@ class RemoteStore(Store, Generic[C]):
 
         return cache_of(self.config)
 
-    async def read_into(self, key: str, start: int, stop: int, version: str | None, target: memoryview) -> None:
+    async def read_into(
+        self, key: str, start: int, stop: int, version: str | None, target: memoryview, largest: int = 0
+    ) -> None:
         # Read in steps: a table may be larger than the memory limit of requests in flight.
         wave = self.config.memory // 2
         if version is not None and not stands_in(version) and self._cache() is not None:
@@ -225,17 +227,20 @@ class RemoteStore(Store, Generic[C]):
                 target[at - start : end - start] = (await self.read_many([Request(key, [at], [end], version)]))[0]
             return
         client = await self.client()
+        wave = max(wave, 2 * largest)
         for at in range(start, stop, wave):
             space = Space(target, target[at - start : min(at + wave, stop) - start])
-            reads = self._parts(client, key, at, min(at + wave, stop), version, space)
+            reads = self._parts(client, key, at, min(at + wave, stop), version, space, largest)
             await client.transport.read_many(client, reads)
 
-    def _parts(self, client: C, key: str, start: int, stop: int, version: str | None, space: Space) -> list[Download]:
+    def _parts(
+        self, client: C, key: str, start: int, stop: int, version: str | None, space: Space, largest: int = 0
+    ) -> list[Download]:
         """Return the reads of a range that is larger than one request may be."""
         name, download = self.url(key), client.transport.download
         return [
             download(key, name, left, right, version, space.part(left - start, right - start))
-            for left, right in ranges.split(start, stop, self.merge.max_request)
+            for left, right in ranges.split(start, stop, max(largest, self.merge.max_request))
         ]
 
     async def read_many(self, requests: Sequence[Request]) -> list[bytes]:

@@ -18,11 +18,12 @@ import numpy as np
 import granular
 from granular import aio
 from granular.aio.bags import index_cache as snapshots
+from granular.aio.datasets.index import DatasetIndex
 from granular.aio.http import messages as http1
 from granular.aio.http.messages import ProtocolError
 from granular.aio.runtime.bridge import run
 from granular.errors import GranularError
-from granular.formats import checksums, layout
+from granular.formats import checksums, dataset_index, layout
 
 Target = Callable[[bytes], None]
 TYPES = {'a': 'int', 'b': 'utf8[]', 'c': 'bytes'}
@@ -217,6 +218,69 @@ def snapshot(data: bytes) -> None:
                 assert limits[0] == 0 and limits == sorted(limits) and limits[-1] <= known.datasize <= known.size
 
 
+# --- indices of sharded datasets
+
+
+@functools.cache
+def _indexed() -> tuple[str, list[dict[str, object]]]:
+    """A sharded dataset with an index, and its datapoints."""
+    root = os.path.join(folder(), 'indexed')
+    points: list[dict[str, object]] = [{'a': i, 'b': ['x'] * (i % 3), 'c': bytes(i * 7)} for i in range(200)]
+    with granular.ShardedDatasetWriter(root, TYPES, granular.encoders, shardlen=150, index=True) as writer:
+        for datapoint in points:
+            writer.append(datapoint)
+    return root, points
+
+
+def index(data: bytes) -> None:
+    """An index file beside shards: the datapoints are right, or there is an error."""
+    root, points = _indexed()
+    write(f'indexed/000000/{dataset_index.NAME}', data)
+    try:
+        with granular.ShardedDatasetReader(root, granular.decoders, cache_index=len(data) % 2 == 0) as reader:
+            assert reader.fetch(range(len(reader))) == points
+            assert reader[-1] == points[-1]
+    except GranularError:
+        pass
+
+
+def signed_index(data: bytes) -> None:
+    """An index file whose checksums are right: what is read of it in several ways is the same, or there is an error."""
+    pages, content = parts(data, 2)
+    pages = pages[: len(pages) // 8 * 8]
+    start = len(dataset_index.MAGIC) + len(pages)
+    file = dataset_index.MAGIC + pages
+    try:
+        directory = dataset_index.parse_directory(content, start, 'it')
+    except GranularError:
+        return
+    directory.pages = directory.pages.copy()
+    for row in directory.pages:
+        row['checksum'] = checksums.crc32c(file[row['offset'] : row['offset'] + 8 * row['words']])
+    assert directory.rows.shape == (len(directory.rows), len(directory.bags))
+    content = dataset_index.dump_directory(directory)
+    path = write('signed', file + content + dataset_index.dump_footer(content, start))
+
+    async def read(whole: bool) -> tuple[list[int], list[int]] | None:
+        try:
+            tables = await DatasetIndex.read_file(aio.Path(path), whole)
+            counts = directory.counts().ravel()
+            numbers = np.flatnonzero(counts)
+            ends = counts[numbers] - 1
+            lefts, rights = await tables.read(np.repeat(numbers, 2), np.stack([0 * ends, ends], 1).ravel(), False)
+        except GranularError:
+            return None
+        if whole:
+            last = zip(numbers.tolist(), ends.tolist(), strict=True)
+            pairs = [tables.read_one(n, i) for n, end in last for i in (0, end)]
+            wrapped = np.array([[n % 2**64 for n in pair] for pair in pairs], np.uint64).astype(np.int64)
+            assert wrapped.reshape(-1, 2).T.tolist() == [lefts.tolist(), rights.tolist()]
+        return lefts.tolist(), rights.tolist()
+
+    whole, paged = run(read(True)), run(read(False))
+    assert whole is None or whole == paged
+
+
 # --- values
 
 
@@ -264,6 +328,7 @@ def http(data: bytes) -> None:
 
 targets: dict[str, Target] = {
     **{fn.__name__: fn for fn in (bag, bag3, spec, shards, refs, dataset, columns, sums, snapshot, http)},
+    **{fn.__name__: fn for fn in (index, signed_index)},
     **{kind: functools.partial(decoder, kind) for kind in granular.decoders},
 }
 
@@ -305,6 +370,16 @@ def seeds() -> dict[str, list[bytes]]:
     state = snapshots.BagState(2, 1000, 900, '"pin"', np.array([0, 5, 900]))
     path = os.path.join(folder(), 'seed.index')
     snapshots._save(path, 's3://bucket/data', {'': snapshots.FolderState(b'{}', {'a': state, 'b': state})})
+    _indexed()
+    content = _read(f'indexed/000000/{dataset_index.NAME}')
+    footer = dataset_index.parse_footer(content, len(content), 'it')
+    out['index'] = [content]
+    out['signed_index'] = [
+        join(
+            content[len(dataset_index.MAGIC) : footer.start],
+            content[footer.start : -dataset_index.FOOTER],
+        )
+    ]
     out['snapshot'] = [_read('seed.index')[snapshots._SUM :], _read('seed.index')]
     values: dict[str, list[object]] = {
         'bytes': [b'abc'],

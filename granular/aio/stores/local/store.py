@@ -58,7 +58,9 @@ class LocalStore(Store):
         counters.bytes += len(data)
         return Reply(data, first, file.size, file.version, holder=file)
 
-    async def read_into(self, key: str, start: int, stop: int, version: str | None, target: memoryview) -> None:
+    async def read_into(
+        self, key: str, start: int, stop: int, version: str | None, target: memoryview, largest: int = 0
+    ) -> None:
         def call() -> None:
             with translated(key):
                 file = files.get(key, version)

@@ -1,0 +1,106 @@
+"""Limits and references in the tables of a dataset's index, which bags and datasets share."""
+
+import abc
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from granular.formats.dataset_index import ANY, SAME
+from granular.indexing import Ints
+
+
+class PackedTables(abc.ABC):
+    """Tables of numbers, read many at a time."""
+
+    @abc.abstractmethod
+    async def read(self, tables: Ints, positions: Ints, fresh: bool) -> tuple[Ints, Ints]:
+        """Return the numbers at some positions of some tables, and the numbers that follow them.
+
+        ``fresh`` bypasses what is cached.
+        """
+
+    @abc.abstractmethod
+    def read_one(self, table: int, position: int) -> tuple[int, int]:
+        """Return the number at a position, and the next one, of tables that are in memory."""
+
+    @property
+    @abc.abstractmethod
+    def in_memory(self) -> bool:
+        """True if no number has to be fetched."""
+
+
+class PackedTable:
+    """One table.
+
+    Args:
+      tables: the tables.
+      number: its number there.
+      length: how many positions it has.
+    """
+
+    __slots__ = ('length', 'number', 'tables')
+
+    def __init__(self, tables: PackedTables, number: int, length: int) -> None:
+        self.tables, self.number, self.length = tables, number, length
+
+    def __getitem__(self, position: int) -> int:
+        """Return the number at a position from 0 to ``length``, of a table in memory."""
+        if position < self.length:
+            return self.tables.read_one(self.number, position)[0]
+        return self.tables.read_one(self.number, position - 1)[1] if position else 0
+
+
+async def read_tables(requests: Sequence[tuple[PackedTable, Ints]], fresh: bool) -> list[tuple[Ints, Ints]]:
+    """Return, for each request, the numbers at its positions and the numbers that follow: one fan-out per index."""
+    out: list[tuple[Ints, Ints]] = [(positions, positions) for _, positions in requests]
+    for tables in {id(table.tables): table.tables for table, _ in requests}.values():
+        chosen = [i for i, (table, _) in enumerate(requests) if table.tables is tables]
+        counts = [len(requests[i][1]) for i in chosen]
+        numbers = np.repeat([requests[i][0].number for i in chosen], counts)
+        lefts, rights = await tables.read(numbers, np.concatenate([requests[i][1] for i in chosen]), fresh)
+        ends = np.cumsum(counts).tolist()
+        for i, end, count in zip(chosen, ends, counts, strict=True):
+            out[i] = lefts[end - count : end], rights[end - count : end]
+    return out
+
+
+class PackedReferences:
+    """The references of one shard in an index.
+
+    Args:
+      tables: for each key, its tables: none if datapoint i has record i; the limits of the datapoints in the records;
+        or the first records, and the numbers of records.
+    """
+
+    def __init__(self, tables: Sequence[tuple[PackedTable, ...]]) -> None:
+        self.tables = tables
+
+    def combine(self, indices: Ints, results: Iterator[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
+        """Return the first record and the number of records of each key, both of shape (datapoints, keys).
+
+        Args:
+          indices: the datapoints.
+          results: what the tables have for them, in order; those after them are left.
+        """
+        firsts = np.empty((len(indices), len(self.tables)), np.int64)
+        counts = np.ones((len(indices), len(self.tables)), np.int64)
+        for key, tables in enumerate(self.tables):
+            if len(tables) == SAME:
+                firsts[:, key] = indices
+                continue
+            first, following = next(results)
+            firsts[:, key] = first
+            counts[:, key] = next(results)[0] if len(tables) == ANY else following - first
+        return firsts, counts
+
+    def at_one(self, index: int) -> list[tuple[int, int]]:
+        """Return the first record and the number of records of each key of one datapoint, from memory."""
+        out = []
+        for tables in self.tables:
+            if len(tables) == SAME:
+                out.append((index, 1))
+                continue
+            first, following = tables[0].tables.read_one(tables[0].number, index)
+            count = tables[1].tables.read_one(tables[1].number, index)[0] if len(tables) == ANY else following - first
+            out.append((first, count))
+        return out

@@ -1,0 +1,247 @@
+"""Write the index file of a sharded dataset. docs/format.md describes the bytes."""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from granular.aio.bags.bag import Bag
+from granular.aio.datasets.columns import Columns
+from granular.aio.datasets.dataset import Dataset
+from granular.aio.datasets.index import index_path, to_nanoseconds
+from granular.aio.datasets.proof import open_as_one
+from granular.aio.datasets.references import References
+from granular.aio.datasets.shards import shards_in
+from granular.aio.http.reply import stands_in
+from granular.aio.paths.path import Path, Progress
+from granular.aio.runtime.tasks import gather
+from granular.aio.runtime.threads import offload
+from granular.aio.runtime.user_functions import call_user
+from granular.aio.stores import Store
+from granular.aio.stores.base import ObjectWriter
+from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError, UnsupportedError
+from granular.formats.checksums import crc32c
+from granular.formats.dataset_index import (
+    ANY,
+    MAGIC,
+    PAGE_ROW,
+    ROW,
+    RUNS,
+    SAME,
+    Directory,
+    dump_directory,
+    dump_footer,
+)
+from granular.formats.layout import is_sequence, shard_name
+from granular.formats.packing import WORD, pack
+from granular.indexing import Ints
+
+_WINDOW: Final = 32  # shards that are opened at a time
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class IndexSummary:
+    """The result of ``build_index``.
+
+    Attributes:
+      path: the index file.
+      shards: the shards that it describes.
+      datapoints: the datapoints of all shards.
+      records: the records whose limits it has.
+      bytes: its size.
+    """
+
+    path: str
+    shards: int
+    datapoints: int
+    records: int
+    bytes: int
+
+
+async def build_index(directory: Path | str | os.PathLike[str] | Any, progress: Progress | None = None) -> IndexSummary:
+    """Write the index of a sharded dataset: one file that names all of its objects and has the limits of all records.
+
+    A reader with an index opens any number of shards with a handful of requests; without one, each shard takes five or
+    more. The index is the file ``000000/.granular-index``, where granular 0.21 and 0.24 ignore it. Build it again after
+    shards were added or replaced, or the dataset was copied: until then, such shards are read by their own tables.
+
+    Memory: the tables of 32 shards, and some 60 bytes for each bag.
+
+    Args:
+      directory: the folder of the shards.
+      progress: called with the number of shards done since the last call.
+
+    Raises:
+      NotFoundError: if there are no shards.
+      CorruptDatasetError: if a shard is missing, or differs from the first one in spec or layout.
+      UnsupportedError: if the store does not identify the versions of objects, as some file systems of fsspec.
+
+    Example::
+
+        summary = await granular.aio.build_index('s3://bucket/train')
+        print(summary.shards, summary.datapoints, summary.bytes)
+    """
+    root = Path(directory)
+    store = root.store
+    await store.ready()
+    numbers = await shards_in(root)
+    if not numbers:
+        if await (root / 'spec.json').exists():
+            raise InvalidArgumentError(f'{root}: is a dataset without shards, which opens without an index')
+        raise NotFoundError(f'{root}: has no shards: expected folders such as {shard_name(0)}')
+    if numbers != list(range(len(numbers))):
+        missing = next(i for i, number in enumerate(numbers) if i != number)
+        raise CorruptDatasetError(f'{root}: shard {shard_name(missing)} is missing, of {numbers[-1] + 1}')
+    # Before the shards are opened, so that a later change never goes unnoticed.
+    times = {} if store.local or store.has_folders else await _times(root)
+    path = index_path(root)
+    file = await store.open_writer(path.key)
+    try:
+        builder = _Builder(root, file, times)
+        for start in range(0, len(numbers), _WINDOW):
+            window = numbers[start : start + _WINDOW]
+            await builder.add(window)
+            if progress is not None:
+                call_user(progress, len(window))
+        size = await builder.finish()
+        await file.close()
+    except BaseException:
+        await file.abort()
+        raise
+    return IndexSummary(f'{path}', len(numbers), builder.datapoints, builder.records, size)
+
+
+async def _times(root: Path) -> dict[str, int]:
+    """Return the time of the last change of each object of a dataset, as listed."""
+    return {entry.key: to_nanoseconds(entry.modified) async for entry in root.store.scan_tree(root.key)}
+
+
+class _Shard(NamedTuple):
+    """The part of an index that describes one shard."""
+
+    rows: list[tuple[int, ...]]
+    pins: list[str]
+    kinds: list[int]
+    tables: list[list[bytes]]  # the pages of each table
+    records: int
+
+
+class _Builder:
+    """An index file that is being written: pages first, the directory at the end."""
+
+    def __init__(self, root: Path, file: ObjectWriter, times: dict[str, int]) -> None:
+        self._root, self._file, self._times = root, file, times
+        self._first: Columns | None = None
+        self._rows: list[list[tuple[int, ...]]] = []
+        self._pins: list[str] = []
+        self._kinds: list[list[int]] = []
+        self._pages: list[np.ndarray[Any, Any]] = []
+        self._position = 0
+        self.datapoints = self.records = 0
+
+    async def add(self, numbers: Sequence[int]) -> None:
+        """Append the pages of some shards."""
+        for shard in await gather([self._read(number) for number in numbers]):
+            self._rows.append(shard.rows)
+            self._pins += shard.pins
+            self._kinds.append(shard.kinds)
+            self.records += shard.records
+            await self._write_pages(shard.tables)
+
+    async def _read(self, number: int) -> _Shard:
+        folder = self._root / shard_name(number)
+        dataset = Dataset(folder, None, True, (), False, shard_name(number))
+        times = await offload(_local_times, folder.key) if folder.store.local else self._times
+
+        async def open_once() -> None:
+            await dataset.open(None)
+
+        await open_as_one(dataset.name, open_once, dataset.prove)
+        columns = dataset.columns
+        first = self._first = self._first or columns
+        if columns.spec != first.spec or columns.layout != first.layout:
+            raise CorruptDatasetError(
+                f'{columns.name}: has spec {columns.spec} in layout {columns.layout!r}, but {first.name} has '
+                f'{first.spec} in {first.layout!r}'
+            )
+        self.datapoints += columns.length
+        references = None if columns.refs is None else await References.load(columns.refs, columns.spec)
+        rows = [self._row(bag, folder.store, times) for bag in columns.all_bags.values()]
+        pins = [bag.identity.version or '' for bag in columns.all_bags.values()]
+        kinds, tables = await offload(functools.partial(_pack, columns, references))
+        records = sum(bag.length for bag in columns.bags.values())
+        dataset.columns.close()
+        return _Shard(rows, pins, kinds, tables, records)
+
+    def _row(self, bag: Bag, store: Store, times: dict[str, int]) -> tuple[int, ...]:
+        if bag.size and (bag.identity.version is None or stands_in(bag.identity.version)):
+            raise UnsupportedError(f'{bag.name}: its store gives it no version, by which an index identifies it')
+        path = bag.path
+        key = '' if path is None else path.key
+        table = f'{key.removesuffix(".bag")}.idx'
+        return bag.length, bag.version, bag.size, bag.datasize, times.get(key, 0), times.get(table, 0), 0
+
+    async def _write_pages(self, tables: list[list[bytes]]) -> None:
+        """Append the pages of a shard: the first pages of all tables, then the second ones, and so on."""
+        rows = [np.zeros(len(pages), PAGE_ROW) for pages in tables]
+        if not self._position:
+            await self._write(MAGIC)
+        for number in range(max(map(len, tables), default=0)):
+            for row, pages in zip(rows, tables, strict=True):
+                if number < len(pages):
+                    page = pages[number]
+                    row[number] = self._position, len(page) // WORD, crc32c(page)
+                    await self._write(page)
+        self._pages += rows
+
+    async def _write(self, data: bytes) -> None:
+        await self._file.write(data)
+        self._position += len(data)
+
+    async def finish(self) -> int:
+        """Append the directory; return the size of the file."""
+        first = self._first
+        if first is None:
+            raise CorruptDatasetError(f'{self._root}: has no shards')
+        kinds = None if first.refs is None else np.array(self._kinds, np.uint8)
+        rows = np.array(self._rows, ROW)
+        directory = Directory(first.spec, first.layout, rows, self._pins, kinds, np.concatenate(self._pages))
+        content = await offload(dump_directory, directory)
+        start = self._position
+        await self._write(content)
+        await self._write(dump_footer(content, start))
+        return self._position
+
+
+def _local_times(folder: str) -> dict[str, int]:
+    """Return the time of the last change of each file in a folder."""
+    with os.scandir(folder) as entries:
+        return {os.path.join(folder, entry.name): entry.stat().st_mtime_ns for entry in entries}
+
+
+def _pack(columns: Columns, references: References | None) -> tuple[list[int], list[list[bytes]]]:
+    """Return the kinds of the references of a shard, and the pages of its tables."""
+    tables = [pack(bag.all_limits()) for bag in columns.bags.values()]
+    kinds = []
+    for kind, pair in zip(columns.spec.values(), [] if references is None else references.tables, strict=False):
+        if pair is None:
+            kinds.append(SAME)
+            tables += [[], []]
+            continue
+        firsts, counts = (column.astype(np.int64) for column in pair)
+        ends = np.cumsum(counts)
+        if is_sequence(kind) and ((firsts == ends - counts) | (counts == 0)).all():
+            kinds.append(RUNS)
+            tables += [pack(np.append(0, ends)), []]
+        else:
+            kinds.append(ANY)
+            tables += [pack(_extended(firsts)), pack(_extended(counts))]
+    return kinds, tables
+
+
+def _extended(numbers: Ints) -> Ints:
+    """Return numbers with the last one repeated, as a table has one number more than records."""
+    return np.append(numbers, numbers[-1:] if len(numbers) else 0)

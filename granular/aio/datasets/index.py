@@ -1,0 +1,387 @@
+"""Read the index file of a sharded dataset, which replaces opening its shards. docs/format.md describes the bytes."""
+
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from granular.aio.bags.bag import IndexedBag
+from granular.aio.bags.identity import FileIdentity
+from granular.aio.bags.packed import PackedReferences, PackedTable, PackedTables
+from granular.aio.bags.records import retry_if_corrupt
+from granular.aio.datasets.shards import shards_in
+from granular.aio.http.reply import stands_in
+from granular.aio.paths.path import Path
+from granular.aio.runtime.threads import offload
+from granular.aio.stores import Store
+from granular.aio.stores.fanout import Job, read_all
+from granular.aio.stores.local.files import version_of
+from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedError, UnsupportedError
+from granular.formats.checksums import crc32c
+from granular.formats.dataset_index import (
+    FOOTER,
+    NAME,
+    Directory,
+    parse_directory,
+    parse_footer,
+    records_of_pages,
+    spec_content,
+)
+from granular.formats.layout import LIMIT, shard_name, shard_numbers
+from granular.formats.packing import PADDING, PAGE, WORD, Words, check_pages, count_pages, unpack, unpack_one
+from granular.indexing import Ints
+
+logger = logging.getLogger('granular')
+
+_INLINE: Final = 1 << 17  # lookups on the event loop at a time: a few milliseconds
+_LISTED: Final = 2000  # objects of a dataset in a bucket up to which opening lists all of them, 1,000 per request
+
+
+def index_path(directory: Path) -> Path:
+    """Return the index file of a sharded dataset."""
+    return directory / shard_name(0) / NAME
+
+
+class DatasetIndex(PackedTables):
+    """An opened index.
+
+    Memory: the directory (some 60 bytes per bag), and up to ``IOConfig.index_memory`` bytes of pages: all of them, read
+    when the index is opened, or else those that were used last.
+
+    Args:
+      path: the index file.
+      pin: its version.
+      directory: its directory.
+      words: all pages, at their positions in the file; None to read pages when they are needed.
+
+    Attributes:
+      path: the index file.
+      directory: its directory.
+      content: the ``spec.json`` of each shard.
+      lengths: the number of datapoints of each shard.
+    """
+
+    def __init__(self, path: Path, pin: str | None, directory: Directory, words: Words | None) -> None:
+        self.path, self.directory, self._pin, self._words = path, directory, pin, words
+        counts = directory.counts()
+        self._tables = counts.shape[1]
+        pages = count_pages(counts.ravel())
+        self._first_page = np.cumsum(pages) - pages
+        self._records = records_of_pages(counts.ravel())  # of each page
+        self._starts = directory.pages['offset'].astype(np.int64) // WORD
+        self._sizes = directory.pages['words'].astype(np.int64)
+        records = directory.rows['records'].astype(np.int64)
+        self.lengths: Ints = records.min(axis=1) if directory.kinds is None else records[:, 0]
+        self.content = spec_content(directory)
+        self._bags = {key: i for i, key in enumerate(directory.bags)}
+        self._bound = path.store.config.index_memory // WORD
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._cached: dict[int, Words] = {}  # pages in memory, the one used last at the end
+        self._cached_words = 0
+        self._view: memoryview | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        for name in ('_lock', '_cached', '_cached_words', '_view'):
+            del state[name]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    # --- opening
+
+    @classmethod
+    async def open(cls, directory: Path, whole: bool = True) -> 'DatasetIndex | None':
+        """Open the index of a sharded dataset.
+
+        Args:
+          directory: the folder of the shards.
+          whole: read all pages now, if they take at most ``IOConfig.index_memory`` bytes.
+
+        Returns:
+          The index; None if there is none, or none that can be used, which is logged.
+        """
+        try:
+            return await cls.read_file(index_path(directory), whole)
+        except NotFoundError:
+            return None
+        except (CorruptDatasetError, UnsupportedError) as error:
+            logger.warning(
+                'index of %s ignored, its shards are read by their own tables: %s: run `granular index` on it',
+                f'{directory}',
+                error,
+            )
+            return None
+
+    @classmethod
+    async def read_file(cls, path: Path, whole: bool) -> 'DatasetIndex':
+        """Open an index file; as ``open``, but raise the error if it cannot be used."""
+
+        async def read(fresh: bool) -> DatasetIndex:
+            return await cls._read(path, whole)
+
+        return await retry_if_corrupt(read, not path.store.local)
+
+    @classmethod
+    async def _read(cls, path: Path, whole: bool) -> 'DatasetIndex':
+        store, name = path.store, f'{path}'
+        end = await store.read(path.key, -max(FOOTER, store.merge.max_request))  # all of most indices
+        if end.version is None:
+            raise UnsupportedError(f'{name}: the server sends no version of it')
+        footer = parse_footer(end.data, end.size, name)
+        data = end.data[max(0, footer.start - end.start) : -FOOTER]
+        if missing := footer.size - len(data):
+            head = bytearray(missing)
+            stop = footer.start + missing
+            await store.read_into(path.key, footer.start, stop, end.version, memoryview(head), missing)
+            data = bytes(head) + data
+        if crc32c(data) != footer.checksum:
+            raise CorruptDatasetError(f'{name}: wrong checksum of the directory')
+        directory = await offload(parse_directory, data, footer.start, name)
+        if any(map(stands_in, directory.pins)):
+            raise CorruptDatasetError(f'{name}: it names versions that do not identify objects')
+        if bool((np.array(directory.pins) == '')[(directory.rows['size'] > 0).ravel()].any()):
+            raise CorruptDatasetError(f'{name}: an object has no version')
+        index = cls(path, end.version, directory, None)
+        if whole and footer.start <= store.config.index_memory:
+            await index._load(footer.start, end.data, end.start)
+        return index
+
+    async def _load(self, size: int, tail: bytes, tail_start: int) -> None:
+        """Read all pages, which end at ``size``, with few large requests."""
+        words = np.zeros(size // WORD + PADDING, np.uint64)
+        target, missing = memoryview(words.data).cast('B')[:size], min(size, tail_start)
+        target[missing:] = tail[missing - tail_start : size - tail_start] if size > tail_start else b''
+        if missing:
+            half = -(-missing // 2)
+            await self.path.store.read_into(self.path.key, 0, missing, self._pin, target[:missing], half)
+        await offload(self._check, words)
+        self._words = words
+
+    def _check(self, words: Words) -> None:
+        """Check all pages."""
+        view = memoryview(words.data).cast('B')
+        rows = zip(self._starts.tolist(), self._sizes.tolist(), self.directory.pages['checksum'].tolist(), strict=True)
+        for start, size, checksum in rows:
+            self._check_sum(view[start * WORD : (start + size) * WORD].tobytes(), checksum)
+        check_pages(words, self._starts, self._sizes, self._records, f'{self.path}')
+
+    def _check_sum(self, page: bytes, checksum: int) -> None:
+        if (actual := crc32c(page)) != checksum:
+            raise CorruptDatasetError(
+                f'{self.path}: a page of {len(page)} bytes has checksum {actual:08x}, not {checksum:08x}: run '
+                f'`granular index` on the dataset'
+            )
+
+    # --- tables
+
+    @property
+    def in_memory(self) -> bool:
+        return self._words is not None
+
+    async def read(self, tables: Ints, positions: Ints, fresh: bool) -> tuple[Ints, Ints]:
+        pages = self._first_page[tables] + positions // PAGE
+        records = positions % PAGE
+        if self._words is not None:
+            return await self._unpack(self._words, self._starts[pages], records)
+        unique, inverse = np.unique(pages, return_inverse=True)
+        sizes = self._sizes[unique]
+        waves = np.cumsum(sizes) // max(1, self._bound // 4)  # so that a call keeps within the bound, too
+        if not len(unique) or waves[-1] == waves[0]:
+            words, starts = await self._pages(unique, fresh)
+            return await self._unpack(words, starts[inverse], records)
+        lefts, rights = np.empty((2, len(positions)), np.int64)
+        for wave in np.unique(waves).tolist():
+            first, last = np.searchsorted(waves, [wave, wave + 1])
+            chosen = np.flatnonzero((inverse >= first) & (inverse < last))
+            words, starts = await self._pages(unique[first:last], fresh)
+            results = await self._unpack(words, starts[inverse[chosen] - first], records[chosen])
+            lefts[chosen], rights[chosen] = results
+        return lefts, rights
+
+    async def _unpack(self, words: Words, starts: Ints, records: Ints) -> tuple[Ints, Ints]:
+        if len(records) > _INLINE:
+            return await offload(unpack, words, starts, records)
+        return unpack(words, starts, records)
+
+    async def _pages(self, pages: Ints, fresh: bool) -> tuple[Words, Ints]:
+        """Return some pages one after the other, and their positions; those that are not in memory are read."""
+        with self._lock:
+            found = {} if fresh else {page: self._cached[page] for page in pages.tolist() if page in self._cached}
+        missing = np.array([page for page in pages.tolist() if page not in found], np.int64)
+        if len(missing):
+            starts = self._starts[missing] * WORD
+            job = Job(self.path.key, starts, starts + self._sizes[missing] * WORD, self._pin)
+            (parts,) = await read_all(self.path.store, [job], fresh)
+            for page, part in zip(missing.tolist(), parts, strict=True):
+                self._check_sum(part, int(self.directory.pages['checksum'][page]))
+                found[page] = np.frombuffer(part, '<u8')
+        words = np.concatenate([*(found[page] for page in pages.tolist()), np.zeros(PADDING, np.uint64)])
+        starts = np.cumsum(self._sizes[pages]) - self._sizes[pages]
+        if len(missing):
+            position = np.searchsorted(pages, missing)
+            check_pages(words, starts[position], self._sizes[missing], self._records[missing], f'{self.path}')
+        self._keep(found)
+        return words, starts
+
+    def _keep(self, pages: dict[int, Words]) -> None:
+        """Keep pages that were used, and drop those that were used least recently."""
+        with self._lock:
+            for page, words in pages.items():
+                if self._cached.pop(page, None) is None:
+                    self._cached_words += len(words)
+                self._cached[page] = words
+            while self._cached_words > self._bound // 2:
+                self._cached_words -= len(self._cached.pop(next(iter(self._cached))))
+
+    def read_one(self, table: int, position: int) -> tuple[int, int]:
+        if self._view is None:
+            words: Any = self._words
+            self._view = memoryview(words.data).cast('B').cast('Q')
+        page = int(self._starts[self._first_page[table] + position // PAGE])
+        return unpack_one(self._view, page, position % PAGE)
+
+    # --- shards
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def bag(self, shard: int, key: str) -> IndexedBag:
+        """Return the bag of a key, or ``'refs'``, of a shard."""
+        number = self._bags[key]
+        records, version, size, datasize, _, _, _ = self.directory.rows[shard, number].item()
+        pin = self.directory.pins[shard * len(self._bags) + number] or None
+        refs = self.directory.kinds is not None
+        table = None
+        if not refs or number:
+            table = PackedTable(self, shard * self._tables + number - refs, records)
+        return IndexedBag(version, records, size, datasize, pin, table)
+
+    def references(self, shard: int) -> PackedReferences | None:
+        """Return the references of a shard; None in the columns layout."""
+        kinds = self.directory.kinds
+        if kinds is None:
+            return None
+        first, length = shard * self._tables + len(self.directory.spec), int(self.lengths[shard])
+        tables = []
+        for key, kind in enumerate(kinds[shard].tolist()):
+            pair = [PackedTable(self, first + 2 * key + i, length) for i in range(kind)]
+            tables.append(tuple(pair))
+        return PackedReferences(tables)
+
+    def file_identities(self, shard: int) -> dict[str, FileIdentity]:
+        """Return the identities of the bags of a shard, by file name."""
+        count = len(self._bags)
+        sizes, pins = self.directory.rows['size'][shard].tolist(), self.directory.pins[shard * count :]
+        return {f'{key}.bag': FileIdentity(sizes[i], pins[i] or None) for key, i in self._bags.items()}
+
+    def sizes(self, keys: Sequence[str] | None = None) -> Ints:
+        """Return the bytes of the bags of each shard, of some keys or of all bags."""
+        chosen = list(self._bags.values()) if keys is None else [self._bags[key] for key in keys]
+        sizes: Ints = self.directory.rows['size'][:, chosen].astype(np.int64).sum(axis=1)
+        return sizes
+
+    # --- comparison with the shards
+
+    async def is_replaced(self) -> bool:
+        """Return whether pages can no longer be read, because the index file was replaced or removed."""
+        if self._words is not None or self._pin is None:
+            return False
+        try:
+            await self.path.store.check_version(self.path.key, self._pin)
+        except (ObjectChangedError, NotFoundError):
+            return True
+        return False
+
+    async def compare(self, directory: Path) -> tuple[list[int], Ints]:
+        """Compare the index with the files of the dataset, as far as few requests can.
+
+        On a disk, all files are compared. In a bucket with up to 2,000 objects, all of them are listed. Otherwise only
+        shards that were added are noticed; those that were replaced are when they are read.
+
+        Returns:
+          The numbers of all shards, and of those that were replaced.
+        """
+        store = directory.store
+        if store.local:
+            numbers = await shards_in(directory)
+            return numbers, await offload(self._compare_files, store, directory.key, len(numbers))
+        if not store.has_folders and self._objects() <= _LISTED:
+            return await self._compare_listing(directory)
+        numbers = list(range(len(self)))
+        try:
+            await store.read((directory / shard_name(len(self)) / 'spec.json').key)
+            numbers = await shards_in(directory)
+        except NotFoundError:
+            pass
+        return numbers, np.zeros(0, np.int64)
+
+    def _objects(self) -> int:
+        files = len(self._bags) * (2 if self.directory.kinds is None else 1)
+        return len(self) * (files + 1)
+
+    def _compare_files(self, store: Store, key: str, count: int) -> Ints:
+        """Return the shards of which a local file is not the one in the index."""
+        separate = self.directory.kinds is None
+        bags = list(self._bags)
+        rows, pins, stale = self.directory.rows, self.directory.pins, []
+        records, modified = rows['records'].tolist(), rows['table_modified'].tolist()
+        for shard in range(min(len(self), count)):
+            folder = os.path.join(key, shard_name(shard))
+            for i, bag in enumerate(bags):
+                pin = pins[shard * len(bags) + i]
+                table = (records[shard][i], modified[shard][i]) if separate else None
+                if not _is_same(os.path.join(folder, bag), pin, table):
+                    stale.append(shard)
+                    break
+        return np.array(stale, np.int64)
+
+    async def _compare_listing(self, directory: Path) -> tuple[list[int], Ints]:
+        files, names = {}, set()
+        start = len(directory.key) + 1 if directory.key else 0
+        async for entry in directory.store.scan_tree(directory.key):
+            if entry.is_dir:
+                names.add(entry.key[start:])
+            else:
+                files[entry.key[start:]] = entry.size, to_nanoseconds(entry.modified)
+        rows, separate = self.directory.rows, self.directory.kinds is None
+        stale = []
+        for shard in range(len(self)):
+            for key, i in self._bags.items():
+                records, _, size, datasize, modified, table_modified, _ = rows[shard, i].item()
+                stem = f'{shard_name(shard)}/{key}'
+                expected = (datasize if separate else size), modified
+                same = files.get(f'{stem}.bag') == expected
+                if separate:
+                    table = files.get(f'{stem}.idx', (0, 0))
+                    same = same and table == (records * LIMIT, table_modified)
+                if not same:
+                    stale.append(shard)
+                    break
+        return shard_numbers(names), np.array(stale, np.int64)
+
+
+def to_nanoseconds(seconds: float | None) -> int:
+    """Return the time of a listing in nanoseconds; 0 if it has none."""
+    return 0 if seconds is None else int(seconds * 1e9)
+
+
+def _is_same(stem: str, pin: str, table: tuple[int, int] | None) -> bool:
+    """Return whether the local files of a bag are those in the index."""
+    try:
+        if version_of(os.stat(f'{stem}.bag')) != pin:
+            return False
+        if table is None:
+            return True
+        info = os.stat(f'{stem}.idx')
+        return info.st_size // LIMIT == table[0] and info.st_mtime_ns == table[1]
+    except OSError:
+        return False

@@ -1,0 +1,218 @@
+"""The shards of a dataset that was opened by its index, each made when it is first used."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granular.aio.bags.identity import FileIdentity
+from granular.aio.bags.index_cache import FolderState, Snapshot
+from granular.aio.datasets.codec import Field
+from granular.aio.datasets.dataset import Dataset
+from granular.aio.datasets.index import DatasetIndex
+from granular.aio.datasets.proof import open_as_one
+from granular.aio.runtime.tasks import gather
+from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedError
+from granular.formats.layout import shard_name
+from granular.indexing import Ints
+
+logger = logging.getLogger('granular')
+
+
+class IndexedShards:
+    """Shards by their position among those that are read.
+
+    A shard that was replaced or added since the index was built is read by its own tables.
+
+    Args:
+      name: the sharded dataset, for errors.
+      index: the index.
+      numbers: the number of each shard.
+      fields: the fields of the spec.
+      create: returns the unopened dataset of a shard's name.
+
+    Attributes:
+      index: the index.
+      own: the shards that are read by their own tables, by position.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        index: DatasetIndex,
+        numbers: Ints,
+        fields: Sequence[Field],
+        create: Callable[[str], Dataset],
+    ) -> None:
+        self._name, self.index, self._numbers, self._fields, self._create = name, index, numbers, fields, create
+        self.own: dict[int, Dataset] = {}
+        self._made: dict[int, Dataset] = {}
+        # Shards of which a record was read, or a file compared: a later replacement is an error, as without an index.
+        self._confirmed: NDArray[np.bool_] = np.zeros(len(numbers), np.bool_)
+        self._warned = False
+
+    def copy(self) -> 'IndexedShards':
+        """Return independently closable shards that share the index."""
+        twin = IndexedShards(self._name, self.index, self._numbers, self._fields, self._create)
+        twin.own = {i: dataset.copy() for i, dataset in self.own.items()}
+        twin._made = {i: dataset.copy() for i, dataset in self._made.items()}
+        twin._confirmed, twin._warned = self._confirmed, self._warned
+        return twin
+
+    def close(self) -> None:
+        """Close the shards."""
+        for dataset in (*self.own.values(), *self._made.values()):
+            dataset.columns.close()
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[Dataset]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, position: int) -> Dataset:
+        dataset = self.own.get(position) or self._made.get(position)
+        if dataset is None:
+            number = int(self._numbers[position])
+            dataset = self._create(shard_name(number))
+            dataset.open_indexed(self.index, number, self._fields)
+            self._made[position] = dataset
+        return dataset
+
+    # --- opening
+
+    async def open_own(self, positions: Iterable[int], folders: Mapping[int, FolderState] | None = None) -> None:
+        """Open shards by their own tables, or by their states."""
+        for i in positions:
+            self.own[i] = self._create(shard_name(int(self._numbers[i])))
+        states = {shard_name(int(self._numbers[i])): state for i, state in (folders or {}).items()}
+        await gather([dataset.open(Snapshot('', states) if states else None) for dataset in self.own.values()])
+        for dataset in self.own.values():
+            self._check_spec(dataset)
+
+    async def read_extras(self) -> None:
+        """Read what ``cache_keys`` and ``verify`` need in memory."""
+        await gather([dataset.read_extras() for i, dataset in enumerate(self) if i not in self.own])
+
+    async def prove(self) -> None:
+        """Check that the shards which were opened by their own tables were not replaced meanwhile."""
+        await gather([dataset.prove() for dataset in self.own.values()])
+
+    def confirm(self, positions: Any = slice(None)) -> None:
+        """Mark shards as those in the index, whose replacement is an error from now on."""
+        self._confirmed[positions] = True
+
+    def _check_spec(self, dataset: Dataset) -> None:
+        columns, expected = dataset.columns, self.index.directory
+        if columns.spec != expected.spec or columns.layout != expected.layout:
+            raise CorruptDatasetError(
+                f'{columns.name}: has spec {columns.spec} in layout {columns.layout!r}, but the index of {self._name} '
+                f'has {expected.spec} in {expected.layout!r}'
+            )
+
+    # --- what was opened
+
+    def lengths(self) -> Ints:
+        """Return the number of datapoints of each shard."""
+        return self._values(self.index.lengths, lambda dataset: dataset.columns.length)
+
+    def size(self, keys: Sequence[str] | None = None) -> int:
+        """Return the bytes of the bags of some keys, or of all bags, tables included."""
+
+        def of(dataset: Dataset) -> int:
+            return dataset.columns.size if keys is None else sum(dataset.columns.bags[key].size for key in keys)
+
+        return int(self._values(self.index.sizes(keys), of).sum())
+
+    def _values(self, indexed: Ints, of: Callable[[Dataset], int]) -> Ints:
+        values = indexed[np.minimum(self._numbers, len(indexed) - 1)]
+        for i, dataset in self.own.items():
+            values[i] = of(dataset)
+        return values
+
+    def files(self) -> dict[str, FileIdentity]:
+        """Return the identities of all bags, by shard and file name."""
+        out = {}
+        for i, number in enumerate(self._numbers.tolist()):
+            files = self.own[i].files() if i in self.own else self.index.file_identities(number)
+            out.update({f'{shard_name(number)}/{file}': identity for file, identity in files.items()})
+        return out
+
+    def states(self) -> dict[int, FolderState] | None:
+        """Return the states of the shards that were opened by their own tables; None unless all are complete."""
+        states = {i: dataset.state() for i, dataset in self.own.items()}
+        complete = {i: state for i, state in states.items() if state is not None}
+        return complete if len(complete) == len(states) else None
+
+    def warn_of_lengths(self) -> None:
+        """Warn if the bags of a shard differ in length."""
+        for dataset in self.own.values():
+            dataset.warn_of_lengths()
+        if self.index.directory.kinds is None:
+            records = self.index.directory.rows['records']
+            uneven = np.flatnonzero(records.min(axis=1) != records.max(axis=1))
+            for i in np.flatnonzero(np.isin(self._numbers, uneven)).tolist():
+                if i not in self.own:
+                    self[i].warn_of_lengths()
+
+    # --- shards that were replaced
+
+    def warn(self, reason: str) -> None:
+        """Log once that the index does not match the shards."""
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                'the index of %s is outdated: %s: read by their own tables: run `granular index` on it',
+                self._name,
+                reason,
+            )
+
+    async def replace(self, positions: Sequence[int]) -> bool:
+        """Open shards by their own tables if they are not those in the index, or if the index was replaced.
+
+        Returns:
+          Whether there were any.
+
+        Raises:
+          ObjectChangedError: if such a shard has another number of datapoints, or was replaced since it was read.
+        """
+        indexed = [i for i in positions if i not in self.own]
+        changed = await gather([self._is_replaced(self[i]) for i in indexed])
+        stale = [i for i, is_replaced in zip(indexed, changed, strict=True) if is_replaced and not self._confirmed[i]]
+        if not stale and (any(changed) or not await self.index.is_replaced()):
+            return False
+        stale = stale or indexed
+        for i, dataset in zip(stale, await gather([self._open(i) for i in stale]), strict=True):
+            self.own[i] = dataset
+        if stale:
+            names = f'{shard_name(int(self._numbers[stale[0]]))}'
+            self.warn(f'{len(stale)} of {len(positions)} shards that were read were replaced, such as {names}')
+        return bool(stale)
+
+    async def _is_replaced(self, dataset: Dataset) -> bool:
+        try:
+            await gather([bag.check_versions() for bag in dataset.columns.all_bags.values()])
+        except (ObjectChangedError, NotFoundError):
+            return True
+        return False
+
+    async def _open(self, position: int) -> Dataset:
+        number = int(self._numbers[position])
+        dataset = self._create(shard_name(number))
+
+        async def open_once() -> None:
+            await dataset.open(None)
+
+        await open_as_one(dataset.name, open_once, dataset.prove)
+        self._check_spec(dataset)
+        expected, actual = int(self.index.lengths[number]), dataset.columns.length
+        if actual != expected:
+            raise ObjectChangedError(
+                f'{dataset.name}: was replaced since the index of {self._name} was built: expected {expected} '
+                f'datapoints, got {actual}: run `granular index` on it, or open it with index=False'
+            )
+        if self._confirmed[position] and dataset.files() != self.index.file_identities(number):
+            raise ObjectChangedError(f'{dataset.name}: was replaced while it was being read: open a new reader')
+        return dataset

@@ -1,0 +1,231 @@
+"""The index file of a sharded dataset: its directory and its footer. docs/format.md describes the bytes.
+
+An index names the objects of all shards, with their versions, and has a table (:mod:`granular.formats.packing`) of the
+limits of each bag. In the refs layout it also has the references, unless datapoint i has record i.
+"""
+
+import dataclasses
+import json
+import struct
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granular.errors import CorruptDatasetError
+from granular.formats.checksums import crc32c
+from granular.formats.layout import Layout, Spec, dump_spec, is_sequence, parse_spec
+from granular.formats.packing import HEAD, MAX_WORDS, PAGE, WORD, count_pages
+from granular.indexing import Ints
+
+MAGIC: Final = b'granular-index-1'
+NAME: Final = '.granular-index'
+"""Name of the file, in the folder of the first shard: granular 0.21 and 0.24 take any other name beside the shards for
+a shard."""
+
+_FOOTER: Final = struct.Struct('<QQII16s')  # start and size of the directory, its checksum, that of the footer, magic
+FOOTER: Final = _FOOTER.size
+_HEADER: Final = struct.Struct('<I')  # size of the JSON at the start of the directory
+
+ROW: Final = np.dtype([
+    ('records', '<u4'), ('version', 'u1'), ('size', '<u8'), ('datasize', '<u8'), ('modified', '<i8'),
+    ('table_modified', '<i8'), ('pin', '<u2'),
+])  # fmt: skip
+"""One bag: records, version of the format, bytes with and without the table, the times of the last change of the
+``.bag`` and the ``.idx`` in nanoseconds, and the bytes of the version of the ``.bag``."""
+PAGE_ROW: Final = np.dtype([('offset', '<u8'), ('words', '<u4'), ('checksum', '<u4')])
+
+SAME: Final = 0
+"""Kind of the references of a key: datapoint i has record i."""
+RUNS: Final = 1
+"""Kind of the references of a key: the records of the datapoints follow each other; one table of their limits."""
+ANY: Final = 2
+"""Kind of the references of a key: any; one table of the first records, and one of the numbers of records."""
+
+
+class Footer(NamedTuple):
+    """The location of the directory, which ends where the footer begins."""
+
+    start: int
+    size: int
+    checksum: int
+
+
+def dump_footer(directory: bytes, start: int) -> bytes:
+    """Return the last bytes of an index file, given its directory and the position of the directory."""
+    fields = (start, len(directory), crc32c(directory))
+    return _FOOTER.pack(*fields, crc32c(struct.pack('<QQI', *fields)), MAGIC)
+
+
+def parse_footer(tail: bytes, size: int, name: str) -> Footer:
+    """Return the footer of an index file.
+
+    Args:
+      tail: the last bytes of the file.
+      size: the size of the file in bytes.
+      name: the file, for the error.
+
+    Raises:
+      CorruptDatasetError: if it is not an index file, or of a later format.
+    """
+    if len(tail) < FOOTER or tail[-len(MAGIC) :] != MAGIC:
+        raise CorruptDatasetError(f'{name}: expected {MAGIC!r} at the end, got {tail[-len(MAGIC) :]!r}')
+    start, length, checksum, own, _ = _FOOTER.unpack(tail[-FOOTER:])
+    if own != crc32c(struct.pack('<QQI', start, length, checksum)):
+        raise CorruptDatasetError(f'{name}: wrong checksum of the footer')
+    if start + length + FOOTER != size or start < len(MAGIC) or start % WORD:
+        raise CorruptDatasetError(f'{name}: a directory of {length} bytes at {start}, in a file of {size} bytes')
+    return Footer(start, length, checksum)
+
+
+@dataclasses.dataclass(eq=False)
+class Directory:
+    """The content of an index file except for its pages.
+
+    Attributes:
+      spec: the spec of all shards.
+      layout: the layout of all shards.
+      rows: the bags, dtype ``ROW``, shape (shards, bags).
+      pins: the version of each bag, in the order of ``rows``.
+      kinds: the kind of the references, shape (shards, keys); None in the columns layout.
+      pages: the pages of all tables, dtype ``PAGE_ROW``, in the order of ``counts``.
+    """
+
+    spec: Spec
+    layout: Layout
+    rows: NDArray[Any]
+    pins: Sequence[str]
+    kinds: NDArray[np.uint8] | None
+    pages: NDArray[Any]
+
+    @property
+    def bags(self) -> list[str]:
+        """The names of the bags of a shard, in the order of ``rows``."""
+        return list(self.spec) if self.kinds is None else ['refs', *self.spec]
+
+    def counts(self) -> Ints:
+        """Return the number of records of each table, shape (shards, tables).
+
+        The tables of a shard are the limits of each key, and in the refs layout two tables of references for each key.
+        """
+        return _counts(self.rows, self.kinds)
+
+
+def _counts(rows: NDArray[Any], kinds: NDArray[np.uint8] | None) -> Ints:
+    records = rows['records'].astype(np.int64)
+    if kinds is None:
+        return records
+    references = np.repeat(kinds, 2, axis=1) >= np.tile([RUNS, ANY], kinds.shape[1])
+    return np.concatenate([records[:, 1:], records[:, :1] * references], axis=1)
+
+
+def dump_directory(directory: Directory) -> bytes:
+    """Return the directory as bytes."""
+    head = {'layout': directory.layout, 'spec': directory.spec, 'shards': len(directory.rows)}
+    pins = [pin.encode() for pin in directory.pins]
+    rows = directory.rows.copy()
+    rows['pin'] = np.array([len(pin) for pin in pins]).reshape(rows.shape)
+    content = json.dumps(head).encode()
+    kinds = b'' if directory.kinds is None else directory.kinds.tobytes()
+    return b''.join([
+        _HEADER.pack(len(content)), content, rows.tobytes(), kinds, directory.pages.tobytes(), *pins,
+    ])  # fmt: skip
+
+
+def parse_directory(data: bytes, start: int, name: str) -> Directory:
+    """Return the directory of an index file, whose checksum was compared.
+
+    Args:
+      data: the bytes of the directory.
+      start: its position in the file, at which the pages end.
+      name: the file, for the error.
+
+    Raises:
+      CorruptDatasetError: if it does not describe bags.
+    """
+    try:
+        return _parse(data, start, name)
+    except (ValueError, TypeError, KeyError, RecursionError, struct.error) as error:
+        if isinstance(error, CorruptDatasetError):
+            raise
+        raise CorruptDatasetError(f'{name}: its directory is not valid: {error!r:.200}') from error
+
+
+def _parse(data: bytes, start: int, name: str) -> Directory:
+    (size,) = _HEADER.unpack_from(data)
+    at = _HEADER.size + size
+    head = json.loads(data[_HEADER.size : at])
+    spec, layout, shards = parse_spec(json.dumps(head['spec']).encode(), name), head['layout'], head['shards']
+    if layout not in ('refs', 'columns') or type(shards) is not int or shards < 1:
+        raise CorruptDatasetError(f'{name}: {shards!r:.20} shards in layout {layout!r:.20}')
+    bags = len(spec) + (layout == 'refs')
+    if shards * bags * ROW.itemsize > len(data):
+        raise CorruptDatasetError(f'{name}: {shards} shards do not fit a directory of {len(data)} bytes')
+    rows = np.frombuffer(data, ROW, shards * bags, at).reshape(shards, bags)
+    at += rows.nbytes
+    kinds = None
+    if layout == 'refs':
+        kinds = np.frombuffer(data, np.uint8, shards * len(spec), at).reshape(shards, len(spec))
+        at += kinds.nbytes
+        most = [ANY] * len(spec)
+        if (kinds > most).any():
+            raise CorruptDatasetError(f'{name}: unknown kinds of references: {kinds.max()}')
+        scalars = [i for i, kind in enumerate(spec.values()) if not is_sequence(kind)]
+        sequences = [i for i, kind in enumerate(spec.values()) if is_sequence(kind)]
+        if (kinds[:, scalars] == RUNS).any() or (kinds[:, sequences] == SAME).any():
+            raise CorruptDatasetError(f'{name}: kinds of references that do not fit the spec {spec!r:.200}')
+    elif any(is_sequence(kind) for kind in spec.values()):
+        raise CorruptDatasetError(f'{name}: sequences in layout {layout!r}')
+    _check_rows(rows, layout, name)
+    counts = _counts(rows, kinds)
+    number = int(count_pages(counts).sum())
+    if number * PAGE_ROW.itemsize > len(data) - at:
+        raise CorruptDatasetError(f'{name}: {number} pages do not fit a directory of {len(data)} bytes')
+    pages = np.frombuffer(data, PAGE_ROW, number, at)
+    at += pages.nbytes
+    _check_page_rows(pages, start, name)
+    lengths = rows['pin'].ravel().astype(np.int64)
+    if at + int(lengths.sum()) != len(data):
+        raise CorruptDatasetError(f'{name}: expected {at + int(lengths.sum())} bytes of directory, got {len(data)}')
+    ends = at + np.cumsum(lengths)
+    pins = [data[a:b].decode() for a, b in zip((ends - lengths).tolist(), ends.tolist(), strict=True)]
+    return Directory(spec, layout, rows, pins, kinds, pages)
+
+
+def _check_rows(rows: NDArray[Any], layout: Layout, name: str) -> None:
+    """Check that bags have the sizes that docs/format.md gives them."""
+    records, datasize, version = (rows[field].astype(np.int64) for field in ('records', 'datasize', 'version'))
+    table = rows['size'].astype(np.int64) - datasize
+    versions = version == 3 if layout == 'columns' else (version == 1) | (version == 2)
+    expected = WORD * (records + (version == 1))
+    tables = (table >= expected) & (table < expected + WORD) if layout == 'columns' else table == expected
+    bad = ~versions | ~tables | (datasize < 0) | (datasize >= 1 << 62)
+    if bad.any():
+        row = rows[bad][0]
+        raise CorruptDatasetError(
+            f'{name}: a bag of version {row["version"]} with {row["records"]} records, {row["datasize"]} bytes of '
+            f'records and {row["size"]} in all, in layout {layout!r}'
+        )
+
+
+def _check_page_rows(pages: NDArray[Any], start: int, name: str) -> None:
+    """Check that pages are between the magic and the directory."""
+    offset, words = pages['offset'].astype(np.int64), pages['words'].astype(np.int64)
+    bad = (offset < len(MAGIC)) | (offset % WORD != 0) | (words < HEAD) | (words > MAX_WORDS)
+    bad |= offset > start - words * WORD
+    if bad.any():
+        raise CorruptDatasetError(f'{name}: {words[bad][0]} words at {offset[bad][0]} are not a page')
+
+
+def records_of_pages(counts: Ints) -> Ints:
+    """Return the number of records of each page of tables with the given numbers of records."""
+    pages = count_pages(counts)
+    number = np.arange(int(pages.sum())) - np.repeat(np.cumsum(pages) - pages, pages)
+    records: Ints = np.minimum(PAGE, np.repeat(counts, pages) - number * PAGE)
+    return records
+
+
+def spec_content(directory: Directory) -> bytes:
+    """Return the content of the ``spec.json`` of each shard."""
+    return dump_spec(directory.spec)

@@ -1,0 +1,415 @@
+"""The index file of a sharded dataset: opening, reading, noticing replaced shards, verification."""
+
+import json
+import os
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+
+import granular
+from granular import aio
+from granular.aio.datasets.index import DatasetIndex
+from granular.aio.runtime.sharing import sharing
+from granular.errors import (
+    CorruptDatasetError,
+    InvalidArgumentError,
+    NotFoundError,
+    ObjectChangedError,
+    UnsupportedError,
+)
+from granular.formats.dataset_index import NAME
+from tests.support.oracles import Oracle
+
+REFS = {'a': 'int', 'b': 'utf8[]', 'c': 'bytes'}
+COLUMNS = {'a': 'int', 'c': 'bytes'}
+SPECS = {'refs': REFS, 'columns': COLUMNS}
+
+
+def point(i, layout, text='x'):
+    datapoint = {'a': i, 'b': [str(i)] * (i % 3), 'c': f'{text}{i}'.encode() * (i % 50)}
+    return {key: datapoint[key] for key in SPECS[layout]}
+
+
+def write(folder, numbers, layout='refs', text='x', **options):
+    with granular.ShardedDatasetWriter(folder, SPECS[layout], granular.encoders, layout=layout, **options) as writer:
+        for i in numbers:
+            writer.append(point(i, layout, text))
+
+
+def rewrite(shard, numbers, layout='refs', text='x'):
+    """Replace a shard by another one."""
+    for path in list(shard.iterdir()):
+        if path.name != NAME:
+            path.unlink()
+    with granular.DatasetWriter(shard, SPECS[layout], granular.encoders, layout=layout) as writer:
+        for i in numbers:
+            writer.append(point(i, layout, text))
+
+
+def read(folder, **options):
+    with granular.ShardedDatasetReader(folder, granular.decoders, **options) as reader:
+        return list(reader)
+
+
+def is_indexed(reader):
+    return reader.aio._indexed is not None
+
+
+def count_requests(call):
+    before = granular.io_stats()['requests']
+    result = call()
+    return result, granular.io_stats()['requests'] - before
+
+
+def warnings_of(caplog):
+    return [record.getMessage() for record in caplog.records if record.name == 'granular']
+
+
+# --- reading
+
+
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+@pytest.mark.parametrize('memory', [1 << 30, 1])
+def test_datasets_read_the_same_with_an_index(tmp_path, layout, memory, caplog):
+    """With all pages in memory, and with one page at a time."""
+    folder = granular.Path(tmp_path / 'ds', config=granular.IOConfig(index_memory=memory))
+    write(folder, range(10_000), layout, shardlen=4500)
+    expected = [point(i, layout) for i in range(10_000)]
+    with granular.ShardedDatasetReader(folder, granular.decoders) as plain:
+        identity = plain.aio._files()
+        summary = granular.build_index(folder)
+        with granular.ShardedDatasetReader(folder, granular.decoders) as reader:
+            assert is_indexed(reader) and not is_indexed(plain)
+            assert (len(reader), reader.shards, reader.size) == (10_000, 3, plain.size)
+            assert (reader.spec, reader.layout) == (plain.spec, plain.layout)
+            assert reader.aio._files() == identity
+            assert list(reader) == expected
+            picks = np.random.default_rng(0).integers(-10_000, 10_000, 500)
+            assert reader.fetch(picks) == [expected[i] for i in picks]
+            assert [reader[i] for i in picks[:20]] == [expected[i] for i in picks[:20]]
+            assert reader[4499:9002:4501, 'a'] == {'a': [4499, 9000]}
+            assert reader.available(4501) == plain.available(4501)
+            assert reader.aio.readers[1].bags.keys() == plain.aio.readers[1].bags.keys()
+            if layout == 'refs':
+                assert reader[5, {'b': range(1, 2)}] == {'b': ['5']}
+    assert (summary.shards, summary.datapoints) == (3, 10_000)
+    assert summary.bytes == os.path.getsize(tmp_path / 'ds' / '000000' / NAME)
+    options = {'cache_keys': ('a', 'refs') if layout == 'refs' else ('a',)}
+    assert read(folder, **options) == read(folder, cache_index=False) == expected
+    assert read(folder, shardstart=1, shardstep=2) == expected[4500:9000]
+    assert warnings_of(caplog) == []
+
+
+@pytest.mark.parametrize('references', ['shared', 'reversed'])
+def test_references_in_any_order_are_read(tmp_path, references):
+    """Datasets of other programs may refer to records in any order."""
+    write(tmp_path / 'ds', range(6), shardlen=3)
+    shard = tmp_path / 'ds' / '000000'
+    rows = {'shared': [[0, [0, 1], 2]] * 3, 'reversed': [[2, [1, 2], 0], [1, [0, 1], 1], [0, [], 2]]}[references]
+    os.unlink(shard / 'refs.bag')
+    with granular.BagWriter(shard / 'refs.bag') as bag:
+        for row in rows:
+            bag.append(granular.formats.encoders['msgpack'](row))
+    expected = read(tmp_path / 'ds')
+    granular.build_index(tmp_path / 'ds')
+    assert read(tmp_path / 'ds') == expected
+    with granular.ShardedDatasetReader(tmp_path / 'ds', granular.decoders) as reader:
+        assert [reader[i] for i in range(6)] == expected
+
+
+def test_index_is_built_in_every_store(root):
+    if 'memory' in str(root):
+        with pytest.raises(UnsupportedError, match='version'):
+            write(root / 'ds', range(30), shardlen=10, index=True)
+        assert not (root / 'ds' / '000000' / NAME).exists()
+        return
+    write(root / 'ds', range(30), shardlen=10, index=True, checksums=True)
+    reader, opening = count_requests(lambda: granular.ShardedDatasetReader(root / 'ds', granular.decoders))
+    with reader:
+        assert is_indexed(reader)
+        assert reader.fetch([29, 0, 10]) == [point(i, 'refs') for i in (29, 0, 10)]
+    assert root.store.local or opening <= 2  # the index and a listing
+    assert read(root / 'ds', verify=True) == [point(i, 'refs') for i in range(30)]
+    with granular.open(root / 'ds') as reader:
+        assert is_indexed(reader)
+    assert granular.clean(root / 'ds', older=0) == []
+    assert granular.verify(root / 'ds').problems == []
+
+
+@pytest.mark.parametrize('bucket', ['seaweed', 'fakegcs'], indirect=True)
+def test_large_datasets_open_with_three_requests(bucket, monkeypatch):
+    monkeypatch.setattr('granular.aio.datasets.index._LISTED', 0)
+    write(bucket / 'ds', range(12), shardlen=2, index=True)
+    config = granular.IOConfig(index_memory=1)
+    for folder in (bucket / 'ds', granular.Path(str(bucket / 'ds'), config=config, **bucket.aio.store.options)):
+        reader, opening = count_requests(lambda folder=folder: granular.ShardedDatasetReader(folder, granular.decoders))
+        with reader:
+            assert opening <= 3  # the index, and whether there is one shard more
+            assert reader.fetch(range(12)) == [point(i, 'refs') for i in range(12)]
+
+
+def test_index_is_passed_to_worker_processes(tmp_path):
+    write(tmp_path / 'ds', range(30), shardlen=10, index=True)
+    rewrite(granular.Path(tmp_path / 'ds' / '000001'), range(100, 110))
+    with granular.ShardedDatasetReader(tmp_path / 'ds', granular.decoders) as reader:
+        expected = list(reader)
+        with pickle.loads(pickle.dumps(reader)) as twin:
+            assert list(twin) == expected
+        token = sharing.set(True)
+        try:
+            pickled = pickle.dumps(reader)
+        finally:
+            sharing.reset(token)
+        os.unlink(tmp_path / 'ds' / '000000' / NAME)
+        with pickle.loads(pickled) as twin, twin.copy() as copy:
+            assert is_indexed(twin)
+            assert list(twin) == list(copy) == expected
+
+
+def test_closed_readers_refuse_reads(tmp_path):
+    write(tmp_path / 'ds', range(30), shardlen=10, index=True)
+    reader = granular.ShardedDatasetReader(tmp_path / 'ds', granular.decoders)
+    shards = reader.aio.readers
+    reader.close()
+    with pytest.raises(granular.errors.ClosedError):
+        reader.fetch([1])
+    assert [len(shard) for shard in shards] == [10, 10, 10]
+
+
+# --- shards that were replaced or added
+
+
+def test_replaced_and_added_shards_are_read_by_their_own_tables(root, caplog):
+    if 'memory' in str(root):
+        return
+    write(root / 'ds', range(30), shardlen=10, index=True)
+    rewrite(root / 'ds' / '000001', range(100, 107))
+    write(root / 'ds', range(30, 40), shardlen=10)
+    expected = [point(i, 'refs') for i in (*range(10), *range(100, 107), *range(20, 40))]
+    with granular.ShardedDatasetReader(root / 'ds', granular.decoders) as reader:
+        assert is_indexed(reader)
+        assert (len(reader), reader.shards) == (37, 4)
+        assert list(reader) == expected
+    (message,) = warnings_of(caplog)
+    assert 'run `granular index`' in message and '1 of its 3 shards' in message
+    assert read(root / 'ds', index=False) == expected
+    granular.build_index(root / 'ds')
+    caplog.clear()
+    assert read(root / 'ds') == expected
+    assert warnings_of(caplog) == []
+
+
+@pytest.mark.parametrize(('bucket', 'layout'), [('seaweed', 'refs'), ('fakegcs', 'columns')], indirect=['bucket'])
+def test_replaced_shards_are_noticed_at_the_first_read(bucket, layout, monkeypatch, caplog):
+    """Of many shards, no listing of all objects is made."""
+    monkeypatch.setattr('granular.aio.datasets.index._LISTED', 0)
+    folder = bucket / 'ds'
+    write(folder, range(40), layout, shardlen=10, index=True)
+    rewrite(folder / '000001', range(10, 20), layout, text='other')
+    write(folder, range(40, 50), layout, shardlen=10)
+    expected = [point(i, layout, 'other' if 10 <= i < 20 else 'x') for i in range(50)]
+    with granular.ShardedDatasetReader(folder, granular.decoders) as reader:
+        assert len(reader) == 50
+        assert reader[0] == expected[0]
+        assert reader[11] == expected[11]
+        assert reader.fetch(range(50)) == expected
+        assert reader[5:15:5, 'c'] == {'c': [expected[5]['c'], expected[10]['c']]}
+        rewrite(folder / '000002', range(20, 30), layout, text='late')
+        with pytest.raises(ObjectChangedError):
+            reader.fetch(range(20, 30))
+    assert len(messages := warnings_of(caplog)) == 1 and 'run `granular index`' in messages[0]
+
+
+@pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
+def test_shard_of_another_length_is_an_error_at_the_first_read(bucket, monkeypatch):
+    monkeypatch.setattr('granular.aio.datasets.index._LISTED', 0)
+    folder = bucket / 'ds'
+    write(folder, range(40), shardlen=10, index=True)
+    rewrite(folder / '000001', range(10, 15))
+    with granular.ShardedDatasetReader(folder, granular.decoders) as reader:
+        assert reader.fetch([0, 39]) == [point(0, 'refs'), point(39, 'refs')]
+        with pytest.raises(ObjectChangedError, match=r'expected 10 datapoints, got 5.*granular index.*index=False'):
+            reader.fetch([0, 12])
+    assert len(read(folder, index=False)) == 35
+
+
+@pytest.mark.parametrize('bucket', ['seaweed'], indirect=True)
+def test_index_that_is_replaced_while_it_is_read_page_by_page(bucket, monkeypatch):
+    monkeypatch.setattr('granular.aio.datasets.index._LISTED', 0)
+    write(bucket / 'ds', range(40), shardlen=10, index=True)
+    config = granular.IOConfig(index_memory=1)
+    folder = granular.Path(str(bucket / 'ds'), config=config, **bucket.aio.store.options)
+    with granular.ShardedDatasetReader(folder, granular.decoders) as reader:
+        assert reader[0] == point(0, 'refs')
+        write(bucket / 'ds', range(40, 50), shardlen=10, index=True)
+        assert reader.fetch(range(40)) == [point(i, 'refs') for i in range(40)]
+
+
+def test_appended_column_is_noticed(tmp_path, caplog):
+    write(tmp_path / 'ds', range(15), 'columns', shardlen=10, index=True)
+    write(tmp_path / 'ds', range(15, 18), 'columns', shardlen=10)
+    assert read(tmp_path / 'ds') == [point(i, 'columns') for i in range(18)]
+    assert len(warnings_of(caplog)) == 1
+
+
+def test_missing_shards_are_errors(tmp_path):
+    write(tmp_path / 'ds', range(40), shardlen=10, index=True)
+    shutil.rmtree(tmp_path / 'ds' / '000003')
+    assert len(read(tmp_path / 'ds')) == 30
+    shutil.rmtree(tmp_path / 'ds' / '000001')
+    for call in (read, granular.build_index):
+        with pytest.raises(CorruptDatasetError, match='000001 is missing'):
+            call(tmp_path / 'ds')
+
+
+@pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
+def test_copied_dataset_is_read_by_its_own_tables(tmp_path, bucket, caplog):
+    write(tmp_path / 'ds', range(30), shardlen=10, index=True)
+    granular.Path(tmp_path / 'ds').copy(granular.Path(tmp_path / 'copy'))
+    assert read(tmp_path / 'copy') == [point(i, 'refs') for i in range(30)]
+    assert warnings_of(caplog) == []  # a copy on a disk has no index
+    shutil.copytree(tmp_path / 'ds', tmp_path / 'tree')
+    granular.Path(tmp_path / 'ds').copy(bucket / 'copy')
+    for copy in (tmp_path / 'tree', bucket / 'copy'):
+        caplog.clear()
+        assert read(copy) == [point(i, 'refs') for i in range(30)]
+        (message,) = warnings_of(caplog)
+        assert 'copied' in message and 'run `granular index`' in message
+
+
+# --- damage
+
+
+@pytest.mark.parametrize('damage', ['truncated', 'flipped', 'empty', 'other magic'])
+def test_damaged_index_is_ignored(tmp_path, damage, caplog):
+    write(tmp_path / 'ds', range(30), shardlen=10, index=True)
+    file = tmp_path / 'ds' / '000000' / NAME
+    content = bytearray(file.read_bytes())
+    match damage:
+        case 'truncated':
+            content = content[:-100]
+        case 'flipped':
+            content[40] ^= 1
+        case 'empty':
+            content = bytearray()
+        case 'other magic':
+            content[-1] += 1
+    file.write_bytes(content)
+    assert read(tmp_path / 'ds') == [point(i, 'refs') for i in range(30)]
+    (message,) = warnings_of(caplog)
+    assert 'ignored' in message and 'run `granular index`' in message
+    (problem,) = granular.verify(tmp_path / 'ds').problems
+    assert problem.place.endswith(NAME)
+
+
+def test_damaged_page_is_an_error_when_it_is_read(tmp_path):
+    folder = granular.Path(tmp_path / 'ds', config=granular.IOConfig(index_memory=1))
+    write(folder, range(30), shardlen=10, index=True)
+    file = tmp_path / 'ds' / '000000' / NAME
+    content = bytearray(file.read_bytes())
+    content[40] ^= 1
+    file.write_bytes(content)
+    with granular.ShardedDatasetReader(folder, granular.decoders) as reader:
+        with pytest.raises(CorruptDatasetError, match=r'checksum.*granular index'):
+            reader.fetch(range(30))
+
+
+def test_verify_compares_the_index_with_the_shards(tmp_path):
+    write(tmp_path / 'ds', range(30), shardlen=10, index=True)
+    assert granular.verify(tmp_path / 'ds').problems == []
+    rewrite(granular.Path(tmp_path / 'ds' / '000001'), range(10, 20), text='other')
+    write(tmp_path / 'ds', range(30, 33), shardlen=10)
+    problems = granular.verify(tmp_path / 'ds').problems
+    assert ['3 shards' in problems[0].message, '000001' in problems[1].message] == [True, True]
+    assert all('granular index' in problem.message for problem in problems)
+
+
+# --- writers, arguments, the command line
+
+
+def test_invalid_arguments_are_refused(tmp_path):
+    with pytest.raises(InvalidArgumentError, match='build_index'):
+        granular.ShardedDatasetWriter(tmp_path / 'ds', REFS, granular.encoders, 10, 1, 2, index=True)
+    with pytest.raises(NotFoundError):
+        granular.build_index(tmp_path)
+    with granular.DatasetWriter(tmp_path / 'one', REFS, granular.encoders) as writer:
+        writer.append(point(1, 'refs'))
+    with pytest.raises(InvalidArgumentError, match='without shards'):
+        granular.build_index(tmp_path / 'one')
+
+
+def test_failed_build_leaves_the_earlier_index(tmp_path):
+    write(tmp_path / 'ds', range(30), shardlen=10, index=True)
+    before = (tmp_path / 'ds' / '000000' / NAME).read_bytes()
+    shutil.rmtree(tmp_path / 'ds' / '000002')
+    with granular.DatasetWriter(tmp_path / 'ds' / '000002', {'z': 'int'}, granular.encoders) as writer:
+        writer.append({'z': 1})
+    with pytest.raises(CorruptDatasetError, match='000002'):
+        granular.build_index(tmp_path / 'ds')
+    assert (tmp_path / 'ds' / '000000' / NAME).read_bytes() == before
+    assert [path.name for path in (tmp_path / 'ds' / '000000').iterdir() if path.name.endswith('.part')] == []
+
+
+def test_leftover_of_a_killed_build_is_cleaned(tmp_path):
+    write(tmp_path / 'ds', range(30), shardlen=10, index=True)
+    leftover = tmp_path / 'ds' / '000000' / f'.{NAME}.01234567.part'
+    leftover.write_bytes(b'x')
+    (found,) = granular.clean(tmp_path / 'ds', remove=True, older=0)
+    assert (found.place, found.kind) == (str(leftover), 'draft')
+    assert (tmp_path / 'ds' / '000000' / NAME).exists()
+
+
+def test_shard_with_an_index_is_rewritten(tmp_path):
+    write(tmp_path / 'ds', range(30), shardlen=30, index=True)
+    (tmp_path / 'ds' / '000000' / 'spec.json').unlink()
+    write(tmp_path / 'ds', range(5), shardlen=30, resume='discard')
+    assert len(read(tmp_path / 'ds')) == 5
+
+
+def test_empty_shards_have_an_index(tmp_path):
+    for layout, spec in SPECS.items():
+        for number in range(2):
+            granular.DatasetWriter(tmp_path / layout / f'{number:06}', spec, granular.encoders, layout=layout).close()
+        granular.build_index(tmp_path / layout)
+        assert read(tmp_path / layout) == []
+
+
+def test_command_line_builds_an_index(tmp_path, capsys, monkeypatch):
+    from granular import cli
+
+    write(tmp_path / 'ds', range(30), shardlen=10)
+    monkeypatch.setattr('sys.argv', ['granular', 'index', str(tmp_path / 'ds'), '--json'])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    assert json.loads(capsys.readouterr().out)['datapoints'] == 30
+    assert read(tmp_path / 'ds') == [point(i, 'refs') for i in range(30)]
+
+
+async def build(folder):
+    progress = []
+    await aio.build_index(folder, progress.append)
+    return progress
+
+
+def test_progress_counts_shards(tmp_path):
+    import asyncio
+
+    write(tmp_path / 'ds', range(50), shardlen=1)
+    assert sum(asyncio.run(build(tmp_path / 'ds'))) == 50
+    assert len(asyncio.run(DatasetIndex.open(aio.Path(tmp_path / 'ds')))) == 50
+
+
+@pytest.mark.parametrize('version', ['0.21.1', '0.24.2'])
+def test_published_releases_ignore_the_index(tmp_path, version):
+    layout = 'refs' if version == '0.21.1' else 'columns'
+    write(tmp_path / 'ds', range(30), layout, shardlen=10, index=True)
+    with Oracle.granular(version) as oracle:
+        found = oracle.run(
+            'r = granular.ShardedDatasetReader(sys.argv[1], granular.decoders)\n'
+            'print(json.dumps([len(r), r.shards, [int(r[i]["a"]) for i in range(len(r))]]))',
+            str(tmp_path / 'ds'),
+        )
+    assert found == [30, 3, list(range(30))]
