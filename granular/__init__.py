@@ -50,6 +50,8 @@ if TYPE_CHECKING:
         ArrayRecordDataSource,
         ParquetDataSource,
         ParquetIterDataset,
+        TFRecordDataSource,
+        TFRecordIterDataset,
         TokenWindows,
         WebDatasetDataSource,
         open,  # noqa: A004
@@ -130,6 +132,8 @@ __all__ = [
     'SharedMemoryCache',
     'ShuffleWrapper',
     'SubsetWrapper',
+    'TFRecordDataSource',
+    'TFRecordIterDataset',
     'TokenWindows',
     'WebDatasetDataSource',
     'aio',
@@ -159,7 +163,8 @@ if not TYPE_CHECKING:
             'granular.aio.caches.memory_source': 'InMemoryDataSource',
             'granular.sync.caches': 'RedisCache SharedMemoryCache',
             'granular.sync.datasources': (
-                'ArrayRecordDataSource ParquetDataSource ParquetIterDataset TokenWindows WebDatasetDataSource open'
+                'ArrayRecordDataSource ParquetDataSource ParquetIterDataset TFRecordDataSource TFRecordIterDataset '
+                'TokenWindows WebDatasetDataSource open'
             ),
             'granular.sync.fields': (
                 'FieldDataset FieldWrapper ModeWrapper ClassFilterWrapper FieldConcat '

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
         ArrayRecordDataSource,
         ParquetDataSource,
         ParquetIterDataset,
+        TFRecordDataSource,
+        TFRecordIterDataset,
         TokenWindows,
         WebDatasetDataSource,
     )
@@ -82,6 +84,8 @@ __all__ = [
     'SharedMemoryCache',
     'ShuffleWrapper',
     'SubsetWrapper',
+    'TFRecordDataSource',
+    'TFRecordIterDataset',
     'TokenWindows',
     'WebDatasetDataSource',
     'aclose',
@@ -104,7 +108,8 @@ if not TYPE_CHECKING:
             'granular.aio.caches.shared_cache': 'SharedMemoryCache',
             'granular.aio.conversion.convert': 'convert',
             'granular.aio.datasources': (
-                'ArrayRecordDataSource ParquetDataSource ParquetIterDataset TokenWindows WebDatasetDataSource'
+                'ArrayRecordDataSource ParquetDataSource ParquetIterDataset TFRecordDataSource TFRecordIterDataset '
+                'TokenWindows WebDatasetDataSource'
             ),
             'granular.aio.datasources.detect': 'open',
             'granular.aio.fields.fields': 'FieldDataset FieldWrapper',
