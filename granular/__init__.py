@@ -14,6 +14,7 @@ from granular.aio.http.reply import io_stats
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.data_loader import DataLoader
 from granular.aio.pipeline.iter_dataset import IterDataset
+from granular.aio.pipeline.load import load
 from granular.aio.pipeline.nodes.elements import batch_and_pad
 from granular.aio.pipeline.nodes.source import RandomAccessDataSource
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, SequentialSampler
@@ -147,6 +148,7 @@ __all__ = [
     'filters',
     'formats',
     'io_stats',
+    'load',
     'load_state',
     'open',
     'progress',

@@ -24,6 +24,7 @@ from granular.aio.paths.path import Path
 from granular.aio.pipeline.data_loader import DataLoader
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.iterator import DatasetIterator
+from granular.aio.pipeline.load import load
 from granular.aio.pipeline.map_dataset import MapDataset
 from granular.aio.runtime.scope import aclose
 
@@ -92,6 +93,7 @@ __all__ = [
     'clean',
     'convert',
     'copy_to_local',
+    'load',
     'load_state',
     'open',
     'save_state',
