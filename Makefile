@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV   := .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check
-ORACLES := .oracles/0.21.1/ready .oracles/0.24.2/ready .oracles/grain/ready
+ORACLES := .oracles/0.21.1/ready .oracles/0.24.2/ready .oracles/grain/ready \
+	.oracles/kappadata-0.0.8/ready .oracles/kappadata-1.4.15/ready
 
 RIVALS := aiohttp obstore s3fs gcsfs tensorstore grain webdataset streaming litdata granular kappadata
 # A build for the CPU: the plain name brings gigabytes of CUDA.
@@ -81,6 +82,11 @@ $(VENV)/lint: pyproject.toml | $(BIN)/python
 	touch $@
 
 oracle_grain := grain==0.2.18
+
+# Pure Python over the torch of the tests.
+.oracles/kappadata-%/ready: Makefile | $(BIN)/python
+	$(PIP) --no-deps --target .oracles/kappadata-$* kappadata==$*
+	touch $@
 
 # Who is measured beside us, each in an environment of its own.
 aiohttp     := aiohttp uvloop

@@ -14,6 +14,7 @@ from granular.aio.http.reply import io_stats
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.data_loader import DataLoader
 from granular.aio.pipeline.iter_dataset import IterDataset
+from granular.aio.pipeline.load import load
 from granular.aio.pipeline.nodes.elements import batch_and_pad
 from granular.aio.pipeline.nodes.source import RandomAccessDataSource
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, SequentialSampler
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
         ArrayRecordDataSource,
         ParquetDataSource,
         ParquetIterDataset,
+        TFRecordDataSource,
+        TFRecordIterDataset,
         TokenWindows,
         WebDatasetDataSource,
         open,  # noqa: A004
@@ -131,6 +134,8 @@ __all__ = [
     'SharedMemoryCache',
     'ShuffleWrapper',
     'SubsetWrapper',
+    'TFRecordDataSource',
+    'TFRecordIterDataset',
     'TokenWindows',
     'WebDatasetDataSource',
     'aio',
@@ -145,6 +150,7 @@ __all__ = [
     'filters',
     'formats',
     'io_stats',
+    'load',
     'load_state',
     'open',
     'progress',
@@ -161,7 +167,8 @@ if not TYPE_CHECKING:
             'granular.aio.caches.memory_source': 'InMemoryDataSource',
             'granular.sync.caches': 'RedisCache SharedMemoryCache',
             'granular.sync.datasources': (
-                'ArrayRecordDataSource ParquetDataSource ParquetIterDataset TokenWindows WebDatasetDataSource open'
+                'ArrayRecordDataSource ParquetDataSource ParquetIterDataset TFRecordDataSource TFRecordIterDataset '
+                'TokenWindows WebDatasetDataSource open'
             ),
             'granular.sync.fields': (
                 'FieldDataset FieldWrapper ModeWrapper ClassFilterWrapper FieldConcat '

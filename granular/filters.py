@@ -141,7 +141,13 @@ def oversampled(
     return np.concatenate([*(np.resize(group, largest) for group in groups), np.flatnonzero(~labeled)])
 
 
-def percent_range(length: int, from_percent: float | None = None, to_percent: float | None = None) -> tuple[int, int]:
+def percent_range(
+    length: int,
+    from_percent: float | None = None,
+    to_percent: float | None = None,
+    ceil_from: bool = False,
+    ceil_to: bool = False,
+) -> tuple[int, int]:
     """Return the start and stop of a part of a dataset. Adjacent parts share no datapoint and omit none.
 
     A bound within 1e-15 of a whole datapoint is that datapoint: 0.29 of 100 is 29, although ``0.29 * 100 < 29``.
@@ -150,14 +156,15 @@ def percent_range(length: int, from_percent: float | None = None, to_percent: fl
       length: number of datapoints.
       from_percent: start of the part, from 0 to 1; None for 0.
       to_percent: end of the part, from 0 to 1; None for 1. 0 is empty.
+      ceil_from, ceil_to: True to round the start or the end up to a whole datapoint, in place of down.
     """
     bounds = [0 if from_percent is None else from_percent, 1 if to_percent is None else to_percent]
     if not all(isinstance(p, int | float | np.integer | np.floating | Fraction) and 0 <= p <= 1 for p in bounds):
         raise InvalidArgumentError(f'expected percentages from 0 to 1, got {from_percent!r} and {to_percent!r}')
     if bounds[0] > bounds[1]:
         raise InvalidArgumentError(f'expected from_percent <= to_percent, got {from_percent} and {to_percent}')
-    start, stop = (_edge(length, p) for p in bounds)
-    return start, stop
+    start, stop = (_edge(length, p, ceil) for p, ceil in zip(bounds, (ceil_from, ceil_to), strict=True))
+    return start, max(start, stop)
 
 
 def repetitions_of(length: int, repetitions: int | None = None, min_size: int | None = None) -> int:
@@ -189,7 +196,9 @@ def _checked(array: Labels, values: Sequence[Any], name: str) -> Labels:
     return array.astype(np.int64)
 
 
-def _edge(length: int, percent: Any) -> int:
+def _edge(length: int, percent: Any, ceil: bool) -> int:
     # A single-precision float means the decimal number that it prints as.
     exact = Fraction(str(percent)) if isinstance(percent, np.float32 | np.float16) else Fraction(percent)
+    if ceil:
+        return max(0, math.ceil((exact - _CLOSE) * length))
     return min(length, math.floor((exact + _CLOSE) * length))

@@ -13,7 +13,7 @@ import pytest
 import granular
 from granular import cli
 from tests.support.interpreters import Interpreter
-from tests.support.oracles import Oracle
+from tests.support.oracles import KappaData, Oracle
 from tests.support.servers import FakeGCSServer, HTTPServer, MotoServer, RedisServer, SeaweedServer, Server
 
 STORES = ('local', 'memory', 'moto', 'seaweed', 'fakegcs')
@@ -145,6 +145,12 @@ def oracle24() -> Iterator[Oracle]:
 @pytest.fixture(scope='session')
 def grain() -> Iterator[Oracle]:
     with Oracle.grain() as oracle:
+        yield oracle
+
+
+@pytest.fixture(scope='session')
+def kappadata() -> Iterator[KappaData]:
+    with KappaData() as oracle:
         yield oracle
 
 

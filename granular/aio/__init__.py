@@ -25,6 +25,7 @@ from granular.aio.paths.path import Path
 from granular.aio.pipeline.data_loader import DataLoader
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.iterator import DatasetIterator
+from granular.aio.pipeline.load import load
 from granular.aio.pipeline.map_dataset import MapDataset
 from granular.aio.runtime.scope import aclose
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
         ArrayRecordDataSource,
         ParquetDataSource,
         ParquetIterDataset,
+        TFRecordDataSource,
+        TFRecordIterDataset,
         TokenWindows,
         WebDatasetDataSource,
     )
@@ -83,6 +86,8 @@ __all__ = [
     'SharedMemoryCache',
     'ShuffleWrapper',
     'SubsetWrapper',
+    'TFRecordDataSource',
+    'TFRecordIterDataset',
     'TokenWindows',
     'WebDatasetDataSource',
     'aclose',
@@ -90,6 +95,7 @@ __all__ = [
     'clean',
     'convert',
     'copy_to_local',
+    'load',
     'load_state',
     'open',
     'save_state',
@@ -106,7 +112,8 @@ if not TYPE_CHECKING:
             'granular.aio.caches.shared_cache': 'SharedMemoryCache',
             'granular.aio.conversion.convert': 'convert',
             'granular.aio.datasources': (
-                'ArrayRecordDataSource ParquetDataSource ParquetIterDataset TokenWindows WebDatasetDataSource'
+                'ArrayRecordDataSource ParquetDataSource ParquetIterDataset TFRecordDataSource TFRecordIterDataset '
+                'TokenWindows WebDatasetDataSource'
             ),
             'granular.aio.datasources.detect': 'open',
             'granular.aio.fields.fields': 'FieldDataset FieldWrapper',

@@ -69,7 +69,7 @@ def convert(
     dry_run: Annotated[bool, typer.Option('--dry-run', help='Show what would be written.')] = False,
     as_json: Json = False,
 ) -> None:
-    """Convert Parquet, ArrayRecord, WebDataset or Hugging Face files, or images in folders by class."""
+    """Convert Parquet, ArrayRecord, TFRecord, WebDataset or Hugging Face files, or images in folders by class."""
     options: Any = {'format': format, 'spec': _spec(spec or []), 'shardlen': shardlen or None, 'layout': layout}
     options.update(checksums=checksums, parallel=parallel, engine=engine)
     source_path, target_path = open_path(source), open_path(target)

@@ -39,6 +39,7 @@ from granular.formats.plain import (
     pack_image,
     unpack_image,
 )
+from granular.formats.tfrecord import decode_example
 
 __all__ = [
     'Audio',
@@ -46,6 +47,7 @@ __all__ = [
     'decode_audio',
     'decode_bool',
     'decode_bytes',
+    'decode_example',
     'decode_float',
     'decode_image',
     'decode_int',

@@ -3,6 +3,8 @@
 from typing import Any
 
 from granular._lazy import import_extra
+from granular.aio.pipeline.data_loader import DataLoader
+from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.errors import DatapointError, InvalidArgumentError
 from granular.integrations import batches as core
 
@@ -35,6 +37,51 @@ def to_jax(batch: Any, sharding: Any) -> Any:
             ) from error
 
     return jax.tree_util.tree_map_with_path(make, batch)
+
+
+def device_put(
+    dataset: IterDataset | DataLoader, device: Any = None, *, cpu_buffer_size: int = 4, device_buffer_size: int = 2
+) -> IterDataset:
+    """Transfer the elements of a stream to devices ahead of the consumer, as ``grain.experimental.device_put``.
+
+    ::
+
+        stream = granular.load(reader, shuffle=True, seed=0, num_epochs=1, batch_size=64)
+        for batch in device_put(stream, jax.devices()[0]):
+            print(batch['label'].devices())
+
+    States are those of the stream, and do not count elements that were transferred ahead. Unlike :class:`Batches`,
+    which assembles the parts of all processes, each process transfers its own elements. Call it after ``mp_prefetch``.
+
+    Args:
+      dataset: a stream, or a ``DataLoader``, of numbers and arrays in any JAX tree.
+      device: a device, a sharding, or a tree of these, as for ``jax.device_put``; None for the default device.
+      cpu_buffer_size: number of elements to compute ahead.
+      device_buffer_size: number of elements to transfer ahead, in addition to the one in use.
+
+    Raises:
+      InvalidArgumentError: if it is not a stream.
+      DatapointError: for a leaf that is not an array of numbers, or does not fit the device.
+    """
+    stream = dataset._dataset if isinstance(dataset, DataLoader) else dataset
+    if not isinstance(stream, IterDataset):
+        raise InvalidArgumentError(
+            f'expected an IterDataset, got {type(dataset).__name__}: call to_iter_dataset() of a MapDataset'
+        )
+    return stream.prefetch(cpu_buffer_size).map(_Put(device)).prefetch(device_buffer_size)
+
+
+class _Put:
+    """Transfers an element to a device."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+
+    def __call__(self, element: Any) -> Any:
+        try:
+            return jax.device_put(element, self._device)
+        except (TypeError, ValueError) as error:
+            raise DatapointError(f'an element cannot be placed on {self._device}: {error}') from error
 
 
 class Batches(core.Batches):

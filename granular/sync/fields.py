@@ -3,12 +3,13 @@
 import functools
 import inspect
 from collections.abc import Coroutine, Iterator, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, Final, Self, SupportsIndex, cast
 
 from granular import filters
 from granular.aio.fields import fields as core
 from granular.aio.fields import mode_wrapper, wrappers
 from granular.aio.fields.fields import FieldDataset
+from granular.aio.fields.nesting import Nested
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.threads import current, secondary_threads
@@ -28,9 +29,34 @@ __all__ = [
     'SubsetWrapper',
 ]
 
+_LOADING: Final = ('getitem_', 'getitems_', 'getall_')
 
-class Fields:
-    """A dataset whose fields are read separately, with ``getitem_x(index, ctx=None)`` and ``getitems_x(indices)``.
+
+class Disposable(Nested):
+    """A context manager that disposes of the wrapped datasets at its end."""
+
+    aio: Any
+
+    def _wraps(self) -> Sequence[Any]:
+        return cast(Sequence[Any], self.aio._wraps())
+
+    def _listed(self) -> bool:
+        return cast(bool, self.aio._listed())
+
+    def dispose(self) -> None:
+        """Dispose of the wrapped datasets: close those that are readers."""
+        _blocking(self.aio.dispose)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.dispose()
+
+
+class Fields(Disposable):
+    """A dataset whose fields are read separately: ``getitem_x(index, ctx=None)``, ``getitems_x(indices)``, and
+    ``getall_x()`` for all datapoints.
 
     Attributes:
       aio: the async counterpart, which does the work.
@@ -59,11 +85,12 @@ class Fields:
     def __getattr__(self, name: str) -> Any:
         if name.startswith('_') or name == 'aio':
             raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
-        of = self.aio.dataset if isinstance(self.aio, core.Methods) else None
-        if not name.startswith(('getitem_', 'getitems_')):
-            return getattr(of, name)  # class names and other attributes
-        if isinstance(self.aio, core.Methods) and hasattr(type(of), name):
-            method = getattr(of, name)
+        if not name.startswith(_LOADING):
+            # class names and other attributes; an adapter stands for the user's dataset
+            adapter = isinstance(self.aio, core.Adapter)
+            return getattr(self.aio.dataset, name) if adapter else getattr(self.aio, name)
+        if isinstance(self.aio, core.Methods) and hasattr(type(self.aio.dataset), name):
+            method = getattr(self.aio.dataset, name)
             if not inspect.iscoroutinefunction(method) and name in self.aio.own.values():
                 return method
         return functools.partial(_blocking, getattr(self.aio, name))
@@ -89,6 +116,13 @@ class FieldWrapper(core.FieldWrapper):
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset if isinstance(dataset, Fields) else _Wrapped(dataset)
 
+    def dispose(self) -> None:  # type: ignore[override]
+        """Dispose of the wrapped dataset: close it, if it is a reader."""
+        _blocking(super().dispose)
+
+    def _load_all(self, field: str) -> Any:
+        return _blocking(core.fields_of(self)._load_all, field)
+
 
 class _Wrapped(Fields):
     """The dataset that a wrapper wraps."""
@@ -102,8 +136,16 @@ class SubsetWrapper(Fields):
 
     aio: wrappers.SubsetWrapper
 
-    def __init__(self, dataset: Any, indices: Any) -> None:
-        self.aio = wrappers.SubsetWrapper(dataset, indices)
+    def __init__(
+        self,
+        dataset: Any,
+        indices: Any = None,
+        start_index: int | None = None,
+        end_index: int | None = None,
+        start_percent: float | None = None,
+        end_percent: float | None = None,
+    ) -> None:
+        self.aio = wrappers.SubsetWrapper(dataset, indices, start_index, end_index, start_percent, end_percent)
 
 
 class PercentFilterWrapper(Fields):
@@ -111,8 +153,15 @@ class PercentFilterWrapper(Fields):
 
     aio: wrappers.PercentFilterWrapper
 
-    def __init__(self, dataset: Any, from_percent: float | None = None, to_percent: float | None = None) -> None:
-        self.aio = wrappers.PercentFilterWrapper(dataset, from_percent, to_percent)
+    def __init__(
+        self,
+        dataset: Any,
+        from_percent: float | None = None,
+        to_percent: float | None = None,
+        ceil_from_index: bool = False,
+        ceil_to_index: bool = False,
+    ) -> None:
+        self.aio = wrappers.PercentFilterWrapper(dataset, from_percent, to_percent, ceil_from_index, ceil_to_index)
 
 
 class RepeatWrapper(Fields):
@@ -148,15 +197,28 @@ class ClassFilterWrapper(Fields):
       dataset: a dataset of fields, or a reader.
       valid_classes: the classes to keep: a list, a range or an array of integers or strings.
       invalid_classes: alternatively, the classes to drop.
-      field: the field of the labels.
+      field: the field of the labels; None for ``'label'``, or ``'class'`` if the dataset has that one.
+      valid_class_names: alternatively, the names of the classes to keep; their positions in the dataset's
+        ``class_names`` are the classes.
+      invalid_class_names: alternatively, the names of the classes to drop.
+
+    Raises:
+      UnknownKeyError: if a name is not one of ``class_names``. KappaData ignores it.
     """
 
     aio: wrappers.ClassFilterWrapper
 
     def __init__(
-        self, dataset: Any, valid_classes: Any = None, invalid_classes: Any = None, field: str = 'label'
+        self,
+        dataset: Any,
+        valid_classes: Any = None,
+        invalid_classes: Any = None,
+        field: str | None = None,
+        valid_class_names: Sequence[str] | None = None,
+        invalid_class_names: Sequence[str] | None = None,
     ) -> None:
-        self.aio = run(wrappers.ClassFilterWrapper.open(dataset, valid_classes, invalid_classes, field))
+        names = valid_class_names, invalid_class_names
+        self.aio = run(wrappers.ClassFilterWrapper.open(dataset, valid_classes, invalid_classes, field, *names))
 
 
 class OversamplingWrapper(Fields):
@@ -173,8 +235,9 @@ class OversamplingWrapper(Fields):
       dataset: a dataset of fields, or a reader.
       strategy: ``'multiply'``, as defined by KappaData: a class that fits k times into the largest one appears k times;
         ``'exact'``: each class is repeated to exactly the count of the largest one.
-      field: the field of the labels, one per datapoint.
+      field: the field of the labels, one per datapoint; None for ``'label'``, or ``'class'`` if the dataset has that.
       unlabeled: the label that stands for no class; its datapoints appear once. None if there is none.
+      mode: the name of ``strategy`` in KappaData 1; it replaces it.
     """
 
     aio: wrappers.OversamplingWrapper
@@ -183,10 +246,11 @@ class OversamplingWrapper(Fields):
         self,
         dataset: Any,
         strategy: filters.Strategy = 'multiply',
-        field: str = 'label',
+        field: str | None = None,
         unlabeled: int | str | None = -1,
+        mode: filters.Strategy | None = None,
     ) -> None:
-        self.aio = run(wrappers.OversamplingWrapper.open(dataset, strategy, field, unlabeled))
+        self.aio = run(wrappers.OversamplingWrapper.open(dataset, strategy, field, unlabeled, mode))
 
 
 class FieldConcat(Fields):
@@ -194,11 +258,11 @@ class FieldConcat(Fields):
 
     aio: wrappers.FieldConcat
 
-    def __init__(self, datasets: Sequence[Any]) -> None:
-        self.aio = wrappers.FieldConcat(datasets)
+    def __init__(self, datasets: Sequence[Any], balanced_sampling: bool = False) -> None:
+        self.aio = wrappers.FieldConcat(datasets, balanced_sampling)
 
 
-class ModeWrapper(Batched):
+class ModeWrapper(Disposable, Batched):
     __doc__ = sync_doc(mode_wrapper.ModeWrapper)
 
     aio: mode_wrapper.ModeWrapper
@@ -232,7 +296,13 @@ class ModeWrapper(Batched):
 
     get = blocking(mode_wrapper.ModeWrapper.get)
 
-    def __getitem__(self, index: SupportsIndex | slice) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith('_') or name == 'aio':
+            raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
+        value = getattr(self.aio, name)
+        return functools.partial(_blocking, value) if name.startswith(_LOADING) else value
+
+    def __getitem__(self, index: SupportsIndex | slice | Sequence[SupportsIndex]) -> Any:
         return run(self.aio.get(index))
 
     fetch = blocking(mode_wrapper.ModeWrapper.fetch)
@@ -242,7 +312,7 @@ class ModeWrapper(Batched):
 
 
 def _blocking(loads: Any, *args: Any, **kwargs: Any) -> Any:
-    """Read a field from inside a loader method.
+    """Run a coroutine function that a loader method, or any other blocking code, calls.
 
     The method may occupy a thread of the pool, so values are decoded in secondary threads: waiting for the same pool
     could deadlock.

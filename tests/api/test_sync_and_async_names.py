@@ -16,7 +16,8 @@ PAIRS = [
     (getattr(granular, name), getattr(aio, name))
     for name in (
         'ArrayRecordDataSource', 'BagReader', 'BagWriter', 'DatasetIterator', 'DatasetReader', 'DatasetWriter',
-        'Loader', 'MapDataset', 'ParquetDataSource', 'Path', 'TokenWindows', 'WebDatasetDataSource',
+        'Loader', 'MapDataset', 'ParquetDataSource', 'Path', 'TFRecordDataSource', 'TokenWindows',
+        'WebDatasetDataSource',
     )
 ] + [
     (granular.SharedMemoryCache, aio.SharedMemoryCache),
@@ -70,7 +71,7 @@ def test_everything_public_is_documented(ours, theirs):
             assert inspect.getdoc(getattr(cls, name)), f'{cls.__module__}.{cls.__name__}.{name}'
 
 
-@pytest.mark.parametrize('name', ['DataLoader', 'IterDataset', 'ParquetIterDataset'])
+@pytest.mark.parametrize('name', ['DataLoader', 'IterDataset', 'ParquetIterDataset', 'TFRecordIterDataset'])
 def test_one_class_serves_for_and_async_for(name):
     cls = getattr(granular, name)
     assert cls is getattr(aio, name)

@@ -119,6 +119,33 @@ def test_decoded_images_are_cached_by_pack_and_unpack():
         assert twin[1].tobytes() == images[1].tobytes()
 
 
+def test_tensors_and_images_are_cached_as_they_are():
+    import torch  # a slow import, needed only here
+
+    tensors = [
+        torch.arange(6).view(2, 3), torch.tensor(3.5), torch.zeros(0, 4, dtype=torch.bfloat16), torch.tensor([True]),
+        torch.arange(6, dtype=torch.bfloat16).view(2, 3).T, torch.tensor([1 + 2j]).conj(),
+    ]  # fmt: skip
+    image = Image.fromarray(np.arange(24, dtype=np.uint8).reshape(2, 4, 3))
+    indexed = image.quantize(4)
+    indexed.info['transparency'] = 2
+    values = [*((i, tensor) for i, tensor in enumerate(tensors)), {'image': image, 'more': [indexed, tensors[0]]}]
+    with granular.SharedMemoryCache(values) as cache:
+        for _ in range(2):
+            *pairs, images = cache.fetch(range(len(values)))
+            for i, ((number, copy), tensor) in enumerate(zip(pairs, tensors, strict=True)):
+                assert (number, copy.dtype, copy.shape) == (i, tensor.dtype, tensor.shape)
+                assert torch.equal(copy, tensor)
+            assert (images['image'].mode, images['image'].tobytes()) == ('RGB', image.tobytes())
+            copy = images['more'][0]
+            assert (copy.mode, copy.tobytes(), copy.getpalette()) == ('P', indexed.tobytes(), indexed.getpalette())
+            assert copy.info['transparency'] == 2
+            pairs[0][1].zero_()  # a copy of the caller's own
+    for refused in (torch.ones(2, requires_grad=True), torch.nn.Parameter(torch.ones(2)), torch.ones(2).to_sparse()):
+        with granular.SharedMemoryCache([refused]) as cache, pytest.raises(EncodeError, match='pass pack='):
+            cache[0]
+
+
 def test_reader_hits_count_in_io_stats(tmp_path):
     with granular.DatasetWriter(tmp_path / 'data', {'x': 'array', 'n': 'int'}, granular.encoders) as writer:
         for i in range(10):

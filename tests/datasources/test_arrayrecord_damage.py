@@ -1,5 +1,6 @@
 """Damaged ArrayRecord files give records or a GranularError, in bounded memory."""
 
+import pickle
 import struct
 import sys
 import tracemalloc
@@ -147,3 +148,54 @@ def test_any_damage_gives_records_or_errors(tmp_path_factory, data):
     else:
         assert len(records) == len(source)
         assert all(type(record) is bytes for record in records)
+
+
+# --- hashes
+
+
+@pytest.mark.parametrize(
+    'options', ['group_size:1,uncompressed', 'group_size:7,brotli', 'group_size:50', 'group_size:1']
+)
+def test_hashes_of_array_record_are_those_computed(tmp_path, options):
+    records = [bytes(range(256)) * 300, *(bytes([i % 251]) * i for i in range(150))]  # of all lengths modulo 32
+    path = write(tmp_path / 'x', records, options)
+    source = granular.ArrayRecordDataSource(path, verify=True)
+    assert source.fetch(range(151)) == list(source) == records
+    assert source[77] == records[77]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 65535), st.integers(1, 255))
+def test_any_changed_byte_is_noticed_with_hashes(intact, position, change):
+    path, content, records = intact
+    data = bytearray(content)
+    data[position] ^= change
+    path.write_bytes(data)
+    try:
+        with granular.ArrayRecordDataSource(path, verify=True) as source:
+            found = source.fetch(range(3))
+    except GranularError as error:
+        assert str(path) in str(error)
+    else:
+        assert found == records and (position < FIRST or position >= 3 * 10_043 + FIRST)
+
+
+@pytest.fixture(scope='module')
+def intact(tmp_path_factory):
+    path = tmp_path_factory.mktemp('intact') / 'x'
+    records = [bytes([i]) * 10_000 for i in range(3)]
+    write(path, records, 'group_size:1,uncompressed')
+    return path, path.read_bytes(), records
+
+
+def test_wrong_hash_names_the_chunk_and_both_hashes(tmp_path):
+    path = write(tmp_path / 'x', [bytes(10_000)] * 3, 'group_size:1,uncompressed')
+    data = bytearray(path.read_bytes())
+    data[FIRST + 5000] ^= 1
+    path.write_bytes(data)
+    assert granular.ArrayRecordDataSource(path)[0] != bytes(10_000)
+    with granular.ArrayRecordDataSource(path, verify=True) as source:
+        assert source[1] == bytes(10_000)
+        for read in (lambda: source[0], lambda: source.fetch([2, 0]), lambda: pickle.loads(pickle.dumps(source))[0]):
+            with pytest.raises(CorruptRecordError, match=r'x, chunk 0: expected hash \w{16} of its data, got \w{16}'):
+                read()

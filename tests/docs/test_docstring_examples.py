@@ -6,6 +6,7 @@ An example is an indented block behind ``::``. It sees the names of its module a
 import ast
 import asyncio
 import contextlib
+import gzip
 import importlib
 import inspect
 import itertools
@@ -21,6 +22,7 @@ import pytest
 
 import granular
 from tests import ROOT
+from tests.support.examples import encode, frame
 
 DRAWN = re.compile(r'├|^[\w.-]+/$', re.MULTILINE)  # drawings of trees
 # Examples that need what tests do not have; they are parsed.
@@ -130,6 +132,9 @@ def store(moto, tmp_path_factory):
             for i in range(100):
                 records.write(b'%d' % i)
             records.close()
+        examples = b''.join(frame(encode({'label': [i]})) for i in range(50))
+        (folder / 'train.tfrecord').write_bytes(examples)
+        (folder / 'train.tfrecord.gz').write_bytes(gzip.compress(examples))
         bucket = granular.Path('s3://bucket')
         bucket.mkdir(exist_ok=True)
         granular.Path(folder).copy(bucket)

@@ -280,8 +280,9 @@ def test_filters_read_labels_once():
     assert ModeWrapper(chosen, 'x index')[1:3] == [(41, 1), (51, 2)]
     expected = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 7, 0, 7, 4, 5, 4, 5]
     assert ModeWrapper(OversamplingWrapper(dataset, field='class'), 'x')[:] == [10 * i for i in expected]
-    with pytest.raises(UnknownKeyError, match="unknown field 'label'"):
-        ClassFilterWrapper(dataset, [1])
+    assert len(ClassFilterWrapper(dataset, [1])) == 7  # of the field class, as there is no label
+    with pytest.raises(UnknownKeyError, match="unknown field 'target'"):
+        ClassFilterWrapper(dataset, [1], field='target')
     with pytest.raises(InvalidArgumentError, match='either'):
         ClassFilterWrapper(dataset, field='class')
 

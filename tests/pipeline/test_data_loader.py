@@ -1,5 +1,6 @@
 """Samplers and the DataLoader: records and order of Grain, for any number of workers."""
 
+import itertools
 import json
 import sys
 
@@ -38,6 +39,46 @@ def test_order_is_pinned():
     for index in (-1, 10):
         with pytest.raises(OutOfRangeError, match='out of range'):
             sampler[index]
+
+
+LOADS = [
+    {'num_epochs': 1}, {'num_epochs': 2, 'shuffle': True, 'seed': 3}, {'num_epochs': 1, 'batch_size': 5},
+    {'num_epochs': 3, 'batch_size': 5, 'drop_remainder': True, 'shuffle': True, 'seed': 1}, {'batch_size': 7},
+    {'num_epochs': 1, 'worker_count': 0, 'shuffle': True, 'seed': 0, 'batch_size': 100},
+]  # fmt: skip
+
+
+def test_load_yields_what_grain_loads(grain):
+    script = """
+import itertools
+class Add(grain.transforms.Map):
+    def map(self, x): return x + 1
+out = []
+for options in json.loads(sys.argv[1]):
+    for index in (0, 1):
+        shard = grain.sharding.ShardOptions(index, 2)
+        loader = grain.load(list(range(24)), transformations=[Add()], shard_options=shard, **options)
+        out.append([np.asarray(x).tolist() for x in itertools.islice(loader, 30)])
+print(json.dumps(out))
+"""
+    expected = iter(grain.run(script, json.dumps(LOADS)))
+    for options in LOADS:
+        for index in (0, 1):
+            shard = ShardOptions(index, 2)
+            loader = granular.load(list(range(24)), transformations=[Add()], shard_options=shard, **options)
+            assert [plain(x) for x in itertools.islice(loader, 30)] == next(expected), options
+
+
+def test_load_takes_a_reader_and_checks_its_arguments(tmp_path):
+    with granular.DatasetWriter(tmp_path / 'x', {'label': 'int'}, granular.encoders) as writer:
+        for i in range(10):
+            writer.append({'label': i})
+    with granular.DatasetReader(tmp_path / 'x', granular.decoders) as reader:
+        batches = list(granular.load(reader, num_epochs=1, batch_size=4))
+        assert [batch['label'].tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    for wrong in ({'shuffle': True}, {'batch_size': 0}, {'num_epochs': -1}, {'worker_count': -1}):
+        with pytest.raises(InvalidArgumentError):
+            granular.load([1, 2], **wrong)
 
 
 def test_elements_equal_those_of_grain(grain):

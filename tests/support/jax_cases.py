@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import granular
 from granular import Loader, MapDataset
 from granular.errors import DatapointError, InvalidArgumentError, NotFoundError, StateError
-from granular.integrations.jax import Batches, to_jax
+from granular.integrations.jax import Batches, device_put, to_jax
 from granular.integrations.orbax import CheckpointRestore, CheckpointSave
 
 
@@ -43,6 +43,33 @@ def case_global_arrays(folder):
             np.testing.assert_array_equal(found['i'], batch['i'])
             total = jax.jit(lambda batch: batch['x'].sum())(found)
             assert float(total) == batch['x'].sum()
+
+
+def case_device_put(folder):
+    expected = [batch['x'] for batch in granular.load(source_rows(), shuffle=True, seed=3, num_epochs=2, batch_size=8)]
+    loader = granular.load(source_rows(), shuffle=True, seed=3, num_epochs=2, batch_size=8)
+    for device in (jax.devices()[2], sharding()):
+        with iter(device_put(loader, device)) as batches:
+            for i, batch in enumerate(expected):
+                if i == 4:
+                    state = batches.get_state()
+                found = next(batches)
+                assert found['x'].devices() == (set(jax.devices()) if device == sharding() else {device})
+                np.testing.assert_array_equal(found['x'], batch)
+            assert next(batches, None) is None
+            batches.set_state(state)
+            np.testing.assert_array_equal(next(batches)['x'], expected[4])
+    stream = MapDataset.range(20).to_iter_dataset(granular.ReadOptions(prefetch_buffer_size=1))
+    with iter(device_put(stream.map(lambda i: np.full(2, i)), cpu_buffer_size=0, device_buffer_size=0)) as batches:
+        assert next(batches).tolist() == [0, 0]
+    with iter(device_put(stream.map(str))) as batches, pytest.raises(DatapointError, match='cannot be placed'):
+        next(batches)
+    with pytest.raises(InvalidArgumentError, match='to_iter_dataset'):
+        device_put(MapDataset.range(3))
+
+
+def source_rows():
+    return [{'i': np.int32(i), 'x': np.full((3, 2), i, np.float32)} for i in range(40)]
 
 
 def case_the_next_batch_is_on_its_way(folder):

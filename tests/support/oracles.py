@@ -54,3 +54,69 @@ class Oracle:
 
     def __exit__(self, *args: object) -> None:
         self._interpreter.__exit__(None, None, None)
+
+
+class KappaData:
+    """Releases of KappaData in folders of their own, over the torch of the tests.
+
+    What they require besides is replaced by empty modules: torchvision and timm, which only their transforms use, have
+    no build for every torch.
+    """
+
+    VERSIONS = ('0.0.8', '1.4.15')
+
+    def __init__(self) -> None:
+        for version in self.VERSIONS:
+            home = HOME / f'kappadata-{version}'
+            if not (home / 'ready').exists():
+                install = [sys.executable, '-m', 'pip', 'install', '-q', '--disable-pip-version-check', '--no-deps']
+                subprocess.run([*install, '--target', home, f'kappadata=={version}'], check=True)
+                (home / 'ready').touch()
+        self._interpreter = Interpreter('torch', 'redis', 'PIL.Image', options=['-I'])
+
+    def run(self, version: str, script: str, *args: str) -> Any:
+        """Run a script that finds ``kappadata`` imported, and return the JSON that it prints."""
+        done = self._interpreter.run(_ABSENT + script, str(HOME / f'kappadata-{version}'), *args)
+        if done.returncode:
+            raise RuntimeError(f'kappadata {version}: {done.stderr[-3000:]}')
+        return json.loads(done.stdout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._interpreter.__exit__(None, None, None)
+
+
+_ABSENT = """
+import importlib, importlib.abc, importlib.machinery, inspect, json, sys, types
+
+class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition('.')[0] in ('torchvision', 'timm', 'kappaschedules', 'joblib', 'einops'):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec):
+        module = types.ModuleType(spec.name)
+        module.__getattr__ = make
+        return module
+
+    def exec_module(self, module):
+        pass
+
+def make(name):
+    if name[0] == '_':
+        raise AttributeError(name)
+    return type(name, (), {})
+
+sys.meta_path.insert(0, Absent())
+sys.path.insert(0, sys.argv[1])
+
+def initialize(self, dataset, indices):
+    self.dataset, self.indices = dataset, indices
+
+# As in the releases of torch that KappaData was written for: later ones refuse its subclasses of Subset.
+import torch.utils.data
+torch.utils.data.Subset.__init__ = initialize
+import kappadata
+"""

@@ -98,7 +98,7 @@ def test_copy_is_complete_and_not_repeated(store, request, tmp_path, local):
         (source / name).write_bytes(data)
     target = local / 'x' / 'data'
     seen = []
-    done = granular.copy_to_local(root, local / 'x', relative='data', progress=seen.append)
+    done = granular.copy_to_local(root, local / 'x', relative_path='data', progress=seen.append)
     assert contents(target) == FILES
     assert (done.path, done.was_copied, done.was_deleted, done.was_unpacked) == (f'{target}', True, False, False)
     assert (done.files, done.bytes, done.source_format) == (4, sum(map(len, FILES.values())), 'folder')

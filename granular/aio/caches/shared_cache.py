@@ -39,8 +39,8 @@ class SharedMemoryCache(Cache):
       max_bytes: limit on the bytes cached: those of the values, and about 20 more for each.
       name: 1 to 160 of ``A-Z a-z 0-9 _ . -``, for processes that are started separately.
       pack: converts a value into a cacheable one: None, a bool, an int, a float, a complex, a str, bytes, a numpy
-        array, or a list, tuple or dict of these. By default values must be of these types. Runs in threads, once per
-        value.
+        array, a tensor of torch, an image of PIL, or a list, tuple or dict of these. By default values must be of these
+        types. Runs in threads, once per value.
       unpack: converts a packed value back; runs in threads, at each read.
 
     Reads return copies that belong to the caller; arrays are writable. A missing value is returned exactly as later

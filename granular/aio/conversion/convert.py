@@ -47,8 +47,8 @@ class Conversion:
 
     Attributes:
       source: its address, or the type of the object.
-      format: ``'parquet'``, ``'arrayrecord'``, ``'webdataset'``, ``'images'``, ``'huggingface'``, ``'source'`` for an
-        object with random access, or ``'iterable'``.
+      format: ``'parquet'``, ``'arrayrecord'``, ``'tfrecord'``, ``'webdataset'``, ``'images'``, ``'huggingface'``,
+        ``'source'`` for an object with random access, or ``'iterable'``.
       spec: the type of each key.
       renamed: the keys of fields whose names cannot be keys, by field.
       records: the number of records; None if it is known only after the conversion.
@@ -97,6 +97,10 @@ async def convert(
     (``tree`` if they hold arrays). Image files are stored as they are. A record that is not a mapping gets the key
     ``data``.
 
+    TFRecord files, also compressed ones, are of ``tf.train.Example``: features with one value in all of 64 sampled
+    records are that value, other ones an array, or a list of bytes. To keep records as they are, pass a
+    ``TFRecordDataSource``.
+
     Memory: up to ``parallel`` shards hold two reads of about 4 MiB (or one record) each, and their upload buffers. A
     source without random access is read by a single reader, which skips the records of finished shards.
 
@@ -105,10 +109,10 @@ async def convert(
     reach source and folder by the same address, with credentials from their environment.
 
     Args:
-      source: a path, address or pattern (``data/*.parquet``) of Parquet, ArrayRecord, WebDataset or Hugging Face arrow
-        files, or a list of them; a folder of them, of images in one folder per class (``image``, ``label``, ``class``),
-        or of ``save_to_disk``; a source as for ``MapDataset.source``; a Hugging Face dataset; a sync or async iterable,
-        which must yield the same records again for a resumed run.
+      source: a path, address or pattern (``data/*.parquet``) of Parquet, ArrayRecord, TFRecord, WebDataset or Hugging
+        Face arrow files, or a list of them; a folder of them, of images in one folder per class (``image``, ``label``,
+        ``class``), or of ``save_to_disk``; a source as for ``MapDataset.source``; a Hugging Face dataset; a sync or
+        async iterable, which must yield the same records again for a resumed run.
       directory: the folder of the dataset: new, or that of an unfinished conversion.
       format: the format of the source, if its name does not tell.
       spec: types of some keys, which override the inferred ones.

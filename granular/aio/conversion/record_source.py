@@ -15,9 +15,12 @@ from granular import formats
 from granular._lazy import import_extra
 from granular.aio.conversion.image_folder import ImageFolder
 from granular.aio.datasources.detect import CLASSES, ENDINGS, format_of
+from granular.aio.datasources.tfrecord.source import TFRecordDataSource
+from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.nodes import source as sources
+from granular.aio.pipeline.nodes.elements import Map
 from granular.aio.pipeline.nodes.source import Source, nbytes
 from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.loops import ensure_event_loop
@@ -25,15 +28,16 @@ from granular.aio.runtime.tasks import gather, outcome, start_task
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import await_user
 from granular.config import MiB
-from granular.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from granular.errors import DatapointError, InvalidArgumentError, NotFoundError, UnsupportedError
 
-Format = Literal['parquet', 'arrayrecord', 'webdataset', 'images', 'huggingface']
+Format = Literal['parquet', 'arrayrecord', 'tfrecord', 'webdataset', 'images', 'huggingface']
 FORMATS: Final[tuple[str, ...]] = get_args(Format)
 
 _ENDINGS: Final = (*ENDINGS, '.arrow')
 _CHUNK: Final = 4 * MiB
 _ENDLESS: Final = 1 << 62  # the length of a source that repeats without end
 _SAMPLE: Final = 64 * MiB  # limit for the bytes of the sample
+_EXAMPLES: Final = 64  # records by which features with a single value are told
 
 
 class RecordSource:
@@ -321,10 +325,54 @@ async def _open_files(paths: Sequence[Path], format: str, name: str) -> RecordSo
         return RecordSource(name, format, _hugging_face(module.concatenate_datasets(read), name).source, size=size)
     if format not in CLASSES:
         raise InvalidArgumentError(f'{name}: expected a folder for format {format!r}')
+    if format == 'tfrecord':
+        return await _open_examples(paths, name, size)
     options: dict[str, Any] = {'decoders': _TEXTS} if format == 'webdataset' else {}
     opened: Any = CLASSES[format](paths, **options)
     await opened._ensure_open()
     return RecordSource(name, format, sources.convert(opened), size=size, opened=opened)
+
+
+async def _open_examples(paths: Sequence[Path], name: str, size: int) -> RecordSource:
+    """Open TFRecord files of Examples. Compressed ones are read in order."""
+    opened = TFRecordDataSource(paths)
+    try:
+        await opened._ensure_open()
+    except UnsupportedError:
+        stream = TFRecordIterDataset(paths)
+        values = await offload(ExampleValues, [record async for record in stream.limit(_EXAMPLES)])
+        return RecordSource(name, 'tfrecord', items=stream.map(values), size=size)
+    numbers = np.unique(np.linspace(0, len(opened) - 1, min(_EXAMPLES, len(opened))).astype(np.int64))
+    values = await offload(ExampleValues, await opened.fetch(numbers))
+    return RecordSource(name, 'tfrecord', Map(sources.convert(opened), values), size=size, opened=opened)
+
+
+class ExampleValues:
+    """Returns the features of a ``tf.train.Example``, those with one value in all sampled records without their list.
+
+    Args:
+      sample: serialized records.
+    """
+
+    def __init__(self, sample: Sequence[bytes]) -> None:
+        counts: dict[str, set[int]] = {}
+        for record in sample:
+            for feature, value in formats.decode_example(record).items():
+                counts.setdefault(feature, set()).add(0 if value is None else len(value))
+        self._single = {feature for feature, numbers in counts.items() if numbers == {1}}
+
+    def __call__(self, record: bytes) -> dict[str, Any]:
+        return {feature: self._value(feature, value) for feature, value in formats.decode_example(record).items()}
+
+    def _value(self, feature: str, value: Any) -> Any:
+        if feature not in self._single:
+            return value
+        if value is None or len(value) != 1:
+            raise DatapointError(
+                f'feature {feature!r}: expected one value, as in all sampled records, got '
+                f'{0 if value is None else len(value)}: convert a MapDataset with a map of your own'
+            )
+        return value[0].item() if isinstance(value, np.ndarray) else value[0]
 
 
 def _class(data: bytes) -> int | str:

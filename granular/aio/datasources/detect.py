@@ -15,21 +15,29 @@ from granular.aio.datasets.sharded_reader import ShardedDatasetReader
 from granular.aio.datasets.shards import shards_of
 from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource
 from granular.aio.datasources.parquet.source import ParquetDataSource
+from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.datasources.webdataset.source import WebDatasetDataSource
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
 from granular.errors import InvalidArgumentError, NotFoundError
 
 Opened = (
-    DatasetReader | ShardedDatasetReader | BagReader | ArrayRecordDataSource | ParquetDataSource | WebDatasetDataSource
+    DatasetReader
+    | ShardedDatasetReader
+    | BagReader
+    | ArrayRecordDataSource
+    | ParquetDataSource
+    | TFRecordDataSource
+    | WebDatasetDataSource
 )
 
 ENDINGS: Final = {
     '.parquet': 'parquet', '.pq': 'parquet', '.arrayrecord': 'arrayrecord', '.array_record': 'arrayrecord',
-    '.tar': 'webdataset',
+    '.tar': 'webdataset', '.tfrecord': 'tfrecord', '.tfrecords': 'tfrecord', '.tfrecord.gz': 'tfrecord',
 }  # fmt: skip
 CLASSES: Final[Mapping[str, Any]] = {
-    'parquet': ParquetDataSource, 'arrayrecord': ArrayRecordDataSource, 'webdataset': WebDatasetDataSource,
+    'parquet': ParquetDataSource, 'arrayrecord': ArrayRecordDataSource, 'tfrecord': TFRecordDataSource,
+    'webdataset': WebDatasetDataSource,
 }  # fmt: skip
 
 _SHARDED: Final = re.compile(r'-\d+-of-\d+$')  # after the suffix, as in file names of tfds and Beam
@@ -61,16 +69,17 @@ async def open(  # noqa: A001
     ``*.array_record``, ``*.arrayrecord``                   `ArrayRecordDataSource`
     ``*.parquet``, ``*.pq``                                 `ParquetDataSource`
     ``*.tar``                                               `WebDatasetDataSource`
+    ``*.tfrecord``, ``*.tfrecords``                         `TFRecordDataSource`
     ======================================================  =======================
 
-    The last three are also opened from a folder that has files of one of these formats, from a pattern such as
+    The last four are also opened from a folder that has files of one of these formats, from a pattern such as
     ``s3://bucket/train-*.tar``, and from a sequence of files; several files are sorted by name, unless they are given
     as a sequence. Names may end in ``-00000-of-00010``.
 
     Args:
       path: a file, a folder, a pattern or a sequence of files.
-      decoders: the decoder of each type, or for tar files of each suffix; None for raw bytes. Records of bags and
-        ArrayRecord files are always bytes, rows of Parquet files always values.
+      decoders: the decoder of each type, or for tar files of each suffix; None for raw bytes. Records of bags,
+        ArrayRecord and TFRecord files are always bytes, rows of Parquet files always values.
       options: further arguments of the reader, such as ``cache_keys``, ``verify`` or ``columns``.
 
     Raises:

@@ -9,14 +9,16 @@ import functools
 import inspect
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, SupportsIndex
+from typing import Any, Final, Self, SupportsIndex
 
 from granular import filters
 from granular.aio.execution.failures import Failure
+from granular.aio.fields.nesting import Nested, dispose_of
 from granular.aio.pipeline.nodes.base import ENDLESS
 from granular.aio.pipeline.nodes.elements import selected
 from granular.aio.pipeline.nodes.selection import read_labels
 from granular.aio.pipeline.nodes.source import Source, convert, takes_mask
+from granular.aio.runtime.bridge import run
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
@@ -28,10 +30,11 @@ Ctx = dict[str, Any]
 
 _ONE: Final = 'getitem_'
 _MANY: Final = 'getitems_'
+_ALL: Final = 'getall_'
 _DEEP: Final = 32  # maximum depth of nested wrappers of another library
 
 
-class FieldDataset(abc.ABC):
+class FieldDataset(Nested, abc.ABC):
     """A dataset whose fields are methods; a :class:`ModeWrapper` calls those of the requested fields.
 
     ::
@@ -49,7 +52,12 @@ class FieldDataset(abc.ABC):
 
     ``getitems_x(self, indices, ctxs)``, if defined, returns field ``x`` of a whole batch: a list, for a list of indices
     and a list of their dicts. Of the two methods, the one defined in the most derived class is used, so that overriding
-    either of them in a subclass takes effect.
+    either of them in a subclass takes effect. ``getall_x(self)``, if defined, returns field ``x`` of all datapoints,
+    and is preferred where a wrapper needs all labels; every dataset can be asked for ``getall_x()``.
+
+    ``dispose`` releases resources, such as open files; a wrapper passes it on, and the dataset is a context manager
+    that calls it. ``getshape_x(self)`` returns the shape of field ``x``, for a class ``(number of classes,)``; then
+    ``getdim_x()`` is its only dimension. Other attributes, such as ``class_names``, are those of every wrapper.
     """
 
     @abc.abstractmethod
@@ -59,6 +67,34 @@ class FieldDataset(abc.ABC):
     def fields(self) -> tuple[str, ...] | None:
         """Names of the fields, sorted; None if they are unknown."""
         return tuple(sorted(_methods(type(self))))
+
+    def dispose(self) -> Any:
+        """Release resources, such as open files; subclasses override it."""
+
+    def __enter__(self) -> Self:
+        if inspect.iscoroutinefunction(self.dispose):
+            raise InvalidArgumentError(f'{type(self).__name__}: its dispose is a coroutine function: use `async with`')
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.dispose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await dispose_of(self)
+
+    def _listed(self) -> bool:
+        return bool(self._wraps())
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(_ALL) and fields_of(self).has(field := name.removeprefix(_ALL)):
+            return functools.partial(self._load_all, field)
+        return self._inherited(name)
+
+    def _load_all(self, field: str) -> Any:
+        return run(fields_of(self)._load_all(field))
 
     def __getitem__(self, index: Any) -> Any:
         raise no_elements(self)
@@ -97,13 +133,27 @@ class FieldWrapper(FieldDataset):
         return None if wrapped is None else tuple(sorted({*_methods(type(self)), *wrapped}))
 
     def __getattr__(self, name: str) -> Any:
-        # Only fields without a method of this class are delegated.
-        if name.startswith((_ONE, _MANY)) and name.partition('_')[2] not in _methods(type(self)):
-            return getattr(self.dataset, name)
-        raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
+        if name == 'dataset':  # before __init__, or while it is unpickled
+            raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
+        if name.startswith((_ONE, _MANY)):
+            # Only fields without a method of this class are delegated.
+            if name.partition('_')[2] not in _methods(type(self)):
+                return getattr(self.dataset, name)
+            raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
+        return super().__getattr__(name)
+
+    def _wraps(self) -> Sequence[Any]:
+        return (original(self.dataset),)
+
+    async def dispose(self) -> None:
+        """Dispose of the wrapped dataset: close it, if it is a reader."""
+        await dispose_of(original(self.dataset))
+
+    def _load_all(self, field: str) -> Any:
+        return fields_of(self)._load_all(field)
 
 
-class Fields(abc.ABC):
+class Fields(Nested, abc.ABC):
     """The internal interface of all datasets of fields.
 
     Attributes:
@@ -157,14 +207,40 @@ class Fields(abc.ABC):
             async def read(indices: Ints) -> list[Any]:
                 return (await self._load([field], indices, [{} for _ in indices]))[0]
 
-            self.known_labels[field] = await read_labels(read, len(self), field)
+            if self._loads_all(field):
+                self.known_labels[field] = await offload(filters.as_labels, await self._load_all(field), field)
+            else:
+                self.known_labels[field] = await read_labels(read, len(self), field)
         return self.known_labels[field]
 
+    def _loads_all(self, field: str) -> bool:
+        """Return whether the user's dataset has a method that loads the field of all datapoints."""
+        return False
+
+    async def _load_all(self, field: str) -> list[Any]:
+        """Return the field of all datapoints."""
+        return await self._load_many(field, slice(None))
+
+    async def dispose(self) -> None:
+        """Dispose of the wrapped datasets: close those that are readers."""
+        for dataset in self._wraps():
+            await dispose_of(dataset)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.dispose()
+
     def __getattr__(self, name: str) -> Any:
-        for prefix, loads in ((_ONE, self._load_one), (_MANY, self._load_many)):
-            if name.startswith(prefix) and self.has(field := name.removeprefix(prefix)):
-                return functools.partial(loads, field)
-        raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
+        if name in ('dataset', 'datasets'):  # before __init__, or while it is unpickled
+            raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
+        for prefix, loads in ((_ONE, self._load_one), (_MANY, self._load_many), (_ALL, self._load_all)):
+            if name.startswith(prefix):
+                if self.has(field := name.removeprefix(prefix)):
+                    return functools.partial(loads, field)
+                raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
+        return self._inherited(name)
 
     async def _load_one(self, field: str, index: SupportsIndex, ctx: Ctx | None = None) -> Any:
         return (await self._load_many(field, [index], None if ctx is None else [ctx]))[0]
@@ -174,11 +250,30 @@ class Fields(abc.ABC):
         return (await self._load([field], positions, [{} for _ in positions] if ctxs is None else ctxs))[0]
 
 
-class Keys(Fields):
+class Adapter(Fields):
+    """A dataset of the user as a dataset of fields.
+
+    Attributes:
+      dataset: the user's.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        super().__init__()
+        self.dataset = dataset
+
+    def _wraps(self) -> Sequence[Any]:
+        return (self.dataset,)
+
+    def _listed(self) -> bool:
+        return False
+
+
+class Keys(Adapter):
     """The keys of the datapoints of a source, which are mappings, as fields: only requested keys are read."""
 
-    def __init__(self, source: Source, names: tuple[str, ...] | None) -> None:
-        super().__init__()
+    def __init__(self, dataset: Any, names: tuple[str, ...] | None) -> None:
+        super().__init__(dataset)
+        source = convert(dataset)
         if source.sparse:
             raise InvalidArgumentError(
                 'elements removed by a filter have no fields: select datapoints by class or index instead'
@@ -211,19 +306,17 @@ class Keys(Fields):
         return str(self.parents[0].describe())
 
 
-class Methods(Fields):
+class Methods(Adapter):
     """The fields for which an object has methods.
 
     Attributes:
-      dataset: the object.
       own: name of the method for each field of the object itself, without those of a wrapped dataset.
     """
 
     _pure = False
 
     def __init__(self, dataset: Any) -> None:
-        super().__init__()
-        self.dataset = dataset
+        super().__init__(dataset)
         self._wrapped = fields_of(dataset.dataset) if isinstance(dataset, FieldWrapper) else None
         self.own: dict[str, str] = _methods(type(dataset))
         self.parents: tuple[Any, ...] = () if self._wrapped is None else (self._wrapped,)
@@ -259,6 +352,26 @@ class Methods(Fields):
             for position, column in zip(members, columns, strict=True):
                 out[position] = column
         return out
+
+    def _loads_all(self, field: str) -> bool:
+        for base in type(self.dataset).__mro__:
+            names = vars(base)
+            if _ALL + field in names:
+                return True
+            if _ONE + field in names or _MANY + field in names:
+                return False
+        return self._wrapped is not None and self._wrapped._loads_all(field)
+
+    async def _load_all(self, field: str) -> list[Any]:
+        if not self._loads_all(field):
+            return await super()._load_all(field)
+        if not hasattr(type(self.dataset), name := _ALL + field):
+            return await fields_of(self._wrapped)._load_all(field)
+        method = getattr(self.dataset, name)
+        values = await await_user(method()) if inspect.iscoroutinefunction(method) else await offload(method)
+        if len(values) != len(self):
+            raise DatapointError(f'{name} returned {len(values)} values for {len(self)} datapoints')
+        return list(values)
 
     async def _call(self, field: str, indices: Ints, ctxs: Sequence[Ctx]) -> list[Any]:
         numbers = indices.tolist()
@@ -318,10 +431,28 @@ def fields_of(dataset: Any) -> Fields:
     lazy = any(isinstance(one, Source) for one in (dataset, core, getattr(dataset, 'node', None)))
     if lazy or takes_mask(dataset) or takes_mask(core):
         spec = getattr(dataset, 'spec', None)
-        return Keys(convert(dataset), tuple(sorted(spec)) if isinstance(spec, Mapping) else None)
+        return Keys(dataset, tuple(sorted(spec)) if isinstance(spec, Mapping) else None)
     raise InvalidArgumentError(
         f'{type(dataset).__name__} has no fields: expected a dataset with methods such as getitem_x, or a reader'
     )
+
+
+def original(dataset: Any) -> Any:
+    """Return the user's dataset behind an adapter, and any other object as it is."""
+    core = inspect.getattr_static(dataset, 'aio', dataset)
+    return core.dataset if isinstance(core, Adapter) else dataset
+
+
+def default_label(dataset: Fields) -> str:
+    """Return the field of the labels where none is named: ``label``, or ``class``, which is KappaData's name.
+
+    Raises:
+      InvalidArgumentError: if the dataset has both.
+    """
+    names = dataset.fields or ()
+    if 'class' in names and 'label' in names:
+        raise InvalidArgumentError(f"{dataset.describe()}: has fields 'class' and 'label': pass field= to choose one")
+    return 'class' if 'class' in names else 'label'
 
 
 def no_elements(dataset: Any) -> InvalidArgumentError:

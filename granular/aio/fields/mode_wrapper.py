@@ -1,11 +1,13 @@
 """ModeWrapper loads selected fields of a dataset."""
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Final, SupportsIndex
+from typing import Any, Final, Self, SupportsIndex
 
+import numpy as np
 from numpy.typing import ArrayLike
 
-from granular.aio.fields.fields import Ctx, check_fields, fields_of
+from granular.aio.fields.fields import Ctx, check_fields, fields_of, original
+from granular.aio.fields.nesting import Nested, dispose_of
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.map_dataset import MapDataset
 from granular.aio.pipeline.nodes.source import Fetching, Source
@@ -16,7 +18,7 @@ _CTX: Final = 'ctx.'
 _INDEX: Final = 'index'
 
 
-class ModeWrapper:
+class ModeWrapper(Nested):
     """Load the fields that a mode names, in its order, and no other fields.
 
     ::
@@ -33,6 +35,9 @@ class ModeWrapper:
     ``ctx.name``, the value that field methods stored in the dict under that name. Every datapoint has a new dict,
     returned or not, so that methods can rely on it; KappaData passes None if the dict is not returned.
 
+    Attributes:
+      dataset: the wrapped dataset, as it was passed.
+
     Args:
       dataset: a dataset of fields, a reader, whose fields are its keys, or a MapDataset of dicts.
       mode: field names separated by spaces, or a sequence of names. A repeated name is loaded repeatedly.
@@ -44,6 +49,7 @@ class ModeWrapper:
 
     def __init__(self, dataset: Any, mode: str | Sequence[str], return_ctx: bool = False) -> None:
         self._fields = fields_of(dataset)
+        self.dataset = original(dataset)
         self._items = tuple(mode.split() if isinstance(mode, str) else mode)
         if not self._items or not all(isinstance(item, str) for item in self._items):
             raise InvalidArgumentError(f'mode: expected names of fields, such as "x y", got {mode!r}')
@@ -76,13 +82,33 @@ class ModeWrapper:
     def __str__(self) -> str:
         return format_pipeline(self.node)
 
-    async def get(self, index: SupportsIndex | slice) -> Any:
-        """Return a datapoint, or a list of datapoints for a slice.
+    def _wraps(self) -> Sequence[Any]:
+        return (self.dataset,)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith('_') or name == 'dataset':
+            raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
+        if name.startswith(('getitem_', 'getitems_', 'getall_')):
+            return getattr(self._fields, name)
+        return self._inherited(name)
+
+    async def dispose(self) -> None:
+        """Dispose of the wrapped dataset: close it, if it is a reader."""
+        await dispose_of(self.dataset)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.dispose()
+
+    async def get(self, index: SupportsIndex | slice | Sequence[SupportsIndex]) -> Any:
+        """Return a datapoint, or a list of datapoints for a slice or a list of indices.
 
         Raises:
           OutOfRangeError: an ``IndexError``, if the index is out of range.
         """
-        if isinstance(index, slice):
+        if isinstance(index, slice | Sequence) or (isinstance(index, np.ndarray) and index.ndim):
             return await self.fetch(indices_of(index, len(self), 'ModeWrapper'))
         return (await self.fetch([index_of(index, len(self), 'ModeWrapper')]))[0]
 

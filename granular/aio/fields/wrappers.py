@@ -10,21 +10,26 @@ from typing import Any, Self
 import numpy as np
 
 from granular import filters
-from granular.aio.fields.fields import Ctx, Fields, fields_of
+from granular.aio.fields.fields import Ctx, Fields, default_label, fields_of, original
 from granular.aio.pipeline.nodes.selection import describe_classes
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
-from granular.errors import ClosedError, InvalidArgumentError
-from granular.indexing import Ints, indices_of
+from granular.errors import ClosedError, InvalidArgumentError, UnknownKeyError
+from granular.indexing import Ints, check_integer, indices_of
 
 
 class IndexWrapper(Fields):
-    """A wrapper that maps each index to an index of the wrapped dataset."""
+    """A wrapper that maps each index to an index of the wrapped dataset.
+
+    Attributes:
+      dataset: the wrapped dataset, as it was passed.
+    """
 
     def __init__(self, dataset: Any) -> None:
         super().__init__()
         wrapped = fields_of(dataset)
+        self.dataset: Any = original(dataset)
         self.parents: tuple[Any, ...] = (wrapped,)
         self._pure = wrapped._pure
 
@@ -37,6 +42,18 @@ class IndexWrapper(Fields):
     def has(self, field: str) -> bool:
         """Return whether the field exists; True if that is unknown."""
         return bool(self.parents[0].has(field))
+
+    def _wraps(self) -> Sequence[Any]:
+        return (self.dataset,)
+
+    def _loads_all(self, field: str) -> bool:
+        return bool(self.parents[0]._loads_all(field))
+
+    async def _load_all(self, field: str) -> list[Any]:
+        if not self._loads_all(field):
+            return await super()._load_all(field)
+        values = await self.parents[0]._load_all(field)
+        return [values[i] for i in self._lookup(np.arange(len(self))).tolist()]
 
     @abc.abstractmethod
     def _lookup(self, indices: Ints) -> Ints: ...
@@ -71,21 +88,55 @@ class _SelectionWrapper(IndexWrapper):
 
 
 class SubsetWrapper(_SelectionWrapper):
-    """The datapoints at the given indices, in that order.
+    """The datapoints at the given indices, in that order; or those of a range, given by its bounds.
 
     ::
 
         dataset = SubsetWrapper(reader, [0, 2, -1])
+        second_half = SubsetWrapper(reader, start_percent=0.5)
 
     Args:
       dataset: a dataset of fields, or a reader.
       indices: integers, which may repeat, negative ones counted from the end; or a slice or range. Field methods
         receive nonnegative indices only; KappaData passes negative ones on.
+      start_index: alternatively the first index, >= 0; None for 0.
+      end_index: the index behind the last one, at most the length; None for the length. 0 is empty; in KappaData it is
+        the whole dataset.
+      start_percent: alternatively the start of the part, from 0 to 1, as of ``PercentFilterWrapper``.
+      end_percent: its end.
     """
 
-    def __init__(self, dataset: Any, indices: Any) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        indices: Any = None,
+        start_index: int | None = None,
+        end_index: int | None = None,
+        start_percent: float | None = None,
+        end_percent: float | None = None,
+    ) -> None:
         super().__init__(dataset)
-        self._indices = indices_of(indices, len(self.parents[0]), 'SubsetWrapper')
+        length = len(self.parents[0])
+        given = [
+            indices is not None,
+            start_index is not None or end_index is not None,
+            start_percent is not None or end_percent is not None,
+        ]
+        if sum(given) != 1:
+            raise InvalidArgumentError(
+                'SubsetWrapper: expected either indices, or start_index and end_index, or start_percent and end_percent'
+            )
+        if given[1]:
+            start = 0 if start_index is None else check_integer('start_index', start_index, 0)
+            stop = length if end_index is None else min(length, check_integer('end_index', end_index, 0))
+            if start > stop:
+                raise InvalidArgumentError(
+                    f'SubsetWrapper: expected start_index <= end_index <= {length}, got {start_index} and {end_index}'
+                )
+            indices = range(start, stop)
+        elif given[2]:
+            indices = range(*filters.percent_range(length, start_percent, end_percent))
+        self._indices = indices_of(indices, length, 'SubsetWrapper')
         self._inherit()
 
     def describe(self) -> str:
@@ -107,11 +158,22 @@ class PercentFilterWrapper(IndexWrapper):
       dataset: a dataset of fields, or a reader.
       from_percent: start of the part, from 0 to 1; None for 0.
       to_percent: end of the part, from 0 to 1; None for 1.
+      ceil_from_index: True to round the start up to a whole datapoint in place of down.
+      ceil_to_index: True to round the end up.
     """
 
-    def __init__(self, dataset: Any, from_percent: float | None = None, to_percent: float | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        from_percent: float | None = None,
+        to_percent: float | None = None,
+        ceil_from_index: bool = False,
+        ceil_to_index: bool = False,
+    ) -> None:
         super().__init__(dataset)
-        self._start, self._stop = filters.percent_range(len(self.parents[0]), from_percent, to_percent)
+        self._start, self._stop = filters.percent_range(
+            len(self.parents[0]), from_percent, to_percent, ceil_from_index, ceil_to_index
+        )
         self._inherit()
 
     def __len__(self) -> int:
@@ -180,7 +242,11 @@ class ShuffleWrapper(_SelectionWrapper):
 class _ByLabel(_SelectionWrapper):
     """Datapoints selected by their labels."""
 
-    _field = ''
+    _field: str
+
+    def __init__(self, dataset: Any, field: str | None) -> None:
+        super().__init__(dataset)
+        self._field = default_label(self.parents[0]) if field is None else field
 
     @classmethod
     async def open(cls, *args: Any, **kwargs: Any) -> Self:
@@ -209,15 +275,35 @@ class ClassFilterWrapper(_ByLabel):
       dataset: a dataset of fields, or a reader.
       valid_classes: classes to keep: a list, range or array of integers or strings.
       invalid_classes: classes to remove, instead of ``valid_classes``.
-      field: field of the label.
+      field: field of the label; None for ``'label'``, or ``'class'`` if the dataset has that one.
+      valid_class_names: names of the classes to keep; their positions in the dataset's ``class_names`` are the classes.
+      invalid_class_names: names of the classes to remove.
+
+    Raises:
+      UnknownKeyError: if a name is not one of ``class_names``. KappaData ignores it.
     """
 
     def __init__(
-        self, dataset: Any, valid_classes: Any = None, invalid_classes: Any = None, field: str = 'label'
+        self,
+        dataset: Any,
+        valid_classes: Any = None,
+        invalid_classes: Any = None,
+        field: str | None = None,
+        valid_class_names: Sequence[str] | None = None,
+        invalid_class_names: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(dataset)
+        super().__init__(dataset, field)
+        if sum(x is not None for x in (valid_classes, invalid_classes, valid_class_names, invalid_class_names)) != 1:
+            raise InvalidArgumentError(
+                'ClassFilterWrapper: expected either valid_classes, invalid_classes, valid_class_names or '
+                'invalid_class_names'
+            )
+        if valid_class_names is not None:
+            valid_classes = _classes_of(self.parents[0], valid_class_names)
+        if invalid_class_names is not None:
+            invalid_classes = _classes_of(self.parents[0], invalid_class_names)
         self._description = describe_classes(valid_classes, invalid_classes)
-        self._valid, self._invalid, self._field = valid_classes, invalid_classes, field
+        self._valid, self._invalid = valid_classes, invalid_classes
 
     def _choose(self, labels: filters.Labels) -> Ints:
         return filters.by_class(labels, self._valid, self._invalid, self._field)
@@ -242,19 +328,21 @@ class OversamplingWrapper(_ByLabel):
       strategy: ``'multiply'``, as KappaData defines it: each datapoint appears k times, where k is how often its class
         fits into the largest class; ``'exact'``: datapoints of each class are repeated until it is as large as the
         largest class.
-      field: field of the label, one per datapoint.
+      field: field of the label, one per datapoint; None for ``'label'``, or ``'class'`` if the dataset has that one.
       unlabeled: label that means "no class": its datapoints appear once. None if there is no such label.
+      mode: the name of ``strategy`` in KappaData 1; it replaces it.
     """
 
     def __init__(
         self,
         dataset: Any,
         strategy: filters.Strategy = 'multiply',
-        field: str = 'label',
+        field: str | None = None,
         unlabeled: int | str | None = -1,
+        mode: filters.Strategy | None = None,
     ) -> None:
-        super().__init__(dataset)
-        self._strategy, self._field, self._unlabeled = strategy, field, unlabeled
+        super().__init__(dataset, field)
+        self._strategy, self._unlabeled = strategy if mode is None else mode, unlabeled
 
     def _choose(self, labels: filters.Labels) -> Ints:
         return filters.oversampled(labels, self._strategy, self._unlabeled, self._field)
@@ -271,23 +359,34 @@ class FieldConcat(Fields):
 
         dataset = FieldConcat([reader, ShuffleWrapper(reader, seed=0)])
 
+    Attributes:
+      datasets: the datasets, as they were passed. Attributes that pass through are those of the first one.
+
     Args:
       datasets: datasets of fields, or readers. The result has the fields that all of them have.
+      balanced_sampling: True to take a datapoint of each dataset in turn, starting again with those that end, until the
+        longest one has been read. In KappaData it then has no length.
     """
 
-    def __init__(self, datasets: Sequence[Any]) -> None:
+    def __init__(self, datasets: Sequence[Any], balanced_sampling: bool = False) -> None:
         super().__init__()
         self.parents: tuple[Any, ...] = tuple(map(fields_of, datasets))
         if not self.parents:
             raise InvalidArgumentError('expected one dataset or more, got none')
+        self.datasets: list[Any] = [original(dataset) for dataset in datasets]
         self._pure = all(part._pure for part in self.parents)
         self._lengths = np.array([len(part) for part in self.parents], np.int64)
         self._stops = np.cumsum(self._lengths)
+        self._balanced = balanced_sampling
+        if balanced_sampling and not self._lengths.all():
+            empty = int(np.argmin(self._lengths))
+            raise InvalidArgumentError(f'FieldConcat: expected datapoints in every dataset, got none in number {empty}')
         for field in set.intersection(*(set(part.known_labels) for part in self.parents)):
-            self.known_labels[field] = np.concatenate([part.known_labels[field] for part in self.parents])
+            labels = [part.known_labels[field] for part in self.parents]
+            self.known_labels[field] = np.concatenate(labels)[self._flat(np.arange(len(self)))]
 
     def __len__(self) -> int:
-        return int(self._stops[-1])
+        return int(self._lengths.max() * len(self.parents) if self._balanced else self._stops[-1])
 
     @property
     def fields(self) -> tuple[str, ...] | None:
@@ -299,8 +398,33 @@ class FieldConcat(Fields):
         """Return whether all datasets have the field; True if that is unknown."""
         return all(part.has(field) for part in self.parents)
 
+    def _wraps(self) -> Sequence[Any]:
+        return self.datasets
+
+    def _listed(self) -> bool:
+        return False
+
+    def _loads_all(self, field: str) -> bool:
+        return all(part._loads_all(field) for part in self.parents)
+
+    async def _load_all(self, field: str) -> list[Any]:
+        if not self._loads_all(field):
+            return await super()._load_all(field)
+        values = [value for part in self.parents for value in await part._load_all(field)]
+        return [values[i] for i in self._flat(np.arange(len(self))).tolist()]
+
+    def _flat(self, indices: Ints) -> Ints:
+        """Return the positions of some indices in the plain concatenation."""
+        if not self._balanced:
+            return indices
+        rounds, owners = np.divmod(indices, len(self.parents))
+        begins: Ints = self._stops - self._lengths
+        within: Ints = rounds % self._lengths[owners]
+        return begins[owners] + within
+
     async def _load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
         """Return, for each field, its values in the order of the indices."""
+        indices = self._flat(indices)
         owners = np.searchsorted(self._stops, indices, side='right')
         inner = indices - (self._stops - self._lengths)[owners]
         groups = [np.flatnonzero(owners == owner) for owner in np.unique(owners)]  # positions, by dataset
@@ -322,3 +446,15 @@ class FieldConcat(Fields):
     def describe(self) -> str:
         """Describe the dataset in one line."""
         return f'FieldConcat of {len(self.parents)}'
+
+
+def _classes_of(dataset: Fields, names: Sequence[str]) -> list[int]:
+    """Return the classes of some names."""
+    known = getattr(dataset, 'class_names', None)
+    if known is None:
+        raise InvalidArgumentError(f'{dataset.describe()}: has no class_names: choose classes by number')
+    listed = [str(name) for name in known]
+    wanted = {names} if isinstance(names, str) else set(names)
+    if missing := sorted(wanted - set(listed), key=str):
+        raise UnknownKeyError(f'{dataset.describe()}: unknown classes {missing}: expected some of {listed[:20]}')
+    return [number for number, name in enumerate(listed) if name in wanted]

@@ -60,7 +60,7 @@ class LocalCopy:
 async def copy_to_local(
     src: Path | str | Any,
     dst: Path | str | Any,
-    relative: str | os.PathLike[str] | None = None,
+    relative_path: str | os.PathLike[str] | None = None,
     *,
     unpack: bool = True,
     progress: Progress | None = None,
@@ -79,7 +79,7 @@ async def copy_to_local(
     Args:
       src: the file, folder or archive. If it does not exist, an archive of that name is used.
       dst: the path of the copy; for an archive, its suffix is removed.
-      relative: a path that is appended to both.
+      relative_path: a path that is appended to both.
       unpack: unpack archives; otherwise they are copied as they are.
       progress: called with the bytes of the source copied since the last call, on a thread of the library.
 
@@ -100,7 +100,7 @@ async def copy_to_local(
             print(copy.was_copied, len(reader))
     """
     began = time.perf_counter()
-    source, target = _paths(src, dst, relative)
+    source, target = _paths(src, dst, relative_path)
     if unpack and (stem := split_name(target.name)[0]) != target.name and split_name(source.name)[1]:
         target = target.with_name(stem)
     await ensure_event_loop()

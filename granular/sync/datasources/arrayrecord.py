@@ -12,5 +12,5 @@ class ArrayRecordDataSource(RecordReader[core.ArrayRecordDataSource], Batched):
 
     aio: core.ArrayRecordDataSource
 
-    def __init__(self, paths: core.FileSpec | Sequence[core.FileSpec] | Any) -> None:
-        self._open(core.ArrayRecordDataSource(paths))
+    def __init__(self, paths: core.FileSpec | Sequence[core.FileSpec] | Any, verify: bool = False) -> None:
+        self._open(core.ArrayRecordDataSource(paths, verify))

@@ -14,17 +14,24 @@ from granular.sync.base import reopened, sync_doc
 from granular.sync.datasets import DatasetReader, ShardedDatasetReader
 from granular.sync.datasources.arrayrecord import ArrayRecordDataSource
 from granular.sync.datasources.parquet import ParquetDataSource
+from granular.sync.datasources.tfrecord import TFRecordDataSource
 from granular.sync.datasources.webdataset import WebDatasetDataSource
 
 Opened = (
-    DatasetReader | ShardedDatasetReader | BagReader | ArrayRecordDataSource | ParquetDataSource | WebDatasetDataSource
+    DatasetReader
+    | ShardedDatasetReader
+    | BagReader
+    | ArrayRecordDataSource
+    | ParquetDataSource
+    | TFRecordDataSource
+    | WebDatasetDataSource
 )
 
 _CLASSES: Final[Mapping[str, Any]] = {
     cls.__name__: cls
     for cls in (
         *(DatasetReader, ShardedDatasetReader, BagReader),
-        *(ArrayRecordDataSource, ParquetDataSource, WebDatasetDataSource),
+        *(ArrayRecordDataSource, ParquetDataSource, TFRecordDataSource, WebDatasetDataSource),
     )
 }
 

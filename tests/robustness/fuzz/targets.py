@@ -24,6 +24,7 @@ from granular.aio.http.messages import ProtocolError
 from granular.aio.runtime.bridge import run
 from granular.errors import GranularError
 from granular.formats import checksums, dataset_index, layout
+from tests.support import examples
 
 Target = Callable[[bytes], None]
 TYPES = {'a': 'int', 'b': 'utf8[]', 'c': 'bytes'}
@@ -281,6 +282,77 @@ def signed_index(data: bytes) -> None:
     assert whole is None or whole == paged
 
 
+# --- TFRecord files
+
+
+def framed(data: bytes) -> list[bytes] | None:
+    """The records of a TFRecord file; None if it is none."""
+    found, at = [], 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 8], 'little')
+        found.append(data[at + 12 : at + 12 + size])
+        if at + size + 16 > len(data) or examples.frame(found[-1]) != data[at : at + size + 16]:
+            return None
+        at += size + 16
+    return found
+
+
+def sealed(data: bytes) -> bytes:
+    """The same bytes with right checksums, as far as they are records."""
+    out, at = bytearray(data), 0
+    while at + 12 <= len(out):
+        size = int.from_bytes(out[at : at + 8], 'little')
+        out[at + 8 : at + 12] = examples.masked(bytes(out[at : at + 8]))
+        if at + size + 16 <= len(out):
+            out[at + size + 12 : at + size + 16] = examples.masked(bytes(out[at + 12 : at + size + 12]))
+        at += size + 16
+    return bytes(out)
+
+
+def tfrecord(data: bytes) -> None:
+    for content in (data, sealed(data)):
+        expected = framed(content)
+        path = write('x.tfrecord', content)
+        for read in (_at_random, _in_order):
+            assert read(path) == expected or content[:1] in (b'\x1f', b'\x78')
+        write('x.tfrecord', zlib.compress(content, 1))
+        assert _in_order(path) == expected
+    _in_order(write('x.tfrecord', b'\x1f\x8b\x08' + data))
+
+
+def _at_random(path: str) -> list[bytes] | None:
+    try:
+        with granular.TFRecordDataSource(path) as source:
+            return source.fetch(range(len(source)))
+    except GranularError:
+        return None
+
+
+def _in_order(path: str) -> list[bytes] | None:
+    try:
+        return list(granular.TFRecordIterDataset(path))
+    except GranularError:
+        return None
+
+
+def example(data: bytes) -> None:
+    try:
+        found = granular.formats.decode_example(data)
+    except GranularError:
+        return
+    expected = examples.decode(data)
+    assert expected is not None and found.keys() == expected.keys()
+    for name, value in found.items():
+        if value is None:
+            assert expected[name] is None
+            continue
+        kind, values = expected[name]
+        if kind == 'bytes_list':
+            assert value == values
+        else:
+            assert value.tobytes() == np.array(values, 'f4' if kind == 'float_list' else 'i8').tobytes()
+
+
 # --- values
 
 
@@ -328,7 +400,7 @@ def http(data: bytes) -> None:
 
 targets: dict[str, Target] = {
     **{fn.__name__: fn for fn in (bag, bag3, spec, shards, refs, dataset, columns, sums, snapshot, http)},
-    **{fn.__name__: fn for fn in (index, signed_index)},
+    **{fn.__name__: fn for fn in (index, signed_index, tfrecord, example)},
     **{kind: functools.partial(decoder, kind) for kind in granular.decoders},
 }
 
@@ -349,6 +421,8 @@ def seeds() -> dict[str, list[bytes]]:
         'shards': [b'000000', b'000017', b'1000000', '٠٠٠٠٠٠'.encode()],
         'refs': [layout.pack_refs([3, [5, 2], 3]), layout.pack_refs([0, [], 2**40])],
         'sums': [b'\x02' + bytes(range(8))],
+        'tfrecord': [b''.join(map(examples.frame, records)), examples.frame(b'')],
+        'example': [examples.encode({'a': [1, -2, 300], 'b': [0.5], 'c': [b'x', b''], 'd': None}), b''],
         'http': [
             join(
                 b'HTTP/1.1 206 Partial Content\r\nContent-Length: 5\r\nETag: "x"',

@@ -3,8 +3,8 @@
 As specified in doc/riegeli_records_file_format.md of google/riegeli. A chunk is a header of 40 bytes and its data,
 interrupted by a block header of 24 bytes wherever the file's offset is a multiple of 64 KiB. Simple chunks are
 supported, uncompressed or compressed with brotli or zstd. All sizes and counts are checked against each other and
-against the available bytes. The hashes of headers and data (HighwayHash) are not checked, because computing them in
-Python takes longer than everything else.
+against the available bytes. The hashes of headers and data (HighwayHash) are checked by ``check_hashes`` alone, because
+computing them in Python takes longer than everything else.
 """
 
 import struct
@@ -16,6 +16,7 @@ import numpy as np
 
 from granular._lazy import import_extra
 from granular.errors import CorruptRecordError, UnsupportedError
+from granular.formats.highwayhash import highwayhash64
 from granular.indexing import Ints
 
 Buffer = bytes | memoryview
@@ -33,6 +34,8 @@ MAX_BYTES: Final = 4 << 30
 # The smallest zstd block has 4 bytes and decompresses to 128 KiB.
 _ZSTD_RATIO: Final = 1 << 15
 _VARINT: Final = 9  # bytes, of 63 bits
+_HASH: Final = 8
+_KEY: Final = np.frombuffer(b'Riegeli/records\n' * 2, '<u8').astype(np.uint64)
 
 _per_thread = threading.local()
 
@@ -68,6 +71,30 @@ def parse_chunk(raw: bytes, at: int, name: str) -> Chunk:
     if size > len(plain) - CHUNK_HEADER:
         raise CorruptRecordError(f'{name}: expected {size} bytes of data, got {len(plain) - CHUNK_HEADER}')
     return Chunk(word & 255, word >> 8, decoded, memoryview(plain)[CHUNK_HEADER : CHUNK_HEADER + size])
+
+
+def check_hashes(chunks: Sequence[tuple[bytes, int, str]]) -> None:
+    """Check the hashes of the headers and data of chunks.
+
+    Args:
+      chunks: for each chunk ``raw``, ``at`` and ``name``, as for ``parse_chunk``.
+
+    Raises:
+      CorruptRecordError: if one is wrong.
+    """
+    parts: list[Buffer] = []
+    expected: list[int] = []
+    for raw, at, name in chunks:
+        plain = memoryview(_without_block_headers(raw, at))
+        data = parse_chunk(raw, at, name).data
+        parts += [plain[_HASH:CHUNK_HEADER], data]
+        expected += [int.from_bytes(plain[start : start + _HASH], 'little') for start in (0, 2 * _HASH)]
+    for i, computed in enumerate(highwayhash64(parts, _KEY).tolist()):
+        if computed != expected[i]:
+            part = 'data' if i % 2 else 'header'
+            raise CorruptRecordError(
+                f'{chunks[i // 2][2]}: expected hash {expected[i]:016x} of its {part}, got {computed:016x}'
+            )
 
 
 def _without_block_headers(raw: bytes, at: int) -> Buffer:

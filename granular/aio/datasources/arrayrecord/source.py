@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol, SupportsIndex, overload, ru
 import numpy as np
 
 from granular.aio.datasources.arrayrecord.index import Index, footer_offset, parse_footer
-from granular.aio.datasources.arrayrecord.riegeli import BLOCK, read_records
+from granular.aio.datasources.arrayrecord.riegeli import BLOCK, check_hashes, read_records
 from granular.aio.http.reply import counters
 from granular.aio.paths.path import Path
 from granular.aio.runtime.readahead import pages
@@ -93,13 +93,15 @@ class ArrayRecordDataSource(Sampling[bytes]):
     opened; and during a read the chunks of the batch, of which as many are decompressed at a time as there are threads.
 
     All sizes, counts and offsets are checked against each other and the file's size, and a file is pinned to the ETag
-    or generation that it was opened with. The hashes in the files (HighwayHash) are not checked: a record that was
-    damaged on the disk is returned as it is, unless it is compressed and does not decompress to its size.
+    or generation that it was opened with. The hashes in the files (HighwayHash) are checked with ``verify=True``, which
+    takes about 10 ns a byte for batches, and 0.4 us a byte for a single chunk. Without it, a record that was damaged on
+    the disk is returned as it is, unless it is compressed and does not decompress to its size.
 
     Args:
       paths: a file, or a sequence of files: addresses or paths, optionally followed by a range of records
         (``'s3://bucket/train.array_record[100:200]'``), or objects with ``filename``, ``skip``, ``take`` and
         ``examples_in_shard``, as in TensorFlow Datasets.
+      verify: True to check the hashes of the index and of each chunk that is read.
 
     Raises:
       CorruptError: if a file is not an ArrayRecord file, or is damaged.
@@ -107,8 +109,9 @@ class ArrayRecordDataSource(Sampling[bytes]):
       OutOfRangeError: if a file has fewer records than requested.
     """
 
-    def __init__(self, paths: FileSpec | Sequence[FileSpec] | Any) -> None:
+    def __init__(self, paths: FileSpec | Sequence[FileSpec] | Any, verify: bool = False) -> None:
         super().__init__()
+        self._verify = verify
         if isinstance(paths, str) or not isinstance(paths, Sequence):
             paths = [paths]
         if not paths:
@@ -120,7 +123,7 @@ class ArrayRecordDataSource(Sampling[bytes]):
         self._name = self._describe()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._parts,)
+        return type(self), (self._parts, self._verify)
 
     def __repr__(self) -> str:
         return self._name
@@ -151,7 +154,7 @@ class ArrayRecordDataSource(Sampling[bytes]):
             return files
         for store in {path.store for path in missing}:
             await store.ready()
-        new = dict(zip(missing, await gather([_read_index(path) for path in missing]), strict=True))
+        new = dict(zip(missing, await gather([_read_index(path, self._verify) for path in missing]), strict=True))
         for part in self._parts:
             path = part.path
             if path in new and part.stop > new[path].records:
@@ -214,7 +217,10 @@ class ArrayRecordDataSource(Sampling[bytes]):
         start, stop = int(file.offsets[chunk]), int(file.offsets[chunk + 1])
         counters.ranges += 1
         raw = (await path.store.read_many([Request(path.key, [start], [stop], file.version)]))[0]
-        return (await offload(_decode, ChunkRead(path, file, chunk, [inner], []), raw))[0]
+        read = ChunkRead(path, file, chunk, [inner], [])
+        if self._verify:
+            await offload(_check, [read], [raw])
+        return (await offload(_decode, read, raw))[0]
 
     async def _read(self, wanted: Ints) -> list[bytes]:
         owners = np.searchsorted(self._stops, wanted, side='right')
@@ -232,6 +238,8 @@ class ArrayRecordDataSource(Sampling[bytes]):
         stores_data = await gather([read_all(store, store_jobs) for store, store_jobs in jobs.items()])
         raw = [data for store_data in stores_data for job_data in store_data for data in job_data]
         flat = [read for store_reads in reads.values() for read in store_reads]
+        if self._verify:
+            await offload(_check, flat, raw)
 
         out: list[bytes] = [b''] * len(wanted)
         for read, records in zip(flat, await map_threads(lambda k: _decode(flat[k], raw[k]), len(flat)), strict=True):
@@ -277,6 +285,16 @@ def _decode(read: ChunkRead, raw: bytes) -> list[bytes]:
     return read_records(raw, at, count, read.inner, f'{read.path}, chunk {read.chunk}')
 
 
+def _check(reads: Sequence[ChunkRead], raw: Sequence[bytes]) -> None:
+    """Check the hashes of all chunks of a batch at once."""
+    check_hashes(
+        [
+            (data, int(read.file.offsets[read.chunk]), f'{read.path}, chunk {read.chunk}')
+            for read, data in zip(reads, raw, strict=True)
+        ]
+    )
+
+
 def _parse_spec(spec: Any) -> Part:
     """Parse a user's description of a file's records."""
     if isinstance(spec, Part):
@@ -300,7 +318,7 @@ def _parse_spec(spec: Any) -> Part:
     return Part(path, 0, -1, whole=True)
 
 
-async def _read_index(path: Path) -> Index:
+async def _read_index(path: Path, verify: bool) -> Index:
     """Read the index of a file from its last bytes."""
     name = f'{path}'
     tail = await path.store.read(path.key, -(BLOCK + path.store.config.tail))
@@ -309,4 +327,7 @@ async def _read_index(path: Path) -> Index:
         footer = tail.data[begin - tail.start : end - tail.start]
     else:
         footer = (await path.read_ranges([begin], [end], version=tail.version))[0]
+    if verify:
+        postscript = tail.data[-BLOCK:], tail.size - BLOCK, f'{name}, postscript'
+        await offload(check_hashes, [postscript, (footer, begin, f'{name}, footer')])
     return await offload(parse_footer, footer, begin, tail.size, tail.version, name)

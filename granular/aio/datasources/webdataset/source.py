@@ -1,27 +1,23 @@
 """Reads tar files in the WebDataset format at random: indexed once, then read by range requests."""
 
 import contextlib
-import logging
-import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final, Self, SupportsIndex, overload
 
 import numpy as np
 
 from granular._typing import Datapoint_co
-from granular.aio.bags.index_cache import cache_file_of, load_tables, save_tables
 from granular.aio.datasets import codec
 from granular.aio.datasets.codec import Field
 from granular.aio.datasources.arguments import Mask, Paths, as_paths, name_of, names_in
+from granular.aio.datasources.scanning import forget_indices, index_files
 from granular.aio.datasources.webdataset.index import Index, Scanner, pack, unpack
-from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.nodes import elements
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sampling import Sampling
 from granular.aio.runtime.sharing import sharing
-from granular.aio.runtime.tasks import for_each, gather
-from granular.aio.runtime.threads import offload
+from granular.aio.runtime.tasks import gather
 from granular.aio.stores import Store
 from granular.aio.stores.fanout import Job, read_all
 from granular.errors import InvalidArgumentError, ObjectChangedError, UnknownKeyError
@@ -30,10 +26,7 @@ from granular.indexing import Ints, index_of, indices_of
 
 Decoders = Mapping[str, Callable[[bytes], Any] | Any] | None
 
-logger: Final = logging.getLogger('granular')
-
 KEY: Final = '__key__'
-_SCANS: Final = 8  # number of files that are indexed concurrently
 
 
 class WebDatasetDataSource(Sampling[Datapoint_co]):
@@ -91,15 +84,7 @@ class WebDatasetDataSource(Sampling[Datapoint_co]):
 
     async def _open(self) -> None:
         if not self._indices:
-            for path in self.paths:
-                await path.store.ready()
-            indices: dict[int, Index] = {}
-
-            async def index(number: int) -> None:
-                indices[number] = await _index_of(self.paths[number])
-
-            await for_each(_numbers(len(self.paths)), index, _SCANS)
-            self._indices = [indices[number] for number in range(len(self.paths))]
+            self._indices = await index_files(self.paths, 'tar', Scanner, _packed, _unpacked)
         self._stops = np.cumsum([len(index.stops) for index in self._indices], dtype=np.int64)
         names = dict.fromkeys(name for index in self._indices for name in index.fields)
         self._fields = {name: _field(name, self._decoders, self._name) for name in names}
@@ -241,9 +226,7 @@ class WebDatasetDataSource(Sampling[Datapoint_co]):
         try:
             await gather([read(store, owners) for store, owners in stores.items()])
         except ObjectChangedError:
-            for owner in ranges:
-                if (file := cache_file_of(self.paths[owner])) is not None:
-                    await offload(_forget, file)
+            await forget_indices(self.paths[owner] for owner in ranges)
             raise
         return records
 
@@ -265,11 +248,6 @@ class WebDatasetDataSource(Sampling[Datapoint_co]):
         return names_in(mask, [KEY, *self._fields], 'fields', self._name)
 
 
-async def _numbers(count: int) -> AsyncIterator[int]:
-    for number in range(count):
-        yield number
-
-
 def _field(name: str, decoders: Decoders, source: str) -> Field:
     table = decoders or {}
     fn = table.get(name, table.get(name.rpartition('.')[2], codec.raw))
@@ -280,59 +258,16 @@ def _field(name: str, decoders: Decoders, source: str) -> Field:
     return Field(name, name, False, fn, fn is codec.raw or inline_safe(fn))
 
 
-async def _index_of(path: Path) -> Index:
-    """Return the index of a file: the cached one if the file is unchanged, or a new one."""
-    file = cache_file_of(path)
-    if file is not None and (cached := await offload(_recall, file, f'{path}')) is not None:
-        stat = await path.stat()
-        if cached.version is not None and (stat.size, stat.version) == (cached.size, cached.version):
-            return cached
-    index = await _scan(path)
-    if file is not None and index.version is not None:
-        try:
-            await offload(save_tables, file, f'{path}', *_packed(index))
-        except OSError as error:
-            logger.warning('the index of %s was not cached, and will be read again: %s', f'{path}', error)
-    return index
-
-
-async def _scan(path: Path) -> Index:
-    store, scanner = path.store, Scanner(f'{path}')
-    stat = await path.stat()
-    if stat.is_dir:
-        raise InvalidArgumentError(f'{path}: expected tar files, got a folder')
-    size, version = stat.size, None
-    if not size:
-        scanner.feed(0, b'', 0)
-    while not scanner.done:
-        at = scanner.at
-        reply = await store.read(path.key, at, min(size, at + scanner.window()), version)
-        if version is not None and reply.version != version:
-            raise changed(f'{path}', version, reply.version)
-        size, version = reply.size, reply.version
-        await offload(scanner.feed, at, reply.data, size)
-        del reply  # free the bytes before the next read
-    return scanner.index(size, version)
-
-
 def _packed(index: Index) -> tuple[Any, list[Ints]]:
     head, tables = pack(index)
     return (head, [len(table) for table in tables]), tables
 
 
-def _recall(file: str, name: str) -> Index | None:
-    def parse(rows: Any, numbers: Ints) -> Index:
-        head, counts = rows
-        if sum(counts) != len(numbers):
-            raise ValueError('expected tables of the lengths in the head')
-        return unpack(head, np.split(numbers, np.cumsum(counts)[:-1]))
-
-    return load_tables(file, name, parse)
-
-
-def _forget(file: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(file)
+def _unpacked(rows: Any, numbers: Ints) -> Index:
+    head, counts = rows
+    if sum(counts) != len(numbers):
+        raise ValueError('expected tables of the lengths in the head')
+    return unpack(head, np.split(numbers, np.cumsum(counts)[:-1]))
 
 
 def _shared(kind: type[WebDatasetDataSource], args: tuple[Any, ...], indices: list[Index]) -> WebDatasetDataSource:

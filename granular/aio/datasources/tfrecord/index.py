@@ -1,0 +1,266 @@
+"""Parses TFRecord files: their headers into an index, and their bytes, compressed or not, into records. No I/O."""
+
+import zlib
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from granular.config import GiB, MiB
+from granular.errors import CorruptError, CorruptRecordError, UnsupportedError
+from granular.formats.tfrecord import HEADER, OVERHEAD, check_data, parse_length
+from granular.indexing import Ints
+
+_SPARSE: Final = 4 * MiB  # average bytes of a record above which data is skipped
+_SCAN: Final = 16 * MiB
+_PEEK: Final = 4096
+_PIECE: Final = 8 * MiB  # decompressed bytes at a time
+_GZIP_OR_ZLIB: Final = 47  # by the header
+_MAX_COMPRESSED_RECORD: Final = 2 * GiB  # of a compressed file, whose size does not bound its records
+
+
+class Index(NamedTuple):
+    """The records of a TFRecord file.
+
+    Attributes:
+      size: bytes of the file.
+      version: its ETag or generation.
+      stops: position after each record with its checksum, shape (records,).
+    """
+
+    size: int
+    version: str | None
+    stops: Ints
+
+    def limits(self, records: Ints) -> tuple[Ints, Ints]:
+        """Return where the data of some records begin, and where their checksums end."""
+        starts = np.where(records > 0, self.stops[records - 1], 0) + HEADER
+        return starts, self.stops[records]
+
+
+def compression_of(data: bytes) -> str:
+    """Return the compression of a file by its first bytes: ``'gzip'``, ``'zlib'``, or empty for none.
+
+    The length of a first record may have the bytes of a compressed file, but not its checksum as well.
+    """
+    if len(data) >= HEADER:
+        try:
+            parse_length(data, 0, 0, '')
+        except CorruptRecordError:
+            pass
+        else:
+            return ''
+    if data.startswith(b'\x1f\x8b\x08'):
+        return 'gzip'
+    return 'zlib' if data[:1] == b'\x78' and len(data) > 1 and int.from_bytes(data[:2], 'big') % 31 == 0 else ''
+
+
+class Scanner:
+    """Parses headers from windows of the file that it requests.
+
+    Args:
+      name: the file's name in errors.
+
+    Attributes:
+      at: position of the next header.
+      done: True once the file has ended.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.at, self.done = 0, False
+        self._stops: list[int] = []
+
+    def window(self) -> int:
+        """Return the number of bytes to read from ``at``: many records at once, or one header if records are large."""
+        return _PEEK if self._stops and self.at // len(self._stops) > _SPARSE else _SCAN
+
+    def feed(self, start: int, data: bytes, size: int) -> None:
+        """Parse the headers in a part of the file that begins at ``at``.
+
+        Raises:
+          CorruptRecordError: if the checksum of a length is wrong, or the file ends before its records do.
+          UnsupportedError: if it is compressed.
+        """
+        if start == 0 and (kind := compression_of(data)):
+            raise UnsupportedError(
+                f'{self._name}: is compressed by {kind}: its records have no positions: read it in order, by '
+                f'TFRecordIterDataset, or decompress it'
+            )
+        at, stop, stops, name = self.at, start + len(data), self._stops, self._name
+        while at + HEADER <= stop:
+            length = parse_length(data[at - start : at - start + HEADER], at, len(stops), name)
+            after = at + length + OVERHEAD
+            if after > size:
+                raise CorruptRecordError(
+                    f'{name}: is truncated: record {len(stops)} at byte {at} has {length} bytes and ends at byte '
+                    f'{after}, the file has {size}'
+                )
+            stops.append(after)
+            at = after
+        self.at, self.done = at, at == size
+        if size - HEADER < at < size:
+            raise CorruptRecordError(
+                f'{name}: is truncated: expected {HEADER} bytes for the header of record {len(stops)} at byte {at}, '
+                f'got {size - at}'
+            )
+
+    def index(self, size: int, version: str | None) -> Index:
+        """Return the index of the records parsed so far."""
+        return Index(size, version, np.array(self._stops, np.int64))
+
+
+def pack(index: Index) -> tuple[Any, list[Ints]]:
+    """Convert an index into a head, for msgpack, and its table."""
+    return (index.size, index.version), [index.stops]
+
+
+def unpack(head: Any, stops: Ints) -> Index:
+    """Convert the output of ``pack`` back into an index.
+
+    Raises:
+      ValueError: if it is not the output of ``pack``.
+    """
+    size, version = head
+    if (np.diff(stops, prepend=0) < OVERHEAD).any() or (int(stops[-1]) if len(stops) else 0) != size:
+        raise ValueError('expected increasing positions up to the end of the file')
+    return Index(size, version, stops)
+
+
+class Records:
+    """Parses consecutive bytes of a file into records, checked, with memory for about 8 MiB of them.
+
+    Args:
+      name: the file's name in errors.
+      size: bytes of the file; None to decompress gzip or zlib.
+      record: number of the first record.
+      at: position of the first record in the decompressed file; a compressed file is parsed from its beginning.
+
+    Attributes:
+      record: number of the next record to be returned.
+      at: its position, in the decompressed file.
+    """
+
+    def __init__(self, name: str, size: int | None, record: int = 0, at: int = 0) -> None:
+        self._name, self._size, self.record, self.at = name, size, record, at
+        self._inflater = _Inflater(name, at) if size is None else None
+        self._buffer = bytearray()
+
+    @property
+    def hungry(self) -> bool:
+        """True if the next call needs more bytes of the file."""
+        return self._inflater is None or not self._inflater.pending
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the records that end in some more bytes, or if there are none, in the rest of earlier ones.
+
+        Raises:
+          CorruptRecordError: if a record is damaged.
+        """
+        self._buffer += data if self._inflater is None else self._inflater.feed(data)
+        records: list[bytes] = []
+        at = 0
+        with memoryview(self._buffer) as view:
+            while True:
+                try:
+                    record = self._parse(view[at:], self.record + len(records), self.at + at)
+                except CorruptRecordError:
+                    if records:
+                        break  # the next call raises it again, after these
+                    raise
+                if record is None:
+                    break
+                records.append(record)
+                at += len(record) + OVERHEAD
+        del self._buffer[:at]
+        self.at += at
+        self.record += len(records)
+        return records
+
+    def _parse(self, view: memoryview, number: int, at: int) -> bytes | None:
+        """Return the record that some bytes begin with; None if they end before it."""
+        with view:
+            if len(view) < HEADER:
+                return None
+            length = parse_length(view[:HEADER], at, number, self._name)
+            self._check_end(number, length, at)
+            stop = HEADER + length
+            if len(view) < length + OVERHEAD:
+                return None
+            return check_data(bytes(view[HEADER:stop]), bytes(view[stop : length + OVERHEAD]), number, self._name)
+
+    def _check_end(self, number: int, length: int, at: int) -> None:
+        if self._size is None:
+            if length > _MAX_COMPRESSED_RECORD:
+                raise CorruptRecordError(
+                    f'{self._name}: record {number} at byte {at}: expected at most {_MAX_COMPRESSED_RECORD} bytes in a '
+                    f'compressed file, got {length}'
+                )
+        elif at + length + OVERHEAD > self._size:
+            raise CorruptRecordError(
+                f'{self._name}: is truncated: record {number} at byte {at} has {length} bytes and ends at byte '
+                f'{at + length + OVERHEAD}, the file has {self._size}'
+            )
+
+    def finish(self) -> None:
+        """Check that the file ended after a record.
+
+        Raises:
+          CorruptError: if it did not.
+        """
+        if self._inflater is not None:
+            self._inflater.finish(self.record)
+        if self._buffer:
+            raise CorruptRecordError(
+                f'{self._name}: is truncated: record {self.record} at byte {self.at} is cut off after '
+                f'{len(self._buffer)} bytes'
+            )
+
+
+class _Inflater:
+    """Decompresses gzip, with any number of members, or zlib: about 8 MiB at a time.
+
+    Args:
+      name: the file's name in errors.
+      skip: number of decompressed bytes to leave out.
+    """
+
+    def __init__(self, name: str, skip: int) -> None:
+        self._name, self._skip = name, skip
+        self._inner = zlib.decompressobj(_GZIP_OR_ZLIB)
+        self._input = b''
+        self._full = False  # True if the output was limited, so that there may be more without further input
+
+    @property
+    def pending(self) -> bool:
+        """True if there may be more output without more input."""
+        return bool(self._input) or self._full
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the next decompressed bytes, of earlier input and some more."""
+        self._input += data
+        pieces: list[bytes] = []
+        size = 0
+        while self.pending and size < _PIECE:
+            if self._inner.eof:
+                self._input = self._input.lstrip(b'\0')  # padding
+                if not self._input:
+                    break
+                self._inner = zlib.decompressobj(_GZIP_OR_ZLIB)
+            try:
+                piece = self._inner.decompress(self._input, _PIECE)
+            except zlib.error as error:
+                raise CorruptError(f'{self._name}: its compressed data are damaged: {error}') from error
+            self._input = self._inner.unconsumed_tail or self._inner.unused_data
+            self._full = len(piece) == _PIECE and not self._inner.eof
+            size += len(piece)
+            skipped = min(self._skip, len(piece))
+            self._skip -= skipped
+            pieces.append(piece[skipped:])
+        return b''.join(pieces)
+
+    def finish(self, record: int) -> None:
+        """Check that the data ended."""
+        if not self._inner.eof:
+            raise CorruptError(f'{self._name}: is truncated: its compressed data end in or after record {record}')
+        if self._skip:
+            raise CorruptError(f'{self._name}: expected {self._skip} more decompressed bytes before record {record}')

@@ -1,0 +1,192 @@
+"""Streams TFRecord files, also compressed ones, from their beginning."""
+
+import contextlib
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Final
+
+from granular.aio.datasources.arguments import Paths, as_paths, name_of
+from granular.aio.datasources.tfrecord.index import Records, compression_of
+from granular.aio.execution.prefetch import END
+from granular.aio.http.reply import changed
+from granular.aio.paths.path import Path
+from granular.aio.pipeline.iter_dataset import IterDataset
+from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.streams.streams import Stream
+from granular.aio.pipeline.transforms import ShardOptions
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.threads import offload
+from granular.config import MiB
+from granular.errors import InvalidArgumentError, StateError
+
+_WINDOW: Final = 4 * MiB
+_START: Final = {'file': 0, 'offset': 0, 'record': 0, 'position': 0}
+
+
+class TFRecordIterDataset(IterDataset[bytes]):
+    """A stream of the records of TFRecord files, on a disk or in buckets, for ``for`` or ``async for``.
+
+    ::
+
+        stream = granular.TFRecordIterDataset('s3://bucket/train.tfrecord.gz')
+        for features in stream.map(granular.formats.decode_example):
+            print(features.keys())
+
+    Records are bytes, of one file after the other. Files are read from the beginning, without an index, and may be
+    compressed by gzip or zlib; the next 32 MiB are prefetched. Both checksums of each record are checked. Shuffle a
+    stream with ``window_shuffle``; a ``TFRecordDataSource`` reads files that are not compressed at random.
+
+    A state is ``{'file': f, 'offset': o, 'record': r, 'position': p}``: of the next record, its file, its first byte
+    there, decompressed, and the numbers of records before it in that file and in all. Resuming reads from that byte on,
+    or decompresses the file up to it. A shard takes every ``shard_count``-th record, but reads them all.
+
+    Memory: 64 MiB of read-ahead and records, or the largest record.
+
+    Args:
+      path: a file, or a sequence of files.
+
+    Raises:
+      CorruptError: if a checksum is wrong, or a file is truncated or is not a TFRecord file; it names the file and the
+        number of the record in it.
+    """
+
+    def __init__(self, path: Paths) -> None:
+        super().__init__(_Files(as_paths(path)))
+
+
+class _Files(Stream):
+    """The records of files, or a shard of them."""
+
+    def __init__(self, paths: tuple[Path, ...], shard: ShardOptions | None = None) -> None:
+        self.paths, self.shard = paths, shard or ShardOptions(0, 1)
+
+    def sharded(self, part: ShardOptions) -> Stream:
+        if part.drop_remainder:
+            raise InvalidArgumentError(
+                f'{self.describe()}: drop_remainder needs the number of records, which is unknown: use a '
+                f'TFRecordDataSource'
+            )
+        own = self.shard
+        index = own.shard_index + own.shard_count * part.shard_index
+        return _Files(self.paths, ShardOptions(index, own.shard_count * part.shard_count))
+
+    def at_epoch(self, epoch: int) -> Stream:
+        return self
+
+    def flow(self) -> Flow:
+        return _Reading(self)
+
+    def describe(self) -> str:
+        # Omits the shard: a state fits any number of them.
+        return f'TFRecordIterDataset({name_of(self.paths)!r})'
+
+
+class _Reading(Flow):
+    """Reads the records. The state is the position of the next record."""
+
+    def __init__(self, files: _Files) -> None:
+        self._paths, self._shard = files.paths, files.shard
+        self._windows: AsyncGenerator[bytes, None] | None = None
+        self._seek(dict(_START))
+
+    def _seek(self, state: Mapping[str, int]) -> None:
+        self._file, self._offset, self._record, self._position = (state[key] for key in _START)
+        self._parser: Records | None = None
+        self._rest: list[bytes] = []  # parsed records that are left, in reverse; the fields above are of the last one
+
+    async def next(self) -> Any:
+        shard = self._shard
+        while True:
+            while not self._rest:
+                if self._file == len(self._paths):
+                    return END
+                await self._read()
+            record = self._rest.pop()
+            mine = self._position % shard.shard_count == shard.shard_index
+            self._position += 1
+            self._record += 1
+            self._offset += len(record) + 16
+            if mine:
+                return record
+
+    async def _read(self) -> None:
+        """Parse some more bytes of the file, or open the next one."""
+        try:
+            if self._parser is None:
+                await self._open()
+                return
+            data = b''
+            if self._parser.hungry:
+                window = await anext(self._windows, None) if self._windows is not None else None
+                if window is None:
+                    self._parser.finish()
+                    await self._stop()
+                    self._parser = None
+                    self._file, self._offset, self._record = self._file + 1, 0, 0
+                    return
+                data = window
+            self._rest = (await offload(self._parser.feed, data))[::-1]
+        except BaseException:
+            # The next call begins at the record that follows the last one returned.
+            await self._stop()
+            self._parser = None
+            raise
+
+    async def _open(self) -> None:
+        path = self._paths[self._file]
+        await path.store.ready()
+        stat = await path.stat()
+        if stat.is_dir:
+            raise InvalidArgumentError(f'{path}: expected TFRecord files, got a folder')
+        head, version = b'', None
+        if stat.size:
+            reply = await path.store.read(path.key, 0, min(stat.size, 16))
+            head, version = reply.data, reply.version
+            if reply.size != stat.size:
+                raise changed(f'{path}', f'{stat.size} bytes', f'{reply.size} bytes')
+        compressed = bool(compression_of(head))
+        start = 0 if compressed else self._offset
+        if start > stat.size:
+            raise StateError(f'{path}: the state is of byte {start}, the file has {stat.size}')
+        self._windows = _windows(path, start, stat.size, version)
+        self._parser = Records(f'{path}', None if compressed else stat.size, self._record, self._offset)
+
+    async def _stop(self) -> None:
+        windows, self._windows = self._windows, None
+        if windows is not None:
+            await windows.aclose()
+
+    def state(self) -> dict[str, int]:
+        values = self._file, self._offset, self._record, self._position
+        return dict(zip(_START, values, strict=True))
+
+    async def restore(self, state: Any) -> None:
+        valid = isinstance(state, Mapping) and state.keys() == _START.keys()
+        if not valid or not all(type(value) is int and value >= 0 for value in state.values()):
+            raise StateError(f'expected a state such as {_START}, got {state!r:.200}')
+        if state['file'] > len(self._paths):
+            raise StateError(f'the state is of file {state["file"]}, there are {len(self._paths)} files')
+        if dict(state) != self.state():
+            await self._stop()
+            self._seek(state)
+
+    async def aclose(self) -> None:
+        await self._stop()
+        self._parser = None
+        self._rest = []
+
+
+async def _windows(path: Path, start: int, size: int, version: str | None) -> AsyncGenerator[bytes, None]:
+    """Yield the bytes of a file from a position on, 4 MiB at a time, and the next ones prefetched."""
+
+    async def fetch(numbers: range) -> list[bytes]:
+        return [
+            (await path.store.read(path.key, at, min(size, at + _WINDOW), version)).data
+            for at in (start + number * _WINDOW for number in numbers)
+        ]
+
+    await ensure_event_loop()
+    count = -(-(size - start) // _WINDOW)
+    async with contextlib.aclosing(pages(fetch, count, size - start, path.store.local)) as windows:
+        async for window in windows:
+            yield window
