@@ -174,8 +174,7 @@ class Loader(LoaderHandle):
                 f"loader's {self.batch} datapoints per batch"
             )
         self._core.check()
-        self._core.ahead.drop()
-        self._core.ahead.position = step
+        self._core.seek(step)
 
     load_state_dict = load
 
@@ -223,6 +222,7 @@ class _Core(Running):
         super().__init__()
         self.source, self.batch, self._workers, self._mp = source, batch, workers, mp
         self._first, self._recycle_after = shard_id * batch, recycle_after
+        self._start = 0  # the step from which shards take turns
         self._processes: Workers | None = None
         self._stride = batch * num_shards
         self.ahead: Prefetch[LoadedBatch] = Prefetch(
@@ -253,6 +253,19 @@ class _Core(Running):
                 f'{of_shards}, got {length}: choose a smaller batch, or repeat the source'
             )
         return length // self._stride
+
+    def seek(self, step: int) -> None:
+        """Continue from a step of the source, from which shards take turns: shard ``i`` takes the ``i``-th batch."""
+        self.ahead.drop()
+        self.ahead.position = self._start = step
+        if self._assembly is not None:
+            self._set_stop()
+
+    def _set_stop(self) -> None:
+        """Let a finite source end where a shard would get no whole batch."""
+        if self.batches is not None:
+            left = max(0, length_of(self.source) - self._start)
+            self.ahead.stop = self._start + left // self._stride * self._stride
 
     async def spec(self) -> Spec:
         """Return the dtype and shape of each key of a datapoint, determined from the first datapoint."""
@@ -300,7 +313,7 @@ class _Core(Running):
 
     async def _next(self) -> Any:
         if self._assembly is None:
-            self.ahead.stop = None if self.batches is None else self.batches * self._stride
+            self._set_stop()
             if self.ahead.stop is not None and self.ahead.position >= self.ahead.stop:
                 return END
             self._assembly = Assembly(self.source, self.batch, await self._learned_spec(), self.errors.on_error)

@@ -176,7 +176,12 @@ class _ChunkTask:
 
 
 class Reading(Flow):
-    """Reads a source. Its state is the position of the next element in the whole source, independent of the shard."""
+    """Reads a source.
+
+    Its state is the number of elements that all shards have read from the beginning of the source on. From there on,
+    shards take turns: shard ``i`` continues with the ``i``-th element. So the state is the same in all shards after the
+    same number of elements, and fits any number of shards.
+    """
 
     _workers: 'Workers | None'
 
@@ -185,8 +190,8 @@ class Reading(Flow):
         self.calls_functions = callable(read.on_error)
         shard, options = read.shard, read.options
         self._stride = shard.shard_count
-        length = len(read.source)
-        self._stop = length // self._stride * self._stride if shard.drop_remainder else length
+        self._length = len(read.source)
+        self._ended = False
         weight = _weight(read.source)
         self._most = max(1, options.prefetch_buffer_size // _CHUNKS)
         chunk = max(1, min(chunk // weight, self._most))
@@ -203,12 +208,12 @@ class Reading(Flow):
             make, self._stride, weight, max(1, options.num_threads), 'granular-read', True
         )
         self._depth = min(depth, -(-options.prefetch_buffer_size // chunk))
-        self.ahead.depth, self.ahead.stop, self.ahead.most = self._depth, self._stop, chunk
+        self.ahead.depth, self.ahead.most = self._depth, chunk
         self._chunk_rest: list[Any] = []  # the elements of the chunk that are left, in reverse
         self._chunk_stop = 0  # position after the last element of the chunk in the source
         self._plain = False  # True if all elements of the chunk are returned as they are
         self._largest = 1  # bytes of an element
-        self.ahead.position = shard.shard_index
+        self.ahead.position, self.ahead.stop = shard.shard_index, self._stop_from(0)
         self._elements, self._bytes = 0, 0  # elements include those that are left
         drops = read.source.sparse and not read.allow_nones
         self._check = FilterCheck(read.filters, _filters_of(read.source)) if drops else None
@@ -249,6 +254,7 @@ class Reading(Flow):
         position = self.ahead.position
         chunk: Any = await self.ahead.take()
         if chunk is END:
+            self._ended = True
             return False
         kinds = set(map(type, chunk))
         plain = Failure not in kinds and (type(None) not in kinds or self._read.allow_nones)
@@ -277,20 +283,26 @@ class Reading(Flow):
         self.ahead.token = token
 
     def state(self) -> int:
-        return self._position() - self._read.shard.shard_index
+        # At the end, shards may have read different numbers of elements.
+        return self._length if self._ended else min(self._length, self._position() - self._read.shard.shard_index)
 
     def _position(self) -> int:
         rest = len(self._chunk_rest)
         return self._chunk_stop - rest * self._stride if rest else self.ahead.position
 
+    def _stop_from(self, start: int) -> int:
+        """Return the position after the last element, if shards begin to take turns at a position."""
+        left = max(0, self._length - start)
+        return start + left // self._stride * self._stride if self._read.shard.drop_remainder else self._length
+
     async def restore(self, state: Any) -> None:
         if not isinstance(state, int) or state < 0:
             raise StateError(f'expected the position of an element, got {state!r:.100}')
-        # All shards have read everything before this position; this shard continues with its first element from there.
-        index, count = self._read.shard.shard_index, self._stride
-        position = index + -(-max(0, state - index) // count) * count
+        position = state + self._read.shard.shard_index
+        self._ended = False
         if position != self._position():  # otherwise what is read ahead is kept
             await self._seek(position)
+            self.ahead.stop = self._stop_from(state)
 
     async def _seek(self, position: int) -> None:
         self._elements -= len(self._chunk_rest)
