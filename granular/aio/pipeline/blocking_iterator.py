@@ -5,7 +5,7 @@ from typing import Any, Final, Self
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.iterator import CursorHandle
-from granular.aio.pipeline.streams.streams import Stream
+from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.user_functions import computing
 from granular.errors import InvalidArgumentError

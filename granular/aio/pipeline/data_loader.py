@@ -11,7 +11,7 @@ from granular.aio.pipeline.nodes.base import Wrapped
 from granular.aio.pipeline.nodes.elements import Element, method_of, name_of
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, Sampled
-from granular.aio.pipeline.streams.streams import Read
+from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.transforms import (
     MultiprocessingOptions,
     NoSharding,

@@ -10,10 +10,17 @@ from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.nodes import base as nodes
 from granular.aio.pipeline.nodes.elements import method_of, name_of
-from granular.aio.pipeline.streams import flows, packing, streams
+from granular.aio.pipeline.streams.batches import BatchOf, Rebatching
+from granular.aio.pipeline.streams.each import Each, FlatMapping
 from granular.aio.pipeline.streams.flow import Flow
-from granular.aio.pipeline.streams.packing import Strategy
-from granular.aio.pipeline.streams.streams import Stream
+from granular.aio.pipeline.streams.iterated import Iterated
+from granular.aio.pipeline.streams.mixing import Interleaving, Mixing, NamedMix, Zipping
+from granular.aio.pipeline.streams.packing import Packing
+from granular.aio.pipeline.streams.packing_options import Recipe, Strategy
+from granular.aio.pipeline.streams.prefetching import Prefetching
+from granular.aio.pipeline.streams.repeating import Caching, Limiting, Repeating
+from granular.aio.pipeline.streams.stream import SeededStream, Staged, Stream
+from granular.aio.pipeline.streams.windows import WindowShuffling
 from granular.aio.pipeline.transforms import (
     DatasetOptions,
     FilterTransform,
@@ -55,7 +62,7 @@ class IterDataset:
         if type(self).__iter__ is IterDataset.__iter__:
             raise InvalidArgumentError('use MapDataset.to_iter_dataset(), or a subclass that overrides __iter__')
         self._parents = (parents,) if isinstance(parents, IterDataset) else tuple(parents)
-        self._stream = streams.Iterated(self, [parent._stream for parent in self._parents])
+        self._stream = Iterated(self, [parent._stream for parent in self._parents])
 
     @property
     def _parent(self) -> 'IterDataset':
@@ -70,7 +77,7 @@ class IterDataset:
         return self._of(stream)
 
     def _staged(self, description: str, make: Callable[..., Flow], *args: Any) -> Self:
-        return self._derive(streams.Staged([self._stream], description, make, *args))
+        return self._derive(Staged([self._stream], description, make, *args))
 
     __class_getitem__: Any = classmethod(types.GenericAlias)
 
@@ -99,12 +106,12 @@ class IterDataset:
                     raise InvalidArgumentError(f'expected weights of {names}, got weights of {list(weights)}')
                 weights = [weights[name] for name in names]
             parts = nodes.proportions(len(names), weights)
-            return cls._of(streams.NamedMix(dict(zip(names, _streams(list(datasets.values())), strict=True)), parts))
+            return cls._of(NamedMix(dict(zip(names, _streams(list(datasets.values())), strict=True)), parts))
         if isinstance(weights, Mapping):
             raise InvalidArgumentError('weights with names require datasets with names: pass a dict of datasets')
         parts = nodes.proportions(len(datasets), weights)
         description = f'mix of {len(datasets)}, weights {":".join(map(str, parts))}'
-        return cls._of(streams.Staged(_streams(datasets), description, flows.Mixing, parts))
+        return cls._of(Staged(_streams(datasets), description, Mixing, parts))
 
     @classmethod
     def interleave(cls, datasets: Sequence[Any], cycle_length: int) -> Self:
@@ -118,7 +125,7 @@ class IterDataset:
             raise InvalidArgumentError('expected one dataset or more, got none')
         cycle_length = check_integer('cycle_length', cycle_length, 1)
         description = f'interleave of {len(datasets)}, {cycle_length} at a time'
-        return cls._of(streams.Staged(_streams(datasets), description, flows.Interleaving, cycle_length))
+        return cls._of(Staged(_streams(datasets), description, Interleaving, cycle_length))
 
     @classmethod
     def zip(cls, datasets: Sequence[Any], *, strict: bool = True) -> Self:
@@ -135,7 +142,7 @@ class IterDataset:
         if not datasets:
             raise InvalidArgumentError('expected one dataset or more, got none')
         description = f'zip of {len(datasets)}{"" if strict else ", strict=False"}'
-        return cls._of(streams.Staged(_streams(datasets), description, flows.Zipping, strict))
+        return cls._of(Staged(_streams(datasets), description, Zipping, strict))
 
     def seed(self, seed: int | Sequence[int]) -> Self:
         """Set the seed of all later operations that are given none: each derives a seed of its own from it.
@@ -143,15 +150,15 @@ class IterDataset:
         Args:
           seed: integer >= 0 of any size, or a sequence of such integers.
         """
-        return self._derive(streams.SeededStream(self._stream, check_seed(seed)))
+        return self._derive(SeededStream(self._stream, check_seed(seed)))
 
     def map(self, transform: MapTransform | Callable[[Any], Any]) -> Self:
         """Apply a function to each element, in threads."""
-        return self._derive(streams.Each(self._stream, 'map', transform))
+        return self._derive(Each(self._stream, 'map', transform))
 
     def map_with_index(self, transform: MapWithIndexTransform | Callable[[int, Any], Any]) -> Self:
         """Apply a function to each element and its number in this stream: ``transform(number, element)``."""
-        return self._derive(streams.Each(self._stream, 'map_with_index', transform))
+        return self._derive(Each(self._stream, 'map_with_index', transform))
 
     def random_map(
         self,
@@ -164,16 +171,16 @@ class IterDataset:
             seed = self._stream.default_seed()
         if seed is None:
             raise InvalidArgumentError('random_map requires a seed: pass seed=, or call seed() first')
-        return self._derive(streams.Each(self._stream, 'random_map', transform, check_seed(seed)))
+        return self._derive(Each(self._stream, 'random_map', transform, check_seed(seed)))
 
     def filter(self, transform: FilterTransform | Callable[[Any], bool]) -> Self:
         """Keep the elements for which a function returns True."""
-        return self._derive(streams.Each(self._stream, 'filter', transform))
+        return self._derive(Each(self._stream, 'filter', transform))
 
     def flat_map(self, transform: FlatMapTransform | Callable[[Any], Sequence[Any]]) -> Self:
         """Replace each element by the elements that a function returns for it, possibly none."""
         method = method_of(transform, 'flat_map')
-        return self._staged(f'flat_map({name_of(method)})', flows.FlatMapping, method)
+        return self._staged(f'flat_map({name_of(method)})', FlatMapping, method)
 
     def batch(
         self,
@@ -189,7 +196,7 @@ class IterDataset:
           drop_remainder: True to drop a smaller last batch.
           batch_fn: function from a list of elements to a batch, instead of stacking.
         """
-        return self._derive(streams.BatchOf(self._stream, batch_size, drop_remainder, batch_fn))
+        return self._derive(BatchOf(self._stream, batch_size, drop_remainder, batch_fn))
 
     def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> Self:
         """Combine or split batches to batches of another size, along the first axis of each array.
@@ -204,7 +211,7 @@ class IterDataset:
         """
         batch_size = check_integer('batch_size', batch_size, 1)
         description = f'rebatch({batch_size}{", drop_remainder=True" if drop_remainder else ""})'
-        return self._staged(description, flows.Rebatching, batch_size, drop_remainder)
+        return self._staged(description, Rebatching, batch_size, drop_remainder)
 
     def repeat(self, num_epochs: int | None = None) -> Self:
         """Repeat the stream, each time with the same elements; ``MapDataset.repeat`` shuffles each epoch differently.
@@ -214,7 +221,7 @@ class IterDataset:
         """
         if num_epochs is not None:
             num_epochs = check_integer('num_epochs', num_epochs, 1)
-        return self._staged(f'repeat({num_epochs})', flows.Repeating, num_epochs)
+        return self._staged(f'repeat({num_epochs})', Repeating, num_epochs)
 
     def limit(self, count: int) -> Self:
         """End the stream after some elements.
@@ -223,7 +230,7 @@ class IterDataset:
           count: number of elements, 1 or more.
         """
         count = check_integer('count', count, 1)
-        return self._staged(f'limit({count})', flows.Limiting, count)
+        return self._staged(f'limit({count})', Limiting, count)
 
     def cache(self) -> Self:
         """Keep all elements in memory, so that the epochs of a later ``repeat`` compute nothing again.
@@ -235,7 +242,7 @@ class IterDataset:
         The memory is that of all elements, in each iterator. An iterator that continues from a state computes the
         elements before it again. Do not modify the elements: each epoch returns the same objects.
         """
-        return self._staged('cache()', flows.Caching)
+        return self._staged('cache()', Caching)
 
     def window_shuffle(self, window_size: int, seed: int) -> Self:
         """Shuffle the elements within each window of consecutive elements.
@@ -245,7 +252,7 @@ class IterDataset:
           seed: the order of a window depends on the seed and the number of the window.
         """
         window_size = check_integer('window_size', window_size, 1)
-        return self._staged(f'window_shuffle({window_size}, seed={seed})', flows.WindowShuffling, window_size, seed)
+        return self._staged(f'window_shuffle({window_size}, seed={seed})', WindowShuffling, window_size, seed)
 
     def pack(
         self,
@@ -304,11 +311,11 @@ class IterDataset:
           DatapointError: in iteration, for an element that lacks a feature, is too long, or differs from the others in
             dtype or shape. It names the number of the element in the stream.
         """
-        recipe = packing.Recipe.of(
+        recipe = Recipe.of(
             length, strategy, num_packing_bins, meta_features, max_segments, split_long, shuffle_bins, seed, alignment,
             padding, bos, shard_options,
         )  # fmt: skip
-        return self._staged(recipe.description, packing.Packing, recipe)
+        return self._staged(recipe.description, Packing, recipe)
 
     def prefetch(self, buffer_size: int = 2) -> Self:
         """Compute the elements of all previous operations ahead of the consumer.
@@ -319,7 +326,7 @@ class IterDataset:
         buffer_size = check_integer('buffer_size', buffer_size, 0)
         if not buffer_size:
             return self
-        return self._staged(f'prefetch({buffer_size})', flows.Prefetching, buffer_size)
+        return self._staged(f'prefetch({buffer_size})', Prefetching, buffer_size)
 
     def mp_prefetch(self, options: MultiprocessingOptions | int | None = None) -> Self:
         """Read and compute the elements in worker processes; elements and order stay the same.

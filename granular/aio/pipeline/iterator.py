@@ -9,7 +9,8 @@ from typing import Any, Final, Self
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint
 from granular.aio.pipeline.streams.flow import Flow
-from granular.aio.pipeline.streams.streams import Reading, Stream
+from granular.aio.pipeline.streams.read import Reading
+from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lifecycle import Running
 from granular.aio.runtime.user_functions import await_user

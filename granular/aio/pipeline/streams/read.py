@@ -1,33 +1,21 @@
-"""Streams: the stages of an IterDataset, and how they run.
+"""Reading: the elements of a source, in chunks that are read ahead."""
 
-A ``Stream`` describes a stage; ``flow`` starts it. A ``Flow`` returns elements one after another and has, between any
-two of them, the state from which the next one follows: indices, not data. Operations on single elements that directly
-follow the reading of a MapDataset are merged into it, so that they share its fan-out, its threads and its worker
-processes.
-"""
-
-import abc
-import copy
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from granular.aio.execution.failures import Errors, Failure, OnError, outline
 from granular.aio.execution.prefetch import END, Prefetch
-from granular.aio.pipeline.describe import fingerprint
 from granular.aio.pipeline.nodes import elements
-from granular.aio.pipeline.nodes.base import ENDLESS, Repeat, Slice, default_seed
+from granular.aio.pipeline.nodes.base import ENDLESS, Repeat, Slice
 from granular.aio.pipeline.nodes.elements import Batch
 from granular.aio.pipeline.nodes.source import Source, estimate_nbytes
 from granular.aio.pipeline.streams.filtered import FilterCheck
 from granular.aio.pipeline.streams.flow import Flow
-from granular.aio.pipeline.streams.flows import Applying, Batching, Iterating, NamedMixing
+from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ReadOptions, ShardOptions
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.errors import InvalidArgumentError, StateError
-from granular.indexing import Seed, check_integer
 
 if TYPE_CHECKING:
     from granular.aio.execution.workers import Workers
@@ -35,72 +23,6 @@ if TYPE_CHECKING:
 _CHUNK: Final = 64  # datapoints per fetch, unless they are small; the first fetches are of fewer
 _CHUNKS: Final = 8  # minimum number of chunks that the read-ahead is divided into
 _SMALL: Final = 1 << 18  # bytes; smaller chunks grow if loading them is quick and waits for nothing
-
-
-class Stream(abc.ABC):
-    """A stage of an IterDataset.
-
-    Attributes:
-      parents: the previous stages, or the source.
-      declared_seed: the seed that this stage sets for later ones; None if it sets none.
-    """
-
-    parents: tuple[Any, ...] = ()
-    declared_seed: Seed | None = None
-
-    @abc.abstractmethod
-    def flow(self) -> Flow:
-        """Start the stage."""
-
-    @abc.abstractmethod
-    def describe(self) -> str:
-        """Describe the stage in one line."""
-
-    def merged(self) -> 'Read | None':
-        """Return this stage and all before it as one read of a source, or None if they cannot be merged."""
-        return None
-
-    def with_workers(self, options: MultiprocessingOptions) -> 'Stream':
-        """Return the same stream, read by worker processes."""
-        share = dataclasses.replace(options, num_workers=max(1, options.num_workers // max(1, len(self.parents))))
-        return self._over([parent.with_workers(share) for parent in self.parents])
-
-    def with_options(self, options: DatasetOptions) -> 'Stream':
-        """Return the same stream with options."""
-        return self._over([parent.with_options(options) for parent in self.parents])
-
-    def _over(self, parents: Sequence[Any]) -> 'Stream':
-        stream = type(self).__new__(type(self))
-        stream.__dict__.update(self.__dict__, parents=tuple(parents))
-        return stream
-
-    def sharded(self, part: ShardOptions) -> 'Stream':
-        """Return a shard of the stream: every ``shard_count``-th element of all that it reads.
-
-        Raises:
-          InvalidArgumentError: if it reads a source that cannot be sharded.
-        """
-        if not self.parents:
-            raise InvalidArgumentError(f'{self.describe()} cannot be divided into {part.shard_count} shards')
-        return self._over([parent.sharded(part) for parent in self.parents])
-
-    def at_epoch(self, epoch: int) -> 'Stream':
-        """Return the stream of a later epoch, in which shuffled parts have a different order.
-
-        Raises:
-          InvalidArgumentError: if its source has no next epoch.
-        """
-        if not self.parents:
-            raise InvalidArgumentError(f'{self.describe()} has no epoch {epoch}')
-        return self._over([parent.at_epoch(epoch) for parent in self.parents])
-
-    def default_seed(self) -> int | None:
-        """Return the seed for a random operation after this stage, or None."""
-        return default_seed([self])
-
-    def roots(self) -> 'list[Read]':
-        """Return the reads that the stream starts from."""
-        return [root for parent in self.parents for root in parent.roots()]
 
 
 class Read(Stream):
@@ -335,144 +257,3 @@ def _weight(source: Source) -> int:
     """Return the number of datapoints per element of a source."""
     source_weight = max((_weight(parent) for parent in source.parents), default=1)
     return source_weight * source.size if isinstance(source, Batch) else source_weight
-
-
-# --- operations on single elements, merged into the read if possible
-
-
-class Each(Stream):
-    """An operation on single elements."""
-
-    def __init__(self, parent: Stream, name: str, transform: Any, seed: Seed | None = None) -> None:
-        self.parents = (parent,)
-        self.name, self.transform, self.seed = name, transform, seed
-        self.method = elements.method_of(transform, name)
-        self.filters = DatasetOptions()
-
-    def merged(self) -> Read | None:
-        read: Read | None = self.parents[0].merged()
-        if read is None:
-            return None
-        source = read.source
-        # Operations that number elements can be merged only if no earlier filter drops any.
-        dense = not source.sparse
-        if self.name == 'map':
-            return read.replaced(source=elements.Map(source, self.transform))
-        if self.name == 'filter' and not read.allow_nones:
-            return read.replaced(source=elements.Filter(source, self.transform))
-        if self.name == 'map_with_index' and dense and read.shard.shard_count == 1:
-            return read.replaced(source=elements.MapWithIndex(source, self.transform))
-        if self.name == 'random_map' and dense and self.seed is not None:
-            return read.replaced(source=elements.RandomMap(source, self.transform, self.seed))
-        return None
-
-    def flow(self) -> Flow:
-        read = self.merged()
-        if read is not None:
-            return read.flow()
-        check = FilterCheck(self.filters, self.describe()) if self.name == 'filter' else None
-        return Applying(self.parents[0].flow(), self.name, self.method, self.seed, check)
-
-    def with_options(self, options: DatasetOptions) -> Stream:
-        stream = super().with_options(options)
-        stream.__dict__['filters'] = options
-        return stream
-
-    def describe(self) -> str:
-        return f'{self.name}({elements.name_of(self.method)}{"" if self.seed is None else f", seed={self.seed}"})'
-
-
-class BatchOf(Stream):
-    """Batches of consecutive elements."""
-
-    def __init__(
-        self, parent: Stream, size: int, drop_remainder: bool, batch_fn: Callable[[Sequence[Any]], Any] | None
-    ) -> None:
-        self.parents = (parent,)
-        self.size = check_integer('batch_size', size, 1)
-        self.drop_remainder, self.fn = drop_remainder, batch_fn or elements.stack
-
-    def flow(self) -> Flow:
-        return Batching(self.parents[0].flow(), self.size, self.drop_remainder, self.fn)
-
-    def describe(self) -> str:
-        batch_fn = '' if self.fn is elements.stack else f', batch_fn={elements.name_of(self.fn)}'
-        return f'batch({self.size}{", drop_remainder=True" if self.drop_remainder else ""}{batch_fn})'
-
-
-class SeededStream(Stream):
-    """A stage that sets the default seed for later random operations."""
-
-    def __init__(self, parent: Stream, seed: Seed) -> None:
-        self.parents, self.declared_seed = (parent,), seed
-
-    def merged(self) -> Read | None:
-        read: Read | None = self.parents[0].merged()
-        return read
-
-    def flow(self) -> Flow:
-        flow: Flow = self.parents[0].flow()
-        return flow
-
-    def describe(self) -> str:
-        return f'seed({self.declared_seed})'
-
-
-class Staged(Stream):
-    """A stage with one or more parents, whose flow is created by a function."""
-
-    def __init__(self, parents: Sequence[Stream], description: str, make: Callable[..., Flow], *args: Any) -> None:
-        self.parents = tuple(parents)
-        self._description, self._make, self._args = description, make, args
-
-    def flow(self) -> Flow:
-        return self._make([parent.flow() for parent in self.parents], *self._args)
-
-    def describe(self) -> str:
-        return self._description
-
-
-class NamedMix(Stream):
-    """A mix of streams that have names. Its state fits other streams and weights."""
-
-    named = True
-
-    def __init__(self, parents: Mapping[str, Stream], weights: Sequence[int]) -> None:
-        self.parents, self._names, self._weights = tuple(parents.values()), tuple(parents), tuple(weights)
-
-    def flow(self) -> Flow:
-        named = dict(zip(self._names, self.parents, strict=True))
-        lines = {name: fingerprint(parent) for name, parent in named.items()}
-        return NamedMixing({name: parent.flow() for name, parent in named.items()}, self._weights, lines)
-
-    def describe(self) -> str:
-        weights = ', '.join(f'{name}: {weight}' for name, weight in zip(self._names, self._weights, strict=True))
-        return f'mix of {{{weights}}}'
-
-
-class Iterated(Stream):
-    """The elements of an iterable of the user's, whose iterators have ``get_state`` and ``set_state``."""
-
-    def __init__(self, dataset: Any, parents: Sequence[Stream]) -> None:
-        self.parents, self._dataset = tuple(parents), dataset
-
-    def _over(self, parents: Sequence[Any]) -> Stream:
-        # Its iterators read ``_parents`` of the dataset.
-        dataset = copy.copy(self._dataset)
-        dataset._parents = tuple(
-            type(parent)._of(stream) for parent, stream in zip(dataset._parents, parents, strict=True)
-        )
-        dataset._stream = Iterated(dataset, parents)
-        return dataset._stream  # type: ignore[no-any-return]
-
-    def sharded(self, part: ShardOptions) -> Stream:
-        raise InvalidArgumentError(f'{self.describe()} cannot be divided into {part.shard_count} shards')
-
-    def at_epoch(self, epoch: int) -> Stream:
-        raise InvalidArgumentError(f'{self.describe()} has no epoch {epoch}')
-
-    def flow(self) -> Flow:
-        return Iterating(self._dataset)
-
-    def describe(self) -> str:
-        return type(self._dataset).__qualname__.replace('<locals>.', '')

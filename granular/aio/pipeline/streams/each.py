@@ -1,0 +1,141 @@
+"""Functions of single elements, merged into the read if possible."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.nodes import elements
+from granular.aio.pipeline.nodes.elements import generator
+from granular.aio.pipeline.streams.filtered import FilterCheck
+from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.streams.read import Read
+from granular.aio.pipeline.streams.stream import Stream
+from granular.aio.pipeline.transforms import DatasetOptions
+from granular.aio.runtime.threads import offload
+from granular.indexing import Seed
+
+
+class Each(Stream):
+    """An operation on single elements."""
+
+    def __init__(self, parent: Stream, name: str, transform: Any, seed: Seed | None = None) -> None:
+        self.parents = (parent,)
+        self.name, self.transform, self.seed = name, transform, seed
+        self.method = elements.method_of(transform, name)
+        self.filters = DatasetOptions()
+
+    def merged(self) -> Read | None:
+        read: Read | None = self.parents[0].merged()
+        if read is None:
+            return None
+        source = read.source
+        # Operations that number elements can be merged only if no earlier filter drops any.
+        dense = not source.sparse
+        if self.name == 'map':
+            return read.replaced(source=elements.Map(source, self.transform))
+        if self.name == 'filter' and not read.allow_nones:
+            return read.replaced(source=elements.Filter(source, self.transform))
+        if self.name == 'map_with_index' and dense and read.shard.shard_count == 1:
+            return read.replaced(source=elements.MapWithIndex(source, self.transform))
+        if self.name == 'random_map' and dense and self.seed is not None:
+            return read.replaced(source=elements.RandomMap(source, self.transform, self.seed))
+        return None
+
+    def flow(self) -> Flow:
+        read = self.merged()
+        if read is not None:
+            return read.flow()
+        check = FilterCheck(self.filters, self.describe()) if self.name == 'filter' else None
+        return Applying(self.parents[0].flow(), self.name, self.method, self.seed, check)
+
+    def with_options(self, options: DatasetOptions) -> Stream:
+        stream = super().with_options(options)
+        stream.__dict__['filters'] = options
+        return stream
+
+    def describe(self) -> str:
+        return f'{self.name}({elements.name_of(self.method)}{"" if self.seed is None else f", seed={self.seed}"})'
+
+
+class Applying(Flow):
+    """A function of each element, after a stage that drops or combines elements."""
+
+    calls_functions = True
+
+    def __init__(
+        self, parent: Flow, name: str, fn: Callable[..., Any], seed: Seed | None, check: FilterCheck | None
+    ) -> None:
+        self.parents = (parent,)
+        self._parent, self._name, self._fn, self._count = parent, name, fn, 0
+        self._check = check
+        self._key = None if seed is None else np.random.Philox(seed).state['state']['key']
+
+    async def next(self) -> Any:
+        while True:
+            element = await self._parent.next()
+            if element is END:
+                return END
+            index, self._count = self._count, self._count + 1
+            if element is None:
+                return None
+            if self._name == 'filter':
+                kept = await offload(self._fn, element)
+                if self._check is not None:
+                    self._check.count(not kept)
+                if kept:
+                    return element
+            elif self._name == 'map_with_index':
+                return await offload(self._fn, index, element)
+            elif self._name == 'random_map':
+                return await offload(self._fn, element, generator(self._key, index))
+            else:
+                return await offload(self._fn, element)
+
+    def state(self) -> Any:
+        if self._name in ('map', 'filter'):
+            return self._parent.state()
+        return {'parent': self._parent.state(), 'count': self._count}
+
+    async def restore(self, state: Any) -> None:
+        if self._name in ('map', 'filter'):
+            await self._parent.restore(state)
+        else:
+            await self._parent.restore(state['parent'])
+            self._count = state['count']
+
+
+class FlatMapping(Flow):
+    """Several elements for each one."""
+
+    calls_functions = True
+
+    def __init__(self, parents: Sequence[Flow], fn: Callable[[Any], Sequence[Any]]) -> None:
+        self.parents = tuple(parents)
+        self._parent, self._fn = parents[0], fn
+        self._computed: Sequence[Any] | None = ()  # None until those are made again of which a state was restored
+        self._next_index = 0
+        self._before = self._parent.state()
+
+    async def next(self) -> Any:
+        if self._computed is None:
+            self._computed = list(await offload(self._fn, await self._parent.next()))
+        while self._next_index >= len(self._computed):
+            self._before, self._computed, self._next_index = self._parent.state(), (), 0
+            element = await self._parent.next()
+            if element is END:
+                return END
+            self._computed = list(await offload(self._fn, element))
+        self._next_index += 1
+        return self._computed[self._next_index - 1]
+
+    def state(self) -> Any:
+        if self._computed is not None and self._next_index >= len(self._computed):
+            return {'parent': self._parent.state(), 'place': 0}
+        return {'parent': self._before, 'place': self._next_index}
+
+    async def restore(self, state: Any) -> None:
+        await self._parent.restore(state['parent'])
+        self._before, self._next_index = state['parent'], state['place']
+        self._computed = None if self._next_index else ()

@@ -1,0 +1,88 @@
+"""Elements computed before they are requested."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import end_tasks
+from granular.errors import ClosedError
+
+
+class Prefetching(Flow):
+    """Elements computed before they are requested, by a separate task."""
+
+    def __init__(self, parents: Sequence[Flow], size: int) -> None:
+        self.parents = tuple(parents)
+        self._parent, self._size = parents[0], size
+        self._after = self._parent.state()
+        self._task: asyncio.Task[None] | None = None
+        self._ready: asyncio.Queue[tuple[Any, Any]] | None = None  # elements and the states after them
+        self._closed = False
+
+    async def next(self) -> Any:
+        if self._closed:
+            raise ClosedError('the iterator is closed')
+        await self.begin()
+        if self._ready is None:
+            return END
+        element, after = await self._ready.get()
+        if isinstance(after, _Raised):
+            self._task = None
+            raise after.error
+        if element is END:
+            self._task = None
+        else:
+            self._after = after
+        return element
+
+    async def _fill(self, ready: 'asyncio.Queue[tuple[Any, Any]]') -> None:
+        element: Any = None
+        while element is not END:
+            try:
+                element = await self._parent.next()
+                await ready.put((element, self._parent.state()))
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:
+                await ready.put((None, _Raised(error)))
+                return
+
+    def state(self) -> Any:
+        return self._after
+
+    async def restore(self, state: Any) -> None:
+        if self._ready is not None and self._task is not None and state == self._after:
+            return  # what is made ahead follows from there
+        await self._stop()
+        await self._parent.restore(state)
+        self._after = state
+
+    async def begin(self) -> None:
+        await ensure_event_loop()
+        if self._task is None:
+            self._ready = asyncio.Queue(self._size)
+            self._task = asyncio.create_task(self._fill(self._ready))
+
+    async def _stop(self) -> None:
+        task, self._ready = self._task, None
+        if task is not None:
+            await ensure_event_loop()
+            await end_tasks([task])
+            self._task = None
+
+    async def aclose(self) -> None:
+        self._closed, ready = True, self._ready
+        await self._stop()
+        if ready is not None and ready.empty():  # wake a consumer that waits for an element
+            ready.put_nowait((None, _Raised(ClosedError('the iterator is closed'))))
+        await super().aclose()
+
+
+class _Raised:
+    """The error that ended the computation of the next element."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
