@@ -59,6 +59,18 @@ class DatasetIterator(CursorHandle, Iterator[Any]):
     def set_state(self, state: Mapping[str, Any]) -> None:
         run(self._cursor.restore(state))
 
+    def get_next_index(self) -> int:
+        self._check_runs('get_next_index')
+        return super().get_next_index()
+
+    def set_next_index(self, index: int) -> None:
+        self._check_runs('set_next_index')
+        run(self._cursor.seek(index))
+
+    def _check_runs(self, name: str) -> None:
+        if not self._runs:
+            raise InvalidArgumentError(f'{type(self).__name__} does not override {name}')
+
     def state_dict(self) -> dict[str, Any]:
         """Return ``get_state()``, under the name that PyTorch calls."""
         return self.get_state()

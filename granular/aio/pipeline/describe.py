@@ -1,5 +1,6 @@
 """Text descriptions of pipelines, one stage per line, from the source to the output."""
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -59,17 +60,34 @@ def fingerprint(stage: Any) -> list[str]:
     return ['  ' * depth + description for depth, description, _ in iter_stages(stage, names=True)]
 
 
-def check_fingerprint(state_lines: Any, own_lines: Sequence[str]) -> None:
+def resizable_stages(stage: Any) -> int:
+    """Return the number of last stages of a stream whose batch sizes no state depends on."""
+    count = 0
+    while getattr(stage, 'transparent', False):
+        count, stage = count + 1, stage.parents[0]
+    return count
+
+
+def _without_size(line: str) -> str:
+    return re.sub(r'^batch\(\d+', 'batch(', line)
+
+
+def check_fingerprint(state_lines: Any, own_lines: Sequence[str], resizable: int = 0) -> None:
     """Check that a state belongs to this pipeline.
+
+    Args:
+      state_lines, own_lines: fingerprints; None for a state without one.
+      resizable: number of last stages whose batch sizes may differ.
 
     Raises:
       StateError: if it does not; the message names the first stage that differs.
     """
     if state_lines is None or list(state_lines) == list(own_lines):
         return
+    fixed = len(own_lines) - resizable
     for i in range(max(len(state_lines), len(own_lines))):
         saved, current = (lines[i] if i < len(lines) else 'nothing' for lines in (state_lines, own_lines))
-        if saved != current:
+        if saved != current and not (i >= fixed and _without_size(saved) == _without_size(current)):
             raise StateError(
                 f'the state belongs to another pipeline: stage {i + 1} was {saved.strip()!r}, '
                 f'and is {current.strip()!r} in this one{_reason(saved, current)}'

@@ -17,8 +17,8 @@ from granular.aio.pipeline.streams.iterated import Iterated
 from granular.aio.pipeline.streams.mixing import Interleaving, Mixing, NamedMix, Zipping
 from granular.aio.pipeline.streams.packing import Packing
 from granular.aio.pipeline.streams.packing_options import Recipe, Strategy
-from granular.aio.pipeline.streams.prefetching import Prefetching
-from granular.aio.pipeline.streams.repeating import Caching, Limiting, Repeating
+from granular.aio.pipeline.streams.prefetching import Prefetched
+from granular.aio.pipeline.streams.repeating import Caching, Limited, Repeated
 from granular.aio.pipeline.streams.stream import SeededStream, Staged, Stream
 from granular.aio.pipeline.streams.windows import WindowShuffling
 from granular.aio.pipeline.transforms import (
@@ -221,7 +221,7 @@ class IterDataset:
         """
         if num_epochs is not None:
             num_epochs = check_integer('num_epochs', num_epochs, 1)
-        return self._staged(f'repeat({num_epochs})', Repeating, num_epochs)
+        return self._derive(Repeated(self._stream, num_epochs))
 
     def limit(self, count: int) -> Self:
         """End the stream after some elements.
@@ -230,7 +230,7 @@ class IterDataset:
           count: number of elements, 1 or more.
         """
         count = check_integer('count', count, 1)
-        return self._staged(f'limit({count})', Limiting, count)
+        return self._derive(Limited(self._stream, count))
 
     def cache(self) -> Self:
         """Keep all elements in memory, so that the epochs of a later ``repeat`` compute nothing again.
@@ -326,7 +326,7 @@ class IterDataset:
         buffer_size = check_integer('buffer_size', buffer_size, 0)
         if not buffer_size:
             return self
-        return self._staged(f'prefetch({buffer_size})', Prefetching, buffer_size)
+        return self._derive(Prefetched(self._stream, buffer_size))
 
     def mp_prefetch(self, options: MultiprocessingOptions | int | None = None) -> Self:
         """Read and compute the elements in worker processes; elements and order stay the same.

@@ -7,14 +7,15 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final, Self
 
 from granular.aio.execution.prefetch import END
-from granular.aio.pipeline.describe import check_fingerprint, fingerprint
+from granular.aio.pipeline.describe import check_fingerprint, fingerprint, resizable_stages
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.read import Reading
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lifecycle import Running
 from granular.aio.runtime.user_functions import await_user
-from granular.errors import InvalidArgumentError, StateError
+from granular.errors import InvalidArgumentError, OutOfRangeError, StateError
+from granular.indexing import check_integer
 
 
 class Cursor(Running):
@@ -109,6 +110,18 @@ class Cursor(Running):
             if moves == self._moves:
                 return {'state': state, 'pipeline': self._fingerprint}
 
+    def next_index(self) -> int:
+        """Return the number of the next element."""
+        return self._stream.index_of(self.get_state()['state'])
+
+    async def seek(self, index: int) -> None:
+        """Continue with an element, by its number."""
+        length = self._stream.length()
+        index = check_integer('index', index, 0)
+        if index > length:
+            raise OutOfRangeError(f'index {index} is out of range: the stream has {length} elements')
+        await self.restore({'state': self._stream.state_at(index)})
+
     async def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a state.
 
@@ -118,7 +131,7 @@ class Cursor(Running):
         """
         if not isinstance(state, Mapping) or 'state' not in state:
             raise StateError(f'expected a state such as {self.get_state()}, got {state!r:.200}')
-        check_fingerprint(state.get('pipeline'), self._fingerprint)
+        check_fingerprint(state.get('pipeline'), self._fingerprint, resizable_stages(self._stream))
         async with self.turn():
             self.check()
             try:
@@ -205,6 +218,31 @@ class CursorHandle(abc.ABC):
             difference.
         """
 
+    def get_next_index(self) -> int:
+        """Return the number of the next element, from 0 on.
+
+        The stream must have random access to its end: a MapDataset that is mapped, batched, repeated, limited or
+        prefetched. The elements of a shard have numbers of their own.
+
+        Raises:
+          InvalidArgumentError: if the elements have no fixed numbers, as behind a filter; the message names the stage.
+          StateError: if the next element is between two numbers, because the stream resumed from a state of another
+            number of shards, or of another batch size.
+        """
+        return self._cursor.next_index()
+
+    @abc.abstractmethod
+    def set_next_index(self, index: int) -> Any:
+        """Continue with an element, by its number; those before it are not computed.
+
+        Args:
+          index: from 0 to the number of elements.
+
+        Raises:
+          InvalidArgumentError: if the elements have no fixed numbers, as behind a filter; the message names the stage.
+          OutOfRangeError: if there is no such element.
+        """
+
     @abc.abstractmethod
     def start_prefetch(self) -> Any:
         """Start reading before the first element is requested."""
@@ -246,6 +284,9 @@ class DatasetIterator(CursorHandle, AsyncIterator[Any]):
 
     async def set_state(self, state: Mapping[str, Any]) -> None:
         await self._cursor.restore(state)
+
+    async def set_next_index(self, index: int) -> None:
+        await self._cursor.seek(index)
 
     async def start_prefetch(self) -> None:
         await self._cursor.start_prefetch()

@@ -1,7 +1,7 @@
 """Batches of consecutive elements."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -10,12 +10,14 @@ from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.elements import combine, stack, stacked
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.stream import Stream
-from granular.errors import DatapointError
+from granular.errors import DatapointError, StateError
 from granular.indexing import check_integer
 
 
 class BatchOf(Stream):
     """Batches of consecutive elements."""
+
+    transparent = True
 
     def __init__(
         self, parent: Stream, size: int, drop_remainder: bool, batch_fn: Callable[[Sequence[Any]], Any] | None
@@ -23,6 +25,24 @@ class BatchOf(Stream):
         self.parents = (parent,)
         self.size = check_integer('batch_size', size, 1)
         self.drop_remainder, self.fn = drop_remainder, batch_fn or elements.stack
+
+    def length(self) -> int:
+        elements = self.parents[0].length()
+        return cast(int, elements // self.size if self.drop_remainder else -(-elements // self.size))
+
+    def index_of(self, state: Any) -> int:
+        index: int = self.parents[0].index_of(state)
+        if index == self.parents[0].length():
+            return self.length()
+        if index % self.size:
+            raise StateError(
+                f'{self.describe()}: batches have no index since the stream resumed at element {index} with another '
+                f'batch size: expected a multiple of {self.size}'
+            )
+        return min(self.length(), index // self.size)
+
+    def state_at(self, index: int) -> Any:
+        return self.parents[0].state_at(min(index * self.size, self.parents[0].length()))
 
     def flow(self) -> Flow:
         return Batching(self.parents[0].flow(), self.size, self.drop_remainder, self.fn)

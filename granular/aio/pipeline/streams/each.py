@@ -1,7 +1,7 @@
 """Functions of single elements, merged into the read if possible."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -42,6 +42,35 @@ class Each(Stream):
         if self.name == 'random_map' and dense and self.seed is not None:
             return read.replaced(source=elements.RandomMap(source, self.transform, self.seed))
         return None
+
+    @property
+    def transparent(self) -> bool:  # type: ignore[override]
+        return not self._numbers() or self.merged() is not None
+
+    def _numbers(self) -> bool:
+        """Return whether the function gets the number of the element, or what follows from it."""
+        return self.name in ('map_with_index', 'random_map')
+
+    def length(self) -> int:
+        if (read := self.merged()) is not None:
+            return read.length()
+        if self.name == 'filter':
+            return super().length()
+        return cast(int, self.parents[0].length())
+
+    def index_of(self, state: Any) -> int:
+        if (read := self.merged()) is not None:
+            return read.index_of(state)
+        if self._numbers():
+            self.length()
+            return cast(int, state['count'])
+        return super().index_of(state)
+
+    def state_at(self, index: int) -> Any:
+        if (read := self.merged()) is not None:
+            return read.state_at(index)
+        state = super().state_at(index)
+        return {'parent': state, 'count': index} if self._numbers() else state
 
     def flow(self) -> Flow:
         read = self.merged()

@@ -1,22 +1,40 @@
 """Elements computed before they are requested."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import end_tasks
 from granular.errors import ClosedError
 
 
+class Prefetched(Stream):
+    """Elements computed before they are requested."""
+
+    transparent = True
+
+    def __init__(self, parent: Stream, size: int) -> None:
+        self.parents, self._size = (parent,), size
+
+    def length(self) -> int:
+        return cast(int, self.parents[0].length())
+
+    def flow(self) -> Flow:
+        return Prefetching(self.parents[0].flow(), self._size)
+
+    def describe(self) -> str:
+        return f'prefetch({self._size})'
+
+
 class Prefetching(Flow):
     """Elements computed before they are requested, by a separate task."""
 
-    def __init__(self, parents: Sequence[Flow], size: int) -> None:
-        self.parents = tuple(parents)
-        self._parent, self._size = parents[0], size
+    def __init__(self, parent: Flow, size: int) -> None:
+        self.parents = (parent,)
+        self._parent, self._size = parent, size
         self._after = self._parent.state()
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Queue[tuple[Any, Any]] | None = None  # elements and the states after them
@@ -34,8 +52,7 @@ class Prefetching(Flow):
             raise after.error
         if element is END:
             self._task = None
-        else:
-            self._after = after
+        self._after = after
         return element
 
     async def _fill(self, ready: 'asyncio.Queue[tuple[Any, Any]]') -> None:

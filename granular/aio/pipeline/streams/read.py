@@ -77,6 +77,30 @@ class Read(Stream):
     def roots(self) -> 'list[Read]':
         return [self]
 
+    def length(self) -> int:
+        if self.source.sparse and not self.allow_nones:
+            raise InvalidArgumentError(f'{_filters_of(self.source)}: elements that remain after a filter have no index')
+        if self.on_error != 'raise':
+            raise InvalidArgumentError('on_error: elements that remain after failed ones have no index')
+        length, shard = len(self.source), self.shard
+        if shard.drop_remainder:
+            return length // shard.shard_count
+        return len(range(shard.shard_index, length, shard.shard_count))
+
+    def index_of(self, state: Any) -> int:
+        length, count = self.length(), self.shard.shard_count
+        if state >= len(self.source):
+            return length
+        if state % count:
+            raise StateError(
+                f'elements have no index since the stream resumed at element {state} of the whole with '
+                f'{count} shards: expected a multiple of {count}'
+            )
+        return min(length, int(state) // count)
+
+    def state_at(self, index: int) -> Any:
+        return min(len(self.source), index * self.shard.shard_count)
+
     def flow(self) -> Flow:
         return Reading(self)
 

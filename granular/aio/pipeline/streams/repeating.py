@@ -1,19 +1,71 @@
 """The elements of a stream again and again, or the first of them only."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.nodes.base import ENDLESS
 from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.streams.stream import Stream
 from granular.errors import StateError
+
+
+class Repeated(Stream):
+    """The elements of a stream, again and again."""
+
+    def __init__(self, parent: Stream, epochs: int | None) -> None:
+        self.parents, self._epochs = (parent,), epochs
+
+    def length(self) -> int:
+        length: int = self.parents[0].length()
+        return ENDLESS if self._epochs is None and length else min(ENDLESS, length * (self._epochs or 1))
+
+    def index_of(self, state: Any) -> int:
+        return min(
+            self.length(), cast(int, state['epoch'] * self.parents[0].length() + super().index_of(state['parent']))
+        )
+
+    def state_at(self, index: int) -> Any:
+        epoch, index = divmod(index, max(1, self.parents[0].length()))
+        return {'parent': super().state_at(index), 'epoch': epoch, 'empty': not index}
+
+    def flow(self) -> Flow:
+        return Repeating(self.parents[0].flow(), self._epochs)
+
+    def describe(self) -> str:
+        return f'repeat({self._epochs})'
+
+
+class Limited(Stream):
+    """The first elements of a stream."""
+
+    def __init__(self, parent: Stream, limit: int) -> None:
+        self.parents, self._limit = (parent,), limit
+
+    def length(self) -> int:
+        length: int = self.parents[0].length()
+        return min(self._limit, length)
+
+    def index_of(self, state: Any) -> int:
+        self.length()
+        return cast(int, state['count'])
+
+    def state_at(self, index: int) -> Any:
+        return {'parent': super().state_at(index), 'count': index}
+
+    def flow(self) -> Flow:
+        return Limiting(self.parents[0].flow(), self._limit)
+
+    def describe(self) -> str:
+        return f'limit({self._limit})'
 
 
 class Repeating(Flow):
     """The elements of a stream, again and again."""
 
-    def __init__(self, parents: Sequence[Flow], epochs: int | None) -> None:
-        self.parents = tuple(parents)
-        self._parent, self._epochs = parents[0], epochs
+    def __init__(self, parent: Flow, epochs: int | None) -> None:
+        self.parents = (parent,)
+        self._parent, self._epochs = parent, epochs
         self._start = self._parent.state()
         self._epoch, self._empty = 0, True  # True until this epoch has returned an element
 
@@ -40,9 +92,9 @@ class Repeating(Flow):
 class Limiting(Flow):
     """The first elements of a stream."""
 
-    def __init__(self, parents: Sequence[Flow], limit: int) -> None:
-        self.parents = tuple(parents)
-        self._parent, self._limit, self._count = parents[0], limit, 0
+    def __init__(self, parent: Flow, limit: int) -> None:
+        self.parents = (parent,)
+        self._parent, self._limit, self._count = parent, limit, 0
 
     async def next(self) -> Any:
         if self._count >= self._limit:

@@ -9,7 +9,7 @@ processes.
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from granular.aio.pipeline.nodes.base import default_seed
 from granular.aio.pipeline.streams.flow import Flow
@@ -24,9 +24,11 @@ class Stream(abc.ABC):
     Attributes:
       parents: the previous stages, or the source.
       declared_seed: the seed that this stage sets for later ones; None if it sets none.
+      transparent: True if a state of this stage is that of its only parent.
     """
 
     parents: tuple[Any, ...] = ()
+    transparent = False
     declared_seed: Seed | None = None
 
     @abc.abstractmethod
@@ -40,6 +42,27 @@ class Stream(abc.ABC):
     def merged(self) -> Any:
         """Return this stage and all before it as one ``Read`` of a source, or None if they cannot be merged."""
         return None
+
+    def length(self) -> int:
+        """Return the number of elements of a stage with random access, which does not compute those that it skips.
+
+        Raises:
+          InvalidArgumentError: if the stage has no random access.
+        """
+        raise InvalidArgumentError(f'{self.describe()}: elements of this stage have no index')
+
+    def index_of(self, state: Any) -> int:
+        """Return the number of the element that follows a state.
+
+        Raises:
+          StateError: if the state is between two elements.
+        """
+        self.length()
+        return cast(int, self.parents[0].index_of(state))
+
+    def state_at(self, index: int) -> Any:
+        """Return the state that an element follows, by its number from 0 to ``length()``."""
+        return self.parents[0].state_at(index)
 
     def with_workers(self, options: MultiprocessingOptions) -> 'Stream':
         """Return the same stream, read by worker processes."""
@@ -87,8 +110,13 @@ class Stream(abc.ABC):
 class SeededStream(Stream):
     """A stage that sets the default seed for later random operations."""
 
+    transparent = True
+
     def __init__(self, parent: Stream, seed: Seed) -> None:
         self.parents, self.declared_seed = (parent,), seed
+
+    def length(self) -> int:
+        return cast(int, self.parents[0].length())
 
     def merged(self) -> Any:
         return self.parents[0].merged()
