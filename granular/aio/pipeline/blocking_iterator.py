@@ -71,6 +71,10 @@ class DatasetIterator(CursorHandle, Iterator[Any]):
         if not self._runs:
             raise InvalidArgumentError(f'{type(self).__name__} does not override {name}')
 
+    def set_prefetch_buffer_size(self, buffer_size: int) -> None:
+        self._check_runs('set_prefetch_buffer_size')
+        run(self._cursor.set_prefetch(buffer_size))
+
     def state_dict(self) -> dict[str, Any]:
         """Return ``get_state()``, under the name that PyTorch calls."""
         return self.get_state()

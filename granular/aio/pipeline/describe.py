@@ -61,7 +61,7 @@ def fingerprint(stage: Any) -> list[str]:
 
 
 def resizable_stages(stage: Any) -> int:
-    """Return the number of last stages of a stream whose batch sizes no state depends on."""
+    """Return the number of last stages of a stream whose sizes of batches and buffers no state depends on."""
     count = 0
     while getattr(stage, 'transparent', False):
         count, stage = count + 1, stage.parents[0]
@@ -69,7 +69,7 @@ def resizable_stages(stage: Any) -> int:
 
 
 def _without_size(line: str) -> str:
-    return re.sub(r'^batch\(\d+', 'batch(', line)
+    return re.sub(r'^(batch|prefetch)\(\d+', r'\1(', line)
 
 
 def check_fingerprint(state_lines: Any, own_lines: Sequence[str], resizable: int = 0) -> None:
@@ -77,7 +77,7 @@ def check_fingerprint(state_lines: Any, own_lines: Sequence[str], resizable: int
 
     Args:
       state_lines, own_lines: fingerprints; None for a state without one.
-      resizable: number of last stages whose batch sizes may differ.
+      resizable: number of last stages whose sizes of batches and buffers may differ.
 
     Raises:
       StateError: if it does not; the message names the first stage that differs.

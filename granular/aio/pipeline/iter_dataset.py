@@ -1,5 +1,7 @@
 """IterDataset, the description of a stream, which is iterated by ``for`` or ``async for``."""
 
+import dataclasses
+import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, cast
@@ -13,8 +15,9 @@ from granular.aio.pipeline.nodes.elements import method_of, name_of
 from granular.aio.pipeline.streams.batches import BatchOf, Rebatching
 from granular.aio.pipeline.streams.each import Each, FlatMapping
 from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.streams.interleaving import Interleaved, InterleaveSettings
 from granular.aio.pipeline.streams.iterated import Iterated
-from granular.aio.pipeline.streams.mixing import Interleaving, Mixing, NamedMix, Zipping
+from granular.aio.pipeline.streams.mixing import Mixing, NamedMix, Zipping
 from granular.aio.pipeline.streams.packing import Packing
 from granular.aio.pipeline.streams.packing_options import Recipe, Strategy
 from granular.aio.pipeline.streams.prefetching import Prefetched
@@ -114,18 +117,43 @@ class IterDataset:
         return cls._of(Staged(_streams(datasets), description, Mixing, parts))
 
     @classmethod
-    def interleave(cls, datasets: Sequence[Any], cycle_length: int) -> Self:
+    def interleave(
+        cls,
+        datasets: Any,
+        cycle_length: int,
+        *,
+        num_make_iter_threads: int = 1,
+        make_iter_buffer_size: int = 1,
+        iter_buffer_size: int = 1,
+    ) -> Self:
         """Take elements from several streams in turn; the next stream replaces one that ends.
 
+        ::
+
+            files = MapDataset.source(sorted(paths)).shuffle(seed=0).map(open_stream)  # opened one after the other
+            stream = IterDataset.interleave(files, cycle_length=4)
+
         Args:
-          datasets: streams or MapDatasets.
+          datasets: a list of streams or MapDatasets; or a MapDataset, or another object with a length and indices, of
+            streams or MapDatasets: each is made shortly before its turn, and None is skipped.
           cycle_length: number of streams to read concurrently.
+          num_make_iter_threads: threads that make datasets.
+          make_iter_buffer_size: number of datasets that are made, and begin to read, before their turn.
+          iter_buffer_size: number of elements of each stream to compute ahead, if it does not do so itself.
         """
-        if not datasets:
+        settings = InterleaveSettings(
+            check_integer('cycle_length', cycle_length, 1),
+            check_integer('num_make_iter_threads', num_make_iter_threads, 1),
+            check_integer('make_iter_buffer_size', make_iter_buffer_size, 0),
+            check_integer('iter_buffer_size', iter_buffer_size, 0),
+        )
+        if isinstance(datasets, list | tuple):
+            stage = Interleaved(_streams(datasets), settings)
+        else:
+            stage = Interleaved([nodes.Wrapped(datasets)], settings, _stream)
+        if not len(stage):
             raise InvalidArgumentError('expected one dataset or more, got none')
-        cycle_length = check_integer('cycle_length', cycle_length, 1)
-        description = f'interleave of {len(datasets)}, {cycle_length} at a time'
-        return cls._of(Staged(_streams(datasets), description, Interleaving, cycle_length))
+        return cls._of(stage)
 
     @classmethod
     def zip(cls, datasets: Sequence[Any], *, strict: bool = True) -> Self:
@@ -321,14 +349,18 @@ class IterDataset:
         """Compute the elements of all previous operations ahead of the consumer.
 
         Args:
-          buffer_size: number of elements; 0 to compute each element on request.
+          buffer_size: number of elements; 0 to compute each element on request. An iterator can change it:
+            ``iterator.set_prefetch_buffer_size(10)``.
         """
         buffer_size = check_integer('buffer_size', buffer_size, 0)
-        if not buffer_size:
-            return self
         return self._derive(Prefetched(self._stream, buffer_size))
 
-    def mp_prefetch(self, options: MultiprocessingOptions | int | None = None) -> Self:
+    def mp_prefetch(
+        self,
+        options: MultiprocessingOptions | int | None = None,
+        worker_init_fn: Callable[[int, int], object] | None = None,
+        sequential_slice: bool = False,
+    ) -> Self:
         """Read and compute the elements in worker processes; elements and order stay the same.
 
         The operations before the first one that combines several elements run in the workers, in chunks; the others run
@@ -338,12 +370,51 @@ class IterDataset:
 
         Args:
           options: number of processes, or all settings; by default a process per core.
+          worker_init_fn: function of the number of a process and their number, called when the process starts.
+          sequential_slice: True if each process reads a contiguous part of the data sources, as in Google Grain. The
+            elements then come from the processes in turn: order and states depend on the number of processes.
+
+        Raises:
+          InvalidArgumentError: if an argument is invalid, or a stage cannot be divided for ``sequential_slice``.
         """
         if options is None:
             options = CORES
         if not isinstance(options, MultiprocessingOptions):
             options = MultiprocessingOptions(num_workers=options)
-        return self._derive(self._stream.with_workers(options)) if options.num_workers else self
+        if worker_init_fn is not None:
+            options = dataclasses.replace(options, worker_init_fn=worker_init_fn)
+        count = options.num_workers
+        if not count:
+            return self
+        if not sequential_slice or count == 1:
+            return self._derive(self._stream.with_workers(options))
+        parts = []
+        for i in range(count):
+            initialize = (
+                None if options.worker_init_fn is None else functools.partial(_init, options.worker_init_fn, i, count)
+            )
+            own = dataclasses.replace(options, num_workers=1, worker_init_fn=initialize)
+            parts.append(self._stream.in_part(ShardOptions(i, count)).with_workers(own))
+        return self._derive(Interleaved(parts, InterleaveSettings(count, count, count, 1)))
+
+    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
+        """Restrict this stream, in place, to a part of the elements that it reads. Streams made of it stay as they are.
+
+        Args:
+          sl: the part, such as ``slice(1, None, 4)``.
+          sequential_slice: True if ``slice(i, None, n)`` is the ``i``-th of ``n`` contiguous parts of the data sources.
+
+        Raises:
+          InvalidArgumentError: if a stage cannot be divided.
+        """
+        if not isinstance(sl, slice):
+            raise InvalidArgumentError(f'sl: expected a slice, got {sl!r:.100}')
+        if not sequential_slice:
+            self._stream = self._stream.sliced(sl)
+            return
+        if sl.stop is not None:
+            raise InvalidArgumentError(f'sl: expected slice(i, None, n) for sequential_slice=True, got {sl}')
+        self._stream = self._stream.in_part(ShardOptions(sl.start or 0, sl.step or 1))
 
     def with_options(self, options: DatasetOptions) -> Self:
         """Set options of all previous operations: when a filter that drops most elements warns or raises."""
@@ -375,13 +446,18 @@ class IterDataset:
 
 
 def _streams(datasets: Sequence[Any]) -> list[Stream]:
-    """Return the streams of IterDatasets and MapDatasets."""
-    out = []
-    for i, dataset in enumerate(datasets):
-        if not isinstance(dataset, IterDataset):
-            convert = getattr(dataset, 'to_iter_dataset', None)
-            if convert is None:
-                raise InvalidArgumentError(f'dataset {i}: expected a stream or MapDataset, got {dataset!r:.100}')
-            dataset = convert()
-        out.append(dataset._stream)
-    return out
+    return [_stream(i, dataset) for i, dataset in enumerate(datasets)]
+
+
+def _stream(number: int, dataset: Any) -> Stream:
+    """Return the stream of an IterDataset or MapDataset."""
+    if not isinstance(dataset, IterDataset):
+        convert = getattr(dataset, 'to_iter_dataset', None)
+        if convert is None:
+            raise InvalidArgumentError(f'dataset {number}: expected a stream or MapDataset, got {dataset!r:.100}')
+        dataset = convert()
+    return dataset._stream  # type: ignore[no-any-return]
+
+
+def _init(initialize: Callable[[int, int], object], number: int, count: int, *_: int) -> None:
+    initialize(number, count)

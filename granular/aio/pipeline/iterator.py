@@ -3,13 +3,12 @@
 import abc
 import itertools
 import types
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Final, Self
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint, resizable_stages
 from granular.aio.pipeline.streams.flow import Flow
-from granular.aio.pipeline.streams.read import Reading
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lifecycle import Running
@@ -143,6 +142,16 @@ class Cursor(Running):
             finally:
                 await self.settle()
 
+    async def set_prefetch(self, size: int) -> None:
+        """Change the number of elements that are computed ahead."""
+        size = check_integer('buffer_size', size, 0)
+        async with self.turn():
+            self.check()
+            self.hide()
+            if not await self._flow.set_prefetch(size):
+                raise InvalidArgumentError('the stream computes no elements ahead: add prefetch() to it')
+            self._show()
+
     async def start_prefetch(self) -> None:
         """Start reading before the first element is requested."""
         async with self.turn():
@@ -155,23 +164,12 @@ class Cursor(Running):
 
     def stats(self) -> dict[str, float]:
         """Return the counters of this iterator."""
-        readings = list(_readings(self._flow))
-        counts = [reading.ahead.counts() for reading in readings]
-        return {
-            'elements': self._count + self._shown - len(self._ready),
-            'read': sum(reading.counts['elements'] for reading in readings),
-            'bytes': sum(reading.counts['bytes'] for reading in readings),
-            'wait_seconds': sum(reading.ahead.waited for reading in readings),
-            'consumer_seconds': max((reading.ahead.consumed for reading in readings), default=0.0),
-            'ready': sum(ready for ready, _ in counts),
-            'in_flight': sum(in_flight for _, in_flight in counts),
-            'errors': sum(reading.errors.count for reading in readings),
-        }
+        return {'elements': self._count + self._shown - len(self._ready), **self._flow.stats()}
 
     @property
     def errors(self) -> list[tuple[int, str]]:
         """Index and message of failed elements, the last 1,000 of each source."""
-        return [error for reading in _readings(self._flow) for error in reading.errors.recent]
+        return self._flow.failures()
 
     async def aclose(self) -> None:
         self.hide()
@@ -186,12 +184,6 @@ _cursors: Final = each_after_fork(Cursor.hide)
 
 def _calls_functions(flow: Flow) -> bool:
     return flow.calls_functions or any(map(_calls_functions, flow.parents))
-
-
-def _readings(flow: Flow) -> Sequence[Reading]:
-    if isinstance(flow, Reading):
-        return [flow]
-    return [reading for parent in flow.parents for reading in _readings(parent)]
 
 
 class CursorHandle(abc.ABC):
@@ -247,6 +239,16 @@ class CursorHandle(abc.ABC):
     def start_prefetch(self) -> Any:
         """Start reading before the first element is requested."""
 
+    @abc.abstractmethod
+    def set_prefetch_buffer_size(self, buffer_size: int) -> Any:
+        """Change the number of elements that are computed ahead, while the stream is running.
+
+        It is that of the last ``prefetch`` of the stream, and without one that of its ``ReadOptions``.
+
+        Args:
+          buffer_size: number of elements; 0 to compute each element on request.
+        """
+
     def stats(self) -> dict[str, float]:
         """Return the counters of this iterator.
 
@@ -287,6 +289,9 @@ class DatasetIterator(CursorHandle, AsyncIterator[Any]):
 
     async def set_next_index(self, index: int) -> None:
         await self._cursor.seek(index)
+
+    async def set_prefetch_buffer_size(self, buffer_size: int) -> None:
+        await self._cursor.set_prefetch(buffer_size)
 
     async def start_prefetch(self) -> None:
         await self._cursor.start_prefetch()

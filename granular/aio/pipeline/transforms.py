@@ -120,6 +120,9 @@ class Batch:
     drop_remainder: bool = False
     batch_fn: Callable[[Sequence[Any]], Any] | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, 'batch_size', check_integer('batch_size', self.batch_size, 1))
+
 
 Transformation = (
     MapTransform | MapWithIndexTransform | RandomMapTransform | FilterTransform | FlatMapTransform | Batch
@@ -192,11 +195,13 @@ class MultiprocessingOptions:
       num_workers: number of processes; 0 for none.
       per_worker_buffer_size: chunks or batches that each process may have ready.
       start_method: 'spawn', 'forkserver' or 'fork'.
+      worker_init_fn: function of the number of a process and their number, called when the process starts.
     """
 
     num_workers: int = 0
     per_worker_buffer_size: int = 2
     start_method: str = 'spawn'
+    worker_init_fn: Callable[[int, int], object] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, 'num_workers', check_integer('num_workers', self.num_workers, 0))
@@ -206,6 +211,12 @@ class MultiprocessingOptions:
             raise InvalidArgumentError(
                 f'start_method: expected one of {_START_METHODS}, got {self.start_method!r:.100}'
             )
+        if self.worker_init_fn is not None and not callable(self.worker_init_fn):
+            raise InvalidArgumentError(f'worker_init_fn: expected a function or None, got {self.worker_init_fn!r:.100}')
+
+    def _divided(self, parts: int) -> 'MultiprocessingOptions':
+        """Return the options of one of several streams that share the processes, at least one for each."""
+        return dataclasses.replace(self, num_workers=max(1, self.num_workers // max(1, parts)))
 
 
 @dataclasses.dataclass(frozen=True)

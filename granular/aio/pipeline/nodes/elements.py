@@ -39,6 +39,9 @@ class Element(Node):
     def _call(self, datapoint: Any, index: int) -> Any:
         """Return the transformed datapoint."""
 
+    def _over(self, parent: Source) -> Source:
+        return self._copy_over(parent)
+
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         chain: list[Element] = [self]
         while isinstance(source := chain[-1].parents[0], Element):
@@ -129,6 +132,9 @@ class FlatMap(Node):
     def __len__(self) -> int:
         return min(sys.maxsize, self._fan_out * len(self.parents[0]))
 
+    def _over(self, parent: Source) -> Source:
+        return self._copy_over(parent)
+
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         steps, places = np.divmod(np.asarray(indices, np.int64), self._fan_out)
         unique, inverse = np.unique(steps, return_inverse=True)
@@ -216,6 +222,9 @@ class Batch(Node):
 
     def __len__(self) -> int:
         return self._length
+
+    def _over(self, parent: Source) -> Source:
+        return Batch(parent, self.size, self._drop, self._fn)
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         steps = np.asarray(indices, np.int64)

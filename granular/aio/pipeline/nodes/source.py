@@ -371,5 +371,18 @@ class Node(Source):
     def __len__(self) -> int:
         return len(self.parents[0])
 
+    def _over(self, parent: Source) -> Source:
+        """Return the same stage over another source.
+
+        Raises:
+          InvalidArgumentError: if it depends on more of its source than the elements.
+        """
+        raise InvalidArgumentError(f'{self.describe()} cannot be divided into contiguous parts')
+
+    def _copy_over(self, parent: Source) -> Self:
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__, parents=(parent,))
+        return copy
+
     def stored_nbytes(self) -> float | None:
         return self.parents[0].stored_nbytes() if len(self.parents) == 1 else None

@@ -35,18 +35,27 @@ class Prefetching(Flow):
     def __init__(self, parent: Flow, size: int) -> None:
         self.parents = (parent,)
         self._parent, self._size = parent, size
+        self.calls_functions = not size
         self._after = self._parent.state()
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Queue[tuple[Any, Any]] | None = None  # elements and the states after them
+        self._room = asyncio.Event()  # set if the task may compute another element
+        self._computing = False
         self._closed = False
 
     async def next(self) -> Any:
         if self._closed:
             raise ClosedError('the iterator is closed')
+        if not self._size and not self._pending():
+            await self._stop()
+            element = await self._parent.next()
+            self._after = self._parent.state()
+            return element
         await self.begin()
         if self._ready is None:
             return END
         element, after = await self._ready.get()
+        self._set_room()
         if isinstance(after, _Raised):
             self._task = None
             raise after.error
@@ -55,17 +64,39 @@ class Prefetching(Flow):
         self._after = after
         return element
 
+    def _pending(self) -> bool:
+        """Return whether the task has computed, or is computing, an element that was not requested."""
+        return self._task is not None and self._ready is not None and (self._computing or not self._ready.empty())
+
+    def _set_room(self) -> None:
+        if self._ready is None or self._ready.qsize() < self._size:
+            self._room.set()
+        else:
+            self._room.clear()
+
     async def _fill(self, ready: 'asyncio.Queue[tuple[Any, Any]]') -> None:
         element: Any = None
         while element is not END:
+            await self._room.wait()
+            self._computing = True
             try:
                 element = await self._parent.next()
-                await ready.put((element, self._parent.state()))
+                ready.put_nowait((element, self._parent.state()))
             except asyncio.CancelledError:
                 raise
             except BaseException as error:
-                await ready.put((None, _Raised(error)))
+                ready.put_nowait((None, _Raised(error)))
                 return
+            finally:
+                self._computing = False
+            self._set_room()
+
+    async def set_prefetch(self, size: int) -> bool:
+        self._size = size
+        if self._task is not None:
+            await ensure_event_loop()
+            self._set_room()
+        return True
 
     def state(self) -> Any:
         return self._after
@@ -78,9 +109,12 @@ class Prefetching(Flow):
         self._after = state
 
     async def begin(self) -> None:
+        if not self._size and self._task is None:
+            return
         await ensure_event_loop()
         if self._task is None:
-            self._ready = asyncio.Queue(self._size)
+            self._ready = asyncio.Queue()
+            self._set_room()
             self._task = asyncio.create_task(self._fill(self._ready))
 
     async def _stop(self) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from granular.aio.execution.failures import Errors, Failure, OnError, outline
 from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.pipeline.nodes import elements
-from granular.aio.pipeline.nodes.base import ENDLESS, Repeat, Slice
+from granular.aio.pipeline.nodes.base import ENDLESS, Repeat, Slice, part_of
 from granular.aio.pipeline.nodes.elements import Batch
 from granular.aio.pipeline.nodes.source import Source, estimate_nbytes
 from granular.aio.pipeline.streams.filtered import FilterCheck
@@ -59,6 +59,12 @@ class Read(Stream):
 
     def with_options(self, options: DatasetOptions) -> Stream:
         return self.replaced(filters=options)
+
+    def sliced(self, part: slice) -> Stream:
+        return self.replaced(source=Slice(self.source, part))
+
+    def in_part(self, part: ShardOptions) -> Stream:
+        return self.replaced(source=part_of(self.source, part))
 
     def sharded(self, part: ShardOptions) -> Stream:
         # Element k of shard s of n, taken within shard p of m, is element (k * n + s) * m + p of the source.
@@ -139,35 +145,57 @@ class Reading(Flow):
         self._length = len(read.source)
         self._ended = False
         weight = _weight(read.source)
-        self._most = max(1, options.prefetch_buffer_size // _CHUNKS)
-        chunk = max(1, min(chunk // weight, self._most))
+        self._chunk_size = max(1, chunk // weight)
         task = _ChunkTask(read.source, self._stride)
         self._workers = None
         depth = _CHUNKS
         if read.workers is not None and read.workers.num_workers:
             from granular.aio.execution.workers import Workers
 
-            self._workers = Workers(task, read.workers.num_workers, read.workers.start_method)
+            workers = read.workers
+            self._workers = Workers(task, workers.num_workers, workers.start_method, workers.worker_init_fn)
             depth = max(depth, read.workers.num_workers * read.workers.per_worker_buffer_size)
         make = task.make if self._workers is None else self._workers.make
         self.ahead: Prefetch[list[Any]] = Prefetch(
             make, self._stride, weight, max(1, options.num_threads), 'granular-read', True
         )
-        self._depth = min(depth, -(-options.prefetch_buffer_size // chunk))
-        self.ahead.depth, self.ahead.most = self._depth, chunk
+        self._deepest = depth
+        self._largest = 1  # bytes of an element
+        self._set_buffer(options.prefetch_buffer_size)
         self._chunk_rest: list[Any] = []  # the elements of the chunk that are left, in reverse
         self._chunk_stop = 0  # position after the last element of the chunk in the source
         self._plain = False  # True if all elements of the chunk are returned as they are
-        self._largest = 1  # bytes of an element
         self.ahead.position, self.ahead.stop = shard.shard_index, self._stop_from(0)
         self._elements, self._bytes = 0, 0  # elements include those that are left
         drops = read.source.sparse and not read.allow_nones
         self._check = FilterCheck(read.filters, _filters_of(read.source)) if drops else None
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """The number of elements returned, and the estimated bytes read."""
-        return {'elements': self._elements - len(self._chunk_rest), 'bytes': self._bytes}
+    def stats(self) -> dict[str, float]:
+        ready, in_flight = self.ahead.counts()
+        return {
+            'read': self._elements - len(self._chunk_rest),
+            'bytes': self._bytes,
+            'wait_seconds': self.ahead.waited,
+            'consumer_seconds': self.ahead.consumed,
+            'ready': ready,
+            'in_flight': in_flight,
+            'errors': self.errors.count,
+        }
+
+    def failures(self) -> list[tuple[int, str]]:
+        return list(self.errors.recent)
+
+    async def set_prefetch(self, size: int) -> bool:
+        self._set_buffer(size)
+        return True
+
+    def _set_buffer(self, size: int) -> None:
+        """Divide the read-ahead into chunks."""
+        self._most = max(1, size // _CHUNKS)
+        self.ahead.most = min(self._chunk_size, self._most)
+        self._depth = self.ahead.depth = min(self._deepest, -(-size // self.ahead.most))
+        if self._largest > 1:
+            self._limit_memory()
 
     def ready(self) -> list[Any]:
         return self._chunk_rest if self._plain else []
@@ -213,7 +241,7 @@ class Reading(Flow):
 
     def _learn(self, chunk: list[Any]) -> None:
         """Limit the read-ahead to the memory setting, and enlarge chunks of small elements."""
-        ahead, memory = self.ahead, self._read.options.memory
+        ahead = self.ahead
         size = estimate_nbytes(chunk)
         self._bytes += size
         if ahead.cheap and size < _SMALL and ahead.most == len(chunk) < self._most:
@@ -221,6 +249,10 @@ class Reading(Flow):
         elif size <= self._largest * len(chunk):
             return
         self._largest = max(self._largest, size // len(chunk))
+        self._limit_memory()
+
+    def _limit_memory(self) -> None:
+        ahead, memory = self.ahead, self._read.options.memory
         ahead.most = max(1, min(ahead.most, memory // (2 * self._largest)))
         if self._depth:
             ahead.depth = max(1, min(self._depth, memory // (self._largest * ahead.most) - 1))

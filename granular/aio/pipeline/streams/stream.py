@@ -7,7 +7,6 @@ processes.
 """
 
 import abc
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -66,7 +65,7 @@ class Stream(abc.ABC):
 
     def with_workers(self, options: MultiprocessingOptions) -> 'Stream':
         """Return the same stream, read by worker processes."""
-        share = dataclasses.replace(options, num_workers=max(1, options.num_workers // max(1, len(self.parents))))
+        share = options._divided(len(self.parents))
         return self._over([parent.with_workers(share) for parent in self.parents])
 
     def with_options(self, options: DatasetOptions) -> 'Stream':
@@ -87,6 +86,26 @@ class Stream(abc.ABC):
         if not self.parents:
             raise InvalidArgumentError(f'{self.describe()} cannot be divided into {part.shard_count} shards')
         return self._over([parent.sharded(part) for parent in self.parents])
+
+    def sliced(self, part: slice) -> 'Stream':
+        """Return the same stream of a part of what it reads.
+
+        Raises:
+          InvalidArgumentError: if it reads a source that cannot be divided.
+        """
+        if not self.parents:
+            raise InvalidArgumentError(f'{self.describe()} cannot be sliced')
+        return self._over([parent.sliced(part) for parent in self.parents])
+
+    def in_part(self, part: ShardOptions) -> 'Stream':
+        """Return the same stream of one of several contiguous parts of its data sources.
+
+        Raises:
+          InvalidArgumentError: if it reads a source that cannot be divided.
+        """
+        if not self.parents:
+            raise InvalidArgumentError(f'{self.describe()} cannot be divided into {part.shard_count} parts')
+        return self._over([parent.in_part(part) for parent in self.parents])
 
     def at_epoch(self, epoch: int) -> 'Stream':
         """Return the stream of a later epoch, in which shuffled parts have a different order.
