@@ -172,7 +172,9 @@ def test_data_errors_are_skipped_replaced_and_counted():
     assert list(replaced) == [0, 1, -2, 3, 4, 5, 6, -7, 8, 9, 10, 11, 13, 14, 15, 16, 18, 19]
     with pytest.raises(ValueError, match='2 is bad') as caught:
         list(dataset.to_iter_dataset())
-    assert caught.value.__notes__ == ['while transforming the datapoint at step 2']
+    assert caught.value.__notes__ == [
+        'while transforming the datapoint at step 2, in map(test_data_errors_are_skipped_replaced_and_counted.fail)'
+    ]
     with pytest.raises(InvalidArgumentError, match='on_error'):
         dataset.to_iter_dataset(on_error='ignore')
     with granular.Loader(dataset.map(lambda x: {'x': x}), 5, on_error='skip') as loader:

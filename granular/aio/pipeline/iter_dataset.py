@@ -103,7 +103,8 @@ class IterDataset:
           weights: numbers above 0, with any sum, or a dict of these by name; equal by default.
         """
         if isinstance(datasets, Mapping):
-            names = list(datasets)
+            if not (names := list(datasets)):
+                raise InvalidArgumentError('expected one dataset or more, got none')
             if isinstance(weights, Mapping):
                 if weights.keys() != datasets.keys():
                     raise InvalidArgumentError(f'expected weights of {names}, got weights of {list(weights)}')
@@ -112,6 +113,8 @@ class IterDataset:
             return cls._of(NamedMix(dict(zip(names, _streams(list(datasets.values())), strict=True)), parts))
         if isinstance(weights, Mapping):
             raise InvalidArgumentError('weights with names require datasets with names: pass a dict of datasets')
+        if not datasets:
+            raise InvalidArgumentError('expected one dataset or more, got none')
         parts = nodes.proportions(len(datasets), weights)
         description = f'mix of {len(datasets)}, weights {":".join(map(str, parts))}'
         return cls._of(Staged(_streams(datasets), description, Mixing, parts))

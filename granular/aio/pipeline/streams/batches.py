@@ -45,7 +45,7 @@ class BatchOf(Stream):
         return self.parents[0].state_at(min(index * self.size, self.parents[0].length()))
 
     def flow(self) -> Flow:
-        return Batching(self.parents[0].flow(), self.size, self.drop_remainder, self.fn)
+        return Batching(self.parents[0].flow(), self.size, self.drop_remainder, self.fn, self.describe())
 
     def describe(self) -> str:
         batch_fn = '' if self.fn is elements.stack else f', batch_fn={elements.name_of(self.fn)}'
@@ -55,8 +55,11 @@ class BatchOf(Stream):
 class Batching(Flow):
     """Batches of consecutive elements."""
 
-    def __init__(self, parent: Flow, size: int, drop: bool, fn: Callable[[Sequence[Any]], Any]) -> None:
+    def __init__(
+        self, parent: Flow, size: int, drop: bool, fn: Callable[[Sequence[Any]], Any], description: str
+    ) -> None:
         self.parents = (parent,)
+        self._stage, self._count, self._resumed = description, 0, ''
         self._parent, self._size, self._drop, self._fn = parent, size, drop, fn
         self.calls_functions = fn is not stack
 
@@ -73,12 +76,19 @@ class Batching(Flow):
             elements.append(element)
         if not elements or (self._drop and len(elements) < self._size):
             return END
-        return await stacked(self._fn, elements)
+        try:
+            batch = await stacked(self._fn, elements)
+        except Exception as error:
+            error.add_note(f'while computing batch {self._count}{self._resumed}, in {self._stage}')
+            raise
+        self._count += 1
+        return batch
 
     def state(self) -> Any:
         return self._parent.state()
 
     async def restore(self, state: Any) -> None:
+        self._count, self._resumed = 0, ' since a state was restored'
         await self._parent.restore(state)
 
 

@@ -9,11 +9,10 @@ from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.elements import generator
 from granular.aio.pipeline.streams.filtered import FilterCheck
-from granular.aio.pipeline.streams.flow import Flow
-from granular.aio.pipeline.streams.read import Read
+from granular.aio.pipeline.streams.flow import Counter, Flow
+from granular.aio.pipeline.streams.read import Read, gapless
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import DatasetOptions
-from granular.aio.runtime.threads import offload
 from granular.indexing import Seed
 
 
@@ -34,13 +33,13 @@ class Each(Stream):
         # Operations that number elements can be merged only if no earlier filter drops any.
         dense = not source.sparse
         if self.name == 'map':
-            return read.replaced(source=elements.Map(source, self.transform))
+            return read.replaced(source=elements.Streamed(elements.Map(source, self.transform)))
         if self.name == 'filter' and not read.allow_nones:
             return read.replaced(source=elements.Filter(source, self.transform))
-        if self.name == 'map_with_index' and dense and read.shard.shard_count == 1:
-            return read.replaced(source=elements.MapWithIndex(source, self.transform))
+        if self.name == 'map_with_index' and read.shard.shard_count == 1 and gapless(source):
+            return read.replaced(source=elements.Streamed(elements.MapWithIndex(source, self.transform)))
         if self.name == 'random_map' and dense and self.seed is not None:
-            return read.replaced(source=elements.RandomMap(source, self.transform, self.seed))
+            return read.replaced(source=elements.Streamed(elements.RandomMap(source, self.transform, self.seed)))
         return None
 
     @property
@@ -77,7 +76,7 @@ class Each(Stream):
         if read is not None:
             return read.flow()
         check = FilterCheck(self.filters, self.describe()) if self.name == 'filter' else None
-        return Applying(self.parents[0].flow(), self.name, self.method, self.seed, check)
+        return Applying(self.parents[0].flow(), self.name, self.method, self.seed, check, self.describe())
 
     def with_options(self, options: DatasetOptions) -> Stream:
         stream = super().with_options(options)
@@ -94,33 +93,40 @@ class Applying(Flow):
     calls_functions = True
 
     def __init__(
-        self, parent: Flow, name: str, fn: Callable[..., Any], seed: Seed | None, check: FilterCheck | None
+        self,
+        parent: Flow,
+        name: str,
+        fn: Callable[..., Any],
+        seed: Seed | None,
+        check: FilterCheck | None,
+        description: str,
     ) -> None:
         self.parents = (parent,)
         self._parent, self._name, self._fn, self._count = parent, name, fn, 0
-        self._check = check
+        self._check, self._counter = check, Counter(description)
         self._key = None if seed is None else np.random.Philox(seed).state['state']['key']
 
     async def next(self) -> Any:
+        call = self._counter.call
         while True:
             element = await self._parent.next()
             if element is END:
                 return END
             index, self._count = self._count, self._count + 1
-            if element is None:
-                return None
             if self._name == 'filter':
-                kept = await offload(self._fn, element)
+                kept = await call(self._fn, element)
                 if self._check is not None:
                     self._check.count(not kept)
                 if kept:
                     return element
+            elif element is None:
+                return None
             elif self._name == 'map_with_index':
-                return await offload(self._fn, index, element)
+                return await call(self._fn, index, element)
             elif self._name == 'random_map':
-                return await offload(self._fn, element, generator(self._key, index))
+                return await call(self._fn, element, generator(self._key, index))
             else:
-                return await offload(self._fn, element)
+                return await call(self._fn, element)
 
     def state(self) -> Any:
         if self._name in ('map', 'filter'):
@@ -128,6 +134,7 @@ class Applying(Flow):
         return {'parent': self._parent.state(), 'count': self._count}
 
     async def restore(self, state: Any) -> None:
+        self._counter.restart()
         if self._name in ('map', 'filter'):
             await self._parent.restore(state)
         else:
@@ -143,21 +150,26 @@ class FlatMapping(Flow):
     def __init__(self, parents: Sequence[Flow], fn: Callable[[Any], Sequence[Any]]) -> None:
         self.parents = tuple(parents)
         self._parent, self._fn = parents[0], fn
+        self._stage = f'flat_map({elements.name_of(fn)})'
+        self._counter = Counter(self._stage)
         self._computed: Sequence[Any] | None = ()  # None until those are made again of which a state was restored
         self._next_index = 0
         self._before = self._parent.state()
 
     async def next(self) -> Any:
         if self._computed is None:
-            self._computed = list(await offload(self._fn, await self._parent.next()))
+            self._computed = await self._parts(await self._parent.next())
         while self._next_index >= len(self._computed):
             self._before, self._computed, self._next_index = self._parent.state(), (), 0
             element = await self._parent.next()
             if element is END:
                 return END
-            self._computed = list(await offload(self._fn, element))
+            self._computed = await self._parts(element)
         self._next_index += 1
         return self._computed[self._next_index - 1]
+
+    async def _parts(self, element: Any) -> list[Any]:
+        return elements.parts_of(await self._counter.call(self._fn, element), self._stage)
 
     def state(self) -> Any:
         if self._computed is not None and self._next_index >= len(self._computed):
@@ -165,6 +177,7 @@ class FlatMapping(Flow):
         return {'parent': self._before, 'place': self._next_index}
 
     async def restore(self, state: Any) -> None:
+        self._counter.restart()
         await self._parent.restore(state['parent'])
         self._before, self._next_index = state['parent'], state['place']
         self._computed = None if self._next_index else ()

@@ -1,8 +1,30 @@
 """A running stage of a stream."""
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from granular.aio.runtime.threads import offload
+
+
+class Counter:
+    """Counts the elements that a stage has begun to compute, to name them in errors."""
+
+    def __init__(self, stage: str) -> None:
+        self._stage, self._count, self._resumed = stage, 0, ''
+
+    def restart(self) -> None:
+        """Count from 0 on, after a state was restored."""
+        self._count, self._resumed = 0, ' since a state was restored'
+
+    async def call(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Call a user function for the next element. An error gets a note that names stage and element."""
+        self._count += 1
+        try:
+            return await offload(fn, *args)
+        except Exception as error:
+            error.add_note(f'while computing element {self._count - 1}{self._resumed}, in {self._stage}')
+            raise
 
 
 class Flow(abc.ABC):

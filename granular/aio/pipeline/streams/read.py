@@ -7,8 +7,8 @@ import numpy as np
 from granular.aio.execution.failures import Errors, Failure, OnError, outline
 from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.pipeline.nodes import elements
-from granular.aio.pipeline.nodes.base import ENDLESS, Repeat, Slice, part_of
-from granular.aio.pipeline.nodes.elements import Batch
+from granular.aio.pipeline.nodes.base import ENDLESS, IndexNode, Repeat, Slice, part_of
+from granular.aio.pipeline.nodes.elements import NONE, Batch, KeptNone
 from granular.aio.pipeline.nodes.source import Source, estimate_nbytes
 from granular.aio.pipeline.streams.filtered import FilterCheck
 from granular.aio.pipeline.streams.flow import Flow
@@ -219,6 +219,8 @@ class Reading(Flow):
             if self._check is not None:
                 self._check.count(element is None)
             rest.pop()
+            if element is NONE:
+                return None
             if element is not None or self._read.allow_nones:
                 return element
             self._elements -= 1
@@ -231,7 +233,7 @@ class Reading(Flow):
             self._ended = True
             return False
         kinds = set(map(type, chunk))
-        plain = Failure not in kinds and (type(None) not in kinds or self._read.allow_nones)
+        plain = Failure not in kinds and KeptNone not in kinds and (type(None) not in kinds or self._read.allow_nones)
         self._plain = plain and self._check is None
         self._learn(chunk)
         self._elements += len(chunk)
@@ -307,6 +309,13 @@ def _filters_of(source: Source) -> str:
             stages.append(source.describe())
         source = source.parents[0]
     return ', '.join(reversed(stages)) or 'the operations'
+
+
+def gapless(source: Source) -> bool:
+    """Return whether no element of a source is None, as far as this is known without computing them."""
+    if isinstance(source, IndexNode | Batch) and not source.sparse:
+        return isinstance(source, Batch) or gapless(source.parents[0])
+    return bool(getattr(source, 'gapless', False))
 
 
 def _weight(source: Source) -> int:
