@@ -17,6 +17,7 @@ from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.nodes.elements import batch_and_pad
 from granular.aio.pipeline.nodes.source import RandomAccessDataSource
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, SequentialSampler
+from granular.aio.pipeline.spec import ShapeDtypeStruct
 from granular.aio.pipeline.transforms import (
     Batch,
     DatasetOptions,
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
         clean,
         convert,
         copy_to_local,
+        get_element_spec,
         load_state,
         save_state,
         verify,
@@ -122,6 +124,7 @@ __all__ = [
     'RedisCache',
     'RepeatWrapper',
     'SequentialSampler',
+    'ShapeDtypeStruct',
     'ShardByJaxProcess',
     'ShardByTorchRank',
     'ShardOptions',
@@ -142,6 +145,7 @@ __all__ = [
     'errors',
     'filters',
     'formats',
+    'get_element_spec',
     'io_stats',
     'load_state',
     'open',
@@ -166,7 +170,7 @@ if not TYPE_CHECKING:
                 'OversamplingWrapper PercentFilterWrapper RepeatWrapper ShuffleWrapper SubsetWrapper'
             ),
             'granular.sync.functions': (
-                'Conversion LocalCopy clean convert copy_to_local load_state save_state verify'
+                'Conversion LocalCopy clean convert copy_to_local get_element_spec load_state save_state verify'
             ),
         },
     )

@@ -11,6 +11,7 @@ from granular.aio.datasets import verify as verification
 from granular.aio.datasets.clean import Leftover
 from granular.aio.datasets.verify import Problem, Report
 from granular.aio.loader import checkpoints
+from granular.aio.pipeline import spec
 from granular.aio.pipeline.transforms import ShardOptions
 from granular.aio.runtime.bridge import run
 from granular.aio.transfer import local_copy
@@ -27,6 +28,7 @@ __all__ = [
     'clean',
     'convert',
     'copy_to_local',
+    'get_element_spec',
     'load_state',
     'save_state',
     'verify',
@@ -50,6 +52,7 @@ def _blocking(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
 clean = _blocking(cleaning.clean)
 convert = _blocking(conversion.convert)
 copy_to_local = _blocking(local_copy.copy_to_local)
+get_element_spec = _blocking(spec.get_element_spec)
 load_state = _blocking(checkpoints.load_state)
 verify = _blocking(verification.verify)
 

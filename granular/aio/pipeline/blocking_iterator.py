@@ -6,6 +6,7 @@ from typing import Any, Final, Self
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.iterator import CursorHandle
 from granular.aio.pipeline.streams.stream import Stream
+from granular.aio.pipeline.streams.tracing import StageSummary
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.user_functions import computing
 from granular.errors import InvalidArgumentError
@@ -87,6 +88,10 @@ class DatasetIterator(CursorHandle, Iterator[Any]):
         if self._runs:
             return super().stats()
         return {name: value for parent in self._parents for name, value in parent.stats().items()}
+
+    def execution_summary(self) -> list[StageSummary]:
+        self._check_runs('execution_summary')
+        return super().execution_summary()
 
     @property
     def errors(self) -> list[tuple[int, str]]:

@@ -133,8 +133,8 @@ class IterDataset:
 
         ::
 
-            files = MapDataset.source(sorted(paths)).shuffle(seed=0).map(open_stream)  # opened one after the other
-            stream = IterDataset.interleave(files, cycle_length=4)
+            files = MapDataset.range(8).shuffle(seed=0).map(lambda n: MapDataset.range(10 * n).to_iter_dataset())
+            stream = IterDataset.interleave(files, cycle_length=4)  # opens one after the other
 
         Args:
           datasets: a list of streams or MapDatasets; or a MapDataset, or another object with a length and indices, of
@@ -420,8 +420,18 @@ class IterDataset:
         self._stream = self._stream.in_part(ShardOptions(sl.start or 0, sl.step or 1))
 
     def with_options(self, options: DatasetOptions) -> Self:
-        """Set options of all previous operations: when a filter that drops most elements warns or raises."""
-        return self._derive(self._stream.with_options(options))
+        """Set options of all previous operations, such as when a filter that drops most elements warns or raises.
+
+        ::
+
+            with iter(stream.with_options(granular.DatasetOptions(stage_timing=True))) as iterator:
+                next(iterator)
+                for row in iterator.execution_summary():
+                    print(row.stage, row.elements, row.seconds, row.wait_seconds)
+        """
+        stream = self._stream.with_options(options)
+        stream.__dict__['trace'] = options
+        return self._derive(stream)
 
     def apply(self, transformations: Transformation | Sequence[Transformation]) -> Self:
         """Apply one transformation, or several in order."""

@@ -10,6 +10,7 @@ from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint, resizable_stages
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.stream import Stream
+from granular.aio.pipeline.streams.tracing import StageSummary, summary_of, trace_of, traced
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lifecycle import Running
 from granular.aio.runtime.user_functions import await_user
@@ -32,7 +33,8 @@ class Cursor(Running):
     def __init__(self, stream: Stream) -> None:
         super().__init__()
         self._stream = stream
-        self._flow = stream.flow()
+        trace = trace_of(stream)
+        self._flow = stream.flow() if trace is None else traced(stream, trace.debug).flow()
         self._fingerprint = fingerprint(stream)
         self._flow.bind(self.token)
         self._calls_functions = _calls_functions(self._flow)
@@ -166,6 +168,14 @@ class Cursor(Running):
         """Return the counters of this iterator."""
         return {'elements': self._count + self._shown - len(self._ready), **self._flow.stats()}
 
+    def summary(self) -> list[StageSummary]:
+        """Return a summary of each stage."""
+        if not (stages := summary_of(self._flow)):
+            raise InvalidArgumentError(
+                'the stages are not timed: call with_options(DatasetOptions(stage_timing=True)) of the stream'
+            )
+        return stages
+
     @property
     def errors(self) -> list[tuple[int, str]]:
         """Index and message of failed elements, the last 1,000 of each source."""
@@ -257,6 +267,25 @@ class CursorHandle(abc.ABC):
         failed elements (``errors``).
         """
         return self._cursor.stats()
+
+    def execution_summary(self) -> list[StageSummary]:
+        """Return, for each stage from the source to the output, its elements and where the time went.
+
+        ::
+
+            stream = stream.with_options(granular.DatasetOptions(stage_timing=True))
+            with iter(stream) as iterator:
+                next(iterator)
+                slowest = max(iterator.execution_summary(), key=lambda stage: stage.seconds)
+
+        Returns:
+          Named tuples ``(stage, elements, seconds, wait_seconds)``: the description of the stage, the elements that it
+          yielded, the seconds that it computed, over all threads, and those that it waited for the stages before it.
+
+        Raises:
+          InvalidArgumentError: if the stages are not timed.
+        """
+        return self._cursor.summary()
 
     @property
     def errors(self) -> list[tuple[int, str]]:

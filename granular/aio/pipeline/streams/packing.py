@@ -1,5 +1,7 @@
 """Packing: sequences of various lengths combined into rows of fixed lengths."""
 
+import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -9,9 +11,13 @@ from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.streams.bins import Array, Bins, Concatenated, Document, Segment, aligned
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.packing_options import Feature, Recipe
+from granular.aio.runtime.loops import running_loop
+from granular.aio.runtime.threads import offload
 from granular.errors import DatapointError, StateError
 
 _TEXT: Final = 'OSU'  # kinds of dtypes that are no numbers
+_LONG: Final = 100  # rows that a document fills above which it is packed in a thread
+_TURN: Final = 0.005  # seconds after which the event loop gets a turn
 
 
 class Packing(Flow):
@@ -62,6 +68,7 @@ class Packing(Flow):
         if document is not None:
             self._check_dtypes(document, number)
         first = document is None
+        longest, began = max(feature.length for feature in features), time.perf_counter()
         while True:
             if document is None:
                 before = self._parent.state()
@@ -72,8 +79,15 @@ class Packing(Flow):
                 if first:
                     self._skip(document, base['offsets'])
                 first = False
-            if not pack.add(document):
+            if max(document.sizes) > _LONG * longest:
+                added = await offload(pack.add, document)  # it fills many rows
+            else:
+                added = pack.add(document)
+            if not added:
                 break
+            if not number % 16 and running_loop() is not None and time.perf_counter() - began > _TURN:
+                await asyncio.sleep(0)  # let the loop do other work, such as reads
+                began = time.perf_counter()
             document, number = None, number + 1
         if first and any(base['offsets']):
             raise StateError(f'pack: the state is in the middle of element {number}, and there is none')

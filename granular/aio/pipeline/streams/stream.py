@@ -23,11 +23,13 @@ class Stream(abc.ABC):
     Attributes:
       parents: the previous stages, or the source.
       declared_seed: the seed that this stage sets for later ones; None if it sets none.
+      trace: options by which the stream is traced, if they were set after this stage.
       transparent: True if a state of this stage is that of its only parent.
     """
 
     parents: tuple[Any, ...] = ()
     transparent = False
+    trace: DatasetOptions | None = None
     declared_seed: Seed | None = None
 
     @abc.abstractmethod
