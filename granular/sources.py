@@ -53,12 +53,16 @@ class Source(Batched):
 class Epochs(Source):
     __doc__ = sync_doc(core.Epochs)
 
+    aio: core.Epochs
+
     def __init__(self, source: Any, length: int | None = None, shuffle: bool | Order = True, seed: int = 0) -> None:
         self.aio = core.Epochs(source, length, shuffle, seed)
 
 
 class Transform(Source):
     __doc__ = sync_doc(core.Transform)
+
+    aio: core.Transform
 
     def __init__(self, source: Any, fn: Callable[..., Any], seed: int = 0) -> None:
         self.aio = core.Transform(source, fn, seed)
@@ -67,12 +71,16 @@ class Transform(Source):
 class Sample(Source):
     __doc__ = sync_doc(core.Sample)
 
+    aio: core.Sample
+
     def __init__(self, source: Any, length: int | None = None, seed: int = 0) -> None:
         self.aio = core.Sample(source, length, seed)
 
 
 class Truncate(Source):
     __doc__ = sync_doc(core.Truncate)
+
+    aio: core.Truncate
 
     def __init__(self, source: Any, limit: int, length: int | None = None) -> None:
         self.aio = core.Truncate(source, limit, length)
@@ -81,12 +89,16 @@ class Truncate(Source):
 class Interleave(Source):
     __doc__ = sync_doc(core.Interleave)
 
+    aio: core.Interleave
+
     def __init__(self, sources: Sequence[Any]) -> None:
         self.aio = core.Interleave(sources)
 
 
 class Mix(Source):
     __doc__ = sync_doc(core.Mix)
+
+    aio: core.Mix
 
     def __init__(self, sources: Sequence[Any], weights: Sequence[float], seed: int = 0) -> None:
         self.aio = core.Mix(sources, weights, seed)

@@ -93,6 +93,9 @@ class Sample(Node):
       seed: integer.
     """
 
+    seed: int
+    endless: bool
+
     def __init__(self, source: Any, length: int | None = None, seed: int = 0) -> None:
         super().__init__(convert(source))
         self._length = length_of(self.parents[0]) if length is None else length

@@ -7,7 +7,9 @@
 """
 
 from granular.formats.plain import (
+    Audio,
     decode_array,
+    decode_audio,
     decode_bool,
     decode_bytes,
     decode_float,
@@ -20,6 +22,7 @@ from granular.formats.plain import (
     decode_video,
     decoders,
     encode_array,
+    encode_audio,
     encode_bool,
     encode_bytes,
     encode_float,
@@ -38,7 +41,9 @@ from granular.formats.plain import (
 )
 
 __all__ = [
+    'Audio',
     'decode_array',
+    'decode_audio',
     'decode_bool',
     'decode_bytes',
     'decode_float',
@@ -51,6 +56,7 @@ __all__ = [
     'decode_video',
     'decoders',
     'encode_array',
+    'encode_audio',
     'encode_bool',
     'encode_bytes',
     'encode_float',

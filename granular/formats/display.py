@@ -3,7 +3,7 @@
 import base64
 import html
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,10 @@ _SIDE: Final = 96  # pixels of a thumbnail
 _TEXT: Final = 80  # characters of a value
 _PARTS: Final = 4  # entries of a list
 
+T = TypeVar('T')
 
-class Samples(list[Any]):
+
+class Samples(list[T]):
     """A list of datapoints or records that notebooks show as a table, with thumbnails of images."""
 
     def _repr_html_(self) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular.errors import DecodeError, EncodeError
+from granular.formats.audio import Audio, decode_audio, encode_audio
 from granular.formats.media import (
     decode_image,
     decode_video,
@@ -30,11 +31,11 @@ from granular.formats.media import (
 )
 
 __all__ = [
-    'decode_array', 'decode_bool', 'decode_bytes', 'decode_float', 'decode_image', 'decode_int', 'decode_json',
-    'decode_msgpack', 'decode_tree', 'decode_utf8', 'decode_video', 'decoders', 'encode_array', 'encode_bool',
-    'encode_bytes', 'encode_float', 'encode_image', 'encode_image_file', 'encode_int', 'encode_json',
-    'encode_msgpack', 'encode_tree', 'encode_utf8', 'encode_video', 'encoders', 'inline_safe', 'pack_image',
-    'unpack_image',
+    'Audio', 'decode_array', 'decode_audio', 'decode_bool', 'decode_bytes', 'decode_float', 'decode_image',
+    'decode_int', 'decode_json', 'decode_msgpack', 'decode_tree', 'decode_utf8', 'decode_video', 'decoders',
+    'encode_array', 'encode_audio', 'encode_bool', 'encode_bytes', 'encode_float', 'encode_image',
+    'encode_image_file', 'encode_int', 'encode_json', 'encode_msgpack', 'encode_tree', 'encode_utf8',
+    'encode_video', 'encoders', 'inline_safe', 'pack_image', 'unpack_image',
 ]  # fmt: skip
 
 Encoder = Callable[[Any], bytes]
@@ -415,6 +416,8 @@ encoders: dict[str, Encoder] = {
     'tree': encode_tree,
     'jpg': functools.partial(encode_image, format='jpg'),
     'png': functools.partial(encode_image, format='png'),
+    'wav': functools.partial(encode_audio, format='wav'),
+    'flac': functools.partial(encode_audio, format='flac'),
     'mp4': functools.partial(encode_video, format='mp4', codec='h264'),
     'webm': functools.partial(encode_video, format='webm', codec='vp9'),
 }
@@ -433,6 +436,8 @@ decoders: dict[str, Decoder] = {
     'tree': decode_tree,
     'jpg': decode_image,
     'png': decode_image,
+    'wav': decode_audio,
+    'flac': decode_audio,
     'mp4': decode_video,
     'webm': decode_video,
 }
@@ -445,7 +450,7 @@ _LIGHT: Final[tuple[Callable[..., Any], ...]] = (
 
 
 def inline_safe(fn: Callable[..., Any]) -> bool:
-    """Return whether a function is ours and cheap enough for an event loop: not for images or videos."""
+    """Return whether a function is ours and cheap enough for an event loop: not for images, audio or videos."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return any(fn is light for light in _LIGHT)

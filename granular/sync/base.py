@@ -6,10 +6,10 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, SupportsIndex, TypeVar, cast, overload
 
+from granular._typing import Datapoint_co
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.lifecycle import AsyncResource
-from granular.aio.runtime.sampling import Sampling
-from granular.formats.display import html_summary
+from granular.formats.display import Samples, html_summary
 from granular.sync.iteration import Iteration
 
 A = TypeVar('A', bound=AsyncResource)
@@ -99,7 +99,7 @@ class Batched:
         return self.fetch(indices)
 
 
-class Reader(SyncObject[A]):
+class Reader(SyncObject[A], Generic[A, Datapoint_co]):
     """Base of readers, which pickle to their address and options and are reopened when unpickled.
 
     If the data was replaced in between, reopening raises ``ObjectChangedError``.
@@ -113,14 +113,24 @@ class Reader(SyncObject[A]):
     def __len__(self) -> int:
         return len(self.aio)
 
+    def take(self, count: int) -> list[Datapoint_co]:
+        """Return the first ``count`` elements, or all if there are fewer, read as by ``fetch``."""
+        elements: list[Datapoint_co] = run(self.aio.take(count))
+        return elements
+
+    def head(self, count: int = 5) -> Samples[Datapoint_co]:
+        """Return the first elements, as ``take``, in a list that notebooks show as a table with thumbnails."""
+        samples: Samples[Datapoint_co] = run(self.aio.head(count))
+        return samples
+
     def _repr_html_(self) -> str:
         """Return sizes, spec and the first elements, for notebooks."""
         reader: Any = self
         facts = [(name, getattr(reader.aio, name)) for name in _FACTS if hasattr(reader.aio, name)]
-        return html_summary(repr(self), [('length', len(self)), *facts], reader.take(_SAMPLES))
+        return html_summary(repr(self), [('length', len(self)), *facts], self.take(_SAMPLES))
 
 
-def reopened(kind: type[Reader[A]], twin: A) -> Reader[A]:
+def reopened(kind: type[Reader[A, Any]], twin: A) -> Reader[A, Any]:
     reader = kind.__new__(kind)
     reader._open(twin)
     return reader
@@ -133,7 +143,7 @@ def copy_of(reader: R) -> R:
     return twin
 
 
-class RecordReader(Reader[A]):
+class RecordReader(Reader[A, bytes]):
     """A reader of records, which are bytes."""
 
     @overload
@@ -158,14 +168,11 @@ class RecordReader(Reader[A]):
         """
         return cast(list[bytes], run(self.aio.fetch(indices)))
 
-    take = blocking(Sampling.take)
-    head = blocking(Sampling.head)
-
     def __iter__(self) -> Iterator[bytes]:
         return Iteration(self.aio.__aiter__)
 
 
-class DatapointReader(Reader[A], Batched):
+class DatapointReader(Reader[A, Datapoint_co], Batched):
     """A reader of datapoints that are dicts, with access to single fields."""
 
     @property
@@ -173,12 +180,24 @@ class DatapointReader(Reader[A], Batched):
         """Bytes of all files."""
         return self.aio.size  # type: ignore[no-any-return]
 
-    def __getitem__(self, index: SupportsIndex | slice | tuple[SupportsIndex | slice, Any]) -> Any:
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Datapoint_co: ...
+    @overload
+    def __getitem__(self, index: tuple[SupportsIndex, Any]) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice | range | tuple[slice | range, Any]) -> dict[str, list[Any]]: ...
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, tuple):
             return run(self.aio.get(*index))
         return run(self.aio.get(index))
 
-    def get(self, index: SupportsIndex | slice, mask: Any = None) -> Any:
+    @overload
+    def get(self, index: SupportsIndex, mask: Any) -> dict[str, Any]: ...
+    @overload
+    def get(self, index: SupportsIndex, mask: None = None) -> Datapoint_co: ...
+    @overload
+    def get(self, index: slice | range, mask: Any = None) -> dict[str, list[Any]]: ...
+    def get(self, index: SupportsIndex | slice | range, mask: Any = None) -> Any:
         """Return a datapoint, or ``{key: [values]}`` for a slice; like ``reader[index, mask]``.
 
         Args:
@@ -192,7 +211,11 @@ class DatapointReader(Reader[A], Batched):
         """
         return run(self.aio.get(index, mask))
 
-    def fetch(self, indices: Any, mask: Any = None) -> list[dict[str, Any]]:
+    @overload
+    def fetch(self, indices: Any, mask: Any) -> list[dict[str, Any]]: ...
+    @overload
+    def fetch(self, indices: Any, mask: None = None) -> list[Datapoint_co]: ...
+    def fetch(self, indices: Any, mask: Any = None) -> list[Any]:
         """Return many datapoints. All values are requested concurrently, and neighbouring ones share a request.
 
         Args:
@@ -204,12 +227,9 @@ class DatapointReader(Reader[A], Batched):
         """
         return run(self.aio.fetch(indices, mask))
 
-    take = blocking(Sampling.take)
-    head = blocking(Sampling.head)
-
     def copy(self) -> Self:
         """Return an independently closable reader of the same data that shares its caches."""
         return copy_of(self)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[Datapoint_co]:
         return Iteration(self.aio.__aiter__)

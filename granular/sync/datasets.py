@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from granular import formats
+from granular._typing import Datapoint_co
 from granular.aio.datasets import reader, sharded_reader, sharded_writer, writer
 from granular.aio.datasets.codec import Decoder, Encoder
 from granular.aio.paths.pure import PurePath
@@ -12,7 +13,7 @@ from granular.formats.layout import Layout
 from granular.sync.base import A, DatapointReader, SyncObject, blocking, sync_doc
 
 
-class Datasets(DatapointReader[A]):
+class Datasets(DatapointReader[A, Datapoint_co]):
     """Base of the readers of a single dataset and of a sharded one."""
 
     @property
@@ -28,10 +29,10 @@ class Datasets(DatapointReader[A]):
     available = blocking(reader.DatasetReader.available)
 
 
-class DatasetReader(Datasets[reader.DatasetReader]):
+class DatasetReader(Datasets[reader.DatasetReader[Datapoint_co], Datapoint_co]):
     __doc__ = sync_doc(reader.DatasetReader)
 
-    aio: reader.DatasetReader
+    aio: reader.DatasetReader[Datapoint_co]
 
     def __init__(
         self,
@@ -45,10 +46,10 @@ class DatasetReader(Datasets[reader.DatasetReader]):
         self._open(reader.DatasetReader(directory, decoders, cache_index, cache_keys, parallel, verify))
 
 
-class ShardedDatasetReader(Datasets[sharded_reader.ShardedDatasetReader]):
+class ShardedDatasetReader(Datasets[sharded_reader.ShardedDatasetReader[Datapoint_co], Datapoint_co]):
     __doc__ = sync_doc(sharded_reader.ShardedDatasetReader)
 
-    aio: sharded_reader.ShardedDatasetReader
+    aio: sharded_reader.ShardedDatasetReader[Datapoint_co]
 
     def __init__(
         self,

@@ -100,12 +100,16 @@ class _Wrapped(Fields):
 class SubsetWrapper(Fields):
     __doc__ = sync_doc(wrappers.SubsetWrapper)
 
+    aio: wrappers.SubsetWrapper
+
     def __init__(self, dataset: Any, indices: Any) -> None:
         self.aio = wrappers.SubsetWrapper(dataset, indices)
 
 
 class PercentFilterWrapper(Fields):
     __doc__ = sync_doc(wrappers.PercentFilterWrapper)
+
+    aio: wrappers.PercentFilterWrapper
 
     def __init__(self, dataset: Any, from_percent: float | None = None, to_percent: float | None = None) -> None:
         self.aio = wrappers.PercentFilterWrapper(dataset, from_percent, to_percent)
@@ -114,12 +118,16 @@ class PercentFilterWrapper(Fields):
 class RepeatWrapper(Fields):
     __doc__ = sync_doc(wrappers.RepeatWrapper)
 
+    aio: wrappers.RepeatWrapper
+
     def __init__(self, dataset: Any, repetitions: int | None = None, min_size: int | None = None) -> None:
         self.aio = wrappers.RepeatWrapper(dataset, repetitions, min_size)
 
 
 class ShuffleWrapper(Fields):
     __doc__ = sync_doc(wrappers.ShuffleWrapper)
+
+    aio: wrappers.ShuffleWrapper
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.aio = wrappers.ShuffleWrapper(dataset, seed)
@@ -142,6 +150,8 @@ class ClassFilterWrapper(Fields):
       invalid_classes: alternatively, the classes to drop.
       field: the field of the labels.
     """
+
+    aio: wrappers.ClassFilterWrapper
 
     def __init__(
         self, dataset: Any, valid_classes: Any = None, invalid_classes: Any = None, field: str = 'label'
@@ -167,6 +177,8 @@ class OversamplingWrapper(Fields):
       unlabeled: the label that stands for no class; its datapoints appear once. None if there is none.
     """
 
+    aio: wrappers.OversamplingWrapper
+
     def __init__(
         self,
         dataset: Any,
@@ -180,12 +192,16 @@ class OversamplingWrapper(Fields):
 class FieldConcat(Fields):
     __doc__ = sync_doc(wrappers.FieldConcat)
 
+    aio: wrappers.FieldConcat
+
     def __init__(self, datasets: Sequence[Any]) -> None:
         self.aio = wrappers.FieldConcat(datasets)
 
 
 class ModeWrapper(Batched):
     __doc__ = sync_doc(mode_wrapper.ModeWrapper)
+
+    aio: mode_wrapper.ModeWrapper
 
     def __init__(self, dataset: Any, mode: str | Sequence[str], return_ctx: bool = False) -> None:
         self.aio = mode_wrapper.ModeWrapper(dataset, mode, return_ctx)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from granular.aio.conversion import convert as conversion
 from granular.aio.conversion.convert import Conversion
@@ -49,12 +49,12 @@ def _blocking(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
     return call
 
 
-clean = _blocking(cleaning.clean)
-convert = _blocking(conversion.convert)
-copy_to_local = _blocking(local_copy.copy_to_local)
-get_element_spec = _blocking(spec.get_element_spec)
-load_state = _blocking(checkpoints.load_state)
-verify = _blocking(verification.verify)
+clean: Final = _blocking(cleaning.clean)
+convert: Final = _blocking(conversion.convert)
+copy_to_local: Final = _blocking(local_copy.copy_to_local)
+get_element_spec: Final = _blocking(spec.get_element_spec)
+load_state: Final = _blocking(checkpoints.load_state)
+verify: Final = _blocking(verification.verify)
 
 
 def save_state(directory: Path | str | Any, state: Mapping[str, Any], process: ShardOptions | None = None) -> Path:

@@ -16,6 +16,8 @@ from granular.sync.base import sync_doc
 class Loader(core.LoaderHandle):
     __doc__ = sync_doc(core.Loader)
 
+    aio: core.Loader
+
     def __init__(
         self,
         source: Any,

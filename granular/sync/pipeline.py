@@ -1,24 +1,34 @@
 """The sync API of MapDataset."""
 
 import operator
-from collections.abc import Sequence
-from typing import Any, Self, SupportsIndex, cast, overload
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular._typing import Element_co
 from granular.aio.pipeline import map_dataset as core
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.nodes import selection
 from granular.aio.pipeline.nodes.elements import Computed
-from granular.aio.pipeline.nodes.source import Source
+from granular.aio.pipeline.nodes.source import AnySource, Source
+from granular.aio.pipeline.transforms import (
+    FlatMapTransform,
+    MapTransform,
+    MapWithIndexTransform,
+    RandomMapTransform,
+    Transformation,
+)
 from granular.aio.runtime.bridge import run
 from granular.errors import InvalidArgumentError
 from granular.filters import Strategy
 from granular.sync.base import Batched
 
+T = TypeVar('T')
 
-class MapDataset(core.MapOperations, Batched):
+
+class MapDataset(core.MapOperations[Element_co], Batched):
     """A lazy sequence of elements, each a pure function of its index, fetched many at a time.
 
     ::
@@ -69,7 +79,7 @@ class MapDataset(core.MapOperations, Batched):
         return self._parents[0]
 
     @property
-    def aio(self) -> core.MapDataset:
+    def aio(self) -> core.MapDataset[Element_co]:
         """The async counterpart, which does the work."""
         return core.MapDataset(self._node)
 
@@ -77,14 +87,14 @@ class MapDataset(core.MapOperations, Batched):
     def __getitem__(self, index: slice) -> Self: ...
 
     @overload
-    def __getitem__(self, index: SupportsIndex) -> Any: ...
+    def __getitem__(self, index: SupportsIndex) -> Element_co: ...
 
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
         if isinstance(index, slice):
             return self.slice(index)
         return run(self._node.fetch(np.array([operator.index(index)])))[0]
 
-    def fetch(self, indices: ArrayLike) -> list[Any]:
+    def fetch(self, indices: ArrayLike) -> list[Element_co]:
         """Return the elements at many indices, in the order requested, with concurrent reads."""
         return run(self._node.fetch(np.asarray(indices, np.int64)))
 
@@ -96,5 +106,54 @@ class MapDataset(core.MapOperations, Batched):
     ) -> Self:
         return self._derive(run(selection.oversampled(self._node, field, strategy, unlabeled)))
 
-    def __iter__(self) -> DatasetIterator:
+    def __iter__(self) -> DatasetIterator[Element_co]:
         return iter(self.to_iter_dataset())
+
+    if TYPE_CHECKING:  # what the operations of both APIs return in this one
+
+        @classmethod
+        def source(cls, source: AnySource[T]) -> 'MapDataset[T]': ...
+        @classmethod
+        def range(cls, start: int, stop: int | None = None, step: int = 1) -> 'MapDataset[int]': ...
+        @classmethod
+        def mix(
+            cls, datasets: Sequence[core.MapOperations[T]], weights: Sequence[float] | None = None
+        ) -> 'MapDataset[T]': ...
+        @classmethod
+        def select_from_datasets(
+            cls, datasets: Sequence[core.MapOperations[T]], selection_map: Any
+        ) -> 'MapDataset[T]': ...
+        @classmethod
+        def concatenate(cls, datasets: Sequence[core.MapOperations[T]]) -> 'MapDataset[T]': ...
+        @classmethod
+        def zip(cls, datasets: Sequence[core.MapOperations[Any]]) -> 'MapDataset[tuple[Any, ...]]': ...
+        def map(self, transform: MapTransform[Element_co, T] | Callable[[Element_co], T]) -> 'MapDataset[T]': ...
+        def map_with_index(
+            self, transform: MapWithIndexTransform[Element_co, T] | Callable[[int, Element_co], T]
+        ) -> 'MapDataset[T]': ...
+        def random_map(
+            self,
+            transform: RandomMapTransform[Element_co, T] | Callable[[Element_co, np.random.Generator], T],
+            *,
+            seed: int | Sequence[int] | None = None,
+        ) -> 'MapDataset[T]': ...
+        def flat_map(
+            self,
+            transform: FlatMapTransform[Element_co, T] | Callable[[Element_co], Sequence[T]],
+            *,
+            max_fan_out: int | None = None,
+        ) -> 'MapDataset[T]': ...
+        @overload
+        def batch(
+            self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[Sequence[Element_co]], T]
+        ) -> 'MapDataset[T]': ...
+        @overload
+        def batch(
+            self: 'MapDataset[dict[str, Any]]', batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+        ) -> 'MapDataset[dict[str, Any]]': ...
+        @overload
+        def batch(
+            self, batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+        ) -> 'MapDataset[Any]': ...
+        def batch(self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Any = None) -> Any: ...
+        def apply(self, transformations: Transformation | Sequence[Transformation]) -> 'MapDataset[Any]': ...

@@ -59,6 +59,7 @@ LAYERS = (
         '_lazy': 'optional packages and late imports',
         'indexing': 'integer indices',
         '_redact': 'redaction of credentials',
+        '_typing': 'type variables with defaults',
     },
     {'errors': 'the tree of errors'},
 )

@@ -46,6 +46,13 @@ class Bag:
       immediate: True if records can be read without waiting: limits in memory, records in memory or on a local disk.
     """
 
+    opened: bool
+    immediate: bool
+    version: int
+    length: int
+    datasize: int
+    size: int
+
     def __init__(
         self,
         source: Path | bytes,
@@ -57,13 +64,13 @@ class Bag:
         split: bool | None = None,
         state: BagState | None = None,
     ) -> None:
-        self.path = None if isinstance(source, bytes) else source
+        self.path: Path | None = None if isinstance(source, bytes) else source
         self._data = source if isinstance(source, bytes) else None
         self._index_path = None if isinstance(index, bytes) else index
         self._index = index if isinstance(index, bytes) else None
         self._cache_index, self._cache_data, self._verify = cache_index, cache_data, verify
         self._split, self._cached_state = split if index is None else True, state
-        self.name = f'<{len(source)} bytes>' if isinstance(source, bytes) else f'{source}'
+        self.name: str = f'<{len(source)} bytes>' if isinstance(source, bytes) else f'{source}'
         self.opened = self.immediate = False
         self.version = self.length = self.datasize = self.size = 0
         self.sums: Sums | None = None

@@ -31,7 +31,7 @@ from granular.indexing import Ints
 
 T = TypeVar('T')
 
-logger = logging.getLogger('granular')
+logger: Final = logging.getLogger('granular')
 
 _MAGIC: Final = b'granular-index-3'
 _SUM: Final = len(_MAGIC) + 8  # the checksum covers all bytes from here on

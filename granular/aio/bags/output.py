@@ -48,6 +48,9 @@ class BagOutput(AsyncResource):
       verifies: True if closing verifies the published files; otherwise the caller of ``aclose`` calls ``verify``.
     """
 
+    path: Path
+    length: int
+
     def __init__(self, path: Path, version: int, resume: Literal['check', 'discard'], checksums: bool) -> None:
         super().__init__()
         if version not in (1, 2, 3):
@@ -71,7 +74,7 @@ class BagOutput(AsyncResource):
         self.verifies = True
         self._tail: _Tail | None = None
         self._failed = False
-        self.flushed = 0
+        self.flushed: int = 0
 
     def __repr__(self) -> str:
         return f'BagWriter({f"{self.path}"!r})'

@@ -19,7 +19,7 @@ from granular.formats.plain import Buffer
 from granular.indexing import Ints, index_of, indices_of
 
 
-class BagReader(Sampling):
+class BagReader(Sampling[bytes]):
     """Random access to the records of a bag of any version, from a file or from bytes.
 
     Opening takes one round trip; a table larger than ``IOConfig.tail``, ``cache_data`` and ``verify`` each add at

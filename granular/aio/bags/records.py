@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from granular.indexing import Ints
 
 T = TypeVar('T')
 
-logger = logging.getLogger('granular')
+logger: Final = logging.getLogger('granular')
 
 
 async def retry_if_corrupt(read: Callable[[bool], Awaitable[T]], remote: bool) -> T:

@@ -39,7 +39,7 @@ class Cache(AsyncResource):
         self._pack = None if pack is None else method_of(pack, 'map')
         self._unpack = None if unpack is None else method_of(unpack, 'map')
         self._length = -1
-        self.sparse = self._upstream.sparse
+        self.sparse: bool = self._upstream.sparse
 
     def __repr__(self) -> str:
         suffix = '' if self._transform is None else f', transform={name_of(self._transform)}'

@@ -20,7 +20,7 @@ from granular.formats.checksums import seal
 
 T = TypeVar('T')
 
-logger = logging.getLogger('granular')
+logger: Final = logging.getLogger('granular')
 
 VARIABLE: Final = 'GRANULAR_REDIS_URL'
 _DEFAULT: Final = 'redis://localhost:6379/0'

@@ -26,10 +26,10 @@ class ImageFolder:
         images = [(entry.key[base:].partition('/')[0], entry) for entry in entries if '/' in entry.key[base:]]
         images.sort(key=lambda pair: (pair[0], pair[1].key))
         self._folder = folder
-        self.classes = sorted({name for name, _ in images})
+        self.classes: list[str] = sorted({name for name, _ in images})
         self._labels = {name: label for label, name in enumerate(self.classes)}
         self._rows = [(name, entry.key) for name, entry in images]
-        self.size = sum(entry.size for _, entry in images)
+        self.size: int = sum(entry.size for _, entry in images)
 
     @classmethod
     async def listed(cls, folder: Path) -> 'ImageFolder':

@@ -8,7 +8,7 @@ import numpy as np
 
 from granular import formats
 from granular.errors import DatapointError, InvalidArgumentError
-from granular.formats.layout import Layout, check_spec
+from granular.formats.layout import Layout, Spec, check_spec
 from granular.formats.media import image_type
 
 _PLAIN: Final = ('int', 'utf8', 'bytes', 'msgpack')  # types that msgpack can represent
@@ -48,7 +48,7 @@ class RecordMapping:
                     f'{name}: fields {fields[key]!r} and {field!r} would both be key {key!r}: rename one in the source'
                 )
             fields[key] = field
-        self.renamed = {field: key for field, key in self._keys.items() if field != key}
+        self.renamed: dict[str, str] = {field: key for field, key in self._keys.items() if field != key}
         types = {
             key: _common_type({_kind(_plain(record.get(field))) for record in records})
             for field, key in self._keys.items()
@@ -61,9 +61,9 @@ class RecordMapping:
             raise InvalidArgumentError(f'{name}: no type fits these keys: {examples}: pass one with spec')
         if not types:
             raise InvalidArgumentError(f'{name}: has no records to infer a spec from: pass spec')
-        self.spec = check_spec(types, layout)
+        self.spec: Spec = check_spec(types, layout)
         self._optional = {key for key, kind in self.spec.items() if kind == 'msgpack'}
-        self.mean = max(1, sum(_size(list(record.values())) for record in records) // max(1, len(records)))
+        self.mean: int = max(1, sum(_size(list(record.values())) for record in records) // max(1, len(records)))
         images = [field for field, key in self._keys.items() if self.spec[key].removesuffix('[]') in ('jpg', 'png')]
         self._files = all(isinstance(record.get(field), bytes) for record in records for field in images)
 

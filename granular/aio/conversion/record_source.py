@@ -48,6 +48,12 @@ class RecordSource:
       opened: the reader to close with it.
     """
 
+    name: str
+    format: str
+    source: Source | None
+    items: Any
+    size: int | None
+
     def __init__(
         self,
         name: str,

@@ -57,6 +57,12 @@ class Columns:
       immediate: True if datapoints can be read without waiting.
     """
 
+    name: str
+    spec: Spec
+    bags: dict[str, Bag]
+    refs: Bag | None
+    snapshot: Snapshot | None
+
     def __init__(
         self,
         name: str,
@@ -67,11 +73,11 @@ class Columns:
         snapshot: Snapshot | None,
     ) -> None:
         self.name, self.spec, self.bags, self.refs, self.snapshot = name, spec, bags, refs, snapshot
-        self.choices = [Choice(field, i, True) for i, field in enumerate(fields)]
+        self.choices: list[Choice] = [Choice(field, i, True) for i, field in enumerate(fields)]
         self._light = all(field.light for field in fields)
         self.references: References | None = None
-        self.length = 0
-        self.immediate = False
+        self.length: int = 0
+        self.immediate: bool = False
 
     async def finish(self, cache_references: bool) -> None:
         """Complete the columns once their bags are opened."""

@@ -30,6 +30,9 @@ class Dataset:
       columns: the bags, as of the last call of ``open``.
     """
 
+    directory: Path
+    name: str
+
     def __init__(
         self,
         directory: Path,
@@ -44,7 +47,7 @@ class Dataset:
         self._cache_index, self._cache_keys, self._verify = cache_index, cache_keys, verify
         self._content = b''  # of the spec
         self._proof: Proof | None = None
-        self.columns = Columns(self.name, {}, (), {}, None, None)
+        self.columns: Columns = Columns(self.name, {}, (), {}, None, None)
 
     def copy(self) -> Self:
         """Return an independently closable dataset that shares what is cached."""

@@ -3,11 +3,12 @@
 import contextlib
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Self, SupportsIndex
+from typing import Any, Self, SupportsIndex, overload
 
 import numpy as np
 
 from granular import formats
+from granular._typing import Datapoint_co
 from granular.aio.bags.identity import Identity, reopened
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.bags.reader import BagReader
@@ -24,7 +25,7 @@ from granular.errors import InvalidArgumentError, ObjectChangedError
 from granular.indexing import index_of, indices_of
 
 
-class DatasetReader(Sampling):
+class DatasetReader(Sampling[Datapoint_co]):
     """Random access to the datapoints of a dataset in either layout.
 
     Opening takes three round trips: the spec with the references, the bags, and a check that the dataset was not
@@ -61,7 +62,7 @@ class DatasetReader(Sampling):
         super().__init__()
         if isinstance(cache_keys, str):
             raise InvalidArgumentError(f'cache_keys: expected a sequence of keys, got {cache_keys!r}')
-        self.directory = Path(directory)
+        self.directory: Path = Path(directory)
         self._args = (decoders, cache_index, tuple(cache_keys), parallel, verify)
         self._dataset = Dataset(self.directory, decoders, cache_index, cache_keys, verify)
         self._columns = self._dataset.columns
@@ -174,7 +175,13 @@ class DatasetReader(Sampling):
 
     # --- reading
 
-    async def get(self, index: SupportsIndex | slice, mask: Mask = None) -> Any:
+    @overload
+    async def get(self, index: SupportsIndex, mask: Mask) -> Datapoint: ...
+    @overload
+    async def get(self, index: SupportsIndex, mask: None = None) -> Datapoint_co: ...
+    @overload
+    async def get(self, index: slice | range, mask: Mask = None) -> dict[str, list[Any]]: ...
+    async def get(self, index: SupportsIndex | slice | range, mask: Mask = None) -> Any:
         """Return a datapoint, or ``{key: [values]}`` for a slice.
 
         Args:
@@ -198,7 +205,11 @@ class DatasetReader(Sampling):
             return datapoint
         return (await fetch_datapoints([(columns, np.array([position]))], choices))[0]
 
-    async def fetch(self, indices: Any, mask: Mask = None) -> list[Datapoint]:
+    @overload
+    async def fetch(self, indices: Any, mask: Mask) -> list[Datapoint]: ...
+    @overload
+    async def fetch(self, indices: Any, mask: None = None) -> list[Datapoint_co]: ...
+    async def fetch(self, indices: Any, mask: Mask = None) -> list[Any]:
         """Return many datapoints, read in one fan-out: all values are requested at once, neighbours in one request.
 
         Args:
@@ -219,7 +230,7 @@ class DatasetReader(Sampling):
         await self._ensure_open()
         return await self._columns.available(index_of(index, self._columns.length, self._name))
 
-    async def __aiter__(self) -> AsyncIterator[Datapoint]:
+    async def __aiter__(self) -> AsyncIterator[Datapoint_co]:
         await self._ensure_open()
         local = self.directory.store.local
         async with contextlib.aclosing(pages(self.fetch, len(self), self.size, local)) as datapoints:

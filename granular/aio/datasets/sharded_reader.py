@@ -3,11 +3,12 @@
 import contextlib
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Self, SupportsIndex
+from typing import Any, Self, SupportsIndex, overload
 
 import numpy as np
 
 from granular import formats
+from granular._typing import Datapoint_co
 from granular.aio.bags.identity import FileIdentity, Identity, reopened
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.codec import Decoder
@@ -27,7 +28,7 @@ from granular.formats.layout import shard_name
 from granular.indexing import Ints, check_integer, index_of, indices_of
 
 
-class ShardedDatasetReader(Sampling):
+class ShardedDatasetReader(Sampling[Datapoint_co]):
     """Random access to the datapoints of all shards, or of every ``shardstep``-th shard from ``shardstart`` on.
 
     Opening lists the folder and then opens all shards at once. Memory is that of ``DatasetReader``.
@@ -58,7 +59,7 @@ class ShardedDatasetReader(Sampling):
     ) -> None:
         super().__init__()
         check_steps(shardstart, shardstep)
-        self.directory = Path(directory)
+        self.directory: Path = Path(directory)
         self._name = f'{self.directory}'
         self._args = (decoders, cache_index, tuple(cache_keys), parallel, verify)
         self._steps = (shardstart, shardstep)
@@ -230,7 +231,13 @@ class ShardedDatasetReader(Sampling):
 
     # --- reading
 
-    async def get(self, index: SupportsIndex | slice, mask: Mask = None) -> Any:
+    @overload
+    async def get(self, index: SupportsIndex, mask: Mask) -> Datapoint: ...
+    @overload
+    async def get(self, index: SupportsIndex, mask: None = None) -> Datapoint_co: ...
+    @overload
+    async def get(self, index: slice | range, mask: Mask = None) -> dict[str, list[Any]]: ...
+    async def get(self, index: SupportsIndex | slice | range, mask: Mask = None) -> Any:
         """Return a datapoint, or ``{key: [values]}`` for a slice; as ``DatasetReader.get``."""
         if self._state != 'open':
             await self._ensure_open()
@@ -245,7 +252,11 @@ class ShardedDatasetReader(Sampling):
             return datapoint
         return (await fetch_datapoints([(columns, np.array([position]))], choices))[0]
 
-    async def fetch(self, indices: Any, mask: Mask = None) -> list[Datapoint]:
+    @overload
+    async def fetch(self, indices: Any, mask: Mask) -> list[Datapoint]: ...
+    @overload
+    async def fetch(self, indices: Any, mask: None = None) -> list[Datapoint_co]: ...
+    async def fetch(self, indices: Any, mask: Mask = None) -> list[Any]:
         """Return many datapoints, read in one fan-out over all keys and shards; as ``DatasetReader.fetch``."""
         if self._state != 'open':
             await self._ensure_open()
@@ -259,7 +270,7 @@ class ShardedDatasetReader(Sampling):
         columns, position = self._find(index)
         return await columns.available(position)
 
-    async def __aiter__(self) -> AsyncIterator[Datapoint]:
+    async def __aiter__(self) -> AsyncIterator[Datapoint_co]:
         await self._ensure_open()
         local = self.directory.store.local
         async with contextlib.aclosing(pages(self.fetch, len(self), self.size, local)) as datapoints:

@@ -71,7 +71,7 @@ class ShardedDatasetWriter(Publishing):
             check_integer('shardlen', shardlen, 1)
         if shardlen is None and (shardstart > 0 or shardstep > 1):
             raise InvalidArgumentError('shardstart and shardstep need a shardlen: without it there is one shard')
-        self.directory = Path(directory)
+        self.directory: Path = Path(directory)
         self._args = (spec, encoders, layout, resume, checksums)
         self._spec = check_spec(spec, layout)
         fields_of(self._spec, encoders, layout, f'{self.directory}')  # rejects unknown types before a shard starts

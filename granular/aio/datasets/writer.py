@@ -67,7 +67,7 @@ class DatasetWriter(Publishing):
         checksums: bool = False,
     ) -> None:
         super().__init__()
-        self.directory = Path(directory)
+        self.directory: Path = Path(directory)
         self._name = f'{self.directory}'
         self._layout = layout
         self._spec = check_spec(spec, layout)

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,8 @@ from granular.aio.bags.records import read_limits, read_parts, retry_if_corrupt
 from granular.aio.datasets.columns import Columns, read_references
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader
-from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.sampling import Sampling
 from granular.errors import CorruptDatasetError, DecodeError, InvalidArgumentError, UnknownKeyError, UnsupportedError
 from granular.formats.plain import array_counts, array_head, parse_array_head
 from granular.indexing import Ints, check_integer, index_of, indices_of
@@ -23,7 +23,7 @@ _HEAD = 64  # bytes; at least those before the data of an array
 Window = dict[str, NDArray[Any]]
 
 
-class TokenWindows(AsyncResource):
+class TokenWindows(Sampling[Window]):
     """Random access to windows of fixed length over the arrays of a dataset, such as the tokens of long documents.
 
     ::
@@ -153,7 +153,11 @@ class TokenWindows(AsyncResource):
 
     # --- reading
 
-    async def get(self, index: SupportsIndex | slice) -> Any:
+    @overload
+    async def get(self, index: SupportsIndex) -> Window: ...
+    @overload
+    async def get(self, index: slice | range) -> list[Window]: ...
+    async def get(self, index: SupportsIndex | slice | range) -> Window | list[Window]:
         """Return the window at an index, negative from the end, or the windows of a slice.
 
         Raises:

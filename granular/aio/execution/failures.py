@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import ClosedError, FunctionError, InvalidArgumentError, WorkerError
 
-logger = logging.getLogger('granular')
+logger: Final = logging.getLogger('granular')
 
 OnError = Literal['raise', 'skip'] | Callable[[int, Exception], Any]
 
@@ -29,6 +29,9 @@ class Failure:
       step: the step of the source that failed.
       error: the exception.
     """
+
+    error: Exception
+    step: int
 
     __slots__ = ('error', 'step')
 
@@ -106,7 +109,7 @@ class Errors:
         if on_error not in ('raise', 'skip') and not callable(on_error):
             raise InvalidArgumentError(f"on_error: expected 'raise', 'skip', or a function, got {on_error!r}")
         self.on_error = on_error
-        self.count = 0
+        self.count: int = 0
         self.recent: collections.deque[tuple[int, str]] = collections.deque(maxlen=_RECENT)
 
     @property

@@ -52,6 +52,11 @@ class Prefetch(Generic[T]):
       consumed: seconds between the return of an item and the request for the next.
     """
 
+    position: int
+    depth: int
+    waited: float
+    consumed: float
+
     def __init__(
         self,
         make: Callable[[int, int], Coroutine[Any, Any, T]],
@@ -67,7 +72,7 @@ class Prefetch(Generic[T]):
         self.most = 1
         self._begun = 0  # positions of the items started since the last change of the position
         self.token: object = None
-        self.cheap = False
+        self.cheap: bool = False
         self.waited = self.consumed = 0.0
         self._returned: float | None = None  # when the last item was returned
         self._items: collections.deque[tuple[asyncio.Task[T], int]] = collections.deque()  # and the position after it

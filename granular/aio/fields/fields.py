@@ -185,7 +185,8 @@ class Keys(Fields):
             )
         if len(source) >= ENDLESS:
             raise InvalidArgumentError('an infinitely repeated dataset cannot be wrapped: wrap it before repeat()')
-        self.parents, self._names, self._length = (source,), names, len(source)
+        self.parents: tuple[Any, ...] = (source,)
+        self._names, self._length = names, len(source)
         self._selected: dict[tuple[str, ...], Source] = {}  # by requested keys
 
     def __len__(self) -> int:
@@ -224,8 +225,8 @@ class Methods(Fields):
         super().__init__()
         self.dataset = dataset
         self._wrapped = fields_of(dataset.dataset) if isinstance(dataset, FieldWrapper) else None
-        self.own = _methods(type(dataset))
-        self.parents = () if self._wrapped is None else (self._wrapped,)
+        self.own: dict[str, str] = _methods(type(dataset))
+        self.parents: tuple[Any, ...] = () if self._wrapped is None else (self._wrapped,)
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -25,7 +25,8 @@ class IndexWrapper(Fields):
     def __init__(self, dataset: Any) -> None:
         super().__init__()
         wrapped = fields_of(dataset)
-        self.parents, self._pure = (wrapped,), wrapped._pure
+        self.parents: tuple[Any, ...] = (wrapped,)
+        self._pure = wrapped._pure
 
     @property
     def fields(self) -> tuple[str, ...] | None:
@@ -48,7 +49,8 @@ class IndexWrapper(Fields):
     def _inherit(self) -> None:
         if self.parents[0].known_labels:
             indices = self._lookup(np.arange(len(self)))
-            self.known_labels = {field: labels[indices] for field, labels in self.parents[0].known_labels.items()}
+            known = self.parents[0].known_labels
+            self.known_labels.update({field: labels[indices] for field, labels in known.items()})
 
 
 class _SelectionWrapper(IndexWrapper):
@@ -275,7 +277,7 @@ class FieldConcat(Fields):
 
     def __init__(self, datasets: Sequence[Any]) -> None:
         super().__init__()
-        self.parents = tuple(map(fields_of, datasets))
+        self.parents: tuple[Any, ...] = tuple(map(fields_of, datasets))
         if not self.parents:
             raise InvalidArgumentError('expected one dataset or more, got none')
         self._pure = all(part._pure for part in self.parents)

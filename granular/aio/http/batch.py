@@ -45,6 +45,9 @@ class Outcome:
       reserved: the bytes of the limit that the attempt holds; None if it has no slot.
     """
 
+    reply: Head | Exception | None
+    reserved: int | None
+
     def __init__(self, reply: Head | Exception | None = None, reserved: int | None = None) -> None:
         self.reply, self.reserved = reply, reserved
 

@@ -2,7 +2,7 @@
 
 A general-purpose client passes a body on in pieces, through a parser, a buffer and a stream; for replies of 100 kB,
 that takes most of the time. Here, only the head of a reply is parsed in Python, and the system call receives the body
-into the memory that the caller provides. Compression, pipelining and proxies are not supported.
+into the memory that the caller provides. Compression and pipelining are not supported.
 """
 
 import asyncio
@@ -55,10 +55,10 @@ class Exchange:
 
     # Most of these stay as they are, so that a range read is created by few assignments.
     target: Target
-    request = b''
-    bodiless = False
+    request: bytes = b''
+    bodiless: bool = False
     body: bytes | memoryview = b''
-    hedged = True
+    hedged: bool = True
     got = 0
     collected: bytearray
     future: 'asyncio.Future[Head] | None' = None
@@ -156,6 +156,13 @@ class ConnectionPool(Protocol):
 
 class Connection(asyncio.BufferedProtocol):
     """A connection, with one request on it at a time."""
+
+    origin: Origin
+    moved: float
+    sent: float
+    mark_time: float
+    mark_got: int
+    begun: bool
 
     def __init__(self, pool: ConnectionPool, origin: Origin) -> None:
         self._pool, self.origin = pool, origin

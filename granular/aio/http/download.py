@@ -71,12 +71,16 @@ class Download(Exchange):
       withdrawn: True if the batch was cancelled while the download waited for its slot of the limit.
     """
 
-    data = b''
-    ranged = False
+    key: str
+    name: str
+    got: int
+
+    data: bytes = b''
+    ranged: bool = False
     """True if the current request has a range."""
-    coding = ''
+    coding: str = ''
     """The Content-Encoding of the replies."""
-    unproven = False
+    unproven: bool = False
     """True while it is unverified that the object is stored with that coding, or has the received length."""
     batch: 'Batch | None' = None
     weight = 0
@@ -340,7 +344,8 @@ class Download(Exchange):
         return _ENDLESS if self.whole else _WHOLE + 1
 
     def _cut(self, head: Head, version: str | None) -> Reply:
-        data, self.collected, length = bytes(self.collected), bytearray(), head.length
+        data, length = bytes(self.collected), head.length
+        self.collected.clear()
         size = len(data) if length is None else length
         if size > _WHOLE and not self.whole:
             raise BadReplyError(f'{self.name}: a range was answered with all of its object, of no length')

@@ -65,7 +65,7 @@ class Limit:
     def __init__(self, requests: int, memory: int) -> None:
         self._ceiling = self._before = requests or _FIRST
         self._most = requests or max(_FIRST, min(_MOST, _descriptors() // 2))
-        self.capacity = float(self._ceiling)
+        self.capacity: float = float(self._ceiling)
         self._running = 0
         self._memory = self._free = memory
         self._waiting: collections.deque[Waiting] = collections.deque()
@@ -190,7 +190,7 @@ class Budget:
 
     def __init__(self) -> None:
         self._tokens = self._most = 500.0
-        self.spent = False
+        self.spent: bool = False
         """True if retries have taken tokens that are not returned yet, or wait for some."""
         self._waiting: collections.deque[tuple[float, asyncio.Future[None]]] = collections.deque()
         self._timer: asyncio.TimerHandle | None = None

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from granular._redact import hidden
+from granular.aio.http.proxies import Proxy, proxy_of
 from granular.config import KiB
 from granular.errors import InvalidArgumentError
 
@@ -25,11 +26,17 @@ class ProtocolError(Exception):
 
 
 class Origin(NamedTuple):
-    """The server that a connection leads to."""
+    """The server that a connection leads to, and the proxy on the way."""
 
     secure: bool
     host: str
     port: int
+    proxy: Proxy | None = None
+
+    @property
+    def peer(self) -> tuple[str, int]:
+        """The host and port to connect to."""
+        return (self.host, self.port) if self.proxy is None else self.proxy[:2]
 
 
 class Target(NamedTuple):
@@ -51,7 +58,7 @@ class Target(NamedTuple):
         """Return the target of a URL whose path is already quoted.
 
         Raises:
-          InvalidArgumentError: if the URL or a header is not valid in HTTP.
+          InvalidArgumentError: if the URL or a header is not valid in HTTP, or the environment's proxy is not.
         """
         try:
             parts = urllib.parse.urlsplit(url)
@@ -72,14 +79,17 @@ class Target(NamedTuple):
             pair = f'{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or "")}'
             sent.setdefault('Authorization', 'Basic ' + base64.b64encode(pair.encode()).decode())
         path = (parts.path or '/') + (f'?{parts.query}' if parts.query else '')
+        proxy = proxy_of(secure, host, port)
         lines = ''.join(f'{name}: {value}\r\n' for name, value in sent.items())
+        if proxy is not None and not secure:
+            path, lines = f'http://{authority}{path}', lines + proxy.line
         for text in (path, *itertools.chain.from_iterable(sent.items())):
             if not text.isascii() or any(c in text for c in '\r\n\0'):
                 raise InvalidArgumentError(
                     f'{authority[:200]}: an address or a header has characters that HTTP has not'
                 )
         get = f'GET {path} HTTP/1.1\r\n{lines}'
-        return cls(Origin(secure, host, port), url, path, headers, lines.encode(), get.encode())
+        return cls(Origin(secure, host, port, proxy), url, path, headers, lines.encode(), get.encode())
 
     def request(self, method: str, more: str = '') -> bytes:
         """Return the head of the request; ``more`` contains further header lines."""
@@ -173,7 +183,7 @@ class Chunks:
         self._left = 0  # bytes of the chunk still to come, including its line end
         self._trailing = False
         self._trailer = 0  # bytes of the trailer section
-        self.ended = False
+        self.ended: bool = False
 
     def feed(self, data: memoryview) -> list[bytes]:
         """Return the bytes of the body in the received data."""

@@ -12,12 +12,14 @@ from typing import Any, Final, TypeVar
 
 from granular.aio.http.connection import SCRATCH, Connection, Exchange, PoolClosedError, StaleError, now
 from granular.aio.http.messages import Head, Origin
+from granular.aio.http.proxies import open_tunnel
 from granular.aio.http.reply import counters
 from granular.aio.http.tls import context_of
 from granular.aio.runtime.threads import offload
 from granular.config import IOConfig
+from granular.errors import GranularError
 
-logger = logging.getLogger('granular')
+logger: Final = logging.getLogger('granular')
 
 _KEEP: Final = 15.0  # seconds after which an idle connection is not reused: routers drop them silently
 _NAMES_FOR: Final = 60.0  # seconds for which the addresses of a host are cached
@@ -52,7 +54,7 @@ class Pool:
         self._quiet = 0.0  # the time until which none is sent
         self._judged = 0.0  # time of the last evaluation of latencies
         self._tasks: set[asyncio.Task[None]] = set()
-        self.scratch = bytearray(SCRATCH)
+        self.scratch: bytearray = bytearray(SCRATCH)
         self.connections: set[Connection] = set()
         self._idle: dict[Origin, list[Connection]] = {}
         self._names: dict[Origin, tuple[float, asyncio.Future[list[str]]]] = {}
@@ -136,6 +138,8 @@ class Pool:
                     return connection
                 failure = error
             self._names.pop(origin, None)
+            if origin.proxy is not None:
+                raise ConnectionError(f'through the proxy {origin.proxy.host}:{origin.proxy.port}: {failure}')
             raise failure
 
     async def _open(self, connection: Connection, address: str, context: ssl.SSLContext | None) -> OSError | None:
@@ -143,14 +147,18 @@ class Pool:
         origin = connection.origin
         host = origin.host if origin.secure else None
         try:
-            await self._loop.create_connection(
-                lambda: connection, address, origin.port, ssl=context, server_hostname=host
-            )
+            if origin.proxy is not None and origin.secure:
+                tunnel = await open_tunnel(origin.proxy, address, origin.host, origin.port)
+                await self._loop.create_connection(lambda: connection, sock=tunnel, ssl=context, server_hostname=host)
+            else:
+                await self._loop.create_connection(
+                    lambda: connection, address, origin.peer[1], ssl=context, server_hostname=host
+                )
         except BaseException as error:
             if connection in self.connections:  # it is established, but no longer awaited: uvloop reports no loss then
                 connection.transport.abort()  # the loop itself would wait for TLS to confirm the close
                 self.forget(connection)
-            if not isinstance(error, OSError) or isinstance(error, ssl.SSLCertVerificationError):
+            if not isinstance(error, OSError) or isinstance(error, ssl.SSLCertVerificationError | GranularError):
                 raise
             return error
         return None
@@ -182,12 +190,13 @@ class Pool:
             raise PoolClosedError from None
 
     async def _look_up(self, origin: Origin) -> list[str]:
+        host, port = origin.peer
         with contextlib.suppress(ValueError):
-            return [str(ipaddress.ip_address(origin.host))]
+            return [str(ipaddress.ip_address(host))]
         try:
-            entries = await self._loop.getaddrinfo(origin.host, origin.port, type=1)
+            entries = await self._loop.getaddrinfo(host, port, type=1)
         except ValueError as error:  # of a name that is too long, or has invalid characters
-            raise OSError(f'{origin.host[:80]!r} is not a host name: {error}') from None
+            raise OSError(f'{host[:80]!r} is not a host name: {error}') from None
         return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
     def _tls(self) -> asyncio.Future[ssl.SSLContext]:

@@ -56,7 +56,7 @@ class Counters:
     block_misses: int = 0
 
 
-counters = Counters()
+counters: Final = Counters()
 
 
 def io_stats() -> dict[str, int]:

@@ -27,7 +27,7 @@ from granular.errors import (
     StoreTimeoutError,
 )
 
-logger = logging.getLogger('granular')
+logger: Final = logging.getLogger('granular')
 
 RETRIED: Final = frozenset((408, 429, 500, 502, 503, 504))
 _EXPIRED: Final = frozenset(('ExpiredToken', 'ExpiredTokenException', 'TokenRefreshRequired', 'InvalidToken'))
@@ -49,6 +49,9 @@ Recover = Callable[[RecoverableKind, str], Awaitable[bool]]
 class RecoverableError(Exception):
     """A reply that reports a recoverable error of the request."""
 
+    error: GranularError
+    detail: str
+
     def __init__(self, error: GranularError, kind: RecoverableKind, detail: str = '') -> None:
         super().__init__(str(error))
         self.error, self.kind, self.detail = error, kind, detail
@@ -65,6 +68,10 @@ class DoubtfulError(Exception):
 class RetryableError(Exception):
     """A reply after which the request is retried."""
 
+    error: StoreError
+    throttled: bool
+    after: float
+
     def __init__(self, error: StoreError, throttled: bool, after: float) -> None:
         super().__init__(str(error))
         self.error, self.throttled, self.after = error, throttled, after
@@ -78,11 +85,14 @@ class Traffic:
       on_throttling: called when the store throttles so often that the requests slow down.
     """
 
+    config: IOConfig
+    on_throttling: Callable[[], None]
+
     def __init__(self, config: IOConfig, on_throttling: Callable[[], None]) -> None:
         self.config, self.on_throttling = config, on_throttling
-        self.limit = Limit(config.concurrency, config.memory)
-        self.budget = Budget()
-        self.pauses = Pauses()
+        self.limit: Limit = Limit(config.concurrency, config.memory)
+        self.budget: Budget = Budget()
+        self.pauses: Pauses = Pauses()
 
     def succeeded(self, tokens: float = 1.0) -> None:
         """Record that an operation succeeded: return tokens to the retry budget, and wake a throttled request."""
@@ -262,6 +272,10 @@ def refusal(head: Head, body: bytes | bytearray, name: str) -> Exception:
         if detail == 'RequestTimeTooSkewed':
             return RecoverableError(denied, 'skewed', head.headers.get('date', ''))
         return RecoverableError(denied, 'expired') if status == 401 or detail in _EXPIRED else denied
+    if status == 407:
+        return AccessDeniedError(
+            f'{name}: the proxy denied access (status 407, {detail}): check the user in HTTP_PROXY'
+        )
     if status == 412:
         return changed(name, 'asked for', None)
     region = head.headers.get('x-amz-bucket-region', '')[:40]

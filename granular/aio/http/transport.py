@@ -79,8 +79,8 @@ class Transport:
 
     def __init__(self, config: IOConfig, version_header: str, bucket: bool, tls_verify: bool | str = True) -> None:
         self._versions = Versions.of(version_header, bucket)
-        self.pool = Pool(config, tls_verify)
-        self.traffic = Traffic(config, self.pool.throttled)
+        self.pool: Pool = Pool(config, tls_verify)
+        self.traffic: Traffic = Traffic(config, self.pool.throttled)
         self._prover = Prover(self._send, self._versions)
 
     async def aclose(self) -> None:

@@ -45,7 +45,7 @@ class Assembly:
 
     def __init__(self, source: Source, size: int, spec: Spec, on_error: OnError) -> None:
         self._source, self._size, self._spec, self._errors = source, size, spec, Errors(on_error)
-        self.captures = not self._errors.raises
+        self.captures: bool = not self._errors.raises
         self.recycled: collections.deque[Batch] = collections.deque()
 
     async def make(self, first: int) -> LoadedBatch:

@@ -134,6 +134,13 @@ class Loader(LoaderHandle):
       WorkerError: if a worker process died.
     """
 
+    batch: int
+    prefetch: int
+    workers: int
+    shard_id: int
+    num_shards: int
+    recycle_after: int | bool
+
     def __init__(
         self,
         source: Any,

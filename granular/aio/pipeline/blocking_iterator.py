@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Self
 
+from granular._typing import Element_co
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.iterator import CursorHandle
 from granular.aio.pipeline.streams.stream import Stream
@@ -14,7 +15,7 @@ from granular.errors import InvalidArgumentError
 _computing: Final = computing.get
 
 
-class DatasetIterator(CursorHandle, Iterator[Any]):
+class DatasetIterator(CursorHandle, Iterator[Element_co]):
     """The elements of a stream, for ``for``; its state can be saved and restored between any two elements.
 
     ::
@@ -48,7 +49,8 @@ class DatasetIterator(CursorHandle, Iterator[Any]):
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Element_co:
+        element: Element_co
         if not _computing():  # otherwise a function may be using the iterator that calls it
             for element in self._cursor.page:
                 return element

@@ -2,12 +2,12 @@
 
 import dataclasses
 import functools
-import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, cast
+from typing import Any, Generic, Self, TypeVar, cast, overload
 
 import numpy as np
 
+from granular._typing import Element_co
 from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.nodes import base as nodes
@@ -41,8 +41,10 @@ from granular.errors import InvalidArgumentError
 from granular.formats.display import html_lines
 from granular.indexing import check_integer, check_seed
 
+T = TypeVar('T')
 
-class IterDataset:
+
+class IterDataset(Generic[Element_co]):
     """A stream of elements, for ``for`` or ``async for``; create one with ``MapDataset.to_iter_dataset``.
 
     Operations return a new stream; nothing is read before iteration::
@@ -76,20 +78,15 @@ class IterDataset:
         """Return the IterDataset of a stream; not of a subclass, whose constructor has other arguments."""
         return cast(Self, IterDataset(stream))
 
-    def _derive(self, stream: Stream) -> Self:
-        return self._of(stream)
-
     def _staged(self, description: str, make: Callable[..., Flow], *args: Any) -> Self:
-        return self._derive(Staged([self._stream], description, make, *args))
-
-    __class_getitem__: Any = classmethod(types.GenericAlias)
+        return self._of(Staged([self._stream], description, make, *args))
 
     @classmethod
     def mix(
         cls,
         datasets: Sequence[Any] | Mapping[str, Any],
         weights: Sequence[float] | Mapping[str, float] | None = None,
-    ) -> Self:
+    ) -> 'IterDataset[Any]':
         """Mix streams evenly, in proportion to their weights, until one of them ends.
 
         ::
@@ -128,7 +125,7 @@ class IterDataset:
         num_make_iter_threads: int = 1,
         make_iter_buffer_size: int = 1,
         iter_buffer_size: int = 1,
-    ) -> Self:
+    ) -> 'IterDataset[Any]':
         """Take elements from several streams in turn; the next stream replaces one that ends.
 
         ::
@@ -159,7 +156,7 @@ class IterDataset:
         return cls._of(stage)
 
     @classmethod
-    def zip(cls, datasets: Sequence[Any], *, strict: bool = True) -> Self:
+    def zip(cls, datasets: Sequence[Any], *, strict: bool = True) -> 'IterDataset[tuple[Any, ...]]':
         """Combine streams: each element is a tuple of their next elements.
 
         ::
@@ -173,7 +170,7 @@ class IterDataset:
         if not datasets:
             raise InvalidArgumentError('expected one dataset or more, got none')
         description = f'zip of {len(datasets)}{"" if strict else ", strict=False"}'
-        return cls._of(Staged(_streams(datasets), description, Zipping, strict))
+        return IterDataset(Staged(_streams(datasets), description, Zipping, strict))
 
     def seed(self, seed: int | Sequence[int]) -> Self:
         """Set the seed of all later operations that are given none: each derives a seed of its own from it.
@@ -181,45 +178,59 @@ class IterDataset:
         Args:
           seed: integer >= 0 of any size, or a sequence of such integers.
         """
-        return self._derive(SeededStream(self._stream, check_seed(seed)))
+        return self._of(SeededStream(self._stream, check_seed(seed)))
 
-    def map(self, transform: MapTransform | Callable[[Any], Any]) -> Self:
+    def map(self, transform: MapTransform[Element_co, T] | Callable[[Element_co], T]) -> 'IterDataset[T]':
         """Apply a function to each element, in threads."""
-        return self._derive(Each(self._stream, 'map', transform))
+        return IterDataset(Each(self._stream, 'map', transform))
 
-    def map_with_index(self, transform: MapWithIndexTransform | Callable[[int, Any], Any]) -> Self:
+    def map_with_index(
+        self, transform: MapWithIndexTransform[Element_co, T] | Callable[[int, Element_co], T]
+    ) -> 'IterDataset[T]':
         """Apply a function to each element and its number in this stream: ``transform(number, element)``."""
-        return self._derive(Each(self._stream, 'map_with_index', transform))
+        return IterDataset(Each(self._stream, 'map_with_index', transform))
 
     def random_map(
         self,
-        transform: RandomMapTransform | Callable[[Any, np.random.Generator], Any],
+        transform: RandomMapTransform[Element_co, T] | Callable[[Element_co, np.random.Generator], T],
         *,
         seed: int | Sequence[int] | None = None,
-    ) -> Self:
+    ) -> 'IterDataset[T]':
         """Apply a function to each element and a random generator, which depends only on seed and element number."""
         if seed is None:
             seed = self._stream.default_seed()
         if seed is None:
             raise InvalidArgumentError('random_map requires a seed: pass seed=, or call seed() first')
-        return self._derive(Each(self._stream, 'random_map', transform, check_seed(seed)))
+        return IterDataset(Each(self._stream, 'random_map', transform, check_seed(seed)))
 
-    def filter(self, transform: FilterTransform | Callable[[Any], bool]) -> Self:
+    def filter(self, transform: FilterTransform[Element_co] | Callable[[Element_co], bool]) -> Self:
         """Keep the elements for which a function returns True."""
-        return self._derive(Each(self._stream, 'filter', transform))
+        return self._of(Each(self._stream, 'filter', transform))
 
-    def flat_map(self, transform: FlatMapTransform | Callable[[Any], Sequence[Any]]) -> Self:
+    def flat_map(
+        self, transform: FlatMapTransform[Element_co, T] | Callable[[Element_co], Sequence[T]]
+    ) -> 'IterDataset[T]':
         """Replace each element by the elements that a function returns for it, possibly none."""
         method = method_of(transform, 'flat_map')
-        return self._staged(f'flat_map({name_of(method)})', FlatMapping, method)
+        return IterDataset(Staged([self._stream], f'flat_map({name_of(method)})', FlatMapping, method))
 
+    @overload
+    def batch(
+        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[Sequence[Element_co]], T]
+    ) -> 'IterDataset[T]': ...
+    @overload
+    def batch(
+        self: 'IterDataset[dict[str, Any]]', batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+    ) -> 'IterDataset[dict[str, Any]]': ...
+    @overload
+    def batch(self, batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None) -> 'IterDataset[Any]': ...
     def batch(
         self,
         batch_size: int,
         *,
         drop_remainder: bool = False,
         batch_fn: Callable[[Sequence[Any]], Any] | None = None,
-    ) -> Self:
+    ) -> 'IterDataset[Any]':
         """Combine consecutive elements to batches, stacking each leaf (of dicts, tuples, lists) along a new first axis.
 
         Args:
@@ -227,7 +238,7 @@ class IterDataset:
           drop_remainder: True to drop a smaller last batch.
           batch_fn: function from a list of elements to a batch, instead of stacking.
         """
-        return self._derive(BatchOf(self._stream, batch_size, drop_remainder, batch_fn))
+        return IterDataset(BatchOf(self._stream, batch_size, drop_remainder, batch_fn))
 
     def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> Self:
         """Combine or split batches to batches of another size, along the first axis of each array.
@@ -252,7 +263,7 @@ class IterDataset:
         """
         if num_epochs is not None:
             num_epochs = check_integer('num_epochs', num_epochs, 1)
-        return self._derive(Repeated(self._stream, num_epochs))
+        return self._of(Repeated(self._stream, num_epochs))
 
     def limit(self, count: int) -> Self:
         """End the stream after some elements.
@@ -261,7 +272,7 @@ class IterDataset:
           count: number of elements, 1 or more.
         """
         count = check_integer('count', count, 1)
-        return self._derive(Limited(self._stream, count))
+        return self._of(Limited(self._stream, count))
 
     def cache(self) -> Self:
         """Keep all elements in memory, so that the epochs of a later ``repeat`` compute nothing again.
@@ -300,7 +311,7 @@ class IterDataset:
         padding: Any = None,
         bos: Any = None,
         shard_options: ShardOptions | None = None,
-    ) -> Self:
+    ) -> 'IterDataset[dict[str, Any]]':
         """Pack sequences into rows of fixed lengths.
 
         Each row is a dict with the features of ``length``, padded. Beside each feature that is not a meta feature, it
@@ -346,7 +357,7 @@ class IterDataset:
             length, strategy, num_packing_bins, meta_features, max_segments, split_long, shuffle_bins, seed, alignment,
             padding, bos, shard_options,
         )  # fmt: skip
-        return self._staged(recipe.description, Packing, recipe)
+        return IterDataset(Staged([self._stream], recipe.description, Packing, recipe))
 
     def prefetch(self, buffer_size: int = 2) -> Self:
         """Compute the elements of all previous operations ahead of the consumer.
@@ -356,7 +367,7 @@ class IterDataset:
             ``iterator.set_prefetch_buffer_size(10)``.
         """
         buffer_size = check_integer('buffer_size', buffer_size, 0)
-        return self._derive(Prefetched(self._stream, buffer_size))
+        return self._of(Prefetched(self._stream, buffer_size))
 
     def mp_prefetch(
         self,
@@ -390,7 +401,7 @@ class IterDataset:
         if not count:
             return self
         if not sequential_slice or count == 1:
-            return self._derive(self._stream.with_workers(options))
+            return self._of(self._stream.with_workers(options))
         parts = []
         for i in range(count):
             initialize = (
@@ -398,7 +409,7 @@ class IterDataset:
             )
             own = dataclasses.replace(options, num_workers=1, worker_init_fn=initialize)
             parts.append(self._stream.in_part(ShardOptions(i, count)).with_workers(own))
-        return self._derive(Interleaved(parts, InterleaveSettings(count, count, count, 1)))
+        return self._of(Interleaved(parts, InterleaveSettings(count, count, count, 1)))
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Restrict this stream, in place, to a part of the elements that it reads. Streams made of it stay as they are.
@@ -431,21 +442,21 @@ class IterDataset:
         """
         stream = self._stream.with_options(options)
         stream.__dict__['trace'] = options
-        return self._derive(stream)
+        return self._of(stream)
 
-    def apply(self, transformations: Transformation | Sequence[Transformation]) -> Self:
+    def apply(self, transformations: Transformation | Sequence[Transformation]) -> 'IterDataset[Any]':
         """Apply one transformation, or several in order."""
-        applied: Self = apply(self, transformations)
+        applied: IterDataset[Any] = apply(self, transformations)
         return applied
 
     def pipe(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Return ``func(self, *args, **kwargs)``, to use your own functions in a chain of operations."""
         return func(self, *args, **kwargs)
 
-    def __iter__(self) -> blocking_iterator.DatasetIterator:
+    def __iter__(self) -> blocking_iterator.DatasetIterator[Element_co]:
         return blocking_iterator.DatasetIterator(self._stream)
 
-    def __aiter__(self) -> iterator.DatasetIterator:
+    def __aiter__(self) -> iterator.DatasetIterator[Element_co]:
         return iterator.DatasetIterator(self._stream)
 
     def __str__(self) -> str:

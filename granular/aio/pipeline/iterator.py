@@ -2,10 +2,10 @@
 
 import abc
 import itertools
-import types
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Final, Self
 
+from granular._typing import Element_co
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint, resizable_stages
 from granular.aio.pipeline.streams.flow import Flow
@@ -199,8 +199,6 @@ def _calls_functions(flow: Flow) -> bool:
 class CursorHandle(abc.ABC):
     """Base of the iterators of ``for`` and ``async for``: a cursor, which is closed once its handle is dropped."""
 
-    __class_getitem__: Any = classmethod(types.GenericAlias)
-
     def __init__(self, parents: Any = ()) -> None:
         if not isinstance(parents, Stream):
             raise InvalidArgumentError('iterate a stream; subclasses are those of the sync API')
@@ -293,7 +291,7 @@ class CursorHandle(abc.ABC):
         return self._cursor.errors
 
 
-class DatasetIterator(CursorHandle, AsyncIterator[Any]):
+class DatasetIterator(CursorHandle, AsyncIterator[Element_co]):
     """The elements of a stream, for ``async for``; its state can be saved and restored between any two elements.
 
     ::
@@ -307,7 +305,8 @@ class DatasetIterator(CursorHandle, AsyncIterator[Any]):
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> Element_co:
+        element: Element_co
         element, *_ = await self._cursor.take()
         if element is END:
             raise StopAsyncIteration

@@ -3,13 +3,13 @@
 import abc
 import builtins
 import operator
-import types
 from collections.abc import Callable, Sequence
-from typing import Any, Self, SupportsIndex, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular._typing import Element_co
 from granular.aio.execution.failures import OnError
 from granular.aio.pipeline import iterator
 from granular.aio.pipeline.describe import format_pipeline
@@ -17,7 +17,7 @@ from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.nodes import base as nodes
 from granular.aio.pipeline.nodes import elements, selection
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
-from granular.aio.pipeline.nodes.source import RandomAccessDataSource, Source
+from granular.aio.pipeline.nodes.source import AnySource, Source
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.transforms import (
     FilterTransform,
@@ -36,9 +36,15 @@ from granular.formats.display import html_lines
 from granular.indexing import Ints, Seed, check_integer, check_seed
 from granular.shuffle import MAX_SEED, Index, Order
 
+T = TypeVar('T')
 
-class MapOperations(abc.ABC):
-    """Operations of a MapDataset. Each returns a new dataset; nothing is read until elements are requested."""
+
+class MapOperations(abc.ABC, Generic[Element_co]):
+    """Operations of a MapDataset. Each returns a new dataset; nothing is read until elements are requested.
+
+    Those that change the type of the elements return Any here: the MapDatasets of both APIs declare which of their own
+    they return.
+    """
 
     _node: Source
 
@@ -66,12 +72,10 @@ class MapOperations(abc.ABC):
         nodes_above = [node.parents[0] if isinstance(node, BlockBuffer) else node for node in self._node.parents]
         return [] if isinstance(self._node, nodes.Wrapped) else [self._derive(node) for node in nodes_above]
 
-    __class_getitem__: Any = classmethod(types.GenericAlias)
-
     # --- constructors
 
     @classmethod
-    def source(cls, source: RandomAccessDataSource | Any) -> Self:
+    def source(cls, source: Any) -> Any:
         """Create a dataset over a reader, a list, an array, or any other source.
 
         ::
@@ -81,12 +85,12 @@ class MapOperations(abc.ABC):
         return cls._of(nodes.Wrapped(source))
 
     @classmethod
-    def range(cls, start: int, stop: int | None = None, step: int = 1) -> Self:
+    def range(cls, start: int, stop: int | None = None, step: int = 1) -> Any:
         """Create a dataset of integers, those of ``range(start, stop, step)``."""
         return cls._of(nodes.Wrapped(range(start) if stop is None else range(start, stop, step)))
 
     @classmethod
-    def mix(cls, datasets: Sequence['MapOperations'], weights: Sequence[float] | None = None) -> Self:
+    def mix(cls, datasets: Sequence['MapOperations'], weights: Sequence[float] | None = None) -> Any:
         """Mix datasets evenly, in proportion to their weights, until the first of them is exhausted.
 
         ::
@@ -100,17 +104,17 @@ class MapOperations(abc.ABC):
         return cls._of(nodes.Proportional(_nodes(datasets), weights))
 
     @classmethod
-    def select_from_datasets(cls, datasets: Sequence['MapOperations'], selection_map: Any) -> Self:
+    def select_from_datasets(cls, datasets: Sequence['MapOperations'], selection_map: Any) -> Any:
         """Mix datasets by a map that has a length and returns ``(number of the dataset, index in it)`` for an index."""
         return cls._of(nodes.Selection(_nodes(datasets), selection_map.__getitem__, len(selection_map)))
 
     @classmethod
-    def concatenate(cls, datasets: Sequence['MapOperations']) -> Self:
+    def concatenate(cls, datasets: Sequence['MapOperations']) -> Any:
         """Concatenate datasets; each epoch of the result contains one epoch of each of them."""
         return cls._of(nodes.Concatenate(_nodes(datasets)))
 
     @classmethod
-    def zip(cls, datasets: Sequence['MapOperations']) -> Self:
+    def zip(cls, datasets: Sequence['MapOperations']) -> Any:
         """Combine datasets of equal length: each element is a tuple of their elements at the same index."""
         return cls._of(nodes.Zip(_nodes(datasets)))
 
@@ -219,11 +223,11 @@ class MapOperations(abc.ABC):
 
     # --- elements
 
-    def map(self, transform: MapTransform | Callable[[Any], Any]) -> Self:
+    def map(self, transform: MapTransform | Callable[[Any], Any]) -> Any:
         """Apply a function to each element, in threads. None, which ``filter`` leaves, is passed through."""
         return self._derive(elements.Map(self._node, transform))
 
-    def map_with_index(self, transform: MapWithIndexTransform | Callable[[int, Any], Any]) -> Self:
+    def map_with_index(self, transform: MapWithIndexTransform | Callable[[int, Any], Any]) -> Any:
         """Apply a function to each index and element: ``transform(index, element)``."""
         return self._derive(elements.MapWithIndex(self._node, transform))
 
@@ -232,7 +236,7 @@ class MapOperations(abc.ABC):
         transform: RandomMapTransform | Callable[[Any, np.random.Generator], Any],
         *,
         seed: int | Sequence[int] | None = None,
-    ) -> Self:
+    ) -> Any:
         """Apply a function to each element and a random generator, which depends only on seed and index.
 
         ::
@@ -243,7 +247,7 @@ class MapOperations(abc.ABC):
 
     def flat_map(
         self, transform: FlatMapTransform | Callable[[Any], Sequence[Any]], *, max_fan_out: int | None = None
-    ) -> Self:
+    ) -> Any:
         """Replace each element by ``max_fan_out`` elements: those that a function returns for it, and then None.
 
         ::
@@ -265,7 +269,7 @@ class MapOperations(abc.ABC):
             )
         return self._derive(elements.FlatMap(self._node, transform, max_fan_out))
 
-    def filter(self, transform: FilterTransform | Callable[[Any], bool]) -> Self:
+    def filter(self, transform: FilterTransform[Any] | Callable[[Any], bool]) -> Self:
         """Replace each element for which a function returns False by None. Iteration skips these elements."""
         return self._derive(elements.Filter(self._node, transform))
 
@@ -279,8 +283,8 @@ class MapOperations(abc.ABC):
         batch_size: int,
         *,
         drop_remainder: bool = False,
-        batch_fn: Callable[[Sequence[Any]], Any] | None = None,
-    ) -> Self:
+        batch_fn: Any = None,
+    ) -> Any:
         """Combine consecutive elements to batches, stacking each leaf (of dicts, tuples, lists) along a new first axis.
 
         Args:
@@ -293,10 +297,9 @@ class MapOperations(abc.ABC):
         """
         return self._derive(elements.Batch(self._node, batch_size, drop_remainder, batch_fn))
 
-    def apply(self, transformations: Transformation | Sequence[Transformation]) -> Self:
+    def apply(self, transformations: Transformation | Sequence[Transformation]) -> Any:
         """Apply one transformation, or several in order."""
-        applied: Self = apply(self, transformations)
-        return applied
+        return apply(self, transformations)
 
     def pipe(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Return ``func(self, *args, **kwargs)``, to use your own functions in a chain of operations."""
@@ -309,7 +312,7 @@ class MapOperations(abc.ABC):
         allow_nones: bool = False,
         shard_options: ShardOptions | None = None,
         on_error: OnError = 'raise',
-    ) -> IterDataset:
+    ) -> IterDataset[Element_co]:
         """Convert to an IterDataset, a stream of the elements with read-ahead.
 
         ::
@@ -349,7 +352,7 @@ class MapOperations(abc.ABC):
         return check_seed(seed)
 
 
-class MapDataset(MapOperations):
+class MapDataset(MapOperations[Element_co]):
     """A lazy sequence of elements, each a pure function of its index, fetched many at a time.
 
     Operations return a new dataset and read nothing::
@@ -367,13 +370,14 @@ class MapDataset(MapOperations):
     def _of(cls, node: Source) -> Self:
         return cast(Self, MapDataset(node))
 
-    async def fetch(self, indices: ArrayLike) -> list[Any]:
+    async def fetch(self, indices: ArrayLike) -> list[Element_co]:
         """Return the elements at the given indices, in the order of the indices, in one fan-out."""
         return await self._node.fetch(np.asarray(indices, np.int64))
 
-    async def get(self, index: SupportsIndex) -> Any:
+    async def get(self, index: SupportsIndex) -> Element_co:
         """Return the element at an index."""
-        return (await self._node.fetch(np.array([operator.index(index)])))[0]
+        element: Element_co = (await self._node.fetch(np.array([operator.index(index)])))[0]
+        return element
 
     async def filter_classes(
         self, field: str = 'label', valid_classes: Any = None, invalid_classes: Any = None
@@ -385,8 +389,55 @@ class MapDataset(MapOperations):
     ) -> Self:
         return self._derive(await selection.oversampled(self._node, field, strategy, unlabeled))
 
-    def __aiter__(self) -> iterator.DatasetIterator:
+    def __aiter__(self) -> iterator.DatasetIterator[Element_co]:
         return aiter(self.to_iter_dataset())
+
+    if TYPE_CHECKING:  # what the operations of both APIs return in this one
+
+        @classmethod
+        def source(cls, source: AnySource[T]) -> 'MapDataset[T]': ...
+        @classmethod
+        def range(cls, start: int, stop: int | None = None, step: int = 1) -> 'MapDataset[int]': ...
+        @classmethod
+        def mix(
+            cls, datasets: Sequence[MapOperations[T]], weights: Sequence[float] | None = None
+        ) -> 'MapDataset[T]': ...
+        @classmethod
+        def select_from_datasets(cls, datasets: Sequence[MapOperations[T]], selection_map: Any) -> 'MapDataset[T]': ...
+        @classmethod
+        def concatenate(cls, datasets: Sequence[MapOperations[T]]) -> 'MapDataset[T]': ...
+        @classmethod
+        def zip(cls, datasets: Sequence[MapOperations[Any]]) -> 'MapDataset[tuple[Any, ...]]': ...
+        def map(self, transform: MapTransform[Element_co, T] | Callable[[Element_co], T]) -> 'MapDataset[T]': ...
+        def map_with_index(
+            self, transform: MapWithIndexTransform[Element_co, T] | Callable[[int, Element_co], T]
+        ) -> 'MapDataset[T]': ...
+        def random_map(
+            self,
+            transform: RandomMapTransform[Element_co, T] | Callable[[Element_co, np.random.Generator], T],
+            *,
+            seed: int | Sequence[int] | None = None,
+        ) -> 'MapDataset[T]': ...
+        def flat_map(
+            self,
+            transform: FlatMapTransform[Element_co, T] | Callable[[Element_co], Sequence[T]],
+            *,
+            max_fan_out: int | None = None,
+        ) -> 'MapDataset[T]': ...
+        @overload
+        def batch(
+            self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[Sequence[Element_co]], T]
+        ) -> 'MapDataset[T]': ...
+        @overload
+        def batch(
+            self: 'MapDataset[dict[str, Any]]', batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+        ) -> 'MapDataset[dict[str, Any]]': ...
+        @overload
+        def batch(
+            self, batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+        ) -> 'MapDataset[Any]': ...
+        def batch(self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Any = None) -> Any: ...
+        def apply(self, transformations: Transformation | Sequence[Transformation]) -> 'MapDataset[Any]': ...
 
 
 def _nodes(datasets: Sequence[MapOperations]) -> list[Source]:

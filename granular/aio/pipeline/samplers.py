@@ -72,6 +72,9 @@ class IndexSampler:
         ``Philox(key=seed + index)``.
     """
 
+    num_records: int
+    shuffle: bool
+
     def __init__(
         self,
         num_records: int,
@@ -83,9 +86,9 @@ class IndexSampler:
         if shuffle and seed is None:
             raise InvalidArgumentError('shuffle=True requires a seed')
         self.num_records, self.shuffle = check_integer('num_records', num_records, 1), shuffle
-        self.num_epochs = None if num_epochs is None else check_integer('num_epochs', num_epochs, 1)
-        self.seed = None if seed is None else check_integer('seed', seed, 0, MAX_SEED)
-        self.shard_options = shard_options or NoSharding()
+        self.num_epochs: int | None = None if num_epochs is None else check_integer('num_epochs', num_epochs, 1)
+        self.seed: int | None = None if seed is None else check_integer('seed', seed, 0, MAX_SEED)
+        self.shard_options: ShardOptions | NoSharding = shard_options or NoSharding()
         self._start, self._stop = self.shard_options.split(self.num_records)
 
     def __repr__(self) -> str:

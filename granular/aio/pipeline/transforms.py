@@ -3,18 +3,19 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Generic
 
 import numpy as np
 
 from granular._lazy import import_extra
+from granular._typing import In_contra, Out_co
 from granular.errors import InvalidArgumentError
 from granular.indexing import check_integer
 
 _START_METHODS: Final = ('spawn', 'forkserver', 'fork')
 
 
-class MapTransform(abc.ABC):
+class MapTransform(abc.ABC, Generic[In_contra, Out_co]):
     """A function of each element, as an object.
 
     ::
@@ -27,11 +28,11 @@ class MapTransform(abc.ABC):
     """
 
     @abc.abstractmethod
-    def map(self, element: Any) -> Any:
+    def map(self, element: In_contra) -> Out_co:
         """Return the transformed element."""
 
 
-class MapWithIndexTransform(abc.ABC):
+class MapWithIndexTransform(abc.ABC, Generic[In_contra, Out_co]):
     """A function of each element and its index, as an object.
 
     ::
@@ -44,11 +45,11 @@ class MapWithIndexTransform(abc.ABC):
     """
 
     @abc.abstractmethod
-    def map_with_index(self, index: int, element: Any) -> Any:
+    def map_with_index(self, index: int, element: In_contra) -> Out_co:
         """Return the transformed element."""
 
 
-class RandomMapTransform(abc.ABC):
+class RandomMapTransform(abc.ABC, Generic[In_contra, Out_co]):
     """A function of each element and a random generator that depends only on the seed and the index, as an object.
 
     ::
@@ -59,11 +60,11 @@ class RandomMapTransform(abc.ABC):
     """
 
     @abc.abstractmethod
-    def random_map(self, element: Any, rng: np.random.Generator) -> Any:
+    def random_map(self, element: In_contra, rng: np.random.Generator) -> Out_co:
         """Return the transformed element."""
 
 
-class FilterTransform(abc.ABC):
+class FilterTransform(abc.ABC, Generic[In_contra]):
     """A predicate that removes elements, as an object.
 
     ::
@@ -76,11 +77,11 @@ class FilterTransform(abc.ABC):
     """
 
     @abc.abstractmethod
-    def filter(self, element: Any) -> bool:
+    def filter(self, element: In_contra) -> bool:
         """Return whether to keep the element."""
 
 
-class FlatMapTransform(abc.ABC):
+class FlatMapTransform(abc.ABC, Generic[In_contra, Out_co]):
     """A function from each element to several elements, as an object.
 
     ::
@@ -98,7 +99,7 @@ class FlatMapTransform(abc.ABC):
     max_fan_out: int | None = None
 
     @abc.abstractmethod
-    def flat_map(self, element: Any) -> Sequence[Any]:
+    def flat_map(self, element: In_contra) -> Sequence[Out_co]:
         """Return the elements that replace this one."""
 
 

@@ -102,7 +102,7 @@ class Bridge:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: list[tuple[asyncio.AbstractEventLoop, threading.Thread]] = []
-        self.ended = False
+        self.ended: bool = False
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop; it is started on first use."""

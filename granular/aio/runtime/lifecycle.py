@@ -18,7 +18,7 @@ from granular.aio.runtime.scope import Closable, scope
 from granular.aio.runtime.user_functions import computing
 from granular.errors import ClosedError, GranularError
 
-logger = logging.getLogger('granular')
+logger: Final = logging.getLogger('granular')
 
 T = TypeVar('T')
 
@@ -148,8 +148,8 @@ class Running(abc.ABC):
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self.closed = False
-        self.token = object()
+        self.closed: bool = False
+        self.token: object = object()
 
     def turn(self) -> Turn:
         """Return the turn of an operation, in the order of the requests, taken by ``async with``.

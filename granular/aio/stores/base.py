@@ -148,7 +148,7 @@ class Store(abc.ABC):
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         self.root = root
         self.config = config
-        self.options = dict(options)
+        self.options: dict[str, Any] = dict(options)
         protect(_secrets_in(self.options))
         self.merge: Merge = store_defaults(config, local=self.local)
 

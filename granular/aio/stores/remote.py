@@ -145,10 +145,10 @@ class RemoteStore(Store, Generic[C]):
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         super().__init__(root, config, options)
-        self.tls_verify = verify_of(root, self.options)
+        self.tls_verify: bool | str = verify_of(root, self.options)
         # Part of the identity: a client that was created under another environment must not be reused.
         self._environment = hash(tuple(map(os.environ.get, self.variables)))
-        self.endpoint = self._find_endpoint()
+        self.endpoint: Any = self._find_endpoint()
 
     @property
     def bucket(self) -> str:

@@ -4,16 +4,17 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from granular._typing import Datapoint_co
 from granular.aio.datasources.parquet import source as core
 from granular.aio.datasources.parquet.source import CACHE
 from granular.aio.paths.pure import PurePath
 from granular.sync.base import DatapointReader, sync_doc
 
 
-class ParquetDataSource(DatapointReader[core.ParquetDataSource]):
+class ParquetDataSource(DatapointReader[core.ParquetDataSource[Datapoint_co], Datapoint_co]):
     __doc__ = sync_doc(core.ParquetDataSource)
 
-    aio: core.ParquetDataSource
+    aio: core.ParquetDataSource[Datapoint_co]
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The sync API of :mod:`granular.aio.datasources.token_windows`."""
 
 from collections.abc import Iterator
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from granular.sync.datasets import DatasetReader, ShardedDatasetReader
 from granular.sync.iteration import Iteration
 
 
-class TokenWindows(Reader[core.TokenWindows], Batched):
+class TokenWindows(Reader[core.TokenWindows, core.Window], Batched):
     __doc__ = sync_doc(core.TokenWindows)
 
     aio: core.TokenWindows
@@ -27,7 +27,11 @@ class TokenWindows(Reader[core.TokenWindows], Batched):
         """The dtype of the windows."""
         return self.aio.dtype
 
-    def get(self, index: SupportsIndex | slice) -> Any:
+    @overload
+    def get(self, index: SupportsIndex) -> core.Window: ...
+    @overload
+    def get(self, index: slice | range) -> list[core.Window]: ...
+    def get(self, index: SupportsIndex | slice | range) -> Any:
         """Return the window at an index, negative from the end, or the windows of a slice; like ``windows[index]``.
 
         Raises:

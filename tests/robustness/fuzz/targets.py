@@ -237,6 +237,8 @@ def decoder(kind: str, data: bytes) -> None:
         repr(value)
     elif kind in ('jpg', 'png'):
         assert value.dtype != object and value.ndim in (2, 3)
+    elif kind in ('wav', 'flac'):
+        assert value.samples.ndim == 2 and value.samples.size and value.rate > 0
     elif kind in ('mp4', 'webm'):
         assert value.dtype == np.uint8 and value.ndim == 4
 
@@ -315,6 +317,8 @@ def seeds() -> dict[str, list[bytes]]:
         'tree': [{'a': [np.arange(3), 'x'], 'b': {'c': np.zeros((2, 2), 'f2')}}],
         'jpg': [np.zeros((4, 6, 3), np.uint8), np.arange(64, dtype=np.uint8).reshape(8, 8)],
         'png': [np.zeros((4, 6, 3), np.uint8), np.ones((3, 3, 4), np.uint8)],
+        'wav': [(np.arange(40, dtype=np.int16).reshape(20, 2), 8000), (np.zeros(30, np.float32), 44100)],
+        'flac': [(np.arange(400, dtype=np.int16).reshape(200, 2), 8000), (np.zeros(30, np.int32), 44100)],
         'mp4': [np.zeros((2, 16, 16, 3), np.uint8)],
         'webm': [np.zeros((2, 16, 16, 3), np.uint8)],
     }

@@ -73,7 +73,7 @@ class ChunkRead(NamedTuple):
     targets: list[int]
 
 
-class ArrayRecordDataSource(Sampling):
+class ArrayRecordDataSource(Sampling[bytes]):
     """Random access to the records of ArrayRecord files, on a disk or in buckets, in the order given.
 
     ::

@@ -3,11 +3,12 @@
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Final, Self, SupportsIndex, TypeVar
+from typing import Any, Final, Self, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
 from granular._lazy import import_extra
+from granular._typing import Datapoint_co
 from granular.aio.datasources.arguments import Mask, Paths, as_paths, name_of, names_in
 from granular.aio.datasources.parquet.arrow_values import values_of
 from granular.aio.datasources.parquet.column_cache import ColumnCache, Key, Load
@@ -34,7 +35,7 @@ Values = dict[str, list[Any]]
 """The values of rows, by column."""
 
 
-class ParquetDataSource(Sampling):
+class ParquetDataSource(Sampling[Datapoint_co]):
     """Random access to the rows of Parquet files, on a disk or in buckets, in the order given.
 
     ::
@@ -77,7 +78,7 @@ class ParquetDataSource(Sampling):
     ) -> None:
         super().__init__()
         import_extra('pyarrow', 'parquet')
-        self.paths = as_paths(paths)
+        self.paths: tuple[Path, ...] = as_paths(paths)
         if isinstance(columns, str) or (columns is not None and not all(type(name) is str for name in columns)):
             raise InvalidArgumentError(f'columns: expected a sequence of names, got {columns!r:.100}')
         self._requested = None if columns is None else tuple(dict.fromkeys(columns))
@@ -160,7 +161,13 @@ class ParquetDataSource(Sampling):
 
     # --- reading
 
-    async def get(self, index: SupportsIndex | slice, mask: Mask = None) -> Any:
+    @overload
+    async def get(self, index: SupportsIndex, mask: Mask) -> dict[str, Any]: ...
+    @overload
+    async def get(self, index: SupportsIndex, mask: None = None) -> Datapoint_co: ...
+    @overload
+    async def get(self, index: slice | range, mask: Mask = None) -> dict[str, list[Any]]: ...
+    async def get(self, index: SupportsIndex | slice | range, mask: Mask = None) -> Any:
         """Return a row, or ``{column: [values]}`` for a slice.
 
         Args:
@@ -178,7 +185,11 @@ class ParquetDataSource(Sampling):
         values = await self._read(np.array([index_of(index, len(self), self._name)]), names, _columns)
         return {name: column[0] for name, column in values.items()}
 
-    async def fetch(self, indices: Any, mask: Mask = None) -> list[dict[str, Any]]:
+    @overload
+    async def fetch(self, indices: Any, mask: Mask) -> list[dict[str, Any]]: ...
+    @overload
+    async def fetch(self, indices: Any, mask: None = None) -> list[Datapoint_co]: ...
+    async def fetch(self, indices: Any, mask: Mask = None) -> list[Any]:
         """Return many rows, reading all files, row groups and columns concurrently.
 
         Args:
@@ -192,7 +203,7 @@ class ParquetDataSource(Sampling):
         positions = indices_of(indices, len(self), self._name)
         return await self._read(positions, self._choose(mask), _rows)
 
-    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+    async def __aiter__(self) -> AsyncIterator[Datapoint_co]:
         await self._ensure_open()
         async with contextlib.aclosing(pages(self.fetch, len(self), self.size, False)) as items:
             async for row in items:

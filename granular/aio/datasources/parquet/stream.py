@@ -16,7 +16,6 @@ from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.nodes.source import Source, convert
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.read import Read, Reading
-from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import ReadOptions
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import offload
@@ -57,6 +56,10 @@ class ParquetRows(Source):
       read_ahead: bytes of row groups to prefetch, by the sizes in the footers; at least one row group is prefetched.
       options: number of rows to prepare ahead; by default about 16 MiB of rows.
     """
+
+    data: ParquetDataSource[dict[str, Any]]
+    cycle: int
+    options: ReadOptions | None
 
     def __init__(
         self, data: ParquetDataSource, cycle: int, read_ahead: int, options: ReadOptions | None = None
@@ -272,7 +275,7 @@ class ReadingRows(Flow):
         self._inner: tuple[_FileLayout, Reading] | None = None
         self._start = self._rows.start()
         self._token: object = None
-        self.calls_functions = callable(read.on_error)
+        self.calls_functions: bool = callable(read.on_error)
 
     def bind(self, token: object) -> None:
         self._token = token
@@ -320,7 +323,7 @@ class ReadingRows(Flow):
         await (await self._ready())[1].begin()
 
 
-class ParquetIterDataset(IterDataset):
+class ParquetIterDataset(IterDataset[dict[str, Any]]):
     """A stream of the rows of Parquet files, on a disk or in buckets, for ``for`` or ``async for``.
 
     ::
@@ -369,6 +372,3 @@ class ParquetIterDataset(IterDataset):
         data = ParquetDataSource(path, columns, read_ahead)
         rows = ParquetRows(data, min(cycle_length, len(data.paths)), read_ahead, read_options)
         super().__init__(ReadRows(rows, read_options or ReadOptions(), on_error=on_error))
-
-    def _derive(self, stream: Stream) -> Any:
-        return IterDataset(stream)

@@ -15,7 +15,7 @@ from granular.config import MiB
 from granular.errors import CorruptError, UnsupportedError
 from granular.indexing import Ints
 
-logger = logging.getLogger('granular')
+logger: Final = logging.getLogger('granular')
 
 BLOCK: Final = 512
 # The rule of WebDataset: the folder and the name up to its first dot are the key, the rest is the field.
@@ -70,6 +70,9 @@ class Scanner:
       at: position of the next header.
       done: True once the archive has ended.
     """
+
+    at: int
+    done: bool
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -4,10 +4,11 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Final, Self, SupportsIndex
+from typing import Any, Final, Self, SupportsIndex, overload
 
 import numpy as np
 
+from granular._typing import Datapoint_co
 from granular.aio.bags.index_cache import cache_file_of, load_tables, save_tables
 from granular.aio.datasets import codec
 from granular.aio.datasets.codec import Field
@@ -29,13 +30,13 @@ from granular.indexing import Ints, index_of, indices_of
 
 Decoders = Mapping[str, Callable[[bytes], Any] | Any] | None
 
-logger = logging.getLogger('granular')
+logger: Final = logging.getLogger('granular')
 
 KEY: Final = '__key__'
 _SCANS: Final = 8  # number of files that are indexed concurrently
 
 
-class WebDatasetDataSource(Sampling):
+class WebDatasetDataSource(Sampling[Datapoint_co]):
     """Random access to the datapoints of WebDataset tar files, on a disk or in buckets, in the order given.
 
     ::
@@ -68,7 +69,7 @@ class WebDatasetDataSource(Sampling):
 
     def __init__(self, paths: Paths, decoders: Decoders = None) -> None:
         super().__init__()
-        self.paths = as_paths(paths)
+        self.paths: tuple[Path, ...] = as_paths(paths)
         if decoders is not None and not isinstance(decoders, Mapping):
             raise InvalidArgumentError(f'decoders: expected a mapping from fields to functions, got {decoders!r:.100}')
         self._decoders = decoders
@@ -144,7 +145,13 @@ class WebDatasetDataSource(Sampling):
 
     # --- reading
 
-    async def get(self, index: SupportsIndex | slice, mask: Mask = None) -> Any:
+    @overload
+    async def get(self, index: SupportsIndex, mask: Mask) -> dict[str, Any]: ...
+    @overload
+    async def get(self, index: SupportsIndex, mask: None = None) -> Datapoint_co: ...
+    @overload
+    async def get(self, index: slice | range, mask: Mask = None) -> dict[str, list[Any]]: ...
+    async def get(self, index: SupportsIndex | slice | range, mask: Mask = None) -> Any:
         """Return a datapoint, or ``{field: [values]}`` for a slice; every datapoint of a slice must have all fields.
 
         Args:
@@ -170,7 +177,11 @@ class WebDatasetDataSource(Sampling):
                 column.append(datapoint[name])
         return columns
 
-    async def fetch(self, indices: Any, mask: Mask = None) -> list[dict[str, Any]]:
+    @overload
+    async def fetch(self, indices: Any, mask: Mask) -> list[dict[str, Any]]: ...
+    @overload
+    async def fetch(self, indices: Any, mask: None = None) -> list[Datapoint_co]: ...
+    async def fetch(self, indices: Any, mask: Mask = None) -> list[Any]:
         """Return many datapoints, read from all files concurrently.
 
         Args:
@@ -236,7 +247,7 @@ class WebDatasetDataSource(Sampling):
             raise
         return records
 
-    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+    async def __aiter__(self) -> AsyncIterator[Datapoint_co]:
         await self._ensure_open()
         local = all(path.store.local for path in self.paths)
         async with contextlib.aclosing(pages(self.fetch, len(self), self.size, local)) as items:

@@ -71,6 +71,9 @@ class Wrapped(IndexNode):
 class Shuffle(IndexNode):
     """The datapoints of the source, in a different order every epoch."""
 
+    order: Blocks | Order
+    seed: int
+
     def __init__(self, parent: Source, order: Order, seed: int) -> None:
         if not isinstance(order, Order):
             raise InvalidArgumentError(f'expected an order of granular.shuffle, got {order!r:.100}')

@@ -17,7 +17,7 @@ from granular.aio.runtime.scope import PerLoop
 from granular.indexing import Ints
 from granular.shuffle import Blocks
 
-logger = logging.getLogger('granular')
+logger: Final = logging.getLogger('granular')
 
 MEMORY: Final = 1 << 30
 _TAKEN: Final = object()

@@ -247,6 +247,8 @@ def selected(source: Source, fields: Sequence[str]) -> Source:
 class Batch(Node):
     """Batches of consecutive datapoints, which are all fetched at once."""
 
+    size: int
+
     def __init__(
         self, parent: Source, size: int, drop_remainder: bool, batch_fn: Callable[[Sequence[Any]], Any] | None
     ) -> None:

@@ -5,12 +5,13 @@ import functools
 import inspect
 import operator
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, Self, SupportsIndex, runtime_checkable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular._typing import Element_co
 from granular.aio.execution.failures import Failure, capturing, of_datapoint
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
@@ -24,7 +25,7 @@ from granular.indexing import Ints, indices_of
 
 
 @runtime_checkable
-class RandomAccessDataSource(Protocol):
+class RandomAccessDataSource(Protocol[Element_co]):
     """Anything that is readable by index: a list, an array, a reader, a map-style dataset of torch or Hugging Face.
 
     ::
@@ -43,9 +44,22 @@ class RandomAccessDataSource(Protocol):
         """Return the number of datapoints."""
         ...
 
-    def __getitem__(self, record_key: SupportsIndex) -> Any:
+    def __getitem__(self, record_key: int, /) -> Element_co:
         """Return the datapoint at an index."""
         ...
+
+
+class _Indexed(Protocol[Element_co]):
+    def __getitem__(self, index: int, /) -> Element_co: ...
+
+
+class _Fetching(Protocol[Element_co]):
+    def fetch(self, indices: Any, /) -> Awaitable[Sequence[Element_co]]: ...
+
+
+T = TypeVar('T')
+AnySource = _Indexed[T] | _Fetching[T] | Callable[[int], T]
+"""A source of elements of a type, as :func:`convert` takes them."""
 
 
 class Source(abc.ABC):
@@ -100,7 +114,7 @@ class Timing:
     on = False
 
 
-timing = Timing()
+timing: Final = Timing()
 
 
 def convert(source: Any) -> Source:
@@ -376,9 +390,9 @@ class Node(Source):
 
     def __init__(self, *parents: Source) -> None:
         self.parents = parents
-        self.sparse = any(parent.sparse for parent in parents)
-        self.endless = all(parent.endless for parent in parents)
-        self.seed = next((parent.seed for parent in parents if parent.seed), 0)
+        self.sparse: bool = any(parent.sparse for parent in parents)
+        self.endless: bool = all(parent.endless for parent in parents)
+        self.seed: int = next((parent.seed for parent in parents if parent.seed), 0)
 
     def __len__(self) -> int:
         return len(self.parents[0])

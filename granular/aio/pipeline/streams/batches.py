@@ -18,12 +18,13 @@ class BatchOf(Stream):
     """Batches of consecutive elements."""
 
     transparent = True
+    drop_remainder: bool
 
     def __init__(
         self, parent: Stream, size: int, drop_remainder: bool, batch_fn: Callable[[Sequence[Any]], Any] | None
     ) -> None:
-        self.parents = (parent,)
-        self.size = check_integer('batch_size', size, 1)
+        self.parents: tuple[Any, ...] = (parent,)
+        self.size: int = check_integer('batch_size', size, 1)
         self.drop_remainder, self.fn = drop_remainder, batch_fn or elements.stack
 
     def length(self) -> int:
@@ -58,10 +59,10 @@ class Batching(Flow):
     def __init__(
         self, parent: Flow, size: int, drop: bool, fn: Callable[[Sequence[Any]], Any], description: str
     ) -> None:
-        self.parents = (parent,)
+        self.parents: tuple[Flow, ...] = (parent,)
         self._stage, self._count, self._resumed = description, 0, ''
         self._parent, self._size, self._drop, self._fn = parent, size, drop, fn
-        self.calls_functions = fn is not stack
+        self.calls_functions: bool = fn is not stack
 
     async def next(self) -> Any:
         elements: list[Any] = []
@@ -96,7 +97,7 @@ class Rebatching(Flow):
     """Batches of another size, cut out of the batches of a stream."""
 
     def __init__(self, parents: Sequence[Flow], size: int, drop: bool) -> None:
-        self.parents = tuple(parents)
+        self.parents: tuple[Flow, ...] = tuple(parents)
         self._parent, self._size, self._drop = parents[0], size, drop
         self._batch: Any = None  # None until it is read again, after a state was restored
         self._rows = 0  # of this batch

@@ -35,10 +35,12 @@ class Document:
       offsets: the numbers of values that are packed.
     """
 
+    arrays: list[Array]
+
     def __init__(self, arrays: list[Array], listed: list[Any]) -> None:
         self.arrays, self._listed = arrays, listed
-        self.sizes = [len(array) for array in arrays]
-        self.offsets = [0] * len(arrays)
+        self.sizes: list[int] = [len(array) for array in arrays]
+        self.offsets: list[int] = [0] * len(arrays)
 
     def take(self, features: Sequence[Feature], counts: Sequence[int]) -> Segment:
         """Return the next values of each feature as a segment; meta features are never split, and repeat."""
@@ -62,6 +64,9 @@ class Document:
 
 class Pack(abc.ABC):
     """Rows that are filled together."""
+
+    recipe: Recipe
+    features: tuple[Feature, ...]
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe, self.features = recipe, recipe.features

@@ -19,11 +19,15 @@ from granular.indexing import Seed
 class Each(Stream):
     """An operation on single elements."""
 
+    name: str
+    transform: Any
+    seed: Seed | None
+
     def __init__(self, parent: Stream, name: str, transform: Any, seed: Seed | None = None) -> None:
-        self.parents = (parent,)
+        self.parents: tuple[Any, ...] = (parent,)
         self.name, self.transform, self.seed = name, transform, seed
         self.method = elements.method_of(transform, name)
-        self.filters = DatasetOptions()
+        self.filters: DatasetOptions = DatasetOptions()
 
     def merged(self) -> Read | None:
         read: Read | None = self.parents[0].merged()
@@ -101,7 +105,7 @@ class Applying(Flow):
         check: FilterCheck | None,
         description: str,
     ) -> None:
-        self.parents = (parent,)
+        self.parents: tuple[Flow, ...] = (parent,)
         self._parent, self._name, self._fn, self._count = parent, name, fn, 0
         self._check, self._counter = check, Counter(description)
         self._key = None if seed is None else np.random.Philox(seed).state['state']['key']
@@ -148,7 +152,7 @@ class FlatMapping(Flow):
     calls_functions = True
 
     def __init__(self, parents: Sequence[Flow], fn: Callable[[Any], Sequence[Any]]) -> None:
-        self.parents = tuple(parents)
+        self.parents: tuple[Flow, ...] = tuple(parents)
         self._parent, self._fn = parents[0], fn
         self._stage = f'flat_map({elements.name_of(fn)})'
         self._counter = Counter(self._stage)

@@ -7,7 +7,7 @@ from typing import Final
 from granular.aio.pipeline.transforms import DatasetOptions
 from granular.errors import DatapointError
 
-logger = logging.getLogger('granular')
+logger: Final = logging.getLogger('granular')
 
 _WINDOW: Final = 1000
 _WARN_EVERY: Final = 60.0  # seconds

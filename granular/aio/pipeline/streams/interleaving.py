@@ -43,7 +43,8 @@ class Interleaved(Stream):
     def __init__(
         self, parents: Sequence[Any], settings: InterleaveSettings, convert: Callable[[int, Any], Stream] | None = None
     ) -> None:
-        self.parents, self.settings, self._convert = tuple(parents), settings, convert
+        self.parents: tuple[Any, ...] = tuple(parents)
+        self.settings, self._convert = settings, convert
         self._changes: tuple[tuple[str, Any], ...] = ()  # methods to call on each stream that is made
 
     def __len__(self) -> int:

@@ -17,7 +17,8 @@ class Iterated(Stream):
     """The elements of an iterable of the user's, whose iterators have ``get_state`` and ``set_state``."""
 
     def __init__(self, dataset: Any, parents: Sequence[Stream]) -> None:
-        self.parents, self._dataset = tuple(parents), dataset
+        self.parents: tuple[Any, ...] = tuple(parents)
+        self._dataset = dataset
 
     def _over(self, parents: Sequence[Any]) -> Stream:
         # Its iterators read ``_parents`` of the dataset.

@@ -17,7 +17,8 @@ class Zipping(Flow):
     """Tuples of the elements of several streams."""
 
     def __init__(self, parents: Sequence[Flow], strict: bool) -> None:
-        self.parents, self._strict, self._count = tuple(parents), strict, 0
+        self.parents: tuple[Flow, ...] = tuple(parents)
+        self._strict, self._count = strict, 0
 
     async def next(self) -> Any:
         elements: list[Any] = []
@@ -49,7 +50,8 @@ class Mixing(Flow):
     """Elements of several streams in proportion to their weights, until one of them ends."""
 
     def __init__(self, parents: Sequence[Flow], weights: Sequence[int]) -> None:
-        self.parents, self._weights = tuple(parents), weights
+        self.parents: tuple[Flow, ...] = tuple(parents)
+        self._weights = weights
         self._count, self._ended = 0, False
 
     async def next(self) -> Any:
@@ -76,7 +78,8 @@ class NamedMix(Stream):
     named = True
 
     def __init__(self, parents: Mapping[str, Stream], weights: Sequence[int]) -> None:
-        self.parents, self._names, self._weights = tuple(parents.values()), tuple(parents), tuple(weights)
+        self.parents: tuple[Any, ...] = tuple(parents.values())
+        self._names, self._weights = tuple(parents), tuple(weights)
 
     def flow(self) -> Flow:
         named = dict(zip(self._names, self.parents, strict=True))

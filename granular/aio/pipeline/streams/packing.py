@@ -28,7 +28,7 @@ class Packing(Flow):
     """
 
     def __init__(self, parents: Sequence[Flow], recipe: Recipe) -> None:
-        self.parents = tuple(parents)
+        self.parents: tuple[Flow, ...] = tuple(parents)
         self._parent, self._recipe, self._features = parents[0], recipe, recipe.features
         # The state before the pack. The document that the pack begins with is that after the state of the parent,
         # from these offsets on.

@@ -17,7 +17,8 @@ class Prefetched(Stream):
     transparent = True
 
     def __init__(self, parent: Stream, size: int) -> None:
-        self.parents, self._size = (parent,), size
+        self.parents: tuple[Any, ...] = (parent,)
+        self._size = size
 
     def length(self) -> int:
         return cast(int, self.parents[0].length())
@@ -33,9 +34,9 @@ class Prefetching(Flow):
     """Elements computed before they are requested, by a separate task."""
 
     def __init__(self, parent: Flow, size: int) -> None:
-        self.parents = (parent,)
+        self.parents: tuple[Flow, ...] = (parent,)
         self._parent, self._size = parent, size
-        self.calls_functions = not size
+        self.calls_functions: bool = not size
         self._after = self._parent.state()
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Queue[tuple[Any, Any]] | None = None  # elements and the states after them

@@ -28,6 +28,13 @@ _SMALL: Final = 1 << 18  # bytes; smaller chunks grow if loading them is quick a
 class Read(Stream):
     """The elements of a source, read ahead in chunks."""
 
+    source: Source
+    options: ReadOptions
+    allow_nones: bool
+    shard: ShardOptions
+    workers: MultiprocessingOptions | None
+    filters: DatasetOptions
+
     def __init__(
         self,
         source: Source,
@@ -38,10 +45,10 @@ class Read(Stream):
         workers: MultiprocessingOptions | None = None,
         filters: DatasetOptions | None = None,
     ) -> None:
-        self.parents = (source,)
+        self.parents: tuple[Any, ...] = (source,)
         self.source, self.options, self.allow_nones = source, options, allow_nones
         self.shard, self.workers, self.filters = shard or ShardOptions(0, 1), workers, filters or DatasetOptions()
-        self.on_error = Errors(on_error).on_error  # validated here; each iteration counts its own errors
+        self.on_error: OnError = Errors(on_error).on_error  # validated here; each iteration counts its own errors
 
     def replaced(self, **changes: Any) -> 'Read':
         """Return a copy with some arguments changed."""
@@ -135,11 +142,13 @@ class Reading(Flow):
     same number of elements, and fits any number of shards.
     """
 
+    errors: Errors
+
     _workers: 'Workers | None'
 
     def __init__(self, read: Read, chunk: int = _CHUNK) -> None:
         self._read, self.errors = read, Errors(read.on_error)
-        self.calls_functions = callable(read.on_error)
+        self.calls_functions: bool = callable(read.on_error)
         shard, options = read.shard, read.options
         self._stride = shard.shard_count
         self._length = len(read.source)

@@ -14,7 +14,8 @@ class Repeated(Stream):
     """The elements of a stream, again and again."""
 
     def __init__(self, parent: Stream, epochs: int | None) -> None:
-        self.parents, self._epochs = (parent,), epochs
+        self.parents: tuple[Any, ...] = (parent,)
+        self._epochs = epochs
 
     def length(self) -> int:
         length: int = self.parents[0].length()
@@ -40,7 +41,8 @@ class Limited(Stream):
     """The first elements of a stream."""
 
     def __init__(self, parent: Stream, limit: int) -> None:
-        self.parents, self._limit = (parent,), limit
+        self.parents: tuple[Any, ...] = (parent,)
+        self._limit = limit
 
     def length(self) -> int:
         length: int = self.parents[0].length()
@@ -64,7 +66,7 @@ class Repeating(Flow):
     """The elements of a stream, again and again."""
 
     def __init__(self, parent: Flow, epochs: int | None) -> None:
-        self.parents = (parent,)
+        self.parents: tuple[Flow, ...] = (parent,)
         self._parent, self._epochs = parent, epochs
         self._start = self._parent.state()
         self._epoch, self._empty = 0, True  # True until this epoch has returned an element
@@ -93,7 +95,7 @@ class Limiting(Flow):
     """The first elements of a stream."""
 
     def __init__(self, parent: Flow, limit: int) -> None:
-        self.parents = (parent,)
+        self.parents: tuple[Flow, ...] = (parent,)
         self._parent, self._limit, self._count = parent, limit, 0
 
     async def next(self) -> Any:
@@ -115,7 +117,7 @@ class Caching(Flow):
     """The elements of a stream, kept in memory. The stream only ever moves on: its elements come once."""
 
     def __init__(self, parents: Sequence[Flow]) -> None:
-        self.parents = tuple(parents)
+        self.parents: tuple[Flow, ...] = tuple(parents)
         self._parent = parents[0]
         self._cached: list[Any] = []
         self._complete = False

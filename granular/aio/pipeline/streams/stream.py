@@ -134,7 +134,8 @@ class SeededStream(Stream):
     transparent = True
 
     def __init__(self, parent: Stream, seed: Seed) -> None:
-        self.parents, self.declared_seed = (parent,), seed
+        self.parents: tuple[Any, ...] = (parent,)
+        self.declared_seed = seed
 
     def length(self) -> int:
         return cast(int, self.parents[0].length())
@@ -154,7 +155,7 @@ class Staged(Stream):
     """A stage with one or more parents, whose flow is created by a function."""
 
     def __init__(self, parents: Sequence[Stream], description: str, make: Callable[..., Flow], *args: Any) -> None:
-        self.parents = tuple(parents)
+        self.parents: tuple[Any, ...] = tuple(parents)
         self._description, self._make, self._args = description, make, args
 
     def flow(self) -> Flow:

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.base import IndexNode, Wrapped
@@ -15,7 +15,7 @@ from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import DatasetOptions
 from granular.formats.display import outline
 
-logger = logging.getLogger('granular')
+logger: Final = logging.getLogger('granular')
 
 
 class StageSummary(NamedTuple):
@@ -58,7 +58,8 @@ class Traced(Stream):
     """A stage that is timed."""
 
     def __init__(self, stage: Stream, debug: bool) -> None:
-        self.parents, self._debug = (stage,), debug
+        self.parents: tuple[Any, ...] = (stage,)
+        self._debug = debug
 
     @property
     def transparent(self) -> bool:  # type: ignore[override]
@@ -82,7 +83,8 @@ class Tracing(Flow):
     def __init__(self, stage: Stream, debug: bool) -> None:
         self.stage, self._debug = stage, debug
         flow: Flow = stage.flow()
-        self.parents, self._flow = (flow,), flow
+        self.parents: tuple[Flow, ...] = (flow,)
+        self._flow = flow
         self.elements, self.total = 0, 0.0
         self._before: list[tuple[Source, int, float]] = []
         if isinstance(stage, Read):

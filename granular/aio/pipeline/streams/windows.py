@@ -14,7 +14,7 @@ class WindowShuffling(Flow):
     """Windows of consecutive elements, each shuffled, in the order of Google Grain."""
 
     def __init__(self, parents: Sequence[Flow], size: int, seed: int) -> None:
-        self.parents = tuple(parents)
+        self.parents: tuple[Flow, ...] = tuple(parents)
         self._parent, self._size, self._seed = parents[0], size, seed
         self._window: list[Any] = []
         self._number = 0

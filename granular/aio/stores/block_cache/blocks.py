@@ -57,9 +57,9 @@ class Blocks:
     """
 
     def __init__(self, path: str, limit: int) -> None:
-        self.folder = CacheFolder(path)
-        self.objects = Objects(self.folder)
-        self.packs = Packs(self.folder, limit)
+        self.folder: CacheFolder = CacheFolder(path)
+        self.objects: Objects = Objects(self.folder)
+        self.packs: Packs = Packs(self.folder, limit)
         self._words = self.folder.words
 
     # --- reading

@@ -36,7 +36,7 @@ _PAUSE: Final = 30.0  # seconds in which no blocks are added after the folder fa
 
 T = TypeVar('T')
 
-logger = logging.getLogger('granular')
+logger: Final = logging.getLogger('granular')
 
 
 class Upstream(Protocol):

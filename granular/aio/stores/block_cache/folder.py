@@ -24,7 +24,7 @@ _LOCK_TIMEOUT: Final = 5.0  # seconds to wait for the lock, which is held for mo
 _LOG_INTERVAL: Final = 30.0  # seconds in which further damage is only logged as DEBUG
 _UNSUPPORTED: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # errors of file systems without reservations
 
-logger = logging.getLogger('granular')
+logger: Final = logging.getLogger('granular')
 
 
 class CacheFolder:
@@ -46,12 +46,12 @@ class CacheFolder:
     """
 
     def __init__(self, path: str) -> None:
-        self.path = os.path.join(path, VERSION)
+        self.path: str = os.path.join(path, VERSION)
         self._fds: list[int] = []
         outer = self._track(open_folder(path))
         self._top = self._track(open_folder(VERSION, outer))
-        self.objects = self._track(open_folder('objects', self._top))
-        self.packs = self._track(open_folder('packs', self._top))
+        self.objects: int = self._track(open_folder('objects', self._top))
+        self.packs: int = self._track(open_folder('packs', self._top))
         with contextlib.suppress(OSError):
             shutil.rmtree(_OLD_VERSION, dir_fd=outer)  # it would take its own limit in addition to this one's
         self._reserved: set[int] = set()  # the pages of the table that have disk space
@@ -59,9 +59,9 @@ class CacheFolder:
         if os.fstat(self._table_fd).st_size < _TABLE:
             os.ftruncate(self._table_fd, _TABLE)  # a sparse file
         self.reserve(0, HEAD // 8)
-        self.table = mmap.mmap(self._table_fd, _TABLE)
-        self.words = memoryview(self.table).cast('Q')
-        self.block_locks = RangeLocks(open_file('flights', os.O_RDWR | os.O_CREAT, self._top))
+        self.table: mmap.mmap = mmap.mmap(self._table_fd, _TABLE)
+        self.words: memoryview[int] = memoryview(self.table).cast('Q')
+        self.block_locks: RangeLocks = RangeLocks(open_file('flights', os.O_RDWR | os.O_CREAT, self._top))
         os.close(open_file('lock', os.O_RDWR | os.O_CREAT, self._top))  # rejects a planted link now
         self._thread_lock = threading.Lock()
         self._last_warning = -_LOG_INTERVAL

@@ -28,12 +28,15 @@ class CachedObject:
       seed: 63 bits of its identity; the sum of the seed and a block number is the mark of that block.
     """
 
+    entries: int
+    size: int
+
     __slots__ = ('entries', 'first_lock', 'seed', 'size')
 
     def __init__(self, size: int, entries: int, digest: bytes) -> None:
         self.size, self.entries = size, entries
-        self.first_lock = int.from_bytes(digest[8:13], 'big') << 22
-        self.seed = _seed(digest)
+        self.first_lock: int = int.from_bytes(digest[8:13], 'big') << 22
+        self.seed: int = _seed(digest)
 
     def length(self, block: int) -> int:
         """Return the size of a block in bytes."""

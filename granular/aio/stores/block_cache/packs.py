@@ -32,11 +32,16 @@ class Pack:
       verified: for each slot, the mark of the block that this process has verified or written there; 0 for none.
     """
 
+    fd: int
+    next: int
+    number: int
+    touched: float
+
     __slots__ = ('fd', 'next', 'number', 'touched', 'verified')
 
     def __init__(self, fd: int, number: int) -> None:
         self.fd, self.number, self.next, self.touched = fd, number, 0, 0.0
-        self.verified = array.array('Q')
+        self.verified: array.array[int] = array.array('Q')
 
     @property
     def name(self) -> str:

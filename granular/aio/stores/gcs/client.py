@@ -41,7 +41,7 @@ class GCSClient(Client):
             raise InvalidArgumentError(f'{store.root}: unknown options {unknown}: expected some of {sorted(_OPTIONS)}')
         self._token_lock = asyncio.Lock()
         self._store = store
-        self.base = address(store.root, store.endpoint)
+        self.base: str = address(store.root, store.endpoint)
         timeout = store.config.connect_timeout + store.config.first_byte_timeout
         self._login: Login = log_in(store.root, store.options, is_emulator(store.endpoint), timeout)
         parts = urllib.parse.urlsplit(self.base)

@@ -36,10 +36,14 @@ class Listing:
       delimiter: the end of the names of folders; empty to list all objects.
     """
 
+    name: str
+    prefix: str
+    delimiter: str
+
     def __init__(self, name: str, prefix: str, delimiter: str) -> None:
         self.name, self.prefix, self.delimiter = name, prefix, delimiter
-        self.token = ''
-        self.ended = False
+        self.token: str = ''
+        self.ended: bool = False
         self._last_name = self._last_folder = ''
         self._empty_pages = 0
 

@@ -26,11 +26,11 @@ class OpenFile:
     __slots__ = ('_end', '_seen_size', '_seen_time', 'fd', 'size', 'version')
 
     def __init__(self, path: str) -> None:
-        self.fd = -1
+        self.fd: int = -1
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         info = os.fstat(self.fd)
-        self.size = info.st_size
-        self.version = version_of(info)
+        self.size: int = info.st_size
+        self.version: str = version_of(info)
         self._seen_time, self._seen_size = info.st_mtime_ns, info.st_size
         self._end = self._checksum_of_end() if stat.S_ISREG(info.st_mode) else 0
 

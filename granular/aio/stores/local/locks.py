@@ -14,7 +14,7 @@ from granular.errors import AlreadyExistsError
 # Errors of file systems that have no such locks, or none on folders, such as NFS.
 _UNSUPPORTED: Final = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 
-logger = logging.getLogger('granular')
+logger: Final = logging.getLogger('granular')
 
 
 def lock(fd: int, shared: bool = False) -> bool | None:
@@ -93,7 +93,7 @@ class FolderLock:
         if acquired is False or not is_at(self._fd, folder):
             self.release()
             raise AlreadyExistsError(f'{folder}: another writer is writing it')
-        self.sure = acquired is not None
+        self.sure: bool = acquired is not None
         _held.add(self)
 
     def release(self, close: Callable[[int], None] = os.close) -> None:

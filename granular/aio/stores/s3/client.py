@@ -45,11 +45,13 @@ _DENIED_CODES: Final = (
     *('InvalidAccessKeyId', 'SignatureDoesNotMatch', 'UnrecognizedClientException'),
 )
 _READ_HEADERS: Final = {'x-amz-checksum-mode': 'ENABLED'}  # requests the checksum of an object that is read whole
-logger = logging.getLogger('granular')
+logger: Final = logging.getLogger('granular')
 
 
 class S3Client(Client):
     """Client of a bucket under one event loop. Create it on a worker thread: finding credentials blocks."""
+
+    region: str
 
     def __init__(self, store: RemoteStore[Any]) -> None:
         super().__init__()
@@ -72,14 +74,14 @@ class S3Client(Client):
                 f'pass key= and secret=, or anon=True for a public bucket'
             )
         self._payer = {'x-amz-request-payer': 'requester'} if options.get('requester_pays') else {}
-        self.written_headers = s3options.written_headers(options)
+        self.written_headers: dict[str, str] = s3options.written_headers(options)
         self._base = self._address()
         self._skew = datetime.timedelta()
         express = store.bucket.endswith('--x-s3')
-        self.ordered = not self._endpoint and not express
-        self.etag_is_md5 = not express
+        self.ordered: bool = not self._endpoint and not express
+        self.etag_is_md5: bool = not express
         # Some servers of other vendors reject the checksums that S3 has supported since 2022.
-        self.takes_crc32c = not self._endpoint
+        self.takes_crc32c: bool = not self._endpoint
         self.has_odd_etags = False  # True once an ETag was not the MD5 of an object that was correct
 
     def _address(self) -> str:

@@ -35,7 +35,7 @@ _READ: Final = 8 * MiB  # bytes per read of an object that is read back
 _CLOCK_SKEW: Final = 2.0  # seconds by which the times of a store's replies and objects may differ
 _REFUSALS: Final = (404, 409, 412, 501)
 
-logger = logging.getLogger('granular')
+logger: Final = logging.getLogger('granular')
 
 
 class _Confirmation(NamedTuple):

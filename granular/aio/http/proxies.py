@@ -1,0 +1,118 @@
+"""Proxies named by the environment: ``HTTP_PROXY``, ``HTTPS_PROXY`` and ``NO_PROXY``."""
+
+import asyncio
+import base64
+import functools
+import ipaddress
+import os
+import socket
+import urllib.parse
+import urllib.request
+from typing import Final, NamedTuple
+
+from granular._redact import hidden
+from granular.errors import AccessDeniedError, InvalidArgumentError
+
+_VARIABLES: Final = ('http_proxy', 'https_proxy', 'no_proxy', 'HTTP_PROXY', 'HTTPS_PROXY', 'NO_PROXY', 'REQUEST_METHOD')
+_LONGEST_HEAD: Final = 16 << 10
+_REFUSALS: Final = (401, 403, 407)
+
+
+class Proxy(NamedTuple):
+    """An HTTP proxy.
+
+    Attributes:
+      host, port: its address.
+      authorization: the value of the Proxy-Authorization header; empty if there is none.
+    """
+
+    host: str
+    port: int
+    authorization: str = ''
+
+    def __repr__(self) -> str:
+        return f'Proxy({self.host!r}, {self.port})'
+
+    @property
+    def line(self) -> str:
+        """The header line that authorizes a request; empty if there is none."""
+        return f'Proxy-Authorization: {self.authorization}\r\n' if self.authorization else ''
+
+
+def proxy_of(secure: bool, host: str, port: int) -> Proxy | None:
+    """Return the proxy for a server, by the environment; None for a direct connection, as for loopback addresses.
+
+    Raises:
+      InvalidArgumentError: if the environment names a proxy that is not ``http://host:port``.
+    """
+    settings = tuple(os.environ.get(name) for name in _VARIABLES)
+    return _proxy_of(settings, secure, host, port) if any(settings) else None
+
+
+@functools.lru_cache(1024)
+def _proxy_of(settings: tuple[str | None, ...], secure: bool, host: str, port: int) -> Proxy | None:
+    scheme = 'https' if secure else 'http'
+    address = urllib.request.getproxies_environment().get(scheme, '')
+    if not address or _is_loopback(host) or urllib.request.proxy_bypass_environment(f'{host}:{port}'):  # type: ignore[attr-defined]
+        return None
+    variable = f'{scheme}_proxy'.upper()
+    try:
+        parts = urllib.parse.urlsplit(address if '://' in address else f'http://{address}')
+        proxy_host, proxy_port = parts.hostname, parts.port
+    except ValueError as error:
+        raise InvalidArgumentError(f'{variable}: expected http://host:port, got {hidden(address)}: {error}') from None
+    if parts.scheme != 'http' or not proxy_host:
+        raise InvalidArgumentError(f'{variable}: expected http://host:port, got {hidden(address)}')
+    authorization = ''
+    if parts.username is not None:
+        pair = f'{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or "")}'
+        authorization = 'Basic ' + base64.b64encode(pair.encode()).decode()
+    return Proxy(proxy_host, 80 if proxy_port is None else proxy_port, authorization)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == 'localhost' or host.endswith('.localhost')
+
+
+async def open_tunnel(proxy: Proxy, address: str, host: str, port: int) -> socket.socket:
+    """Return a socket that a proxy has connected to a server that speaks TLS (CONNECT, RFC 9110, 9.3.6).
+
+    Args:
+      proxy: the proxy.
+      address: one of its addresses.
+      host, port: the server.
+
+    Raises:
+      AccessDeniedError: if the proxy does not permit it.
+      OSError: if the proxy cannot be reached, or cannot reach the server.
+    """
+    loop = asyncio.get_running_loop()
+    sock = socket.socket(socket.AF_INET6 if ':' in address else socket.AF_INET)
+    try:
+        sock.setblocking(False)
+        await loop.sock_connect(sock, (address, proxy.port))
+        name = f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
+        await loop.sock_sendall(sock, f'CONNECT {name} HTTP/1.1\r\nHost: {name}\r\n{proxy.line}\r\n'.encode())
+        head = b''
+        while b'\r\n\r\n' not in head:
+            data = await loop.sock_recv(sock, _LONGEST_HEAD)
+            head += data
+            if not data or len(head) > _LONGEST_HEAD:
+                raise ConnectionResetError(f'the proxy {proxy.host}:{proxy.port} closed the connection to {name}')
+        version, _, rest = head.partition(b'\r\n')[0].partition(b' ')
+        if not version.startswith(b'HTTP/1.') or not rest[:3].isdigit():
+            raise ConnectionAbortedError(f'{proxy.host}:{proxy.port} is not an HTTP proxy: it replied {head[:80]!r}')
+        status, reason = int(rest[:3]), hidden(rest.decode('latin-1'))[:80]
+        if status in _REFUSALS:
+            raise AccessDeniedError(f'{name}: the proxy {proxy.host}:{proxy.port} refused the connection: {reason}')
+        if not 200 <= status < 300:
+            raise ConnectionRefusedError(f'the proxy {proxy.host}:{proxy.port} did not connect to {name}: {reason}')
+        if not head.endswith(b'\r\n\r\n'):  # a server waits for the client's first message of TLS
+            raise ConnectionAbortedError(f'the proxy {proxy.host}:{proxy.port} sent data that {name} cannot have sent')
+    except BaseException:
+        sock.close()
+        raise
+    return sock
