@@ -49,7 +49,9 @@ class IOConfig:
     max_gap: int = _env('max_gap', -1, 'bytes between two ranges that are read along rather than asked apart')
     max_request: int = _env('max_request', -1, 'bytes above which one range becomes several requests')
     tail: int = _env('tail', 64 * KiB, "bytes of a bag's end asked for when it is opened")
-    connect_timeout: float = _env('connect_timeout', 5.0, 'seconds until a connection must stand')
+    connect_timeout: float = _env(
+        'connect_timeout', 5.0, 'seconds until a connection must stand, with retries if the server was never reached'
+    )
     first_byte_timeout: float = _env('first_byte_timeout', 10.0, 'seconds until a reply must have begun')
     read_timeout: float = _env('read_timeout', 10.0, 'seconds without a byte of the body after which a request failed')
     min_rate: int = _env('min_rate', 1024, 'bytes a second that must come on average over read_timeout; 0 for any')

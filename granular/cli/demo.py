@@ -102,7 +102,7 @@ def _stream(reader: granular.ShardedDatasetReader, out: 'Console', err: 'Console
             if i == batches // 2:
                 state = loader.save()
                 loader.close()
-                out.print(f'stopped and restored at {state}', highlight=False)
+                out.print(f'stopped and restored at step {state["step"]}', highlight=False)
                 loader = granular.Loader(source, batch=BATCH)
                 loader.load(state)
             order.extend(next(loader)['index'].tolist())

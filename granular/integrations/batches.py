@@ -78,15 +78,19 @@ class Batches(Iterator[Any], abc.ABC):
         self._check()
         return dict(self._state)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Resume from a state; batches converted ahead are discarded.
+
+        Args:
+          state: from ``state_dict``.
+          strict: as for the loader.
 
         Raises:
           InvalidArgumentError: if the iterable has no state.
           StateError: if it is not a state of this loader.
         """
         self._check()
-        self._batches.load_state_dict(state)
+        self._batches.load_state_dict(state, **({} if strict else {'strict': False}))
         self._sent.clear()
         self._ended, self._state = False, self._batches.state_dict()
 

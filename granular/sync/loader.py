@@ -47,12 +47,12 @@ class Loader(core.LoaderHandle):
             raise StopIteration
         return cast(Batch, batch)
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        run(self._load(state))
+    def load(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        run(self._load(state, strict))
 
-    async def _load(self, state: Mapping[str, Any]) -> None:
+    async def _load(self, state: Mapping[str, Any], strict: bool) -> None:
         await ensure_event_loop()  # tasks may only be touched on their loop
-        self.aio.load(state)
+        self.aio.load(state, strict)
 
     load_state_dict = load
 

@@ -14,8 +14,6 @@ FOREIGN = {
     'DeprecationWarning: This process … is multi-threaded, use of fork() may lead to deadlocks in the child',
     '… certificate verify failed …',
     '… Too many open files',
-    'gaierror: …',
-    '…: ConnectionRefusedError: …',
 }
 
 

@@ -1,5 +1,6 @@
 """Worker processes: batches and their order, errors and crashes, and processes that remain."""
 
+import concurrent.futures
 import contextlib
 import functools
 import itertools
@@ -15,7 +16,8 @@ import psutil
 import pytest
 
 import granular
-from granular import MapDataset, MultiprocessingOptions
+from granular import MapDataset, MultiprocessingOptions, sources
+from granular.aio.execution import workers
 from granular.errors import InvalidArgumentError, WorkerError
 from tests import ROOT
 from tests.support.programs import INTERRUPTIBLE, program
@@ -40,6 +42,12 @@ def at(bad, what, i, seed=None):
 
 def value_at(bad, what, i):
     return what() if i == bad else i
+
+
+def stops_at(bad, i, seed):
+    if i == bad and multiprocessing.parent_process() is not None:  # a Loader computes the first datapoint itself
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return {'i': i}
 
 
 def raise_error():
@@ -261,6 +269,39 @@ def test_loader_continues_after_a_worker_failure(death):
             assert loader.save()['step'] <= 40
         loader.load({'step': 50, 'seed': 0})
         assert [batch['i'][0] for batch in loader] == [50, 60, 70, 80, 90]
+
+
+def stopped_child():
+    """Wait until a child of this process is stopped, and return it."""
+    while True:
+        for child in psutil.Process().children():
+            if child.status() == psutil.STATUS_STOPPED:
+                return child
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize('closed', [False, True])
+def test_stopped_worker_with_a_full_pipe_does_not_block_the_loop(closed, monkeypatch):
+    ahead = 600  # requests; the pipe takes some 300
+    monkeypatch.setattr(workers, '_GRACE', 0.2)
+    source = sources.Transform(sources.Epochs(range(10_000), shuffle=False), functools.partial(stops_at, 0))
+    with (
+        granular.Loader(source, 1, prefetch=ahead, workers=1, mp='fork') as loader,
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
+        first = pool.submit(next, loader)
+        child = stopped_child()
+        while loader.stats()['in_flight'] < ahead:
+            time.sleep(0.01)
+        assert not granular.Path('memory://nowhere').exists()  # answered on the same loop
+        if closed:
+            loader.close()  # kills the worker, as it does not end
+            with pytest.raises(granular.GranularError):
+                first.result()
+            return
+        child.send_signal(signal.SIGCONT)
+        assert first.result()['i'].tolist() == [0]
+        assert [next(loader)['i'].item() for _ in range(ahead)] == list(range(1, ahead + 1))
 
 
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')

@@ -101,7 +101,7 @@ STAYS = {
     'shifted': BadReplyError,
     ('ranged', None): BadReplyError,
     'document': BadReplyError,
-    'unsatisfiable': ObjectChangedError,
+    'unsatisfiable': BadReplyError,
     ('whole', 'gzip'): BadReplyError,
     'zipped': BadReplyError,
     ('raw', b'SSH-2.0-OpenSSH_9.2\r\n\r\n'): BadReplyError,

@@ -9,6 +9,7 @@ import google_crc32c
 import pytest
 
 import granular
+from granular import aio
 from granular.errors import (
     AccessDeniedError,
     BadReplyError,
@@ -18,6 +19,8 @@ from granular.errors import (
     StoreError,
 )
 from tests.support.faults import DATA, FaultServer
+from tests.support.loop_server import LoopServer
+from tests.support.servers import free_ports
 from tests.support.tables import cover
 
 QUICK = granular.IOConfig(backoff=0.01, read_timeout=0.5, first_byte_timeout=0.5, attempts=4)
@@ -54,6 +57,46 @@ def test_permanent_statuses_fail_at_once(server, code, error):
         path(server).read_range(10, 50)
     assert len(server.ranges) == 1
     assert f'{code}' in str(caught.value) or code == 412
+
+
+PATIENT = {'attempts': 10**6, 'retry_time': 10**6, 'backoff': 0.01, 'backoff_cap': 0.02}
+
+
+@pytest.mark.parametrize(
+    ('url', 'message'),
+    [('http://127.0.0.1:{}/object', 'no connection to 127.0.0.1:.* (Connection refused): check its address'),
+     ('http://no-such-host.invalid:{}/object', "the host name 'no-such-host.invalid' cannot be resolved (.*): ch"),
+     ('https://127.0.0.1:{}/object', 'no connection to 127.0.0.1:.* (Connection refused): check its address')],
+)  # fmt: skip
+def test_server_that_was_never_reached_fails_within_the_time_to_connect(url, message):
+    config = granular.IOConfig(connect_timeout=0.2, **PATIENT)
+    with pytest.raises(StoreError, match=message.replace('(', r'\(').replace(')', r'\)')) as caught:
+        granular.Path(url.format(free_ports(1)[0]), config=config).read_bytes()
+    assert 'gave up after' in caught.value.__notes__[0]
+
+
+class PlainServer(LoopServer):
+    async def serve(self, reader, writer):
+        await reader.read(1)
+        writer.write(b'HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n')
+        await writer.drain()
+
+
+def test_plain_server_that_is_taken_for_one_with_tls_fails_within_the_time_to_connect():
+    config = granular.IOConfig(connect_timeout=0.2, **PATIENT)
+    with PlainServer() as plain, pytest.raises(StoreError, match='no connection to'):
+        granular.Path(f'{plain.endpoint}/object'.replace('http', 'https'), config=config).read_bytes()
+
+
+def test_server_that_was_reached_keeps_its_patience():
+    with FaultServer() as server:
+        assert path(server).read_range(10, 50) == DATA[10:50]
+        endpoint = server.endpoint
+    config = granular.IOConfig(connect_timeout=0.2, **{**PATIENT, 'attempts': 60})
+    with pytest.raises(StoreError) as caught:
+        granular.Path(f'{endpoint}/object', config=config).read_bytes()
+    assert 'gave up after 60 attempts' in caught.value.__notes__[0]
+    assert 'check its address' not in str(caught.value)
 
 
 def path_and_credentials(server, monkeypatch, tmp_path):
@@ -447,6 +490,27 @@ def test_interrupted_full_object_is_resumed(server):
     assert path(server).read_bytes() == DATA
     assert server.ranges[0] is None
     assert server.ranges[1].endswith('-99999')
+
+
+async def test_pinned_object_without_a_range_that_it_has_is_no_replaced_object(server):
+    async with await aio.Path(path(server)).open() as file:
+        assert await file.read(10) == DATA[:10]
+        server.script.append('unsatisfiable')
+        assert await file.read(10) == DATA[10:20]  # asked for once more
+        server.script.extend(['unsatisfiable'] * 2)
+        with pytest.raises(BadReplyError, match=r'object: status 416 for bytes 20 to 30 of version .*one.*, which has'):
+            await file.read(10)
+
+
+async def test_object_that_is_shorter_than_its_pinned_version_was_replaced(server):
+    async with await aio.Path(path(server)).open() as file:
+        assert await file.read(10) == DATA[:10]
+        server.etag = None
+        server.script.extend(['unsatisfiable'] * 2)
+        with pytest.raises(
+            ObjectChangedError, match='replaced while it was being read: version "one" is not there any'
+        ):
+            await file.read(10)
 
 
 def test_claimed_size_beyond_memory_is_an_error(server):

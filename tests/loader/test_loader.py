@@ -90,7 +90,7 @@ def test_shards_share_every_global_batch():
     for shard in range(3):
         with granular.Loader(source, 4, shard_id=shard, num_shards=3) as loader:
             parts.append(steps(loader, 4))
-            assert loader.save() == {'step': 48, 'seed': 1}
+            assert loader.consumed == loader.save()['step'] == 48
     with granular.Loader(source, 12) as loader:
         unsharded = steps(loader, 4)
     assert [sum((part[k] for part in parts), []) for k in range(4)] == unsharded
@@ -99,10 +99,11 @@ def test_shards_share_every_global_batch():
 def test_states_resume_exactly():
     source = sources.Epochs(Numbers(30), seed=2)
     with granular.Loader(source, 4) as loader:
-        assert loader.save() == {'step': 0, 'seed': 2}
+        stages = loader.fingerprint()[:-1]
+        assert loader.save() == {'step': 0, 'seed': 2, 'pipeline': stages}
         steps(loader, 3)
         state = json.loads(json.dumps(loader.save()))
-        assert state == loader.state_dict() == {'step': 12, 'seed': 2}
+        assert state == loader.state_dict() == {'step': 12, 'seed': 2, 'pipeline': stages}
         expected = steps(loader, 5)
         loader.load(state)
         assert steps(loader, 5) == expected

@@ -213,9 +213,9 @@ def test_default_settings_follow_the_fields_that_are_read_and_are_part_of_states
         with granular.Loader(small, 10) as loader:
             next(loader)
             state = json.loads(json.dumps(loader.save()))
-        assert state == {'step': 10, 'seed': 1, 'orders': ['Blocks(block=64, window=512, stratified)']}
+        assert (state['step'], state['seed']) == (10, 1)
         with granular.Loader(whole.select(['small']), 10) as loader:
-            with pytest.raises(StateError, match=r'block=64, window=512.*this source has .*block=16'):
+            with pytest.raises(StateError, match=r'block=64, window=512.*block=16, window=512.* in this one'):
                 loader.load(state)
 
 

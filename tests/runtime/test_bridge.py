@@ -13,7 +13,7 @@ from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.scope import scope
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
-from granular.errors import GranularError
+from granular.errors import ClosedError, GranularError
 from tests.support.interpreters import QUIET
 from tests.support.programs import INTERRUPTIBLE
 
@@ -175,6 +175,24 @@ async def test_aclose_closes_connections(fakegcs):
     await aio.aclose()
     assert not pool.connections
     assert await path.read_bytes() == b'x'
+
+
+async def test_closing_while_a_client_opens_is_no_cancellation(moto):
+    async def wait_for_ever(opened):
+        await asyncio.Event().wait()
+
+    opened = await scope()
+    waiting = [asyncio.create_task(opened.get('key', wait_for_ever)) for _ in range(2)]
+    path = aio.Path(moto.place()) / 'file'
+    reads = [asyncio.create_task(path.read_bytes()) for _ in range(2)]
+    cancelled = asyncio.create_task(opened.get('key', wait_for_ever))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await aio.aclose()
+    assert [type(error) for error in await asyncio.gather(*waiting, return_exceptions=True)] == [ClosedError] * 2
+    assert all(isinstance(error, GranularError) for error in await asyncio.gather(*reads, return_exceptions=True))
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
 
 
 # --- entire programs

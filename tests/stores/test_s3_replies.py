@@ -299,7 +299,10 @@ def test_key_and_secret_without_the_other_are_refused(name, monkeypatch):
     path = granular.Path('s3://bucket/key', endpoint_url='http://127.0.0.1:1', **{name: 'x'})
     with pytest.raises(InvalidArgumentError, match=r's3://bucket: expected key= and secret= together, got'):
         path.read_bytes()
-    s3options.check('s3://bucket', {'key': 'x', 'secret': 'y'})
+    token = granular.Path('s3://bucket/key', endpoint_url='http://127.0.0.1:1', token='x')
+    with pytest.raises(InvalidArgumentError, match=r's3://bucket: expected key= and secret= with token='):
+        token.read_bytes()
+    s3options.check('s3://bucket', {'key': 'x', 'secret': 'y', 'token': 'z'})
     s3options.check('s3://bucket', {'key': None, 'secret': None})
 
 

@@ -71,7 +71,7 @@ def case_states(folder):
         found = [np.asarray(next(batches)['i']).tolist() for _ in range(5)]
         batches.load_state_dict({'step': 16, 'seed': 1})
         assert np.asarray(next(batches)['i']).tolist() == found[2]
-        assert batches.state_dict() == {'step': 24, 'seed': 1}
+        assert batches.state_dict()['step'] == 24
     stream = MapDataset.range(24).shuffle(seed=1).batch(4).to_iter_dataset()
     with Batches(iter(stream), sharding(), 2) as batches:
         next(batches)

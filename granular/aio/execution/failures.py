@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
+from granular.aio.runtime.tracebacks import RemoteError, shorten
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import ClosedError, FunctionError, InvalidArgumentError, WorkerError
 
@@ -49,15 +50,9 @@ def of_datapoint(error: Exception) -> bool:
     return not isinstance(error, OSError | ClosedError)
 
 
-class RemoteError(Exception):
-    """The traceback of an error in another process."""
-
-    def __str__(self) -> str:
-        return f'\n"""\n{self.args[0]}"""'
-
-
 def portable(error: BaseException) -> tuple[list[BaseException], str]:
     """Return an error and its causes, one after the other, all of them picklable, and its traceback as text."""
+    shorten(error)
     text = ''.join(traceback.format_exception(error))
     chain = [error]
     while (cause := chain[-1].__cause__) is not None and cause not in chain:

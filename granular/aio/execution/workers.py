@@ -1,10 +1,12 @@
 """A pool of worker processes: each has its own event loop and computes whole items, returned in shared memory."""
 
 import asyncio
+import collections
 import contextlib
 import itertools
 import multiprocessing
 import os
+import select
 import signal
 import sys
 import threading
@@ -122,6 +124,62 @@ class Workers:
                 self._release()
 
 
+class _Outbox:
+    """The messages to a worker, in order, sent without blocking the caller.
+
+    A process that is stopped, or whose main thread does not run, does not empty its pipe. Messages that find it full
+    are sent by a thread, which ends with the last of them. A message that has not been sent yet can be withdrawn, so
+    that there are never more than there are items in progress.
+    """
+
+    def __init__(self, pipe: Connection, name: str) -> None:
+        self._pipe, self._name = pipe, name
+        self._lock = threading.Lock()
+        self._unsent: collections.deque[tuple[int, Any] | None] = collections.deque()  # the first is being sent
+        self._poll = select.poll()
+        self._poll.register(pipe.fileno(), select.POLLOUT)
+        self.thread: threading.Thread | None = None
+
+    def send(self, message: tuple[int, Any] | None) -> None:
+        """Send a message, at once or later.
+
+        Raises:
+          OSError: if the process has ended.
+        """
+        with self._lock:
+            if not self._unsent and self._poll.poll(0):  # a pipe that is writable has room for far more than a message
+                self._pipe.send(message)
+                return
+            self._unsent.append(message)
+            if self.thread is None:
+                self.thread = threading.Thread(target=self._send_rest, name=f'{self._name}-send', daemon=True)
+                with contextlib.suppress(RuntimeError):  # the interpreter exits, and kills the process
+                    self.thread.start()
+
+    def withdraw(self, number: int) -> bool:
+        """Remove the message with this number. Return False if it was sent, or is being sent."""
+        with self._lock:
+            for i, message in enumerate(self._unsent):
+                if i and message is not None and message[0] == number:
+                    del self._unsent[i]
+                    return True
+        return False
+
+    def _send_rest(self) -> None:
+        while True:
+            with self._lock:
+                if not self._unsent:
+                    self.thread = None
+                    return
+                message = self._unsent[0]
+            try:
+                self._pipe.send(message)
+            except (OSError, ValueError):  # the process has ended: its reader thread reports that
+                return
+            with self._lock:
+                self._unsent.popleft()
+
+
 class _Worker:
     """A worker process and its reader thread."""
 
@@ -153,6 +211,7 @@ class _Worker:
         self._stopped = self.dead = False
         if fd >= 0:
             shared_memory.send_fd(self.pipe, fd)
+        self._outbox = _Outbox(self.pipe, self._process.name)
         self._thread = threading.Thread(
             target=_listen, args=(self.pipe, self._process, weakref.ref(self)), name=self._process.name, daemon=True
         )
@@ -167,7 +226,7 @@ class _Worker:
                 raise WorkerError(self._obituary(position))
             self._pending[number] = loop, future, position
             try:
-                self.pipe.send((number, position))
+                self._outbox.send((number, position))
             except OSError:
                 del self._pending[number]
                 raise WorkerError(self._obituary(position)) from None
@@ -179,8 +238,9 @@ class _Worker:
 
     def _cancel(self, number: int) -> None:
         with self._lock, contextlib.suppress(OSError):  # it died, and the callers that wait for it get an error
-            if self._pending.pop(number, None) is not None and not self._stopped:
-                self.pipe.send((number, None))
+            if self._pending.pop(number, None) is None or self._stopped or self._outbox.withdraw(number):
+                return
+            self._outbox.send((number, None))
 
     def resolve(self, number: int, ok: bool, result: Any) -> None:
         """Pass an item, or an error, to its caller."""
@@ -215,7 +275,7 @@ class _Worker:
         with self._lock:
             self._stopped = True
             with contextlib.suppress(OSError):  # it has exited already
-                self.pipe.send(None)
+                self._outbox.send(None)
 
     def kill(self) -> None:
         """Kill the process."""
@@ -228,11 +288,15 @@ class _Worker:
         while self._process.is_alive() and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(_POLL)
         self._finalizer()
-        while self._thread.is_alive() and time.monotonic() < until + _GRACE:  # noqa: ASYNC110
+        while any(map(_is_alive, (self._thread, self._outbox.thread))) and time.monotonic() < until + _GRACE:  # noqa: ASYNC110
             await asyncio.sleep(_POLL)
         self.pipe.close()
         if threading.main_thread().is_alive():  # at exit, multiprocessing joins its processes, which must be open
             self._process.close()
+
+
+def _is_alive(thread: threading.Thread | None) -> bool:
+    return thread is not None and thread.is_alive()
 
 
 def _imports_main() -> bool:

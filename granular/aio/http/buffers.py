@@ -31,11 +31,15 @@ class Space(NamedTuple):
         return Space(self.owner, self.view[start:stop])
 
 
-def blank(size: int) -> Space:
+def blank(size: int, name: str = '') -> Space:
     """Return uninitialised bytes and a view through which to fill them, once, before other code gets them.
 
     This is how C code creates bytes: ``PyBytes_FromStringAndSize(NULL, size)``, which may be written to as long as no
     other code holds a reference (https://docs.python.org/3/c-api/bytes.html).
+
+    Args:
+      size: the number of bytes.
+      name: the object that they are for, for errors.
 
     Raises:
       StoreError: if so much memory is not available, for example because a store claims a huge object size.
@@ -45,7 +49,7 @@ def blank(size: int) -> Space:
     try:
         data: bytes = _new(None, min(size, sys.maxsize))
     except (MemoryError, OverflowError) as error:
-        raise StoreError(f'no memory for {size} bytes') from error
+        raise StoreError(f'{name}: no memory for {size} bytes') from error
     view: memoryview = _view(id(data) + _HEAD, size, _WRITE)
     return Space(data, view)
 

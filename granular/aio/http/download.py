@@ -10,7 +10,7 @@ from granular.aio.http.messages import Head, shown
 from granular.aio.http.reply import Reply, changed, stand_in
 from granular.aio.http.shapes import Shapes
 from granular.config import KiB, MiB
-from granular.errors import BadReplyError, OutOfRangeError, StoreError
+from granular.errors import BadReplyError, OutOfRangeError
 
 _CONTENT_RANGE: Final = re.compile(r'bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)')
 _OF_NOTHING: Final = 'bytes 0--1/0'  # sent by fake-gcs-server for an empty object, which has no range
@@ -313,10 +313,8 @@ class Download(Exchange):
         """Return the destination for the following bytes; the first reply allocates it."""
         if self._span is None:
             self._span = (first, behind, size)
-            try:
-                self._space = blank(behind - first) if self._into is None else self._into.part(0, behind - first)
-            except StoreError as error:
-                raise StoreError(f'{self.name}: {error}') from error
+            wanted = behind - first
+            self._space = blank(wanted, self.name) if self._into is None else self._into.part(0, wanted)
         self.version, self._filling = version, True
         return self._space.view[self._done :]
 
@@ -377,6 +375,12 @@ class Download(Exchange):
         if self.whole or not self.ranged:
             raise BadReplyError(f'{self.name}: status 416 where no range was asked for')
         if self.version is not None:
+            if version == self.version:
+                stop = 'its end' if self._stop is None else self._stop
+                raise BadReplyError(
+                    f'{self.name}: status 416 for bytes {self._start} to {stop} of version {shown(version)}, '
+                    f'which has them'
+                )
             # The object was long enough when its version was read.
             raise changed(self.name, self.version, version)
         raise self._beyond(size)

@@ -33,6 +33,10 @@ class Origin(NamedTuple):
     port: int
     proxy: Proxy | None = None
 
+    def __str__(self) -> str:
+        way = '' if self.proxy is None else f' through the proxy {self.proxy.host}:{self.proxy.port}'
+        return f'{self.host}:{self.port}{way}'
+
     @property
     def peer(self) -> tuple[str, int]:
         """The host and port to connect to."""

@@ -7,7 +7,7 @@ import ipaddress
 import itertools
 import logging
 import ssl
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, Final, TypeVar
 
 from granular.aio.http.connection import SCRATCH, Connection, Exchange, PoolClosedError, StaleError, now
@@ -31,7 +31,24 @@ _SLOW: Final = 0.05  # seconds after which a reply is slow, at the least
 _MOST_HEDGES: Final = 16.0
 _QUIET: Final = 10.0  # seconds without hedged requests after throttling
 
+_MOST_REACHED: Final = 4096
+
 T = TypeVar('T')
+
+_reached: Final[dict[Origin, None]] = {}
+"""Servers to which this process has connected, the last ``_MOST_REACHED`` of them: their failures are temporary."""
+
+
+class UnreachableError(ConnectionError):
+    """A server to which no connection could be established, or whose name could not be resolved.
+
+    Attributes:
+      known: True if this process was connected to it before.
+    """
+
+    def __init__(self, origin: Origin, reason: str) -> None:
+        self.known = origin in _reached
+        super().__init__(reason if self.known else f'{reason}: check its address')
 
 
 class Pool:
@@ -71,6 +88,7 @@ class Pool:
         Raises:
           ProtocolError: if the reply is not HTTP, or does not have the length it states.
           ConnectionError, OSError, TimeoutError: if the connection breaks or stalls.
+          UnreachableError: a ``ConnectionError``, if no connection can be established.
           PoolClosedError: if the pool is closed.
           ssl.SSLCertVerificationError: if the server's certificate is not valid.
         """
@@ -126,21 +144,45 @@ class Pool:
     async def _connect(self, origin: Origin) -> Connection:
         if self._closed:
             raise PoolClosedError
-        async with asyncio.timeout(self._config.connect_timeout):
-            addresses = await self._shared(self._addresses(origin))
-            context = await self._shared(self._tls()) if origin.secure else None
-            first, failure = next(self._turn), OSError('no address')
-            for i in range(len(addresses)):
-                connection = Connection(self, origin)
-                error = await self._open(connection, addresses[(first + i) % len(addresses)], context)
-                if error is None:
-                    self._check_new(connection)
-                    return connection
-                failure = error
-            self._names.pop(origin, None)
-            if origin.proxy is not None:
-                raise ConnectionError(f'through the proxy {origin.proxy.host}:{origin.proxy.port}: {failure}')
-            raise failure
+        deadline = self._loop.time() + self._config.connect_timeout
+        addresses = await self._resolved(origin, deadline)
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._open_any(origin, addresses)
+        except TimeoutError as error:
+            if str(error):
+                raise  # of the system
+            seconds = self._config.connect_timeout
+            raise TimeoutError(f'no connection to {origin} within {seconds:g} s') from None
+
+    async def _open_any(self, origin: Origin, addresses: Sequence[str]) -> Connection:
+        """Connect to one of the addresses of a host."""
+        context = await self._shared(self._tls()) if origin.secure else None
+        first, failure = next(self._turn), OSError('no address')
+        for i in range(len(addresses)):
+            connection = Connection(self, origin)
+            error = await self._open(connection, addresses[(first + i) % len(addresses)], context)
+            if error is None:
+                self._check_new(connection)
+                return connection
+            failure = error
+        self._names.pop(origin, None)
+        reason = f'no connection to {origin} ({failure.strerror or failure})'
+        raise UnreachableError(origin, reason) from failure
+
+    async def _resolved(self, origin: Origin, deadline: float) -> list[str]:
+        """Return the addresses of a host."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._shared(self._addresses(origin))
+        except PoolClosedError:
+            raise
+        except OSError as error:
+            if isinstance(error, TimeoutError) and origin in _reached:
+                raise
+            detail = error.strerror or str(error) or f'no answer within {self._config.connect_timeout:g} s'
+            reason = f'the host name {origin.peer[0][:80]!r} cannot be resolved ({detail})'
+            raise UnreachableError(origin, reason) from error
 
     async def _open(self, connection: Connection, address: str, context: ssl.SSLContext | None) -> OSError | None:
         """Connect to an address. Returns the error after which another address of the host is worth a try."""
@@ -167,6 +209,10 @@ class Pool:
         if self._closed:
             connection.transport.abort()
             raise PoolClosedError
+        _reached.pop(connection.origin, None)
+        _reached[connection.origin] = None
+        if len(_reached) > _MOST_REACHED:
+            del _reached[next(iter(_reached))]
         # Over TLS, the first data may be session tickets.
         if not connection.origin.secure and (connection.transport.is_closing() or not connection.is_silent()):
             connection.transport.abort()
@@ -196,7 +242,7 @@ class Pool:
         try:
             entries = await self._loop.getaddrinfo(host, port, type=1)
         except ValueError as error:  # of a name that is too long, or has invalid characters
-            raise OSError(f'{host[:80]!r} is not a host name: {error}') from None
+            raise OSError(f'not a host name: {error}') from None
         return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
     def _tls(self) -> asyncio.Future[ssl.SSLContext]:

@@ -91,5 +91,7 @@ def stands_in(version: str | None) -> bool:
 
 def changed(name: str, before: str, now: str | None) -> ObjectChangedError:
     """Return the error for an object that was replaced."""
-    before, now = before[:80], None if now is None else now[:80]
-    return ObjectChangedError(f'{name}: it was replaced while it was being read: version {before} became {now}')
+    replaced = f'{name}: it was replaced while it was being read'
+    if now is None:
+        return ObjectChangedError(f'{replaced}: version {before[:80]} is not there any more')
+    return ObjectChangedError(f'{replaced}: version {before[:80]} became {now[:80]}')

@@ -3,6 +3,7 @@
 import asyncio
 import datetime
 import logging
+import math
 import random
 import re
 import ssl
@@ -15,7 +16,8 @@ from granular.aio.http.connection import PoolClosedError
 from granular.aio.http.download import Download
 from granular.aio.http.limits import Budget, Limit, Pauses
 from granular.aio.http.messages import Head, ProtocolError, http_date
-from granular.aio.http.reply import changed, counters
+from granular.aio.http.pool import UnreachableError
+from granular.aio.http.reply import counters
 from granular.config import IOConfig
 from granular.errors import (
     AccessDeniedError,
@@ -113,15 +115,17 @@ class _Failure(NamedTuple):
       backoff: maximum seconds before the first retry.
       after: seconds that the store asks to wait.
       throttled: True if the store throttles.
+      patience: seconds from the first attempt after which the operation fails.
     """
 
     error: StoreError
-    cause: Exception | None
+    cause: BaseException | None
     attempts: int
     cost: float
     backoff: float
     after: float = 0.0
     throttled: bool = False
+    patience: float = math.inf
 
 
 class Attempts:
@@ -175,7 +179,7 @@ class Attempts:
         progress = self._record_progress(now)
         backoff = min(config.backoff_cap, failure.backoff * 2 ** (self._count - 1))
         wait = max(failure.after, random.uniform(0, backoff))
-        left = config.retry_time - (now - self._renewed)
+        left = min(config.retry_time - (now - self._renewed), failure.patience - (now - self._started))
         if self._count >= failure.attempts or wait > left:
             raise self._given_up(failure) from failure.cause
         counters.retries += 1
@@ -213,6 +217,10 @@ class Attempts:
             case TimeoutError():
                 timeout = StoreTimeoutError(f'{name}: no answer: {error or type(error).__name__}')
                 return _Failure(timeout, error, config.attempts, _COST_AFTER_TIMEOUT, config.backoff)
+            case UnreachableError():
+                # A server to which nothing was ever connected is rarely one that restarts: its address is wrong.
+                patience = math.inf if error.known else config.connect_timeout
+                return _Failure(StoreError(f'{name}: {error}'), error.__cause__, *plain, patience=patience)
             case OSError():
                 return _Failure(StoreError(f'{name}: {type(error).__name__}: {error}'), error, *plain)
         raise error
@@ -277,7 +285,7 @@ def refusal(head: Head, body: bytes | bytearray, name: str) -> Exception:
             f'{name}: the proxy denied access (status 407, {detail}): check the user in HTTP_PROXY'
         )
     if status == 412:
-        return changed(name, 'asked for', None)
+        return ObjectChangedError(f'{name}: it was replaced while it was being read: status 412')
     region = head.headers.get('x-amz-bucket-region', '')[:40]
     if status in (301, 307, 400) and region:
         moved = f'{name}: the bucket is in region {region} (status {status}, {detail}): pass region={region!r}'

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 from granular.aio.execution.failures import Errors, OnError, of_datapoint
 from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.loader.collate import Assembly, Batch, LoadedBatch, Spec, spec_of
-from granular.aio.pipeline.describe import block_orders, fingerprint
+from granular.aio.pipeline.describe import block_orders, check_fingerprint, fingerprint, refuse_state
 from granular.aio.pipeline.nodes.source import Source, convert, length_of
 from granular.aio.runtime.lifecycle import Running
 from granular.aio.runtime.loops import ensure_event_loop
@@ -54,18 +54,26 @@ class LoaderHandle(abc.ABC):
     def save(self) -> dict[str, Any]:
         """Return the state: plain JSON, the position of the next batch, independent of prefetched batches.
 
-        ``'step'`` and ``'seed'``; and the settings of ``shuffle.Blocks`` as ``'orders'``, if the source is so shuffled.
+        ``'step'``, ``'seed'``, and the stages of the source as ``'pipeline'``.
         """
-        state: dict[str, Any] = {'step': self.consumed, 'seed': self._core.source.seed}
-        return {**state, 'orders': orders} if (orders := block_orders(self._core.source)) else state
+        source = self._core.source
+        return {'step': self.consumed, 'seed': source.seed, 'pipeline': fingerprint(source)}
 
     @abc.abstractmethod
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any], strict: bool = True) -> Any:
         """Continue from a state; also possible while iterating. Drops prefetched batches.
 
+        A state without ``'pipeline'``, of an earlier release, is compared by what it has.
+
+        Args:
+          state: from ``save``.
+          strict: True to refuse a state of a source with another seed or other stages; False to continue from it with
+            a warning, for a dataset that was copied elsewhere or a function that was renamed. If the sources give
+            different datapoints, datapoints are repeated or left out.
+
         Raises:
-          StateError: if this is not a state, or was saved with a different seed or other settings of
-            ``shuffle.Blocks``, or with a batch size that does not divide its step.
+          StateError: if this is not a state, or belongs to a different source, or was saved with a batch size that does
+            not divide its step; the message names the differences.
         """
 
     state_dict = save
@@ -163,25 +171,33 @@ class Loader(LoaderHandle):
         self._core = _Core(self.source, batch, prefetch, workers, recycle_after, shard_id, num_shards, mp, on_error)
         self._core.close_with(self)
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        step, seed = state.get('step'), state.get('seed', self.source.seed)
+    def load(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        step = state.get('step') if isinstance(state, Mapping) else None
         if not isinstance(step, int) or step < 0:
-            raise StateError(f'expected a state such as {self.save()}, got {dict(state)}')
-        if seed != self.source.seed:
-            raise StateError(f'the state was saved with seed {seed}, this source has {self.source.seed}')
-        if (saved := state.get('orders', [])) != (orders := block_orders(self.source)):
-            reason = '' if saved else ': before granular had stratified windows, Blocks was another order'
-            raise StateError(
-                f'the state was saved with the block orders {saved}, this source has {orders}{reason}; continue with '
-                f'the settings and the release that saved the state, or from the start of an epoch'
-            )
+            raise StateError(f'expected a state such as {self.save()}, got {state!r:.200}')
         if step % self.batch:
             raise StateError(
                 f'the state was saved with another batch size: its step {step} is not a multiple of this '
                 f"loader's {self.batch} datapoints per batch"
             )
+        self._check_source(state, strict)
         self._core.check()
         self._core.seek(step)
+
+    def _check_source(self, state: Mapping[str, Any], strict: bool) -> None:
+        """Check that a state belongs to this source."""
+        seed = state.get('seed', self.source.seed)
+        if seed != self.source.seed:
+            refuse_state(f'the state was saved with seed {seed}, this source has {self.source.seed}', strict)
+        if 'pipeline' in state:
+            check_fingerprint(state['pipeline'], fingerprint(self.source), strict)
+        elif (saved := state.get('orders', [])) != (orders := block_orders(self.source)):
+            reason = '' if saved else ': before granular had stratified windows, Blocks was another order'
+            refuse_state(
+                f'the state was saved with the block orders {saved}, this source has {orders}{reason}; continue with '
+                f'the settings and the release that saved the state, or from the start of an epoch',
+                strict,
+            )
 
     load_state_dict = load
 

@@ -59,8 +59,8 @@ class DatasetIterator(CursorHandle, Iterator[Element_co]):
             raise StopIteration
         return element
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        run(self._cursor.restore(state))
+    def set_state(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        run(self._cursor.restore(state, strict))
 
     def get_next_index(self) -> int:
         self._check_runs('get_next_index')
@@ -82,9 +82,12 @@ class DatasetIterator(CursorHandle, Iterator[Element_co]):
         """Return ``get_state()``, under the name that PyTorch calls."""
         return self.get_state()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Call ``set_state(state)``, under the name that PyTorch calls."""
-        self.set_state(state)
+        if strict:
+            self.set_state(state)  # subclasses need no other argument
+        else:
+            self.set_state(state, strict=False)
 
     def stats(self) -> dict[str, float]:
         if self._runs:

@@ -1,5 +1,7 @@
 """Text descriptions of pipelines, one stage per line, from the source to the output."""
 
+import difflib
+import logging
 import re
 from collections.abc import Sequence
 from typing import Any, Final
@@ -7,7 +9,10 @@ from typing import Any, Final
 from granular.errors import StateError
 from granular.shuffle import Blocks
 
+logger = logging.getLogger('granular')
+
 _ENDLESS: Final = 1 << 62
+_SHOWN: Final = 5  # stages that differ, in a message
 
 
 def iter_stages(stage: Any, depth: int = 0, names: bool = False) -> list[tuple[int, str, str]]:
@@ -72,26 +77,47 @@ def _without_size(line: str) -> str:
     return re.sub(r'^(batch|prefetch)\(\d+', r'\1(', line)
 
 
-def check_fingerprint(state_lines: Any, own_lines: Sequence[str], resizable: int = 0) -> None:
-    """Check that a state belongs to this pipeline.
+def check_fingerprint(state_lines: Any, own_lines: Sequence[str], strict: bool, resizable: int = 0) -> None:
+    """Check that a state belongs to this pipeline; a state without lines is accepted.
 
     Args:
-      state_lines, own_lines: fingerprints; None for a state without one.
+      state_lines: the fingerprint in the state.
+      own_lines: the fingerprint of this pipeline.
+      strict: False to log a warning instead of an error.
       resizable: number of last stages whose sizes of batches and buffers may differ.
 
     Raises:
-      StateError: if it does not; the message names the first stage that differs.
+      StateError: if it does not; the message names the stages that differ.
     """
-    if state_lines is None or list(state_lines) == list(own_lines):
+    if state_lines is None or state_lines == own_lines:
         return
-    fixed = len(own_lines) - resizable
-    for i in range(max(len(state_lines), len(own_lines))):
-        saved, current = (lines[i] if i < len(lines) else 'nothing' for lines in (state_lines, own_lines))
-        if saved != current and not (i >= fixed and _without_size(saved) == _without_size(current)):
-            raise StateError(
-                f'the state belongs to another pipeline: stage {i + 1} was {saved.strip()!r}, '
-                f'and is {current.strip()!r} in this one{_reason(saved, current)}'
-            )
+    if not isinstance(state_lines, list | tuple):
+        raise StateError(f'expected the lines of a pipeline such as {list(own_lines)}, got {state_lines!r:.200}')
+    saved, current = [str(line) for line in state_lines], list(own_lines)
+    if len(saved) == len(current):
+        for i in range(len(current) - resizable, len(current)):
+            if _without_size(saved[i]) == _without_size(current[i]):
+                saved[i] = current[i]
+    differences = []
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, saved, current, autojunk=False).get_opcodes():
+        if kind == 'equal':
+            continue
+        for i in range(max(b - a, d - c)):
+            was = saved[a + i] if a + i < b else 'nothing'
+            now = current[c + i] if c + i < d else 'nothing'
+            reason = _reason(was, now)
+            differences.append(f'stage {c + i + 1} was {was.strip()!r}, and is {now.strip()!r} in this one{reason}')
+    more = f'; and {len(differences) - _SHOWN} more stages' if len(differences) > _SHOWN else ''
+    if not differences:
+        return
+    refuse_state(f'the state belongs to another pipeline: {"; ".join(differences[:_SHOWN])}{more}', strict)
+
+
+def refuse_state(difference: str, strict: bool) -> None:
+    """Raise a ``StateError`` for a state that was saved with something else, or only log it unless ``strict``."""
+    if strict:
+        raise StateError(f'{difference}: if both give the same elements, pass strict=False')
+    logger.warning('%s: loaded nevertheless, as strict=False was passed', difference)
 
 
 def _reason(saved: str, current: str) -> str:

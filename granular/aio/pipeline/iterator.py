@@ -121,24 +121,27 @@ class Cursor(Running):
         index = check_integer('index', index, 0)
         if index > length:
             raise OutOfRangeError(f'index {index} is out of range: the stream has {length} elements')
-        await self.restore({'state': self._stream.state_at(index)})
+        await self.restore({'state': self._stream.state_at(index)}, True)
 
-    async def restore(self, state: Mapping[str, Any]) -> None:
+    async def restore(self, state: Mapping[str, Any], strict: bool) -> None:
         """Continue from a state.
 
-        Raises:
-          StateError: if this is not a state, or belongs to a different pipeline; the message names the first
-            difference.
+        Args:
+          state: the state.
+          strict: True to refuse the state of a different pipeline.
         """
         if not isinstance(state, Mapping) or 'state' not in state:
             raise StateError(f'expected a state such as {self.get_state()}, got {state!r:.200}')
-        check_fingerprint(state.get('pipeline'), self._fingerprint, resizable_stages(self._stream))
         async with self.turn():
             self.check()
             try:
+                check_fingerprint(state.get('pipeline'), self._fingerprint, strict, resizable_stages(self._stream))
+                self._flow.set_strict(strict)
                 await self._begin_move()
                 await self._flow.restore(state['state'])
                 self._astray = False
+            except StateError:
+                raise
             except (KeyError, TypeError, ValueError) as error:
                 raise StateError(f'not a state of this pipeline: {type(error).__name__}: {error}') from error
             finally:
@@ -210,12 +213,17 @@ class CursorHandle(abc.ABC):
         return self._cursor.get_state()
 
     @abc.abstractmethod
-    def set_state(self, state: Mapping[str, Any]) -> Any:
+    def set_state(self, state: Mapping[str, Any], strict: bool = True) -> Any:
         """Continue from a state.
 
+        Args:
+          state: from ``get_state``.
+          strict: True to refuse a state of a pipeline whose stages have other descriptions; False to continue from it
+            with a warning, for a dataset that was copied elsewhere or a function that was renamed. If the pipelines
+            give different elements, elements are repeated or left out.
+
         Raises:
-          StateError: if this is not a state, or belongs to a different pipeline; the message names the first
-            difference.
+          StateError: if this is not a state, or belongs to a different pipeline; the message names the differences.
         """
 
     def get_next_index(self) -> int:
@@ -312,8 +320,8 @@ class DatasetIterator(CursorHandle, AsyncIterator[Element_co]):
             raise StopAsyncIteration
         return element
 
-    async def set_state(self, state: Mapping[str, Any]) -> None:
-        await self._cursor.restore(state)
+    async def set_state(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        await self._cursor.restore(state, strict)
 
     async def set_next_index(self, index: int) -> None:
         await self._cursor.seek(index)

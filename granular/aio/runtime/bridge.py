@@ -19,6 +19,7 @@ from granular._lazy import import_if_installed
 from granular.aio.runtime.forking import after_fork, inherited
 from granular.aio.runtime.loops import StartedCoroutine, running_loop, start_coroutine
 from granular.aio.runtime.tasks import HeldError, start_task
+from granular.aio.runtime.tracebacks import shorten
 from granular.errors import ClosedError, GranularError
 
 T = TypeVar('T')
@@ -191,6 +192,9 @@ def run(coro: Coroutine[Any, Any, T], undo: Callable[[T], None] | None = None) -
         asyncio._set_running_loop(None)
     try:
         outcome: Any = start_coroutine(coro)
+    except Exception as error:
+        shorten(error)
+        raise
     finally:
         if outer is not None:
             asyncio._set_running_loop(outer)
@@ -208,7 +212,7 @@ def run(coro: Coroutine[Any, Any, T], undo: Callable[[T], None] | None = None) -
                 call.check()
                 continue  # Python misses an interrupt that comes right before it waits, so it wakes up now and then
             return call.future.result()
-    except BaseException:
+    except BaseException as error:
         if call is None:
             outcome.close()
         else:
@@ -216,6 +220,7 @@ def run(coro: Coroutine[Any, Any, T], undo: Callable[[T], None] | None = None) -
         if bridge.ended and threading.current_thread().daemon:
             # The interpreter exits, and this thread with it: as silently as any other daemon thread.
             raise SystemExit from None
+        shorten(error)
         raise
 
 

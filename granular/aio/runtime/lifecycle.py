@@ -15,6 +15,7 @@ from typing import Any, Final, Self, TypeVar
 from granular.aio.runtime.lock import Lock, Turn
 from granular.aio.runtime.loops import StartedCoroutine, running_loop
 from granular.aio.runtime.scope import Closable, scope
+from granular.aio.runtime.tracebacks import shorten
 from granular.aio.runtime.user_functions import computing
 from granular.errors import ClosedError, GranularError
 
@@ -55,7 +56,11 @@ class AsyncResource(abc.ABC):
         if self._state != 'open':
             async with self._opening.turn():
                 if self._state == 'new':
-                    await self._open()
+                    try:
+                        await self._open()
+                    except Exception as error:
+                        shorten(error)
+                        raise
                     self._state = 'open'
             self._check_open()
 

@@ -8,6 +8,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar, cast
 from granular.aio.runtime.forking import each_after_fork, inherited
 from granular.aio.runtime.loops import ensure_event_loop, running_loop
 from granular.aio.runtime.tasks import end_tasks, settle
+from granular.errors import ClosedError
 
 T = TypeVar('T')
 
@@ -39,7 +40,11 @@ class Scope:
         self.keeper: AsyncGenerator[None, None]
 
     async def get(self, key: Hashable, create: Callable[['Scope'], Coroutine[Any, Any, T]]) -> T:
-        """Return the resource of that key; the first caller creates it while the others wait for it."""
+        """Return the resource of that key; the first caller creates it while the others wait for it.
+
+        Raises:
+          ClosedError: if the resources are closed meanwhile.
+        """
         future = self._opened.get(key)
         if future is None:
             future = self._opened[key] = asyncio.ensure_future(create(self))
@@ -48,9 +53,12 @@ class Scope:
         try:
             # A caller that is cancelled must not cancel the resource for the others.
             return cast(T, await asyncio.shield(future))
-        except BaseException:
+        except BaseException as error:
             if future.done() and (future.cancelled() or future.exception()) and self._opened.get(key) is future:
                 del self._opened[key]
+            closed = isinstance(error, asyncio.CancelledError) and future.cancelled()
+            if closed and not asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                raise ClosedError('the connections of its event loop were closed meanwhile') from None
             raise
 
     def peek(self, key: Hashable) -> Any | None:

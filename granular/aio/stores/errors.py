@@ -25,6 +25,7 @@ _BY_TYPE: Final[tuple[tuple[type[Exception], type[GranularError], str], ...]] = 
     (IsADirectoryError, StoreError, 'is a folder, not a file'),
     (TimeoutError, StoreTimeoutError, 'no answer in time'),
     (OSError, StoreError, 'failed'),
+    (MemoryError, StoreError, 'no memory for what was asked for'),
 )
 
 _BY_ERRNO: Final[Mapping[int | None, tuple[type[GranularError], str]]] = {

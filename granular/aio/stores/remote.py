@@ -267,7 +267,7 @@ class RemoteStore(Store, Generic[C]):
                     values.append(b'')
                     reads.append(read)
                 else:
-                    data, view = blank(stop - start)
+                    data, view = blank(stop - start, name)
                     values.append(data)
                     reads += self._parts(client, key, start, stop, version, Space(data, view))
             if version is None:

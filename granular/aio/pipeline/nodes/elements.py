@@ -2,6 +2,7 @@
 
 import abc
 import functools
+import inspect
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -72,7 +73,11 @@ class Map(Element):
         self._fn, self._label = method_of(fn, 'map'), label
 
     def _call(self, datapoint: Any, index: int) -> Any:
-        return self._fn(datapoint)
+        try:
+            return self._fn(datapoint)
+        except TypeError as error:
+            refuse_misfit(error, f'{self._label} calls fn(element)', self._fn, datapoint)
+            raise
 
     def describe(self) -> str:
         return f'{self._label}({name_of(self._fn)})'
@@ -86,7 +91,11 @@ class MapWithIndex(Element):
         self._fn = method_of(fn, 'map_with_index')
 
     def _call(self, datapoint: Any, index: int) -> Any:
-        return self._fn(index, datapoint)
+        try:
+            return self._fn(index, datapoint)
+        except TypeError as error:
+            refuse_misfit(error, 'map_with_index calls fn(index, element)', self._fn, index, datapoint)
+            raise
 
     def describe(self) -> str:
         return f'map_with_index({name_of(self._fn)})'
@@ -104,7 +113,12 @@ class RandomMap(Element):
         self._key = np.random.Philox(self._seed).state['state']['key']
 
     def _call(self, datapoint: Any, index: int) -> Any:
-        return self._fn(datapoint, generator(self._key, index))
+        rng = generator(self._key, index)
+        try:
+            return self._fn(datapoint, rng)
+        except TypeError as error:
+            refuse_misfit(error, 'random_map calls fn(element, rng)', self._fn, datapoint, rng)
+            raise
 
     def describe(self) -> str:
         return f'random_map({name_of(self._fn)}, seed={self._seed})'
@@ -143,7 +157,11 @@ class Filter(Element):
         self.sparse = True
 
     def _call(self, datapoint: Any, index: int) -> Any:
-        return datapoint if self._fn(None if datapoint is NONE else datapoint) else None
+        try:
+            return datapoint if self._fn(None if datapoint is NONE else datapoint) else None
+        except TypeError as error:
+            refuse_misfit(error, 'filter calls fn(element)', self._fn, datapoint)
+            raise
 
     def describe(self) -> str:
         return f'filter({name_of(self._fn)})'
@@ -171,7 +189,12 @@ class FlatMap(Node):
         return [_part(parts[i], place) for i, place in zip(inverse.tolist(), places.tolist(), strict=True)]
 
     def _call(self, datapoint: Any, index: int) -> Any:
-        parts = parts_of(self._fn(datapoint), self.describe())
+        try:
+            parts = self._fn(datapoint)
+        except TypeError as error:
+            refuse_misfit(error, 'flat_map calls fn(element)', self._fn, datapoint)
+            raise
+        parts = parts_of(parts, self.describe())
         if len(parts) > self._fan_out:
             raise DatapointError(
                 f'{self.describe()}: expected at most {self._fan_out} elements for the datapoint at index {index}, '
@@ -409,6 +432,28 @@ def method_of(transform: Any, name: str) -> Callable[..., Any]:
     if not callable(fn):
         raise InvalidArgumentError(f'{transform!r:.100} is neither a function nor an object with a method {name!r}')
     return fn  # type: ignore[no-any-return]
+
+
+def refuse_misfit(error: TypeError, call: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Raise an error that shows the call, if a TypeError comes from arguments that a function does not accept.
+
+    Args:
+      error: the TypeError, caught in the frame that called the function.
+      call: the call, in words.
+      fn: the function.
+      args: the positional arguments of the call.
+      kwargs: its keyword arguments.
+    """
+    if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+        return  # the function was entered
+    try:
+        signature = inspect.signature(fn, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as misfit:
+        raise InvalidArgumentError(f'{call}, which {name_of(fn)}{signature} does not accept: {misfit}') from None
 
 
 def name_of(fn: Any) -> str:

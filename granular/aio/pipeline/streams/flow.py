@@ -33,10 +33,12 @@ class Flow(abc.ABC):
     Attributes:
       parents: the previous stages.
       calls_functions: True if the stage calls user functions itself, and not in the tasks of a prefetch.
+      strict: True if ``restore`` refuses the state of a different pipeline.
     """
 
     parents: 'tuple[Flow, ...]' = ()
     calls_functions = False
+    strict = True
 
     @abc.abstractmethod
     async def next(self) -> Any:
@@ -69,6 +71,12 @@ class Flow(abc.ABC):
         """Bind the stage to the iterator with this token, which its functions may not use. Call it before it starts."""
         for parent in self.parents:
             parent.bind(token)
+
+    def set_strict(self, strict: bool) -> None:
+        """Set whether this stage and those before it refuse the state of a different pipeline."""
+        self.strict = strict
+        for parent in self.parents:
+            parent.set_strict(strict)
 
     async def begin(self) -> None:
         """Start the read-ahead."""

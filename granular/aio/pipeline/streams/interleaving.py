@@ -174,6 +174,7 @@ class Interleaving(Flow):
         if number in self._saved or number != self._ahead.position:
             flow = await self._made_now(number)
             if flow is not None and number in self._saved:
+                flow.set_strict(self.strict)
                 await flow.restore(self._saved[number])
         else:
             flow = await self._ahead.take()

@@ -109,6 +109,6 @@ class NamedMixing(Mixing):
         for name, parent in self._named.items():
             saved = state['parents'].get(name)
             if saved is not None:
-                check_fingerprint(saved['pipeline'], self._lines[name])
+                check_fingerprint(saved['pipeline'], self._lines[name], self.strict)
             await parent.restore(self._starts[name] if saved is None else saved['state'])
         self._count, self._ended = state['count'], False

@@ -83,7 +83,7 @@ class Blocks:
         locations = self._words[cached.entries + 2 * first : cached.entries + 2 * last + 1 : 2]
         if 0 in locations.tolist():
             return None  # before the other blocks are read in vain
-        out, view = blank(stop - start)
+        out, view = blank(stop - start, 'the block cache')
         return out if self.read_into(cached, start, stop, view) else None
 
     def read_into(self, cached: CachedObject, start: int, stop: int, view: memoryview) -> bool:

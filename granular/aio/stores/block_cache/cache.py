@@ -192,7 +192,7 @@ class BlockCache:
         ]
         blocks = await self._fetch(upstream, ranges, owners)
         # Allocated on this thread, as the data it receives is: each thread keeps its own freed memory.
-        targets = [blank(byte_range.stop - byte_range.start) for byte_range in ranges]
+        targets = [blank(byte_range.stop - byte_range.start, upstream.url(byte_range.key)) for byte_range in ranges]
         pieces = await offload(self._assemble, ranges, owners, blocks, targets)
         uncached = [i for i, piece in enumerate(pieces) if piece is None]
         if uncached:

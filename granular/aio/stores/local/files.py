@@ -45,7 +45,7 @@ class OpenFile:
             data = os.pread(self.fd, stop - start, start)
             if len(data) == stop - start:
                 return data
-        space = blank(stop - start)
+        space = blank(stop - start, key)
         self.fill(key, start, space.view)
         owner: bytes = space.owner
         return owner

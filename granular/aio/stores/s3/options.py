@@ -34,10 +34,10 @@ _HEADERS: Final[Mapping[str, str]] = {
 
 
 def check(root: str, options: Mapping[str, Any]) -> None:
-    """Reject unknown options, and half of a pair of credentials.
+    """Reject unknown options, and parts of credentials.
 
     Raises:
-      InvalidArgumentError: naming the unknown options and the valid ones, or the missing half.
+      InvalidArgumentError: naming the unknown options and the valid ones, or the missing part.
     """
     for label, names, valid in (
         ('options', options, _OPTIONS),
@@ -54,6 +54,8 @@ def check(root: str, options: Mapping[str, Any]) -> None:
     if (options.get('key') is None) != (options.get('secret') is None):
         present, absent = ('secret', 'key') if options.get('key') is None else ('key', 'secret')
         raise InvalidArgumentError(f'{root}: expected key= and secret= together, got {present}= without {absent}=')
+    if options.get('token') is not None and options.get('key') is None:
+        raise InvalidArgumentError(f'{root}: expected key= and secret= with token=, got token= alone')
     if (style := addressing(options)) not in _STYLES:
         raise InvalidArgumentError(f'{root}: expected an addressing_style of {_STYLES}, got {style!r}')
 

@@ -1,0 +1,144 @@
+"""States of pipelines that differ: refused by Loader, streams and DataLoader alike, unless told otherwise."""
+
+import json
+import logging
+
+import pytest
+
+import granular
+from granular import shuffle, sources
+from granular.errors import StateError
+from granular.integrations import torch
+
+SPEC = {'i': 'int'}
+
+
+@pytest.fixture
+def folders(tmp_path):
+    for name in ('one', 'two'):
+        with granular.DatasetWriter(tmp_path / name, SPEC, granular.encoders) as writer:
+            for i in range(40):
+                writer.append({'i': i})
+    return tmp_path
+
+
+def first(datapoint, seed=None):
+    return datapoint
+
+
+def second(datapoint, seed=None):
+    return datapoint
+
+
+def loader(reader, fn, seed=0):
+    return granular.Loader(sources.Transform(sources.Epochs(reader, seed=seed), fn), 4)
+
+
+def stream(reader, fn, seed=0):
+    return iter(granular.MapDataset.source(reader).shuffle(seed).map(fn).batch(4).to_iter_dataset())
+
+
+def mix(reader, fn, seed=0):
+    part = granular.MapDataset.source(reader).shuffle(seed).map(fn).batch(4)
+    return iter(granular.IterDataset.mix({'part': part.to_iter_dataset()}))
+
+
+def data_loader(reader, fn, seed=0):
+    sampler = granular.IndexSampler(len(reader), shuffle=True, num_epochs=1, seed=seed)
+    return iter(granular.DataLoader(data_source=reader, sampler=sampler, operations=[fn, granular.Batch(4)]))
+
+
+MAKERS = [loader, stream, mix, data_loader]
+
+
+@pytest.mark.parametrize('make', MAKERS)
+def test_other_dataset_and_function_are_refused_and_named_unless_not_strict(folders, make, caplog):
+    with granular.DatasetReader(folders / 'one') as one, granular.DatasetReader(folders / 'two') as two:
+        with make(one, first) as iterator:
+            next(iterator)
+            state = json.loads(json.dumps(iterator.state_dict()))
+            expected = [next(iterator)['i'].tolist() for _ in range(3)]
+        with make(one, first) as iterator:
+            iterator.load_state_dict(state)
+            assert [next(iterator)['i'].tolist() for _ in range(3)] == expected
+        with make(two, second) as iterator:
+            before = iterator.state_dict()
+            with pytest.raises(StateError, match='strict=False') as caught:
+                iterator.load_state_dict(state)
+            for name in ('one', 'two', 'first', 'second'):
+                assert name in str(caught.value)
+            assert iterator.state_dict() == before
+            with caplog.at_level(logging.WARNING, 'granular'):
+                iterator.load_state_dict(state, strict=False)
+            assert 'two' in caplog.text
+            assert [next(iterator)['i'].tolist() for _ in range(3)] == expected
+            with pytest.raises(StateError):  # the next state is compared again
+                iterator.load_state_dict(state)
+
+
+@pytest.mark.parametrize('make', MAKERS)
+def test_other_seed_is_refused_unless_not_strict(folders, make):
+    with granular.DatasetReader(folders / 'one') as reader:
+        with make(reader, first, seed=1) as iterator:
+            next(iterator)
+            state = iterator.state_dict()
+        with make(reader, first, seed=2) as iterator:
+            with pytest.raises(StateError, match='seed'):
+                iterator.load_state_dict(state)
+            iterator.load_state_dict(state, strict=False)
+            next(iterator)
+
+
+def test_added_and_removed_stages_are_named(folders):
+    with granular.DatasetReader(folders / 'one') as reader:
+        plain = granular.MapDataset.source(reader)
+        long, short = plain.map(first).shuffle(1).map(second), plain.shuffle(1).map(second)
+        state = iter(long.to_iter_dataset()).get_state()
+        with pytest.raises(StateError, match=r"stage 2 was 'map\(first\)', and is 'nothing' in this one: ") as caught:
+            iter(short.to_iter_dataset()).set_state(state)
+        assert 'shuffle' not in str(caught.value)
+        with pytest.raises(StateError, match=r"stage 2 was 'nothing', and is 'map\(first\)' in this one: "):
+            iter(long.to_iter_dataset()).set_state(iter(short.to_iter_dataset()).get_state())
+
+
+@pytest.mark.parametrize('state', [{'step': 4}, {'step': 4, 'seed': 0}])
+def test_states_of_earlier_releases_are_accepted(folders, state):
+    with granular.DatasetReader(folders / 'one') as reader, loader(reader, first) as batches:
+        batches.load(state)
+        assert batches.consumed == 4
+
+
+@pytest.mark.parametrize('state', [None, [], {'step': 4, 'pipeline': 3}, {'step': 4, 'pipeline': 'x'}])
+def test_what_is_not_a_state_is_refused(folders, state):
+    with granular.DatasetReader(folders / 'one') as reader, loader(reader, first) as batches:
+        for strict in (True, False):
+            with pytest.raises(StateError):
+                batches.load(state, strict)
+
+
+def test_converted_batches_pass_strictness_on(folders):
+    with granular.DatasetReader(folders / 'one') as one, granular.DatasetReader(folders / 'two') as two:
+        state = loader(one, first).save()
+        with torch.Batches(loader(two, first)) as batches:
+            with pytest.raises(StateError, match='one'):
+                batches.load_state_dict({**state, 'step': 8})
+            batches.load_state_dict({**state, 'step': 8}, strict=False)
+            assert batches.state_dict()['step'] == 8
+
+
+def test_processes_with_other_paths_are_at_the_same_position(folders):
+    # As a copy of the dataset may be at another path on each machine.
+    for index, name in enumerate(('one', 'two')):
+        with granular.DatasetReader(folders / name) as reader, loader(reader, first) as batches:
+            granular.save_state(folders / 'states', batches.save(), granular.ShardOptions(index, 2))
+    assert granular.load_state(folders / 'states')['step'] == 0
+
+
+def test_block_orders_of_earlier_states_are_compared():
+    dataset = granular.MapDataset.range(100).shuffle(1, shuffle.Blocks(8, 16)).map(lambda i: {'i': i})
+    with granular.Loader(dataset, 10) as batches:
+        state = {'step': 20, 'seed': 1, 'orders': ['Blocks(block=4, window=16, stratified)']}
+        with pytest.raises(StateError, match='block=4, window=16'):
+            batches.load(state)
+        batches.load(state, strict=False)
+        assert batches.consumed == 20

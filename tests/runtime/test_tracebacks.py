@@ -1,0 +1,160 @@
+"""Tracebacks that leave the library: short, with the user's frames, and complete on request."""
+
+import os
+import traceback
+
+import numpy as np
+import pytest
+
+import granular
+from granular import aio
+from granular.errors import GranularError, InvalidArgumentError, NotFoundError, StoreError
+from tests.support.servers import free_ports
+
+LINES = 16  # of a traceback with one call of the user
+
+
+class Source:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return {'x': index}
+
+
+def raises(datapoint):
+    return inner(datapoint)
+
+
+def inner(datapoint):
+    raise LookupError('mine')
+
+
+def opens(datapoint):
+    try:
+        os.stat('/nowhere')
+    except OSError as error:
+        raise StoreError(f'not there: {error}') from error
+
+
+def trace_of(error):
+    return ''.join(traceback.format_exception(error))
+
+
+def frames_of(error):
+    return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def refused():
+    options = {'key': 'k', 'secret': 's', 'region': 'r', 'endpoint_url': f'http://127.0.0.1:{free_ports(1)[0]}'}
+    return granular.Path('s3://bucket/data', config=granular.IOConfig(attempts=2, backoff=0.001), **options)
+
+
+@pytest.mark.parametrize(
+    'call',
+    [
+        lambda: granular.open('/nowhere'),
+        lambda: granular.DatasetReader('/nowhere'),
+        lambda: granular.DatasetReader('memory://nowhere'),
+        lambda: granular.ShardedDatasetReader('/nowhere'),
+        lambda: granular.BagReader('/nowhere'),
+        lambda: granular.Path('/nowhere').read_bytes(),
+        lambda: granular.DatasetReader(refused()),
+        lambda: list(granular.Path('/nowhere').iterdir()),
+    ],
+)
+def test_wrong_paths_and_endpoints_have_short_tracebacks(call):
+    with pytest.raises(GranularError) as caught:
+        call()
+    assert len(trace_of(caught.value).splitlines()) <= LINES, trace_of(caught.value)
+
+
+async def test_opening_with_await_has_a_short_traceback():
+    with pytest.raises(NotFoundError) as caught:
+        await aio.DatasetReader.open('/nowhere')
+    assert len(trace_of(caught.value).splitlines()) <= LINES, trace_of(caught.value)
+
+
+def test_repeated_cause_is_not_printed_but_kept():
+    with pytest.raises(NotFoundError) as caught:
+        granular.Path('/nowhere').read_bytes()
+    assert caught.value.__cause__ is None
+    assert isinstance(caught.value.__context__, FileNotFoundError)
+    assert 'direct cause' not in trace_of(caught.value)
+
+
+def test_full_tracebacks_are_available(monkeypatch):
+    monkeypatch.setenv('GRANULAR_FULL_TRACEBACKS', '1')
+    with pytest.raises(NotFoundError) as caught:
+        granular.DatasetReader('/nowhere')
+    assert isinstance(caught.value.__cause__, NotFoundError)
+    assert {'run', 'start_coroutine', '_open', '_read_layout', '_read_spec'} <= set(frames_of(caught.value))
+
+
+@pytest.mark.parametrize('workers', [0, 1])
+def test_frames_of_the_user_remain(workers):
+    stream = granular.MapDataset.source(Source()).map(raises).to_iter_dataset()
+    if workers:
+        stream = stream.mp_prefetch(granular.MultiprocessingOptions(workers))
+    with iter(stream) as iterator, pytest.raises(LookupError, match='mine') as caught:
+        next(iterator)
+    text = trace_of(caught.value)
+    assert 'in raises' in text
+    assert 'in inner' in text
+    assert text.count(f'{granular.__path__[0]}/aio/') <= 2 + workers, text
+
+
+def test_cause_with_frames_of_the_user_is_printed():
+    with pytest.raises(StoreError) as caught:
+        granular.MapDataset.source(Source()).map(opens)[0]
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+    assert "os.stat('/nowhere')" in trace_of(caught.value)
+
+
+def test_errors_of_libraries_keep_all_frames():
+    # They may be defects of granular, which calls the library.
+    with pytest.raises(np.linalg.LinAlgError) as caught:
+        granular.MapDataset.source([np.zeros((2, 2))]).map(np.linalg.inv)[0]
+    assert {'run', 'fetch', 'map_in_threads'} <= set(frames_of(caught.value))
+
+
+@pytest.mark.parametrize(
+    ('make', 'call'),
+    [
+        (lambda source, fn: source.map(fn), r'map calls fn\(element\)'),
+        (lambda source, fn: source.map_with_index(fn), r'map_with_index calls fn\(index, element\)'),
+        (lambda source, fn: source.random_map(fn, seed=1), r'random_map calls fn\(element, rng\)'),
+        (lambda source, fn: source.filter(fn), r'filter calls fn\(element\)'),
+        (lambda source, fn: source.flat_map(fn, max_fan_out=2), r'flat_map calls fn\(element\)'),
+        (
+            granular.sources.Transform,
+            r'Transform calls fn\(datapoint, seed=\[seed, step',
+        ),
+    ],
+)
+@pytest.mark.parametrize('workers', [0, 1])
+def test_function_with_other_arguments_is_told_how_it_is_called(make, call, workers):
+    def takes_three(a, b, c):
+        raise AssertionError
+
+    source = make(granular.MapDataset.source(Source()), takes_three)
+    stream = granular.MapDataset.source(source).to_iter_dataset()
+    if workers:
+        stream = stream.mp_prefetch(granular.MultiprocessingOptions(workers, start_method='fork'))
+    with iter(stream) as iterator, pytest.raises(InvalidArgumentError, match=call) as caught:
+        next(iterator)
+    assert 'takes_three(a, b, c) does not accept' in str(caught.value)
+
+
+def nested(datapoint):
+    return takes_two(datapoint)
+
+
+def takes_two(a, b):
+    raise AssertionError
+
+
+@pytest.mark.parametrize('fn', [nested, len, lambda datapoint: datapoint + 'x'])
+def test_other_type_errors_of_functions_are_raised_unchanged(fn):
+    with pytest.raises(TypeError):
+        granular.MapDataset.source([1, 2]).map(fn)[0]
