@@ -1,5 +1,6 @@
 PYTHON ?= python3
-VENV   := .venv
+# Each other Python has an environment of its own: make test PYTHON=python3.13.
+VENV   := .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check
 ORACLES := .oracles/0.21.1/ready .oracles/0.24.2/ready .oracles/grain/ready
@@ -49,7 +50,7 @@ servers:
 		(apt-get update -q && apt-get install -qy --no-install-recommends nginx-light libnginx-mod-http-lua wrk)
 
 clean:
-	rm -rf $(VENV) .oracles .rivals .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf .venv .venv-* .oracles .rivals .mypy_cache .pytest_cache .ruff_cache build dist
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

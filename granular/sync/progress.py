@@ -1,18 +1,24 @@
 """A progress bar for loaders and streams that shows whether input or training is the bottleneck."""
 
 import atexit
+import contextlib
+import sys
 import time
 import weakref
-from collections.abc import Generator, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, Final, TypeVar
 
 from granular._lazy import import_extra
 from granular.aio.http.reply import io_stats
+from granular.aio.loader.loader import LoaderHandle
 from granular.aio.pipeline.describe import times
 from granular.aio.pipeline.nodes.source import Source, timing
 
+T = TypeVar('T')
+_PERIOD: Final = 0.25  # seconds between two lines in a notebook
 
-def progress(items: Iterable[Any], total: int | None = None, summary: bool = False) -> Iterator[Any]:
+
+def progress(items: Iterable[T], total: int | None = None, summary: bool = False) -> Iterator[T]:
     """Yield the items unchanged, with a bar that shows their rate.
 
     ::
@@ -22,11 +28,12 @@ def progress(items: Iterable[Any], total: int | None = None, summary: bool = Fal
 
     The bar shows the number of items, items and megabytes per second, the share of the time in which the consumer
     waited for input (below a few percent, input does not limit training), prefetched items, requests in flight, and
-    datapoints that failed to load.
+    datapoints that failed to load. It is written to stderr; notebooks show it as a line of text.
 
     Args:
       items: a Loader, a DataLoader, an IterDataset or its iterator, or any iterable.
-      total: the number of items, if known.
+      total: the number of items, if known; by default the batches that follow of a Loader over a finite source. Without
+        it, only the number of items so far is shown.
       summary: time the stages, and print a table of them and the totals at the end. Stages that run in worker processes
         are not timed.
 
@@ -45,24 +52,23 @@ def _close(reference: 'weakref.ref[Generator[Any, None, None]]') -> None:
         generator.close()
 
 
-def _with_bar(items: Iterable[Any], total: int | None, summary: bool) -> Generator[Any, None, None]:
+def _with_bar(items: Iterable[T], total: int | None, summary: bool) -> Generator[T, None, None]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     timing.on |= summary
+    if total is None and isinstance(items, LoaderHandle):
+        total = items._remaining
     iterator: Any = iter(items)
     stats = getattr(iterator, 'stats', dict)
     console = Console(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn('{task.fields[figures]}'), TimeElapsedColumn())
-    start, waited = time.perf_counter(), 0.0
+    start, waited, count = time.perf_counter(), 0.0, 0
     try:
-        with Progress(*columns, console=console) as bar:
-            task = bar.add_task('', total=total, figures='')
+        with (_line if console.is_jupyter else _bar)(console, total) as show:
             for item, seconds in _timed(iterator):
                 waited += seconds
-                bar.advance(task)
+                count += 1
                 elapsed = time.perf_counter() - start
-                bar.update(task, figures=_figures(stats(), bar.tasks[0].completed, elapsed, waited))
+                show(count, _figures(stats(), count, elapsed, waited))
                 yield item
     finally:
         if summary:
@@ -71,7 +77,45 @@ def _with_bar(items: Iterable[Any], total: int | None, summary: bool) -> Generat
             console.print('\n'.join(f'{name:<18} {value:,.6g}' for name, value in stats().items()), highlight=False)
 
 
-def _timed(iterator: Iterator[Any]) -> Iterator[tuple[Any, float]]:
+@contextlib.contextmanager
+def _bar(console: Any, total: int | None) -> Iterator[Callable[[int, str], None]]:
+    """Show a bar in a terminal."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), TextColumn('{task.description}'), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task('', total=total)
+        yield lambda count, figures: bar.update(task, completed=count, description=f'{_share(count, total)}  {figures}')
+
+
+@contextlib.contextmanager
+def _line(console: Any, total: int | None) -> Iterator[Callable[[int, str], None]]:
+    """Show a line of text in a notebook, whose output has no cursor and, without ipywidgets, no bars of rich."""
+    text, length, shown = '', 0, 0.0
+
+    def write(end: str) -> None:
+        nonlocal length, shown
+        sys.stderr.write(f'\r{text:<{length}}{end}')
+        sys.stderr.flush()
+        length, shown = len(text), time.monotonic()
+
+    def show(count: int, figures: str) -> None:
+        nonlocal text
+        text = f'{_share(count, total)}  {figures}'
+        if time.monotonic() - shown >= _PERIOD:
+            write('')
+
+    try:
+        yield show
+    finally:
+        write('\n')
+
+
+def _share(count: int, total: int | None) -> str:
+    return f'{count:,}' if total is None else f'{count:,}/{total:,}'
+
+
+def _timed(iterator: Iterator[T]) -> Iterator[tuple[T, float]]:
     """Yield each item with the seconds that it took to get it."""
     start = time.perf_counter()
     for item in iterator:

@@ -113,3 +113,31 @@ def test_progress_shows_the_waiting_stage(capsys):
     shown = capsys.readouterr().err
     assert 'waiting' in shown
     assert 'map(abs)' in shown  # the duration
+
+
+def test_progress_shows_totals_of_finite_loaders_only(capsys):
+    points = [{'i': i} for i in range(40)]
+    with granular.Loader(points, 10) as loader:
+        next(loader)
+        assert len(list(granular.progress(loader))) == 3
+    assert ' 3/3  ' in capsys.readouterr().err
+    with granular.Loader(granular.sources.Epochs(points), 10) as loader:
+        items = granular.progress(loader)
+        assert len([next(items) for _ in range(3)]) == 3
+        items.close()
+    shown = capsys.readouterr().err
+    assert ' 3  ' in shown
+    assert '3/' not in shown
+
+
+def test_progress_in_a_notebook_is_a_line_of_text(capsys, monkeypatch):
+    monkeypatch.setattr('rich.console._is_jupyter', lambda: True)
+    assert list(granular.progress(range(1500))) == list(range(1500))
+    with granular.Loader([{'i': i} for i in range(40)], 10) as loader:
+        assert len(list(granular.progress(loader))) == 4
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert '\x1b' not in shown.err
+    first, second, _ = (line.split('\r')[-1] for line in shown.err.split('\n'))
+    assert first.startswith('1,500  ')
+    assert second.startswith('4/4  ')

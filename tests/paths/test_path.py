@@ -499,6 +499,31 @@ def test_failed_fsspec_write_is_not_uploaded():
     assert (remote / 'x').read_bytes() == b'before'
 
 
+class RefusingFile(AppearingFile):
+    """A file whose upload fails when it is closed."""
+
+    def _upload_chunk(self, final=False):
+        if final:
+            raise OSError('refused on purpose')
+        return super()._upload_chunk(final)
+
+
+class RefusingFileSystem(BufferingFileSystem):
+    protocol = 'refusing'
+
+    def _open(self, path, mode='rb', **options):
+        return RefusingFile(self, path, mode) if mode == 'wb' else super()._open(path, mode, **options)
+
+
+def test_failed_fsspec_upload_keeps_the_file_that_it_was_to_replace():
+    fsspec.register_implementation('buffering', BufferingFileSystem, clobber=True)
+    fsspec.register_implementation('refusing', RefusingFileSystem, clobber=True)
+    (granular.Path('buffering://kept') / 'x').write_bytes(b'before')
+    with pytest.raises(StoreError, match='refused on purpose'):
+        (granular.Path('refusing://kept') / 'x').write_bytes(b'after')
+    assert (granular.Path('buffering://kept') / 'x').read_bytes() == b'before'
+
+
 # --- path objects of other libraries
 
 

@@ -215,14 +215,14 @@ class Attempts:
             case ssl.SSLCertVerificationError() | PoolClosedError():
                 raise StoreError(f'{name}: {error}') from error
             case TimeoutError():
-                timeout = StoreTimeoutError(f'{name}: no answer: {error or type(error).__name__}')
+                timeout = StoreTimeoutError(f'{name}: no answer: {str(error) or type(error).__name__}')
                 return _Failure(timeout, error, config.attempts, _COST_AFTER_TIMEOUT, config.backoff)
             case UnreachableError():
                 # A server to which nothing was ever connected is rarely one that restarts: its address is wrong.
                 patience = math.inf if error.known else config.connect_timeout
                 return _Failure(StoreError(f'{name}: {error}'), error.__cause__, *plain, patience=patience)
             case OSError():
-                return _Failure(StoreError(f'{name}: {type(error).__name__}: {error}'), error, *plain)
+                return _Failure(StoreError(f'{name}: {_kind(error)}: {error}'), error, *plain)
         raise error
 
     def _after_bad_reply(self) -> int:
@@ -294,6 +294,12 @@ def refusal(head: Head, body: bytes | bytearray, name: str) -> Exception:
     if status not in RETRIED and detail not in _DAMAGED:
         return error
     return RetryableError(error, throttled=status in (429, 503), after=_retry_after(head))
+
+
+def _kind(error: Exception) -> str:
+    """Return the name of an error's class; for one of this package, that of the built-in class it derives from."""
+    kinds = (kind for kind in type(error).__mro__ if not kind.__module__.startswith('granular'))
+    return next(kinds).__name__
 
 
 def _retry_after(head: Head) -> float:

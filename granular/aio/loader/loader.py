@@ -51,6 +51,14 @@ class LoaderHandle(abc.ABC):
         """Number of steps of the source before the next batch, over all shards: the ``'step'`` of ``save``."""
         return self._core.ahead.position
 
+    @property
+    def _remaining(self) -> int | None:
+        """The number of batches that follow; None if the source is endless."""
+        core = self._core
+        if core.batches is None:
+            return None
+        return max(0, length_of(core.source) - core.ahead.position) // core.stride
+
     def save(self) -> dict[str, Any]:
         """Return the state: plain JSON, the position of the next batch, independent of prefetched batches.
 
@@ -247,9 +255,9 @@ class _Core(Running):
         self._first, self._recycle_after = shard_id * batch, recycle_after
         self._start = 0  # the step from which shards take turns
         self._processes: Workers | None = None
-        self._stride = batch * num_shards
+        self.stride = batch * num_shards
         self.ahead: Prefetch[LoadedBatch] = Prefetch(
-            self._make, self._stride, batch, workers, 'granular-loader', on_error != 'raise'
+            self._make, self.stride, batch, workers, 'granular-loader', on_error != 'raise'
         )
         self.ahead.depth, self.ahead.token = prefetch, self.token
         self._assembly: Assembly | None = None
@@ -268,14 +276,14 @@ class _Core(Running):
         if self.source.endless:
             return None
         length = length_of(self.source)
-        if length < self._stride:
-            shards = self._stride // self.batch
+        if length < self.stride:
+            shards = self.stride // self.batch
             of_shards = f' of each of {shards} shards' if shards > 1 else ''
             raise InvalidArgumentError(
-                f'{self.source.describe()}: expected {self._stride} datapoints or more for a batch of {self.batch}'
+                f'{self.source.describe()}: expected {self.stride} datapoints or more for a batch of {self.batch}'
                 f'{of_shards}, got {length}: choose a smaller batch, or repeat the source'
             )
-        return length // self._stride
+        return length // self.stride
 
     def seek(self, step: int) -> None:
         """Continue from a step of the source, from which shards take turns: shard ``i`` takes the ``i``-th batch."""
@@ -288,7 +296,7 @@ class _Core(Running):
         """Let a finite source end where a shard would get no whole batch."""
         if self.batches is not None:
             left = max(0, length_of(self.source) - self._start)
-            self.ahead.stop = self._start + left // self._stride * self._stride
+            self.ahead.stop = self._start + left // self.stride * self.stride
 
     async def spec(self) -> Spec:
         """Return the dtype and shape of each key of a datapoint, determined from the first datapoint."""
@@ -330,7 +338,7 @@ class _Core(Running):
         if batch is END or self.ahead.position != position:
             return
         self.ahead.drop()
-        self.ahead.position -= self._stride
+        self.ahead.position -= self.stride
         self.counts['batches'] -= 1
         self.counts['bytes'] -= sum(array.nbytes for array in batch.values())
 

@@ -7,7 +7,7 @@ import urllib.parse
 from functools import lru_cache
 from typing import Any, Self
 
-from granular.aio.stores import Store, local_key, resolve
+from granular.aio.stores import Store, check_text, local_key, resolve
 from granular.config import IOConfig
 from granular.errors import InvalidArgumentError
 
@@ -98,6 +98,7 @@ class PurePath:
             return type(self).of(self._store, local_key(joined))
         if tail.startswith('/'):
             raise InvalidArgumentError(f'{self}: expected a relative path to join, got {tail!r}')
+        check_text(tail)
         tail = tail.rstrip('/')
         return type(self).of(self._store, f'{self._key}/{tail}' if self._key and tail else self._key or tail)
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from granular._redact import hidden
 from granular.aio.stores.base import ContentInfo, Entry, ObjectWriter, Request, Stat, Store, Upload
 from granular.config import IOConfig
 from granular.errors import InvalidArgumentError
@@ -40,6 +41,7 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any]) -> tuple[St
         if options:
             raise InvalidArgumentError(f'{path}: expected no storage options for a local path, got {sorted(options)}')
         return LocalStore('', config), local_key(_expand_user(path if match is None else match[2]))
+    check_text(path)
     scheme, rest = match[1].lower(), match[2]
     root, _, key = rest.partition('/')
     if scheme in ('s3', 's3a', 'gs', 'gcs', 'http', 'https'):
@@ -66,6 +68,19 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any]) -> tuple[St
 
             base = fsspec_root(path)
             return FsspecStore(base, config, options), f'{scheme}://{rest}'.removeprefix(base).strip('/')
+
+
+def check_text(name: str) -> None:
+    """Check that a name for a store that is not a local disk can be encoded.
+
+    Raises:
+      InvalidArgumentError: if it has surrogates, as the names of local files may.
+    """
+    if not name.isascii():
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(f'{hidden(name)!r:.200}: is not valid Unicode: {error.reason}') from None
 
 
 def _resolve_foreign(path: Any, config: IOConfig) -> tuple[Store, str]:
@@ -95,6 +110,17 @@ def _expand_user(path: str) -> str:
 
 
 def local_key(path: str) -> str:
-    """Drop doubled slashes and single dots from a local path, as pathlib does; keep '..', which may follow a link."""
+    """Drop doubled slashes and single dots from a local path, as pathlib does; keep '..', which may follow a link.
+
+    Raises:
+      InvalidArgumentError: if the system cannot have such a path.
+    """
+    if '\0' in path:
+        raise InvalidArgumentError(f'{path!r:.200}: expected a path without null characters')
+    if not path.isascii():
+        try:
+            os.fsencode(path)
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(f'{path!r:.200}: is not valid Unicode: {error.reason}') from None
     parts = [part for part in path.split('/') if part not in ('', '.')]
     return ('/' if path.startswith('/') else '') + '/'.join(parts) or '.'

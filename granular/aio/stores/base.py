@@ -325,7 +325,7 @@ class Store(abc.ABC):
         return False
 
     def _unsupported(self, operation: str, key: str) -> UnsupportedError:
-        return UnsupportedError(f'{self.url(key)}: {type(self).__name__} does not support {operation}')
+        return UnsupportedError(f'{self.url(key)}: this store does not support {operation}')
 
 
 class Folders:

@@ -7,12 +7,20 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
 from granular._redact import hidden
+from granular.aio.execution.failures import summary
 from granular.aio.http.reply import Reply, stand_in
 from granular.aio.stores.base import Entry, ObjectWriter, Stat
 from granular.aio.stores.errors import translated
-from granular.aio.stores.threaded import ThreadedStore, ThreadedWriter
+from granular.aio.stores.threaded import ThreadedStore, ThreadedWriter, third_party_error
 from granular.config import IOConfig
-from granular.errors import MissingExtraError, NotFoundError, StoreError, UnknownSchemeError
+from granular.errors import (
+    GranularError,
+    InvalidArgumentError,
+    MissingExtraError,
+    NotFoundError,
+    StoreError,
+    UnknownSchemeError,
+)
 
 # Fields in which file systems report the identity of a file's content, or the time of its last change.
 _VERSION_FIELDS: Final = (
@@ -27,9 +35,9 @@ class FsspecStore(ThreadedStore):
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         super().__init__(root, config, options)
         cls = _filesystem_class(root)
-        with translated(hidden(root)):
+        with translated(hidden(root), _construction_error):
             self._fs = cls(**{**cls._get_kwargs_from_urls(root), **options})
-        self._cut = len(cls._strip_protocol(root).strip('/'))
+            self._cut = len(cls._strip_protocol(root).strip('/'))
 
     def address(self, key: str) -> str:
         return f'{self.root}{key}' if self.root.endswith('://') else super().address(key)
@@ -149,6 +157,14 @@ class FsspecStore(ThreadedStore):
         return True
 
 
+def _construction_error(name: str, error: Exception) -> GranularError | None:
+    if isinstance(error, ImportError):
+        return MissingExtraError(f'{name}: {error}')
+    if isinstance(error, TypeError | ValueError):
+        return InvalidArgumentError(f'{name}: its options do not fit: {hidden(summary(error))}')
+    return third_party_error(name, error)
+
+
 def _modified_of(info: Mapping[str, Any]) -> float | None:
     """Return the time of a file's last change; None if its file system does not report it."""
     time: Any = info.get('mtime') or info.get('LastModified') or info.get('last_modified') or info.get('created')
@@ -171,5 +187,6 @@ def _filesystem_class(root: str) -> Any:
 def fsspec_root(url: str) -> str:
     """Return the part of a URL that names its file system: the scheme, with the host if the scheme has one."""
     protocol, _, rest = url.partition('://')
-    host = _filesystem_class(url)._get_kwargs_from_urls(url).get('host')
+    with translated(hidden(url), _construction_error):
+        host = _filesystem_class(url)._get_kwargs_from_urls(url).get('host')
     return f'{protocol}://{rest.split("/")[0]}' if host else f'{protocol}://'

@@ -7,15 +7,24 @@ import os
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
+from granular._redact import hidden
+from granular.aio.execution.failures import summary
 from granular.aio.http.reply import Reply, changed, counters
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import ObjectWriter, Store
 from granular.aio.stores.errors import translated
 from granular.config import MiB
-from granular.errors import OutOfRangeError, StoreError
+from granular.errors import GranularError, OutOfRangeError, StoreError
 
 T = TypeVar('T')
+
+
+def third_party_error(name: str, error: Exception) -> GranularError | None:
+    """Convert an exception of another library's file system, which may be of any class."""
+    if isinstance(error, OSError | MemoryError):
+        return None  # by its class
+    return StoreError(f'{name}: {hidden(summary(error))}')
 
 
 class ThreadedStore(Store):
@@ -26,7 +35,7 @@ class ThreadedStore(Store):
         await ensure_event_loop()
 
         def guarded() -> T:
-            with translated(self.url(key)):
+            with translated(self.url(key), third_party_error):
                 return call_now()
 
         return await offload(guarded)
@@ -111,7 +120,13 @@ class ThreadedWriter(ObjectWriter):
                 self._file = self._open_file()
             self._file.write(data)
             if last:
-                self._file.close()
+                uploads = _uploads(self._file)
+                try:
+                    self._file.close()
+                except BaseException:
+                    # Nothing appeared, so there is nothing to remove but what the file was to replace.
+                    self._file = None if uploads else self._file
+                    raise
 
         await self._store.call(self._key, call_now)
 

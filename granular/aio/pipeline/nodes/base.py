@@ -374,12 +374,13 @@ def default_seed(parents: Sequence[Any]) -> int | None:
 
     Uses the nearest ``seed`` on each path upstream, and its distance. Returns None if there is no such node.
     """
-    words: list[Seed] = []
+    words: list[int] = []
     level, depth = list(parents), 1
     while level:
         seeds = [getattr(node, 'declared_seed', None) for node in level]
         for seed in seeds:
-            words += [] if seed is None else [seed, depth]
+            # numpy up to 2.4 flattens nested sequences to the same words; 2.5 rejects them.
+            words += [] if seed is None else [*(seed if isinstance(seed, tuple) else (seed,)), depth]
         level = [
             upstream
             for node, seed in zip(level, seeds, strict=True)

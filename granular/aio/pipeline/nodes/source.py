@@ -299,7 +299,8 @@ def length_of(source: Any) -> int:
     try:
         return call_user(len, source)
     except TypeError:
-        raise InvalidArgumentError(f'{type(source).__name__} has no length: pass length=') from None
+        name = source.describe() if isinstance(source, Source) else type(source).__name__
+        raise InvalidArgumentError(f'{name} has no length: pass length=') from None
 
 
 async def map_in_threads(
