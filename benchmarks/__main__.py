@@ -5,7 +5,7 @@ import pathlib
 import sys
 import tempfile
 
-from benchmarks import arrayrecord, caching, curves, mixing, parquet, pipelines, remote, requests, rest
+from benchmarks import arrayrecord, caching, clusters, curves, mixing, parquet, pipelines, remote, requests, rest
 from benchmarks.bars import Bar, Figures, machine, write
 from benchmarks.data import Data
 from benchmarks.nginx import serving
@@ -17,7 +17,7 @@ BENCHMARKS = {
         pipelines.streams, pipelines.blocks, pipelines.overhead, pipelines.workers, pipelines.labels, pipelines.torch,
         mixing.mixing, caching.blockcache, caching.shared,
         rest.local, rest.batch, rest.opening, rest.memory, rest.first, rest.images, rest.processes,
-        arrayrecord.arrayrecord, parquet.parquet,
+        arrayrecord.arrayrecord, parquet.parquet, clusters.ray,
     )
 }  # fmt: skip
 CURVES = {fn.__name__: fn for fn in (curves.inflight, curves.gap, curves.request)}

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 import granular
-from granular.aio.conversion.convert import Conversion
+from granular.aio.conversion.convert import Conversion, Engine
 from granular.aio.conversion.record_source import FORMATS
 from granular.cli.commands import app, show_bytes
 from granular.cli.describe import printable
@@ -62,13 +62,16 @@ def convert(
     shardlen: Annotated[int, typer.Option(help='Datapoints in a shard; 0 for a dataset without shards.')] = 10_000,
     layout: Annotated[str, typer.Option(help=f'{" or ".join(get_args(Layout))}.')] = 'refs',
     checksums: Annotated[bool, typer.Option('--checksums', help='Keep a checksum of each record.')] = False,
-    parallel: Annotated[int, typer.Option(help='Shards that are written at a time.')] = 8,
+    parallel: Annotated[
+        int | None, typer.Option(help='Shards that are written at a time.', show_default='8, with Ray as many as fit')
+    ] = None,
+    engine: Annotated[str, typer.Option(help=f'Where shards are written: {" or ".join(get_args(Engine))}.')] = 'local',
     dry_run: Annotated[bool, typer.Option('--dry-run', help='Show what would be written.')] = False,
     as_json: Json = False,
 ) -> None:
     """Convert Parquet, ArrayRecord, WebDataset or Hugging Face files, or images in folders by class."""
     options: Any = {'format': format, 'spec': _spec(spec or []), 'shardlen': shardlen or None, 'layout': layout}
-    options.update(checksums=checksums, parallel=parallel)
+    options.update(checksums=checksums, parallel=parallel, engine=engine)
     source_path, target_path = open_path(source), open_path(target)
     console = Console(stderr=True)
     if dry_run or console.is_terminal:

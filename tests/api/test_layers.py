@@ -18,7 +18,7 @@ LAYERS = (
     {'__main__': '`python -m granular`'},
     {
         'cli': 'commands, the demo, descriptions of datasets',
-        'integrations': 'PyTorch, JAX, Grain, Orbax: each imported by its users',
+        'integrations': 'PyTorch, JAX, Grain, Orbax, Ray: each imported by its users',
     },
     {'__init__': 'the public names', 'testing': 'servers and checks for tests'},
     {'sources': 'lazy sequences of granular 0.21'},

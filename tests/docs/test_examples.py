@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -53,6 +55,20 @@ def test_train_ddp(output):
 
 def test_train_jax(output):
     assert number(r'accuracy on the test set: ([\d.]+)', output) > 0.9
+
+
+@pytest.mark.xdist_group('ray')
+@pytest.mark.timeout(300)
+def test_train_ray():
+    # Ray emits warnings for its own settings, so it runs without the interpreter that raises them.
+    environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'RAY_USAGE_STATS_ENABLED': '0', 'RAY_worker_niceness': '0'}
+    program = [sys.executable, str(EXAMPLES / 'train_ray.py')]
+    done = subprocess.run(program, check=False, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    output = done.stdout
+    assert 'a worker was killed at step 20' in output
+    assert 'resumed with 3 workers: 1440 digits, 1440 different ones' in output
+    assert number(r'accuracy on the test set: ([\d.]+)', output) > 0.7
 
 
 def test_train_text(output):

@@ -5,29 +5,29 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, Literal, get_args
 
 from granular.aio.conversion.infer import RecordMapping
+from granular.aio.conversion.on_ray import RayShards
 from granular.aio.conversion.record_source import Format, ReadAhead, RecordSource, open_source
+from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.datasets.claims import Claim
-from granular.aio.datasets.codec import Encoder, Field, encode_now, fields_of
+from granular.aio.datasets.codec import Encoder, fields_of
 from granular.aio.datasets.sharded_writer import length_of_shard
 from granular.aio.datasets.shards import shards_in
 from granular.aio.datasets.writer import DatasetWriter
 from granular.aio.paths.path import Path, Progress
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.loops import ensure_event_loop
-from granular.aio.runtime.tasks import for_each, outcome, start_task
+from granular.aio.runtime.tasks import each, for_each
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.aio.stores.local.writing import remove_leftovers
-from granular.config import MiB
 from granular.errors import (
     AlreadyExistsError,
     CorruptDatasetError,
-    DatapointError,
-    EncodeError,
+    InvalidArgumentError,
     NotFoundError,
 )
 from granular.formats.layout import Layout, shard_name
@@ -36,8 +36,9 @@ from granular.indexing import check_integer
 PLAN: Final = 'conversion.json'
 """The file beside the shards that records the source and the settings, so that a resumed run uses the same."""
 
-_CHUNK: Final = 4 * MiB
-_MAX_CHUNK: Final = 512  # records read at a time
+Engine = Literal['local', 'ray']
+
+_PARALLEL: Final = 8  # shards that one process writes at a time
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,10 +79,11 @@ async def convert(
     shardlen: int | None = 10_000,
     layout: Layout = 'refs',
     checksums: bool = False,
-    parallel: int = 8,
+    parallel: int | None = None,
     sample: int = 128,
     dry_run: bool = False,
     progress: Progress | None = None,
+    engine: Engine = 'local',
 ) -> Conversion:
     """Convert records of another format into a dataset, in shards that are written in parallel.
 
@@ -98,6 +100,10 @@ async def convert(
     Memory: up to ``parallel`` shards hold two reads of about 4 MiB (or one record) each, and their upload buffers. A
     source without random access is read by a single reader, which skips the records of finished shards.
 
+    With ``engine='ray'`` (extra ``ray``), each shard is a task of the Ray cluster that this process is connected to, or
+    of a new local one. The dataset is the same, byte for byte. The source needs random access, and the workers must
+    reach source and folder by the same address, with credentials from their environment.
+
     Args:
       source: a path, address or pattern (``data/*.parquet``) of Parquet, ArrayRecord, WebDataset or Hugging Face arrow
         files, or a list of them; a folder of them, of images in one folder per class (``image``, ``label``, ``class``),
@@ -109,10 +115,12 @@ async def convert(
       encoders: encoders of custom types.
       shardlen: datapoints per shard; None for one dataset without shards.
       layout, checksums: as for ``DatasetWriter``.
-      parallel: shards written at a time.
+      parallel: shards written at a time; by default 8, and with Ray as many as the cluster has room for.
       sample: records to infer types from.
       dry_run: write nothing.
-      progress: called with the number of records written, or found to exist, since the last call.
+      progress: called with the number of records written, or found to exist, since the last call; with Ray once per
+        shard.
+      engine: ``'local'`` writes the shards in this process, ``'ray'`` in the workers of a Ray cluster.
 
     Returns:
       The result, with the spec and the counts.
@@ -121,6 +129,7 @@ async def convert(
       InvalidArgumentError: if the format of the source or a type for a key cannot be inferred.
       AlreadyExistsError: if the folder holds other data.
       EncodeError: if a record does not fit the types.
+      WorkerError: if a worker of Ray died again and again.
 
     Example::
 
@@ -132,15 +141,26 @@ async def convert(
     for name, number in (('shardlen', shardlen), ('parallel', parallel), ('sample', sample)):
         if number is not None:
             check_integer(name, number, 1)
+    if engine not in get_args(Engine):
+        raise InvalidArgumentError(f"engine: expected 'local' or 'ray', got {engine!r}")
     async with contextlib.aclosing(await open_source(source, format)) as opened:
+        if engine == 'ray' and opened.source is None:
+            raise InvalidArgumentError(
+                f"{opened.name}: has no random access, which engine='ray' needs to divide it among tasks: expected "
+                f'files, a reader, a list or a MapDataset'
+            )
         mapping = RecordMapping(await opened.sample(sample), spec, layout, opened.name)
         fields = fields_of(mapping.spec, mapping.encoders(encoders), layout, f'{directory}')
         records = None if opened.source is None else len(opened)
         shards = 1 if shardlen is None else None if records is None else max(1, -(-records // shardlen))
         result = Conversion(opened.name, opened.format, mapping.spec, mapping.renamed, records, shards)
         if not dry_run:
-            work = _Work(opened, Path(directory), mapping, fields, shardlen, layout, checksums, parallel, progress)
-            result = await work.run(result)
+            hint = ': the type was inferred from other records: pass another one with spec'
+            writer = ShardWriter(Path(directory), mapping, fields, shardlen, layout, checksums, opened.name, hint)
+            ray = RayShards(writer, source, format, opened) if engine == 'ray' else None
+            result = await _Work(opened, writer, mapping, shardlen, layout, checksums, parallel, progress, ray).run(
+                result
+            )
     return dataclasses.replace(result, seconds=time.perf_counter() - began)
 
 
@@ -150,19 +170,18 @@ class _Work:
     def __init__(
         self,
         source: RecordSource,
-        directory: Path,
+        writer: ShardWriter,
         mapping: RecordMapping,
-        fields: list[Field],
         shardlen: int | None,
         layout: Layout,
         checksums: bool,
-        parallel: int,
+        parallel: int | None,
         progress: Progress | None,
+        ray: RayShards | None,
     ) -> None:
-        self._source, self._directory, self._mapping, self._fields = source, directory, mapping, fields
-        self._shardlen, self._layout, self._checksums, self._parallel = shardlen, layout, checksums, parallel
-        self._report = progress
-        self._chunk = max(1, min(_MAX_CHUNK, _CHUNK // mapping.mean))
+        self._source, self._writer, self._directory, self._mapping = source, writer, writer.directory, mapping
+        self._shardlen, self._layout, self._checksums = shardlen, layout, checksums
+        self._parallel, self._report, self._ray = parallel, progress, ray
         self._lengths: dict[int, int] = {}  # of the finished shards
         self._found = self._bytes = 0
 
@@ -202,7 +221,7 @@ class _Work:
             if length is not None:
                 self._lengths[number] = length
 
-        await for_each(_each(numbers), read_length, 16)
+        await for_each(each(numbers), read_length, 16)
 
     async def _length_of(self, folder: Path) -> int | None:
         return await length_of_shard(folder, self._mapping.spec, self._layout)
@@ -234,15 +253,6 @@ class _Work:
 
     # --- shared by both kinds of sources
 
-    def _folder(self, number: int) -> Path:
-        return self._directory if self._shardlen is None else self._directory / shard_name(number)
-
-    async def _open(self, number: int) -> DatasetWriter:
-        # A killed run's unfinished shard is written again, with the same bytes.
-        return await DatasetWriter.open(
-            self._folder(number), self._mapping.spec, None, self._layout, 'discard', self._checksums
-        )
-
     def _is_finished(self, number: int, expected: int) -> bool:
         """Return whether a shard is finished.
 
@@ -254,39 +264,12 @@ class _Work:
             return False
         if length != expected:
             raise CorruptDatasetError(
-                f'{self._folder(number)}: has {length} datapoints, expected {expected} from {self._source.name}: '
-                f'the source has changed'
+                f'{self._writer.folder(number)}: has {length} datapoints, expected {expected} from '
+                f'{self._source.name}: the source has changed'
             )
         self._found += length
         self._tell(length)
         return True
-
-    async def _write(self, writer: DatasetWriter, records: list[Any], first: int) -> None:
-        """Append records, the first of which has number ``first`` in the source. They are encoded in a thread."""
-        for datapoint in await offload(self._encode, records, first):
-            await writer.append(datapoint, flush=False)
-        self._tell(len(records))
-
-    def _encode(self, records: list[Any], first: int) -> list[dict[str, Any]]:
-        """Return the encoded records, by key."""
-        out, spec, name = [], self._mapping.spec, self._source.name
-        for number, record in enumerate(records, first):
-            datapoint = self._mapping.datapoint(record)
-            if datapoint.keys() != spec.keys():
-                missing, extra = sorted(spec.keys() - datapoint.keys()), sorted(datapoint.keys() - spec.keys())
-                raise DatapointError(
-                    f'{name}: datapoint {number}: missing keys {missing}, unknown keys {extra}: a key that is often '
-                    f"missing can have the type 'msgpack', given with spec"
-                )
-            try:
-                encoded = encode_now(self._fields, datapoint, name, number)
-            except EncodeError as error:
-                raise EncodeError(
-                    f'{error}: the type was inferred from other records: pass another one with spec'
-                ) from error
-            pairs = zip(self._fields, encoded, strict=True)
-            out.append({field.key: values if field.many else values[0] for field, values in pairs})
-        return out
 
     def _tell(self, records: int) -> None:
         if self._report is not None and records:
@@ -298,55 +281,52 @@ class _Work:
         count, length = len(self._source), self._shardlen or max(1, len(self._source))
         shards = max(1, -(-count // length))
         self._check_surplus(shards, count)
+        ranges = {number: (number * length, min(count, (number + 1) * length)) for number in (*range(1, shards), 0)}
+        if self._ray is not None:
+            left = {number: (a, b) for number, (a, b) in ranges.items() if not self._is_finished(number, b - a)}
+            await self._ray.write(left, self._parallel, self._count)
+            return shards, count
         finished = asyncio.Semaphore(0)  # counts the shards after the first one
 
         async def convert_shard(number: int) -> None:
-            start, stop = number * length, min(count, (number + 1) * length)
+            start, stop = ranges[number]
             if not self._is_finished(number, stop - start):
                 await self._write_shard(source, number, start, stop, [finished] * (0 if number else shards - 1))
             if number:
                 finished.release()
 
         # The first shard last: without it, this is not a dataset.
-        await for_each(_each([*range(1, shards), 0]), convert_shard, self._parallel)
+        await for_each(each(ranges), convert_shard, self._parallel or _PARALLEL)
         return shards, count
+
+    def _count(self, records: int, found: int, size: int) -> None:
+        """Count a shard that a worker of Ray has written."""
+        self._found += found
+        self._bytes += size
+        self._tell(records)
 
     def _check_surplus(self, shards: int, records: int) -> None:
         if surplus := sorted(number for number in self._lengths if number >= shards):
-            raise CorruptDatasetError(f'{self._folder(surplus[0])}: exists, but {records} records fill {shards} shards')
+            raise CorruptDatasetError(
+                f'{self._writer.folder(surplus[0])}: exists, but {records} records fill {shards} shards'
+            )
 
     async def _write_shard(
         self, source: Source, number: int, start: int, stop: int, publish_after: list[asyncio.Semaphore]
     ) -> None:
-        async with await self._open(number) as writer:
-            self._found += len(writer)
-            self._tell(len(writer))
-            await self._fill(source, writer, start + len(writer), stop)
+        writer = await self._writer.start(source, number, start, stop, self._tell)
+        async with writer:
+            self._found += writer.found
             for shard in publish_after:
                 await shard.acquire()
         self._bytes += writer.size
 
-    async def _fill(self, source: Source, writer: DatasetWriter, start: int, stop: int) -> None:
-        """Write records to a shard, and read the next ones meanwhile."""
-        indices, reading = range(start, min(start + self._chunk, stop)), None
-        try:
-            while indices:
-                records = await outcome(reading or source.fetch(indices))
-                following = range(indices.stop, min(indices.stop + self._chunk, stop))
-                reading = start_task(source.fetch(following)) if following else None
-                await self._write(writer, records, indices.start)
-                indices = following
-        finally:
-            if reading is not None:
-                reading.cancel()
-                await asyncio.gather(reading, return_exceptions=True)
-
     # --- sources without random access
 
     async def _convert_stream(self) -> tuple[int, int]:
-        publisher = _Publisher(self._publish, self._parallel)
+        publisher = _Publisher(self._publish, self._parallel or _PARALLEL)
         try:
-            async with contextlib.aclosing(ReadAhead(self._source.stream(self._chunk))) as records:
+            async with contextlib.aclosing(ReadAhead(self._source.stream(self._writer.chunk))) as records:
                 shards, count = await self._write_shards(records, publisher)
             self._check_surplus(shards, count)
             await publisher.finish()
@@ -362,7 +342,7 @@ class _Work:
             if number in self._lengths:
                 count += await self._skip(records, number)
             else:
-                writer = publisher.add(await self._open(number))
+                writer = publisher.add(await self._writer.open(number))
                 count += await self._pour(records, writer, count)
                 if number:  # the first shard is published at the end: without it, this is not a dataset
                     await publisher.publish()
@@ -372,7 +352,7 @@ class _Work:
 
     def _left(self, count: int) -> int:
         """Return how many records to request next for a shard that has ``count``."""
-        return self._chunk if self._shardlen is None else min(self._chunk, self._shardlen - count)
+        return self._writer.chunk if self._shardlen is None else min(self._writer.chunk, self._shardlen - count)
 
     async def _skip(self, records: ReadAhead, number: int) -> int:
         """Skip the records of a finished shard; return their number."""
@@ -387,14 +367,14 @@ class _Work:
         count = existing = len(writer)
         self._found += existing
         self._tell(existing)
-        while existing and (chunk := await records.take(min(existing, self._chunk))):
+        while existing and (chunk := await records.take(min(existing, self._writer.chunk))):
             existing -= len(chunk)
         if existing:
             raise CorruptDatasetError(
                 f'{writer.directory}: has {count} datapoints, {existing} more than the source has for it'
             )
         while chunk := await records.take(self._left(count)):
-            await self._write(writer, chunk, first + count)
+            await self._writer.write(writer, chunk, first + count, self._tell)
             count += len(chunk)
         return count
 
@@ -446,8 +426,3 @@ class _Publisher:
         # A task that was cancelled before its first step has not closed its writer.
         for writer in (*self._tasks.values(), *self._open):
             await writer.abort()
-
-
-async def _each(numbers: Sequence[int]) -> AsyncIterator[int]:
-    for number in numbers:
-        yield number

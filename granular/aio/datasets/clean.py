@@ -3,10 +3,11 @@
 import dataclasses
 import os
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from granular.aio.datasets.claims import is_claim
+from granular.aio.datasets.parts import is_parts
 from granular.aio.paths.path import Path
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import Entry, Store, Upload
@@ -14,7 +15,7 @@ from granular.aio.stores.local.locks import FolderLock, is_locked
 from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.local.writing import final_name
 from granular.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
-from granular.formats.layout import SUFFIXES, shard_number
+from granular.formats.layout import SUFFIXES, shard_name, shard_number
 
 _BAG: Final = re.compile(r'[a-z_][A-Za-z0-9_.-]*')
 _INDEX_DRAFT: Final = re.compile(r'[0-9a-f]{40}\.index\.[0-9a-f]{8}\.tmp')
@@ -28,13 +29,14 @@ class Leftover:
       place: the file or folder, or the object that an upload was to become.
       kind: ``'upload'``: an unfinished multipart upload; ``'draft'``: a temporary file; ``'bag'``: a file of a bag in a
         dataset without a ``spec.json``; ``'folder'``: an empty folder of a shard; ``'claim'``: the claim of a writer of
-        shards in a bucket.
+        shards in a bucket; ``'part'``: a file of an unfinished write by Ray, in its folder ``.parts.<token>`` or in the
+        shards beside it.
       size: its size in bytes.
       age: seconds since the last write in its folder.
     """
 
     place: str
-    kind: Literal['upload', 'draft', 'bag', 'folder', 'claim']
+    kind: Literal['upload', 'draft', 'bag', 'folder', 'claim', 'part']
     size: int
     age: float
 
@@ -46,8 +48,9 @@ async def clean(
 
     A dataset with a ``spec.json`` is never touched, nor are files that a live writer of this machine holds, nor bags
     that may have been written on their own: those in a folder without a ``refs.bag`` that is not beside a finished
-    shard. Uploads to GCS cannot be listed; they expire after a week. Files in the columns layout that a writer could
-    continue are removed like the rest.
+    shard. A write by Ray is a dataset once shard 0 has a ``spec.json``: until then, its other shards are leftovers,
+    like the parts in its folder ``.parts.<token>``. Uploads to GCS cannot be listed; they expire after a week. Files in
+    the columns layout that a writer could continue are removed like the rest.
 
     Args:
       place: the folder. Nothing outside is touched, and links are not followed.
@@ -84,7 +87,14 @@ async def clean(
     leftovers: list[Leftover] = []
     claims = [(key, claim) for key, folder in folders.items() for claim in folder.claims]
     claimed = {key for key, claim in claims if _seconds_since(claim.modified, now) < older}
+    in_parts = set[str]()
+    for directory, writing in _writes_of_parts(folders, root.key).items():
+        in_parts |= writing.keys()
+        if directory not in claimed:
+            leftovers += await _clean_parts(store, directory, writing, now, older, remove)
     for key, folder in folders.items():
+        if key in in_parts:
+            continue
         if key != root.key and _shards_of(key) in claimed:
             continue  # protects a live writer, however long it takes to fill a shard
         is_shard = key != root.key and _shards_of(key) in finished
@@ -164,6 +174,60 @@ def _shards_of(key: str) -> str | None:
     """Return the parent of a folder that is named like a shard; None for other folders."""
     parent, _, name = key.rpartition('/')
     return None if shard_number(name) is None else parent
+
+
+def _writes_of_parts(folders: Mapping[str, _Folder], root: str) -> dict[str, dict[str, _Folder]]:
+    """Return the folders that belong to unfinished writes of parts, by the folder of the dataset; parts come last."""
+    writes: dict[str, dict[str, _Folder]] = {}
+    for key, folder in folders.items():
+        names = key.split('/')
+        depth = next((i for i, name in enumerate(names) if is_parts(name)), None)
+        if depth is not None and len(directory := '/'.join(names[:depth])) >= len(root.strip('.')):
+            writes.setdefault(directory, {})[key] = folder
+    for directory, parts in writes.items():
+        shards = {key: folder for key, folder in folders.items() if _shards_of(key) == directory}
+        first = next((folder for key, folder in shards.items() if key.endswith(f'/{shard_name(0)}')), None)
+        if first is None or not first.finished:
+            writes[directory] = {**shards, **parts}
+    return writes
+
+
+async def _clean_parts(
+    store: Store, directory: str, folders: Mapping[str, _Folder], now: float, older: float, remove: bool
+) -> list[Leftover]:
+    """Return the leftovers of a write of parts, and remove them if ``remove`` is true."""
+    files = [entry for folder in folders.values() for entry in folder.files.values()]
+    uploads = [upload for folder in folders.values() for upload in folder.uploads]
+    times = [entry.modified for entry in files] + [upload.modified for upload in uploads]
+    times += [folder.itself.modified for folder in folders.values() if folder.itself is not None]
+    age = min((_seconds_since(time, now) for time in times), default=0.0)
+    if age < older:
+        return []
+    lock: FolderLock | None = None
+    if isinstance(store, LocalStore):
+        try:
+            lock = await store.lock_folder(directory)
+        except AlreadyExistsError:
+            return []  # held by a live writer
+    try:
+        leftovers = [Leftover(store.url(entry.key), 'part', entry.size, age) for entry in files]
+        leftovers += [Leftover(store.url(upload.key), 'upload', upload.size, age) for upload in uploads]
+        if not remove:
+            return leftovers
+        has_shards = any(_shards_of(key) == directory for key in folders)
+        if has_shards and await (Path.of(store, directory) / shard_name(0) / 'spec.json').exists():
+            return []  # its writer has finished meanwhile
+        for upload in uploads:
+            await store.abort_upload(upload)
+        for folder in folders.values():  # the parts last, as they mark the shards as unfinished
+            await store.delete([entry.key for entry in folder.files.values()])
+        if store.has_folders:
+            for key in sorted(folders, key=len, reverse=True):
+                await store.delete_empty(key)
+        return leftovers
+    finally:
+        if lock is not None:
+            lock.release()
 
 
 class _Cleaning:

@@ -125,6 +125,12 @@ async def for_each(items: AsyncIterator[T], fn: Callable[[T], Coroutine[Any, Any
         raise
 
 
+async def each(items: Iterable[T]) -> AsyncIterator[T]:
+    """Yield the items, for ``for_each``."""
+    for item in items:
+        yield item
+
+
 async def _first_done(running: 'set[asyncio.Task[None]]') -> 'set[asyncio.Task[None]]':
     """Wait until one of the tasks is done. Returns those that are done, or raises their error."""
     done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)

@@ -1,0 +1,210 @@
+"""Write shards in the workers of a Ray cluster: each shard is a task."""
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, cast
+
+from granular._lazy import import_extra
+from granular.aio.conversion.record_source import Format, RecordSource, open_source
+from granular.aio.conversion.shard_writer import ShardWriter
+from granular.aio.datasets.sharded_writer import length_of_shard
+from granular.aio.datasets.writer import DatasetWriter
+from granular.aio.paths.path import Path
+from granular.aio.paths.pure import PurePath
+from granular.aio.pipeline.nodes.source import Source
+from granular.aio.runtime.bridge import run
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import each, for_each
+from granular.aio.runtime.threads import offload, offload_whole
+from granular.errors import (
+    AlreadyExistsError,
+    CorruptDatasetError,
+    InvalidArgumentError,
+    WorkerError,
+)
+
+_RETRIES: Final = 3  # of a task whose worker or node died
+_ENDING: Final = 30.0  # seconds in which a worker that Ray considers dead releases its locks
+_POLL: Final = 0.25
+
+Count = Callable[[int, int, int], None]
+"""Called for a shard with its records, those of them that earlier runs had written, and the bytes written."""
+
+
+class RayShards:
+    """Writes shards as tasks of Ray, which retries those whose worker or node died.
+
+    A task writes the whole shard again, and finds it finished if an earlier attempt published it. The first shard is
+    written at the same time as the others and published after them.
+
+    Args:
+      writer: writes the shards.
+      source, format: the source as the user passed it, which each worker opens for itself.
+      opened: the source as this process has opened it.
+    """
+
+    def __init__(self, writer: ShardWriter, source: Any, format: Format | None, opened: RecordSource) -> None:
+        self._ray = import_extra('ray', 'ray')
+        writer.directory = shared(writer.directory)
+        expected = len(opened), opened.size
+        self._job = _Job(secrets.token_hex(8), writer, _shared_source(source), format, expected)
+        self._running: dict[int, Any] = {}  # the results of the tasks
+
+    async def write(self, ranges: Mapping[int, tuple[int, int]], parallel: int | None, count: Count) -> None:
+        """Write shards.
+
+        Args:
+          ranges: the first record and the one after the last of each shard; shard 0 comes last.
+          parallel: shards written at a time; None for as many as the cluster has room for.
+          count: called for each shard.
+
+        Raises:
+          GranularError: as raised in the task, for the first shard that fails. The other tasks are cancelled.
+          WorkerError: if the worker of a shard died again and again.
+        """
+        if not ranges:
+            return
+        job, task = await offload_whole(self._start)
+
+        async def write_shard(number: int) -> None:
+            others = list(self._running.values()) if number == 0 else []
+            result = self._running[number] = task.remote(job, number, *ranges[number], others)
+            try:
+                count(*await self._outcome(result, number))
+            finally:
+                del self._running[number]
+
+        await for_each(each(ranges), write_shard, parallel or len(ranges))
+
+    def _start(self) -> tuple[list[Any], Any]:
+        try:
+            reference = self._ray.put(self._job)
+        except TypeError as error:
+            raise InvalidArgumentError(
+                f'{self._job.writer.directory}: the source or an encoder cannot be pickled for the workers of Ray: '
+                f'{error}'
+            ) from error
+        # In a list, so that Ray passes the reference: a worker loads the source once for all of its tasks.
+        return [self._job.token, reference], self._ray.remote(max_retries=_RETRIES)(_write_shard)
+
+    async def _outcome(self, result: Any, number: int) -> tuple[int, int, int]:
+        errors = self._ray.exceptions
+        try:
+            counts: tuple[int, int, int] = await asyncio.wrap_future(result.future())
+            return counts
+        except asyncio.CancelledError:
+            self._ray.cancel(result)
+            await offload(lambda: self._ray.wait([result], timeout=_ENDING))
+            raise
+        except errors.RayTaskError as error:
+            if isinstance(error.cause, Exception):
+                raise error.cause from error
+            raise
+        except errors.RayError as error:
+            folder = self._job.writer.folder(number)
+            raise WorkerError(f'{folder}: its task did not finish after {_RETRIES} retries: {error}') from error
+
+
+class _Job:
+    """The part of the work that all tasks share, as it is sent to the workers.
+
+    Args:
+      token: its name.
+      writer: writes the shards.
+      source, format: the source.
+      expected: its length, and its size if known.
+    """
+
+    def __init__(
+        self, token: str, writer: ShardWriter, source: Any, format: Format | None, expected: tuple[int, int | None]
+    ) -> None:
+        self.token, self.writer, self._source, self._format, self._expected = token, writer, source, format, expected
+
+    async def open(self) -> RecordSource:
+        """Open the source in a worker, and check that it is the one of the driver."""
+        opened = await open_source(self._source, self._format)
+        if (found := (len(opened), opened.size)) != self._expected or opened.source is None:
+            await opened.aclose()
+            raise CorruptDatasetError(
+                f'{opened.name}: expected {self._expected[0]} records in {self._expected[1]} bytes, got {found[0]} in '
+                f'{found[1]}: the source has changed, or is another one on this node'
+            )
+        return opened
+
+    async def start(self, source: Source, number: int, start: int, stop: int) -> DatasetWriter | None:
+        """Write a shard. Returns the writer that publishes it, or None if it is finished."""
+        await ensure_event_loop()
+        for _ in range(int(_ENDING / _POLL)):
+            if await self._is_finished(number, stop - start):
+                return None
+            try:
+                return await self.writer.start(source, number, start, stop, lambda _: None)
+            except AlreadyExistsError as error:  # a worker whose node Ray gave up may hold the lock for a moment
+                refused = error
+                await asyncio.sleep(_POLL)
+        raise refused
+
+    async def _is_finished(self, number: int, expected: int) -> bool:
+        """Return whether an earlier attempt has published a shard."""
+        folder, mapping = self.writer.folder(number), self.writer.mapping
+        length = await length_of_shard(folder, mapping.spec, self.writer.layout)
+        if length is not None and length != expected:
+            raise CorruptDatasetError(f'{folder}: has {length} datapoints, expected {expected}')
+        return length is not None
+
+
+_latest: list[tuple[_Job, RecordSource]] = []  # the job that this worker has opened, and its source
+
+
+def _write_shard(job: tuple[str, Any], number: int, start: int, stop: int, others: Sequence[Any]) -> Any:
+    """Write a shard, as the task of Ray.
+
+    Args:
+      job: the name of the job and the reference to it.
+      number: the number of the shard.
+      start, stop: its records.
+      others: the results of the tasks that must end before this shard is published.
+
+    Returns:
+      As for ``Count``.
+    """
+    ray = import_extra('ray', 'ray')
+    work, source = _opened(job)
+    writer = run(work.start(source, number, start, stop))
+    try:
+        ray.get(others)  # on this thread, so that Ray lends the processor to other tasks meanwhile
+    except BaseException:
+        if writer is not None:
+            run(writer.abort())
+        raise
+    if writer is None:
+        return stop - start, stop - start, 0
+    run(writer.aclose())
+    return stop - start, writer.found, writer.size
+
+
+def _opened(job: tuple[str, Any]) -> tuple[_Job, Source]:
+    """Return a job and its source, which is opened once per worker."""
+    token, reference = job
+    if not _latest or _latest[0][0].token != token:
+        if _latest:
+            run(_latest.pop()[1].aclose())
+        work: _Job = import_extra('ray', 'ray').get(reference)
+        _latest.append((work, run(work.open())))
+    work, opened = _latest[0]
+    return work, cast(Source, opened.source)
+
+
+def shared(path: Path) -> Path:
+    """Return a path that is the same in processes with another working directory."""
+    return Path.of(path.store, os.path.abspath(path.key)) if path.store.local else path
+
+
+def _shared_source(source: Any) -> Any:
+    if isinstance(source, str | os.PathLike | PurePath):
+        return shared(Path(source))
+    if isinstance(source, list | tuple) and source and all(isinstance(path, str | os.PathLike) for path in source):
+        return [shared(Path(path)) for path in source]
+    return source

@@ -1,0 +1,131 @@
+"""Write the shards of a dataset from ranges of the records of a source."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from granular.aio.datasets.codec import Field, encode_now
+from granular.aio.datasets.writer import DatasetWriter
+from granular.aio.paths.path import Path
+from granular.aio.pipeline.nodes.source import Source
+from granular.aio.runtime.tasks import outcome, start_task
+from granular.aio.runtime.threads import offload
+from granular.config import MiB
+from granular.errors import DatapointError, EncodeError
+from granular.formats.layout import Layout, shard_name
+
+_CHUNK: Final = 4 * MiB
+_MAX_CHUNK: Final = 512  # records read at a time
+
+Tell = Callable[[int], None]
+"""Called with a number of records that were written, or found to exist."""
+
+
+class Mapper(Protocol):
+    """The mapping from records to datapoints.
+
+    Attributes:
+      spec: the type of each key, sorted by key.
+      mean: the mean size of a record in bytes.
+    """
+
+    spec: dict[str, str]
+    mean: int
+
+    def datapoint(self, record: Any) -> Mapping[str, Any]:
+        """Return a record as a datapoint."""
+        ...
+
+
+class ShardWriter:
+    """Writes shards. Every shard is the same, byte for byte, whichever process writes it; it can be pickled.
+
+    Args:
+      directory: the folder of the shards.
+      mapping: the mapping from records to datapoints.
+      fields: the keys, with their encoders.
+      shardlen: datapoints per shard; None for one dataset without shards.
+      layout, checksums: as for ``DatasetWriter``.
+      name: the source, for errors.
+      hint: a remedy for values that an encoder rejects.
+
+    Attributes:
+      chunk: the number of records to read at a time.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        mapping: Mapper,
+        fields: Sequence[Field],
+        shardlen: int | None,
+        layout: Layout,
+        checksums: bool,
+        name: str,
+        hint: str = '',
+    ) -> None:
+        self.directory, self.mapping, self._fields = directory, mapping, fields
+        self._shardlen, self.layout, self._checksums = shardlen, layout, checksums
+        self._name, self._hint = name, hint
+        self.chunk = max(1, min(_MAX_CHUNK, _CHUNK // mapping.mean))
+
+    def folder(self, number: int) -> Path:
+        """Return the folder of a shard."""
+        return self.directory if self._shardlen is None else self.directory / shard_name(number)
+
+    async def open(self, number: int) -> DatasetWriter:
+        """Start a shard. One that a killed process left unfinished is written again, with the same bytes."""
+        return await DatasetWriter.open(
+            self.folder(number), self.mapping.spec, None, self.layout, 'discard', self._checksums
+        )
+
+    async def start(self, source: Source, number: int, start: int, stop: int, tell: Tell) -> DatasetWriter:
+        """Write a shard from a range of records, and return its writer: close it to publish the shard."""
+        writer = await self.open(number)
+        try:
+            tell(len(writer))
+            await self._fill(source, writer, start + len(writer), stop, tell)
+        except BaseException:
+            await writer.abort()
+            raise
+        return writer
+
+    async def _fill(self, source: Source, writer: DatasetWriter, start: int, stop: int, tell: Tell) -> None:
+        """Write records to a shard, and read the next ones meanwhile."""
+        indices, reading = range(start, min(start + self.chunk, stop)), None
+        try:
+            while indices:
+                records = await outcome(reading or source.fetch(indices))
+                following = range(indices.stop, min(indices.stop + self.chunk, stop))
+                reading = start_task(source.fetch(following)) if following else None
+                await self.write(writer, records, indices.start, tell)
+                indices = following
+        finally:
+            if reading is not None:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+
+    async def write(self, writer: DatasetWriter, records: list[Any], first: int, tell: Tell) -> None:
+        """Append records, the first of which has number ``first`` in the source. They are encoded in a thread."""
+        for datapoint in await offload(self._encode, records, first):
+            await writer.append(datapoint, flush=False)
+        tell(len(records))
+
+    def _encode(self, records: list[Any], first: int) -> list[dict[str, Any]]:
+        """Return the encoded records, by key."""
+        out, spec, name = [], self.mapping.spec, self._name
+        for number, record in enumerate(records, first):
+            datapoint = self.mapping.datapoint(record)
+            if datapoint.keys() != spec.keys():
+                missing, extra = sorted(spec.keys() - datapoint.keys()), sorted(datapoint.keys() - spec.keys())
+                raise DatapointError(
+                    f'{name}: datapoint {number}: missing keys {missing}, unknown keys {extra}: a key that is often '
+                    f"missing can have the type 'msgpack', given with spec"
+                )
+            try:
+                encoded = encode_now(self._fields, datapoint, name, number)
+            except EncodeError as error:
+                raise EncodeError(f'{error}{self._hint}') from error
+            pairs = zip(self._fields, encoded, strict=True)
+            out.append({field.key: values if field.many else values[0] for field, values in pairs})
+        return out

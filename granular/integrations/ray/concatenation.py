@@ -1,0 +1,73 @@
+"""Datasets one after the other, opened when they are first read."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from granular.aio.datasets.columns import Mask
+from granular.aio.datasets.reader import DatasetReader
+from granular.aio.pipeline.nodes.source import Source
+from granular.aio.runtime.tasks import gather
+from granular.indexing import indices_of
+
+
+class Concatenation(Source):
+    """The datapoints of several datasets. It can be pickled; readers are then opened by the process that reads.
+
+    A reader is closed once nothing is read from it and another dataset is: sequential reads have few open.
+
+    Args:
+      make: returns the reader of a dataset, given its number.
+      lengths: the number of datapoints of each.
+    """
+
+    def __init__(self, make: Callable[[int], DatasetReader], lengths: Sequence[int]) -> None:
+        self._make = make
+        self._stops = np.cumsum(np.array([0, *lengths], np.int64))[1:]
+        self._starts = self._stops - np.array(lengths, np.int64)
+        self._readers: dict[int, DatasetReader] = {}
+        self._users: dict[int, int] = {}  # reads in progress, by dataset
+        self._last = -1
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, '_readers': {}, '_users': {}}
+
+    def __len__(self) -> int:
+        return int(self._stops[-1]) if len(self._stops) else 0
+
+    async def fetch(self, indices: ArrayLike, mask: Mask = None) -> list[Any]:
+        """Return the datapoints at increasing indices."""
+        positions = indices_of(indices, len(self), 'the datasets')
+        numbers = np.searchsorted(self._stops, positions, side='right')
+        used = np.unique(numbers).tolist()
+        if not used:
+            return []
+        self._last = used[-1]
+        for number in used:
+            self._users[number] = self._users.get(number, 0) + 1
+            if number not in self._readers:
+                self._readers[number] = self._make(number)
+        try:
+            parts = await gather(
+                [
+                    self._readers[number].fetch(positions[numbers == number] - self._starts[number], mask)
+                    for number in used
+                ]
+            )
+        finally:
+            for number in used:
+                self._users[number] -= 1
+            await self._close_idle()
+        return [datapoint for part in parts for datapoint in part]
+
+    async def _close_idle(self) -> None:
+        idle = [number for number in self._readers if not self._users[number] and number != self._last]
+        for number in idle:
+            await self._readers.pop(number).aclose()
+
+    async def aclose(self) -> None:
+        """Close the readers."""
+        self._last = -1
+        await self._close_idle()

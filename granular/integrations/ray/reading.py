@@ -1,0 +1,251 @@
+"""Read datasets of granular as datasets of Ray."""
+
+import contextlib
+import functools
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+import granular
+from granular._lazy import import_extra
+from granular.aio.bags.identity import Identity, reopened
+from granular.aio.conversion.on_ray import shared
+from granular.aio.datasets.codec import Decoder
+from granular.aio.datasets.columns import Mask
+from granular.aio.datasets.reader import DatasetReader
+from granular.aio.paths.path import Path
+from granular.aio.pipeline.nodes.source import nbytes
+from granular.aio.runtime.readahead import pages
+from granular.config import MiB
+from granular.errors import InvalidArgumentError
+from granular.integrations.ray.concatenation import Concatenation
+from granular.sync.iteration import Iteration
+
+ray = import_extra('ray', 'ray')
+data = import_extra('ray.data', 'ray')
+blocks = import_extra('ray.data.block', 'ray')
+_Base: Any = data.Datasource
+
+_BLOCK: Final = 16 * MiB  # of decoded values that a read task collects before it hands them to Ray
+_TASK: Final = 64 * MiB  # of decoded values in a read task
+_SMALL_TASK: Final = 4 * MiB  # in a read task of a dataset that has few of them
+_STUB: Final = '__bsp_stub'  # the column of rows without columns in Ray
+_SAMPLE: Final = 16  # datapoints that are read to estimate sizes
+
+
+def read(
+    url: Any,
+    decoders: Mapping[str, Decoder | Any] | None = granular.decoders,
+    fields: Mask = None,
+    verify: bool = False,
+    **options: Any,
+) -> Any:
+    """Read a dataset, sharded or not, as a ``ray.data.Dataset`` in the dataset's order.
+
+    ::
+
+        dataset = granular.integrations.ray.read('s3://bucket/train', fields=['image', 'label'])
+        for batch in dataset.iter_batches(batch_size=64):
+            train_step(batch['image'], batch['label'])
+
+    A read task takes a run of shards of about 64 MiB, or a part of a shard if there are fewer shards than tasks, and
+    streams it: it holds eight reads of about 4 MiB, 16 MiB of decoded values, and the block that Ray fills
+    (``target_max_block_size``).
+    Arrays become Ray's tensor columns. The number of rows is known at once, and their size is estimated from 16
+    datapoints. ``select_columns`` right after it reads only these keys, and a ``limit`` that Ray passes on only as many
+    rows. The rows keep their order, whichever task ends first (``preserve_order``, which
+    ``dataset.context.execution_options`` can turn off).
+
+    The dataset is pinned: a shard that was replaced since is an ``ObjectChangedError``. Workers take credentials from
+    their environment, and must reach the data by the same address.
+
+    Args:
+      url: the folder of the dataset, which every node can reach.
+      decoders: the decoder of each type; None for raw bytes.
+      fields: the keys to read, or a mapping from keys to ranges of sequences; by default everything.
+      verify: check the checksums of the records.
+      options: further options of ``ray.data.read_datasource``, such as ``override_num_blocks`` or ``concurrency``.
+
+    Raises:
+      NotFoundError: if there is no dataset.
+      UnknownKeyError: if ``fields`` has a key that the dataset does not have.
+    """
+    source = Datasource(url, decoders, fields, verify)
+    if options.get('override_num_blocks') is None:
+        # By default, Ray makes 200 blocks or more, most of which would take less time than the task around them.
+        size, processors = source.estimate_inmemory_data_size(), int(ray.cluster_resources().get('CPU', 1))
+        options['override_num_blocks'] = max(1, -(-size // _TASK), min(2 * processors, -(-size // _SMALL_TASK)))
+    dataset = data.read_datasource(source, **options)
+    dataset.context.execution_options.preserve_order = True
+    return dataset
+
+
+class _Shard(NamedTuple):
+    """A dataset without shards, or a shard, as it is sent to the workers.
+
+    Attributes:
+      folder: its folder.
+      identity: the versions of its files.
+      length: the number of its datapoints.
+      sizes: the bytes of each key.
+    """
+
+    folder: Path
+    identity: Identity
+    length: int
+    sizes: Mapping[str, int]
+
+
+class Datasource(_Base):  # type: ignore[misc]
+    """A dataset as a source of Ray Data; see :func:`read` for the arguments."""
+
+    def __init__(
+        self,
+        url: Any,
+        decoders: Mapping[str, Decoder | Any] | None = granular.decoders,
+        fields: Mask = None,
+        verify: bool = False,
+    ) -> None:
+        super().__init__()
+        self._decoders, self._verify = decoders, verify
+        self._projection_map: dict[str, str] | None = None
+        with granular.open(shared(Path(url)), decoders) as reader:
+            if not isinstance(reader, granular.DatasetReader | granular.ShardedDatasetReader):
+                raise InvalidArgumentError(
+                    f'{url}: expected a dataset of granular, got files for {type(reader).__name__}: Ray reads other '
+                    f'formats itself; or use granular.convert first'
+                )
+            self._name, spec = f'{url}', reader.spec
+            chosen = reader.aio._columns_of_shards[0].choose(fields)
+            self._mask = {choice.field.key: choice.selection for choice in chosen}
+            parts = reader.aio.readers if isinstance(reader, granular.ShardedDatasetReader) else [reader.aio]
+            self._shards = [
+                _Shard(
+                    part.directory, part._opened_files(), len(part), {key: part._size_of([key]) or 0 for key in spec}
+                )
+                for part in parts
+            ]
+            indices = np.unique(np.linspace(0, len(reader) - 1, min(_SAMPLE, len(reader))).astype(np.int64))
+            sample = reader.fetch(indices, mask=self._mask)
+        # By key, so that a projection knows its size.
+        self._means = {key: sum(nbytes(one[key]) for one in sample) / max(1, len(sample)) for key in self._mask}
+
+    def get_name(self) -> str:
+        """Return the name of the read tasks."""
+        return 'Granular'
+
+    def supports_projection_pushdown(self) -> bool:
+        """Return True: keys that are not selected are not read."""
+        return True
+
+    def estimate_inmemory_data_size(self) -> int:
+        """Return the estimated size of the decoded values in bytes."""
+        return int(self._mean() * sum(shard.length for shard in self._shards))
+
+    def get_read_tasks(
+        self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
+    ) -> list[Any]:
+        """Return the read tasks, each for a run of shards, or for a part of a shard if there are more tasks."""
+        return [self._task(run, per_task_row_limit) for run in _runs(self._shards, parallelism)]
+
+    # --- tasks
+
+    def _keys(self) -> dict[str, Any]:
+        """Return the mask without the keys that are not selected."""
+        return {
+            key: part for key, part in self._mask.items() if self._projection_map is None or key in self._projection_map
+        }
+
+    def _mean(self) -> float:
+        return sum(self._means[key] for key in self._keys())
+
+    def _task(self, run: '_Run', limit: int | None) -> Any:
+        shards = self._shards[run.first : run.last]
+        stop = run.stop if limit is None else min(run.stop, run.start + limit)
+        metadata = blocks.BlockMetadata(
+            num_rows=stop - run.start,
+            size_bytes=int((stop - run.start) * self._mean()),
+            exec_stats=None,
+            input_files=[f'{shard.folder}' for shard in shards],
+        )
+        work = functools.partial(_read, shards, run.start, stop, self._keys(), self._decoders, self._verify)
+        return data.ReadTask(work, metadata, per_task_row_limit=limit)
+
+
+class _Run(NamedTuple):
+    """The part of a read task.
+
+    Attributes:
+      first, last: its shards, without the last one.
+      start, stop: its datapoints, counted from the first one of these shards.
+    """
+
+    first: int
+    last: int
+    start: int
+    stop: int
+
+
+def _runs(shards: Sequence[_Shard], count: int) -> Iterator[_Run]:
+    """Divide shards among at most ``count`` tasks, in order, by the number of datapoints."""
+    stops = np.cumsum([shard.length for shard in shards])
+    total = int(stops[-1])
+    if not total:
+        return
+    edges = np.linspace(0, total, max(1, min(count, total)) + 1).astype(np.int64)
+    if count <= len(shards):  # whole shards: move each edge to the nearest one of a shard
+        ends = np.append(0, stops)
+        edges = ends[np.abs(ends[:, None] - edges).argmin(0)]
+    edges = np.unique(edges)
+    for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        first = int(np.searchsorted(stops, start, side='right'))
+        last = int(np.searchsorted(stops, stop, side='left')) + 1
+        before = int(stops[first]) - shards[first].length
+        yield _Run(first, last, start - before, stop - before)
+
+
+def _read(
+    shards: Sequence[_Shard], start: int, stop: int, mask: Mapping[str, Any], decoders: Any, verify: bool
+) -> Iterator[Any]:
+    """Yield the blocks of a read task, in a worker."""
+    if not mask:  # an empty selection
+        yield blocks.BlockAccessor.batch_to_block({_STUB: [None] * (stop - start)})
+        return
+    source = Concatenation(functools.partial(_open, shards, decoders, verify), [shard.length for shard in shards])
+    stored = sum(shard.sizes[key] for shard in shards for key in mask) * (stop - start) // len(source)
+    local = shards[0].folder.store.local
+    chunks = Iteration[list[Any]](functools.partial(_chunks, source, start, stop, mask, stored, local))
+    with chunks:
+        for datapoints in chunks:
+            columns = {key: [datapoint[key] for datapoint in datapoints] for key in mask}
+            yield blocks.BlockAccessor.batch_to_block(columns)
+
+
+def _open(shards: Sequence[_Shard], decoders: Any, verify: bool, number: int) -> DatasetReader:
+    shard = shards[number]
+    return reopened(DatasetReader, (shard.folder, decoders), {'verify': verify}, shard.identity)
+
+
+async def _chunks(
+    source: Concatenation, start: int, stop: int, mask: Mapping[str, Any], stored: int, local: bool
+) -> AsyncIterator[list[Any]]:
+    """Yield lists of datapoints, each of about 16 MiB."""
+
+    async def fetch(indices: range) -> list[Any]:
+        return await source.fetch(range(start + indices.start, start + indices.stop), mask)
+
+    chunk, size = list[Any](), 0
+    try:
+        datapoints: AsyncGenerator[Any, None]
+        async with contextlib.aclosing(pages(fetch, stop - start, stored, local)) as datapoints:
+            async for datapoint in datapoints:
+                chunk.append(datapoint)
+                size += nbytes(datapoint)
+                if size >= _BLOCK:
+                    yield chunk
+                    chunk, size = [], 0
+        if chunk:
+            yield chunk
+    finally:
+        await source.aclose()

@@ -1,0 +1,298 @@
+"""Write datasets of Ray as sharded datasets: tasks write parts, and further tasks assemble the shards out of them."""
+
+import asyncio
+import functools
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import granular
+from granular._lazy import import_extra
+from granular.aio.conversion.on_ray import RayShards, shared
+from granular.aio.conversion.record_source import open_source
+from granular.aio.conversion.shard_writer import ShardWriter
+from granular.aio.datasets.claims import Claim
+from granular.aio.datasets.codec import Encoder, fields_of
+from granular.aio.datasets.parts import parts_name, remove_parts, remove_unfinished
+from granular.aio.datasets.reader import DatasetReader
+from granular.aio.datasets.shards import shards_in
+from granular.aio.paths.path import Path
+from granular.aio.runtime.background import background
+from granular.aio.runtime.bridge import run
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import end_tasks
+from granular.aio.stores import Entry
+from granular.aio.stores.local.locks import FolderLock
+from granular.aio.stores.local.store import LocalStore
+from granular.errors import CorruptDatasetError, GranularError, InvalidArgumentError, NotFoundError, StoreError
+from granular.formats.layout import Layout, check_spec, shard_name
+from granular.indexing import check_integer
+from granular.integrations.ray.concatenation import Concatenation
+
+ray = import_extra('ray', 'ray')
+data = import_extra('ray.data', 'ray')
+blocks = import_extra('ray.data.block', 'ray')
+_Base: Any = data.Datasink
+
+_RENEWAL: Final = 300.0  # seconds between looks at the claim, which is renewed every 600
+
+
+def write(
+    dataset: Any,
+    url: Any,
+    spec: Mapping[str, str],
+    encoders: Mapping[str, Encoder | Any] | None = granular.encoders,
+    shardlen: int = 10_000,
+    layout: Layout = 'refs',
+    checksums: bool = False,
+    resume: Literal['check', 'discard'] = 'check',
+    **options: Any,
+) -> None:
+    """Write a ``ray.data.Dataset`` as a sharded dataset, with each row once and in the order of the dataset.
+
+    ::
+
+        dataset = ray.data.read_images('s3://bucket/images')
+        granular.integrations.ray.write(dataset, 's3://bucket/train', {'image': 'jpg'}, shardlen=1000)
+
+    Each write task encodes its rows into a part of its own, in a folder ``.parts.<token>`` beside the shards. The parts
+    of the attempts that Ray counts are then assembled by further tasks into shards of ``shardlen`` datapoints, whatever
+    the blocks of the dataset. So a task that is retried, runs twice or loses its node changes nothing, as long as the
+    dataset computes the same rows again. The first shard is published last: until then, there is nothing to read.
+    Every record is written twice and read once, between the workers and the store.
+
+    A killed program leaves parts, and perhaps shards, which ``granular clean`` finds and the next ``write`` replaces.
+    Workers take credentials from their environment, and must reach the folder by the same address.
+
+    Args:
+      dataset: the dataset. Its columns are the keys of ``spec``.
+      url: the folder of the shards, which every node can reach. It must hold no dataset.
+      spec, encoders, layout, checksums: as for ``DatasetWriter``. Encoders are pickled.
+      shardlen: datapoints per shard.
+      resume: in a bucket, ``'discard'`` asserts that no other writer is alive, where a killed one has left its claim.
+      options: ``ray_remote_args`` and ``concurrency``, as for ``ray.data.Dataset.write_datasink``.
+
+    Raises:
+      AlreadyExistsError: if there is a dataset, or another writer.
+      DatapointError: if a row does not have the keys of the spec.
+      EncodeError: if an encoder rejects a value.
+      WorkerError: if the worker of a shard died again and again.
+    """
+    sink = Datasink(url, spec, encoders, shardlen, layout, checksums, resume)
+    execution = dataset.context.execution_options
+    ordered, execution.preserve_order = execution.preserve_order, True
+    try:
+        sink.on_write_start()  # before anything is computed
+        dataset.write_datasink(sink, **options)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, GranularError):
+            raise error.cause from error
+        raise
+    finally:
+        execution.preserve_order = ordered
+        sink.abort()  # does nothing after a success
+
+
+class Datasink(_Base):  # type: ignore[misc]
+    """A sharded dataset as a sink of Ray Data; see :func:`write` for the arguments.
+
+    For ``Dataset.write_datasink`` with ``preserve_order`` in the execution options of the dataset; ``write`` sets it.
+    """
+
+    def __init__(
+        self,
+        url: Any,
+        spec: Mapping[str, str],
+        encoders: Mapping[str, Encoder | Any] | None = granular.encoders,
+        shardlen: int = 10_000,
+        layout: Layout = 'refs',
+        checksums: bool = False,
+        resume: Literal['check', 'discard'] = 'check',
+    ) -> None:
+        self._directory = shared(Path(url))
+        self._spec, self._shardlen = check_spec(spec, layout), check_integer('shardlen', shardlen, 1)
+        fields_of(self._spec, encoders, layout, f'{self._directory}')  # rejects unknown types before a task starts
+        if resume not in ('check', 'discard'):
+            raise InvalidArgumentError(f"resume: expected 'check' or 'discard', got {resume!r}")
+        self._encoders, self._layout, self._checksums, self._resume = encoders, layout, checksums, resume
+        self._parts = self._directory / parts_name(secrets.token_hex(8))
+        self._guard: _Guard | None = None
+        self._committing = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, '_guard': None}
+
+    def get_name(self) -> str:
+        """Return the name of the write tasks."""
+        return 'Granular'
+
+    # --- in the workers
+
+    def write(self, blocks_: Iterable[Any], ctx: Any) -> tuple[int, str, int]:
+        """Write the rows of a task as a part with a name of its own.
+
+        Returns:
+          The number of the task, the name of the part and its length.
+        """
+        rows = (row for block in blocks_ for row in blocks.BlockAccessor.for_block(block).iter_rows(True))
+        first = next(rows, None)
+        name = f'{ctx.task_idx:06}.{secrets.token_hex(8)}'
+        if first is None:
+            return ctx.task_idx, name, 0
+        with granular.DatasetWriter(self._parts / name, self._spec, self._encoders, self._layout) as writer:
+            writer.append(first, flush=False)
+            for row in rows:
+                writer.append(row, flush=False)
+        return ctx.task_idx, name, len(writer)
+
+    # --- in the driver
+
+    def on_write_start(self, schema: Any = None) -> None:
+        """Exclude other writers, and remove what a killed one left."""
+        if self._guard is None:
+            self._guard = run(_Guard.enter(self._directory, self._resume))
+
+    def on_write_complete(self, write_result: Any) -> None:
+        """Assemble the shards, and remove the parts."""
+        self.on_write_start()
+        parts = sorted(write_result.write_returns)
+        if len({number for number, _, _ in parts}) != len(parts):
+            raise CorruptDatasetError(f'{self._directory}: Ray reported several parts of one task: {parts!r:.500}')
+        run(self._commit([part for part in parts if part[2]]))
+        self._release()
+
+    def on_write_failed(self, error: Exception) -> None:
+        """Remove what was written."""
+        self.abort()
+
+    def abort(self) -> None:
+        """Remove what was written, unless it is complete. Tasks that still run may leave parts: `granular clean`."""
+        if self._guard is not None:
+            try:
+                run(self._remove())
+            finally:
+                self._release()
+
+    def _release(self) -> None:
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            run(guard.leave())
+
+    async def _commit(self, parts: Sequence[tuple[int, str, int]]) -> None:
+        if self._guard is not None:
+            await self._guard.check()
+        lengths = [length for _, _, length in parts]
+        folders = [self._parts / name for _, name, _ in parts]
+        size = await _size_of(folders[0]) if folders else 0
+        count = sum(lengths)
+        mapping = _Records(self._spec, size // max(1, lengths[0] if lengths else 1))
+        fields = fields_of(self._spec, None, self._layout, f'{self._directory}')
+        source = Concatenation(functools.partial(_open, folders), lengths)
+        writer = ShardWriter(
+            self._directory, mapping, fields, self._shardlen, self._layout, self._checksums, f'{self._parts}'
+        )
+        shards = max(1, -(-count // self._shardlen))
+        ranges = {
+            number: (number * self._shardlen, min(count, (number + 1) * self._shardlen))
+            for number in (*range(1, shards), 0)
+        }
+        self._committing = True
+        await RayShards(writer, source, None, await open_source(source, None)).write(ranges, None, lambda *_: None)
+        self._committing = False
+        await remove_parts(self._directory, [self._parts])
+
+    async def _remove(self) -> None:
+        first = self._directory / shard_name(0) / 'spec.json'
+        if self._committing:
+            try:
+                if await first.exists():
+                    return  # complete; the parts are left to `granular clean`
+            except StoreError:
+                return  # not known: `granular clean` finds out
+            numbers = await shards_in(self._directory)
+            await remove_parts(self._directory, [self._directory / shard_name(number) for number in numbers])
+        await remove_parts(self._directory, [self._parts])
+
+
+class _Records:
+    """The mapping of records that are encoded already."""
+
+    def __init__(self, spec: dict[str, str], mean: int) -> None:
+        self.spec, self.mean = spec, max(1, mean)
+
+    def datapoint(self, record: Any) -> Mapping[str, Any]:
+        """Return the record."""
+        return record  # type: ignore[no-any-return]
+
+
+def _open(folders: Sequence[Path], number: int) -> DatasetReader:
+    return DatasetReader(folders[number], None)
+
+
+async def _size_of(folder: Path) -> int:
+    async with DatasetReader(folder, None, cache_index=False) as reader:
+        return reader.size
+
+
+class _Guard:
+    """The exclusive right to write shards in a folder: a lock on a disk, a claim in a bucket."""
+
+    def __init__(self, lock: FolderLock | None, claim: Claim | None) -> None:
+        self._lock, self._claim = lock, claim
+        self._renewing: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def enter(cls, directory: Path, resume: str) -> '_Guard':
+        """Exclude other writers, and remove what a killed one left.
+
+        Raises:
+          AlreadyExistsError: if there is another writer, or a dataset.
+        """
+        store = directory.store
+        await store.ready()
+        await directory.mkdir(parents=True, exist_ok=True)
+        entries: list[Entry] = []
+        if isinstance(store, LocalStore):
+            guard = cls(await store.lock_folder(directory.key), None)
+        elif store.conditional:
+            claim = Claim(directory, 0, 1, 'any' if resume == 'discard' else 'ended')
+            guard, entries = cls(None, claim), await claim.take()
+        else:
+            guard = cls(None, None)
+        try:
+            if guard._claim is None:
+                entries = await _entries(directory)
+            await remove_unfinished(directory, entries)
+            if guard._claim is not None:
+                await ensure_event_loop()
+                guard._renewing = background(guard._renew(guard._claim))
+        except BaseException:
+            await guard.leave()
+            raise
+        return guard
+
+    async def _renew(self, claim: Claim) -> None:
+        while True:
+            await asyncio.sleep(_RENEWAL)
+            await claim.renew()
+
+    async def check(self) -> None:
+        """Check that no other writer has taken over."""
+        if self._claim is not None:
+            await self._claim.check()
+
+    async def leave(self) -> None:
+        """Let other writers start."""
+        if self._renewing is not None:
+            await end_tasks([self._renewing])
+        if self._lock is not None:
+            self._lock.release()
+        if self._claim is not None:
+            await self._claim.release()
+
+
+async def _entries(directory: Path) -> list[Entry]:
+    try:
+        return [entry async for entry in directory.store.scan(directory.key)]
+    except NotFoundError:
+        return []  # some stores have no empty folders
