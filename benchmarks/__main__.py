@@ -6,7 +6,17 @@ import sys
 import tempfile
 
 from benchmarks import (
-    arrayrecord, caching, clusters, curves, indexing, mixing, parquet, pipelines, remote, requests, rest,
+    arrayrecord,
+    caching,
+    clusters,
+    curves,
+    indexing,
+    mixing,
+    parquet,
+    pipelines,
+    remote,
+    requests,
+    rest,
 )  # fmt: skip
 from benchmarks.bars import Bar, Figures, machine, write
 from benchmarks.data import Data

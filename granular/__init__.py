@@ -18,6 +18,7 @@ from granular.aio.pipeline.load import load
 from granular.aio.pipeline.nodes.elements import batch_and_pad
 from granular.aio.pipeline.nodes.source import RandomAccessDataSource
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, SequentialSampler
+from granular.aio.pipeline.spec import ShapeDtypeStruct
 from granular.aio.pipeline.transforms import (
     Batch,
     DatasetOptions,
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
         clean,
         convert,
         copy_to_local,
+        get_element_spec,
         load_state,
         save_state,
         verify,
@@ -126,6 +128,7 @@ __all__ = [
     'RedisCache',
     'RepeatWrapper',
     'SequentialSampler',
+    'ShapeDtypeStruct',
     'ShardByJaxProcess',
     'ShardByTorchRank',
     'ShardOptions',
@@ -149,6 +152,7 @@ __all__ = [
     'errors',
     'filters',
     'formats',
+    'get_element_spec',
     'io_stats',
     'load',
     'load_state',
@@ -175,7 +179,8 @@ if not TYPE_CHECKING:
                 'OversamplingWrapper PercentFilterWrapper RepeatWrapper ShuffleWrapper SubsetWrapper'
             ),
             'granular.sync.functions': (
-                'Conversion LocalCopy build_index clean convert copy_to_local load_state save_state verify'
+                'Conversion LocalCopy build_index clean convert copy_to_local get_element_spec load_state save_state '
+                'verify'
             ),
         },
     )

@@ -1,4 +1,5 @@
-"""Local servers to test against: S3 by moto, Google Cloud Storage by fake-gcs-server (extra ``demo``).
+"""For tests of programs: local servers, S3 by moto and Google Cloud Storage by fake-gcs-server (extra ``demo``), and a
+check of the states of a pipeline.
 
 ::
 
@@ -8,14 +9,17 @@
 """
 
 import contextlib
+import json
 import logging
 import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+import numpy as np
 
 from granular._lazy import import_extra
 from granular.errors import StoreError, StoreTimeoutError
@@ -87,6 +91,59 @@ def program(command: list[str], url: str, **kwargs: Any) -> Iterator[None]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def assert_equal_output_after_checkpoint(ds: Iterable[Any]) -> None:
+    """Check that a pipeline continues exactly from each of its states, with the elements that followed.
+
+    ::
+
+        def test_states_of_my_pipeline():
+            granular.testing.assert_equal_output_after_checkpoint(my_pipeline(reader).limit(20))
+
+    The pipeline is iterated from the beginning, and once more from each state: choose a small one.
+
+    Args:
+      ds: an IterDataset, a MapDataset, a DataLoader, or another iterable whose iterators have ``get_state`` and
+        ``set_state``. It has one element or more, of numbers, texts, arrays, and dicts, lists and tuples of these.
+
+    Raises:
+      AssertionError: if a state is not plain JSON, is another one once it is restored, or if other elements follow; the
+        message names the first such element.
+    """
+    states, expected = [], []
+    iterator: Any
+    with _closing(iter(ds)) as iterator:
+        states.append(_as_json(iterator.get_state(), 0))
+        for element in iterator:
+            expected.append(element)
+            states.append(_as_json(iterator.get_state(), len(expected)))
+    if not expected:
+        raise AssertionError('expected one element or more, got none')
+    for i, state in enumerate(states):
+        with _closing(iter(ds)) as iterator:
+            iterator.set_state(state)
+            np.testing.assert_equal(iterator.get_state(), state, f'the state before element {i}, once it is restored')
+            rest = list(iterator)
+        np.testing.assert_equal(rest, expected[i:], f'the elements from the state before element {i} on')
+
+
+def _as_json(state: Any, number: int) -> Any:
+    try:
+        text = json.dumps(state, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise AssertionError(f'the state before element {number} is not plain JSON: {error}: {state!r:.500}') from error
+    return json.loads(text)
+
+
+@contextlib.contextmanager
+def _closing(iterator: Any) -> Iterator[Any]:
+    """Close an iterator at the end, if it can be closed."""
+    try:
+        yield iterator
+    finally:
+        if callable(close := getattr(iterator, 'close', None)):
+            close()
 
 
 def _answers(url: str) -> bool:

@@ -27,6 +27,7 @@ from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.iterator import DatasetIterator
 from granular.aio.pipeline.load import load
 from granular.aio.pipeline.map_dataset import MapDataset
+from granular.aio.pipeline.spec import get_element_spec
 from granular.aio.runtime.scope import aclose
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ __all__ = [
     'clean',
     'convert',
     'copy_to_local',
+    'get_element_spec',
     'load',
     'load_state',
     'open',

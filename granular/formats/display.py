@@ -13,6 +13,7 @@ from granular.formats.media import encode_image
 
 _SIDE: Final = 96  # pixels of a thumbnail
 _TEXT: Final = 80  # characters of a value
+_PARTS: Final = 4  # entries of a list
 
 T = TypeVar('T')
 
@@ -70,3 +71,15 @@ def _thumbnail(image: NDArray[Any]) -> str:
     step = -(-max(image.shape[:2]) // _SIDE)
     data = base64.b64encode(encode_image(np.ascontiguousarray(image[::step, ::step]), format='png')).decode()
     return f'<img src="data:image/png;base64,{data}" title="{image.shape[1]} by {image.shape[0]}">'
+
+
+def outline(value: Any) -> str:
+    """Describe an element in one line: arrays by dtype and shape, other values by the beginning of their text."""
+    if isinstance(value, Mapping):
+        return f'{{{", ".join(f"{key!r}: {outline(part)}" for key, part in value.items())}}}'
+    if isinstance(value, list | tuple):
+        parts = ', '.join(outline(part) for part in value[:_PARTS]) + (', ...' if len(value) > _PARTS else '')
+        return f'[{parts}]' if isinstance(value, list) else f'({parts})'
+    if getattr(value, 'shape', ()):
+        return f'{value.dtype}{list(value.shape)}'
+    return f'{value!r:.60}'

@@ -6,6 +6,9 @@
     manager.restore(step, args=ocp.args.Composite(model=..., data=CheckpointRestore(iterator)))
 
 Each process writes a file of its own, ``process_{index}-of-{count}.json``, like :func:`granular.save_state`.
+
+The names are those of ``grain.checkpoint``, and beside them those of ``grain.python``, such as
+``PyGrainCheckpointSave``: a script for Grain changes its import alone.
 """
 
 import dataclasses
@@ -84,6 +87,11 @@ class CheckpointRestore(_Args):  # type: ignore[misc]
     """
 
     item: Any
+
+
+PyGrainCheckpointHandler = CheckpointHandler
+PyGrainCheckpointSave = CheckpointSave
+PyGrainCheckpointRestore = CheckpointRestore
 
 
 def _checked(item: Any) -> Any:

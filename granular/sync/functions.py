@@ -13,6 +13,7 @@ from granular.aio.datasets.build_index import IndexSummary
 from granular.aio.datasets.clean import Leftover
 from granular.aio.datasets.verify import Problem, Report
 from granular.aio.loader import checkpoints
+from granular.aio.pipeline import spec
 from granular.aio.pipeline.transforms import ShardOptions
 from granular.aio.runtime.bridge import run
 from granular.aio.transfer import local_copy
@@ -31,6 +32,7 @@ __all__ = [
     'clean',
     'convert',
     'copy_to_local',
+    'get_element_spec',
     'load_state',
     'save_state',
     'verify',
@@ -55,6 +57,7 @@ build_index: Final = _blocking(indexing.build_index)
 clean: Final = _blocking(cleaning.clean)
 convert: Final = _blocking(conversion.convert)
 copy_to_local: Final = _blocking(local_copy.copy_to_local)
+get_element_spec: Final = _blocking(spec.get_element_spec)
 load_state: Final = _blocking(checkpoints.load_state)
 verify: Final = _blocking(verification.verify)
 

@@ -67,6 +67,21 @@ def test_loader_resumes_on_more_hosts(tmp_path):
         assert rest == batches(2, state, 4)[0]
 
 
+def test_loader_of_a_finite_source_ends_on_any_number_of_hosts():
+    """A step that the hosts do not divide must not lead into the next epoch."""
+    dataset = granular.MapDataset.range(120).map(lambda i: {'i': i})
+    for count, ends in ((3, 110), (2, 120), (5, 80)):
+        rest = []
+        for index in range(count):
+            with granular.Loader(dataset, 10, shard_id=index, num_shards=count) as loader:
+                for _ in range(2):
+                    loader.load({'step': 80, 'seed': 0})
+                    taken = [i for batch in loader for i in batch['i'].tolist()]
+                assert loader.save()['step'] == ends
+                rest += taken
+        assert sorted(rest) == list(range(80, ends))
+
+
 def test_invalid_state_files_are_rejected(tmp_path):
     (tmp_path / 'process_0-of-1.json').write_text('{"version": 9}')
     with pytest.raises(StateError, match=r'process_0-of-1.json: is not a state of version 1'):

@@ -199,7 +199,7 @@ def test_invalid_samplers_are_rejected():
         lambda: DataLoader(data_source=[1], sampler=object()),
         lambda: DataLoader(data_source=[1], sampler=IndexSampler(2)),
         lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), worker_count=-1),
-        lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), worker_buffer_size=0),
+        lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), worker_buffer_size=-1),
         lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), worker_count=2, start_method='thread'),
         lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), operations=[3]),
         lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), operations=[Noise()]),
@@ -208,6 +208,11 @@ def test_invalid_samplers_are_rejected():
         lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), shard_options=3),
         lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), on_error='ignore'),
         lambda: DataLoader(data_source=3, sampler=IndexSampler(1)),
+        lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), operations=Batch(2)),
+        lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), operations='map'),
+        lambda: DataLoader(data_source=[1], sampler=[0]),
+        lambda: DataLoader(data_source=[1], sampler=[granular.RecordMetadata(0)]),
+        lambda: Batch(0),
         lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), shard_options=ShardOptions(0, 2)),
     ):  # fmt: skip
         with pytest.raises(InvalidArgumentError):
@@ -222,3 +227,25 @@ async def test_async_api():
         plain(batch) async for batch in aio.DataLoader(data_source=range(10), sampler=sampler, operations=[Batch(4)])
     ]
     assert elements == plain(list(DataLoader(data_source=range(10), sampler=sampler, operations=[Batch(4)])))
+
+
+def test_indices_of_samplers_are_checked():
+    """A negative index would be read from the end, and one beyond it from the beginning."""
+    for key in (-1, 3):
+        entries = [granular.RecordMetadata(0, 1), granular.RecordMetadata(1, key)]
+        with pytest.raises(granular.errors.OutOfRangeError, match=f'record_key={key} at index 1: .* has 3 datapoints'):
+            list(DataLoader(data_source=[5, 6, 7], sampler=entries))
+    entries = [granular.RecordMetadata(0, 1), granular.RecordMetadata(1, None)]
+    with pytest.raises(InvalidArgumentError, match='at index 1: expected a RecordMetadata with a record_key'):
+        list(DataLoader(data_source=[5, 6, 7], sampler=entries))
+
+
+def test_samplers_may_have_a_shard_as_those_of_grain():
+    class Shard:
+        shard_index, shard_count, drop_remainder = 1, 2, False
+
+    class Sampler(list):
+        _shard_options = Shard()
+
+    sampler = Sampler(granular.RecordMetadata(i, 6 - i) for i in range(7))
+    assert list(DataLoader(data_source=list(range(7)), sampler=sampler, worker_buffer_size=0)) == [5, 3, 1]

@@ -172,7 +172,9 @@ def test_data_errors_are_skipped_replaced_and_counted():
     assert list(replaced) == [0, 1, -2, 3, 4, 5, 6, -7, 8, 9, 10, 11, 13, 14, 15, 16, 18, 19]
     with pytest.raises(ValueError, match='2 is bad') as caught:
         list(dataset.to_iter_dataset())
-    assert caught.value.__notes__ == ['while transforming the datapoint at step 2']
+    assert caught.value.__notes__ == [
+        'while transforming the datapoint at step 2, in map(test_data_errors_are_skipped_replaced_and_counted.fail)'
+    ]
     with pytest.raises(InvalidArgumentError, match='on_error'):
         dataset.to_iter_dataset(on_error='ignore')
     with granular.Loader(dataset.map(lambda x: {'x': x}), 5, on_error='skip') as loader:
@@ -222,29 +224,36 @@ def test_state_of_another_pipeline_names_the_difference():
         iter(MapDataset.range(3).to_iter_dataset()).set_state({'state': 'x'})
 
 
-@given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 8), st.integers(1, 50))
-@settings(max_examples=25, deadline=None)
-def test_state_resumes_with_another_shard_count(before, after, rounds, length):
+@given(st.lists(st.tuples(st.integers(1, 7), st.integers(0, 6)), max_size=4), st.integers(1, 7), st.integers(0, 50))
+@settings(max_examples=40, deadline=None)
+def test_states_resume_on_any_number_of_hosts_again_and_again(stays, last, length):
+    """All hosts have the same state after the same number of elements, and each element comes once."""
     dataset = MapDataset.range(length).shuffle(seed=1)
+    state, seen = 0, []
+    for count, rounds in [*stays, (last, length + 1)]:
+        states = set()
+        for i in range(count):
+            with iter(dataset.to_iter_dataset(shard_options=ShardOptions(i, count))) as iterator:
+                iterator.set_state({'state': state})
+                seen += itertools.islice(iterator, rounds)
+                states.add(iterator.get_state()['state'])
+        assert len(states) == 1
+        state = states.pop()
+        assert sorted(seen) == sorted(list(dataset)[:state])
+    assert state == length
 
-    def iterators(count):
-        return [iter(dataset.to_iter_dataset(shard_options=ShardOptions(i, count))) for i in range(count)]
 
-    first = iterators(before)
-    seen = [
-        element
-        for _ in range(rounds)
-        for iterator in first
-        for element in [next(iterator, None)]
-        if element is not None
-    ]
-    state = first[0].get_state()
-    rest = []
-    for iterator in iterators(after):
-        iterator.set_state({'state': state['state']})
-        rest += list(iterator)
-    assert sorted(seen + rest) == list(range(length))
-    assert sorted(seen) == sorted(dataset.fetch(range(min(length, rounds * before))))
+def test_hosts_that_resume_have_shards_of_equal_length():
+    def parts(count, state):
+        for i in range(count):
+            with iter(MapDataset.range(17).to_iter_dataset(shard_options=ShardOptions(i, count, True))) as iterator:
+                iterator.set_state({'state': state})
+                yield list(iterator)
+                assert iterator.get_state()['state'] == 17
+
+    assert list(parts(3, 5)) == [[5, 8, 11, 14], [6, 9, 12, 15], [7, 10, 13, 16]]
+    assert list(parts(2, 6)) == [[6, 8, 10, 12, 14], [7, 9, 11, 13, 15]]
+    assert list(parts(5, 16)) == [[], [], [], [], []]
 
 
 def test_shards_of_equal_length():

@@ -149,7 +149,8 @@ def test_errors_name_the_step():
     source = sources.Transform(sources.Truncate([105], 1), fail)
     with pytest.raises(KeyError, match='mine') as caught:
         source.fetch([7])
-    assert caught.value.__notes__ == ['while transforming the datapoint at step 7']
+    (note,) = caught.value.__notes__
+    assert note.startswith('while transforming the datapoint at step 7, in Transform(')
 
 
 async def test_async_api():

@@ -19,7 +19,12 @@ import granular
 from granular import Loader, MapDataset
 from granular.errors import DatapointError, InvalidArgumentError, NotFoundError, StateError
 from granular.integrations.jax import Batches, device_put, to_jax
-from granular.integrations.orbax import CheckpointRestore, CheckpointSave
+from granular.integrations.orbax import (
+    CheckpointRestore,
+    CheckpointSave,
+    PyGrainCheckpointRestore,
+    PyGrainCheckpointSave,
+)
 
 
 def sharding():
@@ -181,12 +186,12 @@ def several_each_its_part_and_its_file(folder):
             assert found.shape == (8,)
             for part in found.addressable_shards:
                 np.testing.assert_array_equal(part.data, order[step].reshape(-1)[part.index])
-        manager.save(2, args=ocp.args.Composite(data=CheckpointSave(batches)))
+        manager.save(2, args=ocp.args.Composite(data=PyGrainCheckpointSave(batches)))
         manager.wait_until_finished()
         rest = [plain(next(batches)['i'].addressable_data(0)) for _ in range(2)]
         assert len(list((folder / 'run' / '2' / 'data').glob('process_*-of-2.json'))) == 2
         with make() as again:
-            manager.restore(2, args=ocp.args.Composite(data=CheckpointRestore(again)))
+            manager.restore(2, args=ocp.args.Composite(data=PyGrainCheckpointRestore(again)))
             assert [plain(next(again)['i'].addressable_data(0)) for _ in range(2)] == rest
 
 

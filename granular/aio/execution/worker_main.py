@@ -30,14 +30,17 @@ class Task(Protocol):
 _Outcome = tuple[BaseException | None, Any]
 
 
-def work(pipe: Connection, payload: Any, sizes: Sequence[int], inherited: Sequence[Connection]) -> None:
+def work(
+    pipe: Connection, payload: Any, sizes: Sequence[int], inherited: Sequence[Connection], place: tuple[int, int]
+) -> None:
     """Compute requested items, until the parent stops the worker or ends.
 
     Args:
       pipe: carries requests and replies.
-      payload: the :class:`Task`, or its pickle.
+      payload: the :class:`Task` and a function of ``place`` to call first, or None; or their pickle.
       sizes: the sizes of the task's arrays, in a file whose descriptor comes first.
       inherited: the parent's ends of pipes, which a forked process has to close.
+      place: the number of this worker, and the number of workers.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent closes its workers when it is interrupted
     from granular.aio.runtime.bridge import bridge
@@ -48,8 +51,11 @@ def work(pipe: Connection, payload: Any, sizes: Sequence[int], inherited: Sequen
     failed: BaseException | None = None
     try:
         fd = shared_memory.receive_fd(pipe) if sizes else -1
-        task = shared_memory.join(payload, fd, sizes) if isinstance(payload, bytes) else payload
-        capturing.set(task.captures)
+        loaded, initialize = shared_memory.join(payload, fd, sizes) if isinstance(payload, bytes) else payload
+        if initialize is not None:
+            initialize(*place)
+        capturing.set(loaded.captures)
+        task = loaded
     except BaseException as error:  # the classes of unpickled objects may raise anything
         failed = error
     lock = threading.Lock()

@@ -37,17 +37,20 @@ class Workers:
       task: the work of the processes.
       count: the number of processes.
       context: a start method ('spawn', 'forkserver', 'fork') or a context of :mod:`multiprocessing`.
+      initialize: function of the number of a process and their number, called in each process before its first item.
 
     Raises:
       InvalidArgumentError: if the task does not pickle.
       WorkerError: (for an item) if its process died, or its result or error cannot be transferred.
     """
 
-    def __init__(self, task: Task, count: int, context: Any) -> None:
+    def __init__(
+        self, task: Task, count: int, context: Any, initialize: Callable[[int, int], object] | None = None
+    ) -> None:
         self._context = multiprocessing.get_context(context) if isinstance(context, str | type(None)) else context
-        self._task, self._count = task, count
+        self._task, self._count, self._initialize = task, count, initialize
         self._workers: list[_Worker] = []
-        self._payload: Any = task
+        self._payload: Any = task, initialize
         self._parts: Sequence[memoryview] = ()  # the memory of the task's arrays, in a file that all workers share
         self._file = -1
         self._release: Callable[[], Any] | None = None  # closes the file
@@ -82,7 +85,8 @@ class Workers:
         if self._context.get_start_method() != 'fork':
             token = sharing.set(True)
             try:
-                self._payload, self._parts = shared_memory.split(self._task, by_value=not _imports_main())
+                work = self._task, self._initialize
+                self._payload, self._parts = shared_memory.split(work, by_value=not _imports_main())
             except Exception as error:
                 raise InvalidArgumentError(
                     f'worker processes need a source and functions that pickle: {summary(error)}'
@@ -104,7 +108,8 @@ class Workers:
 
     def _worker(self, number: int, others: Sequence['_Worker']) -> '_Worker':
         sizes = [part.nbytes for part in self._parts]
-        return _Worker(self._context, number, [worker.pipe for worker in others], self._payload, self._file, sizes)
+        pipes = [worker.pipe for worker in others]
+        return _Worker(self._context, number, self._count, pipes, self._payload, self._file, sizes)
 
     async def aclose(self) -> None:
         """End all processes, and wait for them."""
@@ -179,13 +184,23 @@ class _Worker:
     """A worker process and its reader thread."""
 
     def __init__(
-        self, context: Any, number: int, pipes: Sequence[Connection], payload: Any, fd: int, sizes: Sequence[int]
+        self,
+        context: Any,
+        number: int,
+        count: int,
+        pipes: Sequence[Connection],
+        payload: Any,
+        fd: int,
+        sizes: Sequence[int],
     ) -> None:
         self.pipe, other_end = context.Pipe(duplex=True)
         # A forked child inherits our ends of all pipes. While it holds them, no worker notices that this process died.
         inherited = [*pipes, self.pipe] if context.get_start_method() == 'fork' else []
         self._process = context.Process(
-            target=work, args=(other_end, payload, sizes, inherited), name=f'granular-worker-{number}', daemon=True
+            target=work,
+            args=(other_end, payload, sizes, inherited, (number, count)),
+            name=f'granular-worker-{number}',
+            daemon=True,
         )
         self._process.start()
         other_end.close()

@@ -55,7 +55,9 @@ class LoaderHandle(abc.ABC):
     def _remaining(self) -> int | None:
         """The number of batches that follow; None if the source is endless."""
         core = self._core
-        return None if core.batches is None else core.batches - core.ahead.position // core.stride
+        if core.batches is None:
+            return None
+        return max(0, length_of(core.source) - core.ahead.position) // core.stride
 
     def save(self) -> dict[str, Any]:
         """Return the state: plain JSON, the position of the next batch, independent of prefetched batches.
@@ -188,8 +190,7 @@ class Loader(LoaderHandle):
             )
         self._check_source(state, strict)
         self._core.check()
-        self._core.ahead.drop()
-        self._core.ahead.position = step
+        self._core.seek(step)
 
     def _check_source(self, state: Mapping[str, Any], strict: bool) -> None:
         """Check that a state belongs to this source."""
@@ -252,6 +253,7 @@ class _Core(Running):
         super().__init__()
         self.source, self.batch, self._workers, self._mp = source, batch, workers, mp
         self._first, self._recycle_after = shard_id * batch, recycle_after
+        self._start = 0  # the step from which shards take turns
         self._processes: Workers | None = None
         self.stride = batch * num_shards
         self.ahead: Prefetch[LoadedBatch] = Prefetch(
@@ -282,6 +284,19 @@ class _Core(Running):
                 f'{of_shards}, got {length}: choose a smaller batch, or repeat the source'
             )
         return length // self.stride
+
+    def seek(self, step: int) -> None:
+        """Continue from a step of the source, from which shards take turns: shard ``i`` takes the ``i``-th batch."""
+        self.ahead.drop()
+        self.ahead.position = self._start = step
+        if self._assembly is not None:
+            self._set_stop()
+
+    def _set_stop(self) -> None:
+        """Let a finite source end where a shard would get no whole batch."""
+        if self.batches is not None:
+            left = max(0, length_of(self.source) - self._start)
+            self.ahead.stop = self._start + left // self.stride * self.stride
 
     async def spec(self) -> Spec:
         """Return the dtype and shape of each key of a datapoint, determined from the first datapoint."""
@@ -329,7 +344,7 @@ class _Core(Running):
 
     async def _next(self) -> Any:
         if self._assembly is None:
-            self.ahead.stop = None if self.batches is None else self.batches * self.stride
+            self._set_stop()
             if self.ahead.stop is not None and self.ahead.position >= self.ahead.stop:
                 return END
             self._assembly = Assembly(self.source, self.batch, await self._learned_spec(), self.errors.on_error)

@@ -1,6 +1,6 @@
 """A DataLoader like that of Google Grain: a data source, a sampler and operations."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from granular.aio.execution.failures import Failure, OnError
@@ -11,7 +11,7 @@ from granular.aio.pipeline.nodes.base import Wrapped
 from granular.aio.pipeline.nodes.elements import Element, method_of, name_of
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, Sampled
-from granular.aio.pipeline.streams.streams import Read
+from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.transforms import (
     MultiprocessingOptions,
     NoSharding,
@@ -20,7 +20,9 @@ from granular.aio.pipeline.transforms import (
     Transformation,
     operation_of,
 )
+from granular.aio.runtime.threads import CORES
 from granular.errors import InvalidArgumentError
+from granular.indexing import check_integer
 
 _NO_SEED: Final = 'random_map requires random numbers: pass a seed to the sampler'
 
@@ -60,6 +62,14 @@ class _Applied(Element):
         return ', '.join(f'{name}({name_of(fn)})' for name, fn in self._steps) or 'no operations'
 
 
+def _shard_of(sampler: Any) -> Any:
+    """Return the shard that a sampler has, ours or one of Grain; None if it has none."""
+    shard = getattr(sampler, 'shard_options', None) or getattr(sampler, '_shard_options', None)
+    if shard is None or isinstance(shard, ShardOptions):
+        return shard
+    return ShardOptions(shard.shard_index, shard.shard_count, shard.drop_remainder)
+
+
 class DataLoader:
     """Load elements from a data source, in the order of a sampler, through operations.
 
@@ -95,7 +105,7 @@ class DataLoader:
         data_source: Any,
         sampler: Any,
         operations: Sequence[Transformation] = (),
-        worker_count: int = 0,
+        worker_count: int | None = 0,
         worker_buffer_size: int = 2,
         shard_options: ShardOptions | None = None,
         read_options: ReadOptions | None = None,
@@ -103,17 +113,21 @@ class DataLoader:
         start_method: str = 'spawn',
     ) -> None:
         if shard_options is None:
-            shard_options = getattr(sampler, 'shard_options', None) or NoSharding()
+            shard_options = _shard_of(sampler) or NoSharding()
         for name, value, kind in (
             ('shard_options', shard_options, ShardOptions),
             ('read_options', read_options or ReadOptions(), ReadOptions),
         ):
             if not isinstance(value, kind):
                 raise InvalidArgumentError(f'{name}: expected {kind.__name__}, got {value!r:.100}')
-        own = getattr(sampler, 'shard_options', shard_options)
+        own = _shard_of(sampler) or shard_options
         if (own.shard_index, own.shard_count) != (shard_options.shard_index, shard_options.shard_count):
             raise InvalidArgumentError(f'the sampler has the shard {own}, the loader {shard_options}: pass it once')
-        workers = MultiprocessingOptions(worker_count, worker_buffer_size, start_method)
+        count = CORES if worker_count is None else check_integer('worker_count', worker_count, 0)
+        buffer = max(1, check_integer('worker_buffer_size', worker_buffer_size, 0))
+        workers = MultiprocessingOptions(count, buffer, start_method)
+        if isinstance(operations, str) or not isinstance(operations, Iterable):
+            raise InvalidArgumentError(f'operations: expected a sequence of transformations, got {operations!r:.100}')
         steps: list[tuple[str, Any]] = []
         rest = list(operations)
         while rest and (name := operation_of(rest[0])) not in ('batch', 'flat_map'):

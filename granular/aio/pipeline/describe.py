@@ -2,6 +2,7 @@
 
 import difflib
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -64,13 +65,26 @@ def fingerprint(stage: Any) -> list[str]:
     return ['  ' * depth + description for depth, description, _ in iter_stages(stage, names=True)]
 
 
-def check_fingerprint(state_lines: Any, own_lines: Sequence[str], strict: bool) -> None:
+def resizable_stages(stage: Any) -> int:
+    """Return the number of last stages of a stream whose sizes of batches and buffers no state depends on."""
+    count = 0
+    while getattr(stage, 'transparent', False):
+        count, stage = count + 1, stage.parents[0]
+    return count
+
+
+def _without_size(line: str) -> str:
+    return re.sub(r'^(batch|prefetch)\(\d+', r'\1(', line)
+
+
+def check_fingerprint(state_lines: Any, own_lines: Sequence[str], strict: bool, resizable: int = 0) -> None:
     """Check that a state belongs to this pipeline; a state without lines is accepted.
 
     Args:
       state_lines: the fingerprint in the state.
       own_lines: the fingerprint of this pipeline.
       strict: False to log a warning instead of an error.
+      resizable: number of last stages whose sizes of batches and buffers may differ.
 
     Raises:
       StateError: if it does not; the message names the stages that differ.
@@ -80,6 +94,10 @@ def check_fingerprint(state_lines: Any, own_lines: Sequence[str], strict: bool) 
     if not isinstance(state_lines, list | tuple):
         raise StateError(f'expected the lines of a pipeline such as {list(own_lines)}, got {state_lines!r:.200}')
     saved, current = [str(line) for line in state_lines], list(own_lines)
+    if len(saved) == len(current):
+        for i in range(len(current) - resizable, len(current)):
+            if _without_size(saved[i]) == _without_size(current[i]):
+                saved[i] = current[i]
     differences = []
     for kind, a, b, c, d in difflib.SequenceMatcher(None, saved, current, autojunk=False).get_opcodes():
         if kind == 'equal':

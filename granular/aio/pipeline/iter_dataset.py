@@ -1,5 +1,7 @@
 """IterDataset, the description of a stream, which is iterated by ``for`` or ``async for``."""
 
+import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar, cast, overload
 
@@ -10,10 +12,18 @@ from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.nodes import base as nodes
 from granular.aio.pipeline.nodes.elements import method_of, name_of
-from granular.aio.pipeline.streams import flows, packing, streams
+from granular.aio.pipeline.streams.batches import BatchOf, Rebatching
+from granular.aio.pipeline.streams.each import Each, FlatMapping
 from granular.aio.pipeline.streams.flow import Flow
-from granular.aio.pipeline.streams.packing import Strategy
-from granular.aio.pipeline.streams.streams import Stream
+from granular.aio.pipeline.streams.interleaving import Interleaved, InterleaveSettings
+from granular.aio.pipeline.streams.iterated import Iterated
+from granular.aio.pipeline.streams.mixing import Mixing, NamedMix, Zipping
+from granular.aio.pipeline.streams.packing import Packing
+from granular.aio.pipeline.streams.packing_options import Recipe, Strategy
+from granular.aio.pipeline.streams.prefetching import Prefetched
+from granular.aio.pipeline.streams.repeating import Caching, Limited, Repeated
+from granular.aio.pipeline.streams.stream import SeededStream, Staged, Stream
+from granular.aio.pipeline.streams.windows import WindowShuffling
 from granular.aio.pipeline.transforms import (
     DatasetOptions,
     FilterTransform,
@@ -57,7 +67,7 @@ class IterDataset(Generic[Element_co]):
         if type(self).__iter__ is IterDataset.__iter__:
             raise InvalidArgumentError('use MapDataset.to_iter_dataset(), or a subclass that overrides __iter__')
         self._parents = (parents,) if isinstance(parents, IterDataset) else tuple(parents)
-        self._stream = streams.Iterated(self, [parent._stream for parent in self._parents])
+        self._stream = Iterated(self, [parent._stream for parent in self._parents])
 
     @property
     def _parent(self) -> 'IterDataset':
@@ -69,7 +79,7 @@ class IterDataset(Generic[Element_co]):
         return cast(Self, IterDataset(stream))
 
     def _staged(self, description: str, make: Callable[..., Flow], *args: Any) -> Self:
-        return self._of(streams.Staged([self._stream], description, make, *args))
+        return self._of(Staged([self._stream], description, make, *args))
 
     @classmethod
     def mix(
@@ -90,32 +100,60 @@ class IterDataset(Generic[Element_co]):
           weights: numbers above 0, with any sum, or a dict of these by name; equal by default.
         """
         if isinstance(datasets, Mapping):
-            names = list(datasets)
+            if not (names := list(datasets)):
+                raise InvalidArgumentError('expected one dataset or more, got none')
             if isinstance(weights, Mapping):
                 if weights.keys() != datasets.keys():
                     raise InvalidArgumentError(f'expected weights of {names}, got weights of {list(weights)}')
                 weights = [weights[name] for name in names]
             parts = nodes.proportions(len(names), weights)
-            return cls._of(streams.NamedMix(dict(zip(names, _streams(list(datasets.values())), strict=True)), parts))
+            return cls._of(NamedMix(dict(zip(names, _streams(list(datasets.values())), strict=True)), parts))
         if isinstance(weights, Mapping):
             raise InvalidArgumentError('weights with names require datasets with names: pass a dict of datasets')
-        parts = nodes.proportions(len(datasets), weights)
-        description = f'mix of {len(datasets)}, weights {":".join(map(str, parts))}'
-        return cls._of(streams.Staged(_streams(datasets), description, flows.Mixing, parts))
-
-    @classmethod
-    def interleave(cls, datasets: Sequence[Any], cycle_length: int) -> 'IterDataset[Any]':
-        """Take elements from several streams in turn; the next stream replaces one that ends.
-
-        Args:
-          datasets: streams or MapDatasets.
-          cycle_length: number of streams to read concurrently.
-        """
         if not datasets:
             raise InvalidArgumentError('expected one dataset or more, got none')
-        cycle_length = check_integer('cycle_length', cycle_length, 1)
-        description = f'interleave of {len(datasets)}, {cycle_length} at a time'
-        return cls._of(streams.Staged(_streams(datasets), description, flows.Interleaving, cycle_length))
+        parts = nodes.proportions(len(datasets), weights)
+        description = f'mix of {len(datasets)}, weights {":".join(map(str, parts))}'
+        return cls._of(Staged(_streams(datasets), description, Mixing, parts))
+
+    @classmethod
+    def interleave(
+        cls,
+        datasets: Any,
+        cycle_length: int,
+        *,
+        num_make_iter_threads: int = 1,
+        make_iter_buffer_size: int = 1,
+        iter_buffer_size: int = 1,
+    ) -> 'IterDataset[Any]':
+        """Take elements from several streams in turn; the next stream replaces one that ends.
+
+        ::
+
+            files = MapDataset.range(8).shuffle(seed=0).map(lambda n: MapDataset.range(10 * n).to_iter_dataset())
+            stream = IterDataset.interleave(files, cycle_length=4)  # opens one after the other
+
+        Args:
+          datasets: a list of streams or MapDatasets; or a MapDataset, or another object with a length and indices, of
+            streams or MapDatasets: each is made shortly before its turn, and None is skipped.
+          cycle_length: number of streams to read concurrently.
+          num_make_iter_threads: threads that make datasets.
+          make_iter_buffer_size: number of datasets that are made, and begin to read, before their turn.
+          iter_buffer_size: number of elements of each stream to compute ahead, if it does not do so itself.
+        """
+        settings = InterleaveSettings(
+            check_integer('cycle_length', cycle_length, 1),
+            check_integer('num_make_iter_threads', num_make_iter_threads, 1),
+            check_integer('make_iter_buffer_size', make_iter_buffer_size, 0),
+            check_integer('iter_buffer_size', iter_buffer_size, 0),
+        )
+        if isinstance(datasets, list | tuple):
+            stage = Interleaved(_streams(datasets), settings)
+        else:
+            stage = Interleaved([nodes.Wrapped(datasets)], settings, _stream)
+        if not len(stage):
+            raise InvalidArgumentError('expected one dataset or more, got none')
+        return cls._of(stage)
 
     @classmethod
     def zip(cls, datasets: Sequence[Any], *, strict: bool = True) -> 'IterDataset[tuple[Any, ...]]':
@@ -132,7 +170,7 @@ class IterDataset(Generic[Element_co]):
         if not datasets:
             raise InvalidArgumentError('expected one dataset or more, got none')
         description = f'zip of {len(datasets)}{"" if strict else ", strict=False"}'
-        return IterDataset(streams.Staged(_streams(datasets), description, flows.Zipping, strict))
+        return IterDataset(Staged(_streams(datasets), description, Zipping, strict))
 
     def seed(self, seed: int | Sequence[int]) -> Self:
         """Set the seed of all later operations that are given none: each derives a seed of its own from it.
@@ -140,17 +178,17 @@ class IterDataset(Generic[Element_co]):
         Args:
           seed: integer >= 0 of any size, or a sequence of such integers.
         """
-        return self._of(streams.SeededStream(self._stream, check_seed(seed)))
+        return self._of(SeededStream(self._stream, check_seed(seed)))
 
     def map(self, transform: MapTransform[Element_co, T] | Callable[[Element_co], T]) -> 'IterDataset[T]':
         """Apply a function to each element, in threads."""
-        return IterDataset(streams.Each(self._stream, 'map', transform))
+        return IterDataset(Each(self._stream, 'map', transform))
 
     def map_with_index(
         self, transform: MapWithIndexTransform[Element_co, T] | Callable[[int, Element_co], T]
     ) -> 'IterDataset[T]':
         """Apply a function to each element and its number in this stream: ``transform(number, element)``."""
-        return IterDataset(streams.Each(self._stream, 'map_with_index', transform))
+        return IterDataset(Each(self._stream, 'map_with_index', transform))
 
     def random_map(
         self,
@@ -163,18 +201,18 @@ class IterDataset(Generic[Element_co]):
             seed = self._stream.default_seed()
         if seed is None:
             raise InvalidArgumentError('random_map requires a seed: pass seed=, or call seed() first')
-        return IterDataset(streams.Each(self._stream, 'random_map', transform, check_seed(seed)))
+        return IterDataset(Each(self._stream, 'random_map', transform, check_seed(seed)))
 
     def filter(self, transform: FilterTransform[Element_co] | Callable[[Element_co], bool]) -> Self:
         """Keep the elements for which a function returns True."""
-        return self._of(streams.Each(self._stream, 'filter', transform))
+        return self._of(Each(self._stream, 'filter', transform))
 
     def flat_map(
         self, transform: FlatMapTransform[Element_co, T] | Callable[[Element_co], Sequence[T]]
     ) -> 'IterDataset[T]':
         """Replace each element by the elements that a function returns for it, possibly none."""
         method = method_of(transform, 'flat_map')
-        return IterDataset(streams.Staged([self._stream], f'flat_map({name_of(method)})', flows.FlatMapping, method))
+        return IterDataset(Staged([self._stream], f'flat_map({name_of(method)})', FlatMapping, method))
 
     @overload
     def batch(
@@ -200,7 +238,7 @@ class IterDataset(Generic[Element_co]):
           drop_remainder: True to drop a smaller last batch.
           batch_fn: function from a list of elements to a batch, instead of stacking.
         """
-        return IterDataset(streams.BatchOf(self._stream, batch_size, drop_remainder, batch_fn))
+        return IterDataset(BatchOf(self._stream, batch_size, drop_remainder, batch_fn))
 
     def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> Self:
         """Combine or split batches to batches of another size, along the first axis of each array.
@@ -215,7 +253,7 @@ class IterDataset(Generic[Element_co]):
         """
         batch_size = check_integer('batch_size', batch_size, 1)
         description = f'rebatch({batch_size}{", drop_remainder=True" if drop_remainder else ""})'
-        return self._staged(description, flows.Rebatching, batch_size, drop_remainder)
+        return self._staged(description, Rebatching, batch_size, drop_remainder)
 
     def repeat(self, num_epochs: int | None = None) -> Self:
         """Repeat the stream, each time with the same elements; ``MapDataset.repeat`` shuffles each epoch differently.
@@ -225,7 +263,7 @@ class IterDataset(Generic[Element_co]):
         """
         if num_epochs is not None:
             num_epochs = check_integer('num_epochs', num_epochs, 1)
-        return self._staged(f'repeat({num_epochs})', flows.Repeating, num_epochs)
+        return self._of(Repeated(self._stream, num_epochs))
 
     def limit(self, count: int) -> Self:
         """End the stream after some elements.
@@ -234,7 +272,7 @@ class IterDataset(Generic[Element_co]):
           count: number of elements, 1 or more.
         """
         count = check_integer('count', count, 1)
-        return self._staged(f'limit({count})', flows.Limiting, count)
+        return self._of(Limited(self._stream, count))
 
     def cache(self) -> Self:
         """Keep all elements in memory, so that the epochs of a later ``repeat`` compute nothing again.
@@ -246,7 +284,7 @@ class IterDataset(Generic[Element_co]):
         The memory is that of all elements, in each iterator. An iterator that continues from a state computes the
         elements before it again. Do not modify the elements: each epoch returns the same objects.
         """
-        return self._staged('cache()', flows.Caching)
+        return self._staged('cache()', Caching)
 
     def window_shuffle(self, window_size: int, seed: int) -> Self:
         """Shuffle the elements within each window of consecutive elements.
@@ -256,7 +294,7 @@ class IterDataset(Generic[Element_co]):
           seed: the order of a window depends on the seed and the number of the window.
         """
         window_size = check_integer('window_size', window_size, 1)
-        return self._staged(f'window_shuffle({window_size}, seed={seed})', flows.WindowShuffling, window_size, seed)
+        return self._staged(f'window_shuffle({window_size}, seed={seed})', WindowShuffling, window_size, seed)
 
     def pack(
         self,
@@ -315,24 +353,28 @@ class IterDataset(Generic[Element_co]):
           DatapointError: in iteration, for an element that lacks a feature, is too long, or differs from the others in
             dtype or shape. It names the number of the element in the stream.
         """
-        recipe = packing.Recipe.of(
+        recipe = Recipe.of(
             length, strategy, num_packing_bins, meta_features, max_segments, split_long, shuffle_bins, seed, alignment,
             padding, bos, shard_options,
         )  # fmt: skip
-        return IterDataset(streams.Staged([self._stream], recipe.description, packing.Packing, recipe))
+        return IterDataset(Staged([self._stream], recipe.description, Packing, recipe))
 
     def prefetch(self, buffer_size: int = 2) -> Self:
         """Compute the elements of all previous operations ahead of the consumer.
 
         Args:
-          buffer_size: number of elements; 0 to compute each element on request.
+          buffer_size: number of elements; 0 to compute each element on request. An iterator can change it:
+            ``iterator.set_prefetch_buffer_size(10)``.
         """
         buffer_size = check_integer('buffer_size', buffer_size, 0)
-        if not buffer_size:
-            return self
-        return self._staged(f'prefetch({buffer_size})', flows.Prefetching, buffer_size)
+        return self._of(Prefetched(self._stream, buffer_size))
 
-    def mp_prefetch(self, options: MultiprocessingOptions | int | None = None) -> Self:
+    def mp_prefetch(
+        self,
+        options: MultiprocessingOptions | int | None = None,
+        worker_init_fn: Callable[[int, int], object] | None = None,
+        sequential_slice: bool = False,
+    ) -> Self:
         """Read and compute the elements in worker processes; elements and order stay the same.
 
         The operations before the first one that combines several elements run in the workers, in chunks; the others run
@@ -342,16 +384,65 @@ class IterDataset(Generic[Element_co]):
 
         Args:
           options: number of processes, or all settings; by default a process per core.
+          worker_init_fn: function of the number of a process and their number, called when the process starts.
+          sequential_slice: True if each process reads a contiguous part of the data sources, as in Google Grain. The
+            elements then come from the processes in turn: order and states depend on the number of processes.
+
+        Raises:
+          InvalidArgumentError: if an argument is invalid, or a stage cannot be divided for ``sequential_slice``.
         """
         if options is None:
             options = CORES
         if not isinstance(options, MultiprocessingOptions):
             options = MultiprocessingOptions(num_workers=options)
-        return self._of(self._stream.with_workers(options)) if options.num_workers else self
+        if worker_init_fn is not None:
+            options = dataclasses.replace(options, worker_init_fn=worker_init_fn)
+        count = options.num_workers
+        if not count:
+            return self
+        if not sequential_slice or count == 1:
+            return self._of(self._stream.with_workers(options))
+        parts = []
+        for i in range(count):
+            initialize = (
+                None if options.worker_init_fn is None else functools.partial(_init, options.worker_init_fn, i, count)
+            )
+            own = dataclasses.replace(options, num_workers=1, worker_init_fn=initialize)
+            parts.append(self._stream.in_part(ShardOptions(i, count)).with_workers(own))
+        return self._of(Interleaved(parts, InterleaveSettings(count, count, count, 1)))
+
+    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
+        """Restrict this stream, in place, to a part of the elements that it reads. Streams made of it stay as they are.
+
+        Args:
+          sl: the part, such as ``slice(1, None, 4)``.
+          sequential_slice: True if ``slice(i, None, n)`` is the ``i``-th of ``n`` contiguous parts of the data sources.
+
+        Raises:
+          InvalidArgumentError: if a stage cannot be divided.
+        """
+        if not isinstance(sl, slice):
+            raise InvalidArgumentError(f'sl: expected a slice, got {sl!r:.100}')
+        if not sequential_slice:
+            self._stream = self._stream.sliced(sl)
+            return
+        if sl.stop is not None:
+            raise InvalidArgumentError(f'sl: expected slice(i, None, n) for sequential_slice=True, got {sl}')
+        self._stream = self._stream.in_part(ShardOptions(sl.start or 0, sl.step or 1))
 
     def with_options(self, options: DatasetOptions) -> Self:
-        """Set options of all previous operations: when a filter that drops most elements warns or raises."""
-        return self._of(self._stream.with_options(options))
+        """Set options of all previous operations, such as when a filter that drops most elements warns or raises.
+
+        ::
+
+            with iter(stream.with_options(granular.DatasetOptions(stage_timing=True))) as iterator:
+                next(iterator)
+                for row in iterator.execution_summary():
+                    print(row.stage, row.elements, row.seconds, row.wait_seconds)
+        """
+        stream = self._stream.with_options(options)
+        stream.__dict__['trace'] = options
+        return self._of(stream)
 
     def apply(self, transformations: Transformation | Sequence[Transformation]) -> 'IterDataset[Any]':
         """Apply one transformation, or several in order."""
@@ -379,13 +470,18 @@ class IterDataset(Generic[Element_co]):
 
 
 def _streams(datasets: Sequence[Any]) -> list[Stream]:
-    """Return the streams of IterDatasets and MapDatasets."""
-    out = []
-    for i, dataset in enumerate(datasets):
-        if not isinstance(dataset, IterDataset):
-            convert = getattr(dataset, 'to_iter_dataset', None)
-            if convert is None:
-                raise InvalidArgumentError(f'dataset {i}: expected a stream or MapDataset, got {dataset!r:.100}')
-            dataset = convert()
-        out.append(dataset._stream)
-    return out
+    return [_stream(i, dataset) for i, dataset in enumerate(datasets)]
+
+
+def _stream(number: int, dataset: Any) -> Stream:
+    """Return the stream of an IterDataset or MapDataset."""
+    if not isinstance(dataset, IterDataset):
+        convert = getattr(dataset, 'to_iter_dataset', None)
+        if convert is None:
+            raise InvalidArgumentError(f'dataset {number}: expected a stream or MapDataset, got {dataset!r:.100}')
+        dataset = convert()
+    return dataset._stream  # type: ignore[no-any-return]
+
+
+def _init(initialize: Callable[[int, int], object], number: int, count: int, *_: int) -> None:
+    initialize(number, count)

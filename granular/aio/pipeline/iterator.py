@@ -2,18 +2,20 @@
 
 import abc
 import itertools
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Final, Self
 
 from granular._typing import Element_co
 from granular.aio.execution.prefetch import END
-from granular.aio.pipeline.describe import check_fingerprint, fingerprint
+from granular.aio.pipeline.describe import check_fingerprint, fingerprint, resizable_stages
 from granular.aio.pipeline.streams.flow import Flow
-from granular.aio.pipeline.streams.streams import Reading, Stream
+from granular.aio.pipeline.streams.stream import Stream
+from granular.aio.pipeline.streams.tracing import StageSummary, summary_of, trace_of, traced
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lifecycle import Running
 from granular.aio.runtime.user_functions import await_user
-from granular.errors import InvalidArgumentError, StateError
+from granular.errors import InvalidArgumentError, OutOfRangeError, StateError
+from granular.indexing import check_integer
 
 
 class Cursor(Running):
@@ -31,7 +33,8 @@ class Cursor(Running):
     def __init__(self, stream: Stream) -> None:
         super().__init__()
         self._stream = stream
-        self._flow = stream.flow()
+        trace = trace_of(stream)
+        self._flow = stream.flow() if trace is None else traced(stream, trace.debug).flow()
         self._fingerprint = fingerprint(stream)
         self._flow.bind(self.token)
         self._calls_functions = _calls_functions(self._flow)
@@ -108,6 +111,18 @@ class Cursor(Running):
             if moves == self._moves:
                 return {'state': state, 'pipeline': self._fingerprint}
 
+    def next_index(self) -> int:
+        """Return the number of the next element."""
+        return self._stream.index_of(self.get_state()['state'])
+
+    async def seek(self, index: int) -> None:
+        """Continue with an element, by its number."""
+        length = self._stream.length()
+        index = check_integer('index', index, 0)
+        if index > length:
+            raise OutOfRangeError(f'index {index} is out of range: the stream has {length} elements')
+        await self.restore({'state': self._stream.state_at(index)}, True)
+
     async def restore(self, state: Mapping[str, Any], strict: bool) -> None:
         """Continue from a state.
 
@@ -120,7 +135,7 @@ class Cursor(Running):
         async with self.turn():
             self.check()
             try:
-                check_fingerprint(state.get('pipeline'), self._fingerprint, strict)
+                check_fingerprint(state.get('pipeline'), self._fingerprint, strict, resizable_stages(self._stream))
                 self._flow.set_strict(strict)
                 await self._begin_move()
                 await self._flow.restore(state['state'])
@@ -131,6 +146,16 @@ class Cursor(Running):
                 raise StateError(f'not a state of this pipeline: {type(error).__name__}: {error}') from error
             finally:
                 await self.settle()
+
+    async def set_prefetch(self, size: int) -> None:
+        """Change the number of elements that are computed ahead."""
+        size = check_integer('buffer_size', size, 0)
+        async with self.turn():
+            self.check()
+            self.hide()
+            if not await self._flow.set_prefetch(size):
+                raise InvalidArgumentError('the stream computes no elements ahead: add prefetch() to it')
+            self._show()
 
     async def start_prefetch(self) -> None:
         """Start reading before the first element is requested."""
@@ -144,23 +169,20 @@ class Cursor(Running):
 
     def stats(self) -> dict[str, float]:
         """Return the counters of this iterator."""
-        readings = list(_readings(self._flow))
-        counts = [reading.ahead.counts() for reading in readings]
-        return {
-            'elements': self._count + self._shown - len(self._ready),
-            'read': sum(reading.counts['elements'] for reading in readings),
-            'bytes': sum(reading.counts['bytes'] for reading in readings),
-            'wait_seconds': sum(reading.ahead.waited for reading in readings),
-            'consumer_seconds': max((reading.ahead.consumed for reading in readings), default=0.0),
-            'ready': sum(ready for ready, _ in counts),
-            'in_flight': sum(in_flight for _, in_flight in counts),
-            'errors': sum(reading.errors.count for reading in readings),
-        }
+        return {'elements': self._count + self._shown - len(self._ready), **self._flow.stats()}
+
+    def summary(self) -> list[StageSummary]:
+        """Return a summary of each stage."""
+        if not (stages := summary_of(self._flow)):
+            raise InvalidArgumentError(
+                'the stages are not timed: call with_options(DatasetOptions(stage_timing=True)) of the stream'
+            )
+        return stages
 
     @property
     def errors(self) -> list[tuple[int, str]]:
         """Index and message of failed elements, the last 1,000 of each source."""
-        return [error for reading in _readings(self._flow) for error in reading.errors.recent]
+        return self._flow.failures()
 
     async def aclose(self) -> None:
         self.hide()
@@ -175,12 +197,6 @@ _cursors: Final = each_after_fork(Cursor.hide)
 
 def _calls_functions(flow: Flow) -> bool:
     return flow.calls_functions or any(map(_calls_functions, flow.parents))
-
-
-def _readings(flow: Flow) -> Sequence[Reading]:
-    if isinstance(flow, Reading):
-        return [flow]
-    return [reading for parent in flow.parents for reading in _readings(parent)]
 
 
 class CursorHandle(abc.ABC):
@@ -210,9 +226,44 @@ class CursorHandle(abc.ABC):
           StateError: if this is not a state, or belongs to a different pipeline; the message names the differences.
         """
 
+    def get_next_index(self) -> int:
+        """Return the number of the next element, from 0 on.
+
+        The stream must have random access to its end: a MapDataset that is mapped, batched, repeated, limited or
+        prefetched. The elements of a shard have numbers of their own.
+
+        Raises:
+          InvalidArgumentError: if the elements have no fixed numbers, as behind a filter; the message names the stage.
+          StateError: if the next element is between two numbers, because the stream resumed from a state of another
+            number of shards, or of another batch size.
+        """
+        return self._cursor.next_index()
+
+    @abc.abstractmethod
+    def set_next_index(self, index: int) -> Any:
+        """Continue with an element, by its number; those before it are not computed.
+
+        Args:
+          index: from 0 to the number of elements.
+
+        Raises:
+          InvalidArgumentError: if the elements have no fixed numbers, as behind a filter; the message names the stage.
+          OutOfRangeError: if there is no such element.
+        """
+
     @abc.abstractmethod
     def start_prefetch(self) -> Any:
         """Start reading before the first element is requested."""
+
+    @abc.abstractmethod
+    def set_prefetch_buffer_size(self, buffer_size: int) -> Any:
+        """Change the number of elements that are computed ahead, while the stream is running.
+
+        It is that of the last ``prefetch`` of the stream, and without one that of its ``ReadOptions``.
+
+        Args:
+          buffer_size: number of elements; 0 to compute each element on request.
+        """
 
     def stats(self) -> dict[str, float]:
         """Return the counters of this iterator.
@@ -222,6 +273,25 @@ class CursorHandle(abc.ABC):
         failed elements (``errors``).
         """
         return self._cursor.stats()
+
+    def execution_summary(self) -> list[StageSummary]:
+        """Return, for each stage from the source to the output, its elements and where the time went.
+
+        ::
+
+            stream = stream.with_options(granular.DatasetOptions(stage_timing=True))
+            with iter(stream) as iterator:
+                next(iterator)
+                slowest = max(iterator.execution_summary(), key=lambda stage: stage.seconds)
+
+        Returns:
+          Named tuples ``(stage, elements, seconds, wait_seconds)``: the description of the stage, the elements that it
+          yielded, the seconds that it computed, over all threads, and those that it waited for the stages before it.
+
+        Raises:
+          InvalidArgumentError: if the stages are not timed.
+        """
+        return self._cursor.summary()
 
     @property
     def errors(self) -> list[tuple[int, str]]:
@@ -252,6 +322,12 @@ class DatasetIterator(CursorHandle, AsyncIterator[Element_co]):
 
     async def set_state(self, state: Mapping[str, Any], strict: bool = True) -> None:
         await self._cursor.restore(state, strict)
+
+    async def set_next_index(self, index: int) -> None:
+        await self._cursor.seek(index)
+
+    async def set_prefetch_buffer_size(self, buffer_size: int) -> None:
+        await self._cursor.set_prefetch(buffer_size)
 
     async def start_prefetch(self) -> None:
         await self._cursor.start_prefetch()

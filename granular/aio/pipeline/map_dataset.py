@@ -18,7 +18,7 @@ from granular.aio.pipeline.nodes import base as nodes
 from granular.aio.pipeline.nodes import elements, selection
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.source import AnySource, Source
-from granular.aio.pipeline.streams.streams import Read
+from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.transforms import (
     FilterTransform,
     FlatMapTransform,

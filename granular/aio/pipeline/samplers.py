@@ -190,6 +190,21 @@ class Sampled(Node):
         else:
             raise InvalidArgumentError(f'{type(sampler).__name__} is not a sampler: define __getitem__ and __len__')
 
+        if self._length and not isinstance(sampler, IndexSampler):
+            self._check(shard.shard_index, call_user(sampler.__getitem__, shard.shard_index))
+
+    def _check(self, number: int, entry: Any) -> None:
+        """Check what the sampler returned for an index."""
+        key, length = getattr(entry, 'record_key', None), len(self.parents[0])
+        if not isinstance(key, int | np.integer) or not hasattr(entry, 'index'):
+            raise InvalidArgumentError(
+                f'the sampler returned {entry!r:.100} at index {number}: expected a RecordMetadata with a record_key'
+            )
+        if not 0 <= key < length:
+            raise OutOfRangeError(
+                f'the sampler has record_key={key} at index {number}: the data source has {length} datapoints'
+            )
+
     def __len__(self) -> int:
         return self._length
 
@@ -197,19 +212,16 @@ class Sampled(Node):
         places = np.asarray(indices, np.int64)
         numbers = (places * self._shard.shard_count + self._shard.shard_index).tolist()
         sampler = self._sampler
+        metadata: list[Any]
         if isinstance(sampler, IndexSampler):
             keys = sampler.record_keys(places)
             datapoints: Sequence[Any] = await self.parents[0].fetch(keys)
             metadata = [RecordMetadata(number, key) for number, key in zip(numbers, keys.tolist(), strict=True)]
         else:
             metadata = [call_user(sampler.__getitem__, number) for number in numbers]
-            for entry in metadata:
-                if (entry.record_key or 0) >= len(self.parents[0]):
-                    raise OutOfRangeError(
-                        f'the sampler has record_key={entry.record_key} at index {entry.index}: the data source has '
-                        f'{len(self.parents[0])} datapoints'
-                    )
-            datapoints = await self.parents[0].fetch([entry.record_key or 0 for entry in metadata])
+            for number, entry in zip(numbers, metadata, strict=True):
+                self._check(number, entry)
+            datapoints = await self.parents[0].fetch([int(entry.record_key) for entry in metadata])
         return list(zip(metadata, datapoints, strict=True))
 
     def describe(self) -> str:

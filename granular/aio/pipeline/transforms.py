@@ -121,6 +121,9 @@ class Batch:
     drop_remainder: bool = False
     batch_fn: Callable[[Sequence[Any]], Any] | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, 'batch_size', check_integer('batch_size', self.batch_size, 1))
+
 
 Transformation = (
     MapTransform | MapWithIndexTransform | RandomMapTransform | FilterTransform | FlatMapTransform | Batch
@@ -168,16 +171,24 @@ class DatasetOptions:
     Args:
       filter_warn_threshold_ratio: ratio from which a warning is logged, at most once a minute; None for never.
       filter_raise_threshold_ratio: ratio from which a ``DatapointError`` is raised; None for never.
+      stage_timing: True to time the stages, for ``DatasetIterator.execution_summary``; costs about 0.5 us each.
+      debug: True to time the stages, and log each element that a stage yields, with the level INFO of the logger
+        ``granular``. The stream then has no worker processes.
     """
 
     filter_warn_threshold_ratio: float | None = 0.9
     filter_raise_threshold_ratio: float | None = None
+    stage_timing: bool = False
+    debug: bool = False
 
     def __post_init__(self) -> None:
         for name in ('filter_warn_threshold_ratio', 'filter_raise_threshold_ratio'):
             ratio = getattr(self, name)
             if ratio is not None and not (isinstance(ratio, int | float | np.number) and 0 <= ratio <= 1):
                 raise InvalidArgumentError(f'{name}: expected a number from 0 to 1 or None, got {ratio!r:.100}')
+        for name in ('stage_timing', 'debug'):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InvalidArgumentError(f'{name}: expected True or False, got {value!r:.100}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,11 +204,13 @@ class MultiprocessingOptions:
       num_workers: number of processes; 0 for none.
       per_worker_buffer_size: chunks or batches that each process may have ready.
       start_method: 'spawn', 'forkserver' or 'fork'.
+      worker_init_fn: function of the number of a process and their number, called when the process starts.
     """
 
     num_workers: int = 0
     per_worker_buffer_size: int = 2
     start_method: str = 'spawn'
+    worker_init_fn: Callable[[int, int], object] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, 'num_workers', check_integer('num_workers', self.num_workers, 0))
@@ -207,6 +220,12 @@ class MultiprocessingOptions:
             raise InvalidArgumentError(
                 f'start_method: expected one of {_START_METHODS}, got {self.start_method!r:.100}'
             )
+        if self.worker_init_fn is not None and not callable(self.worker_init_fn):
+            raise InvalidArgumentError(f'worker_init_fn: expected a function or None, got {self.worker_init_fn!r:.100}')
+
+    def _divided(self, parts: int) -> 'MultiprocessingOptions':
+        """Return the options of one of several streams that share the processes, at least one for each."""
+        return dataclasses.replace(self, num_workers=max(1, self.num_workers // max(1, parts)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.nodes.source import Source, convert
 from granular.aio.pipeline.streams.flow import Flow
-from granular.aio.pipeline.streams.streams import Read, Reading
+from granular.aio.pipeline.streams.read import Read, Reading
 from granular.aio.pipeline.transforms import ReadOptions
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import offload

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.source import Node, Source, convert, length_of
+from granular.aio.pipeline.transforms import ShardOptions
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
@@ -38,11 +39,10 @@ class IndexNode(Node):
 
     def select(self, fields: Sequence[str]) -> Self | None:
         source = self.parents[0].select(fields)
-        if source is None:
-            return None
-        copy = type(self).__new__(type(self))
-        copy.__dict__.update(self.__dict__, parents=(source,))
-        return copy
+        return None if source is None else self._copy_over(source)
+
+    def _over(self, parent: Source) -> Source:
+        return self._copy_over(parent)
 
 
 class Wrapped(IndexNode):
@@ -139,6 +139,9 @@ class Slice(IndexNode):
     def __len__(self) -> int:
         return len(self._part)
 
+    def _over(self, parent: Source) -> Source:
+        return Node._over(self, parent)  # its indices are those of the whole
+
     def _lookup(self, indices: Ints) -> Ints:
         epochs, positions = np.divmod(indices, len(self))
         part = self._part
@@ -209,6 +212,19 @@ class Seeded(IndexNode):
 
     def describe(self) -> str:
         return f'seed({self.declared_seed})'
+
+
+def part_of(source: Source, part: ShardOptions) -> Source:
+    """Return the same source over one of several contiguous parts of the data.
+
+    Raises:
+      InvalidArgumentError: if a stage selects or combines elements by their indices in the whole.
+    """
+    if isinstance(source, Wrapped):
+        return Slice(source, slice(*part.split(len(source))))
+    if not isinstance(source, Node) or len(source.parents) != 1:
+        raise InvalidArgumentError(f'{source.describe()} cannot be divided into contiguous parts')
+    return source._over(part_of(source.parents[0], part))
 
 
 class SourceChoice(Node):

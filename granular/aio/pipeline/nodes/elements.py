@@ -31,6 +31,17 @@ _NUMBERS: Final = (  # types for which np.array gives the result of np.stack in 
 )  # fmt: skip
 
 
+class KeptNone:
+    """The type of ``NONE``."""
+
+    def __reduce__(self) -> str:
+        return 'NONE'
+
+
+NONE: Final = KeptNone()
+"""Placeholder for a None that a function of a stream returned: an element, unlike the None that a filter leaves."""
+
+
 class Element(Node):
     """A function of each datapoint. None passes through unchanged."""
 
@@ -39,6 +50,9 @@ class Element(Node):
     @abc.abstractmethod
     def _call(self, datapoint: Any, index: int) -> Any:
         """Return the transformed datapoint."""
+
+    def _over(self, parent: Source) -> Source:
+        return self._copy_over(parent)
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         chain: list[Element] = [self]
@@ -115,6 +129,23 @@ def generator(key: Any, index: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, 0, index % (1 << 64)], np.uint64)))
 
 
+class Streamed(Element):
+    """An operation of a stream, where a function may return None as an element."""
+
+    def __init__(self, node: Element) -> None:
+        super().__init__(*node.parents)
+        self._node = node
+
+    def _call(self, datapoint: Any, index: int) -> Any:
+        if datapoint is NONE:
+            return NONE
+        out = self._node._call(datapoint, index)
+        return NONE if out is None else out
+
+    def describe(self) -> str:
+        return self._node.describe()
+
+
 class Filter(Element):
     """None for each datapoint for which ``fn(datapoint)`` is false."""
 
@@ -127,7 +158,7 @@ class Filter(Element):
 
     def _call(self, datapoint: Any, index: int) -> Any:
         try:
-            return datapoint if self._fn(datapoint) else None
+            return datapoint if self._fn(None if datapoint is NONE else datapoint) else None
         except TypeError as error:
             refuse_misfit(error, 'filter calls fn(element)', self._fn, datapoint)
             raise
@@ -147,6 +178,9 @@ class FlatMap(Node):
     def __len__(self) -> int:
         return min(sys.maxsize, self._fan_out * len(self.parents[0]))
 
+    def _over(self, parent: Source) -> Source:
+        return self._copy_over(parent)
+
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         steps, places = np.divmod(np.asarray(indices, np.int64), self._fan_out)
         unique, inverse = np.unique(steps, return_inverse=True)
@@ -156,10 +190,11 @@ class FlatMap(Node):
 
     def _call(self, datapoint: Any, index: int) -> Any:
         try:
-            parts = list(self._fn(datapoint))
+            parts = self._fn(datapoint)
         except TypeError as error:
             refuse_misfit(error, 'flat_map calls fn(element)', self._fn, datapoint)
             raise
+        parts = parts_of(parts, self.describe())
         if len(parts) > self._fan_out:
             raise DatapointError(
                 f'{self.describe()}: expected at most {self._fan_out} elements for the datapoint at index {index}, '
@@ -169,6 +204,18 @@ class FlatMap(Node):
 
     def describe(self) -> str:
         return f'flat_map({name_of(self._fn)}, max_fan_out={self._fan_out})'
+
+
+def parts_of(parts: Any, stage: str) -> list[Any]:
+    """Return what the function of a flat_map returned as a list.
+
+    Raises:
+      DatapointError: if it is not iterable.
+    """
+    try:
+        return list(parts)
+    except TypeError:
+        raise DatapointError(f'{stage}: expected a sequence of elements, got {parts!r:.100}') from None
 
 
 def _part(parts: Any, place: int) -> Any:
@@ -240,6 +287,9 @@ class Batch(Node):
 
     def __len__(self) -> int:
         return self._length
+
+    def _over(self, parent: Source) -> Source:
+        return Batch(parent, self.size, self._drop, self._fn)
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         steps = np.asarray(indices, np.int64)
@@ -344,7 +394,9 @@ def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0)
     def pad(leaves: Sequence[Any]) -> Any:
         rows = _stack_leaves(leaves)
         padding = np.empty((batch_size - len(rows), *rows.shape[1:]), rows.dtype)
-        if padding.size:
+        if isinstance(leaves[0], bytes | bytearray):
+            padding[:] = pad_value if isinstance(pad_value, bytes) else str(pad_value).encode()
+        elif padding.size:
             with np.errstate(all='ignore'):
                 padding[:] = np.asarray(pad_value).astype(rows.dtype)
             if rows.dtype.kind in 'biuf' and padding.flat[0] != pad_value and pad_value == pad_value:  # noqa: PLR0124

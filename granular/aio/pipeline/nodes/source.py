@@ -270,9 +270,18 @@ class _Called(_Adapter):
 class _InMemory(_Adapter):
     """Values in memory."""
 
+    @functools.cached_property
+    def gapless(self) -> bool:
+        """True if no datapoint is None."""
+        if isinstance(self._source, list | tuple):
+            return all(value is not None for value in self._source)
+        return isinstance(self._source, range) or self._source.dtype != object
+
     async def _fetch(self, indices: ArrayLike) -> list[Any]:
-        source = self._source
-        return [source[step] for step in np.asarray(indices).tolist()]
+        source, steps = self._source, np.asarray(indices).tolist()
+        if not len(source) and steps:
+            raise OutOfRangeError(f'index {steps[0]} is out of range: the source has no elements')
+        return [source[step] for step in steps]
 
 
 def takes_mask(source: Any) -> bool:
@@ -299,7 +308,7 @@ async def map_in_threads(
 ) -> list[Any]:
     """Call user functions on each datapoint and its step, one after another, in threads.
 
-    None and ``Failure`` pass through unchanged. Errors get a note that names the step.
+    None and ``Failure`` pass through unchanged. Errors get a note that names the step, and the stage of the function.
     """
     capture = capturing.get()
     first, *rest = calls
@@ -311,7 +320,7 @@ async def map_in_threads(
         try:
             return first(datapoint, steps[i])
         except Exception as error:
-            return failed(error, steps[i])
+            return failed(error, steps[i], first)
 
     def several(i: int) -> Any:
         datapoint, step = datapoints[i], steps[i]
@@ -321,13 +330,15 @@ async def map_in_threads(
                     return datapoint
                 datapoint = fn(datapoint, step)
         except Exception as error:
-            return failed(error, step)
+            return failed(error, step, fn)
         return datapoint
 
-    def failed(error: Exception, step: int) -> Failure:
+    def failed(error: Exception, step: int, call: Any) -> Failure:
         if isinstance(error, CONTROL):
             error = function_error(error)
-        error.add_note(f'while {doing} the datapoint at step {step}')
+        stage = getattr(call, '__self__', None)
+        where = f', in {stage.describe()}' if isinstance(stage, Source) else ''
+        error.add_note(f'while {doing} the datapoint at step {step}{where}')
         if not capture:
             raise error
         return Failure(step, error)
@@ -348,6 +359,7 @@ def timed(stage: Source, call: Callable[[Any, int], Any]) -> Callable[[Any, int]
             stage._spent += time.perf_counter() - began
             stage._made += 1
 
+    counted.__dict__['__self__'] = stage  # named by errors, as the stage of a method is
     return counted
 
 
@@ -385,6 +397,19 @@ class Node(Source):
 
     def __len__(self) -> int:
         return len(self.parents[0])
+
+    def _over(self, parent: Source) -> Source:
+        """Return the same stage over another source.
+
+        Raises:
+          InvalidArgumentError: if it depends on more of its source than the elements.
+        """
+        raise InvalidArgumentError(f'{self.describe()} cannot be divided into contiguous parts')
+
+    def _copy_over(self, parent: Source) -> Self:
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__, parents=(parent,))
+        return copy
 
     def stored_nbytes(self) -> float | None:
         return self.parents[0].stored_nbytes() if len(self.parents) == 1 else None

@@ -1,7 +1,30 @@
 """A running stage of a stream."""
 
 import abc
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from granular.aio.runtime.threads import offload
+
+
+class Counter:
+    """Counts the elements that a stage has begun to compute, to name them in errors."""
+
+    def __init__(self, stage: str) -> None:
+        self._stage, self._count, self._resumed = stage, 0, ''
+
+    def restart(self) -> None:
+        """Count from 0 on, after a state was restored."""
+        self._count, self._resumed = 0, ' since a state was restored'
+
+    async def call(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Call a user function for the next element. An error gets a note that names stage and element."""
+        self._count += 1
+        try:
+            return await offload(fn, *args)
+        except Exception as error:
+            error.add_note(f'while computing element {self._count - 1}{self._resumed}, in {self._stage}')
+            raise
 
 
 class Flow(abc.ABC):
@@ -60,7 +83,29 @@ class Flow(abc.ABC):
         for parent in self.parents:
             await parent.begin()
 
+    async def set_prefetch(self, size: int) -> bool:
+        """Change the number of elements that are computed ahead. Returns False if the stage computes none."""
+        return any([await parent.set_prefetch(size) for parent in self.parents])
+
+    def stats(self) -> dict[str, float]:
+        """Return the counters of all reads that the stage begins with."""
+        return sum_stats([parent.stats() for parent in self.parents])
+
+    def failures(self) -> list[tuple[int, str]]:
+        """Return index and message of the last elements that failed."""
+        return [failure for parent in self.parents for failure in parent.failures()]
+
     async def aclose(self) -> None:
         """Stop the stage."""
         for parent in self.parents:
             await parent.aclose()
+
+
+STATS = ('read', 'bytes', 'wait_seconds', 'consumer_seconds', 'ready', 'in_flight', 'errors')
+
+
+def sum_stats(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Add up the counters of several reads, which share one consumer."""
+    total = {name: sum(part.get(name, 0) for part in parts) for name in STATS}
+    total['consumer_seconds'] = max((part.get('consumer_seconds', 0.0) for part in parts), default=0.0)
+    return total

@@ -1,331 +1,23 @@
 """Packing: sequences of various lengths combined into rows of fixed lengths."""
 
-import abc
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, get_args
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.streams.bins import Array, Bins, Concatenated, Document, Segment, aligned
 from granular.aio.pipeline.streams.flow import Flow
-from granular.aio.pipeline.transforms import ShardOptions
-from granular.errors import DatapointError, InvalidArgumentError, StateError
-from granular.indexing import Ints, check_integer
+from granular.aio.pipeline.streams.packing_options import Feature, Recipe
+from granular.aio.runtime.loops import running_loop
+from granular.aio.runtime.threads import offload
+from granular.errors import DatapointError, StateError
 
-Strategy = Literal['first_fit', 'best_fit', 'concat_then_split']
-Array = NDArray[Any]
-
-_CLOSED: Final = 1 << 62  # used positions of a row that takes no more segments
 _TEXT: Final = 'OSU'  # kinds of dtypes that are no numbers
-
-
-class Feature(NamedTuple):
-    """A packed feature.
-
-    Attributes:
-      path: the keys that lead to it in an element.
-      length: positions in a row.
-      meta: True if it has no segment ids and positions, and is never split.
-      alignment: segments start at multiples of it.
-      padding: the value of the positions without a segment.
-      bos: the value that replaces the first of each segment; None to keep it.
-    """
-
-    path: tuple[str, ...]
-    length: int
-    meta: bool
-    alignment: int
-    padding: Any
-    bos: Any
-
-    @property
-    def name(self) -> str:
-        """The path, for errors."""
-        return '.'.join(self.path)
-
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """The arguments of a packing stage, checked.
-
-    Attributes:
-      features: the packed features.
-      listed: the meta features that are collected in a list per row.
-      seed: the seed by which the rows of a pack are shuffled; None to keep their order.
-      shard: the rows that this stream yields.
-    """
-
-    features: tuple[Feature, ...]
-    listed: tuple[str, ...]
-    strategy: Strategy
-    bins: int
-    max_segments: int | None
-    split_long: bool
-    seed: int | None
-    shard: ShardOptions
-    description: str
-
-    @classmethod
-    def of(
-        cls,
-        length: Any,
-        strategy: Strategy,
-        bins: int,
-        meta: Sequence[str],
-        max_segments: int | None,
-        split_long: bool,
-        shuffle_bins: bool,
-        seed: int,
-        alignment: Any,
-        padding: Any,
-        bos: Any,
-        shard: ShardOptions | None,
-    ) -> 'Recipe':
-        """Check the arguments of ``IterDataset.pack``.
-
-        Raises:
-          InvalidArgumentError: if one is invalid.
-        """
-        if strategy not in get_args(Strategy):
-            raise InvalidArgumentError(f'strategy: expected one of {list(get_args(Strategy))}, got {strategy!r:.100}')
-        if not isinstance(length, Mapping) or not length:
-            raise InvalidArgumentError(
-                f"length: expected a mapping from features to lengths such as {{'tokens': 2048}}, got {length!r:.100}"
-            )
-        if isinstance(meta, str) or not all(isinstance(key, str) for key in meta):
-            raise InvalidArgumentError(f'meta_features: expected a sequence of keys, got {meta!r:.100}')
-        if strategy == 'concat_then_split' and shuffle_bins:
-            raise InvalidArgumentError('shuffle_bins: concat_then_split fills one row after the other: it has no bins')
-        if shard is not None and shard.drop_remainder:
-            raise InvalidArgumentError(
-                'shard_options: the number of packed rows is not known before the end: expected drop_remainder=False; '
-                'repeat the documents for streams that end at the same time'
-            )
-        features = [
-            Feature(
-                path,
-                check_integer(f'length of {".".join(path)!r}', size, 1),
-                path[0] in meta,
-                check_integer('alignment', _value_for(path, alignment, 1, 'alignment'), 1),
-                _value_for(path, padding, 0, 'padding'),
-                None if path[0] in meta and not isinstance(bos, Mapping) else _value_for(path, bos, None, 'bos'),
-            )
-            for path, size in _leaves(length)
-        ]
-        _check_paths(features, {'alignment': alignment, 'padding': padding, 'bos': bos})
-        # Begins as in earlier releases: their states are then refused for their content, with a clearer message.
-        options = {
-            'strategy': (strategy, 'first_fit'), 'meta_features': (list(meta), []),
-            'max_segments': (max_segments, None), 'split_long': (split_long, False),
-            'shuffle_bins': (shuffle_bins, False), 'seed': (seed, 0),
-            'alignment': (alignment, None), 'padding': (padding, None), 'bos': (bos, None),
-        }  # fmt: skip
-        changed = [f', {name}={value!r}' for name, (value, default) in options.items() if value != default]
-        bins = check_integer('num_packing_bins', bins, 1)
-        return cls(
-            tuple(features),
-            tuple(key for key in meta if key not in length),
-            strategy,
-            bins,
-            None if max_segments is None else check_integer('max_segments', max_segments, 1),
-            split_long,
-            check_integer('seed', seed, 0) if shuffle_bins else None,
-            shard or ShardOptions(0, 1),
-            f'pack({dict(length)}, {bins}{"".join(changed)})',
-        )
-
-
-def _leaves(length: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for key, value in length.items():
-        if not isinstance(key, str):
-            raise InvalidArgumentError(f'length: expected text as keys, got {key!r:.100}')
-        if isinstance(value, Mapping):
-            yield from _leaves(value, (*path, key))
-        else:
-            yield (*path, key), value
-
-
-def _value_for(path: tuple[str, ...], value: Any, default: Any, name: str) -> Any:
-    """Return the value of an option for a feature: that of its path, if the option is a mapping as nested as it."""
-    for key in path:
-        if not isinstance(value, Mapping):
-            break
-        value = value.get(key)
-    if isinstance(value, Mapping):
-        raise InvalidArgumentError(f'{name}: expected a value for {".".join(path)!r}, got {value!r:.100}')
-    return default if value is None else value
-
-
-def _check_paths(features: Sequence[Feature], options: Mapping[str, Any]) -> None:
-    """Check that options name packed features alone, and that no name of an output is taken."""
-    paths = {feature.path for feature in features}
-    for name, option in options.items():
-        if isinstance(option, Mapping) and (unknown := [path for path, _ in _leaves(option) if path not in paths]):
-            raise InvalidArgumentError(
-                f'{name}: {".".join(unknown[0])!r} is not packed: expected some of {[f.name for f in features]}'
-            )
-    for feature in features:
-        for suffix in () if feature.meta else ('_segment_ids', '_positions'):
-            if (path := (*feature.path[:-1], feature.path[-1] + suffix)) in paths:
-                raise InvalidArgumentError(
-                    f'length: {".".join(path)!r} is also the name of what is added for {feature.name!r}'
-                )
-
-
-class Segment(NamedTuple):
-    """A sequence in a row.
-
-    Attributes:
-      parts: its values, by feature.
-      listed: its listed meta features.
-    """
-
-    parts: list[Array]
-    listed: list[Any]
-
-
-class Document:
-    """A sequence to pack.
-
-    Attributes:
-      arrays: its values, by feature.
-      sizes: their lengths.
-      offsets: the numbers of values that are packed.
-    """
-
-    arrays: list[Array]
-
-    def __init__(self, arrays: list[Array], listed: list[Any]) -> None:
-        self.arrays, self._listed = arrays, listed
-        self.sizes: list[int] = [len(array) for array in arrays]
-        self.offsets: list[int] = [0] * len(arrays)
-
-    def take(self, features: Sequence[Feature], counts: Sequence[int]) -> Segment:
-        """Return the next values of each feature as a segment; meta features are never split, and repeat."""
-        parts = []
-        for i, (feature, array, count) in enumerate(zip(features, self.arrays, counts, strict=True)):
-            if feature.meta or count == self.sizes[i]:
-                parts.append(array)
-            else:
-                parts.append(array[self.offsets[i] : self.offsets[i] + count])
-            if not feature.meta:
-                self.offsets[i] += count
-        return Segment(parts, self._listed)
-
-    def rest(self, features: Sequence[Feature]) -> list[int]:
-        """Return the number of values that are left, by feature."""
-        return [
-            size if feature.meta else size - offset
-            for feature, size, offset in zip(features, self.sizes, self.offsets, strict=True)
-        ]
-
-
-class Pack(abc.ABC):
-    """Rows that are filled together."""
-
-    recipe: Recipe
-    features: tuple[Feature, ...]
-
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe, self.features = recipe, recipe.features
-
-    @abc.abstractmethod
-    def add(self, document: Document) -> bool:
-        """Add as much of a document as possible. Returns True if all of it was added."""
-
-    @abc.abstractmethod
-    def rows(self) -> list[list[Segment]]:
-        """Return the segments of the rows, those without segments omitted."""
-
-
-class Bins(Pack):
-    """Rows of which the first, or the fullest, that has enough space takes the next segment."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        super().__init__(recipe)
-        self._used = np.zeros((len(self.features), recipe.bins), np.int64)
-        self._lengths = [feature.length for feature in self.features]
-        self._aligned = any(feature.alignment > 1 for feature in self.features)
-        self._fullness: Ints | None = np.zeros(recipe.bins, np.int64) if recipe.strategy == 'best_fit' else None
-        self._segments: list[list[Segment]] = [[] for _ in range(recipe.bins)]
-        self._opened = 0  # rows with a segment: these, and the next one, are considered
-
-    def add(self, document: Document) -> bool:
-        features, lengths = self.features, self._lengths
-        while True:
-            counts = document.rest(features)
-            whole = True
-            for i, length in enumerate(lengths):
-                if counts[i] > length:
-                    counts[i], whole = length, False
-            row = self._find(counts)
-            if row is None:
-                return False
-            self._put(row, document.take(features, counts), counts)
-            if whole:
-                return True
-
-    def _find(self, counts: list[int]) -> int | None:
-        """Return the row that a segment goes into, or None if it fits into none of them."""
-        considered = min(self._opened + 1, self.recipe.bins)
-        used = self._used
-        fits = used[0, :considered] <= self._lengths[0] - counts[0]
-        for i in range(1, len(counts)):
-            fits &= used[i, :considered] <= self._lengths[i] - counts[i]
-        row = int((fits if self._fullness is None else np.where(fits, self._fullness[:considered], -1)).argmax())
-        return row if fits[row] else None
-
-    def _put(self, row: int, segment: Segment, counts: list[int]) -> None:
-        segments = self._segments[row]
-        segments.append(segment)
-        self._opened = max(self._opened, row + 1)
-        for i, count in enumerate(counts):
-            if not self._aligned:
-                self._used[i, row] += count
-            else:
-                self._used[i, row] = _aligned(int(self._used[i, row]) + count, self.features[i].alignment)
-        if self._fullness is not None:
-            self._fullness[row] = self._used[:, row].sum()
-        if len(segments) == self.recipe.max_segments:
-            self._used[:, row] = _CLOSED
-
-    def rows(self) -> list[list[Segment]]:
-        return self._segments[: self._opened]
-
-
-class Concatenated(Pack):
-    """One row, which takes the beginning of the first document that has too little space."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        super().__init__(recipe)
-        self._used = [0] * len(self.features)
-        self._segments: list[Segment] = []
-
-    def add(self, document: Document) -> bool:
-        if len(self._segments) == self.recipe.max_segments:
-            return False
-        counts, rest = [], document.rest(self.features)
-        for feature, used, left in zip(self.features, self._used, rest, strict=True):
-            room = max(0, feature.length - used)
-            if feature.meta and left > room:
-                return False
-            counts.append(min(left, room))
-        moving = [count for feature, count in zip(self.features, counts, strict=True) if not feature.meta]
-        if counts != rest and not any(moving):
-            return False  # a row without space
-        self._segments.append(document.take(self.features, counts))
-        for i, (feature, count) in enumerate(zip(self.features, counts, strict=True)):
-            self._used[i] = _aligned(self._used[i] + count, feature.alignment)
-        return counts == rest
-
-    def rows(self) -> list[list[Segment]]:
-        return [self._segments] if self._segments else []
-
-
-def _aligned(position: int, alignment: int) -> int:
-    return -(-position // alignment) * alignment
+_LONG: Final = 100  # rows that a document fills above which it is packed in a thread
+_TURN: Final = 0.005  # seconds after which the event loop gets a turn
 
 
 class Packing(Flow):
@@ -376,6 +68,7 @@ class Packing(Flow):
         if document is not None:
             self._check_dtypes(document, number)
         first = document is None
+        longest, began = max(feature.length for feature in features), time.perf_counter()
         while True:
             if document is None:
                 before = self._parent.state()
@@ -386,8 +79,15 @@ class Packing(Flow):
                 if first:
                     self._skip(document, base['offsets'])
                 first = False
-            if not pack.add(document):
+            if max(document.sizes) > _LONG * longest:
+                added = await offload(pack.add, document)  # it fills many rows
+            else:
+                added = pack.add(document)
+            if not added:
                 break
+            if not number % 16 and running_loop() is not None and time.perf_counter() - began > _TURN:
+                await asyncio.sleep(0)  # let the loop do other work, such as reads
+                began = time.perf_counter()
             document, number = None, number + 1
         if first and any(base['offsets']):
             raise StateError(f'pack: the state is in the middle of element {number}, and there is none')
@@ -493,7 +193,7 @@ class Packing(Flow):
                 if not feature.meta:
                     ids[start:stop] = number
                     positions[start:stop] = self._positions[:size]
-                start = stop if feature.alignment == 1 else _aligned(stop, feature.alignment)
+                start = stop if feature.alignment == 1 else aligned(stop, feature.alignment)
             name = feature.path[-1]
             out[name] = values
             if not feature.meta:

@@ -1,0 +1,152 @@
+"""Shapes and dtypes of the elements of a pipeline, computed from as little of it as possible."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.nodes import elements
+from granular.aio.pipeline.nodes.base import IndexNode, Wrapped
+from granular.aio.pipeline.nodes.source import Source
+from granular.aio.pipeline.streams.batches import BatchOf
+from granular.aio.pipeline.streams.each import Each
+from granular.aio.pipeline.streams.prefetching import Prefetched
+from granular.aio.pipeline.streams.read import Read
+from granular.aio.pipeline.streams.repeating import Limited, Repeated
+from granular.aio.pipeline.streams.stream import SeededStream, Stream
+from granular.aio.pipeline.streams.windows import WindowShuffling
+from granular.aio.runtime.threads import offload
+from granular.errors import InvalidArgumentError
+
+
+@dataclasses.dataclass(frozen=True)
+class ShapeDtypeStruct:
+    """Shape and dtype of a leaf of an element.
+
+    ::
+
+        spec = granular.get_element_spec(dataset)
+        granular.ShapeDtypeStruct(shape=(64, 32, 32, 3), dtype=np.dtype('uint8'))
+
+    Attributes:
+      shape: the lengths of its axes.
+      dtype: its dtype; that of objects for a leaf that is neither an array nor a number, such as a text.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+async def get_element_spec(ds: Any) -> Any:
+    """Return the shapes and dtypes of the elements of a pipeline: an element with a ``ShapeDtypeStruct`` for each leaf.
+
+    ::
+
+        dataset = MapDataset.source([{'x': np.zeros((2, 3), np.uint8)}] * 10).shuffle(seed=0).batch(5)
+        spec = await get_element_spec(dataset)  # {'x': ShapeDtypeStruct(shape=(5, 2, 3), dtype=dtype('uint8'))}
+
+    What follows from the stages is not computed: shuffling, filtering, stacking of batches, and transformations with a
+    method ``output_spec``, which returns the spec of their results for the spec of their elements. Elsewhere, the first
+    element is read and computed. Other elements may have other shapes, such as the last batch.
+
+    Args:
+      ds: a MapDataset, an IterDataset or a DataLoader.
+
+    Raises:
+      InvalidArgumentError: if it is neither, or has no elements.
+    """
+    ds = getattr(ds, '_dataset', ds)
+    if isinstance(stage := getattr(ds, 'node', None), Source):
+        return await _of_source(stage)
+    if isinstance(stage := getattr(ds, '_stream', None), Stream):
+        return await _of_stream(stage)
+    raise InvalidArgumentError(f'expected a MapDataset, an IterDataset or a DataLoader, got {ds!r:.100}')
+
+
+async def _of_source(source: Source) -> Any:
+    if isinstance(source, elements.Streamed):
+        source = source._node
+    if isinstance(source, IndexNode) and not isinstance(source, Wrapped):
+        if not len(source):
+            raise InvalidArgumentError(f'{source.describe()} has no elements')
+        return await _of_source(source.parents[0])
+    if isinstance(source, elements.Filter):
+        return await _of_source(source.parents[0])
+    if isinstance(source, elements.Batch) and source._fn is elements.stack:
+        spec = _batched(await _of_source(source.parents[0]), min(source.size, source._source_length))
+        return await _first(source) if spec is None else spec
+    if isinstance(source, elements.Map | elements.RandomMap | elements.MapWithIndex):
+        output_spec = output_spec_of(source._fn)
+        if output_spec is not None:
+            return await offload(output_spec, await _of_source(source.parents[0]))
+    return await _first(source)
+
+
+async def _of_stream(stage: Any) -> Any:
+    if (read := stage.merged()) is not None:
+        return await _of_source(read.source) if type(read) is Read else await _first_of_stream(stage)
+    window = getattr(stage, '_make', None) is WindowShuffling
+    passes = isinstance(stage, SeededStream | Prefetched | Limited | Repeated) or window
+    if passes or (isinstance(stage, Each) and stage.name == 'filter'):
+        return await _of_stream(stage.parents[0])
+    if isinstance(stage, BatchOf) and stage.fn is elements.stack:
+        spec = _batched(await _of_stream(stage.parents[0]), stage.size)
+        return await _first_of_stream(stage) if spec is None else spec
+    if isinstance(stage, Each) and (output_spec := output_spec_of(stage.method)) is not None:
+        return await offload(output_spec, await _of_stream(stage.parents[0]))
+    return await _first_of_stream(stage)
+
+
+def output_spec_of(fn: Any) -> Callable[[Any], Any] | None:
+    """Return the method ``output_spec`` of a transformation; None if it has none."""
+    method = getattr(getattr(fn, '__self__', fn), 'output_spec', None)
+    return method if callable(method) else None
+
+
+async def _first(source: Source) -> Any:
+    for index in range(len(source)):
+        element = (await source.fetch([index]))[0]
+        if element is not None:
+            return spec_of_element(element)
+    raise InvalidArgumentError(f'{source.describe()} has no elements')
+
+
+async def _first_of_stream(stage: Stream) -> Any:
+    flow = stage.flow()
+    try:
+        element = await flow.next()
+    finally:
+        await flow.aclose()
+    if element is END:
+        raise InvalidArgumentError(f'{stage.describe()} has no elements')
+    return spec_of_element(element)
+
+
+def spec_of_element(element: Any) -> Any:
+    """Return the spec of an element."""
+    return None if element is None else elements.combine([element], lambda leaves: _leaf(leaves[0]))
+
+
+def _leaf(leaf: Any) -> ShapeDtypeStruct:
+    if hasattr(leaf, 'shape') and hasattr(leaf, 'dtype'):
+        return ShapeDtypeStruct(tuple(leaf.shape), leaf.dtype)
+    if isinstance(leaf, bool | int | float | complex):
+        return ShapeDtypeStruct((), np.asarray(leaf).dtype)
+    return ShapeDtypeStruct((), np.dtype(object))
+
+
+def _batched(spec: Any, size: int) -> Any:
+    """Return the spec of a batch; None if it depends on the elements, as for texts."""
+    if spec is None:
+        return None
+    objects: list[ShapeDtypeStruct] = []
+
+    def batch(leaves: Any) -> ShapeDtypeStruct:
+        if leaves[0].dtype == object:
+            objects.append(leaves[0])
+        return ShapeDtypeStruct((size, *leaves[0].shape), leaves[0].dtype)
+
+    batched = elements.combine([spec], batch)
+    return None if objects else batched

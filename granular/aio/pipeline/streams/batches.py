@@ -1,0 +1,166 @@
+"""Batches of consecutive elements."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.nodes import elements
+from granular.aio.pipeline.nodes.elements import combine, stack, stacked
+from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.streams.stream import Stream
+from granular.errors import DatapointError, StateError
+from granular.indexing import check_integer
+
+
+class BatchOf(Stream):
+    """Batches of consecutive elements."""
+
+    transparent = True
+    drop_remainder: bool
+
+    def __init__(
+        self, parent: Stream, size: int, drop_remainder: bool, batch_fn: Callable[[Sequence[Any]], Any] | None
+    ) -> None:
+        self.parents: tuple[Any, ...] = (parent,)
+        self.size: int = check_integer('batch_size', size, 1)
+        self.drop_remainder, self.fn = drop_remainder, batch_fn or elements.stack
+
+    def length(self) -> int:
+        elements = self.parents[0].length()
+        return cast(int, elements // self.size if self.drop_remainder else -(-elements // self.size))
+
+    def index_of(self, state: Any) -> int:
+        index: int = self.parents[0].index_of(state)
+        if index == self.parents[0].length():
+            return self.length()
+        if index % self.size:
+            raise StateError(
+                f'{self.describe()}: batches have no index since the stream resumed at element {index} with another '
+                f'batch size: expected a multiple of {self.size}'
+            )
+        return min(self.length(), index // self.size)
+
+    def state_at(self, index: int) -> Any:
+        return self.parents[0].state_at(min(index * self.size, self.parents[0].length()))
+
+    def flow(self) -> Flow:
+        return Batching(self.parents[0].flow(), self.size, self.drop_remainder, self.fn, self.describe())
+
+    def describe(self) -> str:
+        batch_fn = '' if self.fn is elements.stack else f', batch_fn={elements.name_of(self.fn)}'
+        return f'batch({self.size}{", drop_remainder=True" if self.drop_remainder else ""}{batch_fn})'
+
+
+class Batching(Flow):
+    """Batches of consecutive elements."""
+
+    def __init__(
+        self, parent: Flow, size: int, drop: bool, fn: Callable[[Sequence[Any]], Any], description: str
+    ) -> None:
+        self.parents: tuple[Flow, ...] = (parent,)
+        self._stage, self._count, self._resumed = description, 0, ''
+        self._parent, self._size, self._drop, self._fn = parent, size, drop, fn
+        self.calls_functions: bool = fn is not stack
+
+    async def next(self) -> Any:
+        elements: list[Any] = []
+        while (missing := self._size - len(elements)) > 0:
+            if ready := self._parent.ready():
+                elements += ready[: -missing - 1 : -1]
+                del ready[-missing:]
+                continue
+            element = await self._parent.next()
+            if element is END:
+                break
+            elements.append(element)
+        if not elements or (self._drop and len(elements) < self._size):
+            return END
+        try:
+            batch = await stacked(self._fn, elements)
+        except Exception as error:
+            error.add_note(f'while computing batch {self._count}{self._resumed}, in {self._stage}')
+            raise
+        self._count += 1
+        return batch
+
+    def state(self) -> Any:
+        return self._parent.state()
+
+    async def restore(self, state: Any) -> None:
+        self._count, self._resumed = 0, ' since a state was restored'
+        await self._parent.restore(state)
+
+
+class Rebatching(Flow):
+    """Batches of another size, cut out of the batches of a stream."""
+
+    def __init__(self, parents: Sequence[Flow], size: int, drop: bool) -> None:
+        self.parents: tuple[Flow, ...] = tuple(parents)
+        self._parent, self._size, self._drop = parents[0], size, drop
+        self._batch: Any = None  # None until it is read again, after a state was restored
+        self._rows = 0  # of this batch
+        self._next_row = 0
+        self._before = self._parent.state()
+
+    async def next(self) -> Any:
+        parts: list[Any] = []
+        missing = self._size
+        while missing:
+            if self._batch is None or self._next_row >= self._rows:
+                before = self._parent.state()
+                batch = await self._parent.next()
+                if batch is END:
+                    break
+                rows = _rows_of(batch)
+                if self._batch is not None:
+                    self._next_row = 0
+                self._batch, self._rows, self._before = batch, rows, before
+            stop = min(self._rows, self._next_row + missing)
+            if stop > self._next_row:
+                part = slice(self._next_row, stop)
+                parts.append(_cut(self._batch, part))
+                missing -= stop - self._next_row
+                self._next_row = stop
+        if not parts or (missing and self._drop):
+            return END
+        return parts[0] if len(parts) == 1 else await stacked(_concatenate, parts)
+
+    def state(self) -> Any:
+        if self._batch is not None and self._next_row >= self._rows:
+            return {'parent': self._parent.state(), 'place': 0}
+        return {'parent': self._before, 'place': self._next_row}
+
+    async def restore(self, state: Any) -> None:
+        await self._parent.restore(state['parent'])
+        self._before, self._next_row, self._batch = state['parent'], state['place'], None
+
+
+def _rows_of(batch: Any) -> int:
+    """Return the number of rows of a batch."""
+    rows: set[int] = set()
+
+    def count(leaves: Sequence[Any]) -> None:
+        if not np.ndim(leaves[0]) or not hasattr(leaves[0], '__getitem__'):
+            raise DatapointError(f'rebatch: expected a batch of arrays, got a {type(leaves[0]).__name__}')
+        rows.add(len(leaves[0]))
+
+    combine([batch], count)
+    if len(rows) != 1:
+        raise DatapointError(f'rebatch: expected arrays of one length in a batch, got {sorted(rows)}')
+    return rows.pop()
+
+
+def _cut(batch: Any, part: slice) -> Any:
+    return combine([batch], lambda leaves: leaves[0][part])
+
+
+def _concatenate(parts: Sequence[Any]) -> Any:
+    return combine(parts, _concatenate_leaves)
+
+
+def _concatenate_leaves(leaves: Sequence[Any]) -> Any:
+    if len({leaf.shape[1:] for leaf in leaves}) > 1:
+        raise DatapointError(f'rebatch: expected rows of one shape, got {[leaf.shape[1:] for leaf in leaves]}')
+    return np.concatenate(leaves)

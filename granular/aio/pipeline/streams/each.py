@@ -1,0 +1,187 @@
+"""Functions of single elements, merged into the read if possible."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.nodes import elements
+from granular.aio.pipeline.nodes.elements import generator
+from granular.aio.pipeline.streams.filtered import FilterCheck
+from granular.aio.pipeline.streams.flow import Counter, Flow
+from granular.aio.pipeline.streams.read import Read, gapless
+from granular.aio.pipeline.streams.stream import Stream
+from granular.aio.pipeline.transforms import DatasetOptions
+from granular.indexing import Seed
+
+
+class Each(Stream):
+    """An operation on single elements."""
+
+    name: str
+    transform: Any
+    seed: Seed | None
+
+    def __init__(self, parent: Stream, name: str, transform: Any, seed: Seed | None = None) -> None:
+        self.parents: tuple[Any, ...] = (parent,)
+        self.name, self.transform, self.seed = name, transform, seed
+        self.method = elements.method_of(transform, name)
+        self.filters: DatasetOptions = DatasetOptions()
+
+    def merged(self) -> Read | None:
+        read: Read | None = self.parents[0].merged()
+        if read is None:
+            return None
+        source = read.source
+        # Operations that number elements can be merged only if no earlier filter drops any.
+        dense = not source.sparse
+        if self.name == 'map':
+            return read.replaced(source=elements.Streamed(elements.Map(source, self.transform)))
+        if self.name == 'filter' and not read.allow_nones:
+            return read.replaced(source=elements.Filter(source, self.transform))
+        if self.name == 'map_with_index' and read.shard.shard_count == 1 and gapless(source):
+            return read.replaced(source=elements.Streamed(elements.MapWithIndex(source, self.transform)))
+        if self.name == 'random_map' and dense and self.seed is not None:
+            return read.replaced(source=elements.Streamed(elements.RandomMap(source, self.transform, self.seed)))
+        return None
+
+    @property
+    def transparent(self) -> bool:  # type: ignore[override]
+        return not self._numbers() or self.merged() is not None
+
+    def _numbers(self) -> bool:
+        """Return whether the function gets the number of the element, or what follows from it."""
+        return self.name in ('map_with_index', 'random_map')
+
+    def length(self) -> int:
+        if (read := self.merged()) is not None:
+            return read.length()
+        if self.name == 'filter':
+            return super().length()
+        return cast(int, self.parents[0].length())
+
+    def index_of(self, state: Any) -> int:
+        if (read := self.merged()) is not None:
+            return read.index_of(state)
+        if self._numbers():
+            self.length()
+            return cast(int, state['count'])
+        return super().index_of(state)
+
+    def state_at(self, index: int) -> Any:
+        if (read := self.merged()) is not None:
+            return read.state_at(index)
+        state = super().state_at(index)
+        return {'parent': state, 'count': index} if self._numbers() else state
+
+    def flow(self) -> Flow:
+        read = self.merged()
+        if read is not None:
+            return read.flow()
+        check = FilterCheck(self.filters, self.describe()) if self.name == 'filter' else None
+        return Applying(self.parents[0].flow(), self.name, self.method, self.seed, check, self.describe())
+
+    def with_options(self, options: DatasetOptions) -> Stream:
+        stream = super().with_options(options)
+        stream.__dict__['filters'] = options
+        return stream
+
+    def describe(self) -> str:
+        return f'{self.name}({elements.name_of(self.method)}{"" if self.seed is None else f", seed={self.seed}"})'
+
+
+class Applying(Flow):
+    """A function of each element, after a stage that drops or combines elements."""
+
+    calls_functions = True
+
+    def __init__(
+        self,
+        parent: Flow,
+        name: str,
+        fn: Callable[..., Any],
+        seed: Seed | None,
+        check: FilterCheck | None,
+        description: str,
+    ) -> None:
+        self.parents: tuple[Flow, ...] = (parent,)
+        self._parent, self._name, self._fn, self._count = parent, name, fn, 0
+        self._check, self._counter = check, Counter(description)
+        self._key = None if seed is None else np.random.Philox(seed).state['state']['key']
+
+    async def next(self) -> Any:
+        call = self._counter.call
+        while True:
+            element = await self._parent.next()
+            if element is END:
+                return END
+            index, self._count = self._count, self._count + 1
+            if self._name == 'filter':
+                kept = await call(self._fn, element)
+                if self._check is not None:
+                    self._check.count(not kept)
+                if kept:
+                    return element
+            elif element is None:
+                return None
+            elif self._name == 'map_with_index':
+                return await call(self._fn, index, element)
+            elif self._name == 'random_map':
+                return await call(self._fn, element, generator(self._key, index))
+            else:
+                return await call(self._fn, element)
+
+    def state(self) -> Any:
+        if self._name in ('map', 'filter'):
+            return self._parent.state()
+        return {'parent': self._parent.state(), 'count': self._count}
+
+    async def restore(self, state: Any) -> None:
+        self._counter.restart()
+        if self._name in ('map', 'filter'):
+            await self._parent.restore(state)
+        else:
+            await self._parent.restore(state['parent'])
+            self._count = state['count']
+
+
+class FlatMapping(Flow):
+    """Several elements for each one."""
+
+    calls_functions = True
+
+    def __init__(self, parents: Sequence[Flow], fn: Callable[[Any], Sequence[Any]]) -> None:
+        self.parents: tuple[Flow, ...] = tuple(parents)
+        self._parent, self._fn = parents[0], fn
+        self._stage = f'flat_map({elements.name_of(fn)})'
+        self._counter = Counter(self._stage)
+        self._computed: Sequence[Any] | None = ()  # None until those are made again of which a state was restored
+        self._next_index = 0
+        self._before = self._parent.state()
+
+    async def next(self) -> Any:
+        if self._computed is None:
+            self._computed = await self._parts(await self._parent.next())
+        while self._next_index >= len(self._computed):
+            self._before, self._computed, self._next_index = self._parent.state(), (), 0
+            element = await self._parent.next()
+            if element is END:
+                return END
+            self._computed = await self._parts(element)
+        self._next_index += 1
+        return self._computed[self._next_index - 1]
+
+    async def _parts(self, element: Any) -> list[Any]:
+        return elements.parts_of(await self._counter.call(self._fn, element), self._stage)
+
+    def state(self) -> Any:
+        if self._computed is not None and self._next_index >= len(self._computed):
+            return {'parent': self._parent.state(), 'place': 0}
+        return {'parent': self._before, 'place': self._next_index}
+
+    async def restore(self, state: Any) -> None:
+        self._counter.restart()
+        await self._parent.restore(state['parent'])
+        self._before, self._next_index = state['parent'], state['place']
+        self._computed = None if self._next_index else ()

@@ -1,0 +1,248 @@
+"""Streams in turn: several are open at a time, and the next one replaces one that ends."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from granular.aio.execution.prefetch import END, Prefetch
+from granular.aio.pipeline.nodes.base import Repeat, Slice
+from granular.aio.pipeline.streams.flow import Flow, sum_stats
+from granular.aio.pipeline.streams.prefetching import Prefetching
+from granular.aio.pipeline.streams.stream import Stream
+from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ShardOptions
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import settle
+from granular.aio.runtime.threads import current
+from granular.errors import StateError
+
+
+class InterleaveSettings(NamedTuple):
+    """The settings of an interleave.
+
+    Attributes:
+      cycle: number of streams that are open at a time.
+      threads: number of threads that make datasets.
+      make_buffer: number of datasets that are made and opened before their turn.
+      iter_buffer: number of elements of each stream that are computed ahead.
+    """
+
+    cycle: int
+    threads: int
+    make_buffer: int
+    iter_buffer: int
+
+
+class Interleaved(Stream):
+    """Elements of several streams in turn. The streams are parents, or made one by one from the elements of a source.
+
+    Args:
+      parents: the streams, or a source of datasets as the only parent.
+      settings: the settings.
+      convert: returns the stream of a dataset and its number; None if the parents are streams.
+    """
+
+    def __init__(
+        self, parents: Sequence[Any], settings: InterleaveSettings, convert: Callable[[int, Any], Stream] | None = None
+    ) -> None:
+        self.parents: tuple[Any, ...] = tuple(parents)
+        self.settings, self._convert = settings, convert
+        self._changes: tuple[tuple[str, Any], ...] = ()  # methods to call on each stream that is made
+
+    def __len__(self) -> int:
+        return len(self.parents) if self._convert is None else len(self.parents[0])
+
+    async def make(self, number: int) -> Stream | None:
+        """Return a stream, or None if a filter dropped its dataset."""
+        if self._convert is None:
+            stream: Stream = self.parents[number]
+            return stream
+        dataset = (await self.parents[0].fetch([number]))[0]
+        if dataset is None:
+            return None
+        stream = self._convert(number, dataset)
+        for name, argument in self._changes:
+            stream = getattr(stream, name)(argument)
+        return stream
+
+    def _each(self, name: str, argument: Any) -> 'Interleaved':
+        if self._convert is None:
+            stream = self._over([getattr(parent, name)(argument) for parent in self.parents])
+        else:
+            stream = self._over(self.parents)
+            stream.__dict__['_changes'] = (*self._changes, (name, argument))
+        return stream  # type: ignore[return-value]
+
+    def with_workers(self, options: MultiprocessingOptions) -> Stream:
+        return self._each('with_workers', options._divided(min(self.settings.cycle, len(self))))
+
+    def with_options(self, options: DatasetOptions) -> Stream:
+        return self._each('with_options', options)
+
+    def sharded(self, part: ShardOptions) -> Stream:
+        return self._each('sharded', part)
+
+    def sliced(self, part: slice) -> Stream:
+        if self._convert is None:
+            return self._over(self.parents[part])
+        return self._over([Slice(self.parents[0], part)])
+
+    def in_part(self, part: ShardOptions) -> Stream:
+        return self.sliced(slice(part.shard_index, None, part.shard_count))
+
+    def at_epoch(self, epoch: int) -> Stream:
+        stream = self._each('at_epoch', epoch)
+        if self._convert is None:
+            return stream
+        source, length = self.parents[0], len(self)
+        return stream._over([Slice(Repeat(source, None), slice(epoch * length, (epoch + 1) * length))])
+
+    def roots(self) -> list[Any]:
+        return super().roots() if self._convert is None else []
+
+    def flow(self) -> Flow:
+        return Interleaving(self)
+
+    def describe(self) -> str:
+        return f'interleave of {len(self)}, {self.settings.cycle} at a time'
+
+
+class Interleaving(Flow):
+    """Elements of several streams in turn. A stream is started shortly before its turn, and closed at its end."""
+
+    calls_functions = True
+
+    def __init__(self, stage: Interleaved) -> None:
+        self._stage, self._count = stage, len(stage)
+        cycle, threads, make_buffer, _ = stage.settings
+        self._open: list[int | None] = [i if i < self._count else None for i in range(cycle)]
+        self._turn, self._begun = 0, min(cycle, self._count)
+        self._flows: dict[int, Flow] = {}  # of the open streams that had their turn
+        self._saved: dict[int, Any] = {}  # states of open streams that did not have it since they were restored
+        self._started: set[Flow] = set()  # all that are to be closed
+        self._token: object = None
+        self._ahead: Prefetch[Flow | None] = Prefetch(self._make, 1, 1, threads, 'granular-interleave', False)
+        self._ahead.depth, self._ahead.stop = make_buffer, self._count
+        self._closed_stats: dict[str, float] = {}
+        self._closed_failures: list[tuple[int, str]] = []
+
+    @property
+    def parents(self) -> tuple[Flow, ...]:  # type: ignore[override]
+        return tuple(self._flows.values())
+
+    def bind(self, token: object) -> None:
+        self._token = self._ahead.token = token
+
+    async def _make(self, number: int, _: int = 1) -> Flow | None:
+        """Start a stream."""
+        await ensure_event_loop()
+        stream = await self._stage.make(number)
+        if stream is None:
+            return None
+        flow: Flow = stream.flow()
+        if self._stage.settings.iter_buffer and stream.merged() is None:
+            flow = Prefetching(flow, self._stage.settings.iter_buffer)
+        flow.bind(self._token)
+        self._started.add(flow)
+        current.set(None)  # only in this task: the functions of a stream run in the threads of this process
+        await flow.begin()
+        return flow
+
+    async def next(self) -> Any:
+        while True:
+            number = self._open[self._turn]
+            if number is None and self._begun < self._count:
+                number = self._open[self._turn] = self._begun
+                self._begun += 1
+            if number is None:
+                if not any(other is not None for other in self._open):
+                    return END
+                self._turn = (self._turn + 1) % len(self._open)
+                continue
+            flow = self._flows.get(number) or await self._first_turn(number)
+            element = END if flow is None else await flow.next()
+            if element is END:
+                self._open[self._turn] = None
+                if flow is not None:
+                    del self._flows[number]
+                    await self._close([flow])
+            self._turn = (self._turn + 1) % len(self._open)
+            if element is not END:
+                return element
+
+    async def _first_turn(self, number: int) -> Flow | None:
+        """Return the stream with a number, which is open and had no turn yet."""
+        flow: Any
+        if number in self._saved or number != self._ahead.position:
+            flow = await self._made_now(number)
+            if flow is not None and number in self._saved:
+                flow.set_strict(self.strict)
+                await flow.restore(self._saved[number])
+        else:
+            flow = await self._ahead.take()
+        self._saved.pop(number, None)
+        if flow is not None:
+            self._flows[number] = flow
+        return flow  # type: ignore[no-any-return]
+
+    async def _made_now(self, number: int) -> Flow | None:
+        ahead: Prefetch[Flow | None] = Prefetch(self._make, 1, 1, 1, 'granular-interleave', False)
+        ahead.token, ahead.position, ahead.stop = self._token, number, number + 1
+        try:
+            flow: Any = await ahead.take()
+        finally:
+            await ahead.aclose()
+        return flow  # type: ignore[no-any-return]
+
+    async def _close(self, flows: Sequence[Flow]) -> None:
+        """Close streams, and add up their counters."""
+        for flow in flows:
+            self._started.discard(flow)
+            self._closed_failures += flow.failures()
+        self._closed_stats = sum_stats([self._closed_stats, *(flow.stats() for flow in flows)])
+        self._closed_stats.update(ready=0, in_flight=0)
+        await settle([flow.aclose() for flow in flows])
+
+    def stats(self) -> dict[str, float]:
+        return sum_stats([self._closed_stats, super().stats()])
+
+    def failures(self) -> list[tuple[int, str]]:
+        return [*self._closed_failures, *super().failures()]
+
+    def state(self) -> Any:
+        states = {
+            str(number): self._flows[number].state() if number in self._flows else self._saved[number]
+            for number in self._open
+            if number in self._flows or number in self._saved
+        }
+        return {'open': list(self._open), 'turn': self._turn, 'begun': self._begun, 'parents': states}
+
+    async def restore(self, state: Any) -> None:
+        numbers, begun = list(state['open']), state['begun']
+        if len(numbers) != len(self._open):
+            raise StateError(f'{self._stage.describe()}: expected {len(self._open)} streams, got {len(numbers)}')
+        states = {int(number): saved for number, saved in state['parents'].items()}
+        self._flows, flows = {}, self._flows
+        self._saved = {number: states[number] for number in numbers if number in states}
+        self._open, self._turn, self._begun = numbers, state['turn'], begun
+        for number, flow in flows.items():
+            if number in self._saved:
+                await flow.restore(self._saved.pop(number))
+                self._flows[number] = flow
+        # Streams that begin are made in order, before their turn.
+        while begun and begun - 1 in numbers and begun - 1 not in states:
+            begun -= 1
+        if begun != self._ahead.position:
+            await self._ahead.seek(begun)
+            await self._close([flow for flow in self._started if flow not in self._flows.values()])
+        else:
+            await self._close([flow for number, flow in flows.items() if number not in self._flows])
+
+    async def begin(self) -> None:
+        await ensure_event_loop()
+        for number in self._open:
+            if number is not None and number not in self._flows and number not in self._saved:
+                await self._first_turn(number)
+
+    async def aclose(self) -> None:
+        await self._ahead.aclose()
+        self._flows = {}
+        await self._close(list(self._started))

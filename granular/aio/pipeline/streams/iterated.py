@@ -1,0 +1,68 @@
+"""Iterators of the user's as a stage."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.streams.stream import Stream
+from granular.aio.pipeline.transforms import ShardOptions
+from granular.aio.runtime.threads import offload
+from granular.aio.runtime.user_functions import call_user
+from granular.errors import InvalidArgumentError
+
+
+class Iterated(Stream):
+    """The elements of an iterable of the user's, whose iterators have ``get_state`` and ``set_state``."""
+
+    def __init__(self, dataset: Any, parents: Sequence[Stream]) -> None:
+        self.parents: tuple[Any, ...] = tuple(parents)
+        self._dataset = dataset
+
+    def _over(self, parents: Sequence[Any]) -> Stream:
+        # Its iterators read ``_parents`` of the dataset.
+        dataset = copy.copy(self._dataset)
+        dataset._parents = tuple(
+            type(parent)._of(stream) for parent, stream in zip(dataset._parents, parents, strict=True)
+        )
+        dataset._stream = Iterated(dataset, parents)
+        return dataset._stream  # type: ignore[no-any-return]
+
+    def sharded(self, part: ShardOptions) -> Stream:
+        raise InvalidArgumentError(f'{self.describe()} cannot be divided into {part.shard_count} shards')
+
+    def at_epoch(self, epoch: int) -> Stream:
+        raise InvalidArgumentError(f'{self.describe()} has no epoch {epoch}')
+
+    def flow(self) -> Flow:
+        return Iterating(self._dataset)
+
+    def describe(self) -> str:
+        return type(self._dataset).__qualname__.replace('<locals>.', '')
+
+
+class Iterating(Flow):
+    """An iterator of the user's."""
+
+    calls_functions = True
+
+    def __init__(self, dataset: Any) -> None:
+        self._iterator = call_user(iter, dataset)
+        for name in ('get_state', 'set_state'):
+            if not callable(getattr(self._iterator, name, None)):
+                raise InvalidArgumentError(f'an iterator of {type(dataset).__name__} has no method {name}')
+
+    async def next(self) -> Any:
+        return await offload(next, self._iterator, END)
+
+    def state(self) -> Any:
+        return call_user(self._iterator.get_state)
+
+    async def restore(self, state: Any) -> None:
+        await offload(self._iterator.set_state, state)
+
+    async def aclose(self) -> None:
+        close = getattr(self._iterator, 'close', None)
+        if callable(close):
+            await offload(close)

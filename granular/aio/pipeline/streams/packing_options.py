@@ -1,0 +1,164 @@
+"""The arguments of packing."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+from granular.aio.pipeline.transforms import ShardOptions
+from granular.errors import InvalidArgumentError
+from granular.indexing import check_integer
+
+Strategy = Literal['first_fit', 'best_fit', 'concat_then_split']
+
+
+class Feature(NamedTuple):
+    """A packed feature.
+
+    Attributes:
+      path: the keys that lead to it in an element.
+      length: positions in a row.
+      meta: True if it has no segment ids and positions, and is never split.
+      alignment: segments start at multiples of it.
+      padding: the value of the positions without a segment.
+      bos: the value that replaces the first of each segment; None to keep it.
+    """
+
+    path: tuple[str, ...]
+    length: int
+    meta: bool
+    alignment: int
+    padding: Any
+    bos: Any
+
+    @property
+    def name(self) -> str:
+        """The path, for errors."""
+        return '.'.join(self.path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """The arguments of a packing stage, checked.
+
+    Attributes:
+      features: the packed features.
+      listed: the meta features that are collected in a list per row.
+      seed: the seed by which the rows of a pack are shuffled; None to keep their order.
+      shard: the rows that this stream yields.
+    """
+
+    features: tuple[Feature, ...]
+    listed: tuple[str, ...]
+    strategy: Strategy
+    bins: int
+    max_segments: int | None
+    split_long: bool
+    seed: int | None
+    shard: ShardOptions
+    description: str
+
+    @classmethod
+    def of(
+        cls,
+        length: Any,
+        strategy: Strategy,
+        bins: int,
+        meta: Sequence[str],
+        max_segments: int | None,
+        split_long: bool,
+        shuffle_bins: bool,
+        seed: int,
+        alignment: Any,
+        padding: Any,
+        bos: Any,
+        shard: ShardOptions | None,
+    ) -> 'Recipe':
+        """Check the arguments of ``IterDataset.pack``.
+
+        Raises:
+          InvalidArgumentError: if one is invalid.
+        """
+        if strategy not in get_args(Strategy):
+            raise InvalidArgumentError(f'strategy: expected one of {list(get_args(Strategy))}, got {strategy!r:.100}')
+        if not isinstance(length, Mapping) or not length:
+            raise InvalidArgumentError(
+                f"length: expected a mapping from features to lengths such as {{'tokens': 2048}}, got {length!r:.100}"
+            )
+        if isinstance(meta, str) or not all(isinstance(key, str) for key in meta):
+            raise InvalidArgumentError(f'meta_features: expected a sequence of keys, got {meta!r:.100}')
+        if strategy == 'concat_then_split' and shuffle_bins:
+            raise InvalidArgumentError('shuffle_bins: concat_then_split fills one row after the other: it has no bins')
+        if shard is not None and shard.drop_remainder:
+            raise InvalidArgumentError(
+                'shard_options: the number of packed rows is not known before the end: expected drop_remainder=False; '
+                'repeat the documents for streams that end at the same time'
+            )
+        features = [
+            Feature(
+                path,
+                check_integer(f'length of {".".join(path)!r}', size, 1),
+                path[0] in meta,
+                check_integer('alignment', _value_for(path, alignment, 1, 'alignment'), 1),
+                _value_for(path, padding, 0, 'padding'),
+                None if path[0] in meta and not isinstance(bos, Mapping) else _value_for(path, bos, None, 'bos'),
+            )
+            for path, size in _leaves(length)
+        ]
+        _check_paths(features, {'alignment': alignment, 'padding': padding, 'bos': bos})
+        # Begins as in earlier releases: their states are then refused for their content, with a clearer message.
+        options = {
+            'strategy': (strategy, 'first_fit'), 'meta_features': (list(meta), []),
+            'max_segments': (max_segments, None), 'split_long': (split_long, False),
+            'shuffle_bins': (shuffle_bins, False), 'seed': (seed, 0),
+            'alignment': (alignment, None), 'padding': (padding, None), 'bos': (bos, None),
+        }  # fmt: skip
+        changed = [f', {name}={value!r}' for name, (value, default) in options.items() if value != default]
+        bins = check_integer('num_packing_bins', bins, 1)
+        return cls(
+            tuple(features),
+            tuple(key for key in meta if key not in length),
+            strategy,
+            bins,
+            None if max_segments is None else check_integer('max_segments', max_segments, 1),
+            split_long,
+            check_integer('seed', seed, 0) if shuffle_bins else None,
+            shard or ShardOptions(0, 1),
+            f'pack({dict(length)}, {bins}{"".join(changed)})',
+        )
+
+
+def _leaves(length: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in length.items():
+        if not isinstance(key, str):
+            raise InvalidArgumentError(f'length: expected text as keys, got {key!r:.100}')
+        if isinstance(value, Mapping):
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def _value_for(path: tuple[str, ...], value: Any, default: Any, name: str) -> Any:
+    """Return the value of an option for a feature: that of its path, if the option is a mapping as nested as it."""
+    for key in path:
+        if not isinstance(value, Mapping):
+            break
+        value = value.get(key)
+    if isinstance(value, Mapping):
+        raise InvalidArgumentError(f'{name}: expected a value for {".".join(path)!r}, got {value!r:.100}')
+    return default if value is None else value
+
+
+def _check_paths(features: Sequence[Feature], options: Mapping[str, Any]) -> None:
+    """Check that options name packed features alone, and that no name of an output is taken."""
+    paths = {feature.path for feature in features}
+    for name, option in options.items():
+        if isinstance(option, Mapping) and (unknown := [path for path, _ in _leaves(option) if path not in paths]):
+            raise InvalidArgumentError(
+                f'{name}: {".".join(unknown[0])!r} is not packed: expected some of {[f.name for f in features]}'
+            )
+    for feature in features:
+        for suffix in () if feature.meta else ('_segment_ids', '_positions'):
+            if (path := (*feature.path[:-1], feature.path[-1] + suffix)) in paths:
+                raise InvalidArgumentError(
+                    f'length: {".".join(path)!r} is also the name of what is added for {feature.name!r}'
+                )

@@ -1,0 +1,333 @@
+"""Reading: the elements of a source, in chunks that are read ahead."""
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from granular.aio.execution.failures import Errors, Failure, OnError, outline
+from granular.aio.execution.prefetch import END, Prefetch
+from granular.aio.pipeline.nodes import elements
+from granular.aio.pipeline.nodes.base import ENDLESS, IndexNode, Repeat, Slice, part_of
+from granular.aio.pipeline.nodes.elements import NONE, Batch, KeptNone
+from granular.aio.pipeline.nodes.source import Source, estimate_nbytes
+from granular.aio.pipeline.streams.filtered import FilterCheck
+from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.streams.stream import Stream
+from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ReadOptions, ShardOptions
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.errors import InvalidArgumentError, StateError
+
+if TYPE_CHECKING:
+    from granular.aio.execution.workers import Workers
+
+_CHUNK: Final = 64  # datapoints per fetch, unless they are small; the first fetches are of fewer
+_CHUNKS: Final = 8  # minimum number of chunks that the read-ahead is divided into
+_SMALL: Final = 1 << 18  # bytes; smaller chunks grow if loading them is quick and waits for nothing
+
+
+class Read(Stream):
+    """The elements of a source, read ahead in chunks."""
+
+    source: Source
+    options: ReadOptions
+    allow_nones: bool
+    shard: ShardOptions
+    workers: MultiprocessingOptions | None
+    filters: DatasetOptions
+
+    def __init__(
+        self,
+        source: Source,
+        options: ReadOptions,
+        allow_nones: bool = False,
+        shard: ShardOptions | None = None,
+        on_error: OnError = 'raise',
+        workers: MultiprocessingOptions | None = None,
+        filters: DatasetOptions | None = None,
+    ) -> None:
+        self.parents: tuple[Any, ...] = (source,)
+        self.source, self.options, self.allow_nones = source, options, allow_nones
+        self.shard, self.workers, self.filters = shard or ShardOptions(0, 1), workers, filters or DatasetOptions()
+        self.on_error: OnError = Errors(on_error).on_error  # validated here; each iteration counts its own errors
+
+    def replaced(self, **changes: Any) -> 'Read':
+        """Return a copy with some arguments changed."""
+        arguments = {
+            'source': self.source, 'options': self.options, 'allow_nones': self.allow_nones, 'shard': self.shard,
+            'on_error': self.on_error, 'workers': self.workers, 'filters': self.filters,
+        }  # fmt: skip
+        return type(self)(**{**arguments, **changes})
+
+    def merged(self) -> 'Read | None':
+        return self
+
+    def with_workers(self, options: MultiprocessingOptions) -> Stream:
+        return self.replaced(workers=options)
+
+    def with_options(self, options: DatasetOptions) -> Stream:
+        return self.replaced(filters=options)
+
+    def sliced(self, part: slice) -> Stream:
+        return self.replaced(source=Slice(self.source, part))
+
+    def in_part(self, part: ShardOptions) -> Stream:
+        return self.replaced(source=part_of(self.source, part))
+
+    def sharded(self, part: ShardOptions) -> Stream:
+        # Element k of shard s of n, taken within shard p of m, is element (k * n + s) * m + p of the source.
+        own = self.shard
+        index = own.shard_index + own.shard_count * part.shard_index
+        drop = own.drop_remainder or part.drop_remainder
+        return self.replaced(shard=ShardOptions(index, own.shard_count * part.shard_count, drop))
+
+    def at_epoch(self, epoch: int) -> Stream:
+        length = len(self.source)
+        if length >= ENDLESS:
+            raise InvalidArgumentError(f'an infinitely repeated dataset has no epoch {epoch}')
+        part = slice(epoch * length, (epoch + 1) * length)
+        return self.replaced(source=Slice(Repeat(self.source, None), part))
+
+    def roots(self) -> 'list[Read]':
+        return [self]
+
+    def length(self) -> int:
+        if self.source.sparse and not self.allow_nones:
+            raise InvalidArgumentError(f'{_filters_of(self.source)}: elements that remain after a filter have no index')
+        if self.on_error != 'raise':
+            raise InvalidArgumentError('on_error: elements that remain after failed ones have no index')
+        length, shard = len(self.source), self.shard
+        if shard.drop_remainder:
+            return length // shard.shard_count
+        return len(range(shard.shard_index, length, shard.shard_count))
+
+    def index_of(self, state: Any) -> int:
+        length, count = self.length(), self.shard.shard_count
+        if state >= len(self.source):
+            return length
+        if state % count:
+            raise StateError(
+                f'elements have no index since the stream resumed at element {state} of the whole with '
+                f'{count} shards: expected a multiple of {count}'
+            )
+        return min(length, int(state) // count)
+
+    def state_at(self, index: int) -> Any:
+        return min(len(self.source), index * self.shard.shard_count)
+
+    def flow(self) -> Flow:
+        return Reading(self)
+
+    def describe(self) -> str:
+        # Omits shard and workers: a state fits any number of either.
+        return f'to_iter_dataset({"allow_nones=True" if self.allow_nones else ""})'
+
+
+class _ChunkTask:
+    """Loads chunks of a source, in this process or in a worker."""
+
+    captures = True
+
+    def __init__(self, source: Source, stride: int) -> None:
+        self._source, self._stride = source, stride
+
+    async def make(self, position: int, count: int) -> list[Any]:
+        return await self._source.fetch(np.arange(position, position + self._stride * count, self._stride))
+
+
+class Reading(Flow):
+    """Reads a source.
+
+    Its state is the number of elements that all shards have read from the beginning of the source on. From there on,
+    shards take turns: shard ``i`` continues with the ``i``-th element. So the state is the same in all shards after the
+    same number of elements, and fits any number of shards.
+    """
+
+    errors: Errors
+
+    _workers: 'Workers | None'
+
+    def __init__(self, read: Read, chunk: int = _CHUNK) -> None:
+        self._read, self.errors = read, Errors(read.on_error)
+        self.calls_functions: bool = callable(read.on_error)
+        shard, options = read.shard, read.options
+        self._stride = shard.shard_count
+        self._length = len(read.source)
+        self._ended = False
+        weight = _weight(read.source)
+        self._chunk_size = max(1, chunk // weight)
+        task = _ChunkTask(read.source, self._stride)
+        self._workers = None
+        depth = _CHUNKS
+        if read.workers is not None and read.workers.num_workers:
+            from granular.aio.execution.workers import Workers
+
+            workers = read.workers
+            self._workers = Workers(task, workers.num_workers, workers.start_method, workers.worker_init_fn)
+            depth = max(depth, read.workers.num_workers * read.workers.per_worker_buffer_size)
+        make = task.make if self._workers is None else self._workers.make
+        self.ahead: Prefetch[list[Any]] = Prefetch(
+            make, self._stride, weight, max(1, options.num_threads), 'granular-read', True
+        )
+        self._deepest = depth
+        self._largest = 1  # bytes of an element
+        self._set_buffer(options.prefetch_buffer_size)
+        self._chunk_rest: list[Any] = []  # the elements of the chunk that are left, in reverse
+        self._chunk_stop = 0  # position after the last element of the chunk in the source
+        self._plain = False  # True if all elements of the chunk are returned as they are
+        self.ahead.position, self.ahead.stop = shard.shard_index, self._stop_from(0)
+        self._elements, self._bytes = 0, 0  # elements include those that are left
+        drops = read.source.sparse and not read.allow_nones
+        self._check = FilterCheck(read.filters, _filters_of(read.source)) if drops else None
+
+    def stats(self) -> dict[str, float]:
+        ready, in_flight = self.ahead.counts()
+        return {
+            'read': self._elements - len(self._chunk_rest),
+            'bytes': self._bytes,
+            'wait_seconds': self.ahead.waited,
+            'consumer_seconds': self.ahead.consumed,
+            'ready': ready,
+            'in_flight': in_flight,
+            'errors': self.errors.count,
+        }
+
+    def failures(self) -> list[tuple[int, str]]:
+        return list(self.errors.recent)
+
+    async def set_prefetch(self, size: int) -> bool:
+        self._set_buffer(size)
+        return True
+
+    def _set_buffer(self, size: int) -> None:
+        """Divide the read-ahead into chunks."""
+        self._most = max(1, size // _CHUNKS)
+        self.ahead.most = min(self._chunk_size, self._most)
+        self._depth = self.ahead.depth = min(self._deepest, -(-size // self.ahead.most))
+        if self._largest > 1:
+            self._limit_memory()
+
+    def ready(self) -> list[Any]:
+        return self._chunk_rest if self._plain else []
+
+    async def next(self) -> Any:
+        while True:
+            if not self._chunk_rest and not await self._load():
+                return END
+            rest = self._chunk_rest
+            element = rest[-1]
+            if type(element) is Failure:
+                if self.errors.raises:
+                    await self._seek(self._position())
+                    raise element.error
+                self.errors.report([outline(element)])
+                element = self.errors.resolve(element)
+                if element is None:
+                    rest.pop()
+                    self._elements -= 1
+                    continue
+            if self._check is not None:
+                self._check.count(element is None)
+            rest.pop()
+            if element is NONE:
+                return None
+            if element is not None or self._read.allow_nones:
+                return element
+            self._elements -= 1
+
+    async def _load(self) -> bool:
+        """Take the next chunk. Returns False at the end."""
+        position = self.ahead.position
+        chunk: Any = await self.ahead.take()
+        if chunk is END:
+            self._ended = True
+            return False
+        kinds = set(map(type, chunk))
+        plain = Failure not in kinds and KeptNone not in kinds and (type(None) not in kinds or self._read.allow_nones)
+        self._plain = plain and self._check is None
+        self._learn(chunk)
+        self._elements += len(chunk)
+        self._chunk_stop = position + len(chunk) * self._stride
+        self._chunk_rest = chunk[::-1]
+        return bool(chunk)
+
+    def _learn(self, chunk: list[Any]) -> None:
+        """Limit the read-ahead to the memory setting, and enlarge chunks of small elements."""
+        ahead = self.ahead
+        size = estimate_nbytes(chunk)
+        self._bytes += size
+        if ahead.cheap and size < _SMALL and ahead.most == len(chunk) < self._most:
+            ahead.most = min(self._most, 2 * ahead.most)  # each fetch has the same overhead
+        elif size <= self._largest * len(chunk):
+            return
+        self._largest = max(self._largest, size // len(chunk))
+        self._limit_memory()
+
+    def _limit_memory(self) -> None:
+        ahead, memory = self.ahead, self._read.options.memory
+        ahead.most = max(1, min(ahead.most, memory // (2 * self._largest)))
+        if self._depth:
+            ahead.depth = max(1, min(self._depth, memory // (self._largest * ahead.most) - 1))
+
+    def bind(self, token: object) -> None:
+        self.ahead.token = token
+
+    def state(self) -> int:
+        # At the end, shards may have read different numbers of elements.
+        return self._length if self._ended else min(self._length, self._position() - self._read.shard.shard_index)
+
+    def _position(self) -> int:
+        rest = len(self._chunk_rest)
+        return self._chunk_stop - rest * self._stride if rest else self.ahead.position
+
+    def _stop_from(self, start: int) -> int:
+        """Return the position after the last element, if shards begin to take turns at a position."""
+        left = max(0, self._length - start)
+        return start + left // self._stride * self._stride if self._read.shard.drop_remainder else self._length
+
+    async def restore(self, state: Any) -> None:
+        if not isinstance(state, int) or state < 0:
+            raise StateError(f'expected the position of an element, got {state!r:.100}')
+        position = state + self._read.shard.shard_index
+        self._ended = False
+        if position != self._position():  # otherwise what is read ahead is kept
+            await self._seek(position)
+            self.ahead.stop = self._stop_from(state)
+
+    async def _seek(self, position: int) -> None:
+        self._elements -= len(self._chunk_rest)
+        self._chunk_rest = []
+        await self.ahead.seek(position)
+
+    async def begin(self) -> None:
+        if not self._chunk_rest:
+            await ensure_event_loop()
+            self.ahead.begin()
+
+    async def aclose(self) -> None:
+        await self.ahead.aclose()
+        await self._read.source.release()
+        if self._workers is not None:
+            await self._workers.aclose()
+
+
+def _filters_of(source: Source) -> str:
+    """Describe the stages of a source that drop elements."""
+    stages: list[str] = []
+    while source.parents:
+        if isinstance(source, elements.Filter | elements.FlatMap) or len(source.parents) > 1:
+            stages.append(source.describe())
+        source = source.parents[0]
+    return ', '.join(reversed(stages)) or 'the operations'
+
+
+def gapless(source: Source) -> bool:
+    """Return whether no element of a source is None, as far as this is known without computing them."""
+    if isinstance(source, IndexNode | Batch) and not source.sparse:
+        return isinstance(source, Batch) or gapless(source.parents[0])
+    return bool(getattr(source, 'gapless', False))
+
+
+def _weight(source: Source) -> int:
+    """Return the number of datapoints per element of a source."""
+    source_weight = max((_weight(parent) for parent in source.parents), default=1)
+    return source_weight * source.size if isinstance(source, Batch) else source_weight

@@ -1,0 +1,165 @@
+"""Streams: the stages of an IterDataset.
+
+A ``Stream`` describes a stage; ``flow`` starts it. A ``Flow`` returns elements one after another and has, between any
+two of them, the state from which the next one follows: indices, not data. Operations on single elements that directly
+follow the reading of a MapDataset are merged into it, so that they share its fan-out, its threads and its worker
+processes.
+"""
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from granular.aio.pipeline.nodes.base import default_seed
+from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ShardOptions
+from granular.errors import InvalidArgumentError
+from granular.indexing import Seed
+
+
+class Stream(abc.ABC):
+    """A stage of an IterDataset.
+
+    Attributes:
+      parents: the previous stages, or the source.
+      declared_seed: the seed that this stage sets for later ones; None if it sets none.
+      trace: options by which the stream is traced, if they were set after this stage.
+      transparent: True if a state of this stage is that of its only parent.
+    """
+
+    parents: tuple[Any, ...] = ()
+    transparent = False
+    trace: DatasetOptions | None = None
+    declared_seed: Seed | None = None
+
+    @abc.abstractmethod
+    def flow(self) -> Flow:
+        """Start the stage."""
+
+    @abc.abstractmethod
+    def describe(self) -> str:
+        """Describe the stage in one line."""
+
+    def merged(self) -> Any:
+        """Return this stage and all before it as one ``Read`` of a source, or None if they cannot be merged."""
+        return None
+
+    def length(self) -> int:
+        """Return the number of elements of a stage with random access, which does not compute those that it skips.
+
+        Raises:
+          InvalidArgumentError: if the stage has no random access.
+        """
+        raise InvalidArgumentError(f'{self.describe()}: elements of this stage have no index')
+
+    def index_of(self, state: Any) -> int:
+        """Return the number of the element that follows a state.
+
+        Raises:
+          StateError: if the state is between two elements.
+        """
+        self.length()
+        return cast(int, self.parents[0].index_of(state))
+
+    def state_at(self, index: int) -> Any:
+        """Return the state that an element follows, by its number from 0 to ``length()``."""
+        return self.parents[0].state_at(index)
+
+    def with_workers(self, options: MultiprocessingOptions) -> 'Stream':
+        """Return the same stream, read by worker processes."""
+        share = options._divided(len(self.parents))
+        return self._over([parent.with_workers(share) for parent in self.parents])
+
+    def with_options(self, options: DatasetOptions) -> 'Stream':
+        """Return the same stream with options."""
+        return self._over([parent.with_options(options) for parent in self.parents])
+
+    def _over(self, parents: Sequence[Any]) -> 'Stream':
+        stream = type(self).__new__(type(self))
+        stream.__dict__.update(self.__dict__, parents=tuple(parents))
+        return stream
+
+    def sharded(self, part: ShardOptions) -> 'Stream':
+        """Return a shard of the stream: every ``shard_count``-th element of all that it reads.
+
+        Raises:
+          InvalidArgumentError: if it reads a source that cannot be sharded.
+        """
+        if not self.parents:
+            raise InvalidArgumentError(f'{self.describe()} cannot be divided into {part.shard_count} shards')
+        return self._over([parent.sharded(part) for parent in self.parents])
+
+    def sliced(self, part: slice) -> 'Stream':
+        """Return the same stream of a part of what it reads.
+
+        Raises:
+          InvalidArgumentError: if it reads a source that cannot be divided.
+        """
+        if not self.parents:
+            raise InvalidArgumentError(f'{self.describe()} cannot be sliced')
+        return self._over([parent.sliced(part) for parent in self.parents])
+
+    def in_part(self, part: ShardOptions) -> 'Stream':
+        """Return the same stream of one of several contiguous parts of its data sources.
+
+        Raises:
+          InvalidArgumentError: if it reads a source that cannot be divided.
+        """
+        if not self.parents:
+            raise InvalidArgumentError(f'{self.describe()} cannot be divided into {part.shard_count} parts')
+        return self._over([parent.in_part(part) for parent in self.parents])
+
+    def at_epoch(self, epoch: int) -> 'Stream':
+        """Return the stream of a later epoch, in which shuffled parts have a different order.
+
+        Raises:
+          InvalidArgumentError: if its source has no next epoch.
+        """
+        if not self.parents:
+            raise InvalidArgumentError(f'{self.describe()} has no epoch {epoch}')
+        return self._over([parent.at_epoch(epoch) for parent in self.parents])
+
+    def default_seed(self) -> int | None:
+        """Return the seed for a random operation after this stage, or None."""
+        return default_seed([self])
+
+    def roots(self) -> list[Any]:
+        """Return each ``Read`` that the stream starts from."""
+        return [root for parent in self.parents for root in parent.roots()]
+
+
+class SeededStream(Stream):
+    """A stage that sets the default seed for later random operations."""
+
+    transparent = True
+
+    def __init__(self, parent: Stream, seed: Seed) -> None:
+        self.parents: tuple[Any, ...] = (parent,)
+        self.declared_seed = seed
+
+    def length(self) -> int:
+        return cast(int, self.parents[0].length())
+
+    def merged(self) -> Any:
+        return self.parents[0].merged()
+
+    def flow(self) -> Flow:
+        flow: Flow = self.parents[0].flow()
+        return flow
+
+    def describe(self) -> str:
+        return f'seed({self.declared_seed})'
+
+
+class Staged(Stream):
+    """A stage with one or more parents, whose flow is created by a function."""
+
+    def __init__(self, parents: Sequence[Stream], description: str, make: Callable[..., Flow], *args: Any) -> None:
+        self.parents: tuple[Any, ...] = tuple(parents)
+        self._description, self._make, self._args = description, make, args
+
+    def flow(self) -> Flow:
+        return self._make([parent.flow() for parent in self.parents], *self._args)
+
+    def describe(self) -> str:
+        return self._description

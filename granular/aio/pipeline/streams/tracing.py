@@ -1,0 +1,165 @@
+"""Tracing: the time of each stage of a stream, and a log of what each stage yields."""
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.nodes.base import IndexNode, Wrapped
+from granular.aio.pipeline.nodes.elements import Element
+from granular.aio.pipeline.nodes.source import Source, timing
+from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.streams.read import Read
+from granular.aio.pipeline.streams.stream import Stream
+from granular.aio.pipeline.transforms import DatasetOptions
+from granular.formats.display import outline
+
+logger: Final = logging.getLogger('granular')
+
+
+class StageSummary(NamedTuple):
+    """What a stage of a running stream did.
+
+    Attributes:
+      stage: its description.
+      elements: number of elements that it yielded.
+      seconds: time that it computed, over all threads and worker processes.
+      wait_seconds: time that it waited for the stages before it, or for data that is read ahead.
+    """
+
+    stage: str
+    elements: int
+    seconds: float
+    wait_seconds: float
+
+
+def traced(stage: Stream, debug: bool) -> Stream:
+    """Return the same stream, whose stages are timed, and logged if ``debug``."""
+    read = stage.merged()
+    if type(read) is Read and debug:
+        return Traced(read.replaced(source=_logged(read.source), workers=None), debug)
+    if read is not None:
+        return Traced(read, debug)
+    parents = [traced(parent, debug) if isinstance(parent, Stream) else parent for parent in stage.parents]
+    return Traced(stage._over(parents), debug)
+
+
+def trace_of(stage: Stream) -> DatasetOptions | None:
+    """Return the options by which a stream is to be traced; None if it is not."""
+    for options in (stage.trace, getattr(stage, 'filters', None)):
+        if options is not None and (options.debug or options.stage_timing):
+            return options
+    traces = (trace_of(parent) for parent in stage.parents if isinstance(parent, Stream))
+    return next((trace for trace in traces if trace is not None), None)
+
+
+class Traced(Stream):
+    """A stage that is timed."""
+
+    def __init__(self, stage: Stream, debug: bool) -> None:
+        self.parents: tuple[Any, ...] = (stage,)
+        self._debug = debug
+
+    @property
+    def transparent(self) -> bool:  # type: ignore[override]
+        return True
+
+    def length(self) -> int:
+        length: int = self.parents[0].length()
+        return length
+
+    def flow(self) -> Flow:
+        return Tracing(self.parents[0], self._debug)
+
+    def describe(self) -> str:
+        description: str = self.parents[0].describe()
+        return description
+
+
+class Tracing(Flow):
+    """A stage that is timed while it runs."""
+
+    def __init__(self, stage: Stream, debug: bool) -> None:
+        self.stage, self._debug = stage, debug
+        flow: Flow = stage.flow()
+        self.parents: tuple[Flow, ...] = (flow,)
+        self._flow = flow
+        self.elements, self.total = 0, 0.0
+        self._before: list[tuple[Source, int, float]] = []
+        if isinstance(stage, Read):
+            timing.on = True  # for the rest of the program: it costs little
+            self._before = [(node, node._made, node._spent) for node in _nodes(stage.source)]
+
+    async def next(self) -> Any:
+        began = time.perf_counter()
+        try:
+            element = await self._flow.next()
+        finally:
+            self.total += time.perf_counter() - began
+        if element is not END:
+            self.elements += 1
+            if self._debug:
+                logger.info('%s: element %d: %s', self.stage.describe(), self.elements - 1, outline(element))
+        return element
+
+    def state(self) -> Any:
+        return self._flow.state()
+
+    def mark(self) -> Any:
+        return self._flow.mark()
+
+    def unmark(self, mark: Any) -> Any:
+        return self._flow.unmark(mark)
+
+    async def restore(self, state: Any) -> None:
+        await self._flow.restore(state)
+
+    def summary(self) -> Iterator[StageSummary]:
+        """Yield a summary of each stage that was merged into this one, and of this one."""
+        for node, made, spent in self._before:
+            if node._made > made:
+                yield StageSummary(node.describe(), node._made - made, node._spent - spent, 0.0)
+        before = list(_tracings(self._flow))
+        waited = self._flow.stats()['wait_seconds'] if isinstance(self.stage, Read) else sum(t.total for t in before)
+        yield StageSummary(self.stage.describe(), self.elements, max(0.0, self.total - waited), waited)
+
+
+def summary_of(flow: Flow) -> list[StageSummary]:
+    """Return a summary of the stages of a traced stream, from the source to the output."""
+    stages = [stage for parent in flow.parents for stage in summary_of(parent)]
+    return [*stages, *flow.summary()] if isinstance(flow, Tracing) else stages
+
+
+def _tracings(flow: Flow) -> Iterator[Tracing]:
+    """Yield the stages that a stage takes its elements from."""
+    for parent in flow.parents:
+        if isinstance(parent, Tracing):
+            yield parent
+        else:
+            yield from _tracings(parent)
+
+
+def _nodes(source: Source) -> Iterator[Source]:
+    for parent in source.parents:
+        yield from _nodes(parent)
+    yield source
+
+
+class _Logged(Element):
+    """A stage of a MapDataset whose elements are logged."""
+
+    def _call(self, datapoint: Any, index: int) -> Any:
+        logger.info('%s: step %d: %s', self.describe(), index, outline(datapoint))
+        return datapoint
+
+    def describe(self) -> str:
+        return self.parents[0].describe()
+
+
+def _logged(source: Source) -> Source:
+    if isinstance(source, IndexNode) and not isinstance(source, Wrapped):
+        return source._copy_over(_logged(source.parents[0]))
+    if isinstance(source, Element):
+        return _Logged(source._copy_over(_logged(source.parents[0])))
+    return _Logged(source)

@@ -1,0 +1,51 @@
+"""Windows of consecutive elements, each shuffled."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.streams.flow import Flow
+from granular.shuffle import permute
+
+
+class WindowShuffling(Flow):
+    """Windows of consecutive elements, each shuffled, in the order of Google Grain."""
+
+    def __init__(self, parents: Sequence[Flow], size: int, seed: int) -> None:
+        self.parents: tuple[Flow, ...] = tuple(parents)
+        self._parent, self._size, self._seed = parents[0], size, seed
+        self._window: list[Any] = []
+        self._number = 0
+        self._before = self._parent.state()
+        self._length = 0
+        self._skipped = 0  # elements of the next window that came before a state that was restored
+
+    async def next(self) -> Any:
+        if not self._window and not await self._fill():
+            return END
+        element = self._window.pop()
+        if not self._window:
+            self._number += 1
+        return element
+
+    async def _fill(self) -> bool:
+        before = self._parent.state()
+        window: list[Any] = []
+        while len(window) < self._size and (element := await self._parent.next()) is not END:
+            window.append(element)
+        order = permute(np.arange(len(window)), len(window), self._seed + self._number).tolist()
+        self._window, self._before, self._length = [window[position] for position in order], before, len(window)
+        del self._window[len(window) - self._skipped :]
+        self._skipped = 0
+        return bool(self._window)
+
+    def state(self) -> Any:
+        if not self._window:
+            return {'parent': self._parent.state(), 'window': self._number, 'place': self._skipped}
+        return {'parent': self._before, 'window': self._number, 'place': self._length - len(self._window)}
+
+    async def restore(self, state: Any) -> None:
+        await self._parent.restore(state['parent'])
+        self._window, self._number, self._skipped = [], state['window'], state['place']

@@ -1,0 +1,226 @@
+"""The numbers of a stream's elements: those of Grain, and the elements that follow them."""
+
+import functools
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+import granular
+from granular import MapDataset, ReadOptions, ShardOptions
+from granular.errors import InvalidArgumentError, OutOfRangeError, StateError
+from tests.pipeline.test_map_dataset import plain
+
+# Our expressions, and those of Grain where there is one. `d` is a MapDataset of 23 elements.
+STREAMS = {
+    'read': ('d.to_iter_dataset()',) * 2,
+    'map': ('d.to_iter_dataset().map(lambda x: x + 1)',) * 2,
+    'number': ('d.to_iter_dataset().map_with_index(lambda i, x: (i, x))',) * 2,
+    'random': ('d.to_iter_dataset().random_map(lambda x, r: (x, int(r.integers(99))), seed=1)',) * 2,
+    'batch': ('d.to_iter_dataset().batch(5)',) * 2,
+    'batch, drop': ('d.to_iter_dataset().batch(5, drop_remainder=True).map(lambda b: b * 2)',) * 2,
+    'batch, number': ('d.to_iter_dataset().batch(4).map_with_index(lambda i, b: (i, b))',) * 2,
+    'batches': ('d.batch(4, drop_remainder=True).to_iter_dataset().seed(3).batch(2)',) * 2,
+    'batch, random': ('d.to_iter_dataset().batch(4).random_map(lambda b, r: b + r.integers(99), seed=2)',) * 2,
+    'limit': ('d.to_iter_dataset().limit(9)', 'X.LimitIterDataset(d.to_iter_dataset(), 9)'),
+    'limit, batch': ('d.to_iter_dataset().limit(9).batch(2)', 'X.LimitIterDataset(d.to_iter_dataset(), 9).batch(2)'),
+    'prefetch': (
+        'd.to_iter_dataset().batch(3).prefetch(2)',
+        'X.ThreadPrefetchIterDataset(d.to_iter_dataset().batch(3), prefetch_buffer_size=2)',
+    ),
+    'repeat': ('d.to_iter_dataset().repeat(3)', None),
+    'repeat, batch': ('d.to_iter_dataset().batch(4, drop_remainder=True).repeat(2).limit(9).batch(2)', None),
+    'shard': ('d.to_iter_dataset(shard_options=ShardOptions(1, 3)).batch(2)', None),
+    'shard, drop': ('d.to_iter_dataset(shard_options=ShardOptions(1, 3, True)).batch(2)', None),
+    'none': ('d.filter(lambda x: x % 2).to_iter_dataset(allow_nones=True)',) * 2,
+}  # fmt: skip
+
+GRAIN = """
+X = grain.experimental
+def plain(x):
+    if isinstance(x, (list, tuple)): return [plain(v) for v in x]
+    return x.tolist() if hasattr(x, 'tolist') else x
+out = {}
+for name, (_, text) in json.loads(sys.argv[1]).items():
+    if text is None:
+        continue
+    it = iter(eval(text, {**globals(), 'd': grain.MapDataset.range(23).shuffle(seed=1)}))
+    numbers = [X.get_next_index(it)]
+    for _ in it:
+        numbers.append(X.get_next_index(it))
+    rest = []
+    for number in numbers[:-1]:
+        X.set_next_index(it, number)
+        rest.append(plain(list(it)))
+    out[name] = numbers, rest
+print(json.dumps(out))
+"""
+
+
+def make(name, **names):
+    return eval(STREAMS[name][0], {'d': MapDataset.range(23).shuffle(seed=1), 'ShardOptions': ShardOptions, **names})
+
+
+def test_numbers_equal_those_of_grain(grain):
+    for name, (numbers, rest) in grain.run(GRAIN, json.dumps(STREAMS)).items():
+        with iter(make(name)) as iterator:
+            assert [iterator.get_next_index(), *(iterator.get_next_index() for _ in iterator)] == numbers, name
+            for number, expected in zip(numbers, rest, strict=False):
+                iterator.set_next_index(number)
+                assert plain(list(iterator)) == expected, name
+
+
+@pytest.mark.parametrize('name', STREAMS)
+def test_each_element_has_its_number(name):
+    expected = plain(list(make(name)))
+    with iter(make(name)) as iterator:
+        assert iterator.get_next_index() == 0
+        for at in [*range(len(expected), -1, -1), *range(len(expected))]:
+            iterator.set_next_index(np.int64(at))
+            assert iterator.get_next_index() == at
+            assert plain(list(itertools.islice(iterator, 2))) == expected[at : at + 2]
+            assert iterator.get_next_index() == min(at + 2, len(expected))
+        for beyond in (len(expected) + 1, -1):
+            with pytest.raises((OutOfRangeError, InvalidArgumentError), match='index'):
+                iterator.set_next_index(beyond)
+
+
+def test_elements_before_a_number_are_not_computed():
+    calls = []
+    with iter(MapDataset.range(10_000).map(lambda x: calls.append(x) or x).to_iter_dataset().batch(10)) as iterator:
+        iterator.set_next_index(900)
+        assert next(iterator).tolist() == list(range(9000, 9010))
+        assert min(calls) == 9000
+    with iter(MapDataset.range(7).repeat().to_iter_dataset()) as iterator:
+        iterator.set_next_index(2**40)
+        assert next(iterator) == 2**40 % 7
+        assert iterator.get_next_index() == 2**40 + 1
+
+
+async def test_numbers_in_the_async_api():
+    async with aiter(MapDataset.range(9).to_iter_dataset().batch(2)) as iterator:
+        await iterator.set_next_index(3)
+        assert (await anext(iterator)).tolist() == [6, 7]
+        assert iterator.get_next_index() == 4
+
+
+def test_stages_without_numbers_are_named():
+    stream = MapDataset.range(9).to_iter_dataset()
+    no_numbers = {
+        'filter': stream.filter(lambda x: x % 2).batch(2),
+        r'filter\(': MapDataset.range(9).filter(lambda x: x % 2).to_iter_dataset(),
+        'flat_map': stream.flat_map(lambda x: [x, x]),
+        'rebatch': stream.batch(2).rebatch(3),
+        'pack': stream.map(lambda x: {'x': np.arange(x + 1)}).pack({'x': 9}).limit(3),
+        'mix': granular.IterDataset.mix([stream, stream]).repeat(2),
+        'on_error': MapDataset.range(9).to_iter_dataset(on_error='skip').batch(2),
+    }
+
+    def behind(x):
+        return x.sum()
+
+    no_numbers[r'filter\(.*behind'] = stream.batch(2).filter(behind).prefetch(1)
+    for stage, dataset in no_numbers.items():
+        with iter(dataset) as iterator:
+            with pytest.raises(InvalidArgumentError, match=rf'{stage}.*have no index'):
+                iterator.get_next_index()
+            with pytest.raises(InvalidArgumentError, match='no index'):
+                iterator.set_next_index(0)
+    with iter(MapDataset.range(9).to_iter_dataset(shard_options=ShardOptions(0, 2))) as iterator:
+        iterator.set_state({'state': 3})
+        with pytest.raises(StateError, match='element 3 of the whole with 2 shards: expected a multiple of 2'):
+            iterator.get_next_index()
+
+
+@pytest.mark.parametrize('end', [lambda s: s, lambda s: s.map(lambda b: b + 0).prefetch(2)])
+def test_hosts_resume_with_another_number_and_batch_size(end):
+    """The promise of Grain's ElasticIterator: a global batch is divided among any number of hosts."""
+    dataset = MapDataset.range(96).shuffle(seed=1)
+
+    def run(hosts, global_batch, state, rounds):
+        states, rows = [], []
+        for host in range(hosts):
+            stream = dataset.to_iter_dataset(shard_options=ShardOptions(host, hosts)).batch(global_batch // hosts)
+            with iter(end(stream)) as iterator:
+                if state is not None:
+                    iterator.set_state(state)
+                rows += [row for batch in itertools.islice(iterator, rounds) for row in batch.tolist()]
+                states.append(json.loads(json.dumps(iterator.get_state())))
+        assert all(state == states[0] for state in states)
+        return rows, states[0]
+
+    seen, state = [], None
+    for hosts, global_batch, rounds in [(4, 8, 3), (3, 12, 2), (1, 16, 1), (2, 6, 1), (8, 8, 100)]:
+        rows, state = run(hosts, global_batch, state, rounds)
+        seen += rows
+        assert sorted(seen) == sorted(list(dataset)[: len(seen)])
+    assert len(seen) == 96
+    with iter(dataset.to_iter_dataset().batch(5)) as iterator:
+        iterator.set_state({'state': 12})
+        with pytest.raises(StateError, match=r'batch\(5\): batches have no index .*element 12 .*a multiple of 5'):
+            iterator.get_next_index()
+
+
+def test_batch_sizes_that_states_depend_on_are_compared():
+    stream = MapDataset.range(20).to_iter_dataset()
+    for size_matters in (
+        lambda s, n: s.batch(n).limit(3),
+        lambda s, n: s.batch(n).map_with_index(lambda i, b: (i, b)),
+        lambda s, n: s.batch(n).flat_map(list),
+        lambda s, n: s.batch(n).rebatch(3).batch(1),
+    ):
+        state = iter(size_matters(stream, 4)).get_state()
+        with pytest.raises(StateError, match=r"stage 3 was 'batch\(4\)', and is 'batch\(5\)'"):
+            iter(size_matters(stream, 5)).set_state(state)
+    state = iter(stream.batch(4)).get_state()
+    with pytest.raises(StateError, match=r"'batch\(4\)', and is 'batch\(5, drop_remainder=True\)'"):
+        iter(stream.batch(5, drop_remainder=True)).set_state(state)
+    state = iter(MapDataset.range(20).batch(4).to_iter_dataset()).get_state()
+    with pytest.raises(StateError, match=r"'batch\(4\)', and is 'batch\(5\)'"):
+        iter(MapDataset.range(20).batch(5).to_iter_dataset()).set_state(state)
+
+
+def test_states_of_programs_are_checked():
+    check = granular.testing.assert_equal_output_after_checkpoint
+    check(MapDataset.range(9).shuffle(seed=1))
+    check(MapDataset.range(12).to_iter_dataset(ReadOptions(2, 3)).filter(lambda x: x % 3).batch(2).repeat(2))
+    check(granular.DataLoader(data_source=list(range(7)), sampler=granular.SequentialSampler(7)))
+
+    class Counter(granular.IterDataset):
+        def __init__(self, state):
+            super().__init__()
+            self.state = state
+
+        def __iter__(self):
+            return CounterIterator(self.state)
+
+    class CounterIterator(granular.DatasetIterator):
+        def __init__(self, state):
+            super().__init__()
+            self._count, self._state = 0, state
+
+        def __next__(self):
+            if self._count == 3:
+                raise StopIteration
+            self._count += 1
+            return np.full(2, self._count)
+
+        def get_state(self):
+            return self._state(self._count)
+
+        def set_state(self, state):
+            self._count = state['at']
+
+    check(Counter(lambda at: {'at': at}))
+    with pytest.raises(AssertionError, match='the elements from the state before element 1 on'):
+        check(Counter(lambda at: {'at': 0}))
+    with pytest.raises(AssertionError, match='the state before element 0, once it is restored'):
+        check(Counter(lambda at: {'at': at + 1}))
+    with pytest.raises(AssertionError, match='the state before element 2 is not plain JSON'):
+        check(Counter(lambda at: {'at': at if at < 2 else np.int64(at)}))
+    with pytest.raises(AssertionError, match='expected one element or more, got none'):
+        check(MapDataset.range(0))
+    with iter(Counter(functools.partial(dict, at=0))) as iterator:
+        with pytest.raises(InvalidArgumentError, match='CounterIterator does not override get_next_index'):
+            iterator.get_next_index()

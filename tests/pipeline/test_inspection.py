@@ -1,0 +1,155 @@
+"""What a pipeline yields, without running it; where its time goes; and a log of its elements."""
+
+import logging
+
+import numpy as np
+import pytest
+
+import granular
+from granular import DatasetOptions, IterDataset, MapDataset, ShapeDtypeStruct, get_element_spec
+from granular.errors import InvalidArgumentError
+
+
+def struct(shape, dtype):
+    return ShapeDtypeStruct(shape, np.dtype(dtype))
+
+
+class Scale(granular.MapTransform):
+    def map(self, element):
+        raise AssertionError('computed')
+
+    def output_spec(self, spec):
+        return {**spec, 'x': struct(spec['x'].shape, 'float32')}
+
+
+def test_spec_follows_from_the_stages():
+    images = [{'x': np.zeros((2, 3), np.uint8), 'n': (i, 0.5)} for i in range(10)]
+    dataset = MapDataset.source(images)
+    element = {'x': struct((2, 3), 'uint8'), 'n': (struct((), 'int64'), struct((), 'float64'))}
+    assert get_element_spec(dataset) == element
+    assert get_element_spec(dataset.shuffle(seed=1).repeat()[3:]) == element
+    assert get_element_spec(dataset.filter(Scale().map)) == element
+    batch = {'x': struct((4, 2, 3), 'uint8'), 'n': (struct((4,), 'int64'), struct((4,), 'float64'))}
+    stream = dataset.to_iter_dataset()
+    for pipeline in (
+        dataset.batch(4),
+        stream.batch(4),
+        stream.filter(Scale().map).batch(4).prefetch(2).limit(3).repeat(2),
+        stream.batch(2).window_shuffle(2, seed=1).seed(3).batch(2).map(Half()),
+    ):
+        assert get_element_spec(pipeline) == batch
+    scaled = {**element, 'x': struct((2, 3), 'float32')}
+    assert get_element_spec(dataset.map(Scale())) == scaled
+    assert get_element_spec(stream.map(Scale())) == scaled
+    batched = get_element_spec(dataset.map(Scale()).batch(5))
+    assert batched['x'] == struct((5, 2, 3), 'float32')
+    assert get_element_spec(stream.batch(5).map(Scale()))['x'] == struct((5, 2, 3), 'float32')
+
+
+class Half(granular.MapTransform):
+    def map(self, element):
+        return element
+
+    def output_spec(self, spec):
+        return {
+            'x': struct((4, *spec['x'].shape[2:]), 'uint8'),
+            'n': (struct((4,), 'int64'), struct((4,), 'float64')),
+        }
+
+
+def test_spec_is_that_of_the_first_element_where_it_does_not_follow():
+    calls = []
+    dataset = MapDataset.range(10).map(lambda x: calls.append(x) or {'t': 'ab', 'a': np.zeros(x + 1, np.int8)})
+    assert get_element_spec(dataset) == {'t': struct((), object), 'a': struct((1,), 'int8')}
+    assert calls == [0]
+    assert get_element_spec(MapDataset.source(['a', 'bc']).batch(2)) == struct((2,), '<U2')
+    packed = dataset.map(lambda point: {'a': point['a']}).to_iter_dataset().pack({'a': 16})
+    assert get_element_spec(packed)['a_segment_ids'] == struct((16,), 'int32')
+    assert get_element_spec(MapDataset.source([None, np.int16(3)])) == struct((), 'int16')
+    loader = granular.DataLoader(
+        data_source=[np.zeros(3)] * 5, sampler=granular.SequentialSampler(5), operations=[granular.Batch(2)]
+    )
+    assert get_element_spec(loader) == struct((2, 3), 'float64')
+    for empty in (
+        MapDataset.range(0),
+        MapDataset.range(3).filter(lambda x: False).map(str).to_iter_dataset().rebatch(2),
+    ):
+        with pytest.raises(InvalidArgumentError, match='has no elements'):
+            get_element_spec(empty)
+    with pytest.raises(InvalidArgumentError, match='expected a MapDataset, an IterDataset or a DataLoader, got 3'):
+        get_element_spec(3)
+
+
+async def test_spec_in_the_async_api():
+    assert await granular.aio.get_element_spec(granular.aio.MapDataset.range(5).batch(2)) == struct((2,), 'int64')
+
+
+def slow(x):
+    for _ in range(20_000):
+        pass
+    return x
+
+
+def test_summary_shows_elements_and_times_of_each_stage():
+    stream = (
+        MapDataset.range(40).map(slow).to_iter_dataset().filter(lambda x: x % 2).batch(5).flat_map(list).prefetch(2)
+    )
+    timed = stream.with_options(DatasetOptions(stage_timing=True))
+    assert str(timed) == str(stream)
+    expected = list(stream)
+    with iter(timed) as iterator:
+        assert list(iterator) == expected
+        rows = iterator.execution_summary()
+        state = iterator.get_state()
+    assert [(row.stage.split('(')[0], row.elements) for row in rows] == [
+        ('range', 40), ('map', 40), ('filter', 40), ('to_iter_dataset', 20), ('batch', 4), ('flat_map', 20),
+        ('prefetch', 20),
+    ]  # fmt: skip
+    assert max(rows[:3], key=lambda row: row.seconds).stage == 'map(slow)'
+    assert all(row.seconds >= 0 and row.wait_seconds >= 0 for row in rows)
+    with iter(stream) as iterator:
+        iterator.set_state(state)
+        with pytest.raises(InvalidArgumentError, match='not timed: call with_options'):
+            iterator.execution_summary()
+
+
+def test_options_of_earlier_stages_trace_later_ones():
+    timed = MapDataset.range(9).to_iter_dataset().with_options(DatasetOptions(stage_timing=True)).map(str)
+    for stream, expected in (
+        (timed, ['range(0, 9)', 'map(str)', 'to_iter_dataset()']),
+        (timed.batch(2), ['range(0, 9)', 'map(str)', 'to_iter_dataset()', 'batch(2)']),
+        (IterDataset.zip([timed, timed.batch(1)]), None),
+        (IterDataset.interleave([timed, timed.batch(1)], 2).limit(7), None),
+    ):
+        plain = [str(element) for element in stream]
+        with iter(stream) as iterator:
+            assert [str(element) for element in iterator] == plain
+            rows = iterator.execution_summary()
+            assert expected is None or [row.stage for row in rows] == expected
+            state = iterator.get_state()
+            iterator.set_state(state)
+            assert list(iterator) == []
+    random = timed.random_map(lambda x, rng: x + str(rng.integers(99)), seed=3)
+    untimed = (
+        MapDataset.range(9).to_iter_dataset().map(str).random_map(lambda x, rng: x + str(rng.integers(99)), seed=3)
+    )
+    assert list(random) == list(untimed)
+
+
+def test_debug_mode_logs_what_each_stage_yields(caplog):
+    caplog.set_level(logging.INFO, 'granular')
+    dataset = MapDataset.range(5).shuffle(seed=1).map(lambda x: {'x': np.full(3, x)}).filter(lambda e: e['x'][0] != 2)
+    stream = dataset.to_iter_dataset().batch(2)
+    expected = list(stream)
+    with iter(stream.mp_prefetch(2).with_options(DatasetOptions(debug=True))) as iterator:
+        for batch, same in zip(iterator, expected, strict=True):
+            assert batch['x'].tolist() == same['x'].tolist()
+        assert iterator.get_next_index is not None
+    messages = [record.getMessage() for record in caplog.records]
+    assert 'range(0, 5): step 0: 0' in messages
+    assert sum(message.startswith('map(') and message.endswith("{'x': int64[3]}") for message in messages) == 5
+    assert sum(message.startswith('filter(') for message in messages) == 4
+    assert sum(message.startswith('to_iter_dataset(): element ') for message in messages) == 4
+    assert "batch(2): element 1: {'x': int64[2, 3]}" in messages
+    with pytest.raises(InvalidArgumentError, match='debug'):
+        DatasetOptions(debug=1)

@@ -1,0 +1,279 @@
+"""Interleaved streams that are opened while others are read: elements of Grain, exact states, and nothing left."""
+
+import itertools
+import json
+import threading
+
+import pytest
+
+import granular
+from granular import IterDataset, MapDataset, ReadOptions, ShardOptions
+from granular.errors import InvalidArgumentError, StateError
+from tests.pipeline.test_map_dataset import plain
+
+# The same expressions here, where `I` is `IterDataset.interleave`, and with Grain.
+SAME = {
+    'streams': 'I([part(i) for i in range(5)], cycle_length=2)',
+    'mapdatasets': 'I([M.range(10 * i, 10 * i + i) for i in range(5)], cycle_length=3)',
+    'empty ones': 'I([M.range(n).to_iter_dataset() for n in (0, 3, 0, 0, 2, 0)], cycle_length=2)',
+    'more than there are': 'I([part(i) for i in range(3)], cycle_length=8)',
+    'one at a time': 'I([part(i) for i in range(4)], cycle_length=1)',
+    'one': 'I([part(3)], cycle_length=1)',
+    'lazy': 'I(M.source(range(7)).map(part), cycle_length=3)',
+    'lazy, shuffled': 'I(M.source(range(7)).shuffle(seed=2).map(part), cycle_length=4)',
+    'lazy, mapdatasets': 'I(M.source(range(6)).map(lambda n: M.range(n).map(lambda x: (n, x))), cycle_length=2)',
+    'lazy, buffers': 'I(M.range(9).map(part), cycle_length=3, num_make_iter_threads=2, make_iter_buffer_size=4, '
+    'iter_buffer_size=3)',
+    'lazy, batched': 'I(M.range(6).map(lambda n: M.range(3 * n).to_iter_dataset().batch(2)), cycle_length=2)',
+    'then more': 'I(M.range(6).map(part), cycle_length=2).filter(lambda x: x % 3).batch(3)',
+    'twice': 'I([I(M.range(3).map(part), cycle_length=2), I(M.range(4).map(part), cycle_length=3)], cycle_length=2)',
+    'random': 'I(M.range(4).map(part), cycle_length=2).seed(5).random_map(lambda x, r: x + int(r.integers(99)))',
+}  # fmt: skip
+
+GRAIN = """
+M, X = grain.MapDataset, grain.experimental
+def I(*args, **options): return X.InterleaveIterDataset(*args, **options)
+def part(n): return M.range(100 * n, 100 * n + n).to_iter_dataset()
+def plain(x):
+    if isinstance(x, (list, tuple)): return [plain(v) for v in x]
+    return x.tolist() if hasattr(x, 'tolist') else x
+print(json.dumps({name: plain(list(eval(text))) for name, text in json.loads(sys.argv[1]).items()}))
+"""
+
+
+def part(n):
+    return MapDataset.range(100 * n, 100 * n + n).to_iter_dataset()
+
+
+def make(name):
+    return eval(SAME[name], {'I': IterDataset.interleave, 'M': MapDataset, 'part': part})
+
+
+def test_elements_equal_those_of_grain(grain):
+    for name, expected in grain.run(GRAIN, json.dumps(SAME)).items():
+        assert plain(list(make(name))) == expected, name
+
+
+@pytest.mark.parametrize('name', SAME)
+def test_state_is_exact_between_any_two_elements(name):
+    with iter(make(name)) as iterator:
+        states, expected = [iterator.get_state()], []
+        for element in iterator:
+            expected.append(plain(element))
+            states.append(json.loads(json.dumps(iterator.get_state())))
+        for at in [*range(len(states)), *range(len(states) - 1, -1, -1)]:
+            iterator.set_state(states[at])
+            assert iterator.get_state() == states[at]
+            assert [plain(element) for element in itertools.islice(iterator, 3)] == expected[at : at + 3], at
+    for at in range(0, len(states), 4):
+        with iter(make(name)) as iterator:
+            iterator.set_state(states[at])
+            assert [plain(element) for element in iterator] == expected[at:], at
+    with iter(make(name).repeat(2)) as iterator:
+        assert [plain(element) for element in iterator] == 2 * expected
+
+
+def test_datasets_are_made_shortly_before_their_turn():
+    made, lock = [], threading.Lock()
+
+    def open_file(n):
+        with lock:
+            made.append(n)
+        return MapDataset.range(100 * n, 100 * n + 3).to_iter_dataset()
+
+    stream = IterDataset.interleave(MapDataset.range(1000).map(open_file), cycle_length=2, make_iter_buffer_size=3)
+    assert made == []
+    with iter(stream) as iterator:
+        assert made == []
+        assert [next(iterator) for _ in range(6)] == [0, 100, 1, 101, 2, 102]
+        assert next(iterator) == 200
+        assert sorted(made) == list(range(len(made)))
+        assert len(made) <= 2 + 2 + 3
+        state = iterator.get_state()
+        assert set(state['state']['parents']) <= {'1', '2'}
+        assert iterator.stats()['read'] == 7
+    made.clear()
+    with iter(stream) as iterator:
+        iterator.set_state(state)
+        assert [next(iterator) for _ in range(3)] == [300, 201, 301]
+        assert 0 not in made
+    threads = [thread.name for thread in threading.enumerate() if 'interleave' in thread.name]
+    assert threads == []
+
+
+def test_errors_name_the_dataset_and_do_not_shift_the_state():
+    broken = {2}
+
+    def open_file(n):
+        if n in broken:
+            raise OSError(f'file {n} is away')
+        return part(n + 1)
+
+    expected = list(IterDataset.interleave([part(n + 1) for n in range(4)], 2))
+    with iter(IterDataset.interleave(MapDataset.range(4).map(open_file), 2)) as iterator:
+        elements = []
+        with pytest.raises(OSError, match='file 2 is away') as caught:
+            while True:
+                elements.append(next(iterator))
+        assert caught.value.__notes__[0].startswith('while transforming the datapoint at step 2, in map(')
+        state = iterator.get_state()
+        with pytest.raises(OSError, match='file 2 is away'):
+            next(iterator)
+        assert iterator.get_state() == state
+        broken.clear()
+        assert elements + list(iterator) == expected
+    with pytest.raises(InvalidArgumentError, match='dataset 1: expected a stream or MapDataset, got 1'):
+        list(IterDataset.interleave(MapDataset.range(4).map(lambda n: n if n else part(2)), 2))
+    with pytest.raises(InvalidArgumentError, match='expected one dataset or more'):
+        IterDataset.interleave(MapDataset.range(0), 2)
+    for name in ('cycle_length', 'num_make_iter_threads', 'make_iter_buffer_size', 'iter_buffer_size'):
+        with pytest.raises(InvalidArgumentError, match=f'{name}: expected an integer'):
+            IterDataset.interleave([part(1)], **{'cycle_length': 1, name: -1})
+    with iter(make('streams')) as iterator, iter(make('twice')) as other:
+        with pytest.raises(StateError, match='expected 2 streams, got 4'):
+            iterator.set_state({'state': {'open': [0, 1, 2, 3], 'turn': 0, 'begun': 4, 'parents': {}}})
+        with pytest.raises(StateError, match='another pipeline'):
+            other.set_state(iterator.get_state())
+
+
+def test_datasets_that_a_filter_drops_are_skipped():
+    files = MapDataset.range(6).filter(lambda n: n % 2).map(part)
+    assert list(IterDataset.interleave(files, 1)) == [100, 300, 301, 302, 500, 501, 502, 503, 504]
+
+
+def test_options_and_shards_reach_datasets_that_are_made():
+    stream = IterDataset.interleave(MapDataset.range(3, 6).map(part), 2)
+    shards = [IterDataset(stream._stream.sharded(ShardOptions(i, 2))) for i in range(2)]
+    assert sorted([*shards[0], *shards[1]]) == sorted(stream)
+    files = MapDataset.range(2).map(lambda n: MapDataset.range(2000).to_iter_dataset().filter(lambda x: x % 9 == n))
+    strict = granular.DatasetOptions(filter_raise_threshold_ratio=0.5)
+    with pytest.raises(granular.errors.DatapointError, match='filter_raise_threshold_ratio'):
+        list(IterDataset.interleave(files, 1).with_options(strict))
+    in_workers = IterDataset.interleave(MapDataset.range(1, 3).map(part), 2)
+    in_workers = in_workers.mp_prefetch(granular.MultiprocessingOptions(1, start_method='fork'))
+    assert list(in_workers) == [100, 200, 201]
+
+
+class Recorded(granular.MapTransform):
+    def map(self, element):
+        return element, [int(word) for word in Recorded.place]
+
+
+def record(number, count):
+    Recorded.place = number, count
+
+
+def test_worker_init_fn_is_called_in_each_worker():
+    dataset = MapDataset.range(6).map(Recorded()).batch(1, batch_fn=list).to_iter_dataset()
+    elements = [
+        element for (element,) in dataset.mp_prefetch(granular.MultiprocessingOptions(2, start_method='fork'), record)
+    ]
+    assert [element for element, _ in elements] == list(range(6))
+    assert {tuple(place) for _, place in elements} == {(0, 2), (1, 2)}
+    options = granular.MultiprocessingOptions(1, start_method='forkserver', worker_init_fn=fail)
+    with pytest.raises(ZeroDivisionError):
+        list(dataset.mp_prefetch(options))
+    with pytest.raises(InvalidArgumentError, match='worker_init_fn: expected a function'):
+        dataset.mp_prefetch(2, worker_init_fn=3)
+
+
+def fail(number, count):
+    raise ZeroDivisionError
+
+
+SLICED = {
+    'plain': 'd.to_iter_dataset()',
+    'shuffle': 'd.shuffle(seed=3).to_iter_dataset()',
+    'shuffle, map, batch': 'd.shuffle(seed=3).map(lambda x: x + 1).to_iter_dataset().batch(3)',
+    'random': 'd.random_map(lambda x, r: (x, int(r.integers(99))), seed=4).to_iter_dataset().filter(lambda x: x[0] % 3)',  # noqa: E501
+    'source': 'type(d).source(list(range(50, 61))).shuffle(seed=1).to_iter_dataset()',
+    'number': 'd.map_with_index(lambda i, x: (i, x)).to_iter_dataset().map(str)',
+}
+
+GRAIN_SLICED = """
+import copy
+from grain._src.python.dataset.transformations import prefetch
+def plain(x):
+    if isinstance(x, (list, tuple)): return [plain(v) for v in x]
+    return x.tolist() if hasattr(x, 'tolist') else x
+out = {}
+for name, text in json.loads(sys.argv[1]).items():
+    d = grain.MapDataset.range(23)
+    parts = []
+    for i in range(3):
+        parts.append(copy.deepcopy(eval(text)))
+        prefetch._set_slice_iter_dataset(parts[-1], slice(i, None, 3), True)
+    out[name] = plain(list(grain.experimental.InterleaveIterDataset(parts, cycle_length=3)))
+print(json.dumps(out))
+"""
+
+
+def test_sequential_slices_equal_those_of_grain(grain):
+    for name, expected in grain.run(GRAIN_SLICED, json.dumps(SLICED)).items():
+        parts = []
+        for i in range(3):
+            parts.append(eval(SLICED[name], {'d': MapDataset.range(23)}))
+            parts[-1].set_slice(slice(i, None, 3), True)
+        assert plain(list(IterDataset.interleave(parts, 3))) == expected, name
+    dataset = MapDataset.range(23).shuffle(seed=3).to_iter_dataset()
+    stream = dataset.mp_prefetch(granular.MultiprocessingOptions(2, start_method='fork'), record, sequential_slice=True)
+    elements = list(stream)
+    assert sorted(elements) == list(range(23))
+    assert set(elements[:22:2]) <= set(range(12))
+
+
+def test_set_slice_selects_elements_in_place():
+    stream = MapDataset.range(20).shuffle(seed=1).to_iter_dataset()
+    batches = stream.batch(2)
+    expected = list(stream)
+    stream.set_slice(slice(1, None, 4))
+    assert list(stream) == expected[1::4]
+    assert len(list(batches)) == 10
+    files = IterDataset.interleave(MapDataset.range(5).map(part), 2)
+    files.set_slice(slice(3, None))
+    assert sorted(files) == [300, 301, 302, 400, 401, 402, 403]
+    for dataset in (
+        MapDataset.range(9)[2:].to_iter_dataset(),
+        MapDataset.concatenate([MapDataset.range(3), MapDataset.range(4)]).to_iter_dataset(),
+        MapDataset.range(9).shuffle(seed=1, order=granular.shuffle.Blocks(2, 2)).to_iter_dataset(),
+    ):
+        with pytest.raises(InvalidArgumentError, match='cannot be divided into contiguous parts'):
+            dataset.set_slice(slice(0, None, 2), sequential_slice=True)
+    with pytest.raises(InvalidArgumentError, match='expected a slice'):
+        stream.set_slice(3)
+    with pytest.raises(InvalidArgumentError, match=r'expected slice\(i, None, n\)'):
+        stream.set_slice(slice(0, 5), True)
+
+
+def test_read_ahead_changes_while_running():
+    computed = []
+
+    def count(x):
+        computed.append(x)
+        return x
+
+    dataset = MapDataset.range(700).to_iter_dataset(ReadOptions(prefetch_buffer_size=0))
+    for make in (
+        lambda: dataset.map(count),
+        lambda: dataset.batch(1).map(lambda b: count(int(b[0]))).prefetch(0),
+        lambda: dataset.batch(1).map(lambda b: count(int(b[0]))).prefetch(40),
+    ):
+        computed.clear()
+        with iter(make()) as iterator:
+            iterator.set_prefetch_buffer_size(0)
+            assert list(itertools.islice(iterator, 50)) == list(range(50))
+            assert len(computed) <= 51
+            for size in (100, 3, 0, 20, 0, 1):
+                iterator.set_prefetch_buffer_size(size)
+                start = iterator.get_next_index()
+                assert list(itertools.islice(iterator, 100)) == list(range(start, start + 100))
+                assert len(computed) <= start + 100 + 201
+                state = iterator.get_state()
+                iterator.set_state(state)
+            assert list(iterator) == list(range(650, 700))
+            with pytest.raises(InvalidArgumentError, match='buffer_size: expected an integer >= 0'):
+                iterator.set_prefetch_buffer_size(-1)
+    with iter(dataset.prefetch(2)) as first, iter(dataset.prefetch(0)) as second:
+        next(first)
+        second.set_state(first.get_state())
+        assert next(second) == 1
