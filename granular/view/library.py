@@ -3,11 +3,13 @@
 import asyncio
 import collections
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from granular.aio.datasources import detect
 from granular.aio.paths.path import Path
+from granular.config import MiB
 from granular.errors import InvalidArgumentError, ObjectChangedError
 from granular.formats.layout import shard_numbers
 from granular.view.kinds import family_of
@@ -17,6 +19,8 @@ ENTRIES: Final = 1000
 """Entries of a folder that are shown."""
 
 _OPEN: Final = 4  # readers that stay open
+_TAIL: Final = 2048
+_IN_FLIGHT: Final = 64 * MiB  # bytes of replies
 
 
 class _Holder:
@@ -38,7 +42,10 @@ class Library:
     """
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        store = root.store
+        # Tables of limits are not kept, so of a bag's end only its version and length are read.
+        config = dataclasses.replace(store.config, tail=min(_TAIL, store.config.tail), memory=_IN_FLIGHT)
+        self.root = Path.of(type(store)(store.root, config, store.options), root.key)
         self._holders: collections.OrderedDict[str, _Holder] = collections.OrderedDict()
 
     def path(self, relative: str) -> Path:

@@ -1,10 +1,13 @@
 """Pictures of values: thumbnails of images, first frames of videos, heat maps of arrays. Pure functions, for threads.
 
-Memory of one: the bytes of the value, and four bytes for each of at most 24 million pixels.
+Memory of one: the bytes of the value, and four bytes for each of at most 16 million pixels. Of those of more
+than 2 million pixels, one is made at a time in the process.
 """
 
+import contextlib
 import io
 import math
+import threading
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -21,7 +24,10 @@ from granular.view.previews import array_head
 MOST: Final = 16 * MiB
 """Bytes of a value that has a picture in a list."""
 
-_PIXELS: Final = 24_000_000
+_PIXELS: Final = 16_000_000
+_REDUCED: Final = 40_000_000  # pixels of a JPEG, which is reduced while it is decoded
+_LARGE: Final = 2_000_000  # pixels of an image that is made alone
+_alone: Final = threading.Lock()
 _IMAGES: Final = ('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP')
 _NUMBERS: Final = 4096  # numbers of a plane that are sent with its picture
 _COLOURS: Final = (
@@ -74,15 +80,25 @@ def _image(data: bytes, side: int) -> Picture:
     try:
         with pil.open(io.BytesIO(data), formats=_IMAGES) as image:
             width, height = image.size
-            image.draft(None, (2 * side, 2 * side))  # a JPEG is reduced while it is decoded
-            if image.width * image.height > _PIXELS:
-                raise UnsupportedError(f'{width} x {height} pixels are too many for a thumbnail')
-            image.load()
-            return _fit(image, side)._replace(width=width, height=height)
+            with _turn(width, height, _REDUCED if image.format == 'JPEG' else _PIXELS):
+                image.draft(None, (2 * side, 2 * side))  # of effect for JPEG only
+                image.load()
+                return _fit(image, side)._replace(width=width, height=height)
     except UnsupportedError:
         raise
     except Exception as error:  # Pillow's plugins raise anything that their parsers run into
         raise DecodeError(f'{len(data)} bytes are not an image that Pillow supports: {error!r:.200}') from error
+
+
+def _turn(width: int, height: int, most: int) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which an image may be decoded.
+
+    Raises:
+      UnsupportedError: if it has too many pixels.
+    """
+    if width * height > most:
+        raise UnsupportedError(f'{width} x {height} pixels are too many for a thumbnail')
+    return _alone if width * height > _LARGE else contextlib.nullcontext()
 
 
 def _fit(image: Any, side: int) -> Picture:
@@ -107,11 +123,12 @@ def _video(data: bytes, side: int) -> Picture:
     try:
         with av.open(io.BytesIO(data), format=form, options={'max_pixels': str(_PIXELS)}) as container:
             seconds = None if container.duration is None else container.duration / av.time_base
-            for frame in container.decode(video=0):
-                note = '' if seconds is None else f'{seconds:.1f} s'
-                if frame.width * frame.height > _PIXELS:
-                    raise UnsupportedError(f'{frame.width} x {frame.height} pixels are too many for a thumbnail')
-                return _fit(frame.to_image(), side)._replace(width=frame.width, height=frame.height, note=note)
+            stream = container.streams.video[0]
+            stream.thread_count = 1  # each thread would hold frames of its own
+            with _turn(stream.width, stream.height, _PIXELS):
+                for frame in container.decode(stream):
+                    note = '' if seconds is None else f'{seconds:.1f} s'
+                    return _fit(frame.to_image(), side)._replace(width=frame.width, height=frame.height, note=note)
     except UnsupportedError:
         raise
     except Exception as error:  # FFmpeg's, or for lack of a video stream

@@ -80,7 +80,7 @@ def run(root: Path, port: int, announce: Callable[[str], object]) -> None:
 async def serve(root: Path, port: int = 0) -> AsyncIterator[str]:
     """Serve a path on 127.0.0.1. Yields the link, which has the token.
 
-    Memory: below 200 MB in all for datasets of any length; see docs/view.md for its parts.
+    Memory: below 100 MB for ten million small datapoints; docs/view.md has figures.
 
     ::
 
@@ -121,7 +121,7 @@ class _Server:
         self.library, self.guard = Library(root), Guard()
         # Few threads make pictures, as each holds the pixels of one image.
         self._artists = Threads(min(4, CORES), 'granular-view')
-        self._lists = asyncio.Semaphore(2)  # lists of pictures, each with the bytes of a fan-out
+        self._lists = asyncio.Semaphore(1)  # for what holds the bytes of a fan-out
         self._static = {
             entry.name: entry.read_bytes()
             for entry in (importlib.resources.files('granular.view') / 'static').iterdir()
@@ -280,8 +280,11 @@ class _Server:
             for i in {*range(len(values))} - {*small}:
                 drawn[i] = {'error': f'{values[i].size:,} bytes are too many for a thumbnail'}, b''
             async for batch in source.read_batches([values[i] for i in small]):
-                # The next fan-out begins when the pictures of this one are made.
-                await gather([self._draw(values[small[j]].kind, data, side, drawn, small[j]) for j, data in batch])
+                # The next fan-out begins when the pictures of this one are made, and its bytes are released.
+                draws = [self._draw(values[small[j]].kind, data, side, drawn, small[j]) for j, data in batch]
+                batch.clear()
+                await gather(draws)
+                draws.clear()
             entries = [{'name': name, **facts} for name, (facts, _) in zip(names, drawn, strict=True)]
             return _framed(entries, [file for _, file in drawn])
 

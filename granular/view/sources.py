@@ -26,7 +26,7 @@ from granular.formats import encode_array, encode_float, encode_int, encode_tree
 from granular.formats.layout import Spec, element, is_sequence
 from granular.indexing import Ints
 
-BUDGET: Final = 24 * MiB
+BUDGET: Final = 12 * MiB
 """Bytes of values that are read at a time."""
 
 _FEW: Final = 16  # rows of a foreign file that are read before their sizes are known
@@ -122,8 +122,8 @@ class Source(abc.ABC):
             while stop < len(values) and (stop == start or size + values[stop].size <= budget):
                 size += values[stop].size
                 stop += 1
-            records = await self.read([(value, 0, value.size) for value in values[start:stop]])
-            yield list(enumerate(records, start))
+            # No name holds a batch while the next one is read.
+            yield list(enumerate(await self.read([(value, 0, value.size) for value in values[start:stop]]), start))
             start = stop
 
     async def close(self) -> None:

@@ -97,6 +97,7 @@ def datapoints(count, seed=0, distinct=24):
 
 def write(path, count=250, shardlen=100, distinct=24):
     """Write a sharded dataset and files of other kinds below a path."""
+    path.mkdir(exist_ok=True)
     with granular.ShardedDatasetWriter(path / 'train', SPEC, granular.encoders, shardlen) as writer:
         for datapoint in datapoints(count, distinct=distinct):
             writer.append(datapoint)

@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 from selenium.common.exceptions import WebDriverException
+from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
@@ -70,8 +71,9 @@ class Page:
         next(element for element in elements if text in element.text).click()
 
     def press(self, *keys):
+        """Press keys, wherever the focus is."""
         for key in keys:
-            self.driver.switch_to.active_element.send_keys(key)
+            ActionChains(self.driver, duration=0).send_keys(key).perform()
 
     def selected(self):
         return self.run("return document.querySelector('.item[aria-selected=true]')?.getAttribute('aria-label') ?? ''")
