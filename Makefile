@@ -10,12 +10,12 @@ RIVALS := aiohttp obstore s3fs gcsfs tensorstore grain webdataset streaming litd
 # A build for the CPU: the plain name brings gigabytes of CUDA.
 TORCH  ?= torch==2.13.0
 
-.PHONY: demo test test-full lint bench bench-quick faults soak redis servers clean
+.PHONY: demo test test-full lint bench bench-quick faults soak redis chromium servers screenshots clean
 
 demo: $(VENV)/demo
 	$(BIN)/granular demo
 
-test: $(VENV)/test $(ORACLES) redis
+test: $(VENV)/test $(ORACLES) redis chromium
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 # The large tables of cases in full: otherwise tests run a cover of their pairs (tests/support/tables.py).
@@ -41,9 +41,17 @@ faults: $(VENV)/bench .rivals/s3fs/ready .rivals/gcsfs/ready .rivals/obstore/rea
 soak: $(VENV)/bench
 	$(BIN)/python -m benchmarks.soak $(ARGS)
 
-# The one server of the tests that PyPI does not have.
+# What the tests need and PyPI does not have: a server, and a browser for the page of `granular view`.
 redis:
 	@command -v redis-server > /dev/null || (apt-get update -q && apt-get install -qy --no-install-recommends redis-server)
+
+chromium:
+	@command -v chromedriver > /dev/null || \
+		(apt-get update -q && apt-get install -qy --no-install-recommends chromium chromium-driver)
+
+# The pictures of the page of `granular view` in docs/screenshots.
+screenshots: $(VENV)/test chromium
+	$(BIN)/python -m tests.view.screenshots
 
 # What the benchmarks measure against comes from Debian.
 servers:

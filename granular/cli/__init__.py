@@ -1,5 +1,5 @@
 """The command line: ``granular demo``, ``info``, ``ls``, ``cat``, ``copy``, ``copy-to-local``, ``convert``,
-``verify``, ``index``, ``clean`` and ``cache``.
+``verify``, ``index``, ``clean``, ``view`` and ``cache``.
 
 Data goes to stdout, everything else to stderr; progress is drawn only on a terminal.
 """

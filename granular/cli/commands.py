@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 import granular
+from granular._lazy import import_extra
 from granular.cli.describe import Description, describe, printable, readable
 from granular.cli.options import Address, Json, OpenPath, with_store_options
 from granular.errors import InvalidArgumentError, NotFoundError, UnknownTypeError
@@ -198,6 +199,24 @@ def clean(
     action = 'removed' if remove else 'to be removed with --remove' if leftovers else 'found'
     total = sum(leftover.size for leftover in leftovers)
     typer.echo(f'{len(leftovers) or "nothing"} {action}{f", {total:,} bytes" if leftovers else ""}', err=True)
+
+
+@app.command()
+@with_store_options
+def view(
+    open_path: OpenPath,
+    url: Address,
+    port: Annotated[int, typer.Option(help='A port of 127.0.0.1; 0 for one that is free.', min=0, max=65535)] = 0,
+) -> None:
+    """Show what is in a bucket, folder or dataset in a local web page, until it is interrupted."""
+    import_extra('aiohttp', 'view', 'the web page needs its extra')
+    from granular.view import run
+
+    def announce(link: str) -> None:
+        typer.echo(link)
+        typer.echo('serves this machine only; Ctrl-C ends it', err=True)
+
+    run(open_path(url).aio, port, announce)
 
 
 @app.command()

@@ -20,6 +20,7 @@ LAYERS = (
         'cli': 'commands, the demo, descriptions of datasets',
         'integrations': 'PyTorch, JAX, Grain, Orbax, Ray: each imported by its users',
     },
+    {'view': 'the local web page of `granular view`'},
     {'__init__': 'the public names', 'testing': 'servers and checks for tests'},
     {'sources': 'lazy sequences of granular 0.21'},
     {'sync': 'the sync API: blocking methods over the async core'},

@@ -11,7 +11,7 @@ from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.streams.flow import Flow
-from granular.aio.pipeline.streams.streams import Stream
+from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import ShardOptions
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.readahead import pages

@@ -1,0 +1,57 @@
+"""How values are shown, by their types and, for bytes and unknown types, by their first bytes."""
+
+from typing import Final, Literal
+
+Family = Literal['number', 'text', 'json', 'tree', 'array', 'image', 'video', 'audio', 'bytes']
+
+FAMILIES: Final[dict[str, Family]] = {
+    **dict.fromkeys(('int', 'i64', 'u64', 'float', 'bool'), 'number'),
+    **dict.fromkeys(('utf8', 'txt', 'text', 'cls'), 'text'),
+    'json': 'json',
+    **dict.fromkeys(('msgpack', 'tree'), 'tree'),
+    'array': 'array',
+    **dict.fromkeys(('jpg', 'jpeg', 'png', 'webp', 'gif', 'bmp'), 'image'),
+    **dict.fromkeys(('mp4', 'webm'), 'video'),
+    **dict.fromkeys(('wav', 'flac', 'audio', 'mp3', 'ogg'), 'audio'),
+}
+MAGIC: Final = 16
+"""Bytes by which media are recognised."""
+
+_STARTS: Final = {
+    b'\xff\xd8\xff': 'image/jpeg',
+    b'\x89PNG\r\n\x1a\n': 'image/png',
+    b'GIF87a': 'image/gif',
+    b'GIF89a': 'image/gif',
+    b'\x1aE\xdf\xa3': 'video/webm',
+    b'fLaC': 'audio/flac',
+    b'OggS': 'audio/ogg',
+    b'ID3': 'audio/mpeg',
+    b'\xff\xfb': 'audio/mpeg',
+}
+_RIFF: Final = {b'WEBP': 'image/webp', b'WAVE': 'audio/wav'}
+
+
+def media_type(head: bytes, size: int) -> str:
+    """Return the media type of a value by its first bytes; empty for anything that is not a known medium.
+
+    Only types that a browser shows, and never runs, are recognised: SVG and HTML are not among them.
+
+    Args:
+      head: its first 16 bytes, or all.
+      size: its size.
+    """
+    if head[:4] == b'RIFF':
+        return _RIFF.get(head[8:12], '')
+    if head[4:8] == b'ftyp':
+        return 'image/avif' if head[8:12] == b'avif' else 'audio/mp4' if head[8:12] == b'M4A ' else 'video/mp4'
+    if head[:2] == b'BM' and int.from_bytes(head[2:6], 'little') == size:
+        return 'image/bmp'
+    return next((media for start, media in _STARTS.items() if head.startswith(start)), '')
+
+
+def family_of(kind: str, head: bytes = b'', size: int = 0) -> Family:
+    """Return how a value is shown, by its type, or if that says nothing, by its first bytes."""
+    if kind in FAMILIES:
+        return FAMILIES[kind]
+    family = media_type(head, size).partition('/')[0]
+    return FAMILIES['jpg'] if family == 'image' else 'video' if family == 'video' else 'audio' if family else 'bytes'

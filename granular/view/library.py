@@ -1,0 +1,155 @@
+"""The folder that is shown: its tree, and the readers that are open in it."""
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from granular.aio.datasources import detect
+from granular.aio.paths.path import Path
+from granular.config import MiB
+from granular.errors import InvalidArgumentError, ObjectChangedError
+from granular.formats.layout import shard_numbers
+from granular.view.kinds import family_of
+from granular.view.sources import Source, source_of
+
+ENTRIES: Final = 1000
+"""Entries of a folder that are shown."""
+
+_OPEN: Final = 4  # readers that stay open
+_TAIL: Final = 2048
+_IN_FLIGHT: Final = 64 * MiB  # bytes of replies
+
+
+class _Holder:
+    """A reader, opened by its first user."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.source: Source | None = None
+        self.users = 0
+
+
+class Library:
+    """Folders and datasets under one path. Nothing outside of it is read.
+
+    Memory: four open readers, which hold no tables of limits.
+
+    Args:
+      root: the path.
+    """
+
+    def __init__(self, root: Path) -> None:
+        store = root.store
+        # Tables of limits are not kept, so of a bag's end only its version and length are read.
+        config = dataclasses.replace(store.config, tail=min(_TAIL, store.config.tail), memory=_IN_FLIGHT)
+        self.root = Path.of(type(store)(store.root, config, store.options), root.key)
+        self._holders: collections.OrderedDict[str, _Holder] = collections.OrderedDict()
+
+    def path(self, relative: str) -> Path:
+        """Return the path of a name under the root.
+
+        Raises:
+          InvalidArgumentError: if the name leads out of the root.
+        """
+        parts = relative.split('/') if relative else []
+        if any(part in ('', '.', '..') or '\0' in part or '\\' in part for part in parts):
+            raise InvalidArgumentError(f'expected a path below {self.root}, got {relative!r:.200}')
+        path = self.root
+        for part in parts:
+            path = path / part
+        return path
+
+    async def folder(self, relative: str) -> dict[str, Any]:
+        """List a folder: its first entries by name, and whether it is a dataset.
+
+        Raises:
+          NotFoundError: if there is nothing.
+        """
+        path = self.path(relative)
+        names: list[dict[str, Any]] = []
+        more = False
+        if any(char in path.name for char in '*?[') or (await _is_file(path)):
+            return {'path': relative, 'entries': [], 'more': False, 'kind': 'data'}
+        async with contextlib.aclosing(path.store.scan(path.key)) as entries:  # type: ignore[type-var]
+            async for entry in entries:
+                if more := len(names) == ENTRIES:
+                    break
+                name = entry.key.rpartition('/')[2]
+                names.append({'name': name, 'folder': entry.is_dir, 'size': entry.size, 'format': _format(name)})
+        folders = [entry['name'] for entry in names if entry['folder']]
+        dataset = any(entry['name'] == 'spec.json' for entry in names) or bool(shard_numbers(folders))
+        names.sort(key=lambda entry: (not entry['folder'], entry['name']))
+        return {'path': relative, 'entries': names, 'more': more, 'kind': 'data' if dataset else 'folder'}
+
+    @contextlib.asynccontextmanager
+    async def use(self, relative: str) -> AsyncIterator[Source]:
+        """Hold the open reader of a path. The readers that were used last stay open."""
+        holder = self._holders.setdefault(relative, _Holder())
+        self._holders.move_to_end(relative)
+        holder.users += 1
+        try:
+            async with holder.lock:
+                if holder.source is None:
+                    holder.source = source_of(await _open(self.path(relative)))
+            yield holder.source
+        except ObjectChangedError:
+            if self._holders.get(relative) is holder:  # the next use opens the data that is there now
+                del self._holders[relative]
+            raise
+        finally:
+            holder.users -= 1
+            if holder.source is None and not holder.users:
+                if self._holders.get(relative) is holder:
+                    del self._holders[relative]
+            elif not holder.users and self._holders.get(relative) is not holder and holder.source is not None:
+                await holder.source.close()
+            await self._trim()
+
+    async def _trim(self) -> None:
+        idle = [name for name, holder in self._holders.items() if not holder.users]
+        for name in idle[: max(0, len(self._holders) - _OPEN)]:
+            holder = self._holders.pop(name)
+            if holder.source is not None:
+                await holder.source.close()
+
+    async def describe(self, relative: str) -> dict[str, Any]:
+        """Return the facts of a dataset or file."""
+        async with self.use(relative) as source:
+            facts = source.describe()
+            for row in facts['keys']:
+                kind = row['type']
+                row['family'] = kind if kind in ('references', 'value') else family_of(kind.removesuffix('[]'))
+                row['many'] = kind.endswith('[]')
+            return {'path': relative, 'url': f'{self.path(relative)}', 'length': source.length, **facts}
+
+    async def aclose(self) -> None:
+        """Close all readers."""
+        holders, self._holders = list(self._holders.values()), collections.OrderedDict()
+        for holder in holders:
+            if holder.source is not None:
+                await holder.source.close()
+
+
+def _format(name: str) -> str:
+    return 'bag' if name.endswith('.bag') else detect.format_of(name)
+
+
+async def _is_file(path: Path) -> bool:
+    """Return whether a path is a file that has a reader.
+
+    Raises:
+      NotFoundError: if it ends like one, and there is nothing.
+    """
+    return bool(_format(path.name)) and not (await path.stat()).is_dir
+
+
+async def _open(path: Path) -> Any:
+    # Records are read as bytes, so that one that is damaged spoils only its own picture. The limits are not kept in
+    # memory, where those of ten million datapoints would take hundreds of megabytes.
+    try:
+        return await detect.open(path, None, cache_index=False)
+    except InvalidArgumentError:  # foreign files have no such option
+        return await detect.open(path, None)

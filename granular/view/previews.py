@@ -1,0 +1,188 @@
+"""Values as plain data for the page: a line for tables and tiles, a tree for the detail of a datapoint.
+
+Numbers are sent as text, as JavaScript would round integers from 2**53 on.
+"""
+
+import json
+from typing import Any, Final
+
+import msgpack
+import numpy as np
+
+from granular.errors import DecodeError
+from granular.formats import decode_json, decode_tree, decoders
+from granular.formats.plain import UNPACKING, array_of
+from granular.view.kinds import MAGIC, family_of
+from granular.view.sources import Value
+
+LINE: Final = 1024
+"""Bytes of a value that are read for a line."""
+TEXT: Final = 256 * 1024
+"""Bytes of a text or tree that are read for the detail of a datapoint."""
+
+_CHARS: Final = 240  # characters of a line
+_NODES: Final = 2000  # nodes of a tree
+_DEPTH: Final = 32
+_NUMBERS: Final = 6  # values of an array in a line
+
+
+def head_size(value: Value, most: int) -> int:
+    """Return how many bytes of a value are read to describe it: none of media, up to ``most`` of text."""
+    family = family_of(value.kind)
+    if family in ('image', 'video', 'audio'):
+        return 0
+    if family == 'bytes' or (family == 'array' and most > LINE):
+        return min(value.size, LINE)
+    return min(value.size, most)
+
+
+def line(value: Value, head: bytes) -> dict[str, Any]:
+    """Return a value as a line: its family, its size, and its text or what is wrong with it.
+
+    Args:
+      value: the value.
+      head: its first bytes.
+    """
+    family = family_of(value.kind, head[:MAGIC], value.size)
+    out: dict[str, Any] = {'family': family, 'type': value.kind, 'size': value.size}
+    try:
+        out['text'] = _text(family, value, head)
+    except DecodeError as error:
+        out['error'] = str(error)
+    return out
+
+
+def detail(value: Value, head: bytes) -> dict[str, Any]:
+    """Return a value as ``line`` does, with ``full`` for the whole text and ``tree`` for a nested value."""
+    out = line(value, head)
+    if 'error' in out:
+        return out
+    if out['family'] == 'text' or (out['family'] == 'json' and len(head) < value.size):
+        out['full'] = _decode_text(head, value.size)
+    elif out['family'] in ('json', 'tree') and len(head) == value.size:
+        try:
+            out['tree'] = _Nodes().node((decode_json if out['family'] == 'json' else decode_tree)(head), 0)
+        except DecodeError as error:
+            out['error'] = str(error)
+    elif out['family'] == 'bytes':
+        out['full'] = _hex_dump(head)
+    out['cut'] = ('full' in out or out['family'] in ('json', 'tree')) and len(head) < value.size
+    return out
+
+
+def _text(family: str, value: Value, head: bytes) -> str:
+    if family == 'number':
+        number = decoders[value.kind](head)
+        return repr(number)
+    if family == 'text':
+        return _decode_text(head, value.size)[:_CHARS]
+    if family == 'json':
+        return (_decode_text(head, value.size) if len(head) < value.size else _compact(decode_json(head)))[:_CHARS]
+    if family == 'tree':
+        return _compact(decode_tree(head))[:_CHARS] if len(head) == value.size else ''
+    if family == 'array':
+        return _array_line(value, head)
+    if family == 'bytes':
+        return head[:24].hex(' ')
+    return ''
+
+
+def _decode_text(head: bytes, size: int) -> str:
+    if len(head) < size:
+        return head.decode('utf-8', 'ignore')  # the last character may be cut in two
+    text: str = decoders['utf8'](head)
+    return text
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=_short)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f'{value.dtype} {_shape(value.shape)}'
+    return f'{len(value)} bytes' if isinstance(value, bytes) else repr(value)
+
+
+def _shape(shape: Any) -> str:
+    return ' x '.join(map(str, shape)) or 'scalar'
+
+
+def _array_line(value: Value, head: bytes) -> str:
+    dtype, shape, start = array_head(head, value.size)
+    text = f'{dtype} {_shape(shape)}'
+    count = min(_NUMBERS, (len(head) - start) // dtype.itemsize) if dtype.itemsize else 0
+    if count <= 0 or 0 in shape:
+        return text
+    values = array_of(dtype.str, [count], head[start : start + count * dtype.itemsize]).tolist()
+    more = ', …' if count * dtype.itemsize < value.size - start else ''
+    return f'{text}: {", ".join(_number(item) for item in values)}{more}'
+
+
+def _number(item: Any) -> str:
+    return f'{item:.5g}' if isinstance(item, float) else str(item)
+
+
+def array_head(head: bytes, size: int) -> tuple[np.dtype[Any], list[int], int]:
+    """Return the dtype and shape of an encoded array, and where its data begins, from its first bytes.
+
+    Raises:
+      DecodeError: if these do not begin an array of this size.
+    """
+    try:
+        unpacker = msgpack.Unpacker(max_array_len=64, max_map_len=0, max_ext_len=0)
+        unpacker.feed(head)
+        if unpacker.read_array_header() != 3:
+            raise ValueError('expected three parts')
+        name, shape = unpacker.unpack(), unpacker.unpack()
+        tag = unpacker.tell()
+        start = tag + {0xC4: 2, 0xC5: 3, 0xC6: 5}[head[tag]]
+        dtype = array_of(name, [0], b'').dtype
+        count = 1
+        for side in shape:
+            if type(side) is not int or side < 0:
+                raise ValueError(f'a shape of {shape!r:.80}')
+            count *= side
+        if start + count * dtype.itemsize != size:
+            raise ValueError(f'shape {shape!r:.80} of {name!r} does not match {size} bytes')
+    except (*UNPACKING, msgpack.OutOfData, KeyError, IndexError) as error:
+        raise DecodeError(f'{size} bytes are not an array: {error or type(error).__name__}') from error
+    return dtype, shape, start
+
+
+def _hex_dump(data: bytes) -> str:
+    rows = []
+    for start in range(0, len(data), 16):
+        row = data[start : start + 16]
+        text = ''.join(chr(byte) if 32 <= byte < 127 else '·' for byte in row)
+        rows.append(f'{start:06x}  {row.hex(" "):<47}  {text}')
+    return '\n'.join(rows)
+
+
+class _Nodes:
+    """Converts a nested value to lists that name what they hold; a large one is cut."""
+
+    def __init__(self) -> None:
+        self._left = _NODES
+
+    def node(self, value: Any, depth: int) -> list[Any]:
+        """Return ``[kind, content]``; of maps, the content is a list of pairs."""
+        self._left -= 1
+        if depth > _DEPTH or self._left <= 0:
+            return ['cut', '…']
+        if isinstance(value, dict):
+            items = list(value.items())[: self._left]
+            pairs = [[str(key), self.node(item, depth + 1)] for key, item in items]
+            return ['map', pairs, len(value)]
+        if isinstance(value, list | tuple):
+            return ['list', [self.node(item, depth + 1) for item in value[: self._left]], len(value)]
+        if isinstance(value, str):
+            return ['text', value]
+        if isinstance(value, np.ndarray):
+            few = ', '.join(_number(item.item()) for item in value.ravel()[:_NUMBERS])
+            return ['array', f'{_short(value)}: {few}{", …" if value.size > _NUMBERS else ""}']
+        if isinstance(value, bytes):
+            return ['bytes', f'{len(value)} bytes: {value[:16].hex(" ")}{" …" if len(value) > 16 else ""}']
+        if isinstance(value, bool | None):
+            return ['word', {True: 'true', False: 'false', None: 'null'}[value]]
+        return ['number', repr(value)]

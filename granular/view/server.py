@@ -1,0 +1,418 @@
+"""The web server of ``granular view``: its page, and the data for it."""
+
+import asyncio
+import contextlib
+import importlib.resources
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from aiohttp import web
+
+from granular._redact import hidden
+from granular.aio.paths.path import Path
+from granular.aio.runtime.tasks import gather
+from granular.aio.runtime.threads import CORES, Threads, call_in, offload
+from granular.config import MiB
+from granular.errors import (
+    AccessDeniedError,
+    CorruptError,
+    DatapointError,
+    GranularError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfRangeError,
+    SpecError,
+    UnsupportedError,
+)
+from granular.view.guard import HEADERS, Guard
+from granular.view.kinds import MAGIC, media_type
+from granular.view.library import Library
+from granular.view.pictures import MOST, picture, plane_of, show_plane
+from granular.view.previews import LINE, TEXT, detail, head_size, line
+from granular.view.search import search
+from granular.view.sources import Source, Value
+from granular.view.statistics import histograms
+
+logger = logging.getLogger('granular')
+
+ROWS: Final = 200
+"""Datapoints, values of a sequence or pictures in a reply."""
+
+_TURNS: Final = 10  # of the loop, within which every callback that is due has run
+_CHUNK: Final = MiB  # bytes of a medium that are read at a time
+_PLANE: Final = 32 * MiB  # bytes of a plane of an array
+_SIDES: Final = (32, 1024)  # pixels of a picture
+_TYPES: Final = {
+    '.html': 'text/html',
+    '.css': 'text/css',
+    '.js': 'text/javascript',
+    '.svg': 'image/svg+xml',
+}
+_STATUS: Final[tuple[tuple[type[Exception], int], ...]] = (
+    (NotFoundError, 404), (OutOfRangeError, 404), (AccessDeniedError, 502), (InvalidArgumentError, 400),
+    (SpecError, 400), (CorruptError, 422), (DatapointError, 422), (UnsupportedError, 422),
+)  # fmt: skip
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def run(root: Path, port: int, announce: Callable[[str], object]) -> None:
+    """Serve a path until the program is interrupted.
+
+    Args:
+      root: the path.
+      port: a port of 127.0.0.1; 0 for one that is free.
+      announce: called with the link once the page can be opened.
+    """
+
+    async def main() -> None:
+        async with serve(root, port) as link:
+            announce(link)
+            await asyncio.Event().wait()
+
+    asyncio.run(main())
+
+
+@contextlib.asynccontextmanager
+async def serve(root: Path, port: int = 0) -> AsyncIterator[str]:
+    """Serve a path on 127.0.0.1. Yields the link, which has the token.
+
+    Memory: below 100 MB for ten million small datapoints; docs/view.md has figures.
+
+    ::
+
+        async with granular.view.serve(granular.aio.Path('s3://bucket/train')) as link:
+            print(link)
+            await asyncio.Event().wait()
+
+    Args:
+      root: the path. Nothing outside of it is served.
+      port: a port; 0 for one that is free.
+
+    Raises:
+      NotFoundError: if there is nothing at the path.
+    """
+    server = _Server(root)
+    await server.library.folder('')
+    try:
+        listening = socket.create_server(('127.0.0.1', port))
+    except OSError as error:
+        raise InvalidArgumentError(f'port {port} of 127.0.0.1 cannot be used: {error.strerror}') from error
+    runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=1, handler_cancellation=True)
+    try:
+        await runner.setup()
+        await web.SockSite(runner, listening).start()
+        yield f'http://127.0.0.1:{listening.getsockname()[1]}/?token={server.guard.token}'
+    finally:
+        # asyncio loses a connection that it accepts while the server closes: accept no more, then wait for the last.
+        asyncio.get_running_loop().remove_reader(listening.fileno())
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+        await runner.cleanup()
+        listening.close()
+        await server.aclose()
+
+
+class _Server:
+    def __init__(self, root: Path) -> None:
+        self.library, self.guard = Library(root), Guard()
+        # Few threads make pictures, as each holds the pixels of one image.
+        self._artists = Threads(min(4, CORES), 'granular-view')
+        self._lists = asyncio.Semaphore(1)  # for what holds the bytes of a fan-out
+        self._static = {
+            entry.name: entry.read_bytes()
+            for entry in (importlib.resources.files('granular.view') / 'static').iterdir()
+            if entry.name.endswith(tuple(_TYPES))
+        }
+
+    def app(self) -> web.Application:
+        app = web.Application(middlewares=[self._check])
+        app.router.add_get('/', self._page)
+        app.router.add_get('/static/{name}', self._file)
+        for name in ('folder', 'dataset', 'rows', 'datapoint', 'values', 'pictures', 'plane', 'histograms', 'search'):
+            app.router.add_get(f'/api/{name}', getattr(self, f'_{name}'))
+        app.router.add_get('/api/media', self._media)
+        return app
+
+    async def aclose(self) -> None:
+        await self.library.aclose()
+        await asyncio.to_thread(self._artists.shutdown, cancel_futures=True)
+
+    @web.middleware
+    async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if reason := self.guard.refuse(request):
+            response: web.StreamResponse = web.Response(status=403, text=f'{reason}\n')
+        else:
+            response = await self._answer(request, handler)
+        if not response.prepared:
+            for name, value in HEADERS.items():
+                response.headers.setdefault(name, value)
+        return response
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            return web.Response(status=error.status, text=error.reason)
+        except GranularError as error:
+            status = next((status for kind, status in _STATUS if isinstance(error, kind)), 502)
+            return _json({'error': hidden(str(error))}, status)
+        except (ConnectionResetError, asyncio.CancelledError):
+            raise
+        except Exception:
+            logger.exception('granular view: a request for %s failed', request.path)
+            return _json({'error': 'the server failed; its log has the reason'}, 500)
+
+    # --- the page
+
+    async def _page(self, request: web.Request) -> web.StreamResponse:
+        response = self._static_response('index.html')
+        self.guard.admit(request, response)
+        return response
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info['name']
+        if name not in self._static:
+            raise web.HTTPNotFound
+        return self._static_response(name)
+
+    def _static_response(self, name: str) -> web.Response:
+        kind = _TYPES[name[name.rindex('.') :]]
+        return web.Response(body=self._static[name], content_type=kind, charset='utf-8')
+
+    # --- folders and datasets
+
+    async def _folder(self, request: web.Request) -> web.StreamResponse:
+        folder = await self.library.folder(_path(request))
+        return _json({**folder, 'root': f'{self.library.root}'})
+
+    async def _dataset(self, request: web.Request) -> web.StreamResponse:
+        return _json(await self.library.describe(_path(request)))
+
+    async def _histograms(self, request: web.Request) -> web.StreamResponse:
+        async with self._lists, self.library.use(_path(request)) as source:
+            return _json(await histograms(source))
+
+    async def _search(self, request: web.Request) -> web.StreamResponse:
+        query = request.query
+        async with self._lists, self.library.use(_path(request)) as source:
+            return _json(
+                await search(
+                    source, query.get('key', ''), query.get('relation', ''), query.get('text', ''),
+                    _integer(request, 'from'),
+                )
+            )  # fmt: skip
+
+    # --- datapoints
+
+    async def _rows(self, request: web.Request) -> web.StreamResponse:
+        """Lines of datapoints: those at given indices, or of a range."""
+        async with self.library.use(_path(request)) as source:
+            keys = request.query.getall('key', list(source.spec))
+            indices = _indices(request, source.length)
+            located = await source.locate(keys, indices)
+            firsts = [row.values[0] if row.values else None for key in keys for row in located[key]]
+            lines = iter(await self._lines(source, firsts, LINE, line))
+            columns = {key: [{**next(lines), **_length(row.length)} for row in located[key]] for key in keys}
+            return _json({'indices': indices, 'columns': columns})
+
+    async def _datapoint(self, request: web.Request) -> web.StreamResponse:
+        """All values of one datapoint in detail."""
+        async with self.library.use(_path(request)) as source:
+            index = _integer(request, 'index')
+            located = await source.locate(list(source.spec), [index])
+            firsts = [rows[0].values[0] if rows[0].values else None for rows in located.values()]
+            details = await self._lines(source, firsts, TEXT, detail)
+            values = [
+                {'key': key, **described, **_length(rows[0].length)}
+                for (key, rows), described in zip(located.items(), details, strict=True)
+            ]
+            return _json({'index': index, 'values': values})
+
+    async def _values(self, request: web.Request) -> web.StreamResponse:
+        """Lines of the values of a sequence."""
+        async with self.library.use(_path(request)) as source:
+            key, first = request.query.get('key', ''), _integer(request, 'from')
+            count = min(_integer(request, 'count', ROWS), ROWS)
+            row = (await source.locate([key], [_integer(request, 'index')], first, count))[key][0]
+            return _json({'from': first, 'values': await self._lines(source, list(row.values), LINE, line)})
+
+    async def _lines(
+        self,
+        source: Source,
+        values: Sequence[Value | None],
+        most: int,
+        show: Callable[[Value, bytes], dict[str, Any]],
+    ) -> list[dict[str, Any]]:
+        """Return what is shown of values, whose first bytes are read in one fan-out."""
+        there = [value for value in values if value is not None]
+        heads = iter(await source.read([(value, 0, head_size(value, most)) for value in there]))
+
+        def show_all() -> list[dict[str, Any]]:
+            return [{} if value is None else show(value, next(heads)) for value in values]
+
+        return await offload(show_all)
+
+    # --- pictures and media
+
+    async def _pictures(self, request: web.Request) -> web.StreamResponse:
+        """Pictures of a key of many datapoints, or of many values of a sequence, in one reply.
+
+        It is the length of a list (4 bytes, little-endian), the list in JSON, and the files one after the other.
+        """
+        async with self._lists, self.library.use(_path(request)) as source:
+            key, side = request.query.get('key', ''), _integer(request, 'side', 160)
+            side = min(max(side, _SIDES[0]), _SIDES[1])
+            if 'from' in request.query:
+                first, count = _integer(request, 'from'), min(_integer(request, 'count', 1), ROWS)
+                values = list((await source.locate([key], [_integer(request, 'index')], first, count))[key][0].values)
+                names = list(range(first, first + len(values)))
+            else:
+                indices = _indices(request, source.length)
+                rows = (await source.locate([key], indices))[key]
+                values = [row.values[0] for row in rows if row.values]
+                names = [index for index, row in zip(indices, rows, strict=True) if row.values]
+            drawn: list[tuple[dict[str, Any], bytes]] = [({}, b'')] * len(values)
+            small = [i for i, value in enumerate(values) if value.size <= MOST]
+            for i in {*range(len(values))} - {*small}:
+                drawn[i] = {'error': f'{values[i].size:,} bytes are too many for a thumbnail'}, b''
+            async for batch in source.read_batches([values[i] for i in small]):
+                # The next fan-out begins when the pictures of this one are made, and its bytes are released.
+                draws = [self._draw(values[small[j]].kind, data, side, drawn, small[j]) for j, data in batch]
+                batch.clear()
+                await gather(draws)
+                draws.clear()
+            entries = [{'name': name, **facts} for name, (facts, _) in zip(names, drawn, strict=True)]
+            return _framed(entries, [file for _, file in drawn])
+
+    async def _draw(
+        self, kind: str, data: bytes, side: int, drawn: list[tuple[dict[str, Any], bytes]], position: int
+    ) -> None:
+        try:
+            image = await call_in(self._artists, picture, kind, data, side)
+        except GranularError as error:
+            drawn[position] = {'error': str(error)}, b''
+            return
+        facts = {'media': image.media, 'width': image.width, 'height': image.height, 'note': image.note}
+        drawn[position] = facts, image.data
+
+    async def _plane(self, request: web.Request) -> web.StreamResponse:
+        """A plane of an array as a picture, with its numbers, in the form of ``_pictures``."""
+        async with self._lists, self.library.use(_path(request)) as source:
+            value = await self._value(request, source)
+            (head,) = await source.read([(value, 0, min(value.size, LINE))])
+            plane = plane_of(head, value.size, _integer(request, 'plane'))
+            if plane.stop - plane.start > _PLANE:
+                raise UnsupportedError(f'a plane of {plane.stop - plane.start:,} bytes is too large to be shown')
+            (data,) = await source.read([(value, plane.start, plane.stop)])
+            drawn, facts = await call_in(self._artists, show_plane, plane, data, _SIDES[1])
+            if drawn is not None:
+                facts.update(media=drawn.media)
+            return _framed([facts], [b'' if drawn is None else drawn.data])
+
+    async def _media(self, request: web.Request) -> web.StreamResponse:
+        """The bytes of a value, or a range of them. Only media have a type that a browser shows."""
+        async with self.library.use(_path(request)) as source:
+            value = await self._value(request, source)
+            (head,) = await source.read([(value, 0, min(value.size, MAGIC))])
+            start, stop = _range_of(request, value.size)
+            response = web.StreamResponse(status=200 if request.http_range == slice(None, None, 1) else 206)
+            media = '' if 'download' in request.query else media_type(head, value.size)
+            response.content_type = media or 'application/octet-stream'
+            for name, text in HEADERS.items():
+                response.headers[name] = text
+            response.headers['Content-Security-Policy'] = "default-src 'none'; sandbox"
+            if not media:
+                name = f'{_integer(request, "index")}-{_safe(request.query.get("key", ""))}'
+                response.headers['Content-Disposition'] = f'attachment; filename="{name}"'
+            response.headers['Accept-Ranges'] = 'bytes'
+            if response.status == 206:
+                response.headers['Content-Range'] = f'bytes {start}-{stop - 1}/{value.size}'
+            response.content_length = stop - start
+            await response.prepare(request)
+            if request.method == 'HEAD':
+                return response
+            try:
+                while start < stop:
+                    end = min(start + _CHUNK, stop)
+                    await response.write((await source.read([(value, start, end)]))[0])
+                    start = end
+            except GranularError as error:
+                # The head is sent already: an incomplete body is how the browser learns of it.
+                logger.warning('granular view: a medium ended early: %s', error)
+                if request.transport is not None:
+                    request.transport.abort()
+            return response
+
+    async def _value(self, request: web.Request, source: Source) -> Value:
+        return await source.value(
+            request.query.get('key', ''), _integer(request, 'index'), _integer(request, 'position')
+        )
+
+
+# --- requests and replies
+
+
+def _path(request: web.Request) -> str:
+    return request.query.get('path', '')
+
+
+def _integer(request: web.Request, name: str, default: int = 0) -> int:
+    text = request.query.get(name, str(default))
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise InvalidArgumentError(f'{name}: expected an integer >= 0, got {text!r:.80}')
+    return int(text)
+
+
+def _indices(request: web.Request, length: int) -> list[int]:
+    """Return the ascending indices that a request names: a list ``at``, or ``count`` from ``start`` on."""
+    if 'at' in request.query:
+        texts = request.query['at'].split(',')
+        if not all(text.isascii() and text.isdigit() and len(text) <= 18 for text in texts):
+            raise InvalidArgumentError('at: expected indices with commas')
+        indices = sorted({int(text) for text in texts})
+    else:
+        start = _integer(request, 'start')
+        indices = list(range(start, min(start + min(_integer(request, 'count', ROWS), ROWS), length)))
+    if len(indices) > ROWS:
+        raise InvalidArgumentError(f'expected at most {ROWS} datapoints, got {len(indices)}')
+    return indices
+
+
+def _range_of(request: web.Request, size: int) -> tuple[int, int]:
+    """Return the bytes that a Range header asks for."""
+    try:
+        wanted = request.http_range
+    except ValueError:
+        raise web.HTTPRequestRangeNotSatisfiable from None
+    start, stop, _ = wanted.indices(size)
+    if (start >= stop and size) or (wanted.start or 0) > size:
+        raise web.HTTPRequestRangeNotSatisfiable
+    return start, stop
+
+
+def _length(length: int | None) -> dict[str, int]:
+    """Return the length of a sequence as a fact; none of a single value."""
+    return {} if length is None else {'length': length}
+
+
+def _safe(name: str) -> str:
+    return ''.join(char if char.isascii() and (char.isalnum() or char in '._-') else '_' for char in name)[:80]
+
+
+def _dump(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode(errors='backslashreplace')
+
+
+def _framed(entries: Sequence[dict[str, Any]], files: Sequence[bytes]) -> web.Response:
+    """Return a list of facts and of files, each with the number of its bytes among its facts."""
+    head = _dump([{**entry, 'bytes': len(file)} for entry, file in zip(entries, files, strict=True)])
+    body = b''.join((len(head).to_bytes(4, 'little'), head, *files))
+    return web.Response(body=body, content_type='application/octet-stream')
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return web.Response(body=_dump(value), status=status, content_type='application/json', charset='utf-8')

@@ -1,0 +1,353 @@
+"""Values of datapoints as bytes, for every kind of reader: where they are, and any part of them.
+
+Values are located first, which takes their sizes from the tables of limits, and read second: so a page shows a thousand
+datapoints without their images, and then reads those that are seen in one fan-out.
+"""
+
+import abc
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from granular.aio.bags.bag import Bag
+from granular.aio.bags.reader import BagReader
+from granular.aio.bags.records import read_limits, read_parts, retry_if_corrupt
+from granular.aio.datasets.columns import Columns, Group, read_references
+from granular.aio.datasets.reader import DatasetReader
+from granular.aio.datasets.sharded_reader import ShardedDatasetReader
+from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource
+from granular.aio.datasources.detect import Opened
+from granular.aio.datasources.parquet.source import ParquetDataSource
+from granular.aio.runtime.threads import offload
+from granular.config import MiB
+from granular.errors import EncodeError, OutOfRangeError, UnknownKeyError
+from granular.formats import encode_array, encode_float, encode_int, encode_tree
+from granular.formats.layout import Spec, element, is_sequence
+from granular.indexing import Ints
+
+BUDGET: Final = 12 * MiB
+"""Bytes of values that are read at a time."""
+
+_FEW: Final = 16  # rows of a foreign file that are read before their sizes are known
+
+
+class Value(NamedTuple):
+    """One value: a record of a bag, or the bytes of a value of another file.
+
+    Attributes:
+      size: its bytes.
+      bag: the bag that holds it; None if ``data`` holds it.
+      start: its first byte in the bag.
+      kind: its type.
+      data: its bytes, if they are in memory.
+    """
+
+    size: int
+    bag: Bag | None
+    start: int
+    kind: str
+    data: bytes = b''
+
+
+class Located(NamedTuple):
+    """The values of a datapoint under one key.
+
+    Attributes:
+      length: the length of the sequence; None if the key has a single value.
+      values: those that were asked for.
+    """
+
+    length: int | None
+    values: list[Value]
+
+
+Part = tuple[Value, int, int]
+"""A value, and the first byte of the part of it and the one after the last."""
+
+
+class Source(abc.ABC):
+    """Datapoints of an open reader. Memory is that of its reader."""
+
+    spec: Spec
+    length: int
+
+    def __init__(self, reader: Any) -> None:
+        self.reader = reader
+
+    @abc.abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Return the facts that the page shows."""
+
+    @abc.abstractmethod
+    async def _locate(self, keys: Sequence[str], indices: Ints, first: int, count: int) -> dict[str, list[Located]]: ...
+
+    @abc.abstractmethod
+    async def read(self, parts: Sequence[Part]) -> list[bytes]:
+        """Return parts of values, read in one fan-out."""
+
+    async def locate(
+        self, keys: Sequence[str], indices: Iterable[int], first: int = 0, count: int = 1
+    ) -> dict[str, list[Located]]:
+        """Return, by key, where the values of datapoints are; of sequences, the values from ``first`` on.
+
+        Args:
+          keys: the keys.
+          indices: the datapoints, ascending.
+          first, count: the values of a sequence.
+        """
+        if unknown := [key for key in keys if key not in self.spec]:
+            raise UnknownKeyError(f'{self.reader!r}: expected keys of {list(self.spec)}, got {unknown}')
+        array = np.fromiter(indices, np.int64)
+        if len(array) and not 0 <= array[0] <= array[-1] < self.length:
+            raise OutOfRangeError(
+                f'{self.reader!r}: expected indices from 0 to {self.length - 1}, got {array[0]} to {array[-1]}'
+            )
+        return await self._locate(keys, array, first, count)
+
+    async def value(self, key: str, index: int, position: int = 0) -> Value:
+        """Return where one value is."""
+        values = (await self.locate([key], [index], position))[key][0].values
+        if not values:
+            raise OutOfRangeError(f'{self.reader!r}: datapoint {index}, key {key!r}: has no value {position}')
+        return values[0]
+
+    async def read_batches(
+        self, values: Sequence[Value], budget: int = BUDGET
+    ) -> AsyncIterator[list[tuple[int, bytes]]]:
+        """Yield whole values with their positions, in as few fan-outs as ``budget`` bytes, or one value, allow."""
+        start = 0
+        while start < len(values):
+            stop, size = start, 0
+            while stop < len(values) and (stop == start or size + values[stop].size <= budget):
+                size += values[stop].size
+                stop += 1
+            # No name holds a batch while the next one is read.
+            yield list(enumerate(await self.read([(value, 0, value.size) for value in values[start:stop]]), start))
+            start = stop
+
+    async def close(self) -> None:
+        """Close the reader."""
+        await self.reader.aclose()
+
+
+class DatasetSource(Source):
+    """Datapoints of a dataset or of all shards."""
+
+    def __init__(self, reader: DatasetReader | ShardedDatasetReader) -> None:
+        super().__init__(reader)
+        self._shards: list[Columns] = reader._columns_of_shards
+        self._stops = np.cumsum([columns.length for columns in self._shards])
+        self.spec, self.length = reader.spec, len(reader)
+
+    def describe(self) -> dict[str, Any]:
+        bags = [columns.all_bags for columns in self._shards]
+        return {
+            'kind': 'dataset' if isinstance(self.reader, DatasetReader) else 'sharded dataset',
+            'layout': self.reader.layout,
+            'versions': sorted({bag.version for shard in bags for bag in shard.values()}),
+            'shards': len(bags) if isinstance(self.reader, ShardedDatasetReader) else None,
+            'lengths': [columns.length for columns in self._shards],
+            'sizes': [columns.size for columns in self._shards],
+            'bytes': self.reader.size,
+            'keys': [
+                {
+                    'key': key,
+                    'type': self.spec.get(key, 'references'),
+                    'records': sum(shard[key].length for shard in bags),
+                    'bytes': sum(shard[key].size for shard in bags),
+                }
+                for key in bags[0]
+            ],
+        }
+
+    async def _locate(self, keys: Sequence[str], indices: Ints, first: int, count: int) -> dict[str, list[Located]]:
+        groups = self._group(indices)
+        # A range that begins beyond the end of a sequence is an error for the readers, here it is empty.
+        selection = {key: slice(first, first + count) if self._many(key) else True for key in keys}
+
+        async def locate(fresh: bool) -> dict[str, list[Located]]:
+            references = await read_references(groups, fresh)
+            choices = self._shards[0].choose(selection)
+            requests: list[tuple[Bag, Ints]] = []
+            lengths: list[tuple[Ints, Ints]] = []
+            for choice in choices:
+                for (columns, wanted), (firsts, counts) in zip(groups, references, strict=True):
+                    records, chosen = columns.record_indices(wanted, choice, firsts, counts)
+                    requests.append((columns.bags[choice.field.key], records))
+                    whole = counts[:, choice.number] if choice.field.many else chosen
+                    lengths.append((np.broadcast_to(chosen, len(wanted)), np.broadcast_to(whole, len(wanted))))
+            limits = iter(zip(requests, lengths, await read_limits(requests, fresh), strict=True))
+            out: dict[str, list[Located]] = {}
+            for choice in choices:
+                located = out[choice.field.key] = []
+                for _ in groups:
+                    (bag, _), (chosen, whole), (starts, stops) = next(limits)
+                    values = iter(
+                        [
+                            Value(stop - start, bag, start, element(choice.field.kind))
+                            for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
+                        ]
+                    )
+                    for some, total in zip(chosen.tolist(), whole.tolist(), strict=True):
+                        located.append(
+                            Located(total if choice.field.many else None, [next(values) for _ in range(some)])
+                        )
+            return {key: out[key] for key in keys}
+
+        if not groups:
+            return {key: [] for key in keys}
+        return await retry_if_corrupt(locate, self._shards[0].is_remote)
+
+    def _many(self, key: str) -> bool:
+        return self._shards[0].refs is not None and is_sequence(self.spec[key])
+
+    def _group(self, indices: Ints) -> list[Group]:
+        shards = np.searchsorted(self._stops, indices, side='right')
+        edges = np.flatnonzero(np.diff(shards)) + 1
+        groups = []
+        for group in np.split(indices, edges):
+            if len(group):
+                shard = int(np.searchsorted(self._stops, group[0], side='right'))
+                start = int(self._stops[shard]) - self._shards[shard].length
+                groups.append((self._shards[shard], group - start))
+        return groups
+
+    async def read(self, parts: Sequence[Part]) -> list[bytes]:
+        return await _read_bags(parts)
+
+
+class RecordSource(Source):
+    """Records of a bag."""
+
+    def __init__(self, reader: BagReader) -> None:
+        super().__init__(reader)
+        self._bag = reader._bag
+        self.spec, self.length = {'record': 'bytes'}, len(reader)
+
+    def describe(self) -> dict[str, Any]:
+        size = self.reader.size
+        return {
+            'kind': 'bag',
+            'versions': [self.reader.version],
+            'bytes': size,
+            'keys': [{'key': 'record', 'type': 'bytes', 'records': self.length, 'bytes': size}],
+        }
+
+    async def _locate(self, keys: Sequence[str], indices: Ints, first: int, count: int) -> dict[str, list[Located]]:
+        bag = self._bag
+        starts, stops = (await retry_if_corrupt(lambda fresh: read_limits([(bag, indices)], fresh), bag.is_remote))[0]
+        values = [
+            Located(None, [Value(stop - start, bag, start, 'bytes')])
+            for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
+        ]
+        return dict.fromkeys(keys, values)
+
+    async def read(self, parts: Sequence[Part]) -> list[bytes]:
+        return await _read_bags(parts)
+
+
+class ForeignSource(Source):
+    """Rows of Parquet, ArrayRecord and WebDataset files, whose values are read whole."""
+
+    def __init__(self, reader: Any) -> None:
+        super().__init__(reader)
+        self.length = len(reader)
+        names: tuple[str, ...]
+        if isinstance(reader, ArrayRecordDataSource):
+            self._format, names = 'ArrayRecord', ('record',)
+        elif isinstance(reader, ParquetDataSource):
+            self._format, names = 'Parquet', reader.columns
+        else:
+            self._format, names = 'WebDataset', reader.fields
+        # Members of tar files have the ending of a type; the types of other values are known when they are read.
+        tar = self._format == 'WebDataset'
+        self.spec = {name: name.rpartition('.')[2].lower() if tar else 'value' for name in names}
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            'kind': self._format,
+            'bytes': getattr(self.reader, 'size', None),
+            'keys': [{'key': key, 'type': kind} for key, kind in self.spec.items()],
+        }
+
+    async def _locate(self, keys: Sequence[str], indices: Ints, first: int, count: int) -> dict[str, list[Located]]:
+        out: dict[str, list[Located]] = {key: [] for key in keys}
+        rest, step = indices, _FEW
+        while len(rest):
+            wanted, rest = rest[:step], rest[step:]
+            mask = () if self._format == 'ArrayRecord' else (list(keys),)
+            size = await offload(self._add, await self.reader.fetch(wanted, *mask), out)
+            step = max(1, min(1024, BUDGET * len(wanted) // max(size, 1)))
+        return out
+
+    def _add(self, rows: Sequence[Any], out: dict[str, list[Located]]) -> int:
+        """Append the values of rows, by key. Returns their bytes."""
+        size = 0
+        for row in rows:
+            for key, located in out.items():
+                kind, data = as_record(row if isinstance(row, bytes) else row.get(key))
+                kind = self.spec[key] if kind == 'bytes' and self.spec[key] != 'value' else kind
+                located.append(Located(None, [Value(len(data), None, 0, kind, data)]))
+                size += len(data)
+        return size
+
+    async def read(self, parts: Sequence[Part]) -> list[bytes]:
+        return [value.data[start:stop] for value, start, stop in parts]
+
+
+def source_of(reader: Opened) -> Source:
+    """Return the source of an open reader."""
+    if isinstance(reader, DatasetReader | ShardedDatasetReader):
+        return DatasetSource(reader)
+    if isinstance(reader, BagReader):
+        return RecordSource(reader)
+    return ForeignSource(reader)
+
+
+async def _read_bags(parts: Sequence[Part]) -> list[bytes]:
+    """Read parts of values of any number of bags in one fan-out."""
+    places: dict[int, list[int]] = {}
+    bags: dict[int, Bag] = {}
+    for i, (value, _, _) in enumerate(parts):
+        if value.bag is not None:
+            bags[id(value.bag)] = value.bag
+            places.setdefault(id(value.bag), []).append(i)
+    requests = [
+        (
+            bag,
+            np.array([parts[i][0].start + parts[i][1] for i in places[number]], np.int64),
+            np.array([parts[i][0].start + parts[i][2] for i in places[number]], np.int64),
+        )
+        for number, bag in bags.items()
+    ]
+    out = [b''] * len(parts)
+    if requests:
+        for (bag, _, _), data in zip(requests, await read_parts(requests), strict=True):
+            for i, part in zip(places[id(bag)], data, strict=True):
+                out[i] = part
+    return out
+
+
+def as_record(value: Any) -> tuple[str, bytes]:
+    """Return the type and the record of a value of another file."""
+    try:
+        match value:
+            case bytes():
+                return 'bytes', value
+            case str():
+                return 'utf8', value.encode(errors='backslashreplace')
+            case bool():
+                return 'bool', bytes([value])
+            case int():
+                return 'int', encode_int(value)
+            case float():
+                return 'float', encode_float(value)
+            case np.ndarray():
+                return 'array', encode_array(value)
+            case Mapping() | list() | tuple() | None:
+                return 'tree', encode_tree(value)
+            case _:
+                return 'utf8', str(value).encode(errors='backslashreplace')
+    except EncodeError:  # such as an integer of 200 bits, or a date in a list
+        return 'utf8', repr(value).encode(errors='backslashreplace')
