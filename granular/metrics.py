@@ -11,7 +11,6 @@ buckets and hosts (never keys, queries or users), outcomes, and stages of pipeli
 
 import dataclasses
 import itertools
-import os
 import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
@@ -414,8 +413,8 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _reset() -> None:
-    """Begin at zero in a forked process. Its stores keep their objects, to which other modules refer."""
+def reset() -> None:
+    """Begin at zero, in a forked process. Its stores keep their objects, to which other modules refer."""
     global _lock  # noqa: PLW0603
     _lock = threading.Lock()
     _workers.clear()
@@ -428,6 +427,3 @@ def _reset() -> None:
                 setattr(store, field.name, getattr(fresh, field.name))
         for histogram in (*metrics.wait.values(), *metrics.consumer.values()):
             histogram.clear()
-
-
-os.register_at_fork(after_in_child=_reset)

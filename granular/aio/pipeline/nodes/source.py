@@ -125,7 +125,10 @@ class Source(abc.ABC):
 
 
 def all_stages(source: Source) -> list[Source]:
-    """Return a source and those before it, each once, in an order that depends on the pipeline alone."""
+    """Return a source and those before it, each once, in an order that depends on the pipeline alone.
+
+    Datasets of fields, which wrap others, are left out.
+    """
     stages: dict[int, Source] = {}
     pending = [source]
     while pending:
@@ -133,7 +136,7 @@ def all_stages(source: Source) -> list[Source]:
         if id(stage) not in stages:
             stages[id(stage)] = stage
             pending += stage.parents
-    return list(stages.values())
+    return [stage for stage in stages.values() if isinstance(stage, Source)]
 
 
 def convert(source: Any) -> Source:
