@@ -39,6 +39,9 @@ class Histogram:
 
     __slots__ = ('counts', 'sum')
 
+    counts: list[int]
+    sum: float
+
     def __init__(self) -> None:
         self.clear()
 
@@ -261,7 +264,7 @@ class Metrics:
 class Timing:
     """Switch for stage timing, which costs about 0.2 us per datapoint and stage."""
 
-    on = False
+    on: bool = False
 
 
 def _label(text: str, existing: Mapping[str, object]) -> str:
@@ -278,7 +281,7 @@ local_files: Final = counters.store('file')
 _workers: dict[int, Metrics] = {}  # the last report of each worker process that lives
 _ended: Final = Metrics()  # the sum of the reports of those that have ended
 _numbers: Final = itertools.count()
-_lock = threading.Lock()
+_lock: threading.Lock = threading.Lock()
 
 
 def snapshot() -> Metrics:

@@ -3,19 +3,22 @@
 import dataclasses
 import json
 import pathlib
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from granular.cli import bench as benches
 from granular.cli import plan as plans
 from granular.cli.commands import app
 from granular.cli.describe import printable
 from granular.cli.options import Address, Json, OpenPath, with_store_options
-from granular.config import GiB
+from granular.config import GiB, MiB
 from granular.errors import InvalidArgumentError
+
+_WIDTH: Final = 120
 
 
 @app.command()
@@ -65,6 +68,71 @@ def plan(
     _print_plans(report, rates)
 
 
+@app.command()
+@with_store_options
+def bench(
+    open_path: OpenPath,
+    url: Address,
+    seconds: Annotated[float, typer.Option(help='The time that it takes, at most.')] = 20.0,
+    mebibytes: Annotated[float, typer.Option('--mib', help='MiB that are requested, at most.')] = 1024.0,
+    as_json: Json = False,
+) -> None:
+    """Measure a bucket or web server by reading random ranges of files: latency, throughput, what limits it.
+
+    It writes nothing. The output of --json is what granular plan --bench reads.
+    """
+    result = benches.bench(open_path(url), seconds, int(mebibytes * MiB))
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result)))
+        return
+    _print_result(result)
+
+
+def _print_result(result: benches.Result) -> None:
+    console = _console()
+
+    def say(text: str) -> None:
+        console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+
+    note = '' if result.complete else ', ended early: allow more --seconds for all measurements'
+    read = f'{result.requests:,} requests, {plans.readable_size(result.bytes)} in {result.seconds:.1f} s'
+    say(f'{result.url}: {result.objects} files, {"TLS" if result.tls else "no TLS"}, {read}{note}')
+    if result.first_byte_p50 is not None and result.first_byte_p99 is not None:
+        say(f'first byte: p50 {result.first_byte_p50 * 1e3:.1f} ms, p99 {result.first_byte_p99 * 1e3:.1f} ms')
+    if result.connection_bytes_per_second:
+        say(f'one connection: {plans.readable_size(result.connection_bytes_per_second)}/s')
+    table = Table(box=None, header_style='bold')
+    for name in ('in flight', 'size', 'requests/s', 'bytes/s', 'CPU', 'us CPU/request'):
+        table.add_column(name, justify='right', no_wrap=True)
+    table.add_column('', no_wrap=True)
+    for measurements in (result.by_in_flight, result.by_size):
+        highest = max((one.bytes_per_second for one in measurements), default=0.0)
+        for one in measurements:
+            table.add_row(
+                f'{one.in_flight}',
+                plans.readable_size(one.size),
+                f'{one.requests_per_second:,.0f}',
+                f'{plans.readable_size(one.bytes_per_second)}/s',
+                f'{one.cpu:.0%}',
+                f'{one.cpu_per_request * 1e6:,.0f}',
+                '█' * round(30 * one.bytes_per_second / max(highest, 1.0)),
+            )
+        table.add_section()
+    console.print(table, highlight=False)
+    say(f'throttled {result.throttled}, retried {result.retries}')
+    say('')
+    say(f'limit: {result.limit}')
+    for sentence in result.advice:
+        say(f'- {sentence}')
+    say(f'IOConfig({", ".join(f"{name}={value}" for name, value in result.settings.items())})')
+
+
+def _console() -> Console:
+    """Return a console on which no column of a table is cut off, however narrow the terminal."""
+    console = Console()
+    return console if console.width >= _WIDTH else Console(width=_WIDTH)
+
+
 def _rates(file: pathlib.Path | None) -> plans.Rates:
     """Return the rates in the output of ``granular bench --json``."""
     if file is None:
@@ -80,7 +148,7 @@ def _rates(file: pathlib.Path | None) -> plans.Rates:
 
 
 def _print_plans(report: plans.Report, rates: plans.Rates) -> None:
-    console = Console()
+    console = _console()
     table = Table(box=None, header_style='bold')
     table.add_column('')
     table.add_column('order', no_wrap=True)
@@ -99,7 +167,7 @@ def _print_plans(report: plans.Report, rates: plans.Rates) -> None:
             plans.readable_size(one.disk),
             f'{one.mixing:.2f}',
         )
-    console.print(table, highlight=False, width=max(console.width, 120), soft_wrap=True)
+    console.print(table, highlight=False)
 
     def say(text: str) -> None:
         console.print(printable(text), highlight=False, markup=False, soft_wrap=True)

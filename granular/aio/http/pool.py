@@ -17,7 +17,7 @@ from granular.aio.http.tls import context_of
 from granular.aio.runtime.threads import offload
 from granular.config import IOConfig
 from granular.errors import GranularError
-from granular.metrics import StoreMetrics
+from granular.metrics import Histogram, StoreMetrics
 
 logger: Final = logging.getLogger('granular')
 
@@ -66,7 +66,7 @@ class Pool:
 
     def __init__(self, config: IOConfig, metrics: StoreMetrics, tls_verify: bool | str = True) -> None:
         self._config, self._metrics, self._tls_verify = config, metrics, tls_verify
-        self.first_byte = metrics.first_byte
+        self.first_byte: Histogram = metrics.first_byte
         self.latencies: collections.deque[float] = collections.deque(maxlen=512)  # seconds until a reply began
         self._slow = float('inf')  # seconds after which a request is hedged
         self._spare = 0.0  # hedged requests still permitted
