@@ -1,5 +1,6 @@
 """``granular bench``: bounds of seconds and bytes, what it measures of slow and throttling servers, and its advice."""
 
+import dataclasses
 import json
 import re
 import time
@@ -12,7 +13,7 @@ from granular.cli.bench import Measurement, bench, limit_of, saturating
 from granular.errors import InvalidArgumentError, NotFoundError, StoreTimeoutError
 from tests.support.servers import HTTPServer, served
 
-DELAY = 0.02
+DELAY = 0.01
 MIB = 1 << 20
 
 
@@ -42,13 +43,10 @@ def requested(server):
     return total
 
 
-def test_bench_keeps_to_its_bounds_and_measures_latency(folder):
+def test_bench_measures_latency_within_its_bytes(folder):
     with served(folder, DELAY) as server:
-        began = time.monotonic()
-        result = bench(granular.Path(f'{server.endpoint}/data'), 1.5, 32 * MIB)
-        elapsed = time.monotonic() - began
-        assert elapsed < 15  # a busy machine may take long to open connections
-        assert result.bytes <= requested(server) <= 32 * MIB
+        result = bench(granular.Path(f'{server.endpoint}/data'), 30, 2 * MIB)
+        assert result.bytes <= requested(server) <= 2 * MIB
     assert result.first_byte_p99 >= result.first_byte_p50 >= DELAY
     assert (result.objects, result.tls) == (2, False)
     assert result.latency.requests_per_second <= 1 / DELAY
@@ -60,19 +58,19 @@ def test_bench_keeps_to_its_bounds_and_measures_latency(folder):
     assert result.advice
 
 
-def test_bytes_are_bounded_when_there_is_time(folder):
-    with served(folder) as server:
-        result = bench(granular.Path(f'{server.endpoint}/data/large'), 20, MIB // 2)
-        assert result.bytes <= requested(server) <= MIB // 2
-    assert result.complete
-    assert result.seconds < 20
+def test_seconds_are_bounded_when_there_are_bytes(folder):
+    with served(folder, DELAY) as server:
+        began = time.monotonic()
+        result = bench(granular.Path(f'{server.endpoint}/data/large'), 2, 1 << 40)
+        assert time.monotonic() - began < 30  # on a busy machine
+    assert result.seconds < 30
     assert result.objects == 1
 
 
 def test_throttling_is_seen_and_limits(folder):
     with ThrottlingServer(folder) as server:
         config = granular.IOConfig(backoff=0.001, backoff_cap=0.002)
-        result = bench(granular.Path(f'{server.endpoint}/data', config=config), 1.0, 4 * MIB)
+        result = bench(granular.Path(f'{server.endpoint}/data', config=config), 30, MIB)
     assert result.throttled > 0
     assert result.retries >= result.throttled - 1  # the last may be cancelled when the time is up
     assert result.limit == 'the store'
@@ -83,17 +81,10 @@ def test_bench_of_a_bucket_measures_the_objects_of_a_dataset(moto):
     place = moto.place()
     with granular.DatasetWriter(place, {'x': 'bytes'}, granular.encoders) as writer:
         writer.append({'x': bytes(100_000)})
-    result = bench(place, 1.0, 2 * MIB)
+    result = bench(place, 30, MIB)
     assert result.objects >= 2
     assert result.requests > 10
     assert not result.tls
-
-
-def test_limit_is_unknown_if_too_little_was_measured(folder):
-    with served(folder, DELAY) as server:
-        result = bench(granular.Path(f'{server.endpoint}/data'), 0.2, 32 * MIB)
-    assert not result.complete
-    assert (result.limit, result.settings) == ('unknown', {})
 
 
 @pytest.mark.parametrize(('seconds', 'nbytes'), [(0, MIB), (1, 100), (-1, MIB)])
@@ -141,6 +132,13 @@ def test_limit_follows_from_measurements(rates, sizes, throttled, limit, in_flig
     assert len(advice) == 2
 
 
+def test_limit_is_unknown_if_too_little_was_measured():
+    by_in_flight = flights(40, 160, 640, 2500, 9000)
+    by_size = [dataclasses.replace(measured(256, benches.SIZES[0], 1.0), requests=0)]
+    assert limit_of(by_in_flight[-1], by_in_flight, by_size, 0) == 'unknown'
+    assert benches._advice('unknown', by_in_flight[-1], by_size, 0)[0] == {}
+
+
 def test_busy_thread_is_the_limit():
     by_in_flight = flights(1000, 4000, 8000, 8100, 8000, cpu=0.95)
     by_size = [measured(16, size, 8000) for size in benches.SIZES]
@@ -152,11 +150,11 @@ def test_command_prints_a_plot_and_json_for_plans(granular_cli, folder, tmp_path
         for i in range(100):
             writer.append({'x': i})
     with served(folder) as server:
-        code, out, err = granular_cli('bench', f'{server.endpoint}/data', '--seconds', 1, '--mib', 8)
+        code, out, err = granular_cli('bench', f'{server.endpoint}/data', '--seconds', 30, '--mib', 1)
         assert (code, err) == (0, '')
         for word in ('first byte: p50', 'requests/s', '█', 'limit: ', 'IOConfig('):
             assert word in out
-        code, out, _ = granular_cli('bench', f'{server.endpoint}/data', '--seconds', 0.5, '--mib', 8, '--json')
+        code, out, _ = granular_cli('bench', f'{server.endpoint}/data', '--seconds', 30, '--mib', 1, '--json')
         assert code == 0
         assert json.loads(out)['bytes_per_second'] > 0
         (tmp_path / 'bench.json').write_text(out)
