@@ -8,9 +8,8 @@ The functions of this package block; those of :mod:`granular.aio` are coroutines
 
 from typing import TYPE_CHECKING
 
-from granular import aio, errors, filters, formats, shuffle, sources
+from granular import aio, errors, filters, formats, metrics, shuffle, sources
 from granular._lazy import lazy_getattr
-from granular.aio.http.reply import io_stats
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.data_loader import DataLoader
 from granular.aio.pipeline.iter_dataset import IterDataset
@@ -38,6 +37,7 @@ from granular.aio.pipeline.transforms import (
 from granular.config import IOConfig
 from granular.errors import GranularError
 from granular.formats.plain import decoders, encoders
+from granular.metrics import io_stats
 from granular.sync.bags import BagReader, BagWriter
 from granular.sync.datasets import DatasetReader, DatasetWriter, ShardedDatasetReader, ShardedDatasetWriter
 from granular.sync.loader import Loader
@@ -156,6 +156,7 @@ __all__ = [
     'io_stats',
     'load',
     'load_state',
+    'metrics',
     'open',
     'progress',
     'save_state',

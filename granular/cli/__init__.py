@@ -1,5 +1,5 @@
 """The command line: ``granular demo``, ``info``, ``ls``, ``cat``, ``copy``, ``copy-to-local``, ``convert``,
-``verify``, ``index``, ``clean``, ``view`` and ``cache``.
+``verify``, ``index``, ``clean``, ``view``, ``cache``, ``bench`` and ``plan``.
 
 Data goes to stdout, everything else to stderr; progress is drawn only on a terminal.
 """
@@ -19,7 +19,7 @@ def main() -> None:
     except MissingExtraError as error:
         sys.stderr.write(f'{error}\n')
         raise SystemExit(2) from None
-    from granular.cli import transfers  # noqa: F401 - which adds to the commands
+    from granular.cli import planning, transfers  # noqa: F401 - which add to the commands
     from granular.cli.commands import app
 
     try:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Final, TypeVar
 
 from granular._lazy import import_extra
-from granular.aio.http.reply import io_stats
 from granular.aio.loader.loader import LoaderHandle
 from granular.aio.pipeline.describe import times
-from granular.aio.pipeline.nodes.source import Source, timing
+from granular.aio.pipeline.nodes.source import Source
+from granular.metrics import io_stats, timing
 
 T = TypeVar('T')
 _PERIOD: Final = 0.25  # seconds between two lines in a notebook
@@ -34,8 +34,7 @@ def progress(items: Iterable[T], total: int | None = None, summary: bool = False
       items: a Loader, a DataLoader, an IterDataset or its iterator, or any iterable.
       total: the number of items, if known; by default the batches that follow of a Loader over a finite source. Without
         it, only the number of items so far is shown.
-      summary: time the stages, and print a table of them and the totals at the end. Stages that run in worker processes
-        are not timed.
+      summary: time the stages, also in worker processes, and print a table of them and the totals at the end.
 
     Raises:
       MissingExtraError: if rich is not installed.

@@ -55,6 +55,7 @@ LAYERS = (
         'filters': 'filters over fields',
         'shuffle': 'orders',
         'config': 'settings',
+        'metrics': 'counters and latency histograms',
     },
     {
         '_lazy': 'optional packages and late imports',

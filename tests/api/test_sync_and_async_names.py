@@ -32,9 +32,11 @@ PAIRS = [
 ONLY_ASYNC = {'abort', 'aclose', 'bags', 'get', 'open', 'readers'} | {
     'describe',
     'parents',
+    'record_time',
     'release',
     'select',
     'sparse',
+    'spent_times',
     'stored_nbytes',
 }
 ONLY_SYNC = {'close', 'aio', 'endless', 'load_state_dict', 'seed', 'state_dict'}

@@ -61,7 +61,7 @@ async def send(server, method='GET', body=b'', path='/object', check=lambda answ
     async def recover(kind, detail):
         return False
 
-    transport = Transport(QUICK, 'etag', bucket=True)
+    transport = Transport(QUICK, 'http://test', 'etag', bucket=True)
     try:
         return await transport.call(make, recover, 's3://bucket/object', check, **options)
     finally:

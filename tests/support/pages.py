@@ -29,7 +29,7 @@ import typer
 
 import granular
 from granular import cli
-from granular.cli import transfers  # noqa: F401 - which adds commands
+from granular.cli import planning, transfers  # noqa: F401 - which add commands
 from granular.cli.commands import app
 from tests import ROOT
 

@@ -11,7 +11,7 @@ import numpy as np
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import BagState
 from granular.aio.bags.packed import PackedTable
-from granular.aio.http.reply import Reply, changed, counters, stands_in
+from granular.aio.http.reply import Reply, changed, stands_in
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores.errors import translated
@@ -21,6 +21,7 @@ from granular.errors import ClosedError, CorruptBagError, InvalidArgumentError, 
 from granular.formats import layout
 from granular.formats.checksums import SUFFIX, Sums, check, load
 from granular.indexing import Ints
+from granular.metrics import counters, local_files
 
 
 class IndexedBag(NamedTuple):
@@ -349,8 +350,8 @@ class Bag:
                 with translated(handle[0]):
                     raise
             counters.ranges += 1
-            counters.requests += 1
-            counters.bytes += stop - start
+            local_files.ok += 1
+            local_files.bytes += stop - start
         if self.sums is not None:
             check(self.sums, np.array([index]), [record], self.name)
         return record

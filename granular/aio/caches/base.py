@@ -9,7 +9,6 @@ import numpy as np
 
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader
 from granular.aio.execution.failures import Failure
-from granular.aio.http.reply import counters
 from granular.aio.pipeline.describe import fingerprint
 from granular.aio.pipeline.nodes.elements import method_of, name_of
 from granular.aio.pipeline.nodes.source import convert, length_of, map_in_threads
@@ -18,6 +17,7 @@ from granular.config import MiB
 from granular.errors import EncodeError, InvalidArgumentError
 from granular.formats.serialization import decode, encode
 from granular.indexing import index_of, indices_of
+from granular.metrics import counters
 
 Function = Callable[[Any], Any] | Any
 _NONE: Final = encode(None)

@@ -6,11 +6,11 @@ from typing import Any, SupportsIndex
 from granular.aio.caches.base import Cache, Function, is_record
 from granular.aio.caches.segments import path_of
 from granular.aio.caches.table import Address, Table
-from granular.aio.http.reply import counters
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.indexing import check_integer, index_of
+from granular.metrics import counters
 
 
 class SharedMemoryCache(Cache):

@@ -4,7 +4,7 @@ import asyncio
 import collections
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from granular.aio.execution.failures import capturing
 from granular.aio.runtime.loops import StartedCoroutine, ensure_event_loop
@@ -12,6 +12,7 @@ from granular.aio.runtime.tasks import end_tasks, outcome, start_task
 from granular.aio.runtime.threads import CORES, Threads, Timer, current, start_inline
 from granular.aio.runtime.user_functions import mark_computing
 from granular.errors import ClosedError, GranularError
+from granular.metrics import counters
 
 T = TypeVar('T')
 
@@ -38,7 +39,7 @@ class Prefetch(Generic[T]):
       stride: the step from one position to the next.
       weight: the number of datapoints in an item of one position.
       workers: the number of threads that decode and transform.
-      name: the name of the threads.
+      kind: the consumer, for metrics and the names of threads.
       captures: True if failures are returned as ``Failure``.
 
     Attributes:
@@ -63,11 +64,12 @@ class Prefetch(Generic[T]):
         stride: int,
         weight: int,
         workers: int,
-        name: str,
+        kind: Literal['loader', 'stream', 'interleave'],
         captures: bool,
     ) -> None:
         self._make, self._stride, self._weight = make, stride, weight
-        self._workers, self._name, self._captures = workers, name, captures
+        self._workers, self._name, self._captures = workers, f'granular-{kind}', captures
+        self._wait_times, self._consumer_times = counters.times(kind)
         self.position, self.stop, self.depth = 0, None, 0  # type: int, int | None, int
         self.most = 1
         self._begun = 0  # positions of the items started since the last change of the position
@@ -94,7 +96,9 @@ class Prefetch(Generic[T]):
         await ensure_event_loop()
         began = time.perf_counter()
         if self._returned is not None:
-            self.consumed += began - self._returned
+            spent = began - self._returned
+            self.consumed += spent
+            self._consumer_times.observe(spent)
             self._returned = None
         while True:
             if self._closed:
@@ -111,7 +115,9 @@ class Prefetch(Generic[T]):
         self.position = after
         self.begin()
         self._returned = time.perf_counter()
-        self.waited += self._returned - began
+        waited = self._returned - began
+        self.waited += waited
+        self._wait_times.observe(waited)
         return item
 
     async def _wait(self, task: 'asyncio.Task[T]') -> T | None:

@@ -14,12 +14,31 @@ from granular.aio.execution import shared_memory
 from granular.aio.execution.failures import capturing, portable, summary
 from granular.aio.runtime.user_functions import await_user
 from granular.errors import WorkerError
+from granular.metrics import Metrics, counters, timing
+
+
+class Stage(Protocol):
+    """A stage of a pipeline, which is timed."""
+
+    def spent_times(self) -> tuple[int, float]:
+        """Return the number of datapoints that were timed, and the seconds that they took."""
+
+    def record_time(self, count: int, seconds: float) -> None:
+        """Add to these."""
+
+
+Report = tuple[Metrics, list[tuple[int, float]]]
+"""The metrics of a worker process, and what was added to the times of its stages since the report before."""
 
 
 class Task(Protocol):
     """The work of the processes: picklable, it computes the item at a position."""
 
     captures: bool
+
+    def stages(self) -> Sequence[Stage]:
+        """Return the timed stages, in the same order in each process."""
+        ...
 
     @property
     def make(self) -> Callable[..., Coroutine[Any, Any, Any]]:
@@ -59,13 +78,14 @@ def work(
     except BaseException as error:  # the classes of unpickled objects may raise anything
         failed = error
     lock = threading.Lock()
+    reporter = _Reporter([] if task is None else task.stages())
     running: dict[int, concurrent.futures.Future[_Outcome]] = {}
     replies = concurrent.futures.ThreadPoolExecutor(1, 'granular-reply')  # copying takes too long for the loop
 
     def reply(number: int, future: 'concurrent.futures.Future[_Outcome]') -> None:
         running.pop(number, None)
         if not future.cancelled():
-            _reply(pipe, lock, number, *future.result())
+            _reply(pipe, lock, number, *future.result(), reporter.report())
 
     while True:
         try:
@@ -74,12 +94,12 @@ def work(
             break
         if request is None:
             break
-        number, position = request
+        number, position, timing.on = request
         if position is None:
             if (cancelled := running.get(number)) is not None:
                 cancelled.cancel()
         elif task is None:
-            _reply(pipe, lock, number, failed, None)
+            _reply(pipe, lock, number, failed, None, reporter.report())
         else:
             future = running[number] = asyncio.run_coroutine_threadsafe(_attempt(task, position), bridge.loop())
             future.add_done_callback(lambda done, number=number: replies.submit(reply, number, done))  # type: ignore[misc]
@@ -99,7 +119,26 @@ async def _attempt(task: Task, position: Sequence[int]) -> _Outcome:
         return error, None
 
 
-def _reply(pipe: Connection, lock: threading.Lock, number: int, error: BaseException | None, item: Any) -> None:
+class _Reporter:
+    """Reports of this process."""
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self._stages = stages
+        self._reported = [stage.spent_times() for stage in stages]  # stages pickle with their times
+
+    def report(self) -> Report:
+        """Return a report."""
+        metrics = counters.copy()
+        metrics.stages = {}
+        now = [stage.spent_times() for stage in self._stages]
+        added = [(a - c, b - d) for (a, b), (c, d) in zip(now, self._reported, strict=True)]
+        self._reported = now
+        return metrics, added
+
+
+def _reply(
+    pipe: Connection, lock: threading.Lock, number: int, error: BaseException | None, item: Any, report: Report
+) -> None:
     parts: Sequence[Any] = ()
     try:
         head, parts = shared_memory.split(item if error is None else portable(error))
@@ -108,7 +147,7 @@ def _reply(pipe: Connection, lock: threading.Lock, number: int, error: BaseExcep
         head = pickle.dumps(portable(error))
     try:
         with lock:
-            _send(pipe, (number, error is None, head, [part.nbytes for part in parts]), parts)
+            _send(pipe, (number, error is None, head, [part.nbytes for part in parts], report), parts)
     except OSError:
         os._exit(1)  # the parent has ended, or memory is exhausted: it reports this process as dead
 

@@ -18,12 +18,13 @@ from typing import Any, Final
 
 from granular.aio.execution import shared_memory
 from granular.aio.execution.failures import remote, summary
-from granular.aio.execution.worker_main import Task, work
+from granular.aio.execution.worker_main import Report, Stage, Task, work
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.sharing import sharing
 from granular.aio.runtime.tasks import settle
 from granular.aio.runtime.threads import offload
 from granular.errors import ClosedError, InvalidArgumentError, WorkerError
+from granular.metrics import Reports, timing
 
 _GRACE: Final = 5.0  # seconds in which a worker may exit by itself
 _POLL: Final = 0.01  # seconds between checks of a process that is to exit
@@ -48,7 +49,7 @@ class Workers:
         self, task: Task, count: int, context: Any, initialize: Callable[[int, int], object] | None = None
     ) -> None:
         self._context = multiprocessing.get_context(context) if isinstance(context, str | type(None)) else context
-        self._task, self._count, self._initialize = task, count, initialize
+        self._task, self._count, self._initialize, self._stages = task, count, initialize, task.stages()
         self._workers: list[_Worker] = []
         self._payload: Any = task, initialize
         self._parts: Sequence[memoryview] = ()  # the memory of the task's arrays, in a file that all workers share
@@ -109,7 +110,7 @@ class Workers:
     def _worker(self, number: int, others: Sequence['_Worker']) -> '_Worker':
         sizes = [part.nbytes for part in self._parts]
         pipes = [worker.pipe for worker in others]
-        return _Worker(self._context, number, self._count, pipes, self._payload, self._file, sizes)
+        return _Worker(self._context, number, self._count, pipes, self._payload, self._file, sizes, self._stages)
 
     async def aclose(self) -> None:
         """End all processes, and wait for them."""
@@ -135,12 +136,12 @@ class _Outbox:
     def __init__(self, pipe: Connection, name: str) -> None:
         self._pipe, self._name = pipe, name
         self._lock = threading.Lock()
-        self._unsent: collections.deque[tuple[int, Any] | None] = collections.deque()  # the first is being sent
+        self._unsent: collections.deque[tuple[int, Any, bool] | None] = collections.deque()  # the first is being sent
         self._poll = select.poll()
         self._poll.register(pipe.fileno(), select.POLLOUT)
         self.thread: threading.Thread | None = None
 
-    def send(self, message: tuple[int, Any] | None) -> None:
+    def send(self, message: tuple[int, Any, bool] | None) -> None:
         """Send a message, at once or later.
 
         Raises:
@@ -192,7 +193,9 @@ class _Worker:
         payload: Any,
         fd: int,
         sizes: Sequence[int],
+        stages: Sequence[Stage],
     ) -> None:
+        self._stages, self._reports = stages, Reports()
         self.pipe, other_end = context.Pipe(duplex=True)
         # A forked child inherits our ends of all pipes. While it holds them, no worker notices that this process died.
         inherited = [*pipes, self.pipe] if context.get_start_method() == 'fork' else []
@@ -226,7 +229,7 @@ class _Worker:
                 raise WorkerError(self._obituary(position))
             self._pending[number] = loop, future, position
             try:
-                self._outbox.send((number, position))
+                self._outbox.send((number, position, timing.on))
             except OSError:
                 del self._pending[number]
                 raise WorkerError(self._obituary(position)) from None
@@ -240,7 +243,7 @@ class _Worker:
         with self._lock, contextlib.suppress(OSError):  # it died, and the callers that wait for it get an error
             if self._pending.pop(number, None) is None or self._stopped or self._outbox.withdraw(number):
                 return
-            self._outbox.send((number, None))
+            self._outbox.send((number, None, timing.on))
 
     def resolve(self, number: int, ok: bool, result: Any) -> None:
         """Pass an item, or an error, to its caller."""
@@ -251,9 +254,18 @@ class _Worker:
             with contextlib.suppress(RuntimeError):  # the loop ended, and with it the caller
                 loop.call_soon_threadsafe(_resolve, future, ok, result)
 
+    def take_report(self, report: Report) -> None:
+        """Add a report of the process to the metrics of this one."""
+        metrics, added = report
+        self._reports.take(metrics)
+        for stage, (count, seconds) in zip(self._stages, added, strict=True):
+            if count:
+                stage.record_time(count, seconds)
+
     def ended(self) -> None:
         """Mark the process as dead, and fail the items in progress."""
         self._process.join(_GRACE)
+        self._reports.end()
         with self._lock:
             self.dead = True
             pending, self._pending = self._pending, {}
@@ -326,7 +338,7 @@ def _listen(pipe: Connection, process: Any, worker: 'weakref.ref[_Worker]') -> N
     while True:
         try:
             _wait_for_reply(pipe, process)
-            number, ok, head, sizes = pipe.recv()
+            number, ok, head, sizes, report = pipe.recv()
             fd = shared_memory.receive_fd(pipe) if sizes else -1
         except (EOFError, OSError):
             break
@@ -334,6 +346,7 @@ def _listen(pipe: Connection, process: Any, worker: 'weakref.ref[_Worker]') -> N
         owner = worker()
         if owner is None:
             return
+        owner.take_report(report)
         owner.resolve(number, ok, result)
         del owner, result
     if (owner := worker()) is not None:

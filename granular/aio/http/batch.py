@@ -9,7 +9,7 @@ from granular.aio.http.download import Download
 from granular.aio.http.limits import Limit
 from granular.aio.http.messages import Head, Target
 from granular.aio.http.pool import Pool
-from granular.aio.http.reply import Reply, counters
+from granular.aio.http.reply import Reply
 from granular.aio.http.retry import RecoverableKind, Traffic
 from granular.aio.runtime.tasks import outcome, start_task
 
@@ -68,6 +68,7 @@ class Batch:
     def __init__(self, transport: Reader, provider: Provider, downloads: Sequence[Download]) -> None:
         self._transport, self._provider, self._downloads = transport, provider, downloads
         self._limit: Limit = transport.traffic.limit
+        self._metrics = transport.traffic.metrics
         self._left = len(downloads)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -94,7 +95,8 @@ class Batch:
         for download in open_reads:
             if download.is_sent():
                 download.drop()
-                counters.in_flight -= 1
+                self._metrics.in_flight -= 1
+                self._metrics.failed('cancelled')
                 self._limit.release(download.weight)
         self._limit.fill()
         for task in self._tasks:
@@ -114,20 +116,21 @@ class Batch:
         if target is None or connection is None:
             self._continue(download, Outcome(None, download.weight))
             return
-        counters.requests += 1
-        counters.in_flight += 1
+        self._metrics.in_flight += 1
         download.target, download.request = target, target.get + download.plain_request()
         connection.send(download)
 
     def ended(self, download: Download, reply: Head | Exception | None) -> None:
         """Take the outcome of a read: None if it is complete; else a head to look at, or an error."""
-        counters.in_flight -= 1
+        metrics = self._metrics
+        metrics.in_flight -= 1
         if reply is not None:
             self._continue(download, Outcome(reply, download.weight))
             return
         download.batch = None
         traffic = self._transport.traffic
-        counters.bytes += download.got
+        metrics.ok += 1
+        metrics.bytes += download.got
         traffic.succeeded()
         self._limit.succeeded(download.first.moved)  # type: ignore[union-attr]
         self._limit.release(download.weight)
@@ -150,6 +153,8 @@ class Batch:
         self._tasks.discard(task)
         if first.reserved is not None:  # the task was cancelled before its first step
             self._limit.release(first.reserved)
+            if first.reply is not None:
+                self._metrics.failed('cancelled')
         if task.cancelled():
             if not self._future.done():
                 self._future.cancel()

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from granular.aio.http.messages import Chunks, Head, Origin, ProtocolError, Target, parse, shown
 from granular.config import KiB
+from granular.metrics import Histogram
 
 SCRATCH: Final = 64 * KiB  # received at a time while the destination is unknown
 _LONGEST_HEAD: Final = 64 * KiB  # including the informational heads before it
@@ -139,10 +140,12 @@ class ConnectionPool(Protocol):
     Attributes:
       scratch: memory into which all connections receive heads, one after the other.
       latencies: seconds from each recent request to the head of its reply.
+      first_byte: counts these seconds, of all requests.
     """
 
     scratch: bytearray
     latencies: collections.deque[float]
+    first_byte: Histogram
 
     def opened(self, connection: 'Connection') -> None:
         """Register a connection that is established."""
@@ -365,7 +368,9 @@ class Connection(asyncio.BufferedProtocol):
     def _begin(self, exchange: Exchange) -> None:
         if exchange.second is not None:
             exchange.drop(but=self)  # the first connection to reply wins
-        self._pool.latencies.append(self.moved - self.sent)
+        seconds = self.moved - self.sent
+        self._pool.latencies.append(seconds)
+        self._pool.first_byte.observe(seconds)
         self.begun, self.mark_time, self.mark_got = True, self.moved, 0
 
     def _begin_parsed(self, exchange: Exchange, raw: bytes, head: Head, rest: memoryview) -> None:

@@ -13,11 +13,11 @@ from typing import Any, Final, TypeVar
 from granular.aio.http.connection import SCRATCH, Connection, Exchange, PoolClosedError, StaleError, now
 from granular.aio.http.messages import Head, Origin
 from granular.aio.http.proxies import open_tunnel
-from granular.aio.http.reply import counters
 from granular.aio.http.tls import context_of
 from granular.aio.runtime.threads import offload
 from granular.config import IOConfig
 from granular.errors import GranularError
+from granular.metrics import Histogram, StoreMetrics
 
 logger: Final = logging.getLogger('granular')
 
@@ -60,11 +60,13 @@ class Pool:
 
     Args:
       config: its timeouts, its minimum rate, and the share of requests that may be hedged.
+      metrics: counts its requests and connections.
       tls_verify: whether to verify certificates, or the file of the CA bundle to trust.
     """
 
-    def __init__(self, config: IOConfig, tls_verify: bool | str = True) -> None:
-        self._config, self._tls_verify = config, tls_verify
+    def __init__(self, config: IOConfig, metrics: StoreMetrics, tls_verify: bool | str = True) -> None:
+        self._config, self._metrics, self._tls_verify = config, metrics, tls_verify
+        self.first_byte: Histogram = metrics.first_byte
         self.latencies: collections.deque[float] = collections.deque(maxlen=512)  # seconds until a reply began
         self._slow = float('inf')  # seconds after which a request is hedged
         self._spare = 0.0  # hedged requests still permitted
@@ -126,6 +128,8 @@ class Pool:
     def opened(self, connection: Connection) -> None:
         """Register a connection that is established, and monitor it from now on."""
         self.connections.add(connection)
+        self._metrics.connections += 1
+        self._metrics.connects += 1
         if self._ticking is None and not self._closed:
             self._ticking = self._loop.call_later(self._interval(), self._tick)
 
@@ -135,7 +139,9 @@ class Pool:
 
     def forget(self, connection: Connection) -> None:
         """Remove a connection that is closed."""
-        self.connections.discard(connection)
+        if connection in self.connections:
+            self.connections.discard(connection)
+            self._metrics.connections -= 1
         if not self.connections:
             self._empty.set()
         if connection.exchange is None and connection in (idle := self._idle.get(connection.origin, [])):
@@ -293,8 +299,7 @@ class Pool:
 
     def _hedge(self, exchange: Exchange) -> None:
         self._spare -= 1
-        counters.hedges += 1
-        counters.requests += 1
+        self._metrics.hedges += 1
         task = self._loop.create_task(self._ask_again(exchange))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,6 +1,5 @@
-"""The result of a read, and counters of reads. Lightweight, so that local files need no HTTP client."""
+"""The result of a read. Lightweight, so that local files need no HTTP client."""
 
-import dataclasses
 from typing import Any, Final, NamedTuple
 
 from granular.errors import ObjectChangedError
@@ -27,50 +26,6 @@ class Reply(NamedTuple):
     modified: str = ''
     date: str = ''
     holder: Any = None
-
-
-@dataclasses.dataclass(slots=True)
-class Counters:
-    """Counters of reads since the process started, over all stores.
-
-    Attributes:
-      ranges: byte ranges requested, such as records.
-      requests: requests sent for them, including retries and hedged requests.
-      retries: requests sent again.
-      hedges: hedged requests, sent a second time because the first was slow.
-      bytes: bytes of replies.
-      in_flight: requests in flight.
-      cached: datapoints whose block was already loaded or in flight when they were requested, or that a cache had.
-      block_hits: blocks of objects read from the block cache.
-      block_misses: blocks fetched for it.
-    """
-
-    ranges: int = 0
-    requests: int = 0
-    retries: int = 0
-    hedges: int = 0
-    bytes: int = 0
-    in_flight: int = 0
-    cached: int = 0
-    block_hits: int = 0
-    block_misses: int = 0
-
-
-counters: Final = Counters()
-
-
-def io_stats() -> dict[str, int]:
-    """Return counters of the reads since the process started, over all stores.
-
-    The keys are ``ranges``, ``requests`` (including retries and hedged requests), ``retries``, ``hedges``, ``bytes``,
-    ``in_flight``, ``cached``, ``block_hits`` and ``block_misses``. Reads of local files, and of schemes that go through
-    fsspec, count as one request each::
-
-        before = granular.io_stats()['bytes']
-        reader.fetch(range(1000))
-        print(granular.io_stats()['bytes'] - before, 'bytes received')
-    """
-    return dataclasses.asdict(counters)
 
 
 _STAND_IN: Final = '~'

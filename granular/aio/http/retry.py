@@ -17,7 +17,6 @@ from granular.aio.http.download import Download
 from granular.aio.http.limits import Budget, Limit, Pauses
 from granular.aio.http.messages import Head, ProtocolError, http_date
 from granular.aio.http.pool import UnreachableError
-from granular.aio.http.reply import counters
 from granular.config import IOConfig
 from granular.errors import (
     AccessDeniedError,
@@ -25,9 +24,11 @@ from granular.errors import (
     GranularError,
     NotFoundError,
     ObjectChangedError,
+    OutOfRangeError,
     StoreError,
     StoreTimeoutError,
 )
+from granular.metrics import StoreMetrics
 
 logger: Final = logging.getLogger('granular')
 
@@ -73,10 +74,12 @@ class RetryableError(Exception):
     error: StoreError
     throttled: bool
     after: float
+    outcome: str
 
-    def __init__(self, error: StoreError, throttled: bool, after: float) -> None:
+    def __init__(self, error: StoreError, throttled: bool, after: float, outcome: str = 'server_error') -> None:
         super().__init__(str(error))
         self.error, self.throttled, self.after = error, throttled, after
+        self.outcome = 'throttled' if throttled else outcome
 
 
 class Traffic:
@@ -84,14 +87,16 @@ class Traffic:
 
     Args:
       config: the settings.
+      metrics: counts attempts by outcome.
       on_throttling: called when the store throttles so often that the requests slow down.
     """
 
     config: IOConfig
+    metrics: StoreMetrics
     on_throttling: Callable[[], None]
 
-    def __init__(self, config: IOConfig, on_throttling: Callable[[], None]) -> None:
-        self.config, self.on_throttling = config, on_throttling
+    def __init__(self, config: IOConfig, metrics: StoreMetrics, on_throttling: Callable[[], None]) -> None:
+        self.config, self.metrics, self.on_throttling = config, metrics, on_throttling
         self.limit: Limit = Limit(config.concurrency, config.memory)
         self.budget: Budget = Budget()
         self.pauses: Pauses = Pauses()
@@ -155,6 +160,7 @@ class Attempts:
 
     def succeeded(self) -> None:
         """Record that the last attempt succeeded."""
+        self._traffic.metrics.ok += 1
         self._traffic.succeeded(self._paid)
 
     async def failed(self, error: Exception) -> None:
@@ -166,13 +172,15 @@ class Attempts:
         Raises:
           GranularError: if there is no next attempt.
         """
+        outcome, metrics = _outcome(error), self._traffic.metrics
+        metrics.failed(outcome)
         self._count += 1
         self._sent += 1
         if isinstance(error, RecoverableError):
             if error.kind in self._recovered or not await self._recover(error.kind, error.detail):
                 raise error.error from None
             self._recovered.add(error.kind)
-            counters.retries += 1
+            metrics.retried(outcome)
             return
         failure, config = self._judge(error), self._traffic.config
         now = time.monotonic()
@@ -182,7 +190,7 @@ class Attempts:
         left = min(config.retry_time - (now - self._renewed), failure.patience - (now - self._started))
         if self._count >= failure.attempts or wait > left:
             raise self._given_up(failure) from failure.cause
-        counters.retries += 1
+        metrics.retried(outcome)
         # Occasional failures are normal for a bucket: warn only from the third consecutive one on.
         level = logging.INFO if self._count < _WARN_FROM else logging.WARNING
         logger.log(level, 'attempt %d failed, retrying in %.2f s: %s', self._sent, wait, failure.error)
@@ -262,6 +270,34 @@ class Attempts:
         await asyncio.sleep(failure.after)
         if await self._traffic.pauses.wait(seconds - failure.after):
             self._count -= 1  # woken early, since the store answers again
+
+
+def _outcome(error: Exception) -> str:
+    """Return the name of a failed attempt's outcome, for metrics."""
+    match error:
+        case RecoverableError():
+            return error.kind
+        case RetryableError():
+            return error.outcome
+        case DoubtfulError() | ObjectChangedError():
+            return 'changed'
+        case ProtocolError() | BadReplyError():
+            return 'bad_reply'
+        case NotFoundError():
+            return 'not_found'
+        case AccessDeniedError():
+            return 'denied'
+        case OutOfRangeError():
+            return 'out_of_range'
+        case ssl.SSLCertVerificationError():
+            return 'tls'
+        case GranularError():
+            return 'error'
+        case TimeoutError():
+            return 'timeout'
+        case OSError():
+            return 'connection'
+    return 'error'
 
 
 def refusal(head: Head, body: bytes | bytearray, name: str) -> Exception:

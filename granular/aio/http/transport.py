@@ -1,5 +1,6 @@
 """Requests to a store with limits, retries and a check of every reply: range reads, one or many, and any other."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final, NamedTuple, TypeVar
@@ -12,10 +13,11 @@ from granular.aio.http.download import Download, Versions, coding_of
 from granular.aio.http.messages import Head, ProtocolError, Target, shown
 from granular.aio.http.pool import Pool
 from granular.aio.http.proof import Prover
-from granular.aio.http.reply import Reply, counters
+from granular.aio.http.reply import Reply
 from granular.aio.http.retry import Attempts, DoubtfulError, Recover, RetryableError, Traffic, refusal
 from granular.config import IOConfig, MiB
 from granular.errors import BadReplyError, ObjectChangedError, StoreError
+from granular.metrics import counters
 
 _REDIRECTS: Final = 10
 
@@ -72,15 +74,19 @@ class Transport:
 
     Args:
       config: the settings.
+      root: the address of the store, without a key, for metrics.
       version_header: the reply header that identifies the version of an object.
       bucket: True if each object has a version, and redirects are not followed because requests are signed.
       tls_verify: whether to verify certificates, or the file of the CA bundle to trust.
     """
 
-    def __init__(self, config: IOConfig, version_header: str, bucket: bool, tls_verify: bool | str = True) -> None:
+    def __init__(
+        self, config: IOConfig, root: str, version_header: str, bucket: bool, tls_verify: bool | str = True
+    ) -> None:
         self._versions = Versions.of(version_header, bucket)
-        self.pool: Pool = Pool(config, tls_verify)
-        self.traffic: Traffic = Traffic(config, self.pool.throttled)
+        self._metrics = metrics = counters.store(root)
+        self.pool: Pool = Pool(config, metrics, tls_verify)
+        self.traffic: Traffic = Traffic(config, metrics, self.pool.throttled)
         self._prover = Prover(self._send, self._versions)
 
     async def aclose(self) -> None:
@@ -130,7 +136,6 @@ class Transport:
             try:
                 if isinstance(outcome, Exception) and not isinstance(outcome, StaleError):
                     raise outcome
-                counters.requests += outcome is None
                 if isinstance(outcome, Head):
                     target = download.target
                     head, _ = await self._follow(target, 'GET', download, '', outcome)
@@ -157,7 +162,7 @@ class Transport:
 
         attempts = Attempts(self.traffic, provider.recover, download.name, download)
         reply = await self._retry(attempt, attempts, download.nbytes, first)
-        counters.bytes += len(download.content(reply))
+        self._metrics.bytes += len(download.content(reply))
         download.data, download.version = reply.data, reply.version
         return reply
 
@@ -191,7 +196,6 @@ class Transport:
         """
 
         async def attempt() -> T:
-            counters.requests += 1
             outgoing = await _prepared(make)
             length = len(outgoing.body)
             line = f'Content-Length: {length}\r\n' if length or outgoing.method in ('PUT', 'POST') else ''
@@ -245,20 +249,23 @@ class Transport:
           nbytes: bytes of memory to reserve.
           first: the reservation that the first attempt holds already, if any.
         """
-        limit = self.traffic.limit
+        limit, metrics = self.traffic.limit, self._metrics
         while True:
             reserved, first.reserved = first.reserved, None
             if reserved is None:
                 reserved = await limit.acquire(nbytes)
-            counters.in_flight += 1
+            metrics.in_flight += 1
             try:
                 result = await attempt()
                 attempts.succeeded()
                 return result
             except Exception as error:
                 failure = error
+            except asyncio.CancelledError:
+                metrics.failed('cancelled')
+                raise
             finally:
-                counters.in_flight -= 1
+                metrics.in_flight -= 1
                 limit.release(reserved)
             try:
                 await attempts.failed(failure)
@@ -271,4 +278,4 @@ async def _prepared(prepare: Callable[[], Awaitable[T]]) -> T:
         return await prepare()
     except StoreError as error:
         # The provider of the credentials may fail temporarily, as the store may.
-        raise RetryableError(error, throttled=False, after=0.0) from error
+        raise RetryableError(error, throttled=False, after=0.0, outcome='credentials') from error

@@ -2,14 +2,14 @@
 
 import collections
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from granular.aio.execution.failures import Errors, Failure, OnError, outline
-from granular.aio.pipeline.nodes.source import Source
+from granular.aio.pipeline.nodes.source import Source, all_stages
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import DatapointError
@@ -47,6 +47,10 @@ class Assembly:
         self._source, self._size, self._spec, self._errors = source, size, spec, Errors(on_error)
         self.captures: bool = not self._errors.raises
         self.recycled: collections.deque[Batch] = collections.deque()
+
+    def stages(self) -> Sequence[Source]:
+        """Return the stages of the source, in a fixed order."""
+        return all_stages(self._source)
 
     async def make(self, first: int) -> LoadedBatch:
         """Return the batch that starts at a step."""

@@ -257,7 +257,7 @@ class _Core(Running):
         self._processes: Workers | None = None
         self.stride = batch * num_shards
         self.ahead: Prefetch[LoadedBatch] = Prefetch(
-            self._make, self.stride, batch, workers, 'granular-loader', on_error != 'raise'
+            self._make, self.stride, batch, workers, 'loader', on_error != 'raise'
         )
         self.ahead.depth, self.ahead.token = prefetch, self.token
         self._assembly: Assembly | None = None

@@ -6,7 +6,6 @@ from typing import Self
 
 from numpy.typing import ArrayLike
 
-from granular.aio.http.reply import counters
 from granular.aio.paths.file import File
 from granular.aio.paths.pure import PurePath, glob_regex
 from granular.aio.stores import Entry, Stat, Store, ranges
@@ -17,6 +16,7 @@ from granular.errors import (
     StoreError,
     UnsupportedError,
 )
+from granular.metrics import counters
 
 Progress = Callable[[int], object]
 

@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from granular import metrics
+
 T = TypeVar('T')
 
 inherited: Final[list[Any]] = []
@@ -45,4 +47,5 @@ def _reset() -> None:
             stack.callback(reset)
 
 
+after_fork(metrics.reset)
 os.register_at_fork(after_in_child=_reset)

@@ -6,10 +6,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from granular.aio.http.buffers import keep_freed
-from granular.aio.http.reply import counters
 from granular.aio.stores import Request, Store, ranges
 from granular.errors import OutOfRangeError
 from granular.indexing import Ints
+from granular.metrics import counters
 
 # Objects are mapped into one address space, 64 TiB apart, so that one plan covers all of them.
 _BITS: Final = 46

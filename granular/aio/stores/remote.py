@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
+from granular._redact import without_user
 from granular.aio.http.buffers import Space, blank
 from granular.aio.http.download import Download
 from granular.aio.http.messages import Target
@@ -178,7 +179,9 @@ class RemoteStore(Store, Generic[C]):
 
     async def _open_client(self, opened: Scope) -> C:
         client = await self.make_client()
-        client.transport = Transport(self.config, self.version_header, self.is_bucket, self.tls_verify)
+        client.transport = Transport(
+            self.config, without_user(self.root), self.version_header, self.is_bucket, self.tls_verify
+        )
         opened.on_close(client.aclose)
         return client
 

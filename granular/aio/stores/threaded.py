@@ -9,13 +9,14 @@ from typing import Any, Self, TypeVar
 
 from granular._redact import hidden
 from granular.aio.execution.failures import summary
-from granular.aio.http.reply import Reply, changed, counters
+from granular.aio.http.reply import Reply, changed
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import ObjectWriter, Store
 from granular.aio.stores.errors import translated
 from granular.config import MiB
 from granular.errors import GranularError, OutOfRangeError, StoreError
+from granular.metrics import counters
 
 T = TypeVar('T')
 
@@ -69,8 +70,9 @@ class ThreadedStore(Store):
         """Check the length of the data read, count the request, and return the reply."""
         if len(data) != end - first:
             raise StoreError(f'{self.url(key)}: expected {end - first} bytes, got {len(data)}')
-        counters.requests += 1
-        counters.bytes += len(data)
+        metrics = counters.store(self.root.partition('://')[0] or 'file')
+        metrics.ok += 1
+        metrics.bytes += len(data)
         return Reply(bytes(data), first, size, version)
 
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from granular.aio.datasources.arrayrecord.index import Index, footer_offset, parse_footer
 from granular.aio.datasources.arrayrecord.riegeli import BLOCK, check_hashes, read_records
-from granular.aio.http.reply import counters
 from granular.aio.paths.path import Path
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sampling import Sampling
@@ -24,6 +23,7 @@ from granular.aio.stores.fanout import Job, read_all
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, OutOfRangeError
 from granular.indexing import Ints, index_of, indices_of
+from granular.metrics import counters
 
 _SLICED: Final = re.compile(r'(.*)\[(\d+):(\d+)\]', re.DOTALL)
 _PAGE: Final = 4 * MiB

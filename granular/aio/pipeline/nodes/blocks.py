@@ -10,11 +10,11 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular.aio.http.reply import counters
 from granular.aio.pipeline.nodes.source import Node, Source, estimate_nbytes
 from granular.aio.runtime.background import background, cancel_idle, wait_shared
 from granular.aio.runtime.scope import PerLoop
 from granular.indexing import Ints
+from granular.metrics import counters
 from granular.shuffle import Blocks
 
 logger: Final = logging.getLogger('granular')

@@ -119,7 +119,7 @@ class Interleaving(Flow):
         self._saved: dict[int, Any] = {}  # states of open streams that did not have it since they were restored
         self._started: set[Flow] = set()  # all that are to be closed
         self._token: object = None
-        self._ahead: Prefetch[Flow | None] = Prefetch(self._make, 1, 1, threads, 'granular-interleave', False)
+        self._ahead: Prefetch[Flow | None] = Prefetch(self._make, 1, 1, threads, 'interleave', False)
         self._ahead.depth, self._ahead.stop = make_buffer, self._count
         self._closed_stats: dict[str, float] = {}
         self._closed_failures: list[tuple[int, str]] = []
@@ -184,7 +184,7 @@ class Interleaving(Flow):
         return flow  # type: ignore[no-any-return]
 
     async def _made_now(self, number: int) -> Flow | None:
-        ahead: Prefetch[Flow | None] = Prefetch(self._make, 1, 1, 1, 'granular-interleave', False)
+        ahead: Prefetch[Flow | None] = Prefetch(self._make, 1, 1, 1, 'interleave', False)
         ahead.token, ahead.position, ahead.stop = self._token, number, number + 1
         try:
             flow: Any = await ahead.take()

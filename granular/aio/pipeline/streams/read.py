@@ -9,7 +9,7 @@ from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.base import ENDLESS, IndexNode, Repeat, Slice, part_of
 from granular.aio.pipeline.nodes.elements import NONE, Batch, KeptNone
-from granular.aio.pipeline.nodes.source import Source, estimate_nbytes
+from granular.aio.pipeline.nodes.source import Source, all_stages, estimate_nbytes
 from granular.aio.pipeline.streams.filtered import FilterCheck
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.stream import Stream
@@ -130,6 +130,9 @@ class _ChunkTask:
     def __init__(self, source: Source, stride: int) -> None:
         self._source, self._stride = source, stride
 
+    def stages(self) -> list[Source]:
+        return all_stages(self._source)
+
     async def make(self, position: int, count: int) -> list[Any]:
         return await self._source.fetch(np.arange(position, position + self._stride * count, self._stride))
 
@@ -166,7 +169,7 @@ class Reading(Flow):
             depth = max(depth, read.workers.num_workers * read.workers.per_worker_buffer_size)
         make = task.make if self._workers is None else self._workers.make
         self.ahead: Prefetch[list[Any]] = Prefetch(
-            make, self._stride, weight, max(1, options.num_threads), 'granular-read', True
+            make, self._stride, weight, max(1, options.num_threads), 'stream', True
         )
         self._deepest = depth
         self._largest = 1  # bytes of an element

@@ -8,12 +8,13 @@ from typing import Any, Final, NamedTuple
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.base import IndexNode, Wrapped
 from granular.aio.pipeline.nodes.elements import Element
-from granular.aio.pipeline.nodes.source import Source, timing
+from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import DatasetOptions
 from granular.formats.display import outline
+from granular.metrics import timing
 
 logger: Final = logging.getLogger('granular')
 

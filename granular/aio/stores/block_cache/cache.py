@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from granular.aio.http.buffers import Space, blank
-from granular.aio.http.reply import Reply, counters
+from granular.aio.http.reply import Reply
 from granular.aio.runtime.forking import after_fork
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.tasks import gather
@@ -30,6 +30,7 @@ from granular.aio.stores.block_cache.versions import note, size_of
 from granular.aio.stores.local.files import IN_PLACE
 from granular.config import IOConfig
 from granular.errors import GranularError
+from granular.metrics import counters
 
 _FETCH_TIMEOUT: Final = 20.0  # seconds to wait for a block that another process fetches
 _PAUSE: Final = 30.0  # seconds in which no blocks are added after the folder failed

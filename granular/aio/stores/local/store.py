@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from granular.aio.http.reply import Reply, changed, counters
+from granular.aio.http.reply import Reply, changed
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.threads import READS, SLOW, Timer, map_threads_now, offload, offload_whole
 from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
@@ -21,6 +21,12 @@ from granular.aio.stores.local.files import IN_PLACE, MAX_READ, OpenFile, files,
 from granular.aio.stores.local.locks import FolderLock, lock
 from granular.config import IOConfig
 from granular.errors import AlreadyExistsError
+from granular.metrics import local_files
+
+
+def _count(requests: int, nbytes: int) -> None:
+    local_files.ok += requests
+    local_files.bytes += nbytes
 
 
 class LocalStore(Store):
@@ -54,8 +60,7 @@ class LocalStore(Store):
             first = max(0, file.size + start) if start < 0 else start
             data = file.read_exactly(key, first, max(first, file.size) if stop is None else stop)
             file.check(key)
-        counters.requests += 1
-        counters.bytes += len(data)
+        _count(1, len(data))
         return Reply(data, first, file.size, file.version, holder=file)
 
     async def read_into(
@@ -66,8 +71,7 @@ class LocalStore(Store):
                 file = files.get(key, version)
                 file.fill(key, start, target[: stop - start])
                 file.check(key)
-            counters.requests += 1
-            counters.bytes += stop - start
+            _count(1, stop - start)
 
         await offload(call)
 
@@ -86,8 +90,7 @@ class LocalStore(Store):
                 file = files.get(key, version)
                 replies += _read_ranges(file, key, starts, stops)
                 file.check(key)
-            counters.bytes += sum(stops) - sum(starts)
-        counters.requests += len(replies)
+            _count(len(starts), sum(stops) - sum(starts))
         return replies
 
     async def check_version(self, key: str, version: str) -> None:

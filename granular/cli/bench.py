@@ -1,0 +1,347 @@
+"""Measurement of a store: latency, throughput by requests in flight and by size, what limits it, and settings."""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Literal
+
+import numpy as np
+
+import granular
+from granular import aio, metrics
+from granular._redact import hidden
+from granular.aio.runtime.bridge import run
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import gather
+from granular.aio.stores.base import Request
+from granular.aio.stores.remote import RemoteStore
+from granular.config import KiB, MiB
+from granular.errors import InvalidArgumentError, NotFoundError, StoreTimeoutError
+
+IN_FLIGHT: Final = (1, 4, 16, 64, 256)
+SIZES: Final = (4 * KiB, 64 * KiB, MiB, 4 * MiB)
+
+_FILES: Final = 64  # objects that are listed and read
+_TINY: Final = KiB
+_SMALL: Final = 4 * KiB
+_MEDIUM: Final = 64 * KiB
+_BUSY: Final = 0.85  # share of the time in which the thread of the loop computes, from which it is the limit
+_FLAT: Final = 1.15  # of a rate: less than this for four times the requests in flight is no improvement
+_FEWEST: Final = 4  # requests of a measurement, unless its time is up before
+
+Limit = Literal['latency', 'bandwidth', 'this core', 'the store', 'unknown']
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """Reads of one size with one number of requests in flight.
+
+    Attributes:
+      in_flight: requests in flight.
+      size: bytes of a request.
+      requests: requests that ended.
+      requests_per_second, bytes_per_second: the rates.
+      cpu: share of the time in which the thread that reads computed.
+      cpu_per_request: seconds of that for one request.
+    """
+
+    in_flight: int
+    size: int
+    requests: int
+    requests_per_second: float
+    bytes_per_second: float
+    cpu: float
+    cpu_per_request: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """The measurements of a store.
+
+    Attributes:
+      url: what was read.
+      tls: True if connections are encrypted.
+      objects, seconds, requests, bytes: what was read, and the time that it took.
+      first_byte_p50, first_byte_p99: seconds until a reply of 4 KiB is complete, with one request in flight; None if
+        the time was too short for any.
+      latency: these reads.
+      by_in_flight: reads of 64 KiB by requests in flight.
+      by_size: reads with the best number of requests in flight, by size.
+      connection_bytes_per_second: the rate of one connection with the largest size.
+      bytes_per_second: the highest rate of bytes of all measurements.
+      requests_per_second: the highest rate of requests.
+      throttled: replies that asked for fewer requests (429, 503).
+      retries, hedges: requests sent again, and twice.
+      limit: what limits the rate; ``unknown`` if the bounds permitted too few requests to tell.
+      settings: settings that follow, as keyword arguments of ``IOConfig``.
+      advice: sentences with reasons.
+      complete: False if the bound of seconds or bytes ended the measurements early.
+    """
+
+    url: str
+    tls: bool
+    objects: int
+    seconds: float
+    requests: int
+    bytes: int
+    first_byte_p50: float | None
+    first_byte_p99: float | None
+    latency: Measurement
+    by_in_flight: list[Measurement]
+    by_size: list[Measurement]
+    connection_bytes_per_second: float
+    bytes_per_second: float
+    requests_per_second: float
+    throttled: int
+    retries: int
+    hedges: int
+    limit: Limit
+    settings: dict[str, int]
+    advice: list[str]
+    complete: bool
+
+
+def bench(path: granular.Path, seconds: float = 20.0, nbytes: int = 1 << 30) -> Result:
+    """Measure the store of a path by reading random ranges of the objects under it. It writes nothing.
+
+    Args:
+      path: a file, or a folder such as a dataset, at any depth of which there are files.
+      seconds: the time that the measurements take, at most; a request in flight at the end is cancelled.
+      nbytes: bytes that are requested, at most.
+
+    Raises:
+      InvalidArgumentError: if the path is not in a remote store, or the bounds are not positive.
+      StoreTimeoutError: if no object was read within the time.
+      NotFoundError: if there is no object that is not empty.
+    """
+    if not isinstance(path.store, RemoteStore):
+        kind = 'a local one' if path.store.local else type(path.store).__name__
+        raise InvalidArgumentError(f'{path}: expected a path in a bucket or on a web server, got {kind}')
+    if seconds <= 0 or nbytes < _SMALL:
+        raise InvalidArgumentError(
+            f'expected more than 0 seconds, and {_SMALL} bytes or more, got {seconds} and {nbytes}'
+        )
+    # Each measurement sets its own number of requests in flight. Nothing is cached, hedged or split.
+    config = dataclasses.replace(
+        path.store.config, concurrency=max(IN_FLIGHT), hedge=0.0, cache_dir='', index_cache='', max_request=64 * MiB
+    )
+    return run(_Bench(granular.Path(str(path), config=config, **path.store.options), seconds, nbytes).run())
+
+
+class _Bench:
+    def __init__(self, path: granular.Path, seconds: float, nbytes: int) -> None:
+        self._path: aio.Path = path.aio
+        self._store: RemoteStore[Any] = path.store  # type: ignore[assignment]
+        self._seconds, self._until, self._budget = seconds, 0.0, nbytes
+        self._complete, self._opened = True, 0
+        self._random = np.random.default_rng()
+        self._objects: list[tuple[str, int, str | None]] = []  # key, size and version
+
+    async def run(self) -> Result:
+        await ensure_event_loop()
+        began, before = time.monotonic(), _totals()
+        self._until = began + self._seconds
+        if not await _within(self._seconds, self._find) and not self._objects:
+            raise StoreTimeoutError(f'{self._path}: no object was read within {self._seconds:g} s')
+        # Shares of all seconds, and of the bytes that are left.
+        times: list[float] = []
+        latency = await self._read(1, _SMALL, 0.15, 0.15 * self._seconds, times)
+        share = 0.4 / len(IN_FLIGHT)
+        by_in_flight = [await self._read(count, _MEDIUM, share, share * self._seconds) for count in IN_FLIGHT]
+        best = saturating(by_in_flight)
+        largest = max(size for _, size, _ in self._objects)
+        sizes = [size for size in SIZES if size <= largest] or [largest]
+        by_size = []
+        for i, size in enumerate(sizes):
+            seconds = self._left() / (len(sizes) - i + 2)
+            by_size.append(await self._read(best.in_flight, size, 0.25 / len(sizes), seconds))
+        single = await self._read(1, sizes[-1], 0.5, self._left() / 2)
+        after, tls = _totals(), await self._is_encrypted()
+        change = {name: after[name] - before[name] for name in after}
+        measured = [latency, *by_in_flight, *by_size, single]
+        rate = max(one.bytes_per_second for one in measured)
+        limit = limit_of(best, by_in_flight, by_size, change['throttled'])
+        settings, advice = _advice(limit, best, by_size, change['throttled'])
+        return Result(
+            hidden(str(self._path)), tls, len(self._objects), time.monotonic() - began, change['requests'],
+            change['bytes'], _quantile(times, 50), _quantile(times, 99), latency, by_in_flight, by_size,
+            single.bytes_per_second, rate, max(one.requests_per_second for one in measured), change['throttled'],
+            change['retries'], change['hedges'], limit, settings, advice, self._complete,
+        )  # fmt: skip
+
+    async def _is_encrypted(self) -> bool:
+        connections = (await self._store.client()).transport.pool.connections
+        return any(connection.origin.secure for connection in connections)
+
+    async def _find(self) -> None:
+        """Find objects, and learn their versions from a first read."""
+        keys: list[str] = []
+        if await self._path.is_file():
+            keys.append(self._path.key)
+        else:
+            async for entry in self._store.scan_tree(self._path.key):
+                if not entry.is_dir:
+                    keys.append(entry.key)
+                if len(keys) >= _FILES:
+                    break
+        for key in keys:
+            if self._left() <= 0 or self._budget < _SMALL:
+                break
+            reply = await self._store.read(key, -_SMALL)
+            self._budget -= len(reply.data)
+            if reply.size:
+                self._objects.append((key, reply.size, reply.version))
+        if not self._objects:
+            raise NotFoundError(f'{self._path}: expected files that are not empty, to read from them')
+
+    def _left(self) -> float:
+        return self._until - time.monotonic()
+
+    async def _read(
+        self, in_flight: int, size: int, share: float, seconds: float, times: list[float] | None = None
+    ) -> Measurement:
+        """Read random ranges of a size for some seconds, and for a share of the bytes that are left.
+
+        Requests in flight then have as much time again: cancelling them would close their connections.
+        """
+        size = min(size, max(length for _, length, _ in self._objects))
+        large = [found for found in self._objects if found[1] >= size]
+        allowance = int(min(self._budget, max(share * self._budget, _FEWEST * size)))
+        done = 0
+
+        async def fetch(nbytes: int) -> None:
+            key, length, version = large[self._random.integers(len(large))]
+            start = int(self._random.integers(length - nbytes + 1))
+            await self._store.read_many([Request(key, [start], [start + nbytes], version)])
+
+        async def one() -> None:
+            nonlocal allowance, done
+            while allowance >= size and time.monotonic() < until:
+                allowance -= size
+                self._budget -= size
+                began = time.perf_counter()
+                await fetch(size)
+                done += 1
+                if times is not None:
+                    times.append(time.perf_counter() - began)
+
+        if in_flight > self._opened and self._budget > 2 * in_flight * _TINY:
+            # Opens connections, and looks up credentials, before the clock starts.
+            self._budget -= in_flight * _TINY
+            self._opened = in_flight
+            reads = [min(_TINY, size)] * in_flight
+            await _within(min(seconds, self._left()), lambda: gather(map(fetch, reads)))
+        until = time.monotonic() + seconds
+        began, computed = time.perf_counter(), time.thread_time()
+        allowed = min(2 * seconds, self._left())
+        finished = await _within(allowed, lambda: gather([one() for _ in range(in_flight)]))
+        elapsed, cpu = max(time.perf_counter() - began, 1e-9), time.thread_time() - computed
+        if not finished:
+            self._opened = 0
+            self._complete &= self._left() > 0
+        return Measurement(
+            in_flight, size, done, done / elapsed, done * size / elapsed, cpu / elapsed, cpu / max(done, 1)
+        )
+
+
+def limit_of(best: Measurement, by_in_flight: list[Measurement], by_size: list[Measurement], throttled: int) -> Limit:
+    """Return what limits the rate of reads.
+
+    Args:
+      best: the fewest requests in flight from which on more of them hardly help.
+      by_in_flight, by_size: the measurements.
+      throttled: replies that asked for fewer requests.
+    """
+    if throttled:
+        return 'the store'
+    if min(one.requests for one in (*by_in_flight, *by_size)) == 0:
+        return 'unknown'
+    if max((one.cpu for one in (best, *by_size) if one.requests >= _FEWEST), default=0.0) >= _BUSY:
+        return 'this core'
+    if best is by_in_flight[-1]:
+        return 'latency'
+    fastest = max(by_size, key=lambda one: one.bytes_per_second)
+    # If larger requests bring hardly more bytes, the bytes are the limit; otherwise the rate of requests is.
+    return 'bandwidth' if fastest.bytes_per_second < 2 * best.bytes_per_second else 'the store'
+
+
+async def _within(seconds: float, work: Callable[[], Awaitable[object]]) -> bool:
+    """Do work for at most some seconds. Returns whether it ended."""
+    if seconds <= 0:
+        return False
+    try:
+        async with asyncio.timeout(seconds) as scope:
+            await work()
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        return False
+    return True
+
+
+def saturating(by_in_flight: list[Measurement]) -> Measurement:
+    """Return the measurement with the fewest requests in flight from which on more of them hardly help."""
+    best = by_in_flight[0]
+    for one in by_in_flight[1:]:
+        if one.requests_per_second > _FLAT * best.requests_per_second:
+            best = one
+    return best
+
+
+def _advice(
+    limit: Limit,
+    best: Measurement,
+    by_size: list[Measurement],
+    throttled: int,
+) -> tuple[dict[str, int], list[str]]:
+    """Return the settings that follow from the measurements, and the reasons."""
+    settings: dict[str, int] = {}
+    advice: list[str] = []
+    match limit:
+        case 'unknown':
+            return {}, ['too few requests ended: allow more seconds or bytes']
+        case 'latency':
+            advice.append(
+                f'the rate grows up to {best.in_flight} requests in flight, the most that were tried: leave '
+                f'concurrency at 0, which adapts, and let loaders prefetch enough batches'
+            )
+        case 'this core':
+            advice.append(
+                'the thread that reads is busy: read in several processes (mp=) or hosts, or in larger requests '
+                '(shuffle.Blocks)'
+            )
+        case 'the store' if throttled:
+            settings['concurrency'] = max(8, best.in_flight // 2)
+            advice.append(f'the store throttled {throttled} requests: send fewer, or spread data over more prefixes')
+        case 'the store':
+            settings['concurrency'] = best.in_flight
+            advice.append('the store answers no more requests a second: larger ones (shuffle.Blocks) bring more bytes')
+        case 'bandwidth':
+            settings['concurrency'] = best.in_flight
+            advice.append(
+                'the network or the store sends no more bytes a second: a block cache (cache_dir) avoids some'
+            )
+    # While a small request is answered, so many more bytes could have been sent.
+    small, large = by_size[0], max(by_size, key=lambda one: one.bytes_per_second)
+    if small.requests and large.size > small.size:
+        gap = int(large.bytes_per_second / small.requests_per_second) - small.size
+        settings['max_gap'] = max(4 * KiB, min(MiB, 1 << max(gap, 1).bit_length() - 1))
+        advice.append(f'a request costs as much as {settings["max_gap"] // KiB} KiB: read such gaps along (max_gap)')
+    return settings, advice
+
+
+def _quantile(times: list[float], percent: float) -> float | None:
+    return float(np.percentile(times, percent)) if times else None
+
+
+def _totals() -> dict[str, int]:
+    now = metrics.snapshot()
+    remote = [store for name, store in now.stores.items() if name != 'file']
+    return {
+        'requests': sum(store.requests for store in remote),
+        'bytes': sum(store.bytes for store in remote),
+        'throttled': sum(store.failures.get('throttled', 0) for store in remote),
+        'retries': sum(sum(store.retries.values()) for store in remote),
+        'hedges': sum(store.hedges for store in remote),
+    }

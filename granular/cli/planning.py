@@ -1,0 +1,191 @@
+"""The commands ``bench`` and ``plan``."""
+
+import dataclasses
+import json
+import pathlib
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from granular.cli import bench as benches
+from granular.cli import plan as plans
+from granular.cli.commands import app
+from granular.cli.describe import printable
+from granular.cli.options import Address, Json, OpenPath, with_store_options
+from granular.config import GiB, MiB
+from granular.errors import InvalidArgumentError
+
+_WIDTH: Final = 120
+
+
+@app.command()
+@with_store_options
+def plan(
+    open_path: OpenPath,
+    url: Address,
+    batch: Annotated[int, typer.Option(min=1, help='Datapoints in a batch of one host.')] = 256,
+    epochs: Annotated[int, typer.Option(min=1, help='Passes over the dataset.')] = 1,
+    hosts: Annotated[int, typer.Option(min=1, help='Machines that share each epoch.')] = 1,
+    order: Annotated[
+        list[str] | None,
+        typer.Option(help='full, blocks, blocks:BLOCK,WINDOW or cache; may be repeated. Several by default.'),
+    ] = None,
+    key: Annotated[list[str] | None, typer.Option(help='A key that is read; may be repeated. All by default.')] = None,
+    cached: Annotated[
+        list[str] | None, typer.Option(help='A key that readers hold in memory (cache_keys), or refs.')
+    ] = None,
+    memory: Annotated[float, typer.Option(help='GiB of memory that data may take on a host.')] = 1.0,
+    disk: Annotated[float, typer.Option(help='GiB of disk that a block cache may take on a host.')] = 10.0,
+    bench: Annotated[
+        pathlib.Path | None, typer.Option(help='The output of granular bench --json, for the time.', exists=True)
+    ] = None,
+    bytes_per_second: Annotated[float | None, typer.Option(help='Bytes a second that a host reads.')] = None,
+    requests_per_second: Annotated[float | None, typer.Option(help='Requests a second that a host sends.')] = None,
+    read_price: Annotated[float | None, typer.Option(help='Dollars for 1,000 reading requests.')] = None,
+    egress_price: Annotated[
+        float | None, typer.Option(help='Dollars for 10**9 bytes; 0 within the region of the bucket.')
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Plan a training run: requests, bytes, dollars, time, memory and mixing of several orders, and which to choose.
+
+    Reads the tables of the dataset, but no records.
+    """
+    path = open_path(url)
+    measured = _rates(bench)
+    rates = plans.Rates(
+        bytes_per_second or measured.bytes_per_second, requests_per_second or measured.requests_per_second
+    )
+    run = plans.Run(batch, epochs, hosts, int(memory * GiB), int(disk * GiB))
+    prices = plans.Prices.of(path.store.root.partition('://')[0], read_price, egress_price)
+    report = plans.plan(path, run, order or (), key, cached or (), rates, prices)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(report)))
+        return
+    _print_plans(report, rates)
+
+
+@app.command()
+@with_store_options
+def bench(
+    open_path: OpenPath,
+    url: Address,
+    seconds: Annotated[float, typer.Option(help='The time that it takes, at most.')] = 20.0,
+    mebibytes: Annotated[float, typer.Option('--mib', help='MiB that are requested, at most.')] = 1024.0,
+    as_json: Json = False,
+) -> None:
+    """Measure a bucket or web server by reading random ranges of files: latency, throughput, what limits it.
+
+    It writes nothing. The output of --json is what granular plan --bench reads.
+    """
+    result = benches.bench(open_path(url), seconds, int(mebibytes * MiB))
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result)))
+        return
+    _print_result(result)
+
+
+def _print_result(result: benches.Result) -> None:
+    console = _console()
+
+    def say(text: str) -> None:
+        console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+
+    note = '' if result.complete else ', ended early: allow more --seconds for all measurements'
+    read = f'{result.requests:,} requests, {plans.readable_size(result.bytes)} in {result.seconds:.1f} s'
+    say(f'{result.url}: {result.objects} files, {"TLS" if result.tls else "no TLS"}, {read}{note}')
+    if result.first_byte_p50 is not None and result.first_byte_p99 is not None:
+        say(f'first byte: p50 {result.first_byte_p50 * 1e3:.1f} ms, p99 {result.first_byte_p99 * 1e3:.1f} ms')
+    if result.connection_bytes_per_second:
+        say(f'one connection: {plans.readable_size(result.connection_bytes_per_second)}/s')
+    table = Table(box=None, header_style='bold')
+    for name in ('in flight', 'size', 'requests/s', 'bytes/s', 'CPU', 'us CPU/request'):
+        table.add_column(name, justify='right', no_wrap=True)
+    table.add_column('', no_wrap=True)
+    for measurements in (result.by_in_flight, result.by_size):
+        highest = max((one.bytes_per_second for one in measurements), default=0.0)
+        for one in measurements:
+            table.add_row(
+                f'{one.in_flight}',
+                plans.readable_size(one.size),
+                f'{one.requests_per_second:,.0f}',
+                f'{plans.readable_size(one.bytes_per_second)}/s',
+                f'{one.cpu:.0%}',
+                f'{one.cpu_per_request * 1e6:,.0f}',
+                '█' * round(30 * one.bytes_per_second / max(highest, 1.0)),
+            )
+        table.add_section()
+    console.print(table, highlight=False)
+    say(f'throttled {result.throttled}, retried {result.retries}')
+    say('')
+    say(f'limit: {result.limit}')
+    for sentence in result.advice:
+        say(f'- {sentence}')
+    say(f'IOConfig({", ".join(f"{name}={value}" for name, value in result.settings.items())})')
+
+
+def _console() -> Console:
+    """Return a console on which no column of a table is cut off, however narrow the terminal."""
+    console = Console()
+    return console if console.width >= _WIDTH else Console(width=_WIDTH)
+
+
+def _rates(file: pathlib.Path | None) -> plans.Rates:
+    """Return the rates in the output of ``granular bench --json``."""
+    if file is None:
+        return plans.Rates()
+    try:
+        result: Any = json.loads(file.read_text())
+        return plans.Rates(float(result['bytes_per_second']), float(result['requests_per_second']))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f'{file}: expected the output of granular bench --json, with bytes_per_second and requests_per_second: '
+            f'{type(error).__name__}: {error}'
+        ) from None
+
+
+def _print_plans(report: plans.Report, rates: plans.Rates) -> None:
+    console = _console()
+    table = Table(box=None, header_style='bold')
+    table.add_column('')
+    table.add_column('order', no_wrap=True)
+    for name in ('requests', 'bytes', 'dollars', 'time', 'memory', 'disk', 'mixing'):
+        table.add_column(name, justify='right', no_wrap=True)
+    for one in report.plans:
+        bound = {'exact': '', 'estimate': '~', 'at most': '≤'}[one.exact]
+        table.add_row(
+            '*' if one.order == report.choice else '',
+            Text(one.order),
+            f'{bound}{one.requests:,}',
+            f'{bound}{plans.readable_size(one.bytes)}',
+            f'{one.dollars:,.2f}',
+            '?' if one.seconds is None else _duration(one.seconds),
+            plans.readable_size(one.memory),
+            plans.readable_size(one.disk),
+            f'{one.mixing:.2f}',
+        )
+    console.print(table, highlight=False)
+
+    def say(text: str) -> None:
+        console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+
+    for one in report.plans:
+        if one.obstacle:
+            say(f'{one.order}: {one.obstacle}')
+    say('')
+    say(f'choose {report.choice}: {report.reason}' if report.choice else report.reason)
+    prices = report.prices
+    dated = f', of {prices.date} ({prices.source})' if prices.date else ''
+    say(f'prices: {prices.name}: ${prices.read:g} for 1,000 reads, ${prices.egress:g} for 1 GB{dated}')
+    if rates == plans.Rates():
+        say('time: pass --bench with the output of granular bench --json, or --bytes-per-second')
+
+
+def _duration(seconds: float) -> str:
+    hours, rest = divmod(seconds, 3600)
+    if hours:
+        return f'{hours:,.0f} h {rest // 60:02.0f} min'
+    return f'{rest / 60:,.1f} min' if rest >= 60 else f'{rest:.1f} s'

@@ -1,0 +1,164 @@
+"""``granular bench``: bounds of seconds and bytes, what it measures of slow and throttling servers, and its advice."""
+
+import dataclasses
+import json
+import re
+import time
+
+import pytest
+
+import granular
+from granular.cli import bench as benches
+from granular.cli.bench import Measurement, bench, limit_of, saturating
+from granular.errors import InvalidArgumentError, NotFoundError, StoreTimeoutError
+from tests.support.servers import HTTPServer, served
+
+DELAY = 0.01
+MIB = 1 << 20
+
+
+class ThrottlingServer(HTTPServer):
+    """Answers each tenth request with status 503."""
+
+    def _reply(self, path, range_header):
+        if range_header is not None and len(self.requests) % 10 == 0:
+            return 503, {}, b'slow down'
+        return super()._reply(path, range_header)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / 'data').mkdir()
+    for name, size in (('large', 2 * MIB), ('small', 5000), ('empty', 0)):
+        (tmp_path / 'data' / name).write_bytes(bytes(range(250)) * (size // 250))
+    return tmp_path
+
+
+def requested(server):
+    """Return the bytes that a server was asked for."""
+    total = 0
+    for method, _, ranges in server.requests:
+        if method == 'GET' and (match := re.fullmatch(r'bytes=(\d*)-(\d+)', ranges or '')):
+            total += int(match[2]) - int(match[1]) + 1 if match[1] else int(match[2])
+    return total
+
+
+def test_bench_measures_latency_within_its_bytes(folder):
+    with served(folder, DELAY) as server:
+        result = bench(granular.Path(f'{server.endpoint}/data'), 30, 2 * MIB)
+        assert result.bytes <= requested(server) <= 2 * MIB
+    assert result.first_byte_p99 >= result.first_byte_p50 >= DELAY
+    assert (result.objects, result.tls) == (2, False)
+    assert result.latency.requests_per_second <= 1 / DELAY
+    assert [one.in_flight for one in result.by_in_flight] == list(benches.IN_FLIGHT)
+    assert result.by_in_flight[0].requests_per_second <= 1 / DELAY
+    assert result.throttled == 0
+    assert result.bytes_per_second >= result.by_in_flight[0].bytes_per_second
+    granular.IOConfig(**result.settings)
+    assert result.advice
+
+
+def test_seconds_are_bounded_when_there_are_bytes(folder):
+    with served(folder, DELAY) as server:
+        began = time.monotonic()
+        result = bench(granular.Path(f'{server.endpoint}/data/large'), 2, 1 << 40)
+        assert time.monotonic() - began < 30  # on a busy machine
+    assert result.seconds < 30
+    assert result.objects == 1
+
+
+def test_throttling_is_seen_and_limits(folder):
+    with ThrottlingServer(folder) as server:
+        config = granular.IOConfig(backoff=0.001, backoff_cap=0.002)
+        result = bench(granular.Path(f'{server.endpoint}/data', config=config), 30, MIB)
+    assert result.throttled > 0
+    assert result.retries >= result.throttled - 1  # the last may be cancelled when the time is up
+    assert result.limit == 'the store'
+    assert f'throttled {result.throttled} requests' in result.advice[0]
+
+
+def test_bench_of_a_bucket_measures_the_objects_of_a_dataset(moto):
+    place = moto.place()
+    with granular.DatasetWriter(place, {'x': 'bytes'}, granular.encoders) as writer:
+        writer.append({'x': bytes(100_000)})
+    result = bench(place, 30, MIB)
+    assert result.objects >= 2
+    assert result.requests > 10
+    assert not result.tls
+
+
+@pytest.mark.parametrize(('seconds', 'nbytes'), [(0, MIB), (1, 100), (-1, MIB)])
+def test_bounds_are_checked(folder, seconds, nbytes):
+    with served(folder) as server, pytest.raises(InvalidArgumentError, match='expected more than 0 seconds'):
+        bench(granular.Path(server.endpoint), seconds, nbytes)
+
+
+def test_places_that_cannot_be_measured_are_errors(folder):
+    with pytest.raises(InvalidArgumentError, match='got a local one'):
+        bench(granular.Path(folder))
+    with served(folder) as server:
+        for name in ('data/empty', 'data/missing'):
+            with pytest.raises(NotFoundError):
+                bench(granular.Path(f'{server.endpoint}/{name}'), 5)
+    with served(folder, 5.0) as server, pytest.raises(StoreTimeoutError, match=r'within 0\.2 s'):
+        bench(granular.Path(f'{server.endpoint}/data'), 0.2)
+
+
+def measured(in_flight, size, rate, cpu=0.1):
+    return Measurement(in_flight, size, 100, rate, rate * size, cpu, cpu / rate)
+
+
+def flights(*rates, cpu=0.1):
+    return [measured(count, 65536, rate, cpu) for count, rate in zip(benches.IN_FLIGHT, rates, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ('rates', 'sizes', 'throttled', 'limit', 'in_flight'),
+    [
+        ((40, 160, 640, 2500, 9000), (9000, 9000, 900, 250), 0, 'latency', 256),
+        ((40, 160, 640, 660, 650), (2500, 640, 42, 11), 0, 'bandwidth', 16),
+        ((40, 160, 640, 660, 650), (700, 640, 600, 500), 0, 'the store', 16),
+        ((40, 160, 640, 2500, 9000), (9000, 9000, 900, 250), 3, 'the store', 256),
+    ],
+)
+def test_limit_follows_from_measurements(rates, sizes, throttled, limit, in_flight):
+    by_in_flight = flights(*rates)
+    best = saturating(by_in_flight)
+    by_size = [measured(best.in_flight, size, rate) for size, rate in zip(benches.SIZES, sizes, strict=True)]
+    assert best.in_flight == in_flight
+    assert limit_of(best, by_in_flight, by_size, throttled) == limit
+    settings, advice = benches._advice(limit, best, by_size, throttled)
+    granular.IOConfig(**settings)
+    assert len(advice) == 2
+
+
+def test_limit_is_unknown_if_too_little_was_measured():
+    by_in_flight = flights(40, 160, 640, 2500, 9000)
+    by_size = [dataclasses.replace(measured(256, benches.SIZES[0], 1.0), requests=0)]
+    assert limit_of(by_in_flight[-1], by_in_flight, by_size, 0) == 'unknown'
+    assert benches._advice('unknown', by_in_flight[-1], by_size, 0)[0] == {}
+
+
+def test_busy_thread_is_the_limit():
+    by_in_flight = flights(1000, 4000, 8000, 8100, 8000, cpu=0.95)
+    by_size = [measured(16, size, 8000) for size in benches.SIZES]
+    assert limit_of(saturating(by_in_flight), by_in_flight, by_size, 0) == 'this core'
+
+
+def test_command_prints_a_plot_and_json_for_plans(granular_cli, folder, tmp_path):
+    with granular.DatasetWriter(folder / 'set', {'x': 'int'}, granular.encoders) as writer:
+        for i in range(100):
+            writer.append({'x': i})
+    with served(folder) as server:
+        code, out, err = granular_cli('bench', f'{server.endpoint}/data', '--seconds', 30, '--mib', 1)
+        assert (code, err) == (0, '')
+        for word in ('first byte: p50', 'requests/s', '█', 'limit: ', 'IOConfig('):
+            assert word in out
+        code, out, _ = granular_cli('bench', f'{server.endpoint}/data', '--seconds', 30, '--mib', 1, '--json')
+        assert code == 0
+        assert json.loads(out)['bytes_per_second'] > 0
+        (tmp_path / 'bench.json').write_text(out)
+        code, out, _ = granular_cli(
+            'plan', f'{server.endpoint}/set', '--batch', 10, '--bench', tmp_path / 'bench.json', '--json'
+        )
+        assert all(one['seconds'] > 0 for one in json.loads(out)['plans'])

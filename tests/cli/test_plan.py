@@ -1,0 +1,197 @@
+"""``granular plan``: the requests that it predicts, compared with those that a run sends."""
+
+import json
+
+import pytest
+
+import granular
+from granular import MapDataset, shuffle
+from granular.cli import plan as plans
+from granular.cli.plan import Plan, Prices, Rates, Run, plan
+from granular.errors import InvalidArgumentError, NotFoundError
+from tests.support.servers import served
+
+CALM = granular.IOConfig(max_gap=0, hedge=0)
+
+
+def write(path, length=600, layout='refs'):
+    spec = (
+        {'data': 'bytes', 'times': 'int[]', 'label': 'int'} if layout == 'refs' else {'data': 'bytes', 'label': 'int'}
+    )
+    with granular.ShardedDatasetWriter(path, spec, granular.encoders, shardlen=150, layout=layout) as writer:
+        for i in range(length):
+            datapoint = {'data': bytes(500 + i % 7 * 100), 'times': list(range(i % 3)), 'label': i}
+            writer.append({key: datapoint[key] for key in spec})
+    return path
+
+
+@pytest.fixture(scope='module')
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('plan')
+    write(folder / 'refs')
+    write(folder / 'columns', layout='columns')
+    with served(folder) as server:
+        yield server
+
+
+def only_label(datapoint):
+    return {'label': datapoint['label']}
+
+
+def requests_of(server, path, order, batch, epochs=1, cached=()):
+    """Return the requests that open a dataset and read all batches of an order."""
+    before = len(server.requests)
+    decoders = granular.decoders
+    with granular.ShardedDatasetReader(path, decoders, cache_keys=cached) as reader:
+        dataset = MapDataset.source(reader).shuffle(seed=0, order=order).repeat(epochs).map(only_label)
+        with granular.Loader(dataset, batch) as loader:
+            assert len(list(loader)) == len(reader) * epochs // batch
+    return len(server.requests) - before
+
+
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+@pytest.mark.parametrize('cached', [(), ('label',)])
+@pytest.mark.parametrize('max_gap', [0, 3000])
+def test_plan_of_a_full_shuffle_is_exact(server, layout, cached, max_gap):
+    path = granular.Path(f'{server.endpoint}/{layout}', config=granular.IOConfig(max_gap=max_gap, hedge=0))
+    report = plan(path, Run(batch=50, epochs=2), ['full'], cached=cached)
+    (full,) = report.plans
+    assert full.exact == 'exact'
+    # A connection that gives the same reply twice is replaced, and the request sent again.
+    assert 0 <= requests_of(server, path, shuffle.Index(), 50, 2, cached) - full.requests - full.opening <= 3
+
+
+def test_bytes_of_a_plan_are_those_of_the_records(server):
+    path = granular.Path(f'{server.endpoint}/columns', config=CALM)
+    report = plan(path, Run(batch=50), ['full'], ['data'])
+    assert report.plans[0].bytes == report.bytes == sum(500 + i % 7 * 100 for i in range(600))
+    assert report.plans[0].requests == pytest.approx(600, rel=0.1)  # neighbours share a request
+
+
+@pytest.mark.parametrize(('block', 'window'), [(8, 5), (16, 4), (3, 64)])
+def test_plan_of_blocks_bounds_the_requests(server, block, window):
+    path = granular.Path(f'{server.endpoint}/columns', config=CALM)
+    (one,) = plan(path, Run(batch=50, epochs=2), [f'blocks:{block},{window}']).plans
+    assert one.exact == 'at most'
+    real = requests_of(server, path, shuffle.Blocks(block, window), 50, 2)
+    assert one.requests * 0.7 <= real <= one.requests + one.opening
+
+
+def test_plan_of_a_block_cache_bounds_the_requests(server, tmp_path):
+    path = granular.Path(f'{server.endpoint}/columns', config=CALM)
+    (one,) = plan(path, Run(batch=50, epochs=3), ['cache']).plans
+    config = granular.IOConfig(max_gap=0, hedge=0, cache_dir=str(tmp_path / 'cache'))
+    cached = granular.Path(f'{server.endpoint}/columns', config=config)
+    assert requests_of(server, cached, shuffle.Index(), 50, 3) <= one.requests + one.opening
+
+
+def test_sampled_plans_are_close(server, monkeypatch):
+    path = granular.Path(f'{server.endpoint}/refs', config=CALM)
+    exact = plan(path, Run(batch=10), ['full']).plans[0]
+    monkeypatch.setattr(plans, '_SAMPLES', 12)
+    sampled = plan(path, Run(batch=10), ['full']).plans[0]
+    assert (exact.exact, sampled.exact) == ('exact', 'estimate')
+    assert sampled.requests == pytest.approx(exact.requests, rel=0.05)
+
+
+def test_plan_of_a_bucket_counts_what_the_store_is_sent(moto):
+    path = granular.Path(str(write(moto.place() / 'data', 200, 'columns')), config=CALM, **moto.options)
+    (full,) = plan(path, Run(batch=50), ['full']).plans
+    before = granular.io_stats()['requests']
+    with (
+        granular.ShardedDatasetReader(path) as reader,
+        granular.Loader(MapDataset.source(reader).shuffle(seed=0).map(only_label), 50) as loader,
+    ):
+        assert len(list(loader)) == 4
+    assert granular.io_stats()['requests'] - before == full.requests + full.opening
+
+
+def test_hosts_share_an_epoch_of_a_full_shuffle_and_each_read_all_blocks(server):
+    path = granular.Path(f'{server.endpoint}/columns', config=CALM)
+    one, four = (
+        {each.order: each for each in plan(path, Run(25, hosts=hosts), ['full', 'blocks:15,40']).plans}
+        for hosts in (1, 4)
+    )
+    name = 'shuffle.Blocks(15, 40)'
+    assert four['shuffle.Index()'].requests == one['shuffle.Index()'].requests
+    assert four[name].requests == 4 * one[name].requests
+    assert four[f'{name}, own shards'].requests == one[name].requests
+    assert four[f'{name}, own shards'].mixing < 0.8 < 0.95 < four[name].mixing
+    assert four[name].opening == 4 * one[name].opening
+
+
+def test_dollars_and_seconds_follow_from_prices_and_rates(server):
+    path = granular.Path(f'{server.endpoint}/columns', config=CALM)
+    prices = Prices('mine', '2025-01-01', 0.5, 2.0, '')
+    (one,) = plan(path, Run(50, hosts=2), ['full'], rates=Rates(1e5, 100), prices=prices).plans
+    assert one.dollars == pytest.approx((one.requests + one.opening) / 1000 * 0.5 + one.bytes / 1e9 * 2.0)
+    assert one.seconds == pytest.approx(max(one.bytes / 2 / 1e5, one.requests / 2 / 100))
+
+
+def test_prices_of_buckets_are_dated():
+    for scheme in ('s3', 'gs'):
+        prices = Prices.of(scheme)
+        assert prices.read > 0 == prices.egress
+        assert prices.date.count('-') == 2
+        assert prices.source.startswith('https://')
+    assert Prices.of('s3', 1.0, 2.0).read == 1.0
+    assert Prices.of('http').read == 0.0
+
+
+def made(order, dollars, seconds, mixing, obstacle=''):
+    return Plan(order, 1, 1, 1, dollars, seconds, 1, 1, mixing, 'exact', obstacle)
+
+
+@pytest.mark.parametrize(
+    ('orders', 'choice', 'reason'),
+    [
+        ([made('a', 2, None, 1.0), made('b', 1, None, 0.98), made('c', 0, None, 0.5)], 'b', 'lowest price'),
+        ([made('a', 1, 90, 1.0), made('b', 2, 10, 0.98), made('c', 1, 10.4, 0.98)], 'c', 'shortest time'),
+        ([made('a', 1, 9, 1.0, 'too large'), made('b', 2, 9, 1.0)], 'b', 'lowest price'),
+        ([made('a', 1, 9, 0.4), made('b', 2, 9, 0.6)], 'b', 'mixes best'),
+        ([made('a', 1, 9, 1.0, 'too large')], None, 'obstacle'),
+    ],
+)
+def test_choice_mixes_fits_and_is_fast_or_cheap(orders, choice, reason):
+    chosen, why = plans._choose(orders)
+    assert chosen == choice
+    assert reason in why
+
+
+def test_orders_that_do_not_fit_are_not_chosen(server):
+    path = granular.Path(f'{server.endpoint}/columns', config=CALM)
+    report = plan(path, Run(50, memory=1000, disk=1000), ['full', 'cache'])
+    assert report.choice is None
+    assert all('memory' in one.obstacle for one in report.plans)
+    report = plan(path, Run(50, disk=1000), ['full', 'cache'])
+    assert 'disk' in report.plans[1].obstacle
+    assert report.choice == 'shuffle.Index()'
+
+
+def test_invalid_plans_are_errors(server, tmp_path):
+    path = granular.Path(f'{server.endpoint}/columns', config=CALM)
+    for order in ('half', 'blocks:1', 'blocks:1,2,3', 'full:3', 'blocks:0,4'):
+        with pytest.raises(InvalidArgumentError):
+            plan(path, Run(50), [order])
+    with pytest.raises(InvalidArgumentError, match='expected 1000 datapoints or more .* got 600'):
+        plan(path, Run(100, hosts=10))
+    with pytest.raises(NotFoundError, match='is not a dataset'):
+        plan(granular.Path(tmp_path), Run(1))
+
+
+def test_command_prints_a_table_and_json(granular_cli, server, tmp_path):
+    url, rates = f'{server.endpoint}/columns', tmp_path / 'bench.json'
+    rates.write_text(json.dumps({'bytes_per_second': 1e6, 'requests_per_second': 1e3}))
+    code, out, err = granular_cli('plan', url, '--batch', 50, '--epochs', 90, '--hosts', 2, '--bench', rates, '--json')
+    report = json.loads(out)
+    assert (code, err) == (0, '')
+    assert report['choice'] in {one['order'] for one in report['plans']}
+    assert all(one['seconds'] > 0 for one in report['plans'])
+    code, out, _ = granular_cli('plan', url, '--batch', 50, '--read-price', 0.25)
+    assert code == 0
+    for word in ('shuffle.Index()', 'choose ', '$0.25 for 1,000 reads', 'time: pass --bench'):
+        assert word in out
+    rates.write_text('{}')
+    code, _, err = granular_cli('plan', url, '--bench', rates)
+    assert code == 1
+    assert 'expected the output of granular bench --json' in err
