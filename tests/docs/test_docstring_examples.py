@@ -26,7 +26,10 @@ from tests.support.examples import encode, frame
 
 DRAWN = re.compile(r'├|^[\w.-]+/$', re.MULTILINE)  # drawings of trees
 # Examples that need what tests do not have; they are parsed.
-NOT_RUN = {'granular.integrations.orbax', 'granular.integrations.torch.Batches'}
+NOT_RUN = {
+    'granular.integrations.orbax', 'granular.integrations.ray.reading.read', 'granular.integrations.ray.writing.write',
+    'granular.integrations.torch.Batches', 'granular.view.server.serve',
+}  # fmt: skip
 
 # What users of a module import.
 IMPORTS = {

@@ -136,7 +136,7 @@ async def test_memory_of_a_read_that_was_retried_is_freed_with_its_result(server
         server.script.extend([line, 'good'] * 8)
         assert await path.read_ranges(STARTS, STOPS, version=version) == EXPECTED
         await asyncio.sleep(0)
-        assert [read.name for read in gc.get_objects() if type(read) is Download] == []
+        assert await asyncio.to_thread(lambda: [o.name for o in gc.get_objects() if type(o) is Download]) == []
     finally:
         gc.enable()
     await aio.aclose()

@@ -258,7 +258,7 @@ class _Worker:
         """Add a report of the process to the metrics of this one."""
         metrics, added = report
         self._reports.take(metrics)
-        for stage, (count, seconds) in zip(self._stages, added, strict=True):
+        for stage, (count, seconds) in zip(self._stages, added, strict=False):  # none if it could not load the task
             if count:
                 stage.record_time(count, seconds)
 
