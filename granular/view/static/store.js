@@ -28,7 +28,8 @@ export class Store {
   /** Read what is missing of some positions, and stop reading what is not among them. */
   want(first, last, keys, side) {
     const numbers = [];
-    for (let number = Math.floor(first / GROUP); number * GROUP <= last; number += 1) numbers.push(number);
+    const end = Math.min(last, this.length - 1);
+    for (let number = Math.floor(first / GROUP); number * GROUP <= end; number += 1) numbers.push(number);
     for (const [number, group] of this.groups) {
       if (!numbers.includes(number) && !group.done) this.drop(number);
     }
