@@ -17,7 +17,7 @@ from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import each, for_each
-from granular.aio.runtime.threads import offload, offload_whole
+from granular.aio.runtime.threads import offload_whole
 from granular.errors import (
     AlreadyExistsError,
     CorruptDatasetError,
@@ -71,12 +71,23 @@ class RayShards:
         async def write_shard(number: int) -> None:
             others = list(self._running.values()) if number == 0 else []
             result = self._running[number] = task.remote(job, number, *ranges[number], others)
-            try:
-                count(*await self._outcome(result, number))
-            finally:
-                del self._running[number]
+            count(*await self._outcome(result, number))
+            del self._running[number]
 
-        await for_each(each(ranges), write_shard, parallel or len(ranges))
+        try:
+            await for_each(each(ranges), write_shard, parallel or len(ranges))
+        except BaseException:
+            await offload_whole(self._cancel)
+            raise
+
+    def _cancel(self) -> None:
+        """Cancel the tasks that are left, and wait for them: in one thread, one after the other."""
+        results = list(self._running.values())
+        self._running.clear()
+        for result in results:
+            self._ray.cancel(result)
+        if results:
+            self._ray.wait(results, num_returns=len(results), timeout=_ENDING)
 
     def _start(self) -> tuple[list[Any], Any]:
         try:
@@ -94,10 +105,6 @@ class RayShards:
         try:
             counts: tuple[int, int, int] = await asyncio.wrap_future(result.future())
             return counts
-        except asyncio.CancelledError:
-            self._ray.cancel(result)
-            await offload(lambda: self._ray.wait([result], timeout=_ENDING))
-            raise
         except errors.RayTaskError as error:
             if isinstance(error.cause, Exception):
                 raise error.cause from error
