@@ -117,7 +117,8 @@ def loader():
     source = granular.sources.Transform(source, sizes)
     items = granular.Loader(source, batch=64, workers=32)
     items = iter(items)
-    next(items)
+    for _ in range(job['warmup']):
+        next(items)
     started = time.perf_counter()
     for _ in range(job['batches']):
         next(items)

@@ -1,10 +1,16 @@
 """Certificates are verified unless an option disables that, with one warning; no token is sent unencrypted."""
 
+import asyncio
+import contextlib
+import itertools
+import random
 import ssl
+import urllib.parse
 import warnings
 
 import pytest
 import trustme
+import uvloop
 
 import granular
 from granular.aio.http import tls
@@ -13,8 +19,10 @@ from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.stores.gcs.store import GCSStore
 from granular.errors import GranularError, InvalidArgumentError, StoreError
 from tests.support.faults import DATA, FaultServer
+from tests.support.loop_server import LoopServer
 from tests.support.servers import TLSProxy
 
+LOOPS = {'asyncio': asyncio.new_event_loop, 'uvloop': uvloop.new_event_loop}
 QUICK = granular.IOConfig(backoff=0.01, attempts=2)
 
 
@@ -58,9 +66,10 @@ def test_buckets_accept_a_ca_bundle(kind, request, certified, bundle, monkeypatc
             with warnings.catch_warnings():
                 warnings.simplefilter('ignore')
                 open_ = remote(server, kind, proxy.endpoint, tls_verify=option)
-            open_.write_bytes(b'content')
-            assert open_.read_bytes() == b'content'
-            assert open_.stat().size == 7
+            content = random.Random(0).randbytes(500_000)
+            open_.write_bytes(content)
+            assert open_.read_bytes() == content
+            assert open_.stat().size == len(content)
             assert [path.name for path in open_.parent.iterdir()] == ['file']
 
 
@@ -106,6 +115,87 @@ def test_pickled_path_keeps_tls_verify():
     path = granular.Path('https://place.example/x', tls_verify='/a/bundle.pem')
     assert pickle.loads(pickle.dumps(path)).store.tls_verify == '/a/bundle.pem'
     assert tls.verify_of('', {}) is True
+
+
+# --- what arrives in other pieces than it was sent, and what does not arrive
+
+
+class Wire(LoopServer):
+    """Forwards the bytes of connections to a server in pieces of other sizes.
+
+    Args:
+      behind: the server's address.
+      sizes: of the pieces.
+      until: bytes from the server after which the connection is cut.
+    """
+
+    def __init__(self, behind, sizes, until=None):
+        super().__init__()
+        self.port, self.sizes, self.until = urllib.parse.urlsplit(behind).port, sizes, until
+
+    async def serve(self, reader, writer):
+        inner, outer = await asyncio.open_connection('127.0.0.1', self.port)
+
+        async def pump(source, target, until=None):
+            with contextlib.suppress(OSError):
+                while (until is None or until > 0) and (data := await source.read(65536)):
+                    data = data[:until]
+                    until = until if until is None else until - len(data)
+                    while data:
+                        size = next(self.sizes)
+                        target.write(data[:size])
+                        data = data[size:]
+                        await asyncio.sleep(0)
+            target.close()
+
+        try:
+            await asyncio.gather(pump(reader, outer), pump(inner, writer, self.until))
+        finally:
+            outer.transport.abort()
+
+
+@pytest.mark.parametrize('version', ['TLSv1_2', 'TLSv1_3'])
+@pytest.mark.parametrize('loop', ['asyncio', 'uvloop'])
+@pytest.mark.parametrize('largest', [3, 20_000, 200_000])
+def test_records_of_tls_are_decrypted_however_they_arrive(version, loop, largest, certified, bundle):
+    certified.maximum_version = ssl.TLSVersion[version]
+    draw = random.Random(largest)
+    starts = [draw.randrange(90_000) for _ in range(10)]
+    stops = [draw.randrange(start + 1, 100_000) if largest > 3 else start + 1000 for start in starts]
+
+    async def main():
+        remote = granular.aio.Path(f'https://127.0.0.1:{port}/object', config=config, tls_verify=bundle)
+        for _ in range(3):
+            parts = await remote.read_ranges(starts, stops)
+            assert parts == [DATA[start:stop] for start, stop in zip(starts, stops, strict=True)]
+        await granular.aio.aclose()
+
+    config = granular.IOConfig(max_gap=0, concurrency=3, hedge=0.0)
+    sizes = (draw.randint(1, largest) for _ in itertools.count())
+    with FaultServer(certified) as server, Wire(server.endpoint, sizes) as wire:
+        port = urllib.parse.urlsplit(wire.endpoint).port
+        with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+            runner.run(main())
+
+
+@pytest.mark.parametrize('until', [0, 1, 700])
+def test_handshake_that_is_cut_is_an_error(until, certified, bundle):
+    with FaultServer(certified) as server, Wire(server.endpoint, itertools.repeat(9000), until) as wire:
+        path = granular.Path(f'https{wire.endpoint[4:]}/object', config=QUICK, tls_verify=bundle)
+        with pytest.raises(StoreError, match='no connection to 127'):
+            path.read_bytes()
+
+
+@pytest.mark.parametrize('answer', [b'', b'HTTP/1.1 400 X\r\n\r\n'])
+def test_server_without_tls_is_an_error(answer, bundle):
+    class Plain(LoopServer):
+        async def serve(self, reader, writer):
+            writer.write(answer)
+            await reader.read()
+
+    config = granular.IOConfig(backoff=0.01, attempts=2, connect_timeout=0.3)
+    with Plain() as server, pytest.raises(StoreError, match='no connection to 127'):
+        granular.Path(f'https{server.endpoint[4:]}/object', config=config, tls_verify=bundle).read_bytes()
 
 
 # --- redirections, tokens

@@ -158,9 +158,18 @@ class ConnectionPool(Protocol):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A connection, with one request on it at a time."""
+    """A connection, with one request on it at a time.
+
+    Attributes:
+      transport: that of the event loop, or ``TlsLayer``.
+      destination: the memory for the rest of the body, once it is known.
+      moved: the time of the last byte.
+      sent: the time of the request.
+      begun: whether the head of the reply has arrived.
+    """
 
     origin: Origin
+    destination: memoryview | None
     moved: float
     sent: float
     mark_time: float
@@ -182,7 +191,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _clear(self) -> None:
         self.begun = False  # True once the head of the reply has arrived
-        self._view: memoryview | None = None  # the destination of the rest of the body
+        self.destination = None
         self._left: int | None = None  # bytes of the body still to come; None if its end is marked otherwise
         self._reply: _ParsedReply | None = None  # unless the reply is exactly the expected one
         self._held = b''  # the beginning of an incomplete head
@@ -250,16 +259,16 @@ class Connection(asyncio.BufferedProtocol):
         self._send_on()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._scratch_view if self._view is None else self._view
+        return self._scratch_view if self.destination is None else self.destination
 
     def buffer_updated(self, nbytes: int) -> None:
         self.moved = now()
-        view, exchange = self._view, self.exchange
+        view, exchange = self.destination, self.exchange
         if view is not None:
             exchange.got += nbytes  # type: ignore[union-attr]
             self._left -= nbytes  # type: ignore[operator]
             if self._left:
-                self._view = view[nbytes:]
+                self.destination = view[nbytes:]
             elif self._reply is None:
                 self._end_expected(exchange)  # type: ignore[arg-type]
             else:
@@ -315,11 +324,11 @@ class Connection(asyncio.BufferedProtocol):
             return True
         room = exchange.allocate(length)
         room[:arrived] = view[end + 2 : count]
-        self._view, self._left = room[arrived:], length - arrived
+        self.destination, self._left = room[arrived:], length - arrived
         return True
 
     def _end_expected(self, exchange: Exchange) -> None:
-        self.exchange = self._view = self._left = None
+        self.exchange = self.destination = self._left = None
         self.begun, self._informed, self._used = False, 0, True
         self._reuse()
         exchange.succeeded(None)
@@ -395,7 +404,7 @@ class Connection(asyncio.BufferedProtocol):
         elif rest or isinstance(room, int):
             self._deliver(exchange, reply, rest)
         elif self._left is not None:
-            self._view = room
+            self.destination = room
 
     def _deliver(self, exchange: Exchange, reply: '_ParsedReply', data: memoryview) -> None:
         """Take the next bytes of a body that is collected or chunked, or of which a part came with the head."""
@@ -423,7 +432,7 @@ class Connection(asyncio.BufferedProtocol):
         if ended or full or (self._left is None and reply.chunks is None and exchange.got == reply.expected):
             self._end(exchange, reply, stray or full)
         elif self._left is not None and not isinstance(reply.room, int):
-            self._view = reply.room
+            self.destination = reply.room
 
     def _end(self, exchange: Exchange, reply: '_ParsedReply', last: bool = False) -> None:
         last = last or reply.last or bool(self.unsent) or (self._left is None and reply.chunks is None)
@@ -431,7 +440,7 @@ class Connection(asyncio.BufferedProtocol):
         self._clear()
         self._used = True
         if last:
-            self.transport.abort()  # close() would deliver more data in this call if TLS has decrypted some
+            self.transport.abort()
         else:
             self._reuse()
         # Never return memory that was not filled.
@@ -442,7 +451,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _reuse(self) -> None:
         if self.origin.secure:
-            # Data that TLS has decrypted beyond the reply is delivered in the loop's next round, before this callback.
+            # Data that TLS decrypts beyond the reply is delivered before this callback.
             asyncio.get_running_loop().call_soon(self._keep)
         else:
             self._pool.keep(self)

@@ -14,6 +14,7 @@ from granular.aio.http.connection import SCRATCH, Connection, Exchange, PoolClos
 from granular.aio.http.messages import Head, Origin
 from granular.aio.http.proxies import open_tunnel
 from granular.aio.http.tls import context_of
+from granular.aio.http.tls_layer import RECEIVED, TlsLayer
 from granular.aio.runtime.threads import offload
 from granular.config import IOConfig
 from granular.errors import GranularError
@@ -74,6 +75,7 @@ class Pool:
         self._judged = 0.0  # time of the last evaluation of latencies
         self._tasks: set[asyncio.Task[None]] = set()
         self.scratch: bytearray = bytearray(SCRATCH)
+        self._received = memoryview(bytearray(RECEIVED))
         self.connections: set[Connection] = set()
         self._idle: dict[Origin, list[Connection]] = {}
         self._names: dict[Origin, tuple[float, asyncio.Future[list[str]]]] = {}
@@ -193,18 +195,21 @@ class Pool:
     async def _open(self, connection: Connection, address: str, context: ssl.SSLContext | None) -> OSError | None:
         """Connect to an address. Returns the error after which another address of the host is worth a try."""
         origin = connection.origin
-        host = origin.host if origin.secure else None
+        layer = None if context is None else TlsLayer(connection, context, origin.host, self._received)
+        protocol = layer or connection
         try:
             if origin.proxy is not None and origin.secure:
                 tunnel = await open_tunnel(origin.proxy, address, origin.host, origin.port)
-                await self._loop.create_connection(lambda: connection, sock=tunnel, ssl=context, server_hostname=host)
+                await self._loop.create_connection(lambda: protocol, sock=tunnel)
             else:
-                await self._loop.create_connection(
-                    lambda: connection, address, origin.peer[1], ssl=context, server_hostname=host
-                )
+                await self._loop.create_connection(lambda: protocol, address, origin.peer[1])
+            if layer is not None:
+                await layer.handshake()
         except BaseException as error:
+            if layer is not None:
+                layer.abort()
             if connection in self.connections:  # it is established, but no longer awaited: uvloop reports no loss then
-                connection.transport.abort()  # the loop itself would wait for TLS to confirm the close
+                connection.transport.abort()
                 self.forget(connection)
             if not isinstance(error, OSError) or isinstance(error, ssl.SSLCertVerificationError | GranularError):
                 raise

@@ -44,13 +44,12 @@ def context_of(verify: bool | str) -> ssl.SSLContext:
     Raises:
       InvalidArgumentError: if the CA bundle cannot be read.
     """
-    if isinstance(verify, bool):
-        context = ssl.create_default_context()
-        if not verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return context
     try:
-        return ssl.create_default_context(cafile=verify)
+        context = ssl.create_default_context(cafile=None if isinstance(verify, bool) else verify)
     except OSError as error:
         raise InvalidArgumentError(f'tls_verify={verify!r}: cannot be read as a CA bundle: {error}') from error
+    context.options |= ssl.OP_NO_RENEGOTIATION  # of TLS 1.2: a write would have to wait for a read
+    if verify is False:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
