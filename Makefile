@@ -31,7 +31,7 @@ lint: $(VENV)/test $(VENV)/lint
 # The documentation site, in build/docs. Warnings are errors, and links within the site must lead somewhere; docs-links
 # checks those to other sites, which takes a network.
 docs: $(VENV)/docs chromium
-	$(BIN)/python -m sphinx -q -W --keep-going -d build/docs-cache docs build/docs
+	$(BIN)/python -m sphinx -q -j auto -W --keep-going -d build/docs-cache docs build/docs
 	$(BIN)/python docs/_site/check.py build/docs
 
 docs-links: $(VENV)/docs

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from numpy.typing import ArrayLike
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
+from sphinx.util.typing import stringify_annotation
 
 DOCS = Path(__file__).parent.parent
 ROOT = DOCS.parent
@@ -102,7 +104,7 @@ class CommandLine(SphinxDirective):
             command = group.get_command(context, name)
             section = nodes.section(ids=[name], names=[name])
             text = command.get_help(type(context)(command, info_name=name, parent=context))
-            section += [nodes.title('', name), nodes.literal_block(text, text, language='text')]
+            section += [nodes.title('', f'granular {name}'), nodes.literal_block(text, text, language='text')]
             self.state.document.note_explicit_target(section)
             sections.append(section)
         return sections
@@ -122,8 +124,21 @@ def accept_foreign(
     return content if foreign or parent is not None else None
 
 
+def shorten_types(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, arguments: str | None, result: str | None
+) -> tuple[str | None, str | None]:
+    """Name the union that ``ArrayLike`` is, in a signature."""
+    union = stringify_annotation(ArrayLike, 'smart')
+    return arguments and arguments.replace(union, 'ArrayLike'), result
+
+
 def prepare_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Prepare a docstring for napoleon. The fields of IOConfig are listed with the descriptions that the class has."""
+    """Prepare a docstring for napoleon.
+
+    An error refers to its remedies. The fields of IOConfig are listed with the descriptions that the class has.
+    """
+    if what == 'exception':
+        lines += ['', f'`Causes and remedies <../troubleshooting.html#{obj.__name__.lower()}>`__']
     if what in ('attribute', 'data', 'property'):
         lines.insert(0, '\\')  # otherwise napoleon takes a sentence with a colon for a type with a description
     if name == 'granular.config.IOConfig':
@@ -182,6 +197,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive('command-line', CommandLine)
     app.connect('source-read', read_page)
     app.connect('missing-reference', accept_foreign)
+    app.connect('autodoc-process-signature', shorten_types)
     app.connect('autodoc-process-docstring', prepare_docstring, priority=100)
     app.connect('html-page-context', add_search)
     app.connect('build-finished', write_search)
