@@ -127,9 +127,9 @@ def accept_foreign(
 def shorten_types(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, arguments: str | None, result: str | None
 ) -> tuple[str | None, str | None]:
-    """Name the union that ``ArrayLike`` is, in a signature."""
+    """Name the union that ``ArrayLike`` is, in a signature; defaults of dataclasses that are computed are dots."""
     union = stringify_annotation(ArrayLike, 'smart')
-    return arguments and arguments.replace(union, 'ArrayLike'), result
+    return arguments and arguments.replace(union, 'ArrayLike').replace('<factory>', '...'), result
 
 
 def prepare_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
