@@ -5,6 +5,7 @@ messages as users paste them.
 """
 
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -24,6 +25,7 @@ SEARCHES = {
     'max_gap': 'guide.html#settings',
 }
 SHOWN = 3
+BROWSER = next(filter(shutil.which, ('chromium', 'chromium-browser', 'google-chrome')), 'chromium')
 
 
 class Page(HTMLParser):
@@ -70,7 +72,7 @@ def problems(site: Path) -> list[str]:
 
 def search(site: Path, query: str) -> list[str]:
     """Return the addresses that the search page shows for a query."""
-    command = ['chromium', '--headless', '--no-sandbox', '--disable-gpu', '--virtual-time-budget=10000', '--dump-dom']
+    command = [BROWSER, '--headless', '--no-sandbox', '--disable-gpu', '--virtual-time-budget=10000', '--dump-dom']
     address = f'{(site / "search.html").as_uri()}?q={quote(query)}'
     dom = subprocess.run([*command, address], check=True, capture_output=True, text=True, timeout=120).stdout
     return re.findall(r'<li><a href="([^"]*)"', dom.partition('id="search-results"')[2])

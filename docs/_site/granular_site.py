@@ -21,10 +21,11 @@ from numpy.typing import ArrayLike
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
-from sphinx.errors import ExtensionError
+from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.typing import stringify_annotation
 
+LOGGER = logging.getLogger(__name__)
 DOCS = Path(__file__).parent.parent
 ROOT = DOCS.parent
 BLOCK = re.compile(r'^```\{(include|examples)\} (\S+)\n((?::.*\n)*)```$', re.MULTILINE)
@@ -58,7 +59,7 @@ def included(env: BuildEnvironment, page: Path, block: re.Match[str]) -> str:
             continue
         before, found, after = text.partition(f'\n{marker}\n')
         if not found:
-            raise ExtensionError(f'{page}: {name} has no line {marker!r}')
+            LOGGER.warning('%s: %s has no line %r', page, name, marker)
         text = {'end-before': before, 'start-after': after, 'start-at': f'{marker}\n{after}'}[option]
     return relink(text, path, page)
 
@@ -85,7 +86,7 @@ def target(link: re.Match[str], origin: Path, page: Path) -> str:
         anchor = '#' + path.name.replace('.', '')
         path = DOCS / 'project' / 'examples.md'
     if not path.is_relative_to(DOCS) or not path.exists():
-        raise ExtensionError(f'{origin}: {link[1]} is not in the site')
+        LOGGER.warning('%s: %s is not in the site', origin, link[1])
     return os.path.relpath(path, page.parent) + anchor
 
 
