@@ -10,7 +10,7 @@ RIVALS := aiohttp obstore s3fs gcsfs tensorstore grain webdataset streaming litd
 # A build for the CPU: the plain name brings gigabytes of CUDA.
 TORCH  ?= torch==2.13.0
 
-.PHONY: demo test test-full lint bench bench-quick faults soak redis chromium servers screenshots clean
+.PHONY: demo test test-full lint docs docs-links bench bench-quick faults soak redis chromium servers screenshots clean
 
 demo: $(VENV)/demo
 	$(BIN)/granular demo
@@ -24,9 +24,18 @@ test-full: test
 
 # What mypy sees depends on what is installed, so it is given all of it.
 lint: $(VENV)/test $(VENV)/lint
-	$(BIN)/ruff check granular tests benchmarks examples
-	$(BIN)/ruff format --check granular tests benchmarks examples
+	$(BIN)/ruff check granular tests benchmarks examples docs/conf.py docs/_site
+	$(BIN)/ruff format --check granular tests benchmarks examples docs/conf.py docs/_site
 	$(BIN)/mypy
+
+# The documentation site, in build/docs. Warnings are errors, and links within the site must lead somewhere; docs-links
+# checks those to other sites, which takes a network.
+docs: $(VENV)/docs chromium
+	$(BIN)/python -m sphinx -q -j auto -W --keep-going -d build/docs-cache docs build/docs
+	$(BIN)/python docs/_site/check.py build/docs
+
+docs-links: $(VENV)/docs
+	$(BIN)/python -m sphinx -q -W --keep-going -d build/docs-cache -b linkcheck docs build/docs-links
 
 bench: $(VENV)/bench $(RIVALS:%=.rivals/%/ready) servers
 	$(BIN)/python -m benchmarks $(ARGS)
@@ -76,6 +85,10 @@ $(VENV)/test: pyproject.toml | $(BIN)/python
 $(VENV)/bench: pyproject.toml | $(BIN)/python
 	$(BIN)/python -c 'import torch' 2> /dev/null || $(PIP) '$(TORCH)'
 	$(PIP) -e '.[bench]'
+	touch $@
+
+$(VENV)/docs: pyproject.toml | $(BIN)/python
+	$(PIP) -e '.[docs]'
 	touch $@
 
 $(VENV)/lint: pyproject.toml | $(BIN)/python

@@ -55,7 +55,7 @@ class Table(NamedTuple):
 
     def markdown(self) -> str:
         """Return the Markdown for docs/performance.md."""
-        rows = [f'| {who} | {value:,.5g} | {note} |' for who, value, note in self.rows]
+        rows = [f'| {_escaped(who)} | {value:,.5g} | {note} |' for who, value, note in self.rows]
         return '\n'.join([f'| {self.title} | {self.unit} | |', '| --- | ---: | --- |', *rows])
 
 
@@ -129,12 +129,17 @@ def machine() -> str:
     return f'{day}, {os.cpu_count()} cores of {model}, Linux {platform.release()}, Python {platform.python_version()}'
 
 
+def _escaped(name: str) -> str:
+    """Return a name such as ``__getitems__`` for Markdown, which it would print in bold."""
+    return name.replace('__', r'\_\_')
+
+
 def write(bars: Sequence[Bar], tables: Sequence[Figures]) -> None:
     """Write bars, tables and plots into docs/performance.md, between their marks."""
     page = DOCS / 'performance.md'
     text = page.read_text()
     rows = [
-        f'| {bar.name} | {bar.value:.2f} | {"at most" if bar.at_most else "at least"} {bar.bound:g} '
+        f'| {_escaped(bar.name)} | {bar.value:.2f} | {"at most" if bar.at_most else "at least"} {bar.bound:g} '
         f'| {"" if bar.reached else "**missed** "}{bar.behind} |'
         for bar in bars
     ]

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 from granular.errors import InvalidArgumentError
 
+__all__ = ['GiB', 'IOConfig', 'KiB', 'MiB']
+
 KiB: Final = 1 << 10
 MiB: Final = 1 << 20
 GiB: Final = 1 << 30
@@ -41,7 +43,8 @@ class IOConfig:
         config = granular.IOConfig(concurrency=64, retry_time=60)
         path = granular.Path('s3://bucket/data', config=config)
 
-    ``-1`` for ``max_gap`` and ``max_request`` selects the store's own default (:func:`store_defaults`).
+    ``-1`` for ``max_gap`` and ``max_request`` selects the store's own default: 64 KiB and 4 MiB for a bucket, 4 KiB and
+    64 MiB for a local disk.
     """
 
     concurrency: int = _env('concurrency', 0, 'requests in flight per store and event loop; 0 to adapt from 256 on')

@@ -18,6 +18,21 @@ from typing import Any, Final, Literal, NamedTuple
 
 from granular._redact import hidden
 
+__all__ = [
+    'BOUNDS',
+    'MAX_LABELS',
+    'OTHER',
+    'Histogram',
+    'Metrics',
+    'Sample',
+    'StageMetrics',
+    'StoreMetrics',
+    'io_stats',
+    'samples',
+    'snapshot',
+    'time_stages',
+]
+
 BOUNDS: Final = tuple(2.0**power for power in range(-14, 7))
 """Upper bounds of the buckets of a histogram, in seconds: powers of two from 61 us to 64 s. The last has no bound."""
 

@@ -24,6 +24,8 @@ import numpy as np
 from granular._lazy import import_extra
 from granular.errors import StoreError, StoreTimeoutError
 
+__all__ = ['assert_equal_output_after_checkpoint', 'gcs_server', 's3_server']
+
 _STARTS_IN = 30.0  # seconds
 
 

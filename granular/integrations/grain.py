@@ -14,6 +14,8 @@ from granular.aio.pipeline.nodes.elements import stack
 from granular.errors import InvalidArgumentError, OutOfRangeError
 from granular.indexing import check_integer
 
+__all__ = ['batch']
+
 MapDataset: Any = import_extra('grain', 'grain').MapDataset
 
 

@@ -8,6 +8,8 @@ from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.errors import DatapointError, InvalidArgumentError
 from granular.integrations import batches as core
 
+__all__ = ['Batches', 'device_put', 'to_jax']
+
 jax = import_extra('jax', 'jax')
 
 

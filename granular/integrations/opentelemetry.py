@@ -19,6 +19,8 @@ from typing import Any
 from granular import metrics
 from granular._lazy import import_extra
 
+__all__ = ['instrument']
+
 _api: Any = import_extra('opentelemetry.metrics', 'opentelemetry')
 
 

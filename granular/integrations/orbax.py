@@ -20,6 +20,15 @@ from granular.aio.pipeline.transforms import ShardByJaxProcess
 from granular.errors import InvalidArgumentError
 from granular.sync.functions import load_state, save_state
 
+__all__ = [
+    'CheckpointHandler',
+    'CheckpointRestore',
+    'CheckpointSave',
+    'PyGrainCheckpointHandler',
+    'PyGrainCheckpointRestore',
+    'PyGrainCheckpointSave',
+]
+
 ocp = import_extra('orbax.checkpoint', 'orbax')
 _Handler: Any = ocp.CheckpointHandler
 _Args: Any = ocp.args.CheckpointArgs

@@ -17,6 +17,8 @@ from typing import Any
 from granular import metrics
 from granular._lazy import import_extra
 
+__all__ = ['Collector']
+
 _core: Any = import_extra('prometheus_client.core', 'prometheus')
 _registry: Any = import_extra('prometheus_client.registry', 'prometheus')
 

@@ -16,6 +16,8 @@ from granular.errors import InvalidArgumentError, StateError
 from granular.indexing import check_integer
 from granular.integrations import batches as core
 
+__all__ = ['Batches', 'IterableDataset', 'has_accelerator', 'to_torch']
+
 torch = import_extra('torch', 'torch')
 data = import_extra('torch.utils.data', 'torch')
 _Base: Any = data.IterableDataset

@@ -14,9 +14,10 @@ import pytest
 from tests import ROOT
 from tests.support.pages import Runner, blocks, commands, parse
 
-PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
+DOCS = sorted({*(ROOT / 'docs').glob('*.md')} - {ROOT / 'docs/index.md'})  # the index is that of the site
+PAGES = [ROOT / 'README.md', *DOCS]
 RUNNING = [page for page in PAGES if {'python', 'sh', 'console'} & {block.tag for block in blocks(page)}]
-LINKING = sorted([*ROOT.glob('*.md'), *(ROOT / 'docs').glob('*.md')])
+LINKING = sorted([*ROOT.glob('*.md'), *DOCS])
 TAGS = {'python', 'sh', 'console', 'text', 'toml', 'json', 'yaml'}
 # Blocks tagged ``no-run``.
 NOT_RUN = {'frameworks.md': 2, 'migration.md': 4, 'sources.md': 2, 'view.md': 2}

@@ -127,8 +127,8 @@ class Loader(LoaderHandle):
     Memory is bounded by ``prefetch + 1`` batches and the data in flight for them.
 
     Args:
-      source: anything that :func:`granular.aio.sources.convert` accepts; its datapoints are dicts of numbers and
-        arrays.
+      source: a source of ``sources``, a reader, a MapDataset, a sequence, or an object with ``fetch``; its datapoints
+        are dicts of numbers and arrays.
       batch: datapoints per batch.
       prefetch: batches to fetch ahead.
       workers: threads that decode and transform; with ``mp``, processes. Reads run on the event loop and need no
@@ -141,8 +141,8 @@ class Loader(LoaderHandle):
         and error that returns a replacement, returns None to skip the datapoint, or raises. Store errors are always
         raised.
 
-    Raises (while iterating):
-      InvalidArgumentError: if the source has too few datapoints for one batch.
+    Raises:
+      InvalidArgumentError: while iterating, if the source has too few datapoints for one batch.
       DatapointError: if keys, dtypes or shapes of a datapoint differ from those of the first. Values are never cast or
         cut.
       Exception: errors of the source are raised unchanged, with a note that names the step. The loader stays at the

@@ -46,7 +46,7 @@ class ParquetDataSource(Sampling[Datapoint_co]):
 
     A row is a dict of its columns. Numbers, booleans and times are numpy scalars; strings, bytes and decimals are
     Python objects; a list is a new numpy array and a struct a dict, as in Google Grain. A null is NaN in a float
-    column, NaT in a time column and None otherwise (:func:`granular.aio.datasources.parquet.arrow_values.values_of`).
+    column, NaT in a time column and None otherwise.
 
     Opening takes one request of ``IOConfig.tail`` bytes per file, or two if its footer is longer. For a batch, the byte
     ranges of its columns in its row groups are read from all files concurrently; decoded columns are cached, so that

@@ -1,0 +1,93 @@
+"""Check the built site: `python docs/_site/check.py build/docs`.
+
+Each link leads to a file and an anchor, nothing is loaded from elsewhere, and the search, in a headless Chromium, finds
+messages as users paste them.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+# What users search for, and one of the first three results.
+SEARCHES = {
+    'granular.errors.StateError: the state was saved with seed 3, this source has 5': 'troubleshooting.html#stateerror',
+    's3://my-bucket/train: has no shards: expected folders such as 000000': 'troubleshooting.html#notfounderror',
+    's3://b/train/image.bag: access denied (status 403, Forbidden)': 'troubleshooting.html#accessdeniederror',
+    'worker process 3 (pid 8123) was killed by SIGKILL before it returned item 17': 'troubleshooting.html#workererror',
+    'attempt 3 failed, retrying in 0.41 s: s3://b/x.bag': 'troubleshooting.html#log-lines',
+    'OSError: [Errno 24] Too many open files': 'troubleshooting.html#too-many-open-files',
+    'CorruptBagError': 'reference/errors.html#granular.errors.CorruptBagError',
+    'DatasetReader': 'reference/datasets.html#granular.DatasetReader',
+    'max_gap': 'guide.html#settings',
+}
+SHOWN = 3
+BROWSER = next(filter(shutil.which, ('chromium', 'chromium-browser', 'google-chrome')), 'chromium')
+
+
+class Page(HTMLParser):
+    """The anchors of a page, and what it links to and loads."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note the attributes of a tag."""
+        values = {name: value or '' for name, value in attrs}
+        self.anchors.add(values.get('id', ''))
+        if tag == 'a' and 'href' in values:
+            self.links.append(values['href'])
+        elif tag == 'link' and 'href' in values:
+            self.loads.append(values['href'])
+        self.loads += [values[name] for name in ('src', 'data', 'srcset') if name in values and tag != 'object']
+
+
+def problems(site: Path) -> list[str]:
+    """Return what is wrong with the links of a site, and what it loads from elsewhere."""
+    pages = {path: Page(path) for path in sorted(site.rglob('*.html'))}
+    found = []
+    for path, page in pages.items():
+        name = path.relative_to(site)
+        found += [f'{name}: loads {url}' for url in page.loads if urlsplit(url).scheme not in ('', 'data')]
+        for url in page.links + page.loads:
+            parts = urlsplit(url)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if not target.exists():
+                found.append(f'{name}: there is no {url}')
+            elif target in pages and unquote(parts.fragment) not in pages[target].anchors | {''}:
+                found.append(f'{name}: {url} has no such anchor')
+    for path in site.rglob('*.css'):
+        found += [f'{path.name}: loads {url}' for url in re.findall(r'url\(["\']?(https?:[^)]*)', path.read_text())]
+    return found
+
+
+def search(site: Path, query: str) -> list[str]:
+    """Return the addresses that the search page shows for a query."""
+    command = [BROWSER, '--headless', '--no-sandbox', '--disable-gpu', '--virtual-time-budget=10000', '--dump-dom']
+    address = f'{(site / "search.html").as_uri()}?q={quote(query)}'
+    dom = subprocess.run([*command, address], check=True, capture_output=True, text=True, timeout=120).stdout
+    return re.findall(r'<li><a href="([^"]*)"', dom.partition('id="search-results"')[2])
+
+
+def main(site: Path) -> None:
+    """Print the problems of a site, and exit with status 1 if there are any."""
+    found = problems(site)
+    for query, expected in SEARCHES.items():
+        results = [url.removeprefix('./') for url in search(site, query)[:SHOWN]]
+        if expected not in results:
+            found.append(f'search for {query!r}: expected {expected}, got {results}')
+    print('\n'.join(found) or f'{site}: links and search are sound')
+    sys.exit(bool(found))
+
+
+if __name__ == '__main__':
+    main(Path(sys.argv[1]).resolve())

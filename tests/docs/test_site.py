@@ -1,0 +1,86 @@
+"""The sources of the documentation site are complete; `make docs` builds it, with warnings as errors, and checks it."""
+
+import ast
+import re
+
+import pytest
+
+import granular
+from tests import ROOT
+
+DOCS = ROOT / 'docs'
+MODULES = [
+    'granular', 'granular.aio', 'granular.aio.sources', 'granular.config', 'granular.errors', 'granular.filters',
+    'granular.formats', 'granular.metrics', 'granular.shuffle', 'granular.sources', 'granular.testing',
+] + [
+    f'granular.integrations.{path.stem}' for path in sorted((ROOT / 'granular/integrations').iterdir())
+    if path.stem not in ('__init__', '__pycache__', 'batches')
+]  # fmt: skip
+ENTRY = re.compile(
+    r'^\.\. (auto\w+|py:\w+):: (granular\S+)$(?:\n\n   The same as :(?:py:)?\w+:`(\S+)`\.)?', re.MULTILINE
+)
+ENTRIES = [
+    entry
+    for page in sorted((DOCS / 'reference').glob('*.rst'))
+    for entry in ENTRY.findall(page.read_text())
+    if entry[0] != 'automodule'
+]
+
+
+def public(module):
+    """Return the public names of a module: ``__all__``, or else the classes, functions and constants it defines."""
+    path = ROOT / module.replace('.', '/')
+    body = ast.parse((path / '__init__.py' if path.is_dir() else path.with_suffix('.py')).read_text()).body
+    names = []
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.append(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if ast.unparse(target) == '__all__':
+                return set(ast.literal_eval(node.value))
+            names.append(ast.unparse(target))
+    return {name for name in names if re.fullmatch(r'[A-Za-z]\w*', name)}
+
+
+def find(name):
+    value = granular
+    for part in name.split('.')[1:]:
+        value = getattr(value, part)
+    return value
+
+
+@pytest.mark.parametrize('module', MODULES)
+def test_each_public_name_has_one_entry(module):
+    names = {f'{module}.{name}' for name in public(module)} - set(MODULES)
+    entries = [name for _, name, _ in ENTRIES if name.rpartition('.')[0] == module]
+    assert sorted(entries) == sorted(names)
+
+
+def test_what_is_the_same_is_described_once():
+    aliases = {name: original for _, name, original in ENTRIES if original}
+    described = {name for _, name, original in ENTRIES if not original}
+    assert set(aliases.values()) <= described
+    for name, original in aliases.items():
+        if 'integrations' not in name:
+            assert find(name) is find(original), name
+    values = [find(name) for name in described if not name.startswith(('granular.integrations.', 'granular.config.'))]
+    values = [value for value in values if callable(value) and not hasattr(value, '__origin__')]
+    assert len({id(value) for value in values}) == len(values)
+
+
+def test_each_page_is_in_the_navigation():
+    listed = set()
+    for index in (DOCS / 'index.md', DOCS / 'reference/index.rst'):
+        folder = index.parent.relative_to(DOCS)
+        listed |= {str(folder / name) for name in re.findall(r'^ *([a-z][\w/-]*)$', index.read_text(), re.MULTILINE)}
+    pages = {path.relative_to(DOCS).with_suffix('') for path in [*DOCS.rglob('*.md'), *DOCS.rglob('*.rst')]}
+    assert {str(page) for page in pages} - {'index'} == listed
+
+
+def test_each_file_of_the_repository_that_pages_link_to_is_in_the_site():
+    linked = {name for page in DOCS.glob('*.md') for name in re.findall(r'\]\(\.\./([\w.-]+)', page.read_text())}
+    included = re.findall(r'\{(?:include|examples)\} (?:\.\./)+([\w.]+)', ''.join(
+        page.read_text() for page in [DOCS / 'index.md', *(DOCS / 'project').glob('*.md')]
+    ))  # fmt: skip
+    assert linked | {path.name for path in ROOT.glob('*.md')} <= set(included)
