@@ -14,7 +14,15 @@ import granular
 from granular import cli
 from tests.support.interpreters import Interpreter
 from tests.support.oracles import KappaData, Oracle
-from tests.support.servers import FakeGCSServer, HTTPServer, MotoServer, RedisServer, SeaweedServer, Server
+from tests.support.servers import (
+    AzuriteServer,
+    FakeGCSServer,
+    HTTPServer,
+    MotoServer,
+    RedisServer,
+    SeaweedServer,
+    Server,
+)
 
 STORES = ('local', 'memory', 'moto', 'seaweed', 'fakegcs')
 BUCKETS = ('moto', 'seaweed', 'fakegcs')
@@ -26,7 +34,7 @@ def hermetic() -> Iterator[None]:
     """Remove credentials, addresses and settings of the environment."""
     patch = pytest.MonkeyPatch()
     for name in list(os.environ):
-        if name.startswith(('AWS_', 'GOOGLE_', 'GRANULAR_', 'STORAGE_EMULATOR', 'GCS')):
+        if name.startswith(('AWS_', 'AZURE_', 'GOOGLE_', 'GRANULAR_', 'STORAGE_EMULATOR', 'GCS')):
             patch.delenv(name)
     patch.setenv('AWS_EC2_METADATA_DISABLED', 'true')
     patch.setenv('NO_GCE_CHECK', 'true')
@@ -81,6 +89,12 @@ def seaweed() -> Iterator[SeaweedServer]:
 @pytest.fixture(scope='session')
 def fakegcs() -> Iterator[FakeGCSServer]:
     with FakeGCSServer() as server:
+        yield server
+
+
+@pytest.fixture(scope='session')
+def azurite() -> Iterator[AzuriteServer]:
+    with AzuriteServer() as server:
         yield server
 
 
