@@ -99,13 +99,16 @@ def azurite() -> Iterator[AzuriteServer]:
 
 
 @pytest.fixture
-def user_buckets(moto: MotoServer, fakegcs: FakeGCSServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """``s3://my-bucket`` and ``gs://my-bucket``, empty, with credentials and addresses in the environment."""
+def user_buckets(
+    moto: MotoServer, fakegcs: FakeGCSServer, azurite: AzuriteServer, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """``s3://my-bucket``, ``gs://my-bucket`` and ``az://my-container``, empty, with credentials in the environment."""
     monkeypatch.setenv('AWS_ENDPOINT_URL', moto.endpoint)
     monkeypatch.setenv('AWS_ACCESS_KEY_ID', moto.options['key'])
     monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', moto.options['secret'])
     monkeypatch.setenv('STORAGE_EMULATOR_HOST', fakegcs.endpoint)
-    buckets = [granular.Path('s3://my-bucket'), granular.Path('gs://my-bucket')]
+    monkeypatch.setenv('AZURE_STORAGE_CONNECTION_STRING', azurite.connection_string)
+    buckets = [granular.Path(name) for name in ('s3://my-bucket', 'gs://my-bucket', 'az://my-container')]
     for bucket in buckets:
         bucket.mkdir(exist_ok=True)
     yield
