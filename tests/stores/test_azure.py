@@ -26,13 +26,13 @@ from granular.errors import (
 from tests.support.fault_proxy import FaultProxy
 from tests.support.servers import free_ports
 
-CONFIG = granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=3, first_byte_timeout=5, read_timeout=5)
+CONFIG = granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=3, part_size=5 << 20)
 DATA = bytes(range(256)) * 400
 
 
 @pytest.fixture
 def folder(azurite):
-    return azurite.place()
+    return granular.Path(str(azurite.place()), config=CONFIG, **azurite.options)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def sas(azurite, path, hours=1):
 
 def test_files_and_folders(folder):
     small, large = folder / 'a' / 'small', folder / 'a' / 'b' / 'large'
-    content = DATA * 90  # three blocks, and more than one request
+    content = DATA * 52  # two blocks, and two requests
     small.write_bytes(DATA)
     large.write_bytes(content)
     (folder / 'a2' / 'empty').write_bytes(b'')
@@ -74,8 +74,8 @@ def test_files_and_folders(folder):
         small.read_bytes() == DATA and large.read_bytes() == content and (folder / 'a2' / 'empty').read_bytes() == b''
     )
     assert small.read_range(len(DATA) - 5) == DATA[-5:]
-    assert large.read_ranges([0, 9_000_000, 5], [3, 9_000_100, 8_500_000]) == [
-        content[:3], content[9_000_000:9_000_100], content[5:8_500_000]
+    assert large.read_ranges([0, 5_300_000, 5], [3, 5_300_100, 5_200_000]) == [
+        content[:3], content[5_300_000:5_300_100], content[5:5_200_000]
     ]  # fmt: skip
     with pytest.raises(OutOfRangeError, match=r'bytes 5 to 102401 were requested, but it has 102400'):
         small.read_range(5, len(DATA) + 1)
@@ -106,10 +106,11 @@ def test_blobs_that_mark_folders(folder, azurite):
     store, key = folder.aio.store, folder.aio.key
     with BlobServiceClient.from_connection_string(azurite.connection_string) as service:
         container = service.get_container_client(store.root.partition('://')[2])
-        for name in ('dir', 'void'):
+        for name in ('dir', 'void', 'slash/'):
             container.upload_blob(f'{key}/{name}', b'', metadata={'hdi_isfolder': 'true'})
+    assert (folder / 'slash').is_dir() and not list((folder / 'slash').iterdir())
     assert (folder / 'dir').is_dir() and (folder / 'void').is_dir() and not (folder / 'void').is_file()
-    assert [(path.name, path.is_dir()) for path in folder.iterdir()] == [('dir', True), ('void', True)]
+    assert [(path.name, path.is_dir()) for path in folder.iterdir()] == [('dir', True), ('slash', True), ('void', True)]
     assert [path.name for path in folder.rglob('*') if path.is_file()] == ['x']
     folder.rmtree()
     assert not folder.exists()
@@ -191,7 +192,9 @@ async def test_one_of_several_writers_of_a_new_blob_succeeds(folder):
             return None
         return bytes([number]) * size
 
-    written = [data for data in await asyncio.gather(*(write(i, 9 << 20 if i % 2 else 100) for i in range(4))) if data]
+    written = [
+        data for data in await asyncio.gather(*(write(i, (5 << 20) + 1 if i % 2 else 100) for i in range(4))) if data
+    ]
     assert len(written) == 1
     assert await (folder.aio / 'new').read_bytes() == written[0]
     await aio.aclose()
@@ -200,7 +203,7 @@ async def test_one_of_several_writers_of_a_new_blob_succeeds(folder):
 # --- faults
 
 
-FAULTS = ['reset', 'status 503', 'status 500', 'after reset', 'after half', 'page html', 'page empty']
+FAULTS = ['reset', 'status 503', 'after reset', 'after half', 'page html']
 
 
 @pytest.mark.parametrize('fault', FAULTS)
@@ -217,16 +220,16 @@ def test_requests_that_fail_once_are_repeated(folder, proxy, fault):
 
     proxy.plan = plan
     path = through(proxy, folder / 'x')
-    data = DATA * 90
+    data = DATA * 52
     path.write_bytes(data)
     assert path.read_range(100, 90_000) == data[100:90_000]
-    assert path.read_ranges([0, 8_000_000], [70_000, 9_000_000]) == [data[:70_000], data[8_000_000:9_000_000]]
+    assert path.read_ranges([0, 4_900_000], [70_000, 5_300_000]) == [data[:70_000], data[4_900_000:5_300_000]]
     assert [entry.name for entry in path.parent.iterdir()] == ['x']
     assert path.stat().size == len(data)
     assert proxy.faults
 
 
-@pytest.mark.parametrize('size', [100, 9 << 20])
+@pytest.mark.parametrize('size', [100, (5 << 20) + 1])
 async def test_a_new_blob_whose_reply_is_lost_is_recognised(folder, proxy, size):
     lost = []
 

@@ -43,20 +43,20 @@ class Blob(NamedTuple):
     """A blob, or a blob that marks a folder.
 
     Attributes:
-      key: its name, without a final slash.
+      name: its name.
+      key: its name without a final slash, with which some tools mark folders.
       size: its bytes.
       modified: time of its last change, in seconds since the epoch.
       etag: its version.
       is_dir: True if it marks a folder.
-      metadata: its metadata.
     """
 
+    name: str
     key: str
     size: int
     modified: float | None
     etag: str
     is_dir: bool
-    metadata: dict[str, str]
 
 
 class Page(NamedTuple):
@@ -430,14 +430,14 @@ class AzureStore(Store):
 
     async def delete_tree(self, key: str) -> None:
         for number in range(_PASSES):
-            count, folders = 0, [key] if key else []
+            mark = await self._find(key) if key else None
+            count, marks = 0, [key] if mark is not None and mark.is_dir else []
             async for page in self._pages(key, '', False, number == 0):
                 count += len(page.blobs)
-                await self.delete([blob.key for blob in page.blobs if not blob.is_dir])
-                folders += [blob.key for blob in page.blobs if blob.is_dir]
-            for folder in sorted(folders, reverse=True):  # blobs that mark folders, which must be empty by then
-                if folder != key or ((mark := await self._find(key)) is not None and mark.is_dir):
-                    await self._delete(folder)
+                await self.delete([blob.name for blob in page.blobs if not blob.is_dir])
+                marks += [blob.name for blob in page.blobs if blob.is_dir]
+            for name in sorted(marks, reverse=True):  # one by one, as what is in a folder goes before its mark
+                await self._delete(name)
             if not count:
                 return
         raise StoreError(
@@ -482,12 +482,12 @@ def _blob_of(properties: Any) -> Blob:
     marked = any(metadata.get(name, metadata.get(name.capitalize())) == 'true' for name in _FOLDER_MARKS)
     modified = properties.last_modified
     return Blob(
+        properties.name,
         properties.name.rstrip('/'),
         properties.size,
         None if modified is None else modified.timestamp(),
         properties.etag,
         marked or properties.name.endswith('/'),
-        metadata,
     )
 
 
