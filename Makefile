@@ -10,12 +10,12 @@ RIVALS := aiohttp obstore s3fs gcsfs tensorstore grain webdataset streaming litd
 # A build for the CPU: the plain name brings gigabytes of CUDA.
 TORCH  ?= torch==2.13.0
 
-.PHONY: demo test test-full lint docs docs-links bench bench-quick faults soak redis chromium servers screenshots clean
+.PHONY: demo test test-full lint docs docs-links bench bench-quick faults soak redis chromium azurite servers screenshots clean
 
 demo: $(VENV)/demo
 	$(BIN)/granular demo
 
-test: $(VENV)/test $(ORACLES) redis chromium
+test: $(VENV)/test $(ORACLES) redis chromium azurite
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 # The large tables of cases in full: otherwise tests run a cover of their pairs (tests/support/tables.py).
@@ -58,6 +58,14 @@ chromium:
 	@command -v chromedriver > /dev/null || \
 		(apt-get update -q && apt-get install -qy --no-install-recommends chromium chromium-driver)
 
+# Azure Blob Storage, from npm.
+azurite: .azurite/ready
+
+.azurite/ready: Makefile
+	@command -v npm > /dev/null || (apt-get update -q && apt-get install -qy --no-install-recommends nodejs npm)
+	npm install --prefix .azurite --silent --ignore-scripts --no-audit --no-fund --no-save azurite@3.37.0
+	touch $@
+
 # The pictures of the page of `granular view` in docs/screenshots.
 screenshots: $(VENV)/test chromium
 	$(BIN)/python -m tests.view.screenshots
@@ -68,7 +76,7 @@ servers:
 		(apt-get update -q && apt-get install -qy --no-install-recommends nginx-light libnginx-mod-http-lua wrk)
 
 clean:
-	rm -rf .venv .venv-* .oracles .rivals .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf .venv .venv-* .oracles .rivals .azurite .mypy_cache .pytest_cache .ruff_cache build dist
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -7,7 +7,8 @@ import urllib.parse
 from collections.abc import Iterable
 from typing import Final
 
-_USER: Final = re.compile(r'://[^/?#\s@]*@')
+# Before the @ of Azure's addresses (abfs://container@account...) stands no user but the container.
+_USER: Final = re.compile(r'(?!(?<=\babfs)://[\w$-]+@|(?<=\babfss)://[\w$-]+@|(?<=\baz)://[\w$-]+@)://[^/?#\s@]*@')
 _VALUE: Final = re.compile(r'([?&;][^=&;\s\'"<>]{1,64}=)[^&;\s\'"<>]*')
 _HEADER: Final = re.compile(
     r'(\b(?:proxy-)?authorization|\b(?:set-)?cookie|\bx-amz-security-token|\bx-goog-\w+-token)(["\']?\s*[:=]\s*)(?!\.\.\.)[^\r\n<]+',

@@ -14,7 +14,15 @@ import granular
 from granular import cli
 from tests.support.interpreters import Interpreter
 from tests.support.oracles import KappaData, Oracle
-from tests.support.servers import FakeGCSServer, HTTPServer, MotoServer, RedisServer, SeaweedServer, Server
+from tests.support.servers import (
+    AzuriteServer,
+    FakeGCSServer,
+    HTTPServer,
+    MotoServer,
+    RedisServer,
+    SeaweedServer,
+    Server,
+)
 
 STORES = ('local', 'memory', 'moto', 'seaweed', 'fakegcs')
 BUCKETS = ('moto', 'seaweed', 'fakegcs')
@@ -26,7 +34,7 @@ def hermetic() -> Iterator[None]:
     """Remove credentials, addresses and settings of the environment."""
     patch = pytest.MonkeyPatch()
     for name in list(os.environ):
-        if name.startswith(('AWS_', 'GOOGLE_', 'GRANULAR_', 'STORAGE_EMULATOR', 'GCS')):
+        if name.startswith(('AWS_', 'AZURE_', 'GOOGLE_', 'GRANULAR_', 'STORAGE_EMULATOR', 'GCS')):
             patch.delenv(name)
     patch.setenv('AWS_EC2_METADATA_DISABLED', 'true')
     patch.setenv('NO_GCE_CHECK', 'true')
@@ -84,14 +92,23 @@ def fakegcs() -> Iterator[FakeGCSServer]:
         yield server
 
 
+@pytest.fixture(scope='session')
+def azurite() -> Iterator[AzuriteServer]:
+    with AzuriteServer() as server:
+        yield server
+
+
 @pytest.fixture
-def user_buckets(moto: MotoServer, fakegcs: FakeGCSServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """``s3://my-bucket`` and ``gs://my-bucket``, empty, with credentials and addresses in the environment."""
+def user_buckets(
+    moto: MotoServer, fakegcs: FakeGCSServer, azurite: AzuriteServer, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """``s3://my-bucket``, ``gs://my-bucket`` and ``az://my-container``, empty, with credentials in the environment."""
     monkeypatch.setenv('AWS_ENDPOINT_URL', moto.endpoint)
     monkeypatch.setenv('AWS_ACCESS_KEY_ID', moto.options['key'])
     monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', moto.options['secret'])
     monkeypatch.setenv('STORAGE_EMULATOR_HOST', fakegcs.endpoint)
-    buckets = [granular.Path('s3://my-bucket'), granular.Path('gs://my-bucket')]
+    monkeypatch.setenv('AZURE_STORAGE_CONNECTION_STRING', azurite.connection_string)
+    buckets = [granular.Path(name) for name in ('s3://my-bucket', 'gs://my-bucket', 'az://my-container')]
     for bucket in buckets:
         bucket.mkdir(exist_ok=True)
     yield

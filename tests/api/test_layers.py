@@ -42,7 +42,7 @@ LAYERS = (
         'aio.sources': 'lazy sequences, asynchronous',
     },
     {
-        'aio.stores': 'local disks, S3, GCS, HTTP, fsspec; range planning, fan-out, copies, the block cache',
+        'aio.stores': 'local disks, S3, GCS, Azure, HTTP, fsspec; range planning, fan-out, copies, the block cache',
         'aio.pipeline': 'MapDataset, IterDataset, DataLoader and their operations',
     },
     {

@@ -63,6 +63,10 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any]) -> tuple[St
             from granular.aio.stores.http import HTTPStore
 
             return HTTPStore(f'{scheme}://{root}', config, options), key
+        case 'az' | 'abfs' | 'abfss':
+            from granular.aio.stores.azure.store import AzureStore
+
+            return AzureStore(f'{scheme}://{root}', config, options), key.rstrip('/')
         case _:
             from granular.aio.stores.fsspec import FsspecStore, fsspec_root
 

@@ -1,0 +1,182 @@
+"""Requests to Azure Blob Storage: adlfs logs in, and its connections are used with granular's limits and retries."""
+
+import asyncio
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+from granular._lazy import import_extra
+from granular._redact import hidden
+from granular.aio.execution.failures import summary
+from granular.aio.http.limits import Limit
+from granular.aio.http.messages import Head, Origin
+from granular.aio.http.pool import UnreachableError
+from granular.aio.http.retry import Attempts, RecoverableKind, Traffic, refusal
+from granular.aio.stores.azure.account import Account
+from granular.aio.stores.threaded import third_party_error
+from granular.config import IOConfig, MiB
+from granular.errors import AccessDeniedError, BadReplyError, GranularError, InvalidArgumentError, NotFoundError
+from granular.metrics import counters
+
+T = TypeVar('T')
+
+_LONGEST: Final = 200  # characters of an error of the store in messages
+
+
+class AzureClient:
+    """Access to a container under one event loop.
+
+    Each request is a coroutine of the Azure SDK, which runs on the event loop of fsspec with the connections of adlfs;
+    these are shared by all containers of an account, and closed when the process ends.
+
+    Args:
+      root: the address of the container.
+      container: its name.
+      account: the account.
+      config: the settings.
+
+    Attributes:
+      settings: arguments of each request: its time limits, and no retries, because ``call`` retries.
+    """
+
+    def __init__(self, root: str, container: str, account: Account, config: IOConfig) -> None:
+        adlfs = import_extra('adlfs', 'azure', f'{root}: Azure Blob Storage needs adlfs')
+        if account.problem:
+            raise InvalidArgumentError(f'{root}: {account.problem}')
+        try:
+            self._fs = adlfs.AzureBlobFileSystem(**account.login)
+        except ValueError as error:
+            raise InvalidArgumentError(f'{root}: the login is invalid: {hidden(summary(error))}') from None
+        self._root, self._account = root, account
+        self.container: Any = self._fs.service_client.get_container_client(container)
+        self._metrics = counters.store(root)
+        self._traffic = Traffic(config, self._metrics, lambda: None)
+        self._reached = False
+        self.settings: dict[str, Any] = {
+            'retry_total': 0,
+            'connection_timeout': config.connect_timeout,
+            'read_timeout': max(config.first_byte_timeout, config.read_timeout),
+        }
+
+    async def call(self, name: str, request: Callable[[], Awaitable[T]], nbytes: int = MiB) -> T:
+        """Return the result of a request, which is sent again as in ``Transport.call``.
+
+        Args:
+          name: the blob, for errors.
+          request: returns the request, anew for each attempt; it runs under the event loop of fsspec.
+          nbytes: bytes of memory to reserve.
+        """
+        attempts, limit, metrics = Attempts(self._traffic, _recover, name), self._traffic.limit, self._metrics
+        while True:
+            reserved = await limit.acquire(nbytes)
+            metrics.in_flight += 1
+            try:
+                result = await self._send(request)
+                self._succeeded(attempts, limit)
+                return result
+            except asyncio.CancelledError:
+                metrics.failed('cancelled')
+                raise
+            except Exception as error:
+                failure = self._converted(name, error)
+            finally:
+                metrics.in_flight -= 1
+                limit.release(reserved)
+            try:
+                await attempts.failed(failure)
+            finally:
+                del failure  # which refers to this frame
+
+    async def _send(self, request: Callable[[], Awaitable[T]]) -> T:
+        async def run() -> T:
+            return await request()
+
+        # A cancelled caller cancels the request.
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), self._fs.loop))
+
+    def _succeeded(self, attempts: Attempts, limit: Limit) -> None:
+        self._reached = True
+        attempts.succeeded()
+        limit.succeeded(time.monotonic())
+
+    def received(self, nbytes: int) -> None:
+        """Count the bytes of a reply."""
+        self._metrics.bytes += nbytes
+
+    def _converted(self, name: str, error: Exception) -> Exception:
+        """Convert an exception of the Azure SDK, as ``Attempts.failed`` takes it."""
+        import aiohttp
+        from azure.core import exceptions
+
+        if (verification := _cause(error, ssl.SSLCertVerificationError)) is not None:
+            return verification
+        match error:
+            case GranularError():
+                return error
+            case exceptions.HttpResponseError(response=response) if response is not None:
+                self._reached = True
+                if response.status_code >= 300:
+                    return _refused(name, error)
+                return BadReplyError(f'{name}: status {response.status_code}, which does not answer the request')
+            case exceptions.ClientAuthenticationError():
+                return AccessDeniedError(
+                    f'{name}: no credentials: pass account_key, sas_token, credential or anon=True, or set '
+                    f'AZURE_STORAGE_ACCOUNT_KEY: {_shown(error)}'
+                )
+            case exceptions.ServiceRequestTimeoutError() | exceptions.ServiceResponseTimeoutError():
+                return TimeoutError(_shown(error))
+            case exceptions.DecodeError() | ValueError() | TypeError() | AttributeError() | KeyError():
+                # The SDK fails so when a reply lacks what it looks for.
+                return BadReplyError(f'{name}: the reply is not one of Azure: {_shown(error)}')
+            case exceptions.AzureError():
+                if not self._reached and _cause(error, aiohttp.ClientConnectorError) is not None:
+                    return UnreachableError(Origin(False, self._account.endpoint, 0), _shown(error))
+                return ConnectionError(_shown(error))
+        return third_party_error(name, error) or error
+
+
+def is_missing(error: Any) -> bool:
+    """Return whether a refused request failed because the blob, not its container, does not exist."""
+    return code_of(error) in ('BlobNotFound', 'ResourceNotFound')
+
+
+def code_of(error: Any) -> str:
+    """Return Azure's code of a refused request, which replies without a body have in a header only."""
+    code = getattr(error, 'error_code', None)
+    headers = {} if error.response is None else error.response.headers
+    return str(getattr(code, 'value', code) or headers.get('x-ms-error-code') or '')
+
+
+def _refused(name: str, error: Any) -> Exception:
+    """Return the error for a reply of the store that is not a success."""
+    response, code = error.response, code_of(error)
+    if code in ('ContainerNotFound', 'ContainerBeingDeleted'):
+        missing = 'no such container' if code == 'ContainerNotFound' else 'the container is being deleted'
+        return NotFoundError(f'{name}: {missing} (status {response.status_code})')
+    headers = {str(key).lower(): str(value) for key, value in response.headers.items()}
+    head = Head(response.status_code, str(response.reason or ''), headers)
+    refused = refusal(head, f'<Code>{code}</Code>'.encode() if code.isalnum() else b'', name)
+    # The store's reason, such as that a token has expired.
+    if reason := (getattr(error, 'additional_info', None) or {}).get('authenticationerrordetail'):
+        getattr(refused, 'error', refused).add_note(hidden(' '.join(str(reason).split()))[:_LONGEST])
+    return refused
+
+
+async def _recover(kind: RecoverableKind, detail: str) -> bool:
+    """Recover from nothing: adlfs renews tokens itself, before they expire."""
+    return False
+
+
+def _cause(error: BaseException | None, kind: type[T]) -> T | None:
+    """Return the exception of that class from which an exception follows, if there is one."""
+    for _ in range(8):
+        if error is None or isinstance(error, kind):
+            return error
+        error = getattr(error, 'inner_exception', None) or getattr(error, 'certificate_error', None) or error.__cause__
+    return None
+
+
+def _shown(error: Exception) -> str:
+    """Return the first line of an exception's text, without credentials."""
+    return hidden((str(error).strip() or type(error).__name__).partition('\n')[0])[:_LONGEST]

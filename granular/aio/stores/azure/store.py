@@ -1,0 +1,495 @@
+"""The store for Azure Blob Storage."""
+
+import asyncio
+import email.utils
+import os
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from granular._redact import protect
+from granular.aio.http.reply import Reply, changed
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.scope import Scope, peek_scope, scope
+from granular.aio.runtime.tasks import gather
+from granular.aio.runtime.threads import offload
+from granular.aio.stores import ranges
+from granular.aio.stores.azure.account import VARIABLES, check_options, find_account, secrets_of
+from granular.aio.stores.azure.client import AzureClient, is_missing
+from granular.aio.stores.base import ContentInfo, Entry, Folders, ObjectWriter, Request, Stat, Store
+from granular.config import IOConfig, MiB
+from granular.errors import (
+    AlreadyExistsError,
+    BadReplyError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfRangeError,
+    StoreError,
+)
+
+_CONTAINER: Final = re.compile(r'[A-Za-z0-9$_-]+')
+_MOST_READ: Final = 32 * MiB  # bytes above which the SDK sends several requests itself
+_PAGE: Final = 1000  # names in a page of a listing
+_BATCH: Final = 100  # concurrent deletions
+_PASSES: Final = 10  # passes of listing a folder and deleting what it contains
+_POLL: Final = 0.1  # seconds between two questions for the state of a copy
+# Options that are part of the account.
+_NAMING: Final = ('endpoint_url', 'account_host', 'account_name')
+# Blobs that stand for folders, as hierarchical accounts and Hadoop mark them.
+_FOLDER_MARKS: Final = ('hdi_isfolder', 'is_directory')
+
+
+class Blob(NamedTuple):
+    """A blob, or a blob that marks a folder.
+
+    Attributes:
+      name: its name.
+      key: its name without a final slash, with which some tools mark folders.
+      size: its bytes.
+      modified: time of its last change, in seconds since the epoch.
+      etag: its version.
+      is_dir: True if it marks a folder.
+    """
+
+    name: str
+    key: str
+    size: int
+    modified: float | None
+    etag: str
+    is_dir: bool
+
+
+class Page(NamedTuple):
+    """A page of a listing.
+
+    Attributes:
+      blobs: the blobs.
+      folders: the folders, without a final slash.
+      token: continues the listing; None at its end.
+    """
+
+    blobs: list[Blob]
+    folders: list[str]
+    token: str | None
+
+
+class AzureStore(Store):
+    """A container in an account of Azure Blob Storage.
+
+    Options:
+      account_name: the account, unless the address or a connection string names it.
+      account_key, sas_token, connection_string: the credentials.
+      credential: an ``azure.core.credentials_async.AsyncTokenCredential``.
+      client_id, client_secret, tenant_id: a service principal.
+      anon: True to send no credentials.
+      account_host: the host of the account, in clouds other than the public one.
+      endpoint_url: the URL of the account, such as that of an emulator.
+    """
+
+    conditional = True
+    has_folders = False
+    versions_repeat = False
+
+    def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
+        super().__init__(root, config, options)
+        self._container, at, _ = root.partition('://')[2].partition('@')
+        if not _CONTAINER.fullmatch(self._container):
+            reason = 'pass credentials as options, not in the address' if at else 'expected a container'
+            raise InvalidArgumentError(f'{root.partition("://")[0]}://...: {reason}')
+        check_options(root, self.options)
+        self._account = find_account(root, self.options)
+        protect(secrets_of(self._account.login))
+        # Part of the identity: a client that was created under another environment must not be reused.
+        self._environment = hash(tuple(map(os.environ.get, VARIABLES)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Pickle the account, so that it stays the same under another environment.
+        kind, (root, config, options) = super().__reduce__()
+        options.pop('account_host', None)
+        endpoint = self._account.endpoint
+        return kind, (root, config, {**options, 'endpoint_url': endpoint} if endpoint else options)
+
+    def _identity(self) -> tuple[Any, ...]:
+        options = {name: value for name, value in self.options.items() if name not in _NAMING}
+        return self.root, self.config, options, self._account.endpoint, self._environment
+
+    def _space(self) -> str:
+        return self._account.endpoint
+
+    async def _open_client(self, opened: Scope) -> AzureClient:
+        # Importing adlfs and logging in is slow: keep both off the event loop.
+        return await offload(AzureClient, self.root, self._container, self._account, self.config)
+
+    async def client(self) -> AzureClient:
+        """Return the running event loop's client, created at first use."""
+        opened = peek_scope()
+        if opened is not None and (client := opened.peek(self)) is not None:
+            return client  # type: ignore[no-any-return]
+        opened = await scope()
+        return await opened.get(self, self._open_client)
+
+    async def now(self, key: str) -> float:
+        client, dates = await self.client(), list[str]()
+
+        def note_date(answer: Any) -> None:
+            dates.append(answer.http_response.headers.get('Date', ''))
+
+        async def request() -> None:
+            pages = client.container.list_blobs(results_per_page=1, raw_response_hook=note_date, **client.settings)
+            await anext(pages.by_page(), None)
+
+        await client.call(self.url(key), request)
+        try:
+            return email.utils.parsedate_to_datetime(dates[-1]).timestamp()
+        except (IndexError, TypeError, ValueError) as error:
+            raise BadReplyError(f'{self.url(key)}: expected the time in the Date header, got {dates}') from error
+
+    # --- reading
+
+    async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
+        if start < 0 or start == stop:  # Azure reads no ranges from the end, and no empty ones
+            return await self._read_known(key, start, stop, await self._file(key, version))
+        end = start + self._largest if stop is None else min(stop, start + self._largest)
+        first = await self._read_part(key, start, end, version)
+        if first is None:  # it has no bytes from the start on
+            return await self._read_known(key, start, stop, await self._file(key, version))
+        _, last = self._check_range(key, start, stop, first.size)
+        end = start + len(first.data)
+        if end == last:
+            return first
+        rest = await gather([self.read(key, *part, first.version) for part in self._split(end, last)])
+        return first._replace(data=b''.join([first.data, *(reply.data for reply in rest)]))
+
+    async def _read_known(self, key: str, start: int, stop: int | None, blob: Blob) -> Reply:
+        """Read a range of a blob whose size is known."""
+        first, end = self._check_range(key, start, stop, blob.size)
+        if first == end:
+            return Reply(b'', first, blob.size, blob.etag)
+        return await self.read(key, first, end, blob.etag)
+
+    async def _read_part(self, key: str, start: int, stop: int, version: str | None) -> Reply | None:
+        """Read a range by one request, up to the end of the blob if that comes first; None if it has no such bytes."""
+        client, name = await self.client(), self.url(key)
+        answers: list[Any] = []
+
+        async def request() -> Reply | None:
+            from azure.core.exceptions import HttpResponseError
+
+            try:
+                # A blob may say that its content is compressed: its bytes are read as they are.
+                stream = await client.container.download_blob(
+                    key,
+                    offset=start,
+                    length=stop - start,
+                    decompress=False,
+                    raw_response_hook=answers.append,
+                    **_condition(version),
+                    **client.settings,
+                )
+                data = await stream.readall()
+            except HttpResponseError as error:
+                if error.status_code == 416:
+                    return None
+                raise
+            # The SDK does not compare the range of the reply with that of the request.
+            headers = answers[-1].http_response.headers
+            size = int(headers['Content-Range'].rpartition('/')[2])
+            end = min(stop, size)
+            expected = f'bytes {start}-{end - 1}/{size}'
+            if headers['Content-Range'] != expected or len(data) != end - start or not stream.properties.etag:
+                content = f'{len(data)} bytes of {headers["Content-Range"]!r:.100}'
+                raise BadReplyError(f'{name}: expected {end - start} of {expected!r}, got {content}')
+            return Reply(data, start, size, stream.properties.etag)
+
+        reply = await client.call(name, request, stop - start)
+        if reply is not None:
+            client.received(len(reply.data))
+            if version is not None and reply.version != version:
+                raise changed(name, version, reply.version)
+        return reply
+
+    @property
+    def _largest(self) -> int:
+        """The bytes that a request may read."""
+        return min(self.merge.max_request, _MOST_READ)
+
+    def _check_range(self, key: str, start: int, stop: int | None, size: int) -> tuple[int, int]:
+        """Return the first byte of a read and the one after its last.
+
+        Raises:
+          OutOfRangeError: if the blob ends before.
+        """
+        first, end = max(0, size + start) if start < 0 else start, size if stop is None else stop
+        if first > size or end > size:
+            raise OutOfRangeError(f'{self.url(key)}: bytes {start} to {stop} were requested, but it has {size}')
+        return first, end
+
+    async def read_into(
+        self, key: str, start: int, stop: int, version: str | None, target: memoryview, largest: int = 0
+    ) -> None:
+        await self.ready()
+        if version is None:
+            version = (await self._file(key)).etag
+
+        async def fill(left: int, right: int) -> None:
+            target[left - start : right - start] = (await self.read(key, left, right, version)).data
+
+        await gather([fill(*part) for part in self._split(start, stop, largest)])
+
+    async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
+        await self.ready()
+        values = await gather([self._read_ranges(request) for request in requests])
+        return [data for datas in values for data in datas]
+
+    async def _read_ranges(self, request: Request) -> list[bytes]:
+        key, starts, stops, version = request
+        parts = [self._split(start, stop) for start, stop in zip(starts, stops, strict=True)]
+        if version is None and sum(map(len, parts)) > 1:
+            version = (await self._file(key)).etag
+        replies = iter(await gather([self.read(key, *part, version) for split in parts for part in split]))
+        return [
+            next(replies).data if len(split) == 1 else b''.join([next(replies).data for _ in split]) for split in parts
+        ]
+
+    def _split(self, start: int, stop: int, largest: int = 0) -> list[tuple[int, int]]:
+        return ranges.split(start, stop, min(max(largest, self._largest), _MOST_READ))
+
+    async def _find(self, key: str, version: str | None = None) -> Blob | None:
+        """Return a blob; None if there is none.
+
+        Raises:
+          NotFoundError: if there is no such container.
+          ObjectChangedError: if it does not have the given version.
+        """
+        client, condition = await self.client(), _condition(version)
+
+        async def request() -> Blob | None:
+            from azure.core.exceptions import ResourceNotFoundError
+
+            try:
+                blob = client.container.get_blob_client(key)
+                properties = await blob.get_blob_properties(**condition, **client.settings)
+                if not properties.etag or properties.size is None:
+                    raise BadReplyError(f'{self.url(key)}: expected the ETag and the size of a blob, got none')
+                return _blob_of(properties)
+            except ResourceNotFoundError as error:
+                if is_missing(error):
+                    return None
+                raise
+
+        return await client.call(self.url(key), request)
+
+    async def _file(self, key: str, version: str | None = None) -> Blob:
+        """Return a blob that is not a folder.
+
+        Raises:
+          NotFoundError: if there is none.
+        """
+        blob = await self._find(key, version) if key else None
+        if blob is None:
+            raise NotFoundError(f'{self.url(key)}: no such blob')
+        return blob
+
+    async def stat(self, key: str) -> Stat:
+        if key and (blob := await self._find(key)) is not None:
+            return Stat(0, is_dir=True) if blob.is_dir else Stat(blob.size, blob.modified, blob.etag)
+        async for page in self._pages(key, '', False, must_exist=False, size=1):
+            if not key or page.blobs:
+                return Stat(0, is_dir=True)
+        raise NotFoundError(f'{self.url(key)}: no such blob or folder')
+
+    async def content_info(self, key: str) -> ContentInfo:
+        blob = await self._file(key)
+        return ContentInfo(blob.size, blob.etag, {})
+
+    async def _pages(
+        self, key: str, prefix: str, folders: bool, must_exist: bool, size: int = _PAGE
+    ) -> AsyncIterator[Page]:
+        """Yield the pages of a listing.
+
+        Args:
+          key: the folder.
+          prefix: the beginning of the names in it.
+          folders: True to list the folders in it instead of the blobs in these.
+          must_exist: True if an empty folder is an error.
+          size: names in a page.
+        """
+        client, token = await self.client(), None
+        missing, ended = must_exist and bool(key) and not prefix, False
+        beginning = f'{key}/{prefix}' if key else prefix
+        listing = client.container.walk_blobs if folders else client.container.list_blobs
+
+        async def request() -> Page:
+            pages = listing(
+                name_starts_with=beginning or None, include=['metadata'], results_per_page=size, **client.settings
+            ).by_page(token)
+            page = await anext(pages, None)
+            items = [] if page is None else [item async for item in page]
+            return Page(
+                [_blob_of(item) for item in items if hasattr(item, 'etag')],
+                [item.name.rstrip('/') for item in items if not hasattr(item, 'etag')],
+                pages.continuation_token or None,
+            )
+
+        while not ended:
+            await ensure_event_loop()  # the consumer may request a page on another thread than the previous one
+            page = await client.call(self.url(key), request)
+            for name in (*page.folders, *(blob.key for blob in page.blobs)):
+                if not name.startswith(beginning.rstrip('/')):
+                    raise BadReplyError(f'{self.url(key)}: expected names from {beginning!r}, got {name!r:.200}')
+            token, ended = page.token, page.token is None
+            missing = missing and not page.blobs and not page.folders
+            yield page
+        if missing:
+            raise NotFoundError(f'{self.url(key)}: no such folder')
+
+    async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
+        async for page in self._pages(key, prefix, True, True):
+            known = set(page.folders)
+            for folder in page.folders:
+                yield Entry(folder, True)
+            for blob in page.blobs:
+                if blob.key not in known and blob.key != key:
+                    yield _entry(blob)
+
+    async def scan_tree(self, key: str) -> AsyncIterator[Entry]:
+        folders = Folders(key)
+        async for page in self._pages(key, '', False, True):
+            for blob in page.blobs:
+                # A folder is derived from what is in it.
+                for folder in folders.of(f'{blob.key}/' if blob.is_dir else blob.key):
+                    yield folder
+                if not blob.is_dir:
+                    yield _entry(blob)
+
+    # --- writing
+
+    async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
+        from granular.aio.stores.azure.writing import AzureWriter
+
+        return AzureWriter(await self.client(), key, self.url(key), self.config, new)
+
+    async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
+        if not key:
+            if not await self._has_container() and await self._create_container():
+                return
+        elif exist_ok or not await self._has(key):
+            return
+        if not exist_ok:
+            raise AlreadyExistsError(f'{self.url(key)}: exists already')
+
+    async def _has_container(self) -> bool:
+        # Asked by a listing, which credentials for this container alone permit.
+        try:
+            async for _ in self._pages('', '', False, must_exist=False, size=1):
+                return True
+        except NotFoundError:
+            return False
+        return True
+
+    async def _create_container(self) -> bool:
+        """Create the container. Return False if it exists."""
+        client = await self.client()
+
+        async def request() -> bool:
+            from azure.core.exceptions import ResourceExistsError
+
+            try:
+                await client.container.create_container(**client.settings)
+            except ResourceExistsError:
+                return False
+            return True
+
+        return await client.call(self.url(''), request)
+
+    async def _has(self, key: str) -> bool:
+        try:
+            await self.stat(key)
+        except NotFoundError:
+            return False
+        return True
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        await self.ready()
+        for i in range(0, len(keys), _BATCH):
+            await gather([self._delete(key) for key in keys[i : i + _BATCH]])
+
+    async def _delete(self, key: str) -> None:
+        client = await self.client()
+
+        async def request() -> None:
+            from azure.core.exceptions import ResourceNotFoundError
+
+            try:
+                await client.container.delete_blob(key, **client.settings)
+            except ResourceNotFoundError as error:
+                if not is_missing(error):
+                    raise
+
+        await client.call(self.url(key), request)
+
+    async def delete_tree(self, key: str) -> None:
+        for number in range(_PASSES):
+            mark = await self._find(key) if key else None
+            count, marks = 0, [key] if mark is not None and mark.is_dir else []
+            async for page in self._pages(key, '', False, number == 0):
+                count += len(page.blobs)
+                await self.delete([blob.name for blob in page.blobs if not blob.is_dir])
+                marks += [blob.name for blob in page.blobs if blob.is_dir]
+            for name in sorted(marks, reverse=True):  # one by one, as what is in a folder goes before its mark
+                await self._delete(name)
+            if not count:
+                return
+        raise StoreError(
+            f'{self.url(key)}: has {count} blobs after they were deleted {_PASSES} times: another writer adds blobs, '
+            f'or the store does not delete them'
+        )
+
+    async def copy_within(self, source: str, target: str) -> bool:
+        client = await self.client()
+        etag = (await self._file(source)).etag
+
+        async def request() -> None:
+            from azure.core import MatchConditions
+
+            origin, blob = client.container.get_blob_client(source), client.container.get_blob_client(target)
+            state = await blob.start_copy_from_url(
+                origin.url, source_etag=etag, source_match_condition=MatchConditions.IfNotModified, **client.settings
+            )
+            status, number = state['copy_status'], state['copy_id']
+            while status == 'pending':
+                await asyncio.sleep(_POLL)
+                copied = (await blob.get_blob_properties(**client.settings)).copy
+                status = copied.status if copied.id == number else 'replaced'
+            if status != 'success':
+                raise StoreError(f'{self.url(target)}: the copy of {self.url(source)} ended as {status!r}')
+
+        await client.call(self.url(source), request)
+        return True
+
+
+def _condition(version: str | None) -> dict[str, Any]:
+    """Return the arguments that make a request fail unless the blob has a version."""
+    if version is None:
+        return {}
+    from azure.core import MatchConditions
+
+    return {'etag': version, 'match_condition': MatchConditions.IfNotModified}
+
+
+def _blob_of(properties: Any) -> Blob:
+    metadata = dict(properties.metadata or {})
+    marked = any(metadata.get(name, metadata.get(name.capitalize())) == 'true' for name in _FOLDER_MARKS)
+    modified = properties.last_modified
+    return Blob(
+        properties.name,
+        properties.name.rstrip('/'),
+        properties.size,
+        None if modified is None else modified.timestamp(),
+        properties.etag,
+        marked or properties.name.endswith('/'),
+    )
+
+
+def _entry(blob: Blob) -> Entry:
+    return Entry(blob.key, blob.is_dir, 0 if blob.is_dir else blob.size, blob.modified)

@@ -1,0 +1,102 @@
+"""Writer for Azure Blob Storage."""
+
+import io
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from granular.aio.stores.azure.client import AzureClient
+from granular.aio.stores.multipart import PartWriter
+from granular.config import IOConfig, MiB
+from granular.errors import AlreadyExistsError
+
+WRITER: Final = 'granular_writer'
+"""Name of the metadata that holds the token of a blob's writer."""
+
+
+class AzureWriter(PartWriter):
+    """An upload in blocks, or a single request if one block is enough. Azure checks the MD5 of each block.
+
+    The blob's metadata contain a token of its writer: if the reply to an attempt was lost, the existing blob is this
+    writer's if it has the token. Azure deletes the blocks of an aborted upload after a week.
+
+    Args:
+      client: the client of the container under the running event loop.
+      key: the blob.
+      name: its address, for errors.
+      config: the settings.
+      new: True if an existing blob is an error.
+    """
+
+    def __init__(self, client: AzureClient, key: str, name: str, config: IOConfig, new: bool) -> None:
+        super().__init__(config.part_size, config.upload_concurrency)
+        self._client, self._name, self._new = client, name, new
+        self._token = uuid.uuid4().hex
+        self._count = 0
+        self._blob: Any = client.container.get_blob_client(key)
+        self._metadata = {WRITER: self._token}
+
+    async def start(self) -> None:
+        """Do nothing: the first block starts an upload."""
+
+    async def send(self, number: int, data: bytes, last: bool) -> None:
+        self._count = max(self._count, number + 1)
+
+        async def request() -> None:
+            block = self._block(number)
+            # A stream, because aiohttp warns of large bodies of bytes.
+            body = io.BytesIO(data)
+            await self._blob.stage_block(block, body, len(data), validate_content=True, **self._client.settings)
+
+        await self._client.call(self._name, request, len(data))
+
+    def _block(self, number: int) -> str:
+        # All ids of a blob must have the same length; the token separates concurrent writers.
+        return f'{self._token}-{number:06d}'
+
+    async def finish(self) -> None:
+        async def request() -> None:
+            from azure.core import MatchConditions
+            from azure.storage.blob import BlobBlock
+
+            blocks = [BlobBlock(self._block(number)) for number in range(self._count)]
+            condition = {'match_condition': MatchConditions.IfMissing} if self._new else {}
+            await self._blob.commit_block_list(blocks, metadata=self._metadata, **condition, **self._client.settings)
+
+        await self._publish(request, MiB)
+
+    async def put(self, data: bytes) -> None:
+        async def request() -> None:
+            await self._blob.upload_blob(
+                io.BytesIO(data),
+                length=len(data),
+                overwrite=not self._new,
+                metadata=self._metadata,
+                validate_content=True,
+                **self._client.settings,
+            )
+
+        await self._publish(request, len(data))
+
+    async def _publish(self, request: Callable[[], Awaitable[None]], nbytes: int) -> None:
+        async def publish() -> bool:
+            from azure.core.exceptions import ResourceExistsError, ResourceModifiedError
+
+            try:
+                await request()
+            except (ResourceExistsError, ResourceModifiedError):
+                if not self._new:
+                    raise
+                # An earlier attempt may have published it, and its reply may be lost.
+                return await self._is_published()
+            return True
+
+        if not await self._client.call(self._name, publish, nbytes):
+            raise AlreadyExistsError(f'{self._name}: exists already')
+
+    async def _is_published(self) -> bool:
+        properties = await self._blob.get_blob_properties(**self._client.settings)
+        return (properties.metadata or {}).get(WRITER) == self._token
+
+    async def discard(self) -> None:
+        """Do nothing: uncommitted blocks are invisible, and Azure deletes them after a week."""
