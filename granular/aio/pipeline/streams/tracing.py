@@ -11,7 +11,7 @@ from granular.aio.pipeline.nodes.elements import Element
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.read import Read
-from granular.aio.pipeline.streams.stream import Stream
+from granular.aio.pipeline.streams.stream import Stream, Unchanged
 from granular.aio.pipeline.transforms import DatasetOptions
 from granular.formats.display import outline
 from granular.metrics import timing
@@ -55,20 +55,12 @@ def trace_of(stage: Stream) -> DatasetOptions | None:
     return next((trace for trace in traces if trace is not None), None)
 
 
-class Traced(Stream):
+class Traced(Unchanged):
     """A stage that is timed."""
 
     def __init__(self, stage: Stream, debug: bool) -> None:
-        self.parents: tuple[Any, ...] = (stage,)
+        super().__init__(stage)
         self._debug = debug
-
-    @property
-    def transparent(self) -> bool:  # type: ignore[override]
-        return True
-
-    def length(self) -> int:
-        length: int = self.parents[0].length()
-        return length
 
     def flow(self) -> Flow:
         return Tracing(self.parents[0], self._debug)
