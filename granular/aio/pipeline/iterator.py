@@ -229,19 +229,19 @@ class CursorHandle(abc.ABC):
     def get_next_index(self) -> int:
         """Return the number of the next element, from 0 on.
 
-        The stream must have random access to its end: a MapDataset that is mapped, batched, repeated, limited or
-        prefetched. The elements of a shard have numbers of their own.
+        The stream must have random access to its end: MapDatasets that are mapped, batched, shuffled within windows,
+        repeated, limited, prefetched, mixed or zipped. The elements of a shard have numbers of their own.
 
         Raises:
           InvalidArgumentError: if the elements have no fixed numbers, as behind a filter; the message names the stage.
           StateError: if the next element is between two numbers, because the stream resumed from a state of another
-            number of shards, or of another batch size.
+            number of shards, of another batch size, or of a mix of other streams or weights.
         """
         return self._cursor.next_index()
 
     @abc.abstractmethod
     def set_next_index(self, index: int) -> Any:
-        """Continue with an element, by its number; those before it are not computed.
+        """Continue with an element, by its number; those before it are not computed, except in its shuffled window.
 
         Args:
           index: from 0 to the number of elements.

@@ -303,6 +303,16 @@ def turns(indices: Ints, weights: Sequence[int]) -> tuple[Ints, Ints]:
     return owners, inner
 
 
+def turns_before(index: int, weights: Sequence[int]) -> list[int]:
+    """Return how often ``turns`` chooses each source before an index of any size."""
+    counts, left = [], sum(weights)
+    for weight in weights:
+        rest = index * (left - weight) // left
+        counts.append(index - rest)
+        index, left = rest, left - weight
+    return counts
+
+
 class Concatenate(SourceChoice):
     """One source after another; an epoch contains one epoch of each."""
 
