@@ -18,8 +18,9 @@ _SHOWN: Final = 5  # stages that differ, in a message
 def iter_stages(stage: Any, depth: int = 0, names: bool = False) -> list[tuple[int, str, str]]:
     """Return depth, description and length of a stage and of all stages before it.
 
-    With ``names``, a mix by name stands for all of its stages.
+    With ``names``, a mix by name stands for all of its stages. A stage that is traced has the description without it.
     """
+    stage = getattr(stage, 'untraced', stage)
     if names and getattr(stage, 'named', False):
         return [(depth, 'mix by name', '')]
     out: list[tuple[int, str, str]] = []
@@ -68,7 +69,7 @@ def fingerprint(stage: Any) -> list[str]:
 def resizable_stages(stage: Any) -> int:
     """Return the number of last stages of a stream whose sizes of batches and buffers no state depends on."""
     count = 0
-    while getattr(stage, 'transparent', False):
+    while getattr(stage := getattr(stage, 'untraced', stage), 'transparent', False):
         count, stage = count + 1, stage.parents[0]
     return count
 

@@ -429,9 +429,9 @@ class Node(Source):
         """
         raise InvalidArgumentError(f'{self.describe()} cannot be divided into contiguous parts')
 
-    def _copy_over(self, parent: Source) -> Self:
+    def _copy_over(self, *parents: Source) -> Self:
         copy = type(self).__new__(type(self))
-        copy.__dict__.update(self.__dict__, parents=(parent,))
+        copy.__dict__.update(self.__dict__, parents=parents)
         return copy
 
     def stored_nbytes(self) -> float | None:
