@@ -131,6 +131,16 @@ def test_a_mix_of_any_lengths_and_weights_continues_at_any_number(parts, data):
             iterator.set_next_index(len(expected) + 1)
 
 
+def test_mixes_with_weights_beyond_64_bits_are_exact():
+    datasets = [MapDataset.range(10).repeat(), MapDataset.range(10, 20).repeat()]
+    for weights in ([1e-17, 1], [1, 1e-17], [1, 1e300]):
+        mix, stream = MapDataset.mix(datasets, weights), IterDataset.mix(datasets, weights)
+        for at in (0, 3, 10**12):
+            with iter(stream) as iterator:
+                iterator.set_next_index(at)
+                assert list(itertools.islice(iterator, 4)) == list(mix[at : at + 4])
+
+
 def test_streams_of_a_mix_compute_only_elements_from_a_number_on():
     calls = []
     endless = MapDataset.range(10**6).repeat().to_iter_dataset().map(lambda x: calls.append(x) or x)

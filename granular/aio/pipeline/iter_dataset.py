@@ -40,6 +40,7 @@ from granular.aio.runtime.threads import CORES
 from granular.errors import InvalidArgumentError
 from granular.formats.display import html_lines
 from granular.indexing import check_integer, check_seed
+from granular.shuffle import MAX_SEED
 
 T = TypeVar('T')
 
@@ -289,9 +290,10 @@ class IterDataset(Generic[Element_co]):
 
         Args:
           window_size: elements per window.
-          seed: the order of a window depends on the seed and the number of the window.
+          seed: integer from 0 to 2**32 - 1; the order of a window depends on the seed and the number of the window.
         """
         window_size = check_integer('window_size', window_size, 1)
+        seed = check_integer('seed', seed, 0, MAX_SEED)
         return self._of(WindowShuffled(self._stream, window_size, seed))
 
     def pack(
@@ -438,6 +440,8 @@ class IterDataset(Generic[Element_co]):
                 for row in iterator.execution_summary():
                     print(row.stage, row.elements, row.seconds, row.wait_seconds)
         """
+        if not isinstance(options, DatasetOptions):
+            raise InvalidArgumentError(f'options: expected DatasetOptions, got {options!r:.100}')
         stream = self._stream.with_options(options)
         stream.__dict__['trace'] = options
         return self._of(stream)

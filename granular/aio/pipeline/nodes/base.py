@@ -291,8 +291,11 @@ def turns(indices: Ints, weights: Sequence[int]) -> tuple[Ints, Ints]:
     Of the first k choices, the first source gets ``k - k * (sum - weight) // sum``; the other sources divide the rest
     in the same way.
     """
-    now, then, left = indices.copy(), indices + 1, sum(weights)
     owners, inner = np.full_like(indices, -1), np.zeros_like(indices)
+    left = sum(weights)
+    if len(indices) and left * (int(np.abs(indices).max()) + 1) >= 1 << 63:
+        indices = indices.astype(object)  # the products are larger than 64 bits
+    now, then = indices, indices + 1
     for i, weight in enumerate(weights):
         rest, rest_then = now * (left - weight) // left, then * (left - weight) // left
         had, has = now - rest, then - rest_then
