@@ -30,7 +30,7 @@ def iter_stages(stage: Any, depth: int = 0, names: bool = False) -> list[tuple[i
         for parent in stage.parents:
             out += iter_stages(parent, depth + 1, names)
     description = stage.describe()
-    if out and out[-1][1] == description:  # a root has the description of the source that it wraps
+    if getattr(stage, '_unlisted', False) and out and out[-1][1] == description:
         return out
     return [*out, (depth, description, _length(stage))]
 

@@ -236,6 +236,8 @@ def _position_in_file(stops: list[int], row: int) -> dict[str, int]:
 class ReadRows(Read):
     """Reads the rows of Parquet files, through the stages fused into the read."""
 
+    _unlisted = True
+
     def flow(self) -> Flow:
         return ReadingRows(self)
 

@@ -53,6 +53,8 @@ class Wrapped(IndexNode):
       length: number of datapoints per epoch; all of them by default.
     """
 
+    _unlisted = True
+
     def __init__(self, source: Any, length: int | None = None) -> None:
         super().__init__(convert(source))
         self._length = length_of(self.parents[0]) if length is None else length

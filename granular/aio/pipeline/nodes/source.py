@@ -78,6 +78,7 @@ class Source(abc.ABC):
     endless = False
     seed = 0
     sparse = False
+    _unlisted = False  # True if it has the description of its parent, and is not listed beside it
     parents: 'tuple[Source, ...]' = ()
 
     @abc.abstractmethod

@@ -29,6 +29,7 @@ class Stream(abc.ABC):
 
     parents: tuple[Any, ...] = ()
     transparent = False
+    _unlisted = False  # True if it has the description of its parent, and is not listed beside it
     trace: DatasetOptions | None = None
     declared_seed: Seed | None = None
 
