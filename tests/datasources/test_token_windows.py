@@ -15,6 +15,7 @@ from granular.errors import (
     ClosedError,
     CorruptDatasetError,
     InvalidArgumentError,
+    ObjectChangedError,
     OutOfRangeError,
     UnknownKeyError,
     UnsupportedError,
@@ -126,6 +127,28 @@ def test_order_is_the_same_for_any_number_of_workers_and_hosts(tmp_path):
         restored = pickle.loads(pickle.dumps(windows))
         assert restored[3]['tokens'].tolist() == windows[3]['tokens'].tolist()
         assert repr(restored) == repr(windows)
+
+
+@pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
+def test_shard_that_was_replaced_behind_an_index_is_an_error_with_its_remedy(bucket, monkeypatch):
+    monkeypatch.setattr('granular.aio.datasets.index._LISTED', 0)  # replaced shards are noticed when they are read
+    folder = bucket / 'ds'
+    write(folder, arrays((500, 500, 500, 500)), 2, index=True)
+    other = bucket / 'other'
+    write(other, arrays((300, 700)), 2)
+    for file in (other / '000000').iterdir():
+        file.copy(folder / '000001' / file.name)
+    with granular.ShardedDatasetReader(folder, granular.decoders) as reader:
+        windows = TokenWindows(reader, 'tokens', 100)
+        assert windows[9]['tokens'][0] == 900
+        with pytest.raises(ObjectChangedError, match=r'000001/.*index of .*/ds was built: run `granular index` on it'):
+            windows[10]
+        with pytest.raises(ObjectChangedError, match='or open it with index=False'):
+            windows.fetch([0, 15])
+        assert windows[0]['tokens'][0] == 0
+    granular.build_index(folder)
+    with granular.ShardedDatasetReader(folder, granular.decoders) as reader:
+        assert [window['tokens'][0] for window in TokenWindows(reader, 'tokens', 100)[10:14]] == [0, 100, 200, 300]
 
 
 async def test_async_api(tmp_path):

@@ -6,9 +6,11 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import granular
-from granular import MapDataset, ReadOptions, ShardOptions
+from granular import IterDataset, MapDataset, ReadOptions, ShardOptions
 from granular.errors import InvalidArgumentError, OutOfRangeError, StateError
 from tests.pipeline.test_map_dataset import plain
 
@@ -33,6 +35,22 @@ STREAMS = {
     'repeat, batch': ('d.to_iter_dataset().batch(4, drop_remainder=True).repeat(2).limit(9).batch(2)', None),
     'shard': ('d.to_iter_dataset(shard_options=ShardOptions(1, 3)).batch(2)', None),
     'shard, drop': ('d.to_iter_dataset(shard_options=ShardOptions(1, 3, True)).batch(2)', None),
+    'zip': ('IterDataset.zip([d.to_iter_dataset().batch(2), d[:14].to_iter_dataset()], strict=False)', None),
+    'zip, repeat': ('IterDataset.zip([d, d.map(str)]).map_with_index(lambda i, e: (i, *e)).batch(3).repeat(2)', None),
+    'zip, endless': ('IterDataset.zip([d, d.repeat()], strict=False).prefetch(2)', None),
+    'mix': ('IterDataset.mix([d, d.map(lambda x: -x)]).batch(3)', None),
+    'mix, weights': ('IterDataset.mix([d.to_iter_dataset().batch(2), d.repeat(), d[:9]], weights=[1, 2.5, 1.2])', None),
+    'mix, names': ('IterDataset.mix({"a": d, "b": d.to_iter_dataset().limit(7)}, {"b": 1, "a": 3}).repeat(2)', None),
+    'mix, one': ('IterDataset.mix([d]).limit(30)', None),
+    'mix, empty': ('IterDataset.mix([d, d[:0]])', None),
+    'windows': ('d.to_iter_dataset().window_shuffle(5, seed=3)', None),
+    'windows, all': ('d.to_iter_dataset().batch(2).window_shuffle(100, seed=3).prefetch(1)', None),
+    'windows, exact': ('d[:20].to_iter_dataset().window_shuffle(5, seed=3).window_shuffle(1, seed=1).batch(3)', None),
+    'windows of a mix': (
+        'IterDataset.zip([IterDataset.mix([d, d.map(lambda x: -x)]).window_shuffle(7, seed=1), '
+        'd.repeat().to_iter_dataset().window_shuffle(4, seed=2)], strict=False)',
+        None,
+    ),
     'none': ('d.filter(lambda x: x % 2).to_iter_dataset(allow_nones=True)',) * 2,
 }  # fmt: skip
 
@@ -59,7 +77,7 @@ print(json.dumps(out))
 
 
 def make(name, **names):
-    return eval(STREAMS[name][0], {'d': MapDataset.range(23).shuffle(seed=1), 'ShardOptions': ShardOptions, **names})
+    return eval(STREAMS[name][0], {'d': MapDataset.range(23).shuffle(seed=1), **vars(granular), **names})
 
 
 def test_numbers_equal_those_of_grain(grain):
@@ -98,6 +116,70 @@ def test_elements_before_a_number_are_not_computed():
         assert iterator.get_next_index() == 2**40 + 1
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9), st.floats(0.01, 5)), min_size=1, max_size=5), st.data())
+def test_a_mix_of_any_lengths_and_weights_continues_at_any_number(parts, data):
+    streams = [MapDataset.range(1000 * i, 1000 * i + length) for i, (length, _) in enumerate(parts)]
+    stream = IterDataset.mix(streams, [weight for _, weight in parts])
+    expected = list(stream)
+    with iter(stream) as iterator:
+        at = data.draw(st.integers(0, len(expected)))
+        iterator.set_next_index(at)
+        assert iterator.get_next_index() == at
+        assert list(iterator) == expected[at:]
+        with pytest.raises(OutOfRangeError, match=f'the stream has {len(expected)} elements'):
+            iterator.set_next_index(len(expected) + 1)
+
+
+def test_mixes_with_weights_beyond_64_bits_are_exact():
+    datasets = [MapDataset.range(10).repeat(), MapDataset.range(10, 20).repeat()]
+    for weights in ([1e-17, 1], [1, 1e-17], [1, 1e300]):
+        mix, stream = MapDataset.mix(datasets, weights), IterDataset.mix(datasets, weights)
+        for at in (0, 3, 10**12):
+            with iter(stream) as iterator:
+                iterator.set_next_index(at)
+                assert list(itertools.islice(iterator, 4)) == list(mix[at : at + 4])
+
+
+def test_streams_of_a_mix_compute_only_elements_from_a_number_on():
+    calls = []
+    endless = MapDataset.range(10**6).repeat().to_iter_dataset().map(lambda x: calls.append(x) or x)
+    with iter(IterDataset.mix([endless, endless], [1, 3]).window_shuffle(4, seed=1)) as iterator:
+        iterator.set_next_index(4 * 10**15)
+        next(iterator)
+        assert iterator.get_next_index() == 4 * 10**15 + 1
+    assert len(calls) < 10_000  # those that are read ahead
+
+
+def test_numbers_of_states_from_other_shards_and_mixes_are_refused():
+    def stream(count, weights, size=3):
+        parts = {name: MapDataset.range(40).to_iter_dataset(shard_options=ShardOptions(0, count)) for name in 'ab'}
+        return IterDataset.mix(parts, dict(zip('ab', weights, strict=True))), parts['a'].window_shuffle(size, seed=1)
+
+    def state_of(stream, at):
+        with iter(stream) as iterator:
+            iterator.set_next_index(at)
+            return json.loads(json.dumps(iterator.get_state()))
+
+    (mix, windows), (other_mix, _), (halves, half_windows) = (
+        stream(1, (1, 3)),
+        stream(1, (1, 1)),
+        stream(2, (1, 3)),
+    )
+    for saved, other, message in (
+        (state_of(mix, 4), other_mix, r'mix of .* element 4 with other .*expected elements \[2, 2\].* got \[1, 3\]'),
+        (state_of(mix, 6), halves, 'expected a multiple of 2|got'),
+        (state_of(windows, 10), half_windows, 'expected a multiple of 2'),
+        (state_of(windows, 6), half_windows, r'window_shuffle.* window 2 at element 3: expected element 6'),
+    ):
+        with iter(other) as iterator:
+            iterator.set_state(saved)
+            with pytest.raises(StateError, match=message):
+                iterator.get_next_index()
+            iterator.set_next_index(1)
+            assert iterator.get_next_index() == 1
+
+
 async def test_numbers_in_the_async_api():
     async with aiter(MapDataset.range(9).to_iter_dataset().batch(2)) as iterator:
         await iterator.set_next_index(3)
@@ -113,7 +195,9 @@ def test_stages_without_numbers_are_named():
         'flat_map': stream.flat_map(lambda x: [x, x]),
         'rebatch': stream.batch(2).rebatch(3),
         'pack': stream.map(lambda x: {'x': np.arange(x + 1)}).pack({'x': 9}).limit(3),
-        'mix': granular.IterDataset.mix([stream, stream]).repeat(2),
+        'filter.*lambda': IterDataset.mix([stream, stream.filter(lambda x: x)]).repeat(2),
+        'flat_map.*lambda': IterDataset.zip([stream.flat_map(lambda x: [x]), stream]).limit(3),
+        'interleave': IterDataset.interleave([stream, stream], 2).window_shuffle(2, seed=1),
         'on_error': MapDataset.range(9).to_iter_dataset(on_error='skip').batch(2),
     }
 

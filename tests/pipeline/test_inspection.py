@@ -153,3 +153,87 @@ def test_debug_mode_logs_what_each_stage_yields(caplog):
     assert "batch(2): element 1: {'x': int64[2, 3]}" in messages
     with pytest.raises(InvalidArgumentError, match='debug'):
         DatasetOptions(debug=1)
+
+
+class Pairs(MapDataset):
+    """Two datasets, with a length of its own."""
+
+    def __init__(self, first, second, length):
+        super().__init__([first, second])
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return self._parents[0][index], self._parents[1][index]
+
+
+class Negated(IterDataset):
+    def __iter__(self):
+        return NegatedIterator(iter(self._parent))
+
+
+class NegatedIterator(granular.DatasetIterator):
+    def __next__(self):
+        return -next(self._parent)
+
+    def get_state(self):
+        return self._parent.get_state()
+
+    def set_state(self, state):
+        self._parent.set_state(state)
+
+
+def first(pair):
+    return pair[0]
+
+
+def test_debug_mode_logs_the_stages_that_subclasses_read(caplog):
+    caplog.set_level(logging.INFO, 'granular')
+    mix = MapDataset.mix([MapDataset.range(9).shuffle(seed=1), MapDataset.range(100, 109)])
+    pairs = Pairs(
+        Pairs(mix, MapDataset.range(50, 60).batch(2, batch_fn=list), 4).map(first), MapDataset.range(3).map(float), 3
+    )
+    stream = Negated(Negated(pairs.map(first).to_iter_dataset()).batch(2)).flat_map(list)
+    debug = stream.with_options(DatasetOptions(debug=True))
+    expected = [element.item() for element in stream]
+    assert not caplog.records
+    with iter(stream) as plain, iter(debug) as logged:
+        for at, element in enumerate(logged):
+            assert element == expected[at]
+            assert next(plain) == element
+            assert logged.get_state() == plain.get_state()
+        rows = logged.execution_summary()
+    messages = [record.getMessage() for record in caplog.records]
+    for message in (
+        'shuffle(seed=1, Index()): step 0: 5',
+        'range(100, 109): step 0: 100',
+        'mix of 2, weights 1:1: step 1: 100',
+        'batch(2, batch_fn=list): step 0: [50, 51]',
+        'Pairs: step 0: (5, [50, 51])',
+        'map(float): step 0: 0.0',
+        'Pairs: step 0: (5, 0.0)',
+        'to_iter_dataset(): element 1: 100',
+        'Negated: element 1: -100',
+        'batch(2): element 1: int64[1]',
+        'Negated: element 0: int64[2]',
+    ):
+        assert messages.count(message) == 1, message
+    # Stages within a subclass of MapDataset are timed as a part of it, those before one of IterDataset by themselves.
+    assert [(row.stage, row.elements) for row in rows if row.stage != 'range(0, 9)'][-6:] == [
+        ('map(first)', 3), ('to_iter_dataset()', 3), ('Negated', 3), ('batch(2)', 2), ('Negated', 2),
+        ('flat_map(list)', 3),
+    ]  # fmt: skip
+    assert messages.count('map(first): step 2: 7') == 2
+
+
+def test_debug_mode_logs_streams_that_are_made(caplog):
+    caplog.set_level(logging.INFO, 'granular')
+    made = MapDataset.range(2).map(lambda number: MapDataset.range(number + 1).map(str).to_iter_dataset().batch(1))
+    stream = IterDataset.interleave(made, 2).with_options(DatasetOptions(debug=True))
+    assert [batch.tolist() for batch in stream] == [['0'], ['0'], ['1']]
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages.count("map(str): step 1: '1'") == messages.count('range(0, 2): step 1: 1') == 1
+    assert messages.count('batch(1): element 1: <U1[1]') == 1
+    assert messages.count('interleave of 2, 2 at a time: element 2: <U1[1]') == 1

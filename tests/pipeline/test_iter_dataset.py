@@ -514,3 +514,14 @@ def test_filters_that_drop_almost_everything_warn_or_raise(name, caplog):
     for ratio in (-0.1, 1.1, '0.5'):
         with pytest.raises(InvalidArgumentError, match='filter_warn_threshold_ratio: expected a number from 0 to 1'):
             options(filter_warn_threshold_ratio=ratio)
+
+
+@pytest.mark.parametrize('seed', [None, 'a', 1.5, -1, 2**32])
+def test_seeds_of_shuffled_windows_are_checked(seed):
+    with pytest.raises(InvalidArgumentError, match='seed: expected an integer'):
+        MapDataset.range(3).to_iter_dataset().window_shuffle(2, seed=seed)
+
+
+def test_options_are_checked():
+    with pytest.raises(InvalidArgumentError, match='options: expected DatasetOptions, got 3'):
+        MapDataset.range(3).to_iter_dataset().with_options(3)

@@ -142,3 +142,14 @@ def test_block_orders_of_earlier_states_are_compared():
             batches.load(state)
         batches.load(state, strict=False)
         assert batches.consumed == 20
+
+
+def test_stages_that_are_there_twice_are_compared():
+    once = granular.MapDataset.range(20).map(first)
+    for one, two, stage in (
+        (once.to_iter_dataset(), once.map(first).to_iter_dataset(), 'map'),
+        (once.to_iter_dataset().batch(1).rebatch(2), once.to_iter_dataset().batch(1).rebatch(2).rebatch(2), 'rebatch'),
+    ):
+        assert str(two).count(f'\n{stage}(') == str(one).count(f'\n{stage}(') + 1 == 2
+        with pytest.raises(StateError, match=rf"was 'nothing', and is '{stage}\("):
+            iter(two).set_state(iter(one).get_state())

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,13 @@ from granular.aio.datasets.dataset import Dataset
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.proof import open_as_one
 from granular.aio.runtime.tasks import gather
-from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedError
+from granular.errors import CorruptDatasetError, GranularError, NotFoundError, ObjectChangedError
 from granular.formats.layout import shard_name
 from granular.indexing import Ints
 
 logger = logging.getLogger('granular')
+
+_REMEDY: Final = 'run `granular index` on it, or open it with index=False'
 
 
 class IndexedShards:
@@ -169,6 +171,10 @@ class IndexedShards:
                 reason,
             )
 
+    def outdated(self, error: GranularError) -> ObjectChangedError:
+        """Return the error for a file of a shard that is not the one in the index, where it cannot be replaced."""
+        return ObjectChangedError(f'{error}; or since the index of {self._name} was built: {_REMEDY}')
+
     async def replace(self, positions: Sequence[int]) -> bool:
         """Open shards by their own tables if they are not those in the index, or if the index was replaced.
 
@@ -211,7 +217,7 @@ class IndexedShards:
         if actual != expected:
             raise ObjectChangedError(
                 f'{dataset.name}: was replaced since the index of {self._name} was built: expected {expected} '
-                f'datapoints, got {actual}: run `granular index` on it, or open it with index=False'
+                f'datapoints, got {actual}: {_REMEDY}'
             )
         if self._confirmed[position] and dataset.files() != self.index.file_identities(number):
             raise ObjectChangedError(f'{dataset.name}: was replaced while it was being read: open a new reader')

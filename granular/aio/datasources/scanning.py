@@ -3,13 +3,14 @@
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from granular.aio.bags.index_cache import cache_file_of, load_tables, save_tables
+from granular.aio.datasources.header_scanner import HeaderScanner
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
-from granular.aio.runtime.tasks import for_each
+from granular.aio.runtime.tasks import each, for_each
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError
 from granular.indexing import Ints
@@ -20,37 +21,16 @@ _SCANS: Final = 8  # number of files that are indexed concurrently
 
 
 class FileIndex(Protocol):
-    """The index of a file, of a size and a version."""
+    """The index of a file, of a size and a version, and the number of its datapoints (``length``)."""
+
+    @property
+    def length(self) -> int: ...
 
     @property
     def size(self) -> int: ...
 
     @property
     def version(self) -> str | None: ...
-
-
-class HeaderScanner(Protocol):
-    """Parses headers from windows of the file that it requests.
-
-    Attributes:
-      at: position of the next header.
-      done: True if there are no more headers.
-    """
-
-    at: int
-    done: bool
-
-    def window(self) -> int:
-        """Return the number of bytes to read from ``at``."""
-        ...
-
-    def feed(self, start: int, data: bytes, size: int) -> None:
-        """Parse the headers in a part of the file, which has ``size`` bytes, that begins at ``at``."""
-        ...
-
-    def index(self, size: int, version: str | None) -> Any:
-        """Return the index of the headers parsed so far."""
-        ...
 
 
 Index = TypeVar('Index', bound=FileIndex)
@@ -77,7 +57,7 @@ async def index_files(
     async def index(number: int) -> None:
         indices[number] = await _index_of(paths[number], kind, scanner, pack, unpack)
 
-    await for_each(_numbers(len(paths)), index, _SCANS)
+    await for_each(each(range(len(paths))), index, _SCANS)
     return [indices[number] for number in range(len(paths))]
 
 
@@ -86,11 +66,6 @@ async def forget_indices(paths: Iterable[Path]) -> None:
     for path in paths:
         if (file := cache_file_of(path)) is not None:
             await offload(_forget, file)
-
-
-async def _numbers(count: int) -> AsyncIterator[int]:
-    for number in range(count):
-        yield number
 
 
 async def _index_of(

@@ -1,8 +1,8 @@
 """Windows of fixed length over long arrays of tokens, read as parts of their records."""
 
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Any, SupportsIndex, overload
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, SupportsIndex, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +14,21 @@ from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sampling import Sampling
-from granular.errors import CorruptDatasetError, DecodeError, InvalidArgumentError, UnknownKeyError, UnsupportedError
+from granular.errors import (
+    CorruptDatasetError,
+    DecodeError,
+    InvalidArgumentError,
+    NotFoundError,
+    ObjectChangedError,
+    UnknownKeyError,
+    UnsupportedError,
+)
 from granular.formats.plain import array_counts, array_head, parse_array_head
 from granular.indexing import Ints, check_integer, index_of, indices_of
 
 _HEAD = 64  # bytes; at least those before the data of an array
 
+T = TypeVar('T')
 Window = dict[str, NDArray[Any]]
 
 
@@ -56,6 +65,7 @@ class TokenWindows(Sampling[Window]):
       UnknownKeyError: if the dataset has no such key.
       InvalidArgumentError: if an argument is invalid, or the key is of another type.
       CorruptDatasetError: if an array has another dtype or more dimensions; it names the datapoint.
+      ObjectChangedError: if a shard was replaced, also since the index of the dataset was built.
     """
 
     def __init__(
@@ -100,7 +110,17 @@ class TokenWindows(Sampling[Window]):
                     f'{columns.name}: parts of records have no checksums: open the dataset without verify=True'
                 )
         self._shards, self._remote = shards, any(columns.is_remote for columns in shards)
-        await retry_if_corrupt(self._read_table, self._remote)
+        await self._retry(self._read_table)
+
+    async def _retry(self, read: Callable[[bool], Awaitable[T]]) -> T:
+        """Read as ``retry_if_corrupt``. If a shard is not the one in the index, the error names the remedy."""
+        try:
+            return await retry_if_corrupt(read, self._remote)
+        except (ObjectChangedError, NotFoundError) as error:
+            indexed = self._reader._indexed if isinstance(self._reader, ShardedDatasetReader) else None
+            if indexed is None:
+                raise
+            raise indexed.outdated(error) from error
 
     async def _read_table(self, fresh: bool) -> None:
         """Compute where each array is, and how many values it has."""
@@ -201,7 +221,7 @@ class TokenWindows(Sampling[Window]):
                 self._check_head(owner, head)
             return parts
 
-        parts = await retry_if_corrupt(read, self._remote)
+        parts = await self._retry(read)
         self._checked[unchecked] = True
         return [{self._key: np.frombuffer(part, self._dtype)} for part in parts[: len(indices)]]
 

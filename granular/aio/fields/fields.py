@@ -271,6 +271,8 @@ class Adapter(Fields):
 class Keys(Adapter):
     """The keys of the datapoints of a source, which are mappings, as fields: only requested keys are read."""
 
+    _unlisted = True  # it has the description of the source
+
     def __init__(self, dataset: Any, names: tuple[str, ...] | None) -> None:
         super().__init__(dataset)
         source = convert(dataset)

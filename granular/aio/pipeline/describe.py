@@ -18,8 +18,9 @@ _SHOWN: Final = 5  # stages that differ, in a message
 def iter_stages(stage: Any, depth: int = 0, names: bool = False) -> list[tuple[int, str, str]]:
     """Return depth, description and length of a stage and of all stages before it.
 
-    With ``names``, a mix by name stands for all of its stages.
+    With ``names``, a mix by name stands for all of its stages. A stage that is traced has the description without it.
     """
+    stage = getattr(stage, 'untraced', stage)
     if names and getattr(stage, 'named', False):
         return [(depth, 'mix by name', '')]
     out: list[tuple[int, str, str]] = []
@@ -29,7 +30,7 @@ def iter_stages(stage: Any, depth: int = 0, names: bool = False) -> list[tuple[i
         for parent in stage.parents:
             out += iter_stages(parent, depth + 1, names)
     description = stage.describe()
-    if out and out[-1][1] == description:  # a root has the description of the source that it wraps
+    if getattr(stage, '_unlisted', False) and out and out[-1][1] == description:
         return out
     return [*out, (depth, description, _length(stage))]
 
@@ -68,7 +69,7 @@ def fingerprint(stage: Any) -> list[str]:
 def resizable_stages(stage: Any) -> int:
     """Return the number of last stages of a stream whose sizes of batches and buffers no state depends on."""
     count = 0
-    while getattr(stage, 'transparent', False):
+    while getattr(stage := getattr(stage, 'untraced', stage), 'transparent', False):
         count, stage = count + 1, stage.parents[0]
     return count
 

@@ -17,13 +17,13 @@ from granular.aio.pipeline.streams.each import Each, FlatMapping
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.interleaving import Interleaved, InterleaveSettings
 from granular.aio.pipeline.streams.iterated import Iterated
-from granular.aio.pipeline.streams.mixing import Mixing, NamedMix, Zipping
+from granular.aio.pipeline.streams.mixing import Mixed, NamedMix, Zipped
 from granular.aio.pipeline.streams.packing import Packing
 from granular.aio.pipeline.streams.packing_options import Recipe, Strategy
 from granular.aio.pipeline.streams.prefetching import Prefetched
 from granular.aio.pipeline.streams.repeating import Caching, Limited, Repeated
 from granular.aio.pipeline.streams.stream import SeededStream, Staged, Stream
-from granular.aio.pipeline.streams.windows import WindowShuffling
+from granular.aio.pipeline.streams.windows import WindowShuffled
 from granular.aio.pipeline.transforms import (
     DatasetOptions,
     FilterTransform,
@@ -40,6 +40,7 @@ from granular.aio.runtime.threads import CORES
 from granular.errors import InvalidArgumentError
 from granular.formats.display import html_lines
 from granular.indexing import check_integer, check_seed
+from granular.shuffle import MAX_SEED
 
 T = TypeVar('T')
 
@@ -113,8 +114,7 @@ class IterDataset(Generic[Element_co]):
         if not datasets:
             raise InvalidArgumentError('expected one dataset or more, got none')
         parts = nodes.proportions(len(datasets), weights)
-        description = f'mix of {len(datasets)}, weights {":".join(map(str, parts))}'
-        return cls._of(Staged(_streams(datasets), description, Mixing, parts))
+        return cls._of(Mixed(_streams(datasets), parts))
 
     @classmethod
     def interleave(
@@ -169,8 +169,7 @@ class IterDataset(Generic[Element_co]):
         """
         if not datasets:
             raise InvalidArgumentError('expected one dataset or more, got none')
-        description = f'zip of {len(datasets)}{"" if strict else ", strict=False"}'
-        return IterDataset(Staged(_streams(datasets), description, Zipping, strict))
+        return IterDataset(Zipped(_streams(datasets), strict))
 
     def seed(self, seed: int | Sequence[int]) -> Self:
         """Set the seed of all later operations that are given none: each derives a seed of its own from it.
@@ -291,10 +290,11 @@ class IterDataset(Generic[Element_co]):
 
         Args:
           window_size: elements per window.
-          seed: the order of a window depends on the seed and the number of the window.
+          seed: integer from 0 to 2**32 - 1; the order of a window depends on the seed and the number of the window.
         """
         window_size = check_integer('window_size', window_size, 1)
-        return self._staged(f'window_shuffle({window_size}, seed={seed})', WindowShuffling, window_size, seed)
+        seed = check_integer('seed', seed, 0, MAX_SEED)
+        return self._of(WindowShuffled(self._stream, window_size, seed))
 
     def pack(
         self,
@@ -440,6 +440,8 @@ class IterDataset(Generic[Element_co]):
                 for row in iterator.execution_summary():
                     print(row.stage, row.elements, row.seconds, row.wait_seconds)
         """
+        if not isinstance(options, DatasetOptions):
+            raise InvalidArgumentError(f'options: expected DatasetOptions, got {options!r:.100}')
         stream = self._stream.with_options(options)
         stream.__dict__['trace'] = options
         return self._of(stream)

@@ -24,6 +24,7 @@ class Cursor(Running):
     If an element fails, its error is raised and the state stays before it: the next call tries the element again.
 
     Attributes:
+      flow: the running stream.
       page: the next elements that need no operation: each is removed by taking it, in one step of C code, which neither
         another thread nor Ctrl-C can divide. Empty during an operation, and in a forked child.
     """
@@ -34,10 +35,10 @@ class Cursor(Running):
         super().__init__()
         self._stream = stream
         trace = trace_of(stream)
-        self._flow = stream.flow() if trace is None else traced(stream, trace.debug).flow()
+        self.flow = stream.flow() if trace is None else traced(stream, trace.debug).flow()
         self._fingerprint = fingerprint(stream)
-        self._flow.bind(self.token)
-        self._calls_functions = _calls_functions(self._flow)
+        self.flow.bind(self.token)
+        self._calls_functions = _calls_functions(self.flow)
         self._moves = 0  # operations begun: each computes an element or restores a state
         self._before: Any = None  # the mark before the last of them
         self._astray = False  # True if the flow must go back to it: the last operation is unfinished, or it failed
@@ -54,7 +55,7 @@ class Cursor(Running):
             self.check()
             try:
                 await self._begin_move()
-                step = self._flow.next()
+                step = self.flow.next()
                 element = await await_user(self.compute(step) if self._calls_functions else step)
                 self._astray = False
             finally:
@@ -76,7 +77,7 @@ class Cursor(Running):
 
     def _show(self) -> None:
         """Let the elements that are ready be taken without an operation."""
-        self._ready = self._flow.ready()
+        self._ready = self.flow.ready()
         self._shown = len(self._ready)
         if self._shown:
             self.page = map(list.pop, itertools.repeat(self._ready, self._shown))
@@ -90,13 +91,13 @@ class Cursor(Running):
     async def _return(self) -> None:
         """Go back to where the last move began, if it failed: so late, neither errors nor cancellations prevent it."""
         if self._astray:
-            await self._flow.restore(self._before)
+            await self.flow.restore(self._before)
             self._astray = False
 
     async def _begin_move(self) -> None:
         self.hide()
         await self._return()
-        self._before = self._flow.mark()
+        self._before = self.flow.mark()
         self._astray = True
         self._moves += 1
 
@@ -107,7 +108,7 @@ class Cursor(Running):
         """
         while True:
             moves = self._moves
-            state = self._flow.unmark(self._before) if self._astray else self._flow.state()
+            state = self.flow.unmark(self._before) if self._astray else self.flow.state()
             if moves == self._moves:
                 return {'state': state, 'pipeline': self._fingerprint}
 
@@ -136,9 +137,9 @@ class Cursor(Running):
             self.check()
             try:
                 check_fingerprint(state.get('pipeline'), self._fingerprint, strict, resizable_stages(self._stream))
-                self._flow.set_strict(strict)
+                self.flow.set_strict(strict)
                 await self._begin_move()
-                await self._flow.restore(state['state'])
+                await self.flow.restore(state['state'])
                 self._astray = False
             except StateError:
                 raise
@@ -153,7 +154,7 @@ class Cursor(Running):
         async with self.turn():
             self.check()
             self.hide()
-            if not await self._flow.set_prefetch(size):
+            if not await self.flow.set_prefetch(size):
                 raise InvalidArgumentError('the stream computes no elements ahead: add prefetch() to it')
             self._show()
 
@@ -163,17 +164,17 @@ class Cursor(Running):
             self.check()
             try:
                 await self._return()
-                await self.compute(self._flow.begin())
+                await self.compute(self.flow.begin())
             finally:
                 await self.settle()
 
     def stats(self) -> dict[str, float]:
         """Return the counters of this iterator."""
-        return {'elements': self._count + self._shown - len(self._ready), **self._flow.stats()}
+        return {'elements': self._count + self._shown - len(self._ready), **self.flow.stats()}
 
     def summary(self) -> list[StageSummary]:
         """Return a summary of each stage."""
-        if not (stages := summary_of(self._flow)):
+        if not (stages := summary_of(self.flow)):
             raise InvalidArgumentError(
                 'the stages are not timed: call with_options(DatasetOptions(stage_timing=True)) of the stream'
             )
@@ -182,14 +183,14 @@ class Cursor(Running):
     @property
     def errors(self) -> list[tuple[int, str]]:
         """Index and message of failed elements, the last 1,000 of each source."""
-        return self._flow.failures()
+        return self.flow.failures()
 
     async def aclose(self) -> None:
         self.hide()
         await super().aclose()
 
     async def _close(self) -> None:
-        await self._flow.aclose()
+        await self.flow.aclose()
 
 
 _cursors: Final = each_after_fork(Cursor.hide)
@@ -229,19 +230,19 @@ class CursorHandle(abc.ABC):
     def get_next_index(self) -> int:
         """Return the number of the next element, from 0 on.
 
-        The stream must have random access to its end: a MapDataset that is mapped, batched, repeated, limited or
-        prefetched. The elements of a shard have numbers of their own.
+        The stream must have random access to its end: MapDatasets that are mapped, batched, shuffled within windows,
+        repeated, limited, prefetched, mixed or zipped. The elements of a shard have numbers of their own.
 
         Raises:
           InvalidArgumentError: if the elements have no fixed numbers, as behind a filter; the message names the stage.
           StateError: if the next element is between two numbers, because the stream resumed from a state of another
-            number of shards, or of another batch size.
+            number of shards, of another batch size, or of a mix of other streams or weights.
         """
         return self._cursor.next_index()
 
     @abc.abstractmethod
     def set_next_index(self, index: int) -> Any:
-        """Continue with an element, by its number; those before it are not computed.
+        """Continue with an element, by its number; those before it are not computed, except in its shuffled window.
 
         Args:
           index: from 0 to the number of elements.

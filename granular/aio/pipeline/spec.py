@@ -12,11 +12,10 @@ from granular.aio.pipeline.nodes.base import IndexNode, Wrapped
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.streams.batches import BatchOf
 from granular.aio.pipeline.streams.each import Each
-from granular.aio.pipeline.streams.prefetching import Prefetched
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.streams.repeating import Limited, Repeated
-from granular.aio.pipeline.streams.stream import SeededStream, Stream
-from granular.aio.pipeline.streams.windows import WindowShuffling
+from granular.aio.pipeline.streams.stream import Stream, Unchanged
+from granular.aio.pipeline.streams.windows import WindowShuffled
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError
 
@@ -87,8 +86,7 @@ async def _of_source(source: Source) -> Any:
 async def _of_stream(stage: Any) -> Any:
     if (read := stage.merged()) is not None:
         return await _of_source(read.source) if type(read) is Read else await _first_of_stream(stage)
-    window = getattr(stage, '_make', None) is WindowShuffling
-    passes = isinstance(stage, SeededStream | Prefetched | Limited | Repeated) or window
+    passes = isinstance(stage, Unchanged | Limited | Repeated | WindowShuffled)
     if passes or (isinstance(stage, Each) and stage.name == 'filter'):
         return await _of_stream(stage.parents[0])
     if isinstance(stage, BatchOf) and stage.fn is elements.stack:

@@ -173,7 +173,8 @@ class DatasetOptions:
       filter_raise_threshold_ratio: ratio from which a ``DatapointError`` is raised; None for never.
       stage_timing: True to time the stages, for ``DatasetIterator.execution_summary``; costs about 0.5 us each.
       debug: True to time the stages, and log each element that a stage yields, with the level INFO of the logger
-        ``granular``. The stream then has no worker processes.
+        ``granular``. Subclasses of ``MapDataset`` and ``IterDataset`` are copied for this, so that the datasets in
+        their ``_parents`` are logged too. The stream then has no worker processes.
     """
 
     filter_warn_threshold_ratio: float | None = 0.9

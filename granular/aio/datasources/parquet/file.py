@@ -45,6 +45,11 @@ class Footer(NamedTuple):
     leaves: dict[str, list[int]]
     stops: Ints
 
+    @property
+    def length(self) -> int:
+        """Number of rows."""
+        return int(self.stops[-1]) if len(self.stops) else 0
+
 
 def footer_length(path: Path, size: int, tail: bytes) -> int:
     """Return the length of the footer and the bytes after it, from the last bytes of the file.

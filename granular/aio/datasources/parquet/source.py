@@ -1,25 +1,22 @@
 """Reads Parquet files at random: the column chunks of row groups by range requests, decoded by pyarrow."""
 
-import contextlib
 import functools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Self, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
 from granular._lazy import import_extra
 from granular._typing import Datapoint_co
-from granular.aio.datasources.arguments import Mask, Paths, as_paths, name_of, names_in
+from granular.aio.datasources.arguments import Mask, Paths, names_in
+from granular.aio.datasources.indexed_files import IndexedFiles
 from granular.aio.datasources.parquet.arrow_values import values_of
 from granular.aio.datasources.parquet.column_cache import ColumnCache, Key, Load
 from granular.aio.datasources.parquet.file import Footer, chunk_ranges, decode, footer_length, parse_footer, weight
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
 from granular.aio.runtime.background import background, cancel_idle, wait_shared
-from granular.aio.runtime.readahead import pages
-from granular.aio.runtime.sampling import Sampling
 from granular.aio.runtime.scope import PerLoop
-from granular.aio.runtime.sharing import sharing
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import CORES, map_threads, offload
 from granular.aio.stores import Store
@@ -35,7 +32,7 @@ Values = dict[str, list[Any]]
 """The values of rows, by column."""
 
 
-class ParquetDataSource(Sampling[Datapoint_co]):
+class ParquetDataSource(IndexedFiles[Footer, Datapoint_co]):
     """Random access to the rows of Parquet files, on a disk or in buckets, in the order given.
 
     ::
@@ -76,39 +73,32 @@ class ParquetDataSource(Sampling[Datapoint_co]):
         columns: Sequence[str] | None = None,
         cache_bytes: int = CACHE,
     ) -> None:
-        super().__init__()
         import_extra('pyarrow', 'parquet')
-        self.paths: tuple[Path, ...] = as_paths(paths)
+        super().__init__(paths)
         if isinstance(columns, str) or (columns is not None and not all(type(name) is str for name in columns)):
             raise InvalidArgumentError(f'columns: expected a sequence of names, got {columns!r:.100}')
         self._requested = None if columns is None else tuple(dict.fromkeys(columns))
         self._columns: tuple[str, ...] = ()
         self._cache_bytes = check_integer('cache_bytes', cache_bytes, 0)
-        self._name = name_of(self.paths)
-        self._footers: list[Footer] = []
-        self._stops = np.zeros(0, np.int64)  # cumulative number of rows up to the end of each row group, over all files
+        self._group_stops = np.zeros(0, np.int64)  # cumulative rows up to the end of each row group, over all files
         self._owners = np.zeros(0, np.int64)  # the file of each row group
         self._firsts = np.zeros(0, np.int64)  # the first row group of each file
         self._caches = self._new_caches()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        args = (self.paths, self._requested, self._cache_bytes)
-        if sharing.get() and self._footers:
-            return _shared, (type(self), args, self._footers)
-        return type(self), args
-
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}({self._name!r})'
+    def _arguments(self) -> tuple[Any, ...]:
+        return self.paths, self._requested, self._cache_bytes
 
     # --- opening
 
+    async def _read_indices(self) -> list[Footer]:
+        for path in self.paths:
+            await path.store.ready()
+        return await gather([_read_footer(path) for path in self.paths])
+
     async def _open(self) -> None:
-        if not self._footers:
-            for path in self.paths:
-                await path.store.ready()
-            self._footers = await gather([_read_footer(path) for path in self.paths])
-        first = self._footers[0]
-        for footer in self._footers:
+        await super()._open()
+        first = self._indices[0]
+        for footer in self._indices:
             if set(footer.names) != set(first.names):
                 raise CorruptDatasetError(
                     f'{footer.path}: expected the columns of {first.path}, {sorted(first.names)}, got '
@@ -116,10 +106,10 @@ class ParquetDataSource(Sampling[Datapoint_co]):
                 )
         self._columns = first.names if self._requested is None else self._requested
         self._choose(self._columns, first.names)
-        counts = [len(footer.stops) for footer in self._footers]
-        rows = [int(footer.stops[-1]) if len(footer.stops) else 0 for footer in self._footers]
-        bases = np.cumsum(rows, dtype=np.int64) - rows
-        self._stops = np.concatenate([f.stops + base for f, base in zip(self._footers, bases.tolist(), strict=True)])
+        counts = [len(footer.stops) for footer in self._indices]
+        self._group_stops = np.concatenate(
+            [footer.stops + (stop - footer.length) for footer, stop in zip(self._indices, self._stops, strict=True)]
+        )
         self._owners = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
         self._firsts = np.cumsum(counts, dtype=np.int64) - counts
 
@@ -136,27 +126,17 @@ class ParquetDataSource(Sampling[Datapoint_co]):
 
     @property
     def _identity(self) -> tuple[Any, ...]:
-        """The files in order, each by store, address, bytes and version, and the columns."""
-        return *((f.path.store.fingerprint, f'{f.path}', f.size, f.version) for f in self._footers), self._columns
+        """The files, and the columns."""
+        return *super()._identity, self._columns
 
     @property
-    def size(self) -> int:
-        """Bytes of all files."""
-        self._check_open()
-        return sum(footer.size for footer in self._footers)
-
-    def _size_of(self, mask: Any) -> int | None:
-        return self.size if self._state == 'open' else None
-
-    def __len__(self) -> int:
-        self._check_open()
-        return int(self._stops[-1]) if len(self._stops) else 0
+    def _immediate(self) -> bool:
+        return False  # decoding takes place in threads
 
     def copy(self) -> Self:
         """Return an independently closable source of the same files, with a cache of its own."""
-        self._check_open()
-        copy = type(self).__new__(type(self))
-        copy.__dict__.update(self.__dict__, _caches=self._new_caches())
+        copy = super().copy()
+        copy._caches = self._new_caches()
         return copy
 
     # --- reading
@@ -203,12 +183,6 @@ class ParquetDataSource(Sampling[Datapoint_co]):
         positions = indices_of(indices, len(self), self._name)
         return await self._read(positions, self._choose(mask), _rows)
 
-    async def __aiter__(self) -> AsyncIterator[Datapoint_co]:
-        await self._ensure_open()
-        async with contextlib.aclosing(pages(self.fetch, len(self), self.size, False)) as items:
-            async for row in items:
-                yield row
-
     def _choose(self, mask: Mask, available: Sequence[str] | None = None) -> tuple[str, ...]:
         """Return the columns that a mask selects.
 
@@ -221,12 +195,12 @@ class ParquetDataSource(Sampling[Datapoint_co]):
 
     def _groups_of(self, positions: Ints) -> Ints:
         """Return the row group of each row, counted over all files."""
-        return np.searchsorted(self._stops, positions, side='right')
+        return np.searchsorted(self._group_stops, positions, side='right')
 
     def _weight(self, group: int, names: tuple[str, ...]) -> int:
         """Estimate the decoded bytes of some columns of a row group."""
         owner = int(self._owners[group])
-        return weight(self._footers[owner], group - int(self._firsts[owner]), names)
+        return weight(self._indices[owner], group - int(self._firsts[owner]), names)
 
     async def _expect(self, groups: Sequence[int], names: tuple[str, ...]) -> None:
         """Start to read row groups that will be requested soon, and protect them from eviction."""
@@ -293,7 +267,7 @@ class ParquetDataSource(Sampling[Datapoint_co]):
             # there are cores.
             count = min(len(names), -(-CORES // len(names_by_group)))
             parts += [
-                (group, self._footers[owner], group - int(self._firsts[owner]), tuple(names[i::count]))
+                (group, self._indices[owner], group - int(self._firsts[owner]), tuple(names[i::count]))
                 for i in range(count)
             ]
         ranges = await offload(lambda: [chunk_ranges(footer, inner, names) for _, footer, inner, names in parts])
@@ -322,7 +296,7 @@ class ParquetDataSource(Sampling[Datapoint_co]):
         values: Values = {}
         for group in groups:
             targets = np.flatnonzero(owners == group) if len(groups) > 1 else slice(None)
-            rows = positions[targets] - (int(self._stops[group - 1]) if group else 0)
+            rows = positions[targets] - (int(self._group_stops[group - 1]) if group else 0)
             consecutive = len(rows) == 1 or bool((np.diff(rows) == 1).all())
             for name in names:
                 column = columns[group, name]
@@ -388,10 +362,3 @@ async def _read_ranges(
 
     await gather([read(store, numbers) for store, numbers in stores.items()])
     return chunks
-
-
-def _shared(kind: type[ParquetDataSource], args: tuple[Any, ...], footers: list[Footer]) -> ParquetDataSource:
-    """Unpickle a source in a worker process, with the footers that its parent has read."""
-    source = kind(*args)
-    source._footers = footers
-    return source

@@ -83,7 +83,7 @@ class ParquetRows(Source):
         """Read the footers, once."""
         if self._layout is None:
             await self.data._ensure_open()
-            footers = self.data._footers
+            footers = self.data._indices
             stops = [footer.stops.tolist() for footer in footers]
             lengths = [rows[-1] if rows else 0 for rows in stops]
             groups = np.cumsum([0, *map(len, stops)]).tolist()
@@ -235,6 +235,8 @@ def _position_in_file(stops: list[int], row: int) -> dict[str, int]:
 
 class ReadRows(Read):
     """Reads the rows of Parquet files, through the stages fused into the read."""
+
+    _unlisted = True
 
     def flow(self) -> Flow:
         return ReadingRows(self)

@@ -5,14 +5,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from granular.aio.datasources.header_scanner import HeaderScanner
 from granular.config import GiB, MiB
 from granular.errors import CorruptError, CorruptRecordError, UnsupportedError
 from granular.formats.tfrecord import HEADER, OVERHEAD, check_data, parse_length
 from granular.indexing import Ints
 
-_SPARSE: Final = 4 * MiB  # average bytes of a record above which data is skipped
-_SCAN: Final = 16 * MiB
-_PEEK: Final = 4096
 _PIECE: Final = 8 * MiB  # decompressed bytes at a time
 _GZIP_OR_ZLIB: Final = 47  # by the header
 _MAX_COMPRESSED_RECORD: Final = 2 * GiB  # of a compressed file, whose size does not bound its records
@@ -30,6 +28,11 @@ class Index(NamedTuple):
     size: int
     version: str | None
     stops: Ints
+
+    @property
+    def length(self) -> int:
+        """Number of records."""
+        return len(self.stops)
 
     def limits(self, records: Ints) -> tuple[Ints, Ints]:
         """Return where the data of some records begin, and where their checksums end."""
@@ -54,25 +57,12 @@ def compression_of(data: bytes) -> str:
     return 'zlib' if data[:1] == b'\x78' and len(data) > 1 and int.from_bytes(data[:2], 'big') % 31 == 0 else ''
 
 
-class Scanner:
-    """Parses headers from windows of the file that it requests.
-
-    Args:
-      name: the file's name in errors.
-
-    Attributes:
-      at: position of the next header.
-      done: True once the file has ended.
-    """
+class Scanner(HeaderScanner):
+    """Parses the headers of records."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self.at, self.done = 0, False
+        super().__init__(name)
         self._stops: list[int] = []
-
-    def window(self) -> int:
-        """Return the number of bytes to read from ``at``: many records at once, or one header if records are large."""
-        return _PEEK if self._stops and self.at // len(self._stops) > _SPARSE else _SCAN
 
     def feed(self, start: int, data: bytes, size: int) -> None:
         """Parse the headers in a part of the file that begins at ``at``.
@@ -97,7 +87,7 @@ class Scanner:
                 )
             stops.append(after)
             at = after
-        self.at, self.done = at, at == size
+        self.at, self.done, self.count = at, at == size, len(stops)
         if size - HEADER < at < size:
             raise CorruptRecordError(
                 f'{name}: is truncated: expected {HEADER} bytes for the header of record {len(stops)} at byte {at}, '

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from granular.aio.datasources.header_scanner import SCAN, HeaderScanner
 from granular.config import MiB
 from granular.errors import CorruptError, UnsupportedError
 from granular.indexing import Ints
@@ -24,9 +25,6 @@ _META: Final = re.compile(r'__[^/]*__($|/)')
 _PAX: Final = re.compile(rb'(\d+) ([^=]+)=')
 _MAX_HEADER: Final = MiB  # limit on the bytes of a header that names another member
 _COMPRESSED: Final = {b'\x1f\x8b': 'gzip', b'BZh': 'bzip2', b'\xfd7zXZ\0': 'xz', b'\x28\xb5\x2f\xfd': 'zstd'}
-_SPARSE: Final = 4 * MiB  # average bytes between headers above which bodies are skipped
-_SCAN: Final = 16 * MiB
-_PEEK: Final = 4096
 
 
 class Index(NamedTuple):
@@ -54,30 +52,27 @@ class Index(NamedTuple):
     starts: Ints
     sizes: Ints
 
+    @property
+    def length(self) -> int:
+        """Number of datapoints."""
+        return len(self.stops)
+
+    def limits(self, members: Ints) -> tuple[Ints, Ints]:
+        """Return where the bytes of some members begin and end."""
+        starts = self.starts[members]
+        return starts, starts + self.sizes[members]
+
     def key(self, datapoint: int) -> str:
         """Return the key of a datapoint."""
         start = int(self.key_stops[datapoint - 1]) if datapoint else 0
         return self.keys[start : int(self.key_stops[datapoint])].decode('utf-8', 'surrogateescape')
 
 
-class Scanner:
-    """Parses headers from windows of the file that it requests.
-
-    Args:
-      name: the file's name in errors.
-
-    Attributes:
-      at: position of the next header.
-      done: True once the archive has ended.
-    """
-
-    at: int
-    done: bool
+class Scanner(HeaderScanner):
+    """Parses the headers of members."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self.at, self.done = 0, False
-        self._count = 0
+        super().__init__(name)
         self._wide = False  # True if a header was longer than the window
         self._next_name: str | None = None  # of the next member, if a header of its own has it
         self._next_size: int | None = None
@@ -88,9 +83,7 @@ class Scanner:
         self._current: set[int] = set()  # fields of the current datapoint
 
     def window(self) -> int:
-        """Return the number of bytes to read from ``at``: for many headers at once, or for one if members are large."""
-        sparse = self._count and self.at // self._count > _SPARSE
-        return _PEEK if sparse and not self._wide else _SCAN
+        return SCAN if self._wide else super().window()
 
     def feed(self, start: int, data: bytes, size: int) -> None:
         """Parse the headers in a part of the file that begins at ``at``.
@@ -134,13 +127,13 @@ class Scanner:
                 elif not header.isdir():
                     length = 0  # links and devices have no body, whatever their header says
                 self._next_name = self._next_size = None
-                self._count += 1
+                self.count += 1
             self.at = body + -(-length // BLOCK) * BLOCK
             self._wide = False
         if not self.done and self.at + BLOCK > size:
             if self.at < size:
                 raise CorruptError(f'{self._name}: is truncated: its last header has {size - self.at} of {BLOCK} bytes')
-            logger.warning('%s: has no end marker: it may have been truncated after member %d', self._name, self._count)
+            logger.warning('%s: has no end marker: it may have been truncated after member %d', self._name, self.count)
             self.done = True
 
     def index(self, size: int, version: str | None) -> Index:

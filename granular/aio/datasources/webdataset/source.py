@@ -1,26 +1,19 @@
 """Reads tar files in the WebDataset format at random: indexed once, then read by range requests."""
 
-import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Final, Self, SupportsIndex, overload
+from collections.abc import Callable, Mapping
+from typing import Any, Final, SupportsIndex, overload
 
 import numpy as np
 
 from granular._typing import Datapoint_co
 from granular.aio.datasets import codec
 from granular.aio.datasets.codec import Field
-from granular.aio.datasources.arguments import Mask, Paths, as_paths, name_of, names_in
-from granular.aio.datasources.scanning import forget_indices, index_files
+from granular.aio.datasources.arguments import Mask, Paths, names_in
+from granular.aio.datasources.indexed_files import IndexedFiles
+from granular.aio.datasources.scanning import index_files
 from granular.aio.datasources.webdataset.index import Index, Scanner, pack, unpack
-from granular.aio.paths.path import Path
 from granular.aio.pipeline.nodes import elements
-from granular.aio.runtime.readahead import pages
-from granular.aio.runtime.sampling import Sampling
-from granular.aio.runtime.sharing import sharing
-from granular.aio.runtime.tasks import gather
-from granular.aio.stores import Store
-from granular.aio.stores.fanout import Job, read_all
-from granular.errors import InvalidArgumentError, ObjectChangedError, UnknownKeyError
+from granular.errors import InvalidArgumentError, UnknownKeyError
 from granular.formats.plain import decode_bytes, inline_safe
 from granular.indexing import Ints, index_of, indices_of
 
@@ -29,7 +22,7 @@ Decoders = Mapping[str, Callable[[bytes], Any] | Any] | None
 KEY: Final = '__key__'
 
 
-class WebDatasetDataSource(Sampling[Datapoint_co]):
+class WebDatasetDataSource(IndexedFiles[Index, Datapoint_co]):
     """Random access to the datapoints of WebDataset tar files, on a disk or in buckets, in the order given.
 
     ::
@@ -61,38 +54,22 @@ class WebDatasetDataSource(Sampling[Datapoint_co]):
     """
 
     def __init__(self, paths: Paths, decoders: Decoders = None) -> None:
-        super().__init__()
-        self.paths: tuple[Path, ...] = as_paths(paths)
+        super().__init__(paths)
         if decoders is not None and not isinstance(decoders, Mapping):
             raise InvalidArgumentError(f'decoders: expected a mapping from fields to functions, got {decoders!r:.100}')
         self._decoders = decoders
-        self._name = name_of(self.paths)
-        self._indices: list[Index] = []
-        self._stops = np.zeros(0, np.int64)
         self._fields: dict[str, Field] = {}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        args = (self.paths, self._decoders)
-        if sharing.get() and self._indices:
-            return _shared, (type(self), args, self._indices)
-        return type(self), args
+    def _arguments(self) -> tuple[Any, ...]:
+        return self.paths, self._decoders
 
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}({self._name!r})'
-
-    # --- opening
+    async def _read_indices(self) -> list[Index]:
+        return await index_files(self.paths, 'tar', Scanner, _packed, _unpacked)
 
     async def _open(self) -> None:
-        if not self._indices:
-            self._indices = await index_files(self.paths, 'tar', Scanner, _packed, _unpacked)
-        self._stops = np.cumsum([len(index.stops) for index in self._indices], dtype=np.int64)
+        await super()._open()
         names = dict.fromkeys(name for index in self._indices for name in index.fields)
         self._fields = {name: _field(name, self._decoders, self._name) for name in names}
-
-    async def _close(self) -> None:
-        pass
-
-    # --- properties
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -101,32 +78,9 @@ class WebDatasetDataSource(Sampling[Datapoint_co]):
         return KEY, *self._fields
 
     @property
-    def size(self) -> int:
-        """Bytes of all files."""
-        self._check_open()
-        return sum(index.size for index in self._indices)
-
-    def _size_of(self, mask: Any) -> int | None:
-        return self.size if self._state == 'open' else None
-
-    @property
     def _identity(self) -> tuple[Any, ...]:
-        """The files in order, each by store, address, bytes and version, and the decoders of fields."""
-        files = [
-            (p.store.fingerprint, f'{p}', i.size, i.version) for p, i in zip(self.paths, self._indices, strict=True)
-        ]
-        return *files, {name: elements.identity_of(field.fn) for name, field in self._fields.items()}
-
-    def __len__(self) -> int:
-        self._check_open()
-        return int(self._stops[-1])
-
-    def copy(self) -> Self:
-        """Return an independently closable source of the same files that shares their index."""
-        self._check_open()
-        copy = type(self).__new__(type(self))
-        copy.__dict__.update(self.__dict__)
-        return copy
+        """The files, and the decoders of fields."""
+        return *super()._identity, {name: elements.identity_of(field.fn) for name, field in self._fields.items()}
 
     # --- reading
 
@@ -179,26 +133,26 @@ class WebDatasetDataSource(Sampling[Datapoint_co]):
         await self._ensure_open()
         positions = indices_of(indices, len(self), self._name)
         selected = self._choose(mask)
-        owners = np.searchsorted(self._stops, positions, side='right')
+        owners, numbers = self._locate(positions)
         datapoints: list[dict[str, Any]] = [{} for _ in positions]
         targets: dict[str, list[int]] = {name: [] for name in selected if name != KEY}  # of the values of each field
-        ranges: dict[int, list[tuple[int, int, int]]] = {}  # for each file: start, stop, target
-        names: dict[int, list[str]] = {}
-        for i, (position, owner) in enumerate(zip(positions.tolist(), owners.tolist(), strict=True)):
+        members: dict[int, list[tuple[str, int, int]]] = {}  # for each file: field, target, member
+        for i, (owner, number) in enumerate(zip(owners.tolist(), numbers.tolist(), strict=True)):
             index = self._indices[owner]
-            number = position - (int(self._stops[owner - 1]) if owner else 0)
             if KEY in selected:
                 datapoints[i][KEY] = index.key(number)
             first, last = (int(index.stops[number - 1]) if number else 0), int(index.stops[number])
             for member in range(first, last):
                 name = index.fields[index.field[member]]
                 if name in targets:
-                    start = int(index.starts[member])
-                    ranges.setdefault(owner, []).append((start, start + int(index.sizes[member]), i))
-                    names.setdefault(owner, []).append(name)
+                    members.setdefault(owner, []).append((name, i, member))
         records: dict[str, list[bytes]] = {name: [] for name in targets}
-        for owner, file_records in (await self._read(ranges)).items():
-            for name, (_, _, i), record in zip(names[owner], ranges[owner], file_records, strict=True):
+        ranges = {
+            owner: self._indices[owner].limits(np.array([member for *_, member in file_members], np.int64))
+            for owner, file_members in members.items()
+        }
+        for owner, file_records in (await self._read_ranges(ranges)).items():
+            for (name, i, _), record in zip(members[owner], file_records, strict=True):
                 targets[name].append(i)
                 records[name].append(record)
         values = await codec.decode_records(
@@ -208,34 +162,6 @@ class WebDatasetDataSource(Sampling[Datapoint_co]):
             for i, value in zip(field_targets, column, strict=True):
                 datapoints[i][name] = value
         return datapoints
-
-    async def _read(self, ranges: Mapping[int, Sequence[tuple[int, int, int]]]) -> dict[int, list[bytes]]:
-        """Read members of the files concurrently."""
-        stores: dict[Store, list[int]] = {}
-        for owner in ranges:
-            stores.setdefault(self.paths[owner].store, []).append(owner)
-        records: dict[int, list[bytes]] = {}
-
-        async def read(store: Store, owners: list[int]) -> None:
-            jobs = []
-            for owner in owners:
-                limits = np.array(ranges[owner], np.int64)
-                jobs.append(Job(self.paths[owner].key, limits[:, 0], limits[:, 1], self._indices[owner].version))
-            records.update(zip(owners, await read_all(store, jobs), strict=True))
-
-        try:
-            await gather([read(store, owners) for store, owners in stores.items()])
-        except ObjectChangedError:
-            await forget_indices(self.paths[owner] for owner in ranges)
-            raise
-        return records
-
-    async def __aiter__(self) -> AsyncIterator[Datapoint_co]:
-        await self._ensure_open()
-        local = all(path.store.local for path in self.paths)
-        async with contextlib.aclosing(pages(self.fetch, len(self), self.size, local)) as items:
-            async for datapoint in items:
-                yield datapoint
 
     def _choose(self, mask: Mask) -> tuple[str, ...]:
         """Return the fields that a mask selects.
@@ -268,10 +194,3 @@ def _unpacked(rows: Any, numbers: Ints) -> Index:
     if sum(counts) != len(numbers):
         raise ValueError('expected tables of the lengths in the head')
     return unpack(head, np.split(numbers, np.cumsum(counts)[:-1]))
-
-
-def _shared(kind: type[WebDatasetDataSource], args: tuple[Any, ...], indices: list[Index]) -> WebDatasetDataSource:
-    """Unpickle a source in a worker process, with the indices that its parent has read."""
-    source = kind(*args)
-    source._indices = indices
-    return source

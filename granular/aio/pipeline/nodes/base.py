@@ -53,6 +53,8 @@ class Wrapped(IndexNode):
       length: number of datapoints per epoch; all of them by default.
     """
 
+    _unlisted = True
+
     def __init__(self, source: Any, length: int | None = None) -> None:
         super().__init__(convert(source))
         self._length = length_of(self.parents[0]) if length is None else length
@@ -291,8 +293,11 @@ def turns(indices: Ints, weights: Sequence[int]) -> tuple[Ints, Ints]:
     Of the first k choices, the first source gets ``k - k * (sum - weight) // sum``; the other sources divide the rest
     in the same way.
     """
-    now, then, left = indices.copy(), indices + 1, sum(weights)
     owners, inner = np.full_like(indices, -1), np.zeros_like(indices)
+    left = sum(weights)
+    if len(indices) and left * (int(np.abs(indices).max()) + 1) >= 1 << 63:
+        indices = indices.astype(object)  # the products are larger than 64 bits
+    now, then = indices, indices + 1
     for i, weight in enumerate(weights):
         rest, rest_then = now * (left - weight) // left, then * (left - weight) // left
         had, has = now - rest, then - rest_then
@@ -301,6 +306,16 @@ def turns(indices: Ints, weights: Sequence[int]) -> tuple[Ints, Ints]:
         left -= weight
         now, then = rest, rest_then
     return owners, inner
+
+
+def turns_before(index: int, weights: Sequence[int]) -> list[int]:
+    """Return how often ``turns`` chooses each source before an index of any size."""
+    counts, left = [], sum(weights)
+    for weight in weights:
+        rest = index * (left - weight) // left
+        counts.append(index - rest)
+        index, left = rest, left - weight
+    return counts
 
 
 class Concatenate(SourceChoice):

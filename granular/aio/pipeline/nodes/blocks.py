@@ -44,6 +44,10 @@ class BlockBuffer(Node):
         source = self.parents[0].select(fields)
         return None if source is None else type(self)(source, self._block, self._memory)
 
+    def _copy_over(self, *parents: Source) -> Self:
+        (parent,) = parents
+        return type(self)(parent, self._block, self._memory)
+
     async def read_ahead(self, order: Blocks, seed: int, steps: Ints, endless: bool) -> None:
         """Start to read the blocks that are needed one window after a batch, and after batches since the last call.
 

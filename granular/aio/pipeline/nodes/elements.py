@@ -1,12 +1,13 @@
 """Nodes that transform datapoints: a chain of them fetches from its source once and runs in one thread-pool task."""
 
 import abc
+import copy
 import functools
 import inspect
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -234,6 +235,15 @@ class Computed(Node):
 
     def __len__(self) -> int:
         return len(self.parents[0]) if self._measure is None else call_user(self._measure)
+
+    def _copy_over(self, *parents: Source) -> Self:
+        # The object reads its ``_parents``.
+        dataset = copy.copy(self._dataset)
+        dataset._parents = tuple(
+            type(parent)._of(source) for parent, source in zip(dataset._parents, parents, strict=True)
+        )
+        dataset._node = type(self)(parents, dataset, None if self._measure is None else dataset.__len__)
+        return dataset._node  # type: ignore[no-any-return]
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         steps = np.asarray(indices).tolist()

@@ -78,6 +78,7 @@ class Source(abc.ABC):
     endless = False
     seed = 0
     sparse = False
+    _unlisted = False  # True if it has the description of its parent, and is not listed beside it
     parents: 'tuple[Source, ...]' = ()
 
     @abc.abstractmethod
@@ -429,9 +430,9 @@ class Node(Source):
         """
         raise InvalidArgumentError(f'{self.describe()} cannot be divided into contiguous parts')
 
-    def _copy_over(self, parent: Source) -> Self:
+    def _copy_over(self, *parents: Source) -> Self:
         copy = type(self).__new__(type(self))
-        copy.__dict__.update(self.__dict__, parents=(parent,))
+        copy.__dict__.update(self.__dict__, parents=parents)
         return copy
 
     def stored_nbytes(self) -> float | None:

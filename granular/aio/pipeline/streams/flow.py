@@ -40,6 +40,10 @@ class Flow(abc.ABC):
     calls_functions = False
     strict = True
 
+    def inputs(self) -> 'Sequence[Flow]':
+        """Return the stages whose elements this one uses: its parents, or those that an iterator of the user's runs."""
+        return self.parents
+
     @abc.abstractmethod
     async def next(self) -> Any:
         """Return the next element, or ``END``."""

@@ -38,7 +38,12 @@ class Interleaved(Stream):
       parents: the streams, or a source of datasets as the only parent.
       settings: the settings.
       convert: returns the stream of a dataset and its number; None if the parents are streams.
+
+    Attributes:
+      change: a function that each stream passes through when it is made; None for none.
     """
+
+    change: Callable[[Stream], Stream] | None = None
 
     def __init__(
         self, parents: Sequence[Any], settings: InterleaveSettings, convert: Callable[[int, Any], Stream] | None = None
@@ -61,7 +66,7 @@ class Interleaved(Stream):
         stream = self._convert(number, dataset)
         for name, argument in self._changes:
             stream = getattr(stream, name)(argument)
-        return stream
+        return stream if self.change is None else self.change(stream)
 
     def _each(self, name: str, argument: Any) -> 'Interleaved':
         if self._convert is None:

@@ -53,6 +53,9 @@ class Iterating(Flow):
             if not callable(getattr(self._iterator, name, None)):
                 raise InvalidArgumentError(f'an iterator of {type(dataset).__name__} has no method {name}')
 
+    def inputs(self) -> Sequence[Flow]:
+        return _flows_of(self._iterator)
+
     async def next(self) -> Any:
         return await offload(next, self._iterator, END)
 
@@ -66,3 +69,11 @@ class Iterating(Flow):
         close = getattr(self._iterator, 'close', None)
         if callable(close):
             await offload(close)
+
+
+def _flows_of(iterator: Any) -> list[Flow]:
+    """Return the running stages that an iterator takes its elements from, as far as it has them as parents."""
+    cursor = getattr(iterator, '_cursor', None)
+    if cursor is not None:
+        return [cursor.flow]
+    return [flow for parent in getattr(iterator, '_parents', ()) for flow in _flows_of(parent)]

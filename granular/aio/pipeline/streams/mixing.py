@@ -1,16 +1,40 @@
 """Several streams combined into one."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
+from typing import Any, cast
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint
-from granular.aio.pipeline.nodes.base import turns
+from granular.aio.pipeline.nodes.base import ENDLESS, turns_before
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.stream import Stream
-from granular.errors import DatapointError
+from granular.errors import DatapointError, StateError
+
+
+class Zipped(Stream):
+    """Tuples of the elements of several streams."""
+
+    def __init__(self, parents: Sequence[Stream], strict: bool) -> None:
+        self.parents: tuple[Any, ...] = tuple(parents)
+        self._strict = strict
+
+    def length(self) -> int:
+        return min(cast(int, parent.length()) for parent in self.parents)
+
+    def index_of(self, state: Any) -> int:
+        # The first streams may have returned an element more when another one ended.
+        self.length()
+        pairs = zip(self.parents, state['parents'], strict=True)
+        return min(cast(int, parent.index_of(saved)) for parent, saved in pairs)
+
+    def state_at(self, index: int) -> Any:
+        return {'parents': [parent.state_at(index) for parent in self.parents], 'count': index}
+
+    def flow(self) -> Flow:
+        return Zipping([parent.flow() for parent in self.parents], self._strict)
+
+    def describe(self) -> str:
+        return f'zip of {len(self.parents)}{"" if self._strict else ", strict=False"}'
 
 
 class Zipping(Flow):
@@ -46,6 +70,53 @@ class Zipping(Flow):
         self._count = state['count']
 
 
+class Mixed(Stream):
+    """Elements of several streams in proportion to their weights, until one of them ends."""
+
+    def __init__(self, parents: Sequence[Stream], weights: Sequence[int]) -> None:
+        self.parents: tuple[Any, ...] = tuple(parents)
+        self._weights = tuple(weights)
+
+    def length(self) -> int:
+        lengths: list[int] = [parent.length() for parent in self.parents]
+        low, high = min(lengths), ENDLESS  # even if all elements came from the shortest stream, it would have enough
+        while low < high:
+            middle = (low + high + 1) // 2
+            counts = turns_before(middle, self._weights)
+            if all(count <= length for count, length in zip(counts, lengths, strict=True)):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def index_of(self, state: Any) -> int:
+        self.length()
+        index = cast(int, state['count'])
+        counts = turns_before(index, self._weights)
+        numbers = self._indices_of(state['parents'])
+        if numbers != counts:
+            raise StateError(
+                f'{self.describe()}: elements have no index since the mix resumed at element {index} with other '
+                f'streams, weights or shards: expected elements {counts} of the streams next, got {numbers}'
+            )
+        return index
+
+    def _indices_of(self, states: Any) -> list[int]:
+        """Return the index of the next element of each stream."""
+        return [parent.index_of(state) for parent, state in zip(self.parents, states, strict=True)]
+
+    def state_at(self, index: int) -> Any:
+        counts = turns_before(index, self._weights)
+        states = [parent.state_at(count) for parent, count in zip(self.parents, counts, strict=True)]
+        return {'parents': states, 'count': index}
+
+    def flow(self) -> Flow:
+        return Mixing([parent.flow() for parent in self.parents], self._weights)
+
+    def describe(self) -> str:
+        return f'mix of {len(self.parents)}, weights {":".join(map(str, self._weights))}'
+
+
 class Mixing(Flow):
     """Elements of several streams in proportion to their weights, until one of them ends."""
 
@@ -57,8 +128,9 @@ class Mixing(Flow):
     async def next(self) -> Any:
         if self._ended:
             return END
-        owners, _ = turns(np.array([self._count]), self._weights)
-        element = await self.parents[int(owners[0])].next()
+        before, after = turns_before(self._count, self._weights), turns_before(self._count + 1, self._weights)
+        owner = next(i for i, counts in enumerate(zip(before, after, strict=True)) if counts[0] != counts[1])
+        element = await self.parents[owner].next()
         self._ended = element is END
         self._count += not self._ended
         return element
@@ -72,19 +144,33 @@ class Mixing(Flow):
         self._count, self._ended = state['count'], False
 
 
-class NamedMix(Stream):
+class NamedMix(Mixed):
     """A mix of streams that have names. Its state fits other streams and weights."""
 
     named = True
 
     def __init__(self, parents: Mapping[str, Stream], weights: Sequence[int]) -> None:
-        self.parents: tuple[Any, ...] = tuple(parents.values())
-        self._names, self._weights = tuple(parents), tuple(weights)
+        super().__init__(list(parents.values()), weights)
+        self._names = tuple(parents)
+
+    def _lines(self) -> dict[str, list[str]]:
+        """Return the fingerprint of each stream."""
+        return {name: fingerprint(parent) for name, parent in zip(self._names, self.parents, strict=True)}
+
+    def _indices_of(self, states: Any) -> list[int]:
+        return [
+            parent.index_of(states[name]['state']) if name in states else 0
+            for name, parent in zip(self._names, self.parents, strict=True)
+        ]
+
+    def state_at(self, index: int) -> Any:
+        state = super().state_at(index)
+        parents = zip(self._lines().items(), state['parents'], strict=True)
+        return {**state, 'parents': {name: {'state': parent, 'pipeline': lines} for (name, lines), parent in parents}}
 
     def flow(self) -> Flow:
-        named = dict(zip(self._names, self.parents, strict=True))
-        lines = {name: fingerprint(parent) for name, parent in named.items()}
-        return NamedMixing({name: parent.flow() for name, parent in named.items()}, self._weights, lines)
+        flows = {name: parent.flow() for name, parent in zip(self._names, self.parents, strict=True)}
+        return NamedMixing(flows, self._weights, self._lines())
 
     def describe(self) -> str:
         weights = ', '.join(f'{name}: {weight}' for name, weight in zip(self._names, self._weights, strict=True))

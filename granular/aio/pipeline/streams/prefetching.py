@@ -1,27 +1,22 @@
 """Elements computed before they are requested."""
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.streams.flow import Flow
-from granular.aio.pipeline.streams.stream import Stream
+from granular.aio.pipeline.streams.stream import Stream, Unchanged
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import end_tasks
 from granular.errors import ClosedError
 
 
-class Prefetched(Stream):
+class Prefetched(Unchanged):
     """Elements computed before they are requested."""
 
-    transparent = True
-
     def __init__(self, parent: Stream, size: int) -> None:
-        self.parents: tuple[Any, ...] = (parent,)
+        super().__init__(parent)
         self._size = size
-
-    def length(self) -> int:
-        return cast(int, self.parents[0].length())
 
     def flow(self) -> Flow:
         return Prefetching(self.parents[0].flow(), self._size)

@@ -29,6 +29,7 @@ class Stream(abc.ABC):
 
     parents: tuple[Any, ...] = ()
     transparent = False
+    _unlisted = False  # True if it has the description of its parent, and is not listed beside it
     trace: DatasetOptions | None = None
     declared_seed: Seed | None = None
 
@@ -79,15 +80,19 @@ class Stream(abc.ABC):
         stream.__dict__.update(self.__dict__, parents=tuple(parents))
         return stream
 
+    def _over_each(self, change: Callable[[Any], Any], refusal: str) -> 'Stream':
+        """Return the same stream over its changed parents, or raise ``InvalidArgumentError`` if it has none."""
+        if not self.parents:
+            raise InvalidArgumentError(f'{self.describe()} {refusal}')
+        return self._over([change(parent) for parent in self.parents])
+
     def sharded(self, part: ShardOptions) -> 'Stream':
         """Return a shard of the stream: every ``shard_count``-th element of all that it reads.
 
         Raises:
           InvalidArgumentError: if it reads a source that cannot be sharded.
         """
-        if not self.parents:
-            raise InvalidArgumentError(f'{self.describe()} cannot be divided into {part.shard_count} shards')
-        return self._over([parent.sharded(part) for parent in self.parents])
+        return self._over_each(lambda parent: parent.sharded(part), f'cannot be divided into {part.shard_count} shards')
 
     def sliced(self, part: slice) -> 'Stream':
         """Return the same stream of a part of what it reads.
@@ -95,9 +100,7 @@ class Stream(abc.ABC):
         Raises:
           InvalidArgumentError: if it reads a source that cannot be divided.
         """
-        if not self.parents:
-            raise InvalidArgumentError(f'{self.describe()} cannot be sliced')
-        return self._over([parent.sliced(part) for parent in self.parents])
+        return self._over_each(lambda parent: parent.sliced(part), 'cannot be sliced')
 
     def in_part(self, part: ShardOptions) -> 'Stream':
         """Return the same stream of one of several contiguous parts of its data sources.
@@ -105,9 +108,7 @@ class Stream(abc.ABC):
         Raises:
           InvalidArgumentError: if it reads a source that cannot be divided.
         """
-        if not self.parents:
-            raise InvalidArgumentError(f'{self.describe()} cannot be divided into {part.shard_count} parts')
-        return self._over([parent.in_part(part) for parent in self.parents])
+        return self._over_each(lambda parent: parent.in_part(part), f'cannot be divided into {part.shard_count} parts')
 
     def at_epoch(self, epoch: int) -> 'Stream':
         """Return the stream of a later epoch, in which shuffled parts have a different order.
@@ -115,9 +116,7 @@ class Stream(abc.ABC):
         Raises:
           InvalidArgumentError: if its source has no next epoch.
         """
-        if not self.parents:
-            raise InvalidArgumentError(f'{self.describe()} has no epoch {epoch}')
-        return self._over([parent.at_epoch(epoch) for parent in self.parents])
+        return self._over_each(lambda parent: parent.at_epoch(epoch), f'has no epoch {epoch}')
 
     def default_seed(self) -> int | None:
         """Return the seed for a random operation after this stage, or None."""
@@ -128,24 +127,31 @@ class Stream(abc.ABC):
         return [root for parent in self.parents for root in parent.roots()]
 
 
-class SeededStream(Stream):
-    """A stage that sets the default seed for later random operations."""
+class Unchanged(Stream):
+    """A stage that yields the elements of its only parent, unchanged and in order."""
 
     transparent = True
 
-    def __init__(self, parent: Stream, seed: Seed) -> None:
+    def __init__(self, parent: Stream) -> None:
         self.parents: tuple[Any, ...] = (parent,)
-        self.declared_seed = seed
 
     def length(self) -> int:
         return cast(int, self.parents[0].length())
 
-    def merged(self) -> Any:
-        return self.parents[0].merged()
-
     def flow(self) -> Flow:
         flow: Flow = self.parents[0].flow()
         return flow
+
+
+class SeededStream(Unchanged):
+    """A stage that sets the default seed for later random operations."""
+
+    def __init__(self, parent: Stream, seed: Seed) -> None:
+        super().__init__(parent)
+        self.declared_seed = seed
+
+    def merged(self) -> Any:
+        return self.parents[0].merged()
 
     def describe(self) -> str:
         return f'seed({self.declared_seed})'

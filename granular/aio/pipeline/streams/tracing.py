@@ -1,17 +1,20 @@
 """Tracing: the time of each stage of a stream, and a log of what each stage yields."""
 
+import functools
 import logging
 import time
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from granular.aio.execution.prefetch import END
-from granular.aio.pipeline.nodes.base import IndexNode, Wrapped
+from granular.aio.pipeline.nodes.base import Wrapped
+from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.elements import Element
-from granular.aio.pipeline.nodes.source import Source
+from granular.aio.pipeline.nodes.source import Node, Source
 from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.streams.interleaving import Interleaved
 from granular.aio.pipeline.streams.read import Read
-from granular.aio.pipeline.streams.stream import Stream
+from granular.aio.pipeline.streams.stream import Stream, Unchanged
 from granular.aio.pipeline.transforms import DatasetOptions
 from granular.formats.display import outline
 from granular.metrics import timing
@@ -37,13 +40,18 @@ class StageSummary(NamedTuple):
 
 def traced(stage: Stream, debug: bool) -> Stream:
     """Return the same stream, whose stages are timed, and logged if ``debug``."""
+    if isinstance(stage, Traced):
+        return stage  # a stage before an iterator of the user's
     read = stage.merged()
     if type(read) is Read and debug:
-        return Traced(read.replaced(source=_logged(read.source), workers=None), debug)
+        return Traced(read.replaced(source=_logged(read.source), workers=None), debug, stage)
     if read is not None:
-        return Traced(read, debug)
+        return Traced(read, debug, stage)
     parents = [traced(parent, debug) if isinstance(parent, Stream) else parent for parent in stage.parents]
-    return Traced(stage._over(parents), debug)
+    over = stage._over(parents)
+    if isinstance(over, Interleaved) and debug:
+        over.change = functools.partial(traced, debug=True)
+    return Traced(over, debug, stage)
 
 
 def trace_of(stage: Stream) -> DatasetOptions | None:
@@ -55,20 +63,18 @@ def trace_of(stage: Stream) -> DatasetOptions | None:
     return next((trace for trace in traces if trace is not None), None)
 
 
-class Traced(Stream):
-    """A stage that is timed."""
+class Traced(Unchanged):
+    """A stage that is timed.
 
-    def __init__(self, stage: Stream, debug: bool) -> None:
-        self.parents: tuple[Any, ...] = (stage,)
-        self._debug = debug
+    Args:
+      stage: the stage, over stages that are timed.
+      debug: True to log its elements.
+      untraced: the stage as it was, which describes it.
+    """
 
-    @property
-    def transparent(self) -> bool:  # type: ignore[override]
-        return True
-
-    def length(self) -> int:
-        length: int = self.parents[0].length()
-        return length
+    def __init__(self, stage: Stream, debug: bool, untraced: Stream) -> None:
+        super().__init__(stage)
+        self._debug, self.untraced = debug, untraced
 
     def flow(self) -> Flow:
         return Tracing(self.parents[0], self._debug)
@@ -128,13 +134,13 @@ class Tracing(Flow):
 
 def summary_of(flow: Flow) -> list[StageSummary]:
     """Return a summary of the stages of a traced stream, from the source to the output."""
-    stages = [stage for parent in flow.parents for stage in summary_of(parent)]
+    stages = [stage for parent in flow.inputs() for stage in summary_of(parent)]
     return [*stages, *flow.summary()] if isinstance(flow, Tracing) else stages
 
 
 def _tracings(flow: Flow) -> Iterator[Tracing]:
     """Yield the stages that a stage takes its elements from."""
-    for parent in flow.parents:
+    for parent in flow.inputs():
         if isinstance(parent, Tracing):
             yield parent
         else:
@@ -150,6 +156,9 @@ def _nodes(source: Source) -> Iterator[Source]:
 class _Logged(Element):
     """A stage of a MapDataset whose elements are logged."""
 
+    def record_time(self, count: int, seconds: float) -> None:
+        pass  # the time of the log is that of no stage
+
     def _call(self, datapoint: Any, index: int) -> Any:
         logger.info('%s: step %d: %s', self.describe(), index, outline(datapoint))
         return datapoint
@@ -159,8 +168,8 @@ class _Logged(Element):
 
 
 def _logged(source: Source) -> Source:
-    if isinstance(source, IndexNode) and not isinstance(source, Wrapped):
-        return source._copy_over(_logged(source.parents[0]))
-    if isinstance(source, Element):
-        return _Logged(source._copy_over(_logged(source.parents[0])))
-    return _Logged(source)
+    """Return the same source, each of whose stages logs its elements."""
+    if not isinstance(source, Node) or isinstance(source, Wrapped):
+        return _Logged(source)
+    copy = source._copy_over(*map(_logged, source.parents))
+    return copy if isinstance(source, BlockBuffer) else _Logged(copy)

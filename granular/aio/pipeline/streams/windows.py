@@ -1,21 +1,53 @@
 """Windows of consecutive elements, each shuffled."""
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.streams.stream import Stream
+from granular.errors import StateError
 from granular.shuffle import permute
+
+
+class WindowShuffled(Stream):
+    """Windows of consecutive elements, each shuffled."""
+
+    def __init__(self, parent: Stream, size: int, seed: int) -> None:
+        self.parents: tuple[Any, ...] = (parent,)
+        self._size, self._seed = size, seed
+
+    def length(self) -> int:
+        length: int = self.parents[0].length()
+        return length
+
+    def index_of(self, state: Any) -> int:
+        first = super().index_of(state['parent'])
+        if first not in (state['window'] * self._size, self.length()):
+            raise StateError(
+                f'{self.describe()}: elements have no index since the stream resumed with window {state["window"]} at '
+                f'element {first}: expected element {state["window"] * self._size}'
+            )
+        return min(self.length(), first + cast(int, state['place']))
+
+    def state_at(self, index: int) -> Any:
+        window, place = divmod(index, self._size)
+        return {'parent': super().state_at(window * self._size), 'window': window, 'place': place}
+
+    def flow(self) -> Flow:
+        return WindowShuffling(self.parents[0].flow(), self._size, self._seed)
+
+    def describe(self) -> str:
+        return f'window_shuffle({self._size}, seed={self._seed})'
 
 
 class WindowShuffling(Flow):
     """Windows of consecutive elements, each shuffled, in the order of Google Grain."""
 
-    def __init__(self, parents: Sequence[Flow], size: int, seed: int) -> None:
-        self.parents: tuple[Flow, ...] = tuple(parents)
-        self._parent, self._size, self._seed = parents[0], size, seed
+    def __init__(self, parent: Flow, size: int, seed: int) -> None:
+        self.parents: tuple[Flow, ...] = (parent,)
+        self._parent, self._size, self._seed = parent, size, seed
         self._window: list[Any] = []
         self._number = 0
         self._before = self._parent.state()

@@ -1,0 +1,162 @@
+"""Data sources over files that are indexed once, when the source is opened."""
+
+import abc
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Generic, Self
+
+import numpy as np
+
+from granular._typing import Datapoint_co
+from granular.aio.datasources.arguments import Paths, as_paths, name_of
+from granular.aio.datasources.scanning import Index, forget_indices
+from granular.aio.paths.path import Path
+from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.sampling import Sampling
+from granular.aio.runtime.sharing import sharing
+from granular.aio.runtime.tasks import gather
+from granular.aio.stores import Store
+from granular.aio.stores.fanout import Job, read_all
+from granular.errors import ObjectChangedError
+from granular.indexing import Ints
+
+
+class IndexedFiles(Sampling[Datapoint_co], Generic[Index, Datapoint_co]):
+    """A data source over files, in the order given, each with an index that is read once and shared with workers.
+
+    Args:
+      paths: a file, or a sequence of files.
+
+    Attributes:
+      paths: the files.
+    """
+
+    def __init__(self, paths: Paths) -> None:
+        super().__init__()
+        self.paths: tuple[Path, ...] = as_paths(paths)
+        self._name = name_of(self.paths)
+        self._indices: list[Index] = []
+        self._stops = np.zeros(0, np.int64)  # cumulative number of datapoints up to the end of each file
+
+    def _arguments(self) -> tuple[Any, ...]:
+        """Return the arguments of the constructor, from which the source is unpickled."""
+        return (self.paths,)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if sharing.get() and self._indices:
+            return _shared, (type(self), self._arguments(), self._indices)
+        return type(self), self._arguments()
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self._name!r})'
+
+    # --- opening
+
+    @abc.abstractmethod
+    async def _read_indices(self) -> list[Index]:
+        """Return the index of each file."""
+
+    async def _open(self) -> None:
+        if not self._indices:
+            self._indices = await self._read_indices()
+        self._stops = np.cumsum([index.length for index in self._indices], dtype=np.int64)
+
+    async def _close(self) -> None:
+        pass
+
+    # --- properties
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        self._check_open()
+        return sum(index.size for index in self._indices)
+
+    def _size_of(self, mask: Any) -> int | None:
+        return self.size if self._state == 'open' else None
+
+    @property
+    def _identity(self) -> tuple[Any, ...]:
+        """The files in order, each by store, address, bytes and version."""
+        return tuple(
+            (path.store.fingerprint, f'{path}', index.size, index.version)
+            for path, index in zip(self.paths, self._indices, strict=True)
+        )
+
+    def __len__(self) -> int:
+        self._check_open()
+        return int(self._stops[-1])
+
+    def copy(self) -> Self:
+        """Return an independently closable source of the same files that shares their index."""
+        self._check_open()
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        return copy
+
+    # --- reading
+
+    @abc.abstractmethod
+    async def fetch(self, indices: Any) -> list[Any]:
+        """Return many datapoints, read from all files concurrently."""
+
+    def _locate(self, positions: Ints) -> tuple[Ints, Ints]:
+        """Return the number of the file of each datapoint, and the datapoint's number in that file."""
+        owners = np.searchsorted(self._stops, positions, side='right')
+        return owners, positions - np.where(owners > 0, self._stops[owners - 1], 0)
+
+    async def _read_ranges(self, ranges: Mapping[int, tuple[Ints, Ints]]) -> dict[int, list[bytes]]:
+        """Read byte ranges concurrently.
+
+        Args:
+          ranges: for each file, by its number, where the ranges begin and where they end.
+
+        Returns:
+          For each file, the bytes of its ranges.
+
+        Raises:
+          ObjectChangedError: if a file was replaced; its cached index is then removed.
+        """
+        stores: dict[Store, list[int]] = {}
+        for owner in ranges:
+            stores.setdefault(self.paths[owner].store, []).append(owner)
+        reads = [
+            read_all(
+                store,
+                [Job(self.paths[owner].key, *ranges[owner], self._indices[owner].version) for owner in owners],
+            )
+            for store, owners in stores.items()
+        ]
+        try:
+            data = await gather(reads)
+        except ObjectChangedError:
+            await forget_indices(self.paths[owner] for owner in ranges)
+            raise
+        return {
+            owner: list(file_data)
+            for owners, store_data in zip(stores.values(), data, strict=True)
+            for owner, file_data in zip(owners, store_data, strict=True)
+        }
+
+    @property
+    def _read_size(self) -> int:
+        """Bytes that are read for all datapoints, about."""
+        return self.size
+
+    @property
+    def _immediate(self) -> bool:
+        """True if datapoints are read without waiting."""
+        return all(path.store.local for path in self.paths)
+
+    async def __aiter__(self) -> AsyncIterator[Datapoint_co]:
+        await self._ensure_open()
+        async with contextlib.aclosing(pages(self.fetch, len(self), self._read_size, self._immediate)) as datapoints:
+            async for datapoint in datapoints:
+                yield datapoint
+
+
+def _shared(kind: type[IndexedFiles[Any, Any]], arguments: tuple[Any, ...], indices: list[Any]) -> Any:
+    """Unpickle a source in a worker process, with the indices that its parent has read."""
+    source = kind(*arguments)
+    source._indices = indices
+    return source
